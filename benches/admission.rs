@@ -4,8 +4,8 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use cogni_gateway::body::{Call, Policy, Reader, admit};
-use cogni_gateway::protocol::Route;
+use cogni_gateway::body::{BodyPolicy, BodyReader, LlmCall, admit_body};
+use cogni_gateway::protocol::GatewayRoute;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 /// What the messages of a request are made of, from easy to hard to read.
@@ -45,12 +45,12 @@ fn admission(c: &mut Criterion) {
     group.finish();
 }
 
-fn admitted(frames: &[Bytes]) -> Call {
-    let mut reader = Reader::new(Route::ChatCompletions);
+fn admitted(frames: &[Bytes]) -> LlmCall {
+    let mut reader = BodyReader::new(GatewayRoute::ChatCompletions);
     for frame in frames {
         reader.push(frame.clone()).unwrap();
     }
-    admit(&Policy::default(), reader.finish().unwrap()).unwrap()
+    admit_body(&BodyPolicy::default(), reader.finish_body().unwrap()).unwrap()
 }
 
 /// One long prompt.

@@ -7,22 +7,24 @@ use std::io::{self, Write};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use cogni_gateway::audit::chain::{Chain, Head};
-use cogni_gateway::audit::record::{Admitted, Outcome, Settled, Started};
-use cogni_gateway::audit::{Config, Durability, Log};
-use cogni_gateway::budget::{Amount, Nanodollars, Source, Tokens, Usage};
+use cogni_gateway::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::audit::record::{
+    CallAdmittedRecord, CallOutcome, CallSettledRecord, RunStartedRecord,
+};
+use cogni_gateway::audit::{AuditConfig, AuditDurability, AuditLog};
+use cogni_gateway::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 fn call(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
-    for (name, durability) in [("os", Durability::Os), ("group", Durability::Group)] {
+    for (name, durability) in [("os", AuditDurability::Os), ("group", AuditDurability::Group)] {
         let path = Some(folder.path().join(name));
-        let config = Config { path, durability, ..Config::default() };
-        let (log, _) = Log::open(&config, &started()).unwrap();
+        let config = AuditConfig { path, durability, ..AuditConfig::default() };
+        let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
         c.bench_function(&format!("audit/call_{name}"), |b| {
             b.iter(|| {
-                at_once(log.admitted(&admitted())).unwrap();
-                log.settled(&settled());
+                at_once(log.record_admission(&admitted())).unwrap();
+                log.record_settlement(&settled());
             });
         });
     }
@@ -32,29 +34,29 @@ fn call(c: &mut Criterion) {
 fn fsync(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let path = Some(folder.path().join("fsync"));
-    let config = Config { path, durability: Durability::Fsync, ..Config::default() };
-    let (log, _) = Log::open(&config, &started()).unwrap();
+    let config = AuditConfig { path, durability: AuditDurability::Fsync, ..AuditConfig::default() };
+    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let mut group = c.benchmark_group("audit");
     group.sample_size(20);
     group.bench_function("call_fsync", |b| {
         b.iter(|| {
-            runtime.block_on(log.admitted(&admitted())).unwrap();
-            log.settled(&settled());
+            runtime.block_on(log.record_admission(&admitted())).unwrap();
+            log.record_settlement(&settled());
         });
     });
 }
 
 /// The parts: chaining the two records, and one `write` of as many bytes.
 fn parts(c: &mut Criterion) {
-    let head = Head { time: b"2026-11-21T23:10:33.125Z", run: "\"0197a1b2-c3d4\"" };
-    let mut chain = Chain::START;
+    let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"0197a1b2-c3d4\"" };
+    let mut chain = HashChain::START;
     let mut lines = Vec::with_capacity(4096);
     c.bench_function("audit/chain_two_records", |b| {
         b.iter(|| {
             lines.clear();
-            chain.append(&mut lines, head, black_box(&admitted()));
-            chain.append(&mut lines, head, black_box(&settled()));
+            chain.append_record(&mut lines, head, black_box(&admitted()));
+            chain.append_record(&mut lines, head, black_box(&settled()));
             black_box(lines.len())
         });
     });
@@ -66,7 +68,7 @@ fn parts(c: &mut Criterion) {
             black_box(lines.len())
         });
     });
-    chain.append(&mut lines, head, &admitted());
+    chain.append_record(&mut lines, head, &admitted());
     let mut file = tempfile::tempfile().unwrap();
     c.bench_function("audit/write_alone", |b| {
         b.iter(|| file.write_all(black_box(&lines)));
@@ -113,8 +115,8 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn started() -> Started {
-    Started {
+fn started() -> RunStartedRecord {
+    RunStartedRecord {
         run: "0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b".into(),
         attempt: "1".into(),
         account: "acct-1".into(),
@@ -126,8 +128,8 @@ fn started() -> Started {
     }
 }
 
-fn admitted() -> Admitted<'static> {
-    Admitted {
+fn admitted() -> CallAdmittedRecord<'static> {
+    CallAdmittedRecord {
         request: REQUEST,
         route: "chat_completions",
         model: Some("claude-sonnet-4-5"),
@@ -135,7 +137,7 @@ fn admitted() -> Admitted<'static> {
         stream: true,
         request_bytes: 2048,
         pid: None,
-        reserved: Amount {
+        reserved: BudgetAmount {
             turns: 1,
             input: Tokens(612),
             output: Tokens(4096),
@@ -144,20 +146,20 @@ fn admitted() -> Admitted<'static> {
     }
 }
 
-fn settled() -> Settled<'static> {
-    let usage = Usage {
+fn settled() -> CallSettledRecord<'static> {
+    let usage = TokenUsage {
         input: Tokens(598),
         output: Tokens(244),
-        source: Source::Provider,
-        ..Usage::default()
+        source: UsageSource::Provider,
+        ..TokenUsage::default()
     };
-    Settled {
+    CallSettledRecord {
         request: REQUEST,
-        outcome: Outcome::Completed,
+        outcome: CallOutcome::Completed,
         status: 200,
         code: None,
         usage,
-        charged: Amount {
+        charged: BudgetAmount {
             turns: 1,
             input: usage.input,
             output: usage.output,

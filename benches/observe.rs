@@ -6,44 +6,53 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::record::Outcome;
-use cogni_gateway::budget::{Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
-use cogni_gateway::observe::access_log::{Destination, Identity, Line, Log};
-use cogni_gateway::observe::metrics::{MAX_RUNS, Metrics, Model, Refused, Settled};
-use cogni_gateway::protocol::Route;
+use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::budget::{
+    BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, TokenUsage, Tokens, UsageSource,
+};
+use cogni_gateway::observe::access_log::{
+    AccessLog, AccessLogDestination, AccessLogEntry, AccessLogIdentity,
+};
+use cogni_gateway::observe::metrics::{
+    MAX_RUNS, MetricsRegistry, ModelMetrics, RefusedRequest, SettledCall,
+};
+use cogni_gateway::protocol::GatewayRoute;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 fn metrics(criterion: &mut Criterion) {
-    let metrics = Metrics::new("litellm").expect("the table is sound");
-    let run = metrics.run("run-7", &unlimited());
-    let model = run.model("gpt-5-mini");
+    let metrics = MetricsRegistry::new("litellm").expect("the table is sound");
+    let run = metrics.run_metrics("run-7", &unlimited());
+    let model = run.model_metrics("gpt-5-mini");
     let usage = usage();
     let settled = settled(&model, &usage);
-    let refused = Refused { route: None, code: "not_found", status: 404 };
+    let refused = RefusedRequest { route: None, code: "not_found", status: 404 };
     let gap = Some(Duration::from_millis(22));
     let mut bench = |name: &str, work: &mut dyn FnMut()| measure(criterion, name, work);
 
-    bench("frame", &mut || run.frame(black_box(Some(&model)), black_box(gap), black_box(180)));
-    bench("settled", &mut || run.settled(black_box(&settled)));
-    bench("refused", &mut || run.refused(black_box(&refused)));
-    bench("in flight", &mut || drop(black_box(run.begin())));
-    bench("model by name", &mut || drop(run.model(black_box("gpt-5-mini"))));
-    bench("scrape of 1 run", &mut || drop(black_box(metrics.render())));
+    bench("frame", &mut || {
+        run.record_frame(black_box(Some(&model)), black_box(gap), black_box(180));
+    });
+    bench("settled", &mut || run.record_settled_call(black_box(&settled)));
+    bench("refused", &mut || run.record_refusal(black_box(&refused)));
+    bench("in flight", &mut || drop(black_box(run.track_request())));
+    bench("model by name", &mut || drop(run.model_metrics(black_box("gpt-5-mini"))));
+    bench("scrape of 1 run", &mut || drop(black_box(metrics.render_text())));
 
     let budget = unlimited();
-    let _runs: Vec<_> = (1..MAX_RUNS).map(|n| metrics.run(&format!("run-{n}"), &budget)).collect();
-    bench("scrape of 10,000 runs", &mut || drop(black_box(metrics.render())));
+    let _runs: Vec<_> =
+        (1..MAX_RUNS).map(|n| metrics.run_metrics(&format!("run-{n}"), &budget)).collect();
+    bench("scrape of 10,000 runs", &mut || drop(black_box(metrics.render_text())));
 }
 
 fn access_log(criterion: &mut Criterion) {
-    let destination = Destination::from("/dev/null");
-    let identity = Identity { run: "run-7", attempt: "0" };
-    let log = Log::open(&destination, &identity).expect("/dev/null is there");
+    let destination = AccessLogDestination::from("/dev/null");
+    let identity = AccessLogIdentity { run: "run-7", attempt: "0" };
+    let log = AccessLog::open_log(&destination, &identity).expect("/dev/null is there");
     let usage = usage();
-    let line = Line {
+    let line = AccessLogEntry {
         time: SystemTime::now(),
         method: "POST",
-        route: Some(Route::ChatCompletions),
+        route: Some(GatewayRoute::ChatCompletions),
         status: 200,
         bytes: 48_211,
         request_bytes: 2048,
@@ -57,15 +66,15 @@ fn access_log(criterion: &mut Criterion) {
         usage: Some(&usage),
         outcome: "completed",
     };
-    let batch = || (0..LINES).for_each(|_| log.write(black_box(&line)));
-    log.flush();
+    let batch = || (0..LINES).for_each(|_| log.write_entry(black_box(&line)));
+    log.flush_log();
     let counted = allocation_counter::measure(batch);
     let name = format!("{LINES} access-log lines ({} allocations)", counted.count_total);
     // Flushed between the measurements, or the backlog would fill up and lines be dropped.
     criterion.bench_function(&name, |bencher| {
-        bencher.iter_batched(|| log.flush(), |()| batch(), BatchSize::PerIteration);
+        bencher.iter_batched(|| log.flush_log(), |()| batch(), BatchSize::PerIteration);
     });
-    assert_eq!(log.lost(), 0);
+    assert_eq!(log.lost_lines(), 0);
 }
 
 fn measure(criterion: &mut Criterion, name: &str, work: &mut dyn FnMut()) {
@@ -75,12 +84,12 @@ fn measure(criterion: &mut Criterion, name: &str, work: &mut dyn FnMut()) {
     criterion.bench_function(&name, |bencher| bencher.iter(&mut *work));
 }
 
-fn settled<'a>(model: &'a Model, usage: &'a Usage) -> Settled<'a> {
-    Settled {
-        route: Route::ChatCompletions,
+fn settled<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
+    SettledCall {
+        route: GatewayRoute::ChatCompletions,
         model,
         status: 200,
-        outcome: Outcome::Completed,
+        outcome: CallOutcome::Completed,
         usage,
         cost: Some(Nanodollars(50_250)),
         request_bytes: 2048,
@@ -91,13 +100,13 @@ fn settled<'a>(model: &'a Model, usage: &'a Usage) -> Settled<'a> {
     }
 }
 
-fn usage() -> Usage {
-    let source = Source::Provider;
-    Usage { input: Tokens(1200), output: Tokens(180), source, ..Usage::default() }
+fn usage() -> TokenUsage {
+    let source = UsageSource::Provider;
+    TokenUsage { input: Tokens(1200), output: Tokens(180), source, ..TokenUsage::default() }
 }
 
-fn unlimited() -> Arc<Ledger> {
-    Arc::new(Ledger::new(Limits::default(), Past::default()))
+fn unlimited() -> Arc<BudgetLedger> {
+    Arc::new(BudgetLedger::new(BudgetLimits::default(), PriorUsage::default()))
 }
 
 /// Fewer than fill a batch, so that no measurement wakes the writer.

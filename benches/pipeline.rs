@@ -8,19 +8,21 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
-use cogni_gateway::app::App;
-use cogni_gateway::base::drain::Drain;
+use cogni_gateway::app::GatewayProcess;
+use cogni_gateway::base::drain::TaskGroup;
 use cogni_gateway::base::header_lines::HeaderLines;
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::budget::price::{self, Prices};
-use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Tokens, Usage};
-use cogni_gateway::config::Config;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::budget::price::{self, PriceTable};
+use cogni_gateway::budget::{
+    BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
+};
+use cogni_gateway::config::GatewayConfig;
 use cogni_gateway::gateway::{budget_headers, request};
-use cogni_gateway::observe::access_log::Destination;
-use cogni_gateway::protocol::Route;
-use cogni_gateway::provider::Provider;
+use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::provider::FakeProvider;
 use cogni_gateway::run::RequestId;
-use cogni_gateway::upstream::headers::{self, Outgoing, Overwrites};
+use cogni_gateway::upstream::headers::{self, InjectedHeaders, UpstreamRequestHead};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::Request;
 use http_body_util::{BodyExt, Full};
@@ -36,7 +38,7 @@ type Body = Full<bytes::Bytes>;
 fn head(criterion: &mut Criterion) {
     let config = configuration(Path::new("."), SocketAddr::from((Ipv4Addr::LOCALHOST, 4000)));
     let policy = &config.policy.headers;
-    let overwrites = Overwrites::new(&config.upstream, &config.identity, policy);
+    let overwrites = InjectedHeaders::new(&config.upstream, &config.identity, policy);
     let overwrites = Arc::new(overwrites.expect("a valid identity"));
     let request = request(&"x".repeat(2048), false);
     let mut group = criterion.benchmark_group("head");
@@ -46,9 +48,14 @@ fn head(criterion: &mut Criterion) {
     group.bench_function("header policy", |bencher| {
         bencher.iter(|| {
             let id = RequestId::new();
-            let head =
-                Outgoing::new(Route::ChatCompletions, &request, policy, overwrites.clone(), &id);
-            head.http1(black_box(2048))
+            let head = UpstreamRequestHead::new(
+                GatewayRoute::ChatCompletions,
+                &request,
+                policy,
+                overwrites.clone(),
+                &id,
+            );
+            head.to_http1_bytes(black_box(2048))
         });
     });
     group.bench_function("response policy", |bencher| {
@@ -58,45 +65,46 @@ fn head(criterion: &mut Criterion) {
         for (name, value) in answered {
             kept.push(name, value.as_bytes());
         }
-        bencher.iter(|| headers::to_client(&mut kept.clone(), policy));
+        bencher.iter(|| headers::filter_for_client(&mut kept.clone(), policy));
     });
     group.finish();
 }
 
 /// What the budget adds to a call that is limited in every way.
 fn stages(criterion: &mut Criterion) {
-    let prices = Prices::load(&price::Config::default()).expect("the built-in table");
-    let limits = Limits {
+    let prices =
+        PriceTable::load_table(&price::PriceConfig::default()).expect("the built-in table");
+    let limits = BudgetLimits {
         max_turns: Some(u64::MAX),
         max_total_tokens: Some(Tokens(u64::MAX)),
         max_output_tokens: Some(Tokens(u64::MAX)),
         max_cost_usd: Some(Nanodollars(u64::MAX)),
         max_concurrent: Some(u32::MAX),
-        ..Limits::default()
+        ..BudgetLimits::default()
     };
-    let ledger = Arc::new(Ledger::new(limits, Past::default()));
-    let ask = Ask {
+    let ledger = Arc::new(BudgetLedger::new(limits, PriorUsage::default()));
+    let ask = ReserveRequest {
         is_turn: true,
         input: Tokens(600),
         output: Some(Tokens(4096)),
         choices: 1,
-        price: prices.find("claude-opus-4-5"),
+        price: prices.find_price("claude-opus-4-5"),
     };
-    let usage = Usage { input: Tokens(612), output: Tokens(44), ..Usage::default() };
+    let usage = TokenUsage { input: Tokens(612), output: Tokens(44), ..TokenUsage::default() };
     let mut group = criterion.benchmark_group("budget");
     group.bench_function("price of a model", |bencher| {
-        bencher.iter(|| prices.price(black_box("claude-opus-4-5"), true));
+        bencher.iter(|| prices.price_for(black_box("claude-opus-4-5"), true));
     });
     group.bench_function("reserve and settle", |bencher| {
         bencher.iter(|| {
-            let reservation = ledger.reserve(black_box(&ask)).expect("there is enough");
-            reservation.settle(&usage)
+            let reservation = ledger.reserve_call(black_box(&ask)).expect("there is enough");
+            reservation.settle_usage(&usage)
         });
     });
     group.bench_function("headers of what is left", |bencher| {
         bencher.iter(|| {
             let mut fields = HeaderLines::default();
-            budget_headers::tell(&mut fields, &ledger.status());
+            budget_headers::insert_budget_headers(&mut fields, &ledger.budget_status());
             fields
         });
     });
@@ -129,14 +137,18 @@ fn exchange(criterion: &mut Criterion) {
 async fn start(directory: &Path) -> SendRequest<Body> {
     let script = format!("chunks={STREAM_CHUNKS}").parse().expect("a valid script");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let provider = Provider::bind(address, script).await.expect("a free port");
-    let app = App::build(configuration(directory, provider.addr())).expect("a valid configuration");
-    let socket = UnixStream::connect(app.socket().expect("one run")).await.expect("a bound socket");
-    let tasks = Drain::default();
-    tasks.spawn(provider.serve(CancellationToken::new()));
-    tasks.spawn(async move { app.serve(CancellationToken::new()).await.expect("a served socket") });
+    let provider = FakeProvider::bind(address, script).await.expect("a free port");
+    let app = GatewayProcess::build_process(configuration(directory, provider.addr()))
+        .expect("a valid configuration");
+    let socket =
+        UnixStream::connect(app.socket_path().expect("one run")).await.expect("a bound socket");
+    let tasks = TaskGroup::default();
+    tasks.spawn_task(provider.serve(CancellationToken::new()));
+    tasks.spawn_task(async move {
+        app.serve_until_cancelled(CancellationToken::new()).await.expect("a served socket");
+    });
     let (client, connection) = http1::handshake(TokioIo::new(socket)).await.expect("a connection");
-    tasks.spawn(async move { drop(connection.await) });
+    tasks.spawn_task(async move { drop(connection.await) });
     client
 }
 
@@ -162,16 +174,16 @@ fn request(prompt: &str, is_stream: bool) -> Request<Body> {
         .expect("a valid request")
 }
 
-fn configuration(directory: &Path, upstream: SocketAddr) -> Config {
-    let mut config = Config::default();
+fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
+    let mut config = GatewayConfig::default();
     "bench".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = upstream.to_string().parse().expect("an address is a target");
-    config.upstream.api_key = Secret::new("sk-bench");
+    config.upstream.api_key = SecretString::new("sk-bench");
     config.budget.max_turns = Some(u64::MAX);
     config.audit.path = Some(directory.join("audit.jsonl"));
-    config.access_log = Destination::File(directory.join("access.log"));
+    config.access_log = AccessLogDestination::File(directory.join("access.log"));
     config
 }
 

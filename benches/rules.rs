@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use cel::objects::Key;
 use cel::{Context, Program, Value};
-use cogni_gateway::gateway::rule::{Config, Facts, Rules};
+use cogni_gateway::gateway::rule::{RuleConfig, RuleContext, RuleSet};
 use criterion::{Criterion, criterion_group, criterion_main};
 
 /// Conditions that do not hold for the call below, so that only asking is measured.
@@ -24,16 +24,16 @@ usage = { turns = 12, input_tokens = 300000, output_tokens = 9000 }
 ";
 
 fn rules(c: &mut Criterion) {
-    let call: Facts<'_> = toml::from_str(CALL).unwrap();
+    let call: RuleContext<'_> = toml::from_str(CALL).unwrap();
     let mut group = c.benchmark_group("rules");
     for (name, when) in CONDITIONS {
         for count in [1, 64] {
             let rules = rules_of(when, count);
-            assert!(rules.judge(&call).unwrap().matched.is_empty());
-            let counted = allocation_counter::measure(|| drop(rules.judge(&call)));
+            assert!(rules.evaluate_rules(&call).unwrap().matched.is_empty());
+            let counted = allocation_counter::measure(|| drop(rules.evaluate_rules(&call)));
             println!("{name}/{count}: {} allocations", counted.count_total);
             group.bench_function(format!("{name}/{count}"), |b| {
-                b.iter(|| rules.judge(black_box(&call)).is_ok());
+                b.iter(|| rules.evaluate_rules(black_box(&call)).is_ok());
             });
         }
     }
@@ -58,8 +58,8 @@ fn in_cel(when: &str) -> (Program, Context<'static, 'static>) {
 }
 
 /// So many rules with the same condition.
-fn rules_of(when: &str, count: usize) -> Rules {
-    let rule = |number| Config {
+fn rules_of(when: &str, count: usize) -> RuleSet {
+    let rule = |number| RuleConfig {
         name: format!("r-{number}"),
         when: when.to_owned(),
         refuse: Some("no".to_owned()),
@@ -69,7 +69,7 @@ fn rules_of(when: &str, count: usize) -> Rules {
         matching: vec![],
         not_match: vec![],
     };
-    Rules::compile(&(0..count).map(rule).collect::<Vec<_>>()).unwrap()
+    RuleSet::compile_rules(&(0..count).map(rule).collect::<Vec<_>>()).unwrap()
 }
 
 criterion_group!(benches, rules);

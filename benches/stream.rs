@@ -5,8 +5,10 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
-use cogni_gateway::stream::{Allowance, Cutoff, Format, Observer, UsageChunk};
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::stream::{
+    CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, UsageChunkMode,
+};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 const CHAT: &str = r#"data: {"id":"chatcmpl-9c1f5f6e2b7a4d0e8a3b","created":1763769600,"model":"gpt-5-mini","object":"chat.completion.chunk","system_fingerprint":"fp_5f6e2b","choices":[{"index":0,"delta":{"content":" streams"}}]}
@@ -38,26 +40,27 @@ const RESPONSES_UNNAMED: &str = r#"data: {"type":"response.output_text.delta","s
 fn events(c: &mut Criterion) {
     let mut group = c.benchmark_group("frame");
     let frames = [
-        ("chat", Route::ChatCompletions, UsageChunk::Show, CHAT),
-        ("chat_hide", Route::ChatCompletions, UsageChunk::Hide, CHAT),
-        ("chat_null_usage", Route::ChatCompletions, UsageChunk::Show, CHAT_NULL_USAGE),
-        ("chat_usage_chunk", Route::ChatCompletions, UsageChunk::Show, CHAT_USAGE),
-        ("chat_usage_chunk_hide", Route::ChatCompletions, UsageChunk::Hide, CHAT_USAGE),
-        ("messages", Route::Messages, UsageChunk::Show, MESSAGES),
-        ("responses", Route::Responses, UsageChunk::Show, RESPONSES),
-        ("responses_unnamed", Route::Responses, UsageChunk::Show, RESPONSES_UNNAMED),
+        ("chat", GatewayRoute::ChatCompletions, UsageChunkMode::Show, CHAT),
+        ("chat_hide", GatewayRoute::ChatCompletions, UsageChunkMode::Hide, CHAT),
+        ("chat_null_usage", GatewayRoute::ChatCompletions, UsageChunkMode::Show, CHAT_NULL_USAGE),
+        ("chat_usage_chunk", GatewayRoute::ChatCompletions, UsageChunkMode::Show, CHAT_USAGE),
+        ("chat_usage_chunk_hide", GatewayRoute::ChatCompletions, UsageChunkMode::Hide, CHAT_USAGE),
+        ("messages", GatewayRoute::Messages, UsageChunkMode::Show, MESSAGES),
+        ("responses", GatewayRoute::Responses, UsageChunkMode::Show, RESPONSES),
+        ("responses_unnamed", GatewayRoute::Responses, UsageChunkMode::Show, RESPONSES_UNNAMED),
     ];
     for (name, route, usage_chunk, text) in frames {
         let frame = Bytes::from_static(text.as_bytes());
-        let mut observer = Observer::new(route, Format::Sse, usage_chunk);
+        let mut observer = ResponseObserver::new(route, ResponseFormat::Sse, usage_chunk);
         group.throughput(Throughput::Bytes(frame.len() as u64));
         group.bench_function(name, |b| {
-            b.iter(|| observer.frame(black_box(frame.clone())).unwrap());
+            b.iter(|| observer.read_frame(black_box(frame.clone())).unwrap());
         });
         // The same where the run's output is limited, and the text is counted.
-        let mut observer = Observer::new(route, Format::Sse, usage_chunk).limited(UNREACHED);
+        let mut observer = ResponseObserver::new(route, ResponseFormat::Sse, usage_chunk)
+            .with_allowance(UNREACHED);
         group.bench_function(format!("{name}_limited"), |b| {
-            b.iter(|| observer.frame(black_box(frame.clone())).unwrap());
+            b.iter(|| observer.read_frame(black_box(frame.clone())).unwrap());
         });
     }
     group.finish();
@@ -66,14 +69,16 @@ fn events(c: &mut Criterion) {
 /// Reads of 16 KiB, as a fast upstream fills them: events joined, and cut at the edges.
 fn reads(c: &mut Criterion) {
     let mut group = c.benchmark_group("read_16k");
-    for (name, usage_chunk) in [("chat", UsageChunk::Show), ("chat_hide", UsageChunk::Hide)] {
+    for (name, usage_chunk) in [("chat", UsageChunkMode::Show), ("chat_hide", UsageChunkMode::Hide)]
+    {
         let stream = Bytes::from(CHAT.repeat(16 * 1024));
         let mut reads =
             (0..stream.len() / READ).cycle().map(|i| stream.slice(i * READ..(i + 1) * READ));
-        let mut observer = Observer::new(Route::ChatCompletions, Format::Sse, usage_chunk);
+        let mut observer =
+            ResponseObserver::new(GatewayRoute::ChatCompletions, ResponseFormat::Sse, usage_chunk);
         group.throughput(Throughput::Bytes(READ as u64));
         group.bench_function(name, |b| {
-            b.iter(|| observer.frame(black_box(reads.next().unwrap())).unwrap());
+            b.iter(|| observer.read_frame(black_box(reads.next().unwrap())).unwrap());
         });
     }
     group.finish();
@@ -85,14 +90,14 @@ fn bodies(c: &mut Criterion) {
     let bodies = [
         (
             "embeddings_1mb",
-            Route::Embeddings,
+            GatewayRoute::Embeddings,
             format!(
                 r#"{{"object":"list","data":[{{"object":"embedding","index":0,"embedding":[{numbers}0]}}],"model":"e","usage":{{"prompt_tokens":8,"total_tokens":8}}}}"#
             ),
         ),
         (
             "embeddings_base64_1mb",
-            Route::Embeddings,
+            GatewayRoute::Embeddings,
             format!(
                 r#"{{"object":"list","data":[{{"object":"embedding","index":0,"embedding":"{}"}}],"model":"e","usage":{{"prompt_tokens":8,"total_tokens":8}}}}"#,
                 "AbCdEf09+/".repeat(100_000)
@@ -100,7 +105,7 @@ fn bodies(c: &mut Criterion) {
         ),
         (
             "chat_2kb",
-            Route::ChatCompletions,
+            GatewayRoute::ChatCompletions,
             format!(
                 r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":8,"completion_tokens":400,"total_tokens":408}}}}"#,
                 "A line of text, as it is.\\n".repeat(70)
@@ -112,11 +117,12 @@ fn bodies(c: &mut Criterion) {
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_function(name, |b| {
             b.iter(|| {
-                let mut observer = Observer::new(route, Format::Json, UsageChunk::Show);
+                let mut observer =
+                    ResponseObserver::new(route, ResponseFormat::Json, UsageChunkMode::Show);
                 for start in (0..body.len()).step_by(READ) {
-                    observer.frame(body.slice(start..body.len().min(start + READ))).unwrap();
+                    observer.read_frame(body.slice(start..body.len().min(start + READ))).unwrap();
                 }
-                observer.usage().unwrap()
+                observer.reported_usage().unwrap()
             });
         });
     }
@@ -128,5 +134,5 @@ criterion_main!(benches);
 
 const READ: usize = 16 * 1024;
 
-const UNREACHED: Allowance =
-    Allowance { input: Tokens(0), output: Tokens(u64::MAX), cutoff: Cutoff::Graceful };
+const UNREACHED: CallAllowance =
+    CallAllowance { input: Tokens(0), output: Tokens(u64::MAX), cutoff: CutoffMode::Graceful };

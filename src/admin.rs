@@ -18,46 +18,46 @@ use axum::extract::connect_info::Connected;
 use axum::serve::IncomingStream;
 use tokio::net::UnixListener;
 
-use crate::app::Runs;
-use crate::base::unix::{self, Listener, Peer, Permissions};
-use crate::config::Admin as Config;
+use crate::app::RunManager;
+use crate::base::unix::{self, PeerCredentials, SocketPermissions, UnixListenerGuard};
+use crate::config::AdminConfig as Config;
 
 /// The bound socket. Dropping it removes its path.
-pub struct Admin {
-    listener: Listener,
+pub struct AdminSocket {
+    listener: UnixListenerGuard,
 }
 
 /// What the handlers work on.
-struct Desk {
-    runs: Runs,
+struct AdminState {
+    runs: RunManager,
     /// Reads the configuration again and puts it in force.
     reload: Box<dyn Fn() -> anyhow::Result<()> + Send + Sync>,
 }
 
 /// The user whose process is connected.
 #[derive(Clone, Copy, Debug)]
-struct Operator {
+struct OperatorCredentials {
     uid: Option<u32>,
 }
 
-impl Admin {
+impl AdminSocket {
     /// Binds the socket, if one is configured.
     ///
     /// # Errors
     /// The path cannot be bound, or another process serves it.
-    pub fn bind(config: &Config) -> Result<Option<Self>, unix::Error> {
+    pub fn bind_socket(config: &Config) -> Result<Option<Self>, unix::UnixListenerError> {
         let Some(path) = &config.socket_path else { return Ok(None) };
-        let owner_only = Permissions { mode: 0o600, uid: None, gid: None };
-        Listener::bind(path, owner_only).map(|listener| Some(Self { listener }))
+        let owner_only = SocketPermissions { mode: 0o600, uid: None, gid: None };
+        UnixListenerGuard::bind_socket(path, owner_only).map(|listener| Some(Self { listener }))
     }
 
     /// Serves until `closing`, which lets open requests end.
     ///
     /// # Errors
     /// The socket cannot be registered with the runtime.
-    pub async fn serve(
+    pub async fn serve_requests(
         &self,
-        runs: Runs,
+        runs: RunManager,
         reload: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static,
         closing: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
@@ -65,15 +65,16 @@ impl Admin {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         tracing::info!(socket = %self.listener.path().display(), "operators are served");
-        let desk = Arc::new(Desk { runs, reload: Box::new(reload) });
-        let service = routes::router(desk).into_make_service_with_connect_info::<Operator>();
+        let desk = Arc::new(AdminState { runs, reload: Box::new(reload) });
+        let service =
+            routes::admin_router(desk).into_make_service_with_connect_info::<OperatorCredentials>();
         axum::serve(listener, service).with_graceful_shutdown(closing).await
     }
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Operator {
+impl Connected<IncomingStream<'_, UnixListener>> for OperatorCredentials {
     fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
         use std::os::fd::AsFd;
-        Self { uid: Peer::of(stream.io().as_fd()).ok().map(|peer| peer.uid) }
+        Self { uid: PeerCredentials::from_socket(stream.io().as_fd()).ok().map(|peer| peer.uid) }
     }
 }

@@ -28,70 +28,75 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use conversation::Conversation;
-use envelope::{Envelope, Failure, Kind};
-use event::Event;
-use options::{Invocation, Options};
-use round::{Call, Model, Round};
+use conversation::AgentConversation;
+use envelope::{AgentFailure, AgentFailureKind, OutputEnvelope};
+use event::ProgressEvent;
+use options::{AgentCommand, AgentOptions};
+use round::{ModelClient, ModelCompletion, ModelToolCall};
 
 /// Runs the program; `arguments` are those after its own name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
-        Ok(Invocation::Print(text)) => print(&text),
-        Ok(Invocation::Start(options)) => {
+        Ok(AgentCommand::Print(text)) => print_to_stdout(&text),
+        Ok(AgentCommand::Start(options)) => {
             let begun = Instant::now();
-            let mut envelope = Envelope::default();
-            envelope.error = answer(&options, begun, &mut envelope).err();
-            let printed = print(&envelope.to_line(begun.elapsed()));
+            let mut envelope = OutputEnvelope::default();
+            envelope.error = run_conversation(&options, begun, &mut envelope).err();
+            let printed = print_to_stdout(&envelope.to_line(begun.elapsed()));
             if envelope.error.is_some() { ExitCode::FAILURE } else { printed }
         }
         Err(wrong) => {
             let line = format!("cogni-agent: {wrong}; see `cogni-agent --help`\n");
             // There is nobody left to tell when this fails.
             let _ = io::stderr().write_all(line.as_bytes());
-            ExitCode::from(WRONG_USE)
+            ExitCode::from(EXIT_USAGE)
         }
     }
 }
 
 /// Asks until the model calls for nothing more.
-fn answer(options: &Options, begun: Instant, envelope: &mut Envelope) -> Result<(), Failure> {
-    let mut conversation = Conversation::read(&options.messages)?;
+fn run_conversation(
+    options: &AgentOptions,
+    begun: Instant,
+    envelope: &mut OutputEnvelope,
+) -> Result<(), AgentFailure> {
+    let mut conversation = AgentConversation::read(&options.messages)?;
     let deadline = begun + options.timeout;
-    let model = Model::new(|name| env::var(name).ok(), deadline)?;
+    let model = ModelClient::new(|name| env::var(name).ok(), deadline)?;
     envelope.model.clone_from(&model.name);
     for _ in 0..options.rounds {
-        let Round { text, calls, finish, usage } = model.ask(&conversation, &mut event::emit)?;
-        envelope.add(&text, finish, usage);
+        let ModelCompletion { text, calls, finish, usage } =
+            model.complete(&conversation, &mut event::emit_event)?;
+        envelope.add_round(&text, finish, usage);
         if calls.is_empty() {
             return Ok(());
         }
-        conversation.said(&text, &calls);
+        conversation.push_assistant(&text, &calls);
         for call in &calls {
-            let result = execute(call, deadline);
-            conversation.returned(&call.id, &result);
+            let result = execute_tool_call(call, deadline);
+            conversation.push_tool_result(&call.id, &result);
         }
     }
     let rounds = options.rounds;
-    Err(Failure::new(
-        Kind::TooManyRounds,
+    Err(AgentFailure::new(
+        AgentFailureKind::TooManyRounds,
         format!("the model still calls for tools after {rounds} rounds; raise `--rounds`"),
     ))
 }
 
 /// What the model gets to read of its call. That a call makes no sense is for the model to know, and ends nothing.
-fn execute(call: &Call, deadline: Instant) -> String {
-    let asked = match exec::parse(&call.name, &call.arguments) {
+fn execute_tool_call(call: &ModelToolCall, deadline: Instant) -> String {
+    let asked = match exec::parse_call(&call.name, &call.arguments) {
         Ok(asked) => asked,
         Err(wrong) => return wrong.to_string(),
     };
-    event::emit(&Event::ToolCall { id: &call.id, argv: &asked.argv });
-    let done = exec::run(&asked, deadline);
-    event::emit(&Event::ToolResult { id: &call.id, exit_code: done.exit_code });
+    event::emit_event(&ProgressEvent::ToolCall { id: &call.id, argv: &asked.argv });
+    let done = exec::run_tool(&asked, deadline);
+    event::emit_event(&ProgressEvent::ToolResult { id: &call.id, exit_code: done.exit_code });
     done.to_string()
 }
 
-fn print(text: &str) -> ExitCode {
+fn print_to_stdout(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -99,4 +104,4 @@ fn print(text: &str) -> ExitCode {
 }
 
 /// The exit status of every program for arguments that make no sense.
-const WRONG_USE: u8 = 2;
+const EXIT_USAGE: u8 = 2;

@@ -40,150 +40,160 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 
-use crate::base::drain::Drain;
-use crate::billing::Books;
-use crate::catalog::available::Availability;
-use crate::grant::{Access, Grant, Grants, Terms};
-use crate::journal::Row;
-use crate::observe::metrics::Metrics;
-use crate::supervisor::Supervisor;
+use crate::base::drain::TaskGroup;
+use crate::billing::BillingStore;
+use crate::catalog::available::AvailabilityCache;
+use crate::grant::{AccessGrant, GrantScope, GrantStore, GrantTerms};
+use crate::journal::RunRow;
+use crate::observe::metrics::MetricsRegistry;
+use crate::supervisor::RunService;
 
-pub use audit::Audit;
-pub use proofs::Proofs;
-pub use server::Listener;
-pub use shares::Shares;
-pub use turns::Turns;
+pub use audit::AuditView;
+pub use proofs::ProofCache;
+pub use server::ApiListener;
+pub use shares::GrantShareLimiter;
+pub use turns::GrantWorkLimiter;
 
-use error::Error;
-use extract::Caller;
-use shares::{ShareGuard, SharesFull};
+use error::ApiError;
+use extract::AuthenticatedCaller;
+use shares::{GrantShareError, GrantShareGuard};
 
 /// What the handlers work on.
-pub struct Api {
-    pub grants: Grants,
+pub struct ApiState {
+    pub grants: GrantStore,
     /// What everybody may do who can connect, where no grant is asked for.
-    pub anybody: Option<Arc<Grant>>,
-    pub supervisor: Supervisor,
-    pub books: Books,
-    pub availability: Availability,
-    pub metrics: Arc<Metrics>,
+    pub anybody: Option<Arc<AccessGrant>>,
+    pub supervisor: RunService,
+    pub books: BillingStore,
+    pub availability: AvailabilityCache,
+    pub metrics: Arc<MetricsRegistry>,
     /// Streams of events.
-    pub watchers: Shares,
+    pub watchers: GrantShareLimiter,
     /// Files that are being sent: audit logs, and what came out of sandboxes.
-    pub downloads: Shares,
+    pub downloads: GrantShareLimiter,
     /// Reads that take long: lists of runs, and proofs of audit logs.
-    pub long_reads: Turns,
-    pub proofs: Proofs<Audit>,
+    pub long_reads: GrantWorkLimiter,
+    pub proofs: ProofCache<AuditView>,
     /// Reports of costs, whose bodies are large.
-    pub reports: Turns,
+    pub reports: GrantWorkLimiter,
     /// What clients are given.
-    pub limits: Limits,
+    pub limits: ApiLimits,
     /// What requests leave behind, and must not be lost.
-    pub tasks: Drain,
+    pub tasks: TaskGroup,
 }
 
 /// What clients are given.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ApiLimits {
     /// Connections at the same time.
     pub connections: usize,
     /// For a head, and for a body.
     pub patience: Duration,
 }
 
-impl Api {
+impl ApiState {
     /// All routes.
-    pub fn router(self: &Arc<Self>) -> Router {
-        let (router, document) = routes();
+    pub fn api_router(self: &Arc<Self>) -> Router {
+        let (router, document) = all_routes();
         let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
         let router = router
-            .route(document::PATH, axum::routing::get(async move || document::answer(&document)))
-            .fallback(async || Error::NoSuchPath);
-        self.within(router)
+            .route(
+                document::OPENAPI_PATH,
+                axum::routing::get(async move || document::document_response(&document)),
+            )
+            .fallback(async || ApiError::NoSuchPath);
+        self.with_layers(router)
     }
 
     /// What is answered where there are too many connections for all else.
-    fn vital(self: &Arc<Self>) -> Router {
-        self.within(vital().split_for_parts().0.fallback(async || Error::Crowded))
+    fn health_router(self: &Arc<Self>) -> Router {
+        self.with_layers(health_routes().split_for_parts().0.fallback(async || ApiError::Crowded))
     }
 
     /// With what every request goes through, from the last line to the first.
-    fn within(self: &Arc<Self>, router: Router<Arc<Self>>) -> Router {
+    fn with_layers(self: &Arc<Self>, router: Router<Arc<Self>>) -> Router {
         let router = router
-            .method_not_allowed_fallback(async || Error::Method)
-            .layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
+            .method_not_allowed_fallback(async || ApiError::Method)
+            .layer(DefaultBodyLimit::max(MAX_REQUEST_BODY_BYTES));
         let router = match &self.anybody {
-            Some(_) => router.layer(middleware::from_fn(browser::keep_out)),
+            Some(_) => router.layer(middleware::from_fn(browser::reject_cross_origin)),
             None => router,
         };
-        let trace = middleware::from_fn_with_state(Arc::clone(self), trace::trace);
+        let trace = middleware::from_fn_with_state(Arc::clone(self), trace::log_request);
         router.layer(trace).with_state(Arc::clone(self))
     }
 
     /// The grant of everybody, where none is asked for.
-    pub fn anybody() -> Grant {
+    pub fn anonymous_grant() -> AccessGrant {
         let pattern = |text: &str| text.parse().expect("it is a pattern");
-        let terms = Terms {
-            access: Access::ALL.into(),
+        let terms = GrantTerms {
+            access: GrantScope::ALL.into(),
             allow_sandbox: true,
             agents: vec![pattern("*")],
             // The first pays where nobody is named.
             accounts: vec![pattern("anybody"), pattern("*")],
             repositories: vec![pattern("*")],
-            ..Terms::default()
+            ..GrantTerms::default()
         };
         let (id, name) = ("anybody".to_owned(), "anybody".to_owned());
         let created = UNIX_EPOCH;
-        Grant { id, name, terms, created, expires: None, revoked: None, used: None }
+        AccessGrant { id, name, terms, created, expires: None, revoked: None, used: None }
     }
 
-    /// What is served at [`document::PATH`].
-    pub fn document() -> OpenApi {
-        routes().1
+    /// What is served at [`document::OPENAPI_PATH`].
+    pub fn openapi_document() -> OpenApi {
+        all_routes().1
     }
 
     /// Counts one more watcher of a caller's.
-    fn watch(&self, caller: &Caller) -> Result<ShareGuard, Error> {
-        self.watchers.enter(&caller.0.id).map_err(|full| match full {
-            SharesFull::Grant(most) => Error::TooManyWatchers(most),
-            SharesFull::All => Error::Crowded,
+    fn acquire_watcher(&self, caller: &AuthenticatedCaller) -> Result<GrantShareGuard, ApiError> {
+        self.watchers.acquire_share(&caller.0.id).map_err(|full| match full {
+            GrantShareError::Grant(most) => ApiError::TooManyWatchers(most),
+            GrantShareError::All => ApiError::Crowded,
         })
     }
 
     /// A run that the caller may see.
-    async fn run_of(&self, caller: &Caller, id: &str) -> Result<Row, Error> {
-        let row = self.supervisor.journal().run(id).await?;
-        let may_see = |row: &Row| row.grant == caller.0.id || caller.0.is_admin();
-        row.filter(may_see).ok_or_else(|| Error::no_such_run(id))
+    async fn visible_run(
+        &self,
+        caller: &AuthenticatedCaller,
+        id: &str,
+    ) -> Result<RunRow, ApiError> {
+        let row = self.supervisor.run_store().find_run(id).await?;
+        let may_see = |row: &RunRow| row.grant == caller.0.id || caller.0.is_admin();
+        row.filter(may_see).ok_or_else(|| ApiError::no_such_run(id))
     }
 }
 
-fn routes() -> (Router<Arc<Api>>, OpenApi) {
-    OpenApiRouter::with_openapi(document::head())
-        .merge(vital())
-        .routes(routes!(agents::list))
-        .routes(routes!(chat::chat))
-        .routes(routes!(runs::create, runs::list))
-        .routes(routes!(runs::show))
-        .routes(routes!(runs::cancel))
-        .routes(routes!(billing::receipts))
-        .routes(routes!(billing::flagged))
-        .routes(routes!(events::of_run))
-        .routes(routes!(records::output))
-        .routes(routes!(audit::audit))
-        .routes(routes!(records::relay))
-        .routes(routes!(records::artifacts))
-        .routes(routes!(records::artifact))
+fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
+    OpenApiRouter::with_openapi(document::base_document())
+        .merge(health_routes())
+        .routes(routes!(agents::list_agents))
+        .routes(routes!(chat::start_chat))
+        .routes(routes!(runs::create_run, runs::list_runs))
+        .routes(routes!(runs::show_run))
+        .routes(routes!(runs::cancel_run))
+        .routes(routes!(billing::show_receipts))
+        .routes(routes!(billing::list_flagged_runs))
+        .routes(routes!(events::watch_run))
+        .routes(routes!(records::show_output))
+        .routes(routes!(audit::show_audit))
+        .routes(routes!(records::list_deliveries))
+        .routes(routes!(records::list_artifacts))
+        .routes(routes!(records::download_artifact))
         .split_for_parts()
 }
 
 /// How the service is, and what calls have cost: whoever asks that must not have to wait for others to leave.
-fn vital() -> OpenApiRouter<Arc<Api>> {
+fn health_routes() -> OpenApiRouter<Arc<ApiState>> {
     OpenApiRouter::new()
-        .routes(routes!(health::alive))
-        .routes(routes!(health::ready))
-        .routes(routes!(billing::ingest).layer(DefaultBodyLimit::max(billing::MAX_NOTICES_BYTES)))
+        .routes(routes!(health::show_liveness))
+        .routes(routes!(health::show_readiness))
+        .routes(
+            routes!(billing::ingest_notices)
+                .layer(DefaultBodyLimit::max(billing::MAX_NOTICES_BYTES)),
+        )
 }
 
 /// Of one request. Ours: a long conversation is some hundred kilobytes.
-const MAX_BODY_BYTES: usize = 1 << 20;
+const MAX_REQUEST_BODY_BYTES: usize = 1 << 20;

@@ -21,55 +21,55 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::base;
-use crate::base::drain::{Drain, Drained};
-use crate::base::metrics::Page;
-use crate::base::metrics::discovery::Target;
-use crate::config::Config;
+use crate::base::drain::{ShutdownOutcome, TaskGroup};
+use crate::base::metrics::HttpPage;
+use crate::base::metrics::discovery::ScrapeTarget;
+use crate::config::GatewayConfig;
 use crate::observe::access_log;
 
-pub use control::{By, Control, compile};
-pub use runs::{Closing, Runs};
-pub use seat::{Seat, Seats};
+pub use control::{ChangeSource, ServedRunHandle, compile_policy};
+pub use runs::{RunClosingState, RunManager};
+pub use seat::{GatewayHost, HostedGateway};
 
-use front::{Front, Serving};
+use front::{GatewayListener, WorkerFuture};
 
 /// One run's gateway or that of many, bound and ready to serve.
-pub struct App {
-    config: Box<Config>,
-    runs: Runs,
-    front: Front,
+pub struct GatewayProcess {
+    config: Box<GatewayConfig>,
+    runs: RunManager,
+    front: GatewayListener,
     metrics_listener: Option<TcpListener>,
-    tasks: Drain,
+    tasks: TaskGroup,
 }
 
-impl App {
+impl GatewayProcess {
     /// Opens the logs and binds the sockets. Must be called within a runtime.
     ///
     /// # Errors
     /// What cannot be opened or bound, and why.
-    pub fn build(config: Config) -> anyhow::Result<Self> {
-        let tasks = Drain::default();
-        let runs = Runs::new(&config, tasks.clone())?;
-        let front = Front::bind(&config, &runs, &tasks)?;
+    pub fn build_process(config: GatewayConfig) -> anyhow::Result<Self> {
+        let tasks = TaskGroup::default();
+        let runs = RunManager::new(&config, tasks.clone())?;
+        let front = GatewayListener::bind_listener(&config, &runs, &tasks)?;
         let metrics_listener = config.metrics.address.map(bind_metrics).transpose()?;
         let config = Box::new(config);
         Ok(Self { config, runs, front, metrics_listener, tasks })
     }
 
     /// The run's socket, where the process has one run.
-    pub fn socket(&self) -> Option<&Path> {
-        self.front.socket()
+    pub fn socket_path(&self) -> Option<&Path> {
+        self.front.socket_path()
     }
 
     /// What log lines are within, where the process has one run.
     pub fn log_span(&self) -> tracing::Span {
-        let run = self.socket().and_then(|_| self.runs.list().pop());
+        let run = self.socket_path().and_then(|_| self.runs.list_runs().pop());
         run.map_or_else(tracing::Span::none, |run| run.log_span())
     }
 
     /// Where runs share a listener, with the port that was chosen for port 0.
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.front.address()
+    pub fn listen_address(&self) -> Option<SocketAddr> {
+        self.front.listen_address()
     }
 
     /// Where metrics are served, with the port that was chosen for port 0.
@@ -77,30 +77,31 @@ impl App {
         self.metrics_listener.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    pub fn access_log(&self) -> Arc<access_log::Log> {
-        Arc::new(self.runs.access_log().clone())
+    pub fn access_log(&self) -> Arc<access_log::AccessLog> {
+        Arc::new(self.runs.access_log_handle().clone())
     }
 
     /// To open, close and change runs while they are served.
-    pub fn runs(&self) -> &Runs {
+    pub fn run_manager(&self) -> &RunManager {
         &self.runs
     }
 
     /// Puts a configuration in force that was read again: what runs are judged by, and where they share a
     /// listener its keys and certificates. After an error nothing has changed.
-    pub fn reload(
+    pub fn config_reloader(
         &self,
-    ) -> impl Fn(By, anyhow::Result<Config>) -> anyhow::Result<()> + Send + Sync + use<> {
-        let (runs, renewal) = (self.runs.clone(), self.front.renewal());
+    ) -> impl Fn(ChangeSource, anyhow::Result<GatewayConfig>) -> anyhow::Result<()> + Send + Sync + use<>
+    {
+        let (runs, renewal) = (self.runs.clone(), self.front.tls_reloader());
         move |by, fresh| {
             let reload = |fresh| {
                 let renew = renewal(&fresh)?;
-                runs.reload(by, fresh)?;
+                runs.reload_runs(by, fresh)?;
                 renew();
                 Ok(())
             };
             let done = fresh.and_then(reload);
-            runs.metrics().reloaded(done.is_ok());
+            runs.metrics().set_reload_status(done.is_ok());
             done
         }
     }
@@ -109,36 +110,36 @@ impl App {
     ///
     /// # Errors
     /// A listener could not be served, or an audit log not be closed.
-    pub async fn serve(self, shutdown: CancellationToken) -> anyhow::Result<()> {
-        self.serve_until(Shutdown::at_once(shutdown)).await
+    pub async fn serve_until_cancelled(self, shutdown: CancellationToken) -> anyhow::Result<()> {
+        self.serve_in_two_steps(RunShutdown::single_step(shutdown)).await
     }
 
-    /// Serves as [`serve`](Self::serve) does, and ends in two steps.
+    /// Serves as [`serve`](Self::serve_until_cancelled) does, and ends in two steps.
     ///
     /// # Errors
     /// A listener could not be served, or an audit log not be closed.
-    pub async fn serve_until(mut self, closing: Shutdown) -> anyhow::Result<()> {
+    pub async fn serve_in_two_steps(mut self, closing: RunShutdown) -> anyhow::Result<()> {
         let metrics = self.metrics_address().map(tracing::field::display);
         self.serve_metrics();
         let workers = self.start_workers()?;
-        let runs = self.runs.list();
+        let runs = self.runs.list_runs();
         tracing::info!(
-            run = runs.first().filter(|_| self.socket().is_some()).map(|run| &*run.identity.run),
-            socket = self.socket().map(|path| tracing::field::display(path.display())),
-            address = self.address().map(tracing::field::display),
+            run = runs.first().filter(|_| self.socket_path().is_some()).map(|run| &*run.identity.run),
+            socket = self.socket_path().map(|path| tracing::field::display(path.display())),
+            address = self.listen_address().map(tracing::field::display),
             runs = runs.len(),
             metrics,
             upstream = %self.config.upstream.url,
             "ready"
         );
-        let only = runs.first().filter(|_| self.socket().is_some()).cloned();
+        let only = runs.first().filter(|_| self.socket_path().is_some()).cloned();
         drop(runs);
         closing.calls.cancelled().await;
         tracing::info!("draining");
         // Who comes now is refused at once, instead of waiting in the backlog for nobody.
         drop(self.front);
-        let drained = self.tasks.finish(self.config.drain_timeout).await;
-        if drained == Drained::Cut {
+        let drained = self.tasks.shut_down(self.config.drain_timeout).await;
+        if drained == ShutdownOutcome::Cut {
             tracing::warn!(timeout = ?self.config.drain_timeout, "calls were still open and have been cut");
         }
         for worker in workers {
@@ -148,7 +149,7 @@ impl App {
         if let Some(run) = only {
             runs::flush_until(&run, &closing.records).await;
         }
-        self.runs.finish().await?;
+        self.runs.finish_all().await?;
         tracing::info!("stopped");
         Ok(())
     }
@@ -157,11 +158,11 @@ impl App {
     fn start_workers(&self) -> io::Result<Vec<thread::JoinHandle<()>>> {
         let mut threads = vec![];
         for worker in 0..self.config.workers {
-            let serving = self.front.serve(worker)?;
+            let serving = self.front.worker_future(worker)?;
             if worker == 0 {
-                self.tasks.spawn(work(serving));
+                self.tasks.spawn_task(run_worker(serving));
             } else {
-                threads.push(start_thread(worker, self.tasks.clone(), work(serving))?);
+                threads.push(start_thread(worker, self.tasks.clone(), run_worker(serving))?);
             }
         }
         Ok(threads)
@@ -170,14 +171,17 @@ impl App {
     fn serve_metrics(&mut self) {
         let Some(listener) = self.metrics_listener.take() else { return };
         let runs = self.runs.clone();
-        let target = Target {
+        let target = ScrapeTarget {
             address: self.config.metrics.advertise.clone(),
             service: self.config.telemetry.service_name.clone(),
         };
-        let pages = vec![Page::metrics(move || runs.scrape()), Page::discovery(target)];
-        let closing = self.tasks.closing().clone();
-        self.tasks.spawn(async move {
-            base::metrics::serve(listener, pages, closing.cancelled()).await;
+        let pages = vec![
+            HttpPage::metrics_page(move || runs.render_metrics()),
+            HttpPage::discovery_page(target),
+        ];
+        let closing = self.tasks.shutdown_token().clone();
+        self.tasks.spawn_task(async move {
+            base::metrics::serve_pages(listener, pages, closing.cancelled()).await;
         });
     }
 }
@@ -185,7 +189,7 @@ impl App {
 /// The end of a run's gateway in two steps: first its calls, then its records. What becomes of the run's work is written
 /// to them in between, while nothing of the run's is served any more.
 #[derive(Clone, Debug, Default)]
-pub struct Shutdown {
+pub struct RunShutdown {
     /// Cancelled when no call may begin any more; open calls may end within the drain timeout.
     pub calls: CancellationToken,
     /// Cancelled by the gateway, when its listener is closed and the last call has ended.
@@ -194,31 +198,31 @@ pub struct Shutdown {
     pub records: CancellationToken,
 }
 
-impl Shutdown {
+impl RunShutdown {
     /// Ends both at the same time.
-    pub fn at_once(shutdown: CancellationToken) -> Self {
+    pub fn single_step(shutdown: CancellationToken) -> Self {
         Self { calls: shutdown.clone(), records: shutdown, ..Self::default() }
     }
 }
 
 /// That somebody wants the process to end.
 #[derive(Clone, Debug, Default)]
-pub struct Stop {
+pub struct StopRequest {
     /// As soon as what is under way has ended.
     pub shutdown: CancellationToken,
     /// They have asked again, and do not want to wait.
     pub hurry: CancellationToken,
 }
 
-impl Stop {
-    fn ask(&self) {
+impl StopRequest {
+    fn request_stop(&self) {
         let asked = if self.shutdown.is_cancelled() { &self.hurry } else { &self.shutdown };
         asked.cancel();
     }
 }
 
 /// The signals that a process obeys. From the registration on, none of them ends the process, and each that comes before
-/// [`obey`](Self::obey) is remembered once.
+/// [`obey`](Self::handle_signals) is remembered once.
 #[derive(Debug)]
 pub struct ServerSignals {
     terminate: Signal,
@@ -233,7 +237,7 @@ impl ServerSignals {
     ///
     /// # Errors
     /// A handler cannot be installed.
-    pub fn register() -> io::Result<Self> {
+    pub fn register_handlers() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -245,18 +249,18 @@ impl ServerSignals {
 
     /// Turns signals into what they ask for: to stop, to open the logs anew after a rotation, or to read the
     /// configuration again.
-    pub async fn obey(
+    pub async fn handle_signals(
         mut self,
-        stop: Stop,
-        access_log: Arc<access_log::Log>,
+        stop: StopRequest,
+        access_log: Arc<access_log::AccessLog>,
         reload: impl Fn() -> anyhow::Result<()>,
     ) -> Infallible {
         loop {
             tokio::select! {
-                _ = self.terminate.recv() => stop.ask(),
-                _ = self.interrupt.recv() => stop.ask(),
-                _ = self.quit.recv() => stop.ask(),
-                _ = self.reopen.recv() => if let Err(error) = access_log.reopen() {
+                _ = self.terminate.recv() => stop.request_stop(),
+                _ = self.interrupt.recv() => stop.request_stop(),
+                _ = self.quit.recv() => stop.request_stop(),
+                _ = self.reopen.recv() => if let Err(error) = access_log.reopen_file() {
                     tracing::error!(%error, "cannot open the access log anew");
                 },
                 _ = self.hangup.recv() => if let Err(error) = reload() {
@@ -267,7 +271,7 @@ impl ServerSignals {
     }
 }
 
-async fn work(serving: Serving) {
+async fn run_worker(serving: WorkerFuture) {
     if let Err(error) = serving.await {
         tracing::error!(%error, "cannot serve the listener");
     }
@@ -278,7 +282,7 @@ async fn work(serving: Serving) {
 /// # Errors
 /// It cannot be bound.
 pub fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    front::bind(address)
+    front::bind_tcp(address)
         .and_then(TcpListener::from_std)
         .with_context(|| format!("`METRICS_ADDR` is `{address}`, which cannot be bound"))
 }
@@ -286,14 +290,14 @@ pub fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// A worker with a runtime of its own, which lives until all tasks have ended.
 fn start_thread(
     worker: usize,
-    tasks: Drain,
+    tasks: TaskGroup,
     serve: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<thread::JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name(format!("worker-{worker}")).spawn(move || {
         runtime.block_on(async move {
             serve.await;
-            tasks.ended().await;
+            tasks.wait_ended().await;
         });
     })
 }

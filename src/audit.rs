@@ -2,7 +2,7 @@
 //!
 //! One file per run, one record a line. A record holds the hash of the record before it and its own,
 //! so a flipped byte, a lost line or a moved one breaks the chain at a place that
-//! [`verify`](verify::verify) names. Checkpoints are signed: a forger who computes the chain anew
+//! [`verify`](verify::verify_file) names. Checkpoints are signed: a forger who computes the chain anew
 //! lacks the key.
 //!
 //! What stands where: [`record`] is what is written, [`chain`] is how a record becomes a line,
@@ -16,7 +16,7 @@
 //!
 //! What a chain cannot tell: that records are missing at the *end*, or that a forger has appended some.
 //! The orderly end is therefore a record of its own, which is signed at once; a report says whether it
-//! is there and [how far signatures cover the log](verify::Report::coverage); where it was is in the seal.
+//! is there and [how far signatures cover the log](verify::AuditVerifyReport::coverage); where it was is in the seal.
 
 pub mod chain;
 mod fields;
@@ -40,26 +40,26 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::secret::Secret;
+use crate::base::secret::SecretString;
 
-pub use key::{KEY_FILE, PublicKey, SigningKey, kept_seed};
-pub use log::{Lag, Log, Recovered};
+pub use key::{AuditPublicKey, AuditSigningKey, KEY_FILE_NAME, load_or_create_seed};
+pub use log::{AuditLag, AuditLog, RecoveredRun};
 
 /// Where the log is, and how much it must survive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct AuditConfig {
     /// The file; without one, nothing is recorded. It belongs to one run.
     #[serde(skip_serializing)]
     pub path: Option<PathBuf>,
-    pub durability: Durability,
-    /// The shortest time between two syncs under [`Durability::Group`].
+    pub durability: AuditDurability,
+    /// The shortest time between two syncs under [`AuditDurability::Group`].
     #[serde(with = "humantime_serde")]
     pub sync_every: Duration,
     /// The ed25519 seed that checkpoints are signed with: 32 bytes as hexadecimal or base64.
     /// Without one, a key is made that lives as long as the process.
     #[serde(skip)]
-    pub signing_key: Option<Secret>,
+    pub signing_key: Option<SecretString>,
     /// The longest time that a record goes without a signed checkpoint after it; 0 sets no such limit.
     #[serde(with = "humantime_serde")]
     pub checkpoint_interval: Duration,
@@ -74,11 +74,11 @@ pub struct Config {
 /// What an admission survives once its call goes upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Durability {
+pub enum AuditDurability {
     /// The end of this process, however sudden: the record is in the kernel.
     #[default]
     Os,
-    /// That, and a power cut that comes later than [`Config::sync_every`] and one sync.
+    /// That, and a power cut that comes later than [`AuditConfig::sync_every`] and one sync.
     Group,
     /// A power cut: the call waits until the record is on disk.
     Fsync,
@@ -86,7 +86,7 @@ pub enum Durability {
 
 /// Why a log cannot be opened, written or proved.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum AuditError {
     #[error("cannot use audit log `{}`", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error("audit log `{}` is not a regular file; name a file on a disk", path.display())]
@@ -105,7 +105,7 @@ pub enum Error {
         "audit log `{}` is broken at {broken}; it is evidence now, so move it away and start anew",
         path.display()
     )]
-    Broken { path: PathBuf, broken: read::Broken },
+    Broken { path: PathBuf, broken: read::ChainBreakError },
     #[error(
         "the {what} has {characters} characters; it must be 32 bytes as 64 hexadecimal digits or as \
          base64 (`openssl rand -hex 32` makes a signing key)"
@@ -116,7 +116,7 @@ pub enum Error {
     #[error("the system has no random bytes for a signing key; configure one")]
     Random,
     #[error("no checkpoint was signed by `{key}`, so nothing proves who wrote this log")]
-    Unsigned { key: PublicKey },
+    Unsigned { key: AuditPublicKey },
     #[error("the audit log cannot be written")]
     Write(#[source] io::Error),
     #[error(
@@ -125,15 +125,18 @@ pub enum Error {
     Full { limit: u64 },
     #[error("the audit log cannot be synced to disk; nothing is admitted until a restart")]
     Sync,
-    #[error("{} calls are waiting for their end already; let some end first", chain::MAX_UNSETTLED)]
+    #[error(
+        "{} calls are waiting for their end already; let some end first",
+        chain::MAX_UNSETTLED_CALLS
+    )]
     Unsettled,
 }
 
-impl Default for Config {
+impl Default for AuditConfig {
     fn default() -> Self {
         Self {
             path: None,
-            durability: Durability::default(),
+            durability: AuditDurability::default(),
             sync_every: Duration::from_millis(50),
             signing_key: None,
             // Ours: a signature costs as much as two calls, and a thousand busy runs make a hundred a second.
@@ -146,12 +149,12 @@ impl Default for Config {
     }
 }
 
-impl Error {
+impl AuditError {
     /// Says which file could not be read.
-    fn read(path: &Path, error: read::Error) -> Self {
+    fn from_read_error(path: &Path, error: read::AuditReadError) -> Self {
         match error {
-            read::Error::Io(source) => Self::File { path: path.into(), source },
-            read::Error::Broken(broken) => Self::Broken { path: path.into(), broken },
+            read::AuditReadError::Io(source) => Self::File { path: path.into(), source },
+            read::AuditReadError::Broken(broken) => Self::Broken { path: path.into(), broken },
         }
     }
 }

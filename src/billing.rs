@@ -1,8 +1,8 @@
 //! What runs cost, and that each call was charged once: facts from our own audit logs, receipts from who was paid.
 //!
-//! A [`Fact`] is one call as our own records have it, on whichever way it ended. A [`Notice`] is what somebody else says of
+//! A [`CallUsage`] is one call as our own records have it, on whichever way it ended. A [`ChargeNotice`] is what somebody else says of
 //! a call: LiteLLM's callback, LiteLLM's spend logs, or our price table where there is no LiteLLM to ask. Where both are
-//! there the call has a [`Receipt`], and only one, whoever comes first and however often. Call ids are made by the gateway
+//! there the call has a [`ChargeReceipt`], and only one, whoever comes first and however often. Call ids are made by the gateway
 //! for each request, so they join the two.
 //!
 //! What stands where: [`facts`] reads an audit log while it grows, [`ingest`] what LiteLLM calls back with, [`books`] keeps
@@ -26,17 +26,17 @@ use std::path::PathBuf;
 use crate::audit;
 use crate::base::db;
 
-pub use books::{Books, SCHEMA};
-pub use facts::Fact;
-pub use ingest::Ingested;
-pub use notice::{Notice, Source};
-pub use receipt::{Flag, Receipt, RunBill, State};
+pub use books::{BillingStore, SCHEMA};
+pub use facts::CallUsage;
+pub use ingest::IngestReport;
+pub use notice::{ChargeNotice, ChargeSource};
+pub use receipt::{BillFlag, BillState, ChargeReceipt, RunBill};
 
 /// Why the books cannot be kept.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BillingError {
     #[error(transparent)]
-    Database(#[from] db::Error),
+    Database(#[from] db::DatabaseError),
     #[error("the audit log `{}` cannot be read", path.display())]
-    Log { path: PathBuf, source: audit::read::Error },
+    Log { path: PathBuf, source: audit::read::AuditReadError },
 }

@@ -1,14 +1,14 @@
 //! Admission of a request's body: what its fields mean to us, and what we change in them.
 //!
-//! A [`Reader`] scans a body as it arrives, and notes where each top-level field stands and which hosted
-//! capabilities its parts and tools need. [`admit`] then goes by the tables in [`field`]: a field passes,
+//! A [`BodyReader`] scans a body as it arrives, and notes where each top-level field stands and which hosted
+//! capabilities its parts and tools need. [`admit_body`] then goes by the tables in [`field`]: a field passes,
 //! is dropped, is overwritten, or has the request refused; it is pure and does not look at the payload.
 //! What goes up is what was understood: strict JSON whose keys were all read, none of them twice, with
 //! the names that we know or let pass, spelled without escapes. Of that, only what changes is written
 //! anew; the rest are the very bytes that were checked.
 //!
-//! A [`Call`] can still be changed until it is sent: later stages rename its model or limit its output,
-//! and [`Call::into_body`] makes all changes at once.
+//! A [`LlmCall`] can still be changed until it is sent: later stages rename its model or limit its output,
+//! and [`LlmCall::into_body`] makes all changes at once.
 
 mod capability;
 mod change;
@@ -31,34 +31,34 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use self::draft::Draft;
+use self::draft::BodyEditor;
 use self::embedder::embeds_text_only;
-use self::fields::{Asked, Reading};
-use self::inside::{Found, Need};
-use crate::base::rope::{Rope, SplicedBytes};
+use self::fields::{ParsedFields, RequestFieldReader};
+use self::inside::{BodyFindings, RequiredCapability};
+use crate::base::rope::{ByteRope, SplicedBytes};
 use crate::budget::Tokens;
-use crate::observe::printable::Printable;
-use crate::protocol::Route;
-use crate::stream::UsageChunk;
+use crate::observe::printable::SanitizedText;
+use crate::protocol::GatewayRoute;
+use crate::stream::UsageChunkMode;
 
-pub use self::capability::{Capability, Grants};
-pub use self::change::{Change, What, Why};
+pub use self::capability::{CapabilitySet, ProviderCapability};
+pub use self::change::{FieldChange, FieldChangeKind, FieldChangeReason};
 pub use self::model_name::{MODEL_NAME_RULE, capability_of_model, is_model_name};
-pub use self::reader::{Body, Reader};
-pub use self::refusal::Refusal;
+pub use self::reader::{BodyReader, ScannedBody};
+pub use self::refusal::BodyPolicyError;
 
 /// What a run's bodies may ask for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Policy {
+pub struct BodyPolicy {
     /// The models a request may name; empty allows any.
     pub models: Vec<String>,
     /// What the upstream calls a model, by the name in the request. Other names go up as they are.
     pub aliases: BTreeMap<String, String>,
     /// What becomes of fields that are not known here.
-    pub unknown_fields: UnknownFields,
+    pub unknown_fields: UnknownFieldPolicy,
     /// What the run may have done outside the sandbox.
-    pub capabilities: Grants,
+    pub capabilities: CapabilitySet,
     /// The most answers that one call may ask for.
     pub max_choices: u32,
 }
@@ -66,7 +66,7 @@ pub struct Policy {
 /// What becomes of fields that are not known here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum UnknownFields {
+pub enum UnknownFieldPolicy {
     /// The request is refused.
     Reject,
     /// They are left out, and counted.
@@ -78,30 +78,30 @@ pub enum UnknownFields {
 
 /// A call as it goes upstream, and what the rest of the pipeline has to know of it.
 #[derive(Debug)]
-pub struct Call {
+pub struct LlmCall {
     /// By the upstream's name; `None` where a route takes no body.
     pub model: Option<Box<str>>,
     pub stream: bool,
     /// What becomes of the usage chunk that a chat stream is made to end with.
-    pub usage_chunk: UsageChunk,
+    pub usage_chunk: UsageChunkMode,
     /// The most tokens that one answer may have; `None` where the client set no limit.
     pub requested_output: Option<Tokens>,
     /// How many answers the model writes for it.
     pub choices: u32,
     /// How often the model reads and writes for it: twice where it shortens the conversation first.
     pub passes: u32,
-    /// See [`estimate`].
+    /// See [`estimate_tokens`].
     pub input_estimate: Tokens,
     /// What is changed in the body, and why.
-    pub changes: Vec<Change>,
-    route: Option<Route>,
-    draft: Draft,
-    places: Places,
+    pub changes: Vec<FieldChange>,
+    route: Option<GatewayRoute>,
+    draft: BodyEditor,
+    places: EditableMembers,
 }
 
 /// Which members of the body later stages may have to change.
 #[derive(Clone, Debug, Default)]
-struct Places {
+struct EditableMembers {
     model: Option<usize>,
     /// With their names.
     output: [Option<(usize, &'static str)>; 2],
@@ -114,32 +114,35 @@ struct Places {
 ///
 /// # Errors
 /// The body asks for what the run may not have, or says what we have to understand in a way that we do not.
-pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
-    let Body { route, rope, document, found } = body;
+pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, BodyPolicyError> {
+    let ScannedBody { route, rope, document, found } = body;
     let bytes = rope.len();
-    let mut call =
-        Call { route: Some(route), draft: Draft::new(rope, document), ..Call::default() };
-    let asked = Asked::default();
-    let asked = Reading { route, policy, call: &mut call, asked }.read()?;
-    let found = with_model(found, policy, asked.model.as_deref());
+    let mut call = LlmCall {
+        route: Some(route),
+        draft: BodyEditor::new(rope, document),
+        ..LlmCall::default()
+    };
+    let asked = ParsedFields::default();
+    let asked = RequestFieldReader { route, policy, call: &mut call, asked }.apply_fields()?;
+    let found = resolve_embedded_media(found, policy, asked.model.as_deref());
     if let Some(at) = found.modest_search
-        && !policy.capabilities.contains(&Capability::WebSearch)
+        && !policy.capabilities.contains(&ProviderCapability::WebSearch)
     {
         call.drop_search_without_reach(at)?;
     }
-    check_grants(policy, &found.needs)?;
-    check_cache(&found)?;
+    check_capabilities(policy, &found.needs)?;
+    check_cache_lifetime(&found)?;
     call.stream = asked.stream;
     call.requested_output = asked.output;
     call.choices = asked.choices.max(1).saturating_mul(asked.prompts.max(1));
     call.passes = if found.is_compacted { 2 } else { 1 };
-    call.use_model(policy, asked.model)?;
-    call.input_estimate = input(bytes, &found, call.model.as_deref().unwrap_or_default());
-    if !policy.capabilities.contains(&Capability::StoredState) {
-        call.keep_nothing(route, asked.store);
+    call.select_model(policy, asked.model)?;
+    call.input_estimate = estimate_input(bytes, &found, call.model.as_deref().unwrap_or_default());
+    if !policy.capabilities.contains(&ProviderCapability::StoredState) {
+        call.disable_provider_storage(route, asked.store);
     }
     if call.stream && field::reports_usage_if_asked(route) {
-        call.report_usage(asked.stream_options)?;
+        call.request_usage_chunk(asked.stream_options)?;
     }
     Ok(call)
 }
@@ -149,33 +152,40 @@ pub fn admit(policy: &Policy, body: Body) -> Result<Call, Refusal> {
 /// Providers speak of 4 characters of English to a token (OpenAI) and of 3.5 (Anthropic); code and
 /// most other languages are near 3 bytes, escapes and the JSON around the text only add. It is an estimate, not a bound: random letters reach two bytes to a
 /// token. What the provider reports replaces it when the call is settled.
-pub fn estimate(bytes: u64) -> Tokens {
-    Tokens(bytes.div_ceil(BYTES_PER_TOKEN))
+pub fn estimate_tokens(bytes: u64) -> Tokens {
+    Tokens(bytes.div_ceil(ESTIMATED_BYTES_PER_TOKEN))
 }
 
 /// Whether addresses that are to be embedded are fetched depends on the model: LiteLLM hands them on as text.
-fn with_model(mut found: Found, policy: &Policy, asked: Option<&str>) -> Found {
+fn resolve_embedded_media(
+    mut found: BodyFindings,
+    policy: &BodyPolicy,
+    asked: Option<&str>,
+) -> BodyFindings {
     let asked = asked.unwrap_or_default();
     let upstream = policy.aliases.get(asked).map_or(asked, String::as_str);
     if found.embedded_addresses > 0 && !embeds_text_only(asked, upstream) {
-        found.fetch_embedded();
+        found.count_embedded_as_fetched();
     }
     found
 }
 
 /// What a request is taken for, with its media, the numbers of tokens in it, and a second reading.
-fn input(bytes: u64, found: &Found, model: &str) -> Tokens {
+fn estimate_input(bytes: u64, found: &BodyFindings, model: &str) -> Tokens {
     // Two bytes of it are counted with the length.
-    let numbers = found.numbers.div_ceil(BYTES_PER_TOKEN);
-    let once = estimate(bytes) + Tokens(found.media.tokens(model)) + Tokens(numbers);
+    let numbers = found.numbers.div_ceil(ESTIMATED_BYTES_PER_TOKEN);
+    let once = estimate_tokens(bytes) + Tokens(found.media.count_tokens(model)) + Tokens(numbers);
     if found.is_compacted { once + once } else { once }
 }
 
-fn check_grants(policy: &Policy, needs: &[Need]) -> Result<(), Refusal> {
+fn check_capabilities(
+    policy: &BodyPolicy,
+    needs: &[RequiredCapability],
+) -> Result<(), BodyPolicyError> {
     let has = |capability| policy.capabilities.contains(&capability);
     let denied = needs.iter().find(|need| !has(need.capability));
-    let Some(Need { capability, field, detail }) = denied else { return Ok(()) };
-    Err(Refusal::CapabilityNotGranted {
+    let Some(RequiredCapability { capability, field, detail }) = denied else { return Ok(()) };
+    Err(BodyPolicyError::CapabilityNotGranted {
         capability: *capability,
         field,
         detail: Some(detail.clone()),
@@ -183,32 +193,37 @@ fn check_grants(policy: &Policy, needs: &[Need]) -> Result<(), Refusal> {
 }
 
 /// Some models search the web for each answer, and nothing in the body says so.
-fn check_model_grant(policy: &Policy, model: &str) -> Result<(), Refusal> {
+fn check_model_grant(policy: &BodyPolicy, model: &str) -> Result<(), BodyPolicyError> {
     match capability_of_model(model) {
         Some(capability) if !policy.capabilities.contains(&capability) => {
-            let detail = Printable(model).text().into();
-            Err(Refusal::CapabilityNotGranted { capability, field: "model", detail: Some(detail) })
+            let detail = SanitizedText(model).to_text().into();
+            Err(BodyPolicyError::CapabilityNotGranted {
+                capability,
+                field: "model",
+                detail: Some(detail),
+            })
         }
         _ => Ok(()),
     }
 }
 
 /// LiteLLM has Google keep a conversation for as long as it is told, billed by the hour and by nobody's report.
-fn check_cache(found: &Found) -> Result<(), Refusal> {
+fn check_cache_lifetime(found: &BodyFindings) -> Result<(), BodyPolicyError> {
     if !found.has_long_cache {
         return Ok(());
     }
-    Err(Refusal::InvalidField { name: "cache_control.ttl", expected: "`5m` or `1h`" })
+    Err(BodyPolicyError::InvalidField { name: "cache_control.ttl", expected: "`5m` or `1h`" })
 }
 
-impl Call {
+impl LlmCall {
     /// The most tokens that all texts together may have; `None` where the client set no limit.
-    pub fn output(&self) -> Option<Tokens> {
-        self.requested_output.map(|limit| Tokens(limit.0.saturating_mul(self.texts().into())))
+    pub fn max_output(&self) -> Option<Tokens> {
+        self.requested_output
+            .map(|limit| Tokens(limit.0.saturating_mul(self.generated_texts().into())))
     }
 
     /// How many texts the model writes, each as long as the limit: the answers, in each of its passes.
-    pub fn texts(&self) -> u32 {
+    pub fn generated_texts(&self) -> u32 {
         self.choices.max(1).saturating_mul(self.passes.max(1))
     }
 
@@ -219,8 +234,8 @@ impl Call {
             return;
         }
         self.model = Some(name.into());
-        self.draft.set(at, serde_json::Value::from(name).to_string().into());
-        self.note("model", What::Renamed, Why::Alias);
+        self.draft.set_value(at, serde_json::Value::from(name).to_string().into());
+        self.record_change("model", FieldChangeKind::Renamed, FieldChangeReason::Alias);
     }
 
     /// Takes the fields out whose beta is none of those that pass.
@@ -228,26 +243,30 @@ impl Call {
         for (at, field, betas) in std::mem::take(&mut self.places.betas) {
             if !passing.iter().any(|beta| betas.iter().any(|start| beta.starts_with(start))) {
                 self.draft.drop_member(at);
-                self.note(field, What::Dropped, Why::Beta);
+                self.record_change(field, FieldChangeKind::Dropped, FieldChangeReason::Beta);
             }
         }
     }
 
     /// The body as it goes upstream, with all changes made.
-    pub fn into_body(self) -> Rope {
+    pub fn into_body(self) -> ByteRope {
         self.into_spliced().into_rope()
     }
 
     /// The body as it goes upstream, and the changes, which are made when it is sent.
     pub fn into_spliced(self) -> SplicedBytes {
-        self.draft.finish()
+        self.draft.into_body()
     }
 
     /// Takes the model, if the run may use it, and renames it where the upstream calls it otherwise.
-    fn use_model(&mut self, policy: &Policy, model: Option<Box<str>>) -> Result<(), Refusal> {
-        let Some(model) = model else { return Err(Refusal::NoModel) };
+    fn select_model(
+        &mut self,
+        policy: &BodyPolicy,
+        model: Option<Box<str>>,
+    ) -> Result<(), BodyPolicyError> {
+        let Some(model) = model else { return Err(BodyPolicyError::NoModel) };
         if !policy.models.is_empty() && !policy.models.iter().any(|allowed| **allowed == *model) {
-            return Err(Refusal::ModelNotAllowed { model, allowed: policy.models.clone() });
+            return Err(BodyPolicyError::ModelNotAllowed { model, allowed: policy.models.clone() });
         }
         let name = policy.aliases.get(&*model);
         // A model that an operator has named is what that operator wants.
@@ -262,40 +281,53 @@ impl Call {
     }
 
     /// Has the provider forget the answer, whatever the client said about it.
-    fn keep_nothing(&mut self, route: Route, store: Option<(usize, Option<bool>)>) {
+    fn disable_provider_storage(
+        &mut self,
+        route: GatewayRoute,
+        store: Option<(usize, Option<bool>)>,
+    ) {
         let asks = match store {
-            None | Some((_, None)) => field::stores_unless_told(route),
+            None | Some((_, None)) => field::stores_by_default(route),
             Some((_, Some(asks))) => asks,
         };
         match store {
             _ if !asks => (),
             Some((at, _)) => {
-                self.draft.set(at, Bytes::from_static(b"false"));
-                self.note("store", What::Overwritten, Why::Storage);
+                self.draft.set_value(at, Bytes::from_static(b"false"));
+                self.record_change(
+                    "store",
+                    FieldChangeKind::Overwritten,
+                    FieldChangeReason::Storage,
+                );
             }
             None => {
-                self.draft.add("store", Bytes::from_static(br#","store":false"#));
-                self.note("store", What::Forced, Why::Storage);
+                self.draft.add_member("store", Bytes::from_static(br#","store":false"#));
+                self.record_change("store", FieldChangeKind::Forced, FieldChangeReason::Storage);
             }
         }
     }
 
     /// Writes down a change, once.
-    fn note(&mut self, field: &'static str, what: What, why: Why) {
-        let change = Change { field: field.into(), what, why };
+    fn record_change(
+        &mut self,
+        field: &'static str,
+        what: FieldChangeKind,
+        why: FieldChangeReason,
+    ) {
+        let change = FieldChange { field: field.into(), what, why };
         if !self.changes.contains(&change) {
             self.changes.push(change);
         }
     }
 }
 
-impl Default for Policy {
+impl Default for BodyPolicy {
     fn default() -> Self {
         Self {
             models: Vec::new(),
             aliases: BTreeMap::new(),
-            unknown_fields: UnknownFields::default(),
-            capabilities: Grants::new(),
+            unknown_fields: UnknownFieldPolicy::default(),
+            capabilities: CapabilitySet::new(),
             // Ours: enough for those who compare answers, and no multiplier for those who burn budgets.
             max_choices: 8,
         }
@@ -303,23 +335,23 @@ impl Default for Policy {
 }
 
 /// For a route that takes no body.
-impl Default for Call {
+impl Default for LlmCall {
     fn default() -> Self {
         Self {
             model: None,
             stream: false,
-            usage_chunk: UsageChunk::Show,
+            usage_chunk: UsageChunkMode::Show,
             requested_output: None,
             choices: 1,
             passes: 1,
             input_estimate: Tokens::ZERO,
             changes: Vec::new(),
             route: None,
-            draft: Draft::default(),
-            places: Places::default(),
+            draft: BodyEditor::default(),
+            places: EditableMembers::default(),
         }
     }
 }
 
-/// See [`estimate`].
-const BYTES_PER_TOKEN: u64 = 3;
+/// See [`estimate_tokens`].
+const ESTIMATED_BYTES_PER_TOKEN: u64 = 3;

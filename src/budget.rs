@@ -3,7 +3,7 @@
 //! A call reserves before the first upstream byte and settles once, to what the provider reported.
 //!
 //! **Invariant:** spent plus reserved never exceeds a limit when a reservation is granted; only the
-//! difference between an estimate and the truth can, and [`Usage::source`] tells which it was.
+//! difference between an estimate and the truth can, and [`TokenUsage::source`] tells which it was.
 
 mod cost;
 mod ledger;
@@ -14,7 +14,8 @@ mod usage;
 
 pub use cost::Nanodollars;
 pub use ledger::{
-    Ask, CallKind, Entry, FREE_CALLS_PER_MINUTE, Ledger, Limits, Past, Refusal, Reservation, Status,
+    BudgetError, BudgetLedger, BudgetLimits, BudgetReservation, BudgetStatus, CallKind,
+    FREE_CALLS_PER_MINUTE, OpenCallPermit, PriorUsage, ReserveRequest,
 };
-pub use price::{Price, Prices};
-pub use usage::{Amount, Source, Tokens, Usage};
+pub use price::{ModelPrice, PriceTable};
+pub use usage::{BudgetAmount, TokenUsage, Tokens, UsageSource};

@@ -3,7 +3,7 @@
 //!
 //! [`entry`] is what a file can say; [`read`] reads it, and says where it is wrong; [`placeholder`] fills in what is
 //! known only when a run begins; [`policy`] lays an agent's own policy over its gateway's; [`available`] says whether an
-//! agent can run here; [`Listed`] is an agent as others are told of it.
+//! agent can run here; [`AgentSummary`] is an agent as others are told of it.
 //!
 //! **Invariant:** a catalog is whole or is not there. Whoever reads one anew keeps the old one until the new one is
 //! good.
@@ -21,38 +21,41 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use entry::{Entry, Maker, Mode, Setup, Stream};
-pub use listed::Listed;
-pub use read::Error;
+pub use entry::{
+    AgentDefinition, AgentStreamFormat, DriverChoice, SandboxLifetime, WorkspaceSetup,
+};
+pub use listed::AgentSummary;
+pub use read::CatalogError;
 
 /// All agents, by their names.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Catalog {
-    entries: BTreeMap<String, Arc<Entry>>,
+pub struct AgentCatalog {
+    entries: BTreeMap<String, Arc<AgentDefinition>>,
 }
 
 /// There is no such agent.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no agent `{asked}`{}", listed(known))]
-pub struct Unknown {
+#[error("there is no agent `{asked}`{}", quote_names(known))]
+pub struct UnknownAgentError {
     asked: String,
     known: Vec<String>,
 }
 
-impl Unknown {
+impl UnknownAgentError {
     /// As those are told who may know some of the others only.
     #[must_use]
-    pub fn shown_to(mut self, may_know: impl Fn(&str) -> bool) -> Self {
+    pub fn redact_names(mut self, may_know: impl Fn(&str) -> bool) -> Self {
         self.known.retain(|name| may_know(name));
         self
     }
 }
 
-impl Catalog {
+impl AgentCatalog {
     /// The agents that this program brings along.
     pub fn builtin() -> Self {
-        let entries = FILES.iter().map(|(name, text)| {
-            let entry = read::entry(Path::new(name), text).expect("a test reads each of them");
+        let entries = BUILTIN_FILES.iter().map(|(name, text)| {
+            let entry =
+                read::parse_definition(Path::new(name), text).expect("a test reads each of them");
             (entry.name.clone(), Arc::new(entry))
         });
         Self { entries: entries.collect() }
@@ -63,8 +66,8 @@ impl Catalog {
     ///
     /// # Errors
     /// The first file that is no agent: where, and what would be right. An agent that two files have.
-    pub fn load(directory: &Path) -> Result<Self, Error> {
-        let unreadable = |source| Error::Unreadable { path: directory.to_owned(), source };
+    pub fn load_directory(directory: &Path) -> Result<Self, CatalogError> {
+        let unreadable = |source| CatalogError::Unreadable { path: directory.to_owned(), source };
         let listed = fs::read_dir(directory).map_err(unreadable)?;
         let mut paths = listed
             .map(|file| file.map(|file| file.path()))
@@ -74,12 +77,12 @@ impl Catalog {
         paths.sort();
         let mut entries = BTreeMap::new();
         for path in paths {
-            let entry = read::file(&path)?;
+            let entry = read::load_file(&path)?;
             // A name belongs to one file, but where a file system knows no cases.
             entries.insert(entry.name.clone(), Arc::new(entry));
         }
         if entries.is_empty() {
-            return Err(Error::Empty(directory.to_owned()));
+            return Err(CatalogError::Empty(directory.to_owned()));
         }
         Ok(Self { entries })
     }
@@ -88,32 +91,32 @@ impl Catalog {
     ///
     /// # Errors
     /// There is none.
-    pub fn find(&self, name: &str) -> Result<&Arc<Entry>, Unknown> {
+    pub fn find_agent(&self, name: &str) -> Result<&Arc<AgentDefinition>, UnknownAgentError> {
         self.entries.get(name).ok_or_else(|| {
             let known = self.entries.keys().cloned().collect();
-            Unknown { asked: name.to_owned(), known }
+            UnknownAgentError { asked: name.to_owned(), known }
         })
     }
 
     /// All agents, in the order of their names.
-    pub fn entries(&self) -> impl ExactSizeIterator<Item = &Arc<Entry>> {
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = &Arc<AgentDefinition>> {
         self.entries.values()
     }
 }
 
-fn listed(known: &[String]) -> String {
+fn quote_names(known: &[String]) -> String {
     let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
     if known.is_empty() { String::new() } else { format!("; there is {}", known.join(", ")) }
 }
 
 /// The file of an agent that this program brings along, as an example of one.
 pub fn builtin_file(name: &str) -> Option<&'static str> {
-    let file = entry::file_name(name);
-    FILES.iter().find(|(known, _)| *known == file).map(|(_, text)| *text)
+    let file = entry::definition_file_name(name);
+    BUILTIN_FILES.iter().find(|(known, _)| *known == file).map(|(_, text)| *text)
 }
 
 /// `config/agents`, each file named after its agent.
-const FILES: &[(&str, &str)] = &[
+const BUILTIN_FILES: &[(&str, &str)] = &[
     ("sandbox-agent.toml", include_str!("../config/agents/sandbox-agent.toml")),
     ("sandbox-openclaw.toml", include_str!("../config/agents/sandbox-openclaw.toml")),
 ];

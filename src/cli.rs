@@ -31,8 +31,8 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use log::Log;
-use out::Out;
+use log::StderrLog;
+use out::StdoutWriter;
 
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
@@ -40,18 +40,18 @@ pub fn main() -> ExitCode {
     // The demo tells its own story, and so does a run that is watched; only what goes wrong may interrupt them.
     let tells = matches.subcommand_matches("demo").is_some()
         || matches.subcommand_matches("run").is_some_and(run::shows_progress);
-    let log = match Log::start(asked_level(&matches), if tells { "warn" } else { "info" }) {
+    let log = match StderrLog::start(asked_level(&matches), if tells { "warn" } else { "info" }) {
         Ok(log) => log,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: there is no thread for the log: {error}");
             return ExitCode::FAILURE;
         }
     };
-    let mut out = Out::stdout();
-    let done = dispatch(&matches, &mut out);
+    let mut out = StdoutWriter::stdout();
+    let done = dispatch_command(&matches, &mut out);
     let (last, code) = match (out.finish(), done) {
         (Ok(()), Ok(code)) => (None, code),
-        (Ok(()), Err(error)) => (Some(told(&error)), ExitCode::from(WRONG_USE)),
+        (Ok(()), Err(error)) => (Some(format_error_chain(&error)), ExitCode::from(EXIT_USAGE)),
         // Whoever has read enough need not be told; whoever has nothing of it has no success.
         (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => (None, ExitCode::FAILURE),
         (Err(error), _) => {
@@ -73,7 +73,7 @@ fn asked_level(matches: &ArgMatches) -> Option<&'static str> {
 }
 
 /// An error and its causes. Some say their cause themselves; that is not said twice.
-fn told(error: &anyhow::Error) -> String {
+fn format_error_chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
         if told.is_empty() {
             cause
@@ -98,47 +98,62 @@ pub fn command() -> Command {
         .subcommand(proxy::command())
         .subcommand(shared::command())
         .subcommand(run::command())
-        .subcommand(one::<agents::Args>(
+        .subcommand(with_args::<agents::AgentsArgs>(
             "agents",
             "List the agents of the catalog that can run here",
         ))
         .subcommand(serve::command())
-        .subcommand(many::<runs::Command>("runs", "Look at the runs of a service, and end them"))
-        .subcommand(one::<sweep::Args>(
+        .subcommand(with_subcommands::<runs::Command>(
+            "runs",
+            "Look at the runs of a service, and end them",
+        ))
+        .subcommand(with_args::<sweep::SweepArgs>(
             "sweep",
             "Show what crashed runs have left behind, or remove it",
         ))
-        .subcommand(one::<forget::Args>(
+        .subcommand(with_args::<forget::ForgetArgs>(
             "forget",
             "Show what agents keep from run to run, or make an end of it",
         ))
-        .subcommand(many::<relay::Command>("relay", "Look after work on its way to a branch"))
-        .subcommand(many::<billing::Command>(
+        .subcommand(with_subcommands::<relay::RelayCommand>(
+            "relay",
+            "Look after work on its way to a branch",
+        ))
+        .subcommand(with_subcommands::<billing::BillingCommand>(
             "billing",
             "Show what runs have cost, and whether LiteLLM agrees",
         ))
         .subcommand(doctor::command())
-        .subcommand(one::<cogni_init::Args>(
+        .subcommand(with_args::<cogni_init::CogniInitArgs>(
             "cogni-init",
             "Write the first process of a sandbox to a file, for containers of your own",
         ))
         .subcommand(explain::command())
         .subcommand(check::command())
         .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
-        .subcommand(one::<admin::Args>(
+        .subcommand(with_args::<admin::AdminArgs>(
             "admin",
             "Look at the runs of a served process, and change them",
         ))
-        .subcommand(one::<health::Args>("health", "Ask a served socket whether it answers"))
+        .subcommand(with_args::<health::HealthArgs>(
+            "health",
+            "Ask a served socket whether it answers",
+        ))
         .subcommand(provider::command())
-        .subcommand(many::<audit::Command>("audit", "Prove or read an audit log"))
-        .subcommand(many::<grant::Command>("grant", "Say who may ask the service for what"))
-        .subcommand(many::<token::Command>("token", "Make run tokens, or look into them"))
-        .subcommand(one::<generate::Completions>(
+        .subcommand(with_subcommands::<audit::AuditCommand>("audit", "Prove or read an audit log"))
+        .subcommand(with_subcommands::<grant::GrantCommand>(
+            "grant",
+            "Say who may ask the service for what",
+        ))
+        .subcommand(with_subcommands::<token::TokenCommand>(
+            "token",
+            "Make run tokens, or look into them",
+        ))
+        .subcommand(with_args::<generate::Completions>(
             "completions",
             "Print the completions of a shell for this command",
         ))
-        .subcommand(one::<generate::ManualPages>(
+        .subcommand(with_args::<generate::ManualPages>(
             "man",
             "Write a manual page for each command to a directory",
         ))
@@ -161,56 +176,66 @@ fn log_flags() -> [Arg; 2] {
 }
 
 /// A command with flags. What it is for is said last: clap would take what the flags' own type says of itself.
-fn one<A: Args>(name: &'static str, about: &'static str) -> Command {
-    Command::new(name).about(about).defer(|command| augment(command, A::augment_args))
+fn with_args<A: Args>(name: &'static str, about: &'static str) -> Command {
+    Command::new(name).about(about).defer(|command| augment_keeping_about(command, A::augment_args))
 }
 
 /// A command that is several.
-fn many<S: Subcommand>(name: &'static str, about: &'static str) -> Command {
+fn with_subcommands<S: Subcommand>(name: &'static str, about: &'static str) -> Command {
     Command::new(name).about(about).defer(|command| {
-        let command = augment(command, S::augment_subcommands);
+        let command = augment_keeping_about(command, S::augment_subcommands);
         command.subcommand_required(true).arg_required_else_help(true)
     })
 }
 
-fn augment(command: Command, flags: fn(Command) -> Command) -> Command {
+fn augment_keeping_about(command: Command, flags: fn(Command) -> Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
-    without_values(flags(command).about(about).long_about(None))
+    hide_env_values(flags(command).about(about).long_about(None))
 }
 
 /// The help names variables, and does not say what is in them here.
-fn without_values(command: Command) -> Command {
-    command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(without_values)
+fn hide_env_values(command: Command) -> Command {
+    command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(hide_env_values)
 }
 
-fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+fn dispatch_command(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match matches.subcommand() {
         Some(("proxy", matches)) => proxy::run(matches),
         Some(("shared", matches)) => shared::run(matches),
         Some(("run", matches)) => run::run(matches, out),
-        Some(("agents", matches)) => agents::run(&agents::Args::from_arg_matches(matches)?, out),
+        Some(("agents", matches)) => {
+            agents::run(&agents::AgentsArgs::from_arg_matches(matches)?, out)
+        }
         Some(("serve", matches)) => serve::run(matches),
         Some(("runs", matches)) => runs::run(runs::Command::from_arg_matches(matches)?, out),
         Some(("sweep", matches)) => sweep::run(matches, out),
-        Some(("forget", matches)) => forget::run(&forget::Args::from_arg_matches(matches)?, out),
-        Some(("relay", matches)) => relay::run(relay::Command::from_arg_matches(matches)?, out),
+        Some(("forget", matches)) => {
+            forget::run(&forget::ForgetArgs::from_arg_matches(matches)?, out)
+        }
+        Some(("relay", matches)) => {
+            relay::run(relay::RelayCommand::from_arg_matches(matches)?, out)
+        }
         Some(("billing", matches)) => {
-            billing::run(billing::Command::from_arg_matches(matches)?, out)
+            billing::run(billing::BillingCommand::from_arg_matches(matches)?, out)
         }
         Some(("doctor", matches)) => doctor::run(matches, out),
         Some(("explain", matches)) => explain::run(matches, io::stdin(), out),
         Some(("check", matches)) => check::run(matches, out),
         Some(("cogni-init", matches)) => {
-            cogni_init::run(&cogni_init::Args::from_arg_matches(matches)?, out)
+            cogni_init::run(&cogni_init::CogniInitArgs::from_arg_matches(matches)?, out)
         }
         Some(("demo", _)) => demo::run(out),
-        Some(("admin", matches)) => admin::run(&admin::Args::from_arg_matches(matches)?, out),
-        Some(("health", matches)) => health::run(&health::Args::from_arg_matches(matches)?),
+        Some(("admin", matches)) => admin::run(&admin::AdminArgs::from_arg_matches(matches)?, out),
+        Some(("health", matches)) => health::run(&health::HealthArgs::from_arg_matches(matches)?),
         Some(("provider", matches)) => {
-            provider::run(provider::Args::from_arg_matches(matches)?, out)
+            provider::run(provider::ProviderArgs::from_arg_matches(matches)?, out)
         }
-        Some(("audit", matches)) => audit::run(&audit::Command::from_arg_matches(matches)?, out),
-        Some(("grant", matches)) => grant::run(grant::Command::from_arg_matches(matches)?, out),
+        Some(("audit", matches)) => {
+            audit::run(&audit::AuditCommand::from_arg_matches(matches)?, out)
+        }
+        Some(("grant", matches)) => {
+            grant::run(grant::GrantCommand::from_arg_matches(matches)?, out)
+        }
         Some(("completions", matches)) => {
             generate::completions(&generate::Completions::from_arg_matches(matches)?, out)
         }
@@ -218,7 +243,7 @@ fn dispatch(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCo
             generate::manual_pages(&generate::ManualPages::from_arg_matches(matches)?, out)
         }
         Some(("token", matches)) => {
-            token::run(&token::Command::from_arg_matches(matches)?, io::stdin(), out)
+            token::run(&token::TokenCommand::from_arg_matches(matches)?, io::stdin(), out)
         }
         _ => unreachable!("clap knows no other command"),
     }
@@ -238,4 +263,4 @@ const QUIET: &str = "QUIET";
 const LAST: usize = 1000;
 
 /// clap's exit status for wrong use.
-const WRONG_USE: u8 = 2;
+const EXIT_USAGE: u8 = 2;

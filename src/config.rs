@@ -19,56 +19,56 @@ use serde::{Deserialize, Serialize};
 use crate::audit;
 use crate::base::canonical;
 use crate::base::serde_words;
-use crate::base::unix::Permissions;
+use crate::base::unix::SocketPermissions;
 use crate::body::{self, MODEL_NAME_RULE, capability_of_model, is_model_name};
-use crate::budget::{Limits, price};
+use crate::budget::{BudgetLimits, price};
 use crate::gateway::policy;
-use crate::gateway::rule::Rules;
+use crate::gateway::rule::RuleSet;
 use crate::gateway::server;
-use crate::observe::access_log::{self, Destination};
+use crate::observe::access_log::{self, AccessLogDestination};
 use crate::observe::trace;
-use crate::run::Identity;
+use crate::run::RunIdentity;
 use crate::upstream;
-use crate::upstream::Kind;
+use crate::upstream::UpstreamKind;
 
 pub use misspelling::check_variable_names;
-pub use serve::{LONGEST, Place, Serve, default_state};
-pub use setting::{SETTINGS, Setting};
-pub use shared::{RunSpec, Shared};
+pub use serve::{ListenAddress, MAX_DURATION, ServiceConfig, default_state_directory};
+pub use setting::{ConfigSetting, SETTINGS};
+pub use shared::{SharedListenerConfig, SharedRunConfig};
 
 /// Everything a gateway needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct GatewayConfig {
     #[serde(skip)]
-    pub identity: Identity,
+    pub identity: RunIdentity,
     /// The files that all of this was read from, those of secrets among them, and others that are kept from sandboxes.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
     #[serde(skip_serializing)]
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Many runs behind one listener, in place of one run on its socket.
     #[serde(skip_serializing)]
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedListenerConfig>,
     /// Many runs that this process itself begins, for whoever asks over HTTP.
     #[serde(skip_serializing)]
-    pub serve: Option<Serve>,
-    pub server: server::Config,
-    pub upstream: upstream::Config,
-    pub budget: Limits,
-    pub prices: price::Config,
-    pub policy: policy::Config,
-    pub audit: audit::Config,
+    pub serve: Option<ServiceConfig>,
+    pub server: server::HttpServerConfig,
+    pub upstream: upstream::UpstreamConfig,
+    pub budget: BudgetLimits,
+    pub prices: price::PriceConfig,
+    pub policy: policy::PolicyConfig,
+    pub audit: audit::AuditConfig,
     #[serde(skip_serializing)]
-    pub access_log: Destination,
+    pub access_log: AccessLogDestination,
     /// Bytes of an access log that is a file. At the limit it is moved to its name with `.1`, and begun anew.
     pub access_log_max_bytes: u64,
     #[serde(skip_serializing)]
-    pub metrics: Metrics,
+    pub metrics: MetricsConfig,
     #[serde(skip_serializing)]
-    pub telemetry: trace::Config,
+    pub telemetry: trace::TracingConfig,
     #[serde(skip_serializing)]
-    pub admin: Admin,
+    pub admin: AdminConfig,
     /// Threads that serve connections; each has its own runtime and upstream connections.
     pub workers: usize,
     /// How long open calls may go on after SIGTERM. Fits into the 10 s of `docker stop`.
@@ -79,10 +79,10 @@ pub struct Config {
 /// The run's socket.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Listen {
+pub struct ListenConfig {
     pub socket_path: PathBuf,
     /// Octal, as a text: `"0600"`.
-    #[serde(deserialize_with = "mode_from_text")]
+    #[serde(deserialize_with = "deserialize_mode")]
     pub socket_mode: u32,
     /// Needs the right to change owners.
     pub socket_uid: Option<u32>,
@@ -94,7 +94,7 @@ pub struct Listen {
 /// The operator's socket; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Admin {
+pub struct AdminConfig {
     /// Who can open it may change every run. Never in a directory that a sandbox sees.
     pub socket_path: Option<PathBuf>,
 }
@@ -102,18 +102,18 @@ pub struct Admin {
 /// Where Prometheus scrapes; nowhere by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Metrics {
+pub struct MetricsConfig {
     pub address: Option<SocketAddr>,
     /// What `/sd` says, where Prometheus reaches this process at another address than it is asked at.
     pub advertise: Option<String>,
 }
 
-impl Config {
+impl GatewayConfig {
     /// Reads a TOML file; what it leaves out keeps its default.
     ///
     /// # Errors
     /// The file cannot be read, or says what is not understood; the error shows where.
-    pub fn read(path: &Path) -> anyhow::Result<Self> {
+    pub fn read_file(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read `{}`", path.display()))?;
         serde_words::from_toml(&text)
@@ -127,10 +127,12 @@ impl Config {
     }
 
     /// What is read and written here for us alone.
-    pub fn private(&self) -> impl Iterator<Item = &Path> {
+    pub fn private_paths(&self) -> impl Iterator<Item = &Path> {
         let access_log = match &self.access_log {
-            Destination::File(path) => Some(path),
-            Destination::Off | Destination::Stdout | Destination::Stderr => None,
+            AccessLogDestination::File(path) => Some(path),
+            AccessLogDestination::Off
+            | AccessLogDestination::Stdout
+            | AccessLogDestination::Stderr => None,
         };
         let written = [self.audit.path.as_ref(), access_log, self.admin.socket_path.as_ref()];
         self.files.iter().chain(written.into_iter().flatten()).map(PathBuf::as_path)
@@ -140,13 +142,13 @@ impl Config {
     ///
     /// # Errors
     /// What is missing or does not fit together, and what to do about it.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn validate(&self) -> anyhow::Result<()> {
         match (&self.shared, &self.serve) {
-            (None, None) => self.check_identity()?,
-            (Some(shared), None) => shared.check()?,
+            (None, None) => self.validate_identity()?,
+            (Some(shared), None) => shared.validate()?,
             (None, Some(serve)) => {
-                self.check_served()?;
-                serve.check()?;
+                self.validate_service()?;
+                serve.validate()?;
             }
             (Some(_), Some(_)) => {
                 bail!("both `[shared]` and `[serve]` are given; one process is one of them")
@@ -169,18 +171,18 @@ impl Config {
         if !(1..=MAX_WORKERS).contains(&self.workers) {
             bail!("`WORKERS` is `{}`; give 1 to {MAX_WORKERS}", self.workers);
         }
-        self.check_times()?;
-        self.check_bodies()?;
+        self.validate_times()?;
+        self.validate_body_limits()?;
         self.check_models()?;
-        self.server.check()?;
-        self.telemetry.check()?;
-        Rules::compile(&self.policy.rules)?;
+        self.server.validate()?;
+        self.telemetry.validate()?;
+        RuleSet::compile_rules(&self.policy.rules)?;
         Ok(())
     }
 
     /// A service has no operator's socket, and its threads are those of the machine.
-    fn check_served(&self) -> anyhow::Result<()> {
-        if self.admin != Admin::default() {
+    fn validate_service(&self) -> anyhow::Result<()> {
+        if self.admin != AdminConfig::default() {
             bail!(
                 "`[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: `POST \
                  /api/v1/runs/ID/cancel` ends a run of a service"
@@ -196,7 +198,7 @@ impl Config {
     }
 
     /// Clocks must be able to count to each time.
-    fn check_times(&self) -> anyhow::Result<()> {
+    fn validate_times(&self) -> anyhow::Result<()> {
         let times = [
             ("budget.deadline", self.budget.deadline.unwrap_or_default()),
             ("server.header_timeout", self.server.header_timeout),
@@ -210,17 +212,20 @@ impl Config {
             ("audit.checkpoint_interval", self.audit.checkpoint_interval),
             ("drain_timeout", self.drain_timeout),
         ];
-        match times.into_iter().find(|(_, given)| *given > LONGEST) {
+        match times.into_iter().find(|(_, given)| *given > MAX_DURATION) {
             Some((name, given)) => {
                 let given = humantime::format_duration(given);
-                bail!("`{name}` is `{given}`; give at most {} days", LONGEST.as_secs() / 86_400)
+                bail!(
+                    "`{name}` is `{given}`; give at most {} days",
+                    MAX_DURATION.as_secs() / 86_400
+                )
             }
             None => Ok(()),
         }
     }
 
     /// A body of the size that is allowed must have room.
-    fn check_bodies(&self) -> anyhow::Result<()> {
+    fn validate_body_limits(&self) -> anyhow::Result<()> {
         let most = self.policy.max_body_bytes;
         let bounds = [
             ("max_run_body_bytes", self.server.max_run_body_bytes),
@@ -237,7 +242,7 @@ impl Config {
 
     /// What a request may not name is of no use in a list, and the upstream would read it in a way of its own.
     fn check_models(&self) -> anyhow::Result<()> {
-        let body::Policy { models, aliases, .. } = &self.policy.body;
+        let body::BodyPolicy { models, aliases, .. } = &self.policy.body;
         let mut names = models.iter().chain(aliases.keys()).chain(aliases.values());
         match names.find(|name| !is_model_name(name)) {
             Some(name) => bail!(
@@ -250,7 +255,7 @@ impl Config {
 
     /// Says which models search the web although the run may not, as their operator has named them.
     pub fn warn_of_searching_models(&self) {
-        let body::Policy { models, aliases, capabilities, .. } = &self.policy.body;
+        let body::BodyPolicy { models, aliases, capabilities, .. } = &self.policy.body;
         for model in models.iter().chain(aliases.values()) {
             if let Some(capability) = capability_of_model(model)
                 && !capabilities.contains(&capability)
@@ -269,7 +274,7 @@ impl Config {
     ///
     /// # Errors
     /// They do not, and nothing allows that.
-    pub fn check_budgets_last(&self) -> anyhow::Result<()> {
+    pub fn check_budgets_durable(&self) -> anyhow::Result<()> {
         let (name, is_recorded) = match &self.shared {
             Some(shared) => ("shared.audit_dir", shared.audit_dir.is_some()),
             None => ("AUDIT_LOG_PATH", self.audit.path.is_some()),
@@ -290,54 +295,54 @@ impl Config {
         Ok(())
     }
 
-    fn check_identity(&self) -> anyhow::Result<()> {
-        let Identity { run, account, .. } = &self.identity;
+    fn validate_identity(&self) -> anyhow::Result<()> {
+        let RunIdentity { run, account, .. } = &self.identity;
         if run.is_empty() {
             bail!(
                 "`RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`"
             );
         }
-        if self.upstream.kind == Kind::Litellm && account.is_empty() {
+        if self.upstream.kind == UpstreamKind::Litellm && account.is_empty() {
             bail!(
                 "`BILLING_ACCOUNT_ID` is not set, and LiteLLM bills it as the end user; give `--billing-account-id ID`"
             );
         }
-        Ok(self.identity.check()?)
+        Ok(self.identity.validate()?)
     }
 }
 
-impl Listen {
-    pub fn permissions(&self) -> Permissions {
-        Permissions { mode: self.socket_mode, uid: self.socket_uid, gid: self.socket_gid }
+impl ListenConfig {
+    pub fn socket_permissions(&self) -> SocketPermissions {
+        SocketPermissions { mode: self.socket_mode, uid: self.socket_uid, gid: self.socket_gid }
     }
 }
 
-impl Default for Config {
+impl Default for GatewayConfig {
     fn default() -> Self {
         Self {
-            identity: Identity { attempt: "0".to_owned(), ..Identity::default() },
+            identity: RunIdentity { attempt: "0".to_owned(), ..RunIdentity::default() },
             files: vec![],
-            listen: Listen::default(),
+            listen: ListenConfig::default(),
             shared: None,
             serve: None,
-            server: server::Config::default(),
-            upstream: upstream::Config::default(),
-            budget: Limits::default(),
-            prices: price::Config::default(),
-            policy: policy::Config::default(),
-            audit: audit::Config::default(),
-            access_log: Destination::default(),
+            server: server::HttpServerConfig::default(),
+            upstream: upstream::UpstreamConfig::default(),
+            budget: BudgetLimits::default(),
+            prices: price::PriceConfig::default(),
+            policy: policy::PolicyConfig::default(),
+            audit: audit::AuditConfig::default(),
+            access_log: AccessLogDestination::default(),
             access_log_max_bytes: access_log::MAX_FILE_BYTES,
-            metrics: Metrics::default(),
-            telemetry: trace::Config::default(),
-            admin: Admin::default(),
+            metrics: MetricsConfig::default(),
+            telemetry: trace::TracingConfig::default(),
+            admin: AdminConfig::default(),
             workers: 1,
             drain_timeout: Duration::from_secs(8),
         }
     }
 }
 
-impl Default for Listen {
+impl Default for ListenConfig {
     fn default() -> Self {
         Self {
             socket_path: PathBuf::from("/llm-sock/llm.sock"),
@@ -349,8 +354,8 @@ impl Default for Listen {
     }
 }
 
-fn mode_from_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    setting::mode(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+fn deserialize_mode<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    setting::parse_mode(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
 /// Each is a thread with a runtime and connections of its own; more than a machine has processors help nobody.
@@ -359,16 +364,16 @@ const MAX_WORKERS: usize = 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::secret::Secret;
+    use crate::base::secret::SecretString;
 
     #[test]
     fn a_digest_tells_what_judges_and_not_whom_or_where() {
-        let one = Config::default();
+        let one = GatewayConfig::default();
         let mut other = one.clone();
         other.identity.run = "another".into();
         other.audit.path = Some("/var/log/another.jsonl".into());
         other.listen.socket_path = "/run/another.sock".into();
-        other.upstream.api_key = Secret::new("sk-another");
+        other.upstream.api_key = SecretString::new("sk-another");
         assert_eq!(one.digest(), other.digest());
         other.budget.max_turns = Some(1);
         assert_ne!(one.digest(), other.digest());

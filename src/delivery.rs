@@ -31,82 +31,86 @@ use serde::{Serialize, Serializer};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::audit::{self, Log, SigningKey, relay as event};
-use crate::base::reach::Reach;
-use crate::base::secret::Secret;
-use crate::forge::credential::Credential;
-use crate::forge::github::{self, Api};
-use crate::git::Network;
-use crate::relay::repository::Repository;
+use crate::audit::{self, AuditLog, AuditSigningKey, relay as event};
+use crate::base::reach::HostReach;
+use crate::base::secret::SecretString;
+use crate::forge::credential::ForgeCredential;
+use crate::forge::github::{self, GithubClient};
+use crate::git::OutboundConfig;
+use crate::relay::repository::RepositoryUrl;
 use crate::relay::{
-    self, Artifacts, Branch, BranchKey, BranchState, Git, Lease, Mirror, Sha, extract, judge,
+    self, ArtifactDir, BranchKey, BranchLease, BranchState, GitProgram, ObjectId, RepoMirror,
+    SandboxBranch, extract, judge,
 };
-use outbox::{Desk, Host, Job, Order, Outbox, Step, Verdict};
-use rules::{Own, Rules};
-pub use stop::wait_after;
-pub use turn::in_turn;
+use outbox::{
+    DeliveryJob, DeliveryOutbox, DeliveryRequest, DeliveryStep, HostContext, VerdictKind,
+    WorkspaceRow,
+};
+use rules::{AgentReviewRules, ReviewRules};
+pub use stop::retry_delay;
+pub use turn::interleave_by_owner;
 
 /// What a relay is made of.
-pub struct Settings {
+pub struct DeliveryConfig {
     /// Mirrors, leases, the outbox and what came out of sandboxes are here.
     pub state: PathBuf,
-    pub judge: judge::Config,
+    pub judge: judge::RelayConfig,
     /// `Name <email>`: who makes the relay's commits.
     pub committer: String,
-    pub access: Option<Access>,
+    pub access: Option<ForgeAccess>,
     /// By which way git gets to remotes.
-    pub network: Network,
+    pub network: OutboundConfig,
     /// The seed of the key that signs statements and audit logs; without one it lives as long as this process.
-    pub signing_key: Option<Secret>,
+    pub signing_key: Option<SecretString>,
     /// Credentials of this host. None of them must be found in anybody's work.
-    pub known: Vec<Known>,
+    pub known: Vec<KnownSecret>,
 }
 
 /// One credential of this host.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct KnownSecret {
     /// The variable that it is given in.
     pub name: &'static str,
-    pub secret: Secret,
+    pub secret: SecretString,
 }
 
 /// How a forge is reached.
 #[derive(Debug)]
-pub struct Access {
-    pub api: Api,
-    pub credential: Credential,
+pub struct ForgeAccess {
+    pub api: GithubClient,
+    pub credential: ForgeCredential,
 }
 
 /// This machine's relay.
-pub struct Relay {
-    settings: Settings,
-    git: Git,
-    outbox: Outbox,
-    key: SigningKey,
+pub struct DeliveryService {
+    settings: DeliveryConfig,
+    git: GitProgram,
+    outbox: DeliveryOutbox,
+    key: AuditSigningKey,
 }
 
 /// A branch that is a run's, for as long as this lives, and where it stands.
 #[derive(Clone, Debug)]
-pub struct Begun {
-    pub mirror: Mirror,
-    pub lease: Lease,
+pub struct LeasedBranch {
+    pub mirror: RepoMirror,
+    pub lease: BranchLease,
     pub state: BranchState,
 }
 
 /// What has become of a run's work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Delivered {
+pub struct DeliveryStatus {
     /// For `cogni-gateway relay`.
     pub id: String,
-    #[serde(serialize_with = "shown")]
-    pub branch: Branch,
+    #[serde(serialize_with = "serialize_branch")]
+    pub branch: SandboxBranch,
     pub step: &'static str,
     pub verdict: Option<&'static str>,
     /// What people have to look at, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
     /// What the branch is at, or would be.
-    pub head: Option<Sha>,
+    pub head: Option<ObjectId>,
     pub is_pushed: bool,
     pub pull_request_url: Option<String>,
     /// Why it is not further.
@@ -126,19 +130,19 @@ pub struct Delivered {
 
 /// Why nothing can be said about the work. It is in the outbox all the same, if it ever was.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum DeliveryError {
     #[error(transparent)]
-    Outbox(#[from] outbox::Error),
+    Outbox(#[from] outbox::OutboxError),
     #[error(transparent)]
-    Relay(#[from] relay::Error),
+    Relay(#[from] relay::RepoError),
     #[error(transparent)]
-    GitHub(#[from] github::Error),
+    GitHub(#[from] github::GithubError),
     #[error(transparent)]
-    Audit(#[from] audit::Error),
+    Audit(#[from] audit::AuditError),
     #[error(
         "the rules that it is judged by cannot be used: another version wrote them, or they are too many; `cogni-gateway relay apply` brings it into a clone"
     )]
-    Rules(#[from] judge::Invalid),
+    Rules(#[from] judge::RelayConfigError),
     #[error(
         "`{name}` must not be in this work, and is another than when that came out, or is not given here: give it, or have the work judged by what is known now, with `--new-rules`"
     )]
@@ -157,20 +161,20 @@ pub enum Error {
     Ended(#[from] tokio::task::JoinError),
 }
 
-impl Relay {
+impl DeliveryService {
     /// Opens what is on the disk. Blocks.
     ///
     /// # Errors
     /// There is no git, or the directory cannot be used.
-    pub fn open(settings: Settings) -> Result<Self, Error> {
-        let git = Git::find(&settings.state.join("home")).map_err(relay::Error::from)?;
-        let git = git.over(settings.network.clone());
-        let outbox = Outbox::open(&settings.state.join(OUTBOX))?;
-        let key = SigningKey::new(settings.signing_key.as_ref())?;
+    pub fn open(settings: DeliveryConfig) -> Result<Self, DeliveryError> {
+        let git = GitProgram::find(&settings.state.join("home")).map_err(relay::RepoError::from)?;
+        let git = git.with_network(settings.network.clone());
+        let outbox = DeliveryOutbox::open(&settings.state.join(OUTBOX_FILE))?;
+        let key = AuditSigningKey::new(settings.signing_key.as_ref())?;
         Ok(Self { settings, git, outbox, key })
     }
 
-    pub fn outbox(&self) -> &Outbox {
+    pub fn outbox(&self) -> &DeliveryOutbox {
         &self.outbox
     }
 
@@ -180,12 +184,12 @@ impl Relay {
     }
 
     /// This machine's git, for whoever takes work out of a workspace with it.
-    pub fn git(&self) -> &Git {
+    pub fn git(&self) -> &GitProgram {
         &self.git
     }
 
     /// What may come out of a sandbox.
-    pub fn limits(&self) -> &extract::Limits {
+    pub fn extract_limits(&self) -> &extract::ExtractLimits {
         &self.settings.judge.extract
     }
 
@@ -194,13 +198,16 @@ impl Relay {
     ///
     /// # Errors
     /// The outbox does not work.
-    pub fn is_full(&self, grant: Option<&str>) -> Result<Option<String>, Error> {
+    pub fn retention_full_reason(
+        &self,
+        grant: Option<&str>,
+    ) -> Result<Option<String>, DeliveryError> {
         let most = &self.settings.judge.kept;
         let of_grant =
             grant.map(|grant| (Some(grant), "this grant", most.grant_works, most.grant_bytes));
         let whose = of_grant.into_iter().chain([(None, "this host", most.works, most.bytes)]);
         for (grant, who, works, bytes) in whose {
-            let kept = self.outbox.kept(grant)?;
+            let kept = self.outbox.retained_totals(grant)?;
             if kept.works >= works || kept.bytes >= bytes {
                 return Ok(Some(format!(
                     "{who} keeps {} works that are held, have failed or were left, with {} bytes; {works} and {bytes} are allowed",
@@ -215,21 +222,23 @@ impl Relay {
     ///
     /// # Errors
     /// The outbox does not work.
-    pub fn expire(&self) -> Result<usize, Error> {
+    pub fn expire_retained(&self) -> Result<usize, DeliveryError> {
         match SystemTime::now().checked_sub(self.settings.judge.kept.age) {
-            Some(before) => Ok(self.outbox.expire(before)?),
+            Some(before) => Ok(self.outbox.expire_retained(before)?),
             None => Ok(0),
         }
     }
 
     /// What the work of an agent with these rules of its own is judged by, if its run begins now.
-    pub fn rules(&self, own: Option<&Own>) -> Rules {
-        Rules::new(&self.settings.judge.policy, own)
+    pub fn rules_for(&self, own: Option<&AgentReviewRules>) -> ReviewRules {
+        ReviewRules::new(&self.settings.judge.policy, own)
     }
 
     /// Tells the operator of an agent's rules that change nothing here.
-    pub fn tell_idle(&self, agent: &str, own: Option<&Own>) {
-        let idle = own.map(|own| own.policy.idle(&self.settings.judge.policy)).unwrap_or_default();
+    pub fn warn_ineffective_rules(&self, agent: &str, own: Option<&AgentReviewRules>) {
+        let idle = own
+            .map(|own| own.policy.ineffective_rules(&self.settings.judge.policy))
+            .unwrap_or_default();
         if !idle.is_empty() {
             let rules = idle.join(", ");
             tracing::warn!(
@@ -241,8 +250,8 @@ impl Relay {
     }
 
     /// What a row is judged by. One of an earlier version does not say.
-    fn rules_of(&self, order: &Order) -> Rules {
-        order.rules.clone().unwrap_or_else(|| self.rules(None))
+    fn rules_for_request(&self, order: &DeliveryRequest) -> ReviewRules {
+        order.rules.clone().unwrap_or_else(|| self.rules_for(None))
     }
 
     /// Has a row judged by this host's rules as they are now, and by its agent's as they were, because somebody asks for
@@ -250,26 +259,27 @@ impl Relay {
     ///
     /// # Errors
     /// It is at its branch already, or the outbox does not work.
-    fn renew(&self, job: &Job) -> Result<Job, Error> {
-        let rules = self.rules_of(&job.order).under(&self.settings.judge.policy)?;
-        let committer = self.committer_of(&job.order).to_owned();
-        let host = Host { committer, ..self.host() };
-        Ok(self.outbox.judge_by(job, rules, host)?)
+    fn renew_rules(&self, job: &DeliveryJob) -> Result<DeliveryJob, DeliveryError> {
+        let rules =
+            self.rules_for_request(&job.order).with_host_policy(&self.settings.judge.policy)?;
+        let committer = self.committer_for(&job.order).to_owned();
+        let host = HostContext { committer, ..self.host_context() };
+        Ok(self.outbox.set_rules(job, rules, host)?)
     }
 
-    /// Makes a branch a run's, as soon as no other run has it; the run [begins](Relay::begin_at) there.
+    /// Makes a branch a run's, as soon as no other run has it; the run [begins](DeliveryService::open_branch) there.
     ///
     /// # Errors
     /// The branch is taken for longer than `patience`.
-    pub async fn take_branch(
+    pub async fn lease_branch(
         self: &Arc<Self>,
-        repository: &Repository,
+        repository: &RepositoryUrl,
         key: &BranchKey,
         patience: Duration,
-    ) -> Result<(Mirror, Lease), Error> {
+    ) -> Result<(RepoMirror, BranchLease), DeliveryError> {
         let (relay, place) = (self.clone(), repository.clone());
-        let mirror = tokio::task::spawn_blocking(move || relay.mirror(&place)).await??;
-        let lease = mirror.wait_for(key, patience).await?;
+        let mirror = tokio::task::spawn_blocking(move || relay.open_mirror(&place)).await??;
+        let lease = mirror.lease_with_timeout(key, patience).await?;
         Ok((mirror, lease))
     }
 
@@ -277,30 +287,30 @@ impl Relay {
     /// stands.
     ///
     /// # Errors
-    /// [`Error::Waiting`] where that cannot be delivered now: a run that begins without it would be in its way. It cannot be
+    /// [`DeliveryError::Waiting`] where that cannot be delivered now: a run that begins without it would be in its way. It cannot be
     /// looked up.
-    pub async fn begin_at(
+    pub async fn open_branch(
         self: &Arc<Self>,
-        repository: &Repository,
-        (mirror, lease): (Mirror, Lease),
+        repository: &RepositoryUrl,
+        (mirror, lease): (RepoMirror, BranchLease),
         base: Option<&str>,
-    ) -> Result<Begun, Error> {
+    ) -> Result<LeasedBranch, DeliveryError> {
         let key = lease.branch().key().clone();
         let (relay, place, own) = (self.clone(), repository.clone(), key);
-        let pending = move || relay.outbox.pending(&place, &own);
+        let pending = move || relay.outbox.pending_jobs(&place, &own);
         let pending = tokio::task::spawn_blocking(pending).await??;
         for job in pending {
-            let delivered = Box::pin(self.take_up(job, &lease)).await?;
-            if delivered.is_waiting() {
-                let Delivered { id, why, .. } = delivered;
-                return Err(Error::Waiting { id, why: why.unwrap_or_default() });
+            let delivered = Box::pin(self.run_detached_job(job, &lease)).await?;
+            if delivered.is_pending() {
+                let DeliveryStatus { id, why, .. } = delivered;
+                return Err(DeliveryError::Waiting { id, why: why.unwrap_or_default() });
             }
         }
-        let token = self.token(repository).await?;
+        let token = self.repository_token(repository).await?;
         let (base, held) = (base.map(str::to_owned), lease.clone());
         tokio::task::spawn_blocking(move || {
             let state = mirror.ensure_branch(&held, base.as_deref(), token.as_ref())?;
-            Ok(Begun { mirror, lease: held, state })
+            Ok(LeasedBranch { mirror, lease: held, state })
         })
         .await?
     }
@@ -309,22 +319,26 @@ impl Relay {
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn artifacts(&self) -> Result<Artifacts, Error> {
-        Ok(Artifacts::create(self.place().directory())?)
+    pub fn create_artifacts_dir(&self) -> Result<ArtifactDir, DeliveryError> {
+        Ok(ArtifactDir::create(self.new_artifacts_dir().directory())?)
     }
 
     /// Where that will be.
-    pub fn place(&self) -> Artifacts {
+    pub fn new_artifacts_dir(&self) -> ArtifactDir {
         let name = Uuid::now_v7().simple().to_string();
-        Artifacts::at(&self.settings.state.join("work").join(name))
+        ArtifactDir::from_path(&self.settings.state.join("work").join(name))
     }
 
     /// Takes hold of a branch as it is, where nobody else has it.
     ///
     /// # Errors
-    /// [`relay::Error::Busy`], or the disk cannot be used. Blocks.
-    pub fn lease(&self, repository: &Repository, key: &BranchKey) -> Result<Lease, Error> {
-        Ok(self.mirror(repository)?.lease(key)?)
+    /// [`relay::RepoError::Busy`], or the disk cannot be used. Blocks.
+    pub fn try_lease_branch(
+        &self,
+        repository: &RepositoryUrl,
+        key: &BranchKey,
+    ) -> Result<BranchLease, DeliveryError> {
+        Ok(self.open_mirror(repository)?.lease_branch(key)?)
     }
 
     /// Delivers what has come out of a sandbox: the bundle and the patches are in the order's artifacts. What cannot be
@@ -334,33 +348,33 @@ impl Relay {
     /// The outbox does not work.
     pub async fn deliver(
         self: &Arc<Self>,
-        order: Order,
-        lease: &Lease,
-        audit: &Log,
-    ) -> Result<Delivered, Error> {
-        Box::pin(self.deliver_until(&CancellationToken::new(), order, lease, audit)).await
+        order: DeliveryRequest,
+        lease: &BranchLease,
+        audit: &AuditLog,
+    ) -> Result<DeliveryStatus, DeliveryError> {
+        Box::pin(self.deliver_with_cancel(&CancellationToken::new(), order, lease, audit)).await
     }
 
     /// The same, for whoever waits until `cut` only, once the work is in the outbox. What is not done by then is left to
     /// whoever takes the row up.
     ///
     /// # Errors
-    /// As [`Relay::deliver`].
-    pub async fn deliver_until(
+    /// As [`DeliveryService::deliver`].
+    pub async fn deliver_with_cancel(
         self: &Arc<Self>,
         cut: &CancellationToken,
-        mut order: Order,
-        lease: &Lease,
-        audit: &Log,
-    ) -> Result<Delivered, Error> {
+        mut order: DeliveryRequest,
+        lease: &BranchLease,
+        audit: &AuditLog,
+    ) -> Result<DeliveryStatus, DeliveryError> {
         let relay = self.clone();
-        order.rules.get_or_insert_with(|| self.rules(None));
-        let job = tokio::task::spawn_blocking(move || relay.add(order)).await??;
-        extracted(&job, audit);
+        order.rules.get_or_insert_with(|| self.rules_for(None));
+        let job = tokio::task::spawn_blocking(move || relay.enqueue(order)).await??;
+        record_extracted(&job, audit);
         let id = job.id.clone();
-        match cut.run_until_cancelled(Box::pin(self.go(job, lease, audit))).await {
+        match cut.run_until_cancelled(Box::pin(self.run_job(job, lease, audit))).await {
             Some(delivered) => delivered,
-            None => self.look(&id).await,
+            None => self.status(&id).await,
         }
     }
 
@@ -368,22 +382,22 @@ impl Relay {
     ///
     /// # Errors
     /// The outbox does not work.
-    pub fn add(&self, mut order: Order) -> Result<Job, Error> {
-        order.host.get_or_insert_with(|| self.host());
-        Ok(self.outbox.add(&order)?)
+    pub fn enqueue(&self, mut order: DeliveryRequest) -> Result<DeliveryJob, DeliveryError> {
+        order.host.get_or_insert_with(|| self.host_context());
+        Ok(self.outbox.add_job(&order)?)
     }
 
     /// How far a row has come, for whoever does not wait for it.
     ///
     /// # Errors
     /// There is no such row, or the outbox does not work.
-    pub async fn look(self: &Arc<Self>, id: &str) -> Result<Delivered, Error> {
+    pub async fn status(self: &Arc<Self>, id: &str) -> Result<DeliveryStatus, DeliveryError> {
         let (relay, id) = (self.clone(), id.to_owned());
         let looked = move || {
             let job = relay.outbox.get(&id)?;
-            let left = (!job.step.is_end()).then(|| LEFT.to_owned());
-            let looked = Delivered::of(&job, &relay.settings.state);
-            Ok(Delivered { why: looked.why.clone().or(left), ..looked })
+            let left = (!job.step.is_terminal()).then(|| DETACHED_MESSAGE.to_owned());
+            let looked = DeliveryStatus::from_job(&job, &relay.settings.state);
+            Ok(DeliveryStatus { why: looked.why.clone().or(left), ..looked })
         };
         tokio::task::spawn_blocking(looked).await?
     }
@@ -394,34 +408,35 @@ impl Relay {
     }
 
     /// Asks the forge whether it accepts the credential; none where there is no credential.
-    pub async fn check_credential(&self) -> Option<Result<(), github::Error>> {
-        let Access { api, credential } = self.settings.access.as_ref()?;
+    pub async fn check_credential(&self) -> Option<Result<(), github::GithubError>> {
+        let ForgeAccess { api, credential } = self.settings.access.as_ref()?;
         Some(credential.check(api).await)
     }
 
-    fn mirror(&self, repository: &Repository) -> Result<Mirror, Error> {
-        let is_our_forge =
-            self.hosted(repository).is_some_and(|(hosted, access)| access.api.serves(hosted));
+    fn open_mirror(&self, repository: &RepositoryUrl) -> Result<RepoMirror, DeliveryError> {
+        let is_our_forge = self
+            .hosted_access(repository)
+            .is_some_and(|(hosted, access)| access.api.serves_repository(hosted));
         // Its operator has named the forge by the API's address, whatever the grant says.
-        let named = is_our_forge.then(|| repository.clone().within(Reach::Named));
+        let named = is_our_forge.then(|| repository.clone().with_reach(HostReach::Named));
         let repository = named.as_ref().unwrap_or(repository);
-        let mirror = Mirror::open(&self.git, &self.settings.state, repository)?;
+        let mirror = RepoMirror::open(&self.git, &self.settings.state, repository)?;
         Ok(mirror.with_limits(self.settings.judge.fetch))
     }
 }
 
-impl Delivered {
+impl DeliveryStatus {
     /// What is told of a row of the relay whose directory is `state`.
-    pub fn of(job: &Job, state: &Path) -> Self {
+    pub fn from_job(job: &DeliveryJob, state: &Path) -> Self {
         let branch = job.order.branch();
-        let is_kept = job.step.is_end() && !job.is_pushed && job.can_be_applied();
-        let apply =
-            is_kept.then(|| Artifacts::at(&job.order.artifacts).apply_line(branch, &job.id));
+        let is_kept = job.step.is_terminal() && !job.is_pushed && job.can_be_applied();
+        let apply = is_kept
+            .then(|| ArtifactDir::from_path(&job.order.artifacts).apply_command(branch, &job.id));
         Self {
             id: job.id.clone(),
             branch: branch.clone(),
             step: job.step.as_str(),
-            verdict: job.verdict.map(Verdict::as_str),
+            verdict: job.verdict.map(VerdictKind::as_str),
             reasons: job.reasons.iter().map(ToString::to_string).collect(),
             head: job.head,
             is_pushed: job.is_pushed,
@@ -430,29 +445,29 @@ impl Delivered {
             apply,
             workspace: None,
             statement: job.statement.clone(),
-            audit: Some(record::path(state, &job.id)).filter(|path| path.exists()),
+            audit: Some(record::log_path(state, &job.id)).filter(|path| path.exists()),
         }
     }
 
     /// What is told of a workspace that nothing is in.
-    pub fn nothing(desk: &Desk, why: &str) -> Self {
-        let left = Self::left(desk);
-        Self { step: NOTHING, why: Some(why.to_owned()), workspace: None, ..left }
+    pub fn no_work(desk: &WorkspaceRow, why: &str) -> Self {
+        let left = Self::from_workspace(desk);
+        Self { step: STEP_NOTHING, why: Some(why.to_owned()), workspace: None, ..left }
     }
 
     /// Whether nothing is left to be done.
-    pub fn is_well(&self) -> bool {
-        [Step::Done.as_str(), NOTHING].contains(&self.step)
+    pub fn is_complete(&self) -> bool {
+        [DeliveryStep::Done.as_str(), STEP_NOTHING].contains(&self.step)
     }
 
     /// Whether its branch is still to have it, without anybody who asks for that.
-    fn is_waiting(&self) -> bool {
-        let is_end = |step: &Step| step.is_end() && step.as_str() == self.step;
-        !self.is_pushed && !Step::ALL.iter().any(is_end)
+    fn is_pending(&self) -> bool {
+        let is_end = |step: &DeliveryStep| step.is_terminal() && step.as_str() == self.step;
+        !self.is_pushed && !DeliveryStep::ALL.iter().any(is_end)
     }
 
     /// What is told of a workspace whose work is not out.
-    pub fn left(desk: &Desk) -> Self {
+    pub fn from_workspace(desk: &WorkspaceRow) -> Self {
         Self {
             id: desk.id.clone(),
             branch: desk.plan.state.branch.clone(),
@@ -471,11 +486,11 @@ impl Delivered {
     }
 }
 
-fn extracted(job: &Job, audit: &Log) {
-    let Order { repository, state, announced, .. } = &job.order;
-    audit.relayed(&event::Extracted {
+fn record_extracted(job: &DeliveryJob, audit: &AuditLog) {
+    let DeliveryRequest { repository, state, announced, .. } = &job.order;
+    audit.record_delivery(&event::WorkExtractedRecord {
         relay: &job.id,
-        repository: &repository.key(),
+        repository: &repository.canonical_key(),
         branch: &state.branch.to_string(),
         start: &state.start.to_string(),
         tree: &announced.tree.to_string(),
@@ -484,13 +499,13 @@ fn extracted(job: &Job, audit: &Log) {
 }
 
 /// With `sandbox/` before the key.
-fn shown<S: Serializer>(branch: &Branch, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_branch<S: Serializer>(branch: &SandboxBranch, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(branch)
 }
 
-const NOTHING: &str = "nothing";
+const STEP_NOTHING: &str = "nothing";
 
-const LEFT: &str = "the service has not waited for it; it is taken up again";
+const DETACHED_MESSAGE: &str = "the service has not waited for it; it is taken up again";
 
 /// Below the relay's directory.
-pub const OUTBOX: &str = "outbox.sqlite";
+pub const OUTBOX_FILE: &str = "outbox.sqlite";

@@ -1,6 +1,6 @@
 //! The one way in which this program runs git.
 //!
-//! [`Call`] is one call, from its words to what it said, and [`batch`] reads objects as they are printed; [`Sha`] names one.
+//! [`GitCommand`] is one call, from its words to what it said, and [`batch`] reads objects as they are printed; [`ObjectId`] names one.
 //! Whose repository it is, and what the answers are for, is the [`relay`](crate::relay)'s.
 //!
 //! **Invariant:** nothing but this room says what git is configured with: no system or user configuration, no hooks, no
@@ -25,30 +25,30 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-pub use crate::base::network::{Network, Proxy};
-pub(crate) use call::is_plain;
-pub use call::{Call, Input};
-pub use process::Limits;
-pub use sha::Sha;
+pub use crate::base::network::{HttpProxy, OutboundConfig};
+pub(crate) use call::is_plain_path;
+pub use call::{GitCommand, GitInput};
+pub use process::GitLimits;
+pub use sha::ObjectId;
 
 /// Git, found and looked at once.
 #[derive(Clone, Debug)]
-pub struct Git {
-    place: Arc<Place>,
+pub struct GitProgram {
+    place: Arc<GitEnvironment>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct GitEnvironment {
     program: PathBuf,
     /// Empty, and ours: git looks for files of its user here.
     home: PathBuf,
-    network: Network,
+    network: OutboundConfig,
 }
 
 /// Why git did not do what it should.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("git {} or newer is needed on this machine; {found}", version_text(OLDEST))]
+pub enum GitError {
+    #[error("git {} or newer is needed on this machine; {found}", format_version(MIN_VERSION))]
     Unfit { found: String },
     #[error("git cannot be started, or not be listened to")]
     Io(#[from] io::Error),
@@ -62,31 +62,37 @@ pub enum Error {
     Senseless { what: String },
 }
 
-impl Git {
+impl GitProgram {
     /// Takes the first git that is new enough, of where systems have it. `home` is made, where it is missing.
-    pub fn find(home: &Path) -> Result<Self, Error> {
+    pub fn find(home: &Path) -> Result<Self, GitError> {
         DirBuilder::new().recursive(true).mode(0o700).create(home)?;
         let home = home.canonicalize()?;
         let mut found = vec![];
-        for program in PLACES.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {
+        for program in SEARCH_PATHS.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {
             let git = Self {
-                place: Arc::new(Place { program, home: home.clone(), network: Network::default() }),
+                place: Arc::new(GitEnvironment {
+                    program,
+                    home: home.clone(),
+                    network: OutboundConfig::default(),
+                }),
             };
-            let said = git.call("version").text()?;
-            if version(&said).is_some_and(|version| version >= OLDEST) {
+            let said = git.subcommand("version").output_text()?;
+            if parse_version(&said).is_some_and(|version| version >= MIN_VERSION) {
                 return Ok(git);
             }
             found.push(format!("`{}` is `{}`", git.place.program.display(), said.trim_end()));
         }
-        found.extend(found.is_empty().then(|| format!("there is none in {}", PLACES.join(", "))));
-        Err(Error::Unfit { found: found.join(", ") })
+        found.extend(
+            found.is_empty().then(|| format!("there is none in {}", SEARCH_PATHS.join(", "))),
+        );
+        Err(GitError::Unfit { found: found.join(", ") })
     }
 
     /// The same git, which gets to remotes this way.
     #[must_use]
-    pub fn over(self, network: Network) -> Self {
-        let Place { program, home, .. } = &*self.place;
-        let place = Place { program: program.clone(), home: home.clone(), network };
+    pub fn with_network(self, network: OutboundConfig) -> Self {
+        let GitEnvironment { program, home, .. } = &*self.place;
+        let place = GitEnvironment { program: program.clone(), home: home.clone(), network };
         Self { place: Arc::new(place) }
     }
 
@@ -95,15 +101,15 @@ impl Git {
         &self.place.program
     }
 
-    /// A call of a subcommand; see [`Call`] for what it may be given.
-    pub fn call(&self, subcommand: &'static str) -> Call<'_> {
-        Call::new(&self.place, subcommand)
+    /// A call of a subcommand; see [`GitCommand`] for what it may be given.
+    pub fn subcommand(&self, subcommand: &'static str) -> GitCommand<'_> {
+        GitCommand::new(&self.place, subcommand)
     }
 }
 
-impl Error {
+impl GitError {
     /// Where git itself refused: what it said, which is for people.
-    pub fn said(&self) -> Option<&str> {
+    pub fn stderr_text(&self) -> Option<&str> {
         match self {
             Self::Failed { said, .. } => Some(said),
             _ => None,
@@ -112,25 +118,28 @@ impl Error {
 
     /// Whether the same may come to another end on another day: the machine is at fault, whose disk is full, or somebody
     /// who has ended git; and not what git was asked about.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Io(_) => true,
             Self::Failed { end, said, .. } => match end.signal() {
-                Some(signal) => !is_one(signal, &SPENT) && !is_one(signal, &BROKEN),
-                None => FULL.iter().any(|words| fatal(said).ends_with(words)),
+                Some(signal) => {
+                    !contains_signal(signal, &LIMIT_SIGNALS)
+                        && !contains_signal(signal, &CRASH_SIGNALS)
+                }
+                None => DISK_FULL_MESSAGES.iter().any(|words| fatal_message(said).ends_with(words)),
             },
             _ => false,
         }
     }
 
     /// Whether it takes more than it was given.
-    pub fn is_costly(&self) -> bool {
+    pub fn is_resource_limit(&self) -> bool {
         match self {
             Self::Late { .. } | Self::TooMuch { .. } => true,
             Self::Failed { end, said, .. } => match end.signal() {
-                Some(signal) => is_one(signal, &SPENT),
+                Some(signal) => contains_signal(signal, &LIMIT_SIGNALS),
                 None => {
-                    EXHAUSTED.iter().any(|words| fatal(said).contains(words))
+                    OUT_OF_MEMORY_MESSAGES.iter().any(|words| fatal_message(said).contains(words))
                         || has_ended_part(said)
                 }
             },
@@ -139,17 +148,17 @@ impl Error {
     }
 
     /// Whether git has said no to a question, which is no failure.
-    pub fn is_no(&self) -> bool {
+    pub fn is_negative_answer(&self) -> bool {
         matches!(self, Self::Failed { end, .. } if end.code() == Some(1))
     }
 }
 
-fn is_one(signal: i32, signals: &[Signal]) -> bool {
+fn contains_signal(signal: i32, signals: &[Signal]) -> bool {
     signals.iter().any(|one| one.as_raw() == signal)
 }
 
 /// The last that git says before it gives up, which is the reason. What comes before may have been written by anybody.
-fn fatal(said: &str) -> &str {
+fn fatal_message(said: &str) -> &str {
     said.lines().last().and_then(|last| last.strip_prefix("fatal: ")).unwrap_or_default()
 }
 
@@ -157,40 +166,41 @@ fn fatal(said: &str) -> &str {
 /// nothing then, and git only that it has said nothing; where the connection broke off, both have a reason. Lines of the
 /// remote begin otherwise.
 fn has_ended_part(said: &str) -> bool {
-    let ends = SPENT.map(|signal| format!(" died of signal {}", signal.as_raw()));
+    let ends = LIMIT_SIGNALS.map(|signal| format!(" died of signal {}", signal.as_raw()));
     let is_end = |line: &str| ends.iter().any(|end| line.ends_with(&**end));
     let is_silent = said.lines().filter(|line| line.starts_with("fatal: ")).eq([SILENT]);
     is_silent || said.lines().any(|line| line.starts_with("error: ") && is_end(line))
 }
 
 /// `git version 2.47.3 (Apple Git-1)` is 2.47.3.
-fn version(said: &str) -> Option<[u32; 3]> {
+fn parse_version(said: &str) -> Option<[u32; 3]> {
     let numbers = said.strip_prefix("git version ")?.split([' ', '\n']).next()?;
     let mut parts = numbers.split('.').map(|part| part.parse().unwrap_or_default());
     Some([parts.next()?, parts.next()?, parts.next().unwrap_or_default()])
 }
 
-fn version_text([major, minor, patch]: [u32; 3]) -> String {
+fn format_version([major, minor, patch]: [u32; 3]) -> String {
     format!("{major}.{minor}.{patch}")
 }
 
-/// How the kernel ends what has reached a limit of [`Limits`].
-const SPENT: [Signal; 2] = [Signal::XFSZ, Signal::XCPU];
+/// How the kernel ends what has reached a limit of [`GitLimits`].
+const LIMIT_SIGNALS: [Signal; 2] = [Signal::XFSZ, Signal::XCPU];
 
 /// How git ends that has come to harm, by itself. Other signals are somebody's.
-const BROKEN: [Signal; 6] =
+const CRASH_SIGNALS: [Signal; 6] =
     [Signal::SEGV, Signal::ABORT, Signal::BUS, Signal::ILL, Signal::FPE, Signal::SYS];
 
 /// What git says, in this language, where there is no room on the disk,
-const FULL: [&str; 3] = ["No space left on device", "Out of diskspace", "Disk quota exceeded"];
+const DISK_FULL_MESSAGES: [&str; 3] =
+    ["No space left on device", "Out of diskspace", "Disk quota exceeded"];
 
 /// and where it is given no more memory.
-const EXHAUSTED: [&str; 4] =
+const OUT_OF_MEMORY_MESSAGES: [&str; 4] =
     ["out of memory", "Out of memory", "mmap failed", "Cannot allocate memory"];
 
 /// What a fetch says whose pack could not be written, for whatever reason.
 const SILENT: &str = "fatal: fetch-pack: invalid index-pack output";
 
 /// The git that all of this was tried with.
-const OLDEST: [u32; 3] = [2, 39, 0];
-const PLACES: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];
+const MIN_VERSION: [u32; 3] = [2, 39, 0];
+const SEARCH_PATHS: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];

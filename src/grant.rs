@@ -16,21 +16,21 @@ mod token;
 
 use std::time::SystemTime;
 
-use crate::base::reach::Reach;
+use crate::base::reach::HostReach;
 
-pub use access::Access;
-pub use denied::Denied;
-pub use pattern::Pattern;
-pub use store::{Error, Grants, SCHEMA};
-pub use terms::{Invalid, Terms};
+pub use access::GrantScope;
+pub use denied::AccessDeniedError;
+pub use pattern::GrantPattern;
+pub use store::{GRANT_SCHEMA, GrantStore, GrantStoreError};
+pub use terms::{GrantTerms, GrantTermsError};
 
 /// One grant, without its token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Grant {
+pub struct AccessGrant {
     pub id: String,
     /// For people: who has it.
     pub name: String,
-    pub terms: Terms,
+    pub terms: GrantTerms,
     pub created: SystemTime,
     /// From here on it is worth nothing.
     pub expires: Option<SystemTime>,
@@ -39,87 +39,96 @@ pub struct Grant {
     pub used: Option<SystemTime>,
 }
 
-impl Grant {
+impl AccessGrant {
     /// # Errors
     /// It has been revoked, or its time is over.
-    pub fn check_at(&self, now: SystemTime) -> Result<(), Denied> {
+    pub fn check_valid_at(&self, now: SystemTime) -> Result<(), AccessDeniedError> {
         if self.revoked.is_some() {
-            return Err(Denied::Revoked);
+            return Err(AccessDeniedError::Revoked);
         }
         match self.expires {
-            Some(end) if end <= now => Err(Denied::Expired),
+            Some(end) if end <= now => Err(AccessDeniedError::Expired),
             _ => Ok(()),
         }
     }
 
     /// # Errors
     /// It does not come with this kind of access.
-    pub fn allows(&self, access: Access) -> Result<(), Denied> {
-        if self.terms.access.contains(&access) { Ok(()) } else { Err(Denied::Access(access)) }
+    pub fn check_scope(&self, access: GrantScope) -> Result<(), AccessDeniedError> {
+        if self.terms.access.contains(&access) {
+            Ok(())
+        } else {
+            Err(AccessDeniedError::Access(access))
+        }
     }
 
     /// # Errors
     /// The agent is not among those it names.
-    pub fn allows_agent(&self, agent: &str) -> Result<(), Denied> {
+    pub fn check_agent(&self, agent: &str) -> Result<(), AccessDeniedError> {
         let is_named = self.terms.agents.iter().any(|pattern| pattern.matches(agent));
-        if is_named { Ok(()) } else { Err(Denied::Agent(agent.to_owned())) }
+        if is_named { Ok(()) } else { Err(AccessDeniedError::Agent(agent.to_owned())) }
     }
 
     /// # Errors
     /// It is for nothing that runs in a sandbox.
-    pub fn allows_sandbox(&self) -> Result<(), Denied> {
-        if self.terms.allow_sandbox { Ok(()) } else { Err(Denied::Sandbox) }
+    pub fn check_sandbox(&self) -> Result<(), AccessDeniedError> {
+        if self.terms.allow_sandbox { Ok(()) } else { Err(AccessDeniedError::Sandbox) }
     }
 
     /// Who pays: the account that is asked for, or the first that the grant names.
     ///
     /// # Errors
     /// The account is not among those it names, or none is asked for and the first is a pattern.
-    pub fn account(&self, asked: Option<&str>) -> Result<String, Denied> {
+    pub fn resolve_account(&self, asked: Option<&str>) -> Result<String, AccessDeniedError> {
         let accounts = &self.terms.accounts;
         let Some(asked) = asked else {
-            let first = accounts.first().and_then(Pattern::exact);
-            return first.map(str::to_owned).ok_or(Denied::NoAccount);
+            let first = accounts.first().and_then(GrantPattern::exact_text);
+            return first.map(str::to_owned).ok_or(AccessDeniedError::NoAccount);
         };
         let is_named = accounts.iter().any(|pattern| pattern.matches(asked));
-        if is_named { Ok(asked.to_owned()) } else { Err(Denied::Account(asked.to_owned())) }
+        if is_named {
+            Ok(asked.to_owned())
+        } else {
+            Err(AccessDeniedError::Account(asked.to_owned()))
+        }
     }
 
     /// Which addresses the repository's host may have, by the URL that the repository is cloned from, in its one spelling.
     ///
     /// # Errors
     /// The repository is not among those it names.
-    pub fn allows_repository(&self, url: &str) -> Result<Reach, Denied> {
+    pub fn check_repository(&self, url: &str) -> Result<HostReach, AccessDeniedError> {
         let bare = url.strip_suffix(".git").unwrap_or(url);
-        let is_file = url.starts_with(FILE);
+        let is_file = url.starts_with(FILE_SCHEME);
         let named = self.terms.repositories.iter().filter(|pattern| {
             // What is on this machine is named on purpose: a `*` alone is for forges.
-            pattern.as_str().starts_with(FILE) == is_file
+            pattern.as_str().starts_with(FILE_SCHEME) == is_file
                 && (pattern.matches(bare) || pattern.matches(url))
         });
-        let reaches =
-            named.map(|pattern| if names_host(pattern) { Reach::Named } else { Reach::Public });
-        let allowed = reaches.filter(|reach| is_file || reach.allows_host(host(url)));
-        allowed.max().ok_or_else(|| Denied::Repository(url.to_owned()))
+        let reaches = named.map(|pattern| {
+            if has_complete_host(pattern) { HostReach::Named } else { HostReach::Public }
+        });
+        let allowed = reaches.filter(|reach| is_file || reach.allows_host(url_host(url)));
+        allowed.max().ok_or_else(|| AccessDeniedError::Repository(url.to_owned()))
     }
 
     /// Whether it may see and end what another grant has begun.
     pub fn is_admin(&self) -> bool {
-        self.terms.access.contains(&Access::Admin)
+        self.terms.access.contains(&GrantScope::Admin)
     }
 }
 
 /// Whether a pattern has a URL's host from its beginning to its end.
-fn names_host(pattern: &Pattern) -> bool {
+fn has_complete_host(pattern: &GrantPattern) -> bool {
     let Some(beginning) = pattern.as_str().strip_suffix('*') else { return true };
     let Some((_, rest)) = beginning.split_once("://") else { return false };
-    let host = host(beginning);
+    let host = url_host(beginning);
     // A port may be open; an address in brackets ends with its bracket.
     !host.is_empty() && (rest.contains('/') || rest.ends_with(':')) && !host.starts_with('[')
 }
 
 /// The host of a URL, or of the beginning of one; with its bracket where that is not closed.
-fn host(url: &str) -> &str {
+fn url_host(url: &str) -> &str {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     let authority = rest.split('/').next().unwrap_or_default();
     match authority.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
@@ -129,4 +138,4 @@ fn host(url: &str) -> &str {
     }
 }
 
-const FILE: &str = "file://";
+const FILE_SCHEME: &str = "file://";

@@ -27,93 +27,99 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use bridge::Bridge;
-use options::{Gateway, Invocation, Options};
-use slot::Host;
+use bridge::SocketBridge;
+use options::{GatewayMode, InitCommand, InitOptions};
+use slot::HostChannel;
 use socket::RunSocket;
-use supervisor::Supervisor;
+use supervisor::ProcessReaper;
 
 /// Runs the program; `arguments` are those after its own name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
-        Ok(Invocation::Print(text)) => print(&text),
-        Ok(Invocation::Start(options)) if !options.is_resident => end(start(&options)),
-        Ok(Invocation::Start(_)) => wrong_use("`--resident` is for a slot, which is told so"),
-        Ok(Invocation::Wait(path)) => end(wait(&path)),
-        Err(wrong) => wrong_use(&wrong),
+        Ok(InitCommand::Print(text)) => print_to_stdout(&text),
+        Ok(InitCommand::Start(options)) if !options.is_resident => exit_with(start_agent(&options)),
+        Ok(InitCommand::Start(_)) => {
+            report_usage_error("`--resident` is for a slot, which is told so")
+        }
+        Ok(InitCommand::Wait(path)) => exit_with(wait_for_claim(&path)),
+        Err(wrong) => report_usage_error(&wrong),
     }
 }
 
-fn wrong_use(wrong: &str) -> ExitCode {
-    say(format_args!("{wrong}; see `cogni-init --help`"));
-    ExitCode::from(WRONG_USE)
+fn report_usage_error(wrong: &str) -> ExitCode {
+    log_line(format_args!("{wrong}; see `cogni-init --help`"));
+    ExitCode::from(EXIT_USAGE)
 }
 
-fn end(ended: Result<u8, Failure>) -> ExitCode {
-    ExitCode::from(status_of(ended))
+fn exit_with(ended: Result<u8, InitFailure>) -> ExitCode {
+    ExitCode::from(exit_status(ended))
 }
 
 /// The status that is told, and why, where it is not the agent's own.
-fn status_of(ended: Result<u8, Failure>) -> u8 {
+fn exit_status(ended: Result<u8, InitFailure>) -> u8 {
     ended.unwrap_or_else(|failure| {
-        say(&failure.message);
+        log_line(&failure.message);
         failure.status
     })
 }
 
-fn start(options: &Options) -> Result<u8, Failure> {
-    go_on(&prepare()?, options, None)
+fn start_agent(options: &InitOptions) -> Result<u8, InitFailure> {
+    run_agent(&prepare_reaper()?, options, None)
 }
 
 /// Once it is told, a sandbox that was started ahead is as any other, or a resident.
-fn wait(path: &Path) -> Result<u8, Failure> {
-    let supervisor = prepare()?;
-    let host = Host::connect(path)?;
-    let claim = host.claim(&supervisor)?;
+fn wait_for_claim(path: &Path) -> Result<u8, InitFailure> {
+    let supervisor = prepare_reaper()?;
+    let host = HostChannel::connect(path)?;
+    let claim = host.receive_claim(&supervisor)?;
     if claim.options.is_resident {
-        return resident::serve(&host, &supervisor, claim);
+        return resident::serve_claims(&host, &supervisor, claim);
     }
     // The agent never meets it.
     drop(host);
-    go_on(&supervisor, &claim.options, None)
+    run_agent(&supervisor, &claim.options, None)
 }
 
-fn prepare() -> Result<Supervisor, Failure> {
-    Supervisor::prepare().map_err(|error| Failure::setup("prepare", error))
+fn prepare_reaper() -> Result<ProcessReaper, InitFailure> {
+    ProcessReaper::prepare().map_err(|error| InitFailure::setup_failure("prepare", error))
 }
 
 /// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
-fn go_on(supervisor: &Supervisor, options: &Options, host: Option<&Host>) -> Result<u8, Failure> {
-    let socket = RunSocket::new(&options.socket).map_err(Failure::socket)?;
+fn run_agent(
+    supervisor: &ProcessReaper,
+    options: &InitOptions,
+    host: Option<&HostChannel>,
+) -> Result<u8, InitFailure> {
+    let socket = RunSocket::new(&options.socket).map_err(InitFailure::socket_failure)?;
     let listener = match options.gateway {
-        Gateway::Bridged => {
-            socket.wait_until_it_answers(options.socket_timeout).map_err(Failure::socket)?;
-            Some(listener::bind(options.listen)?)
+        GatewayMode::Bridged => {
+            socket.wait_until_ready(options.socket_timeout).map_err(InitFailure::socket_failure)?;
+            Some(listener::bind_listener(options.listen)?)
         }
-        Gateway::None => None,
+        GatewayMode::None => None,
     };
-    let bridge = Bridge::new(listener, socket);
-    let agent = agent::start(options)?;
-    Ok(supervisor.run(bridge, agent, options, host))
+    let bridge = SocketBridge::new(listener, socket);
+    let agent = agent::start_agent(options)?;
+    Ok(supervisor.run_until_exit(bridge, agent, options, host))
 }
 
 /// Why the agent was not started, and the exit status that says so.
-struct Failure {
+struct InitFailure {
     status: u8,
     message: String,
 }
 
-impl Failure {
-    fn setup(what: &str, error: impl Display) -> Self {
-        Self { status: SETUP_FAILED, message: format!("cannot {what}: {error}") }
+impl InitFailure {
+    fn setup_failure(what: &str, error: impl Display) -> Self {
+        Self { status: EXIT_SETUP_FAILED, message: format!("cannot {what}: {error}") }
     }
 
-    fn socket(message: String) -> Self {
-        Self { status: SOCKET_DEAD, message }
+    fn socket_failure(message: String) -> Self {
+        Self { status: EXIT_SOCKET_UNAVAILABLE, message }
     }
 }
 
-fn print(text: &str) -> ExitCode {
+fn print_to_stdout(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -121,24 +127,24 @@ fn print(text: &str) -> ExitCode {
 }
 
 /// One line for whoever reads the sandbox's stderr, in one write, so that the agent's own lines do not cut it.
-fn say(message: impl Display) {
+fn log_line(message: impl Display) {
     let line = format!("cogni-init: {message}\n");
     // There is nobody left to tell when this fails.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// The exit status of every program for arguments that make no sense.
-const WRONG_USE: u8 = 2;
+const EXIT_USAGE: u8 = 2;
 
 /// The run's socket does not answer; `EX_UNAVAILABLE` in sysexits.h.
-const SOCKET_DEAD: u8 = 69;
+const EXIT_SOCKET_UNAVAILABLE: u8 = 69;
 
 /// `--max-runtime` has ended the agent; what timeout(1) says in that case.
-const TIMED_OUT: u8 = 124;
+const EXIT_TIMED_OUT: u8 = 124;
 
 /// The sandbox is not as it has to be; what `docker run` says when it is Docker that failed.
-const SETUP_FAILED: u8 = 125;
+const EXIT_SETUP_FAILED: u8 = 125;
 
 /// As a shell says it: found, but not to be executed; and not found.
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;

@@ -12,7 +12,7 @@ pub(crate) fn main() -> ExitCode {
     let mut arguments = env::args_os();
     let path = arguments.next().unwrap_or_default();
     match Path::new(&path).file_name().and_then(OsStr::to_str) {
-        Some(helper::NAME) => helper::main(),
+        Some(helper::HELPER_PROGRAM_NAME) => helper::main(),
         _ => cli::main(),
     }
 }

@@ -2,7 +2,7 @@
 
 /// A served route: one exact path, one method, one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Route {
+pub enum GatewayRoute {
     ChatCompletions,
     Completions,
     Responses,
@@ -18,7 +18,7 @@ pub enum Route {
 
 /// The shape a route's bodies and errors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
+pub enum LlmProtocol {
     /// Chat completions, and the older completions and embeddings beside it.
     Chat,
     /// OpenAI Responses.
@@ -27,7 +27,7 @@ pub enum Protocol {
     Messages,
 }
 
-impl Route {
+impl GatewayRoute {
     pub const ALL: [Self; 10] = [
         Self::ChatCompletions,
         Self::Completions,
@@ -42,14 +42,14 @@ impl Route {
     ];
 
     /// The route for a method and a raw path, compared byte for byte: nothing is decoded first.
-    pub fn find(method: &http::Method, path: &str) -> Option<Self> {
+    pub fn from_request_line(method: &http::Method, path: &str) -> Option<Self> {
         if let Some(name) = path.strip_prefix(Self::Model.path()) {
             return (*method == http::Method::GET && is_model_path(name)).then_some(Self::Model);
         }
         Self::ALL.into_iter().find(|route| route.path() == path && route.method() == method)
     }
 
-    /// The path, whole but for [`Route::Model`]: behind that stands a name.
+    /// The path, whole but for [`GatewayRoute::Model`]: behind that stands a name.
     pub fn path(self) -> &'static str {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
@@ -88,21 +88,21 @@ impl Route {
         }
     }
 
-    pub fn protocol(self) -> Protocol {
+    pub fn protocol(self) -> LlmProtocol {
         match self {
-            Self::Responses => Protocol::Responses,
-            Self::Messages | Self::CountTokens => Protocol::Messages,
-            _ => Protocol::Chat,
+            Self::Responses => LlmProtocol::Responses,
+            Self::Messages | Self::CountTokens => LlmProtocol::Messages,
+            _ => LlmProtocol::Chat,
         }
     }
 
     /// Whether the provider charges tokens for a call.
     pub fn spends_tokens(self) -> bool {
-        self.is_turn() || self == Self::Embeddings
+        self.counts_as_turn() || self == Self::Embeddings
     }
 
     /// Whether a call counts as a turn: the model generates.
-    pub fn is_turn(self) -> bool {
+    pub fn counts_as_turn(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)
     }
 }

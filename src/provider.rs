@@ -2,12 +2,12 @@
 //!
 //! It speaks chat completions, completions, Responses, Messages, embeddings and models as the real
 //! ones do behind `LiteLLM`, with `LiteLLM`'s headers, over HTTP/1.1 and HTTP/2 without TLS. What it
-//! says, how fast, and how it fails is a [`Script`]: the provider's own, with the knobs turned that a
+//! says, how fast, and how it fails is a [`ProviderScript`]: the provider's own, with the knobs turned that a
 //! request names in its model, as in `"model": "fake/chunks=100,interval=20ms,fault=reset@3"`. A
 //! model's name is the one thing that passes through every proxy unharmed.
 //!
-//! What reached it is in [`Seen`], and over HTTP at `GET /_seen?last=N` (`DELETE` forgets). Answers
-//! that a script holds back wait at the [`Gate`], which `POST /_gate` opens for one of them.
+//! What reached it is in [`ProviderRequestLog`], and over HTTP at `GET /_seen?last=N` (`DELETE` forgets). Answers
+//! that a script holds back wait at the [`ResponseGate`], which `POST /_gate` opens for one of them.
 //!
 //! **Invariant:** each event is written by a system call of its own, unless a script joins them or
 //! the client is too slow to take them singly.
@@ -38,30 +38,32 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::base::drain::Drain;
+use crate::base::drain::TaskGroup;
 
-pub use crate::base::gate::Gate;
-pub use record::{Ended, KEPT, KEPT_BODY, Request, Seen};
-pub use script::Script;
+pub use crate::base::gate::ResponseGate;
+pub use record::{
+    AnswerEnd, MAX_KEPT_BODY_BYTES, MAX_KEPT_REQUESTS, ProviderRequestLog, RecordedRequest,
+};
+pub use script::ProviderScript;
 
-use server::Shared;
-use socket::{Breaker, Socket};
+use server::ProviderShared;
+use socket::{BreakableSocket, ConnectionBreaker};
 
 /// A provider that listens, and does not answer yet.
 #[derive(Debug)]
-pub struct Provider {
+pub struct FakeProvider {
     listener: TcpListener,
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ProviderShared>,
 }
 
-impl Provider {
+impl FakeProvider {
     /// Listens on `addr`; requests that name no script of their own get `script`.
-    pub async fn bind(addr: SocketAddr, script: Script) -> io::Result<Self> {
+    pub async fn bind(addr: SocketAddr, script: ProviderScript) -> io::Result<Self> {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
-        let seen = Arc::new(Seen::default());
-        let shared = Arc::new(Shared { script, seen, gate: Gate::default() });
+        let seen = Arc::new(ProviderRequestLog::default());
+        let shared = Arc::new(ProviderShared { script, seen, gate: ResponseGate::default() });
         Ok(Self { listener, addr, shared })
     }
 
@@ -71,36 +73,36 @@ impl Provider {
     }
 
     /// What reaches it.
-    pub fn seen(&self) -> Arc<Seen> {
+    pub fn request_log(&self) -> Arc<ProviderRequestLog> {
         self.shared.seen.clone()
     }
 
     /// Lets the answers go on that a script holds back.
-    pub fn gate(&self) -> Gate {
+    pub fn response_gate(&self) -> ResponseGate {
         self.shared.gate.clone()
     }
 
     /// Writes each request to `file` when it has ended, as a line of JSON.
-    pub fn record_to(&self, file: File) {
-        self.shared.seen.write_to(file);
+    pub fn record_requests_to(&self, file: File) {
+        self.shared.seen.record_to(file);
     }
 
     /// Answers until `shutdown`, and then cuts what is open: a scripted stall would never end.
     pub async fn serve(self, shutdown: CancellationToken) {
-        let drain = Drain::default();
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let drain = TaskGroup::default();
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         while let Some((stream, place)) =
-            shutdown.run_until_cancelled(accept(&self.listener, &places)).await
+            shutdown.run_until_cancelled(accept_connection(&self.listener, &places)).await
         {
-            drain.spawn(connection(stream, place, self.shared.clone(), drain.clone()));
+            drain.spawn_task(serve_connection(stream, place, self.shared.clone(), drain.clone()));
         }
-        self.shared.seen.close();
-        drain.finish(Duration::ZERO).await;
+        self.shared.seen.mark_closing();
+        drain.shut_down(Duration::ZERO).await;
     }
 }
 
 /// Waits for a place and a connection, pausing while the process is out of file descriptors.
-async fn accept(
+async fn accept_connection(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
 ) -> (TcpStream, OwnedSemaphorePermit) {
@@ -110,30 +112,30 @@ async fn accept(
             Ok((stream, _)) => return (stream, place),
             Err(error) => {
                 tracing::warn!(%error, "accept failed");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
 /// Serves one connection to its end.
-async fn connection(
+async fn serve_connection(
     stream: TcpStream,
     _place: OwnedSemaphorePermit,
-    shared: Arc<Shared>,
-    drain: Drain,
+    shared: Arc<ProviderShared>,
+    drain: TaskGroup,
 ) {
-    let _open = shared.seen.connected();
+    let _open = shared.seen.track_connection();
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "the connection ended before it began");
     }
-    let breaker = Arc::new(Breaker::default());
-    let socket = TokioIo::new(Socket::new(stream, breaker.clone()));
+    let breaker = Arc::new(ConnectionBreaker::default());
+    let socket = TokioIo::new(BreakableSocket::new(stream, breaker.clone()));
     let service = service_fn(move |request| {
         let (shared, breaker) = (shared.clone(), breaker.clone());
         async move { server::handle(&shared, &breaker, request).await }
     });
-    let cut = drain.cut().clone();
+    let cut = drain.abort_token().clone();
     let server = auto::Builder::new(drain);
     if let Some(Err(error)) =
         cut.run_until_cancelled(server.serve_connection(socket, service)).await
@@ -143,5 +145,5 @@ async fn connection(
 }
 
 /// More than any test or bench opens, fewer than a process may have files.
-const CONNECTIONS: usize = 20_000;
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const MAX_CONNECTIONS: usize = 20_000;
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -8,7 +8,7 @@
 //! at a time at a branch, and [`artifact`] keeps what came out until it is delivered. What makes it durable, and asks for a pull request, is
 //! [`delivery`](crate::delivery).
 //!
-//! [`Bundle`] → [`Quarantined`] → [`Judged`] → [`Pushed`]: each step takes the one before by value, so that none
+//! [`GitBundle`] → [`QuarantinedWork`] → [`ReviewedWork`] → [`PushOutcome`]: each step takes the one before by value, so that none
 //! can be left out.
 //!
 //! **Invariant:** host git never runs in a directory that an agent has had its hands on.
@@ -31,38 +31,38 @@ pub mod work;
 use std::io;
 use std::path::PathBuf;
 
-pub use crate::git::{self, Git, Sha};
-pub use artifact::Artifacts;
-pub use branch_key::{Branch, BranchKey};
-pub use bundle::Bundle;
-pub use judge::{Cleared, Held, Judged, Verdict};
-pub use lease::Lease;
-pub use mirror::{BranchState, FetchLimits, Mirror};
-pub use note::Note;
-pub use push::Pushed;
-pub use quarantine::Quarantined;
-pub use repository::Repository;
-pub use work::Work;
+pub use crate::git::{self, GitProgram, ObjectId};
+pub use artifact::ArtifactDir;
+pub use branch_key::{BranchKey, SandboxBranch};
+pub use bundle::GitBundle;
+pub use judge::{ApprovedWork, HeldWork, ReviewVerdict, ReviewedWork};
+pub use lease::BranchLease;
+pub use mirror::{BranchState, FetchLimits, RepoMirror};
+pub use note::CommitNote;
+pub use push::PushOutcome;
+pub use quarantine::QuarantinedWork;
+pub use repository::RepositoryUrl;
+pub use work::ExtractedWork;
 
 /// Why the work is not, or not yet, where it should be. It is kept, whatever the reason.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RepoError {
     #[error("another run is at `{branch}`; wait for it, or choose another key")]
-    Busy { branch: Branch },
+    Busy { branch: SandboxBranch },
     #[error("the repository has no branch `{base}` to begin with")]
     NoBase { base: String },
     #[error("`{branch}` is what the work would be merged into; choose another key or base")]
-    Default { branch: Branch },
+    Default { branch: SandboxBranch },
     #[error(
         "a checkout of `{branch}` is too large for a workspace: it has {what}; work on a smaller branch, or raise `max_workspace`"
     )]
-    Large { branch: Branch, what: String },
+    Large { branch: SandboxBranch, what: String },
     #[error(
         "`{branch}` cannot be fetched within the relay's limits ({} bytes, {} bytes of memory, {}): {why}; \
          work on a smaller repository, or raise `[fetch]` in the relay's file",
         limits.pack_bytes, limits.memory_bytes, humantime::format_duration(limits.time)
     )]
-    Costly { branch: Branch, why: String, limits: FetchLimits },
+    Costly { branch: SandboxBranch, why: String, limits: FetchLimits },
     #[error("`{}` cannot be used: {why}", path.display())]
     State { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]
@@ -70,13 +70,13 @@ pub enum Error {
     #[error("more than {limit} bytes came out for `{}`", path.display())]
     TooMuch { path: PathBuf, limit: u64 },
     #[error("the bundle is not what was asked for: {0}")]
-    Bundle(#[from] bundle::Invalid),
+    Bundle(#[from] bundle::BundleError),
     #[error("the bundle is not what was announced: {what} is another")]
     Unlike { what: &'static str },
     #[error("what came out cannot come in: {0}")]
-    Refused(#[from] quarantine::Refusal),
-    #[error("`{branch}` is not where the run began any more; it is {}", at(*.found))]
-    Moved { branch: Branch, found: Option<Sha> },
+    Refused(#[from] quarantine::QuarantineError),
+    #[error("`{branch}` is not where the run began any more; it is {}", describe_tip(*.found))]
+    Moved { branch: SandboxBranch, found: Option<ObjectId> },
     #[error("the remote does not take it: {why}")]
     Declined { why: String },
     #[error("the remote does not let the relay in: {why}")]
@@ -84,9 +84,9 @@ pub enum Error {
     #[error("the remote cannot be reached, which may be tried again: {why}")]
     Unreachable { why: String },
     #[error(transparent)]
-    Git(#[from] git::Error),
+    Git(#[from] git::GitError),
 }
 
-fn at(tip: Option<Sha>) -> String {
+fn describe_tip(tip: Option<ObjectId>) -> String {
     tip.map_or_else(|| "gone".to_owned(), |tip| format!("at {tip}"))
 }

@@ -12,42 +12,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Semaphore;
 
-use crate::audit::record::Finished;
-use crate::audit::{self, Log};
-use crate::budget::Ledger;
-use crate::observe::trace::Trace;
+use crate::audit::record::RunFinishedRecord;
+use crate::audit::{self, AuditLog};
+use crate::budget::BudgetLedger;
+use crate::observe::trace::RunTrace;
 
-pub use gate::Gate;
-pub use identity::{Identity, Invalid, NAME_RULE, RequestId, is_name, is_reserved_key};
+pub use gate::RunControl;
+pub use identity::{NAME_RULE, RequestId, RunIdentity, RunIdentityError, is_name, is_reserved_key};
 
 /// One agent run: who it is, what it may spend, and where it is written down.
-pub struct Run {
-    pub identity: Identity,
-    pub ledger: Arc<Ledger>,
-    pub audit: Log,
-    pub counts: Counts,
-    pub gate: Gate,
+pub struct AgentRun {
+    pub identity: RunIdentity,
+    pub ledger: Arc<BudgetLedger>,
+    pub audit: AuditLog,
+    pub counts: CallCounts,
+    pub gate: RunControl,
     /// Places for calls that are read on after their client has left.
     pub drains: Arc<Semaphore>,
     /// The run's place in its trace, if it has one.
-    pub trace: Option<Arc<Trace>>,
+    pub trace: Option<Arc<RunTrace>>,
 }
 
 /// How many requests were let through and how many were not.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct CallCounts {
     pub admitted: AtomicU64,
     pub refused: AtomicU64,
     /// Calls that did not reach the upstream.
     pub unreached: AtomicU64,
 }
 
-impl Counts {
-    pub fn admitted(&self) -> u64 {
+impl CallCounts {
+    pub fn admitted_calls(&self) -> u64 {
         self.admitted.load(Ordering::Relaxed)
     }
 
-    pub fn refused(&self) -> u64 {
+    pub fn refused_calls(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
@@ -56,14 +56,14 @@ impl Counts {
     }
 }
 
-impl Run {
-    pub fn new(identity: Identity, ledger: Ledger, audit: Log) -> Self {
+impl AgentRun {
+    pub fn new(identity: RunIdentity, ledger: BudgetLedger, audit: AuditLog) -> Self {
         Self {
             identity,
             ledger: Arc::new(ledger),
             audit,
-            counts: Counts::default(),
-            gate: Gate::default(),
+            counts: CallCounts::default(),
+            gate: RunControl::default(),
             drains: Arc::new(Semaphore::new(MAX_DRAINS)),
             trace: None,
         }
@@ -71,17 +71,17 @@ impl Run {
 
     /// The same run, as a part of a trace.
     #[must_use]
-    pub fn traced(self, trace: Option<Arc<Trace>>) -> Self {
+    pub fn with_trace(self, trace: Option<Arc<RunTrace>>) -> Self {
         if let Some(trace) = &trace {
-            trace.note("cogni.run.id", &*self.identity.run);
-            trace.note("cogni.run.attempt", &*self.identity.attempt);
+            trace.set_attribute("cogni.run.id", &*self.identity.run);
+            trace.set_attribute("cogni.run.attempt", &*self.identity.attempt);
         }
         Self { trace, ..self }
     }
 
     /// What log lines are within that are about the run.
     pub fn log_span(&self) -> tracing::Span {
-        let trace_id = self.trace.as_ref().map(|trace| tracing::field::display(trace.id()));
+        let trace_id = self.trace.as_ref().map(|trace| tracing::field::display(trace.trace_id()));
         tracing::info_span!("run", run = self.identity.run, trace_id)
     }
 
@@ -89,19 +89,19 @@ impl Run {
     ///
     /// # Errors
     /// The log cannot be written.
-    pub fn finish(&self) -> Result<(), audit::Error> {
+    pub fn finish_run(&self) -> Result<(), audit::AuditError> {
         if let Some(trace) = &self.trace {
-            let spent = self.ledger.spent();
-            trace.note("gen_ai.usage.input_tokens", spent.input.0);
-            trace.note("gen_ai.usage.output_tokens", spent.output.0);
-            trace.note("cogni.calls.admitted", self.counts.admitted());
-            trace.note("cogni.calls.refused", self.counts.refused());
-            trace.end();
+            let spent = self.ledger.spent_amount();
+            trace.set_attribute("gen_ai.usage.input_tokens", spent.input.0);
+            trace.set_attribute("gen_ai.usage.output_tokens", spent.output.0);
+            trace.set_attribute("cogni.calls.admitted", self.counts.admitted_calls());
+            trace.set_attribute("cogni.calls.refused", self.counts.refused_calls());
+            trace.finish_run_span();
         }
-        self.audit.finish(&Finished {
-            spent: self.ledger.spent(),
-            admitted: self.counts.admitted(),
-            refused: self.counts.refused(),
+        self.audit.finish_log(&RunFinishedRecord {
+            spent: self.ledger.spent_amount(),
+            admitted: self.counts.admitted_calls(),
+            refused: self.counts.refused_calls(),
         })
     }
 }

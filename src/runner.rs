@@ -38,41 +38,44 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-use crate::app::{Seats, Shutdown};
+use crate::app::{GatewayHost, RunShutdown};
 use crate::base::private_dir;
-use crate::budget::Ledger;
-use crate::config::Config;
-use crate::delivery::outbox::Words;
-use crate::run::Run;
-use crate::sandbox::output::{Capture, Captured, Output};
-use crate::sandbox::spec::{Access, Stamp, Workspace};
-use crate::sandbox::{self, Cause, Driver, Ended, Owner, RunSpec, Sandbox, UserRange, host_path};
+use crate::budget::BudgetLedger;
+use crate::config::GatewayConfig;
+use crate::delivery::outbox::PullRequestText;
+use crate::run::AgentRun;
+use crate::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture};
+use crate::sandbox::spec::{MountAccess, OwnerLabels, WorkspaceMount};
+use crate::sandbox::{
+    self, OwnerProcess, SandboxDriver, SandboxExit, SandboxHandle, SandboxSpec, StopReason,
+    UserRange, host_path,
+};
 
-pub use crate::catalog::Maker;
-pub use agent::{Agent, Message, Role};
-pub use envelope::{Envelope, Invalid};
-pub use request::{Host, Llm, MODEL, Request};
-pub use result::{ErrorCode, RunResult, Timings};
+pub use crate::catalog::DriverChoice;
+pub use agent::{AgentInvocation, ChatMessage, ChatRole};
+pub use envelope::{AgentEnvelope, AgentEnvelopeError};
+pub use request::{GatewayOverrides, HostEnvironment, MODEL_VARIABLE, RunRequest};
+pub use result::{RunErrorCode, RunResult, RunTimings};
 
-use delivery::{Posted, Source, Target};
-use directory::Directory;
-use gateway::{Gateway, Signals};
-use proxy::Proxy;
-use quota::{Exceeded, Quota};
-use result::Outcome;
-use sweep::Sweep;
+use delivery::{DeliveryTarget, FinishedRun, TrackedWorkspace};
+use directory::RunDirectory;
+use gateway::{GatewaySignals, RunGatewayBackend};
+use proxy::PreparedGatewayContainer;
+use quota::{QuotaExceededError, WorkspaceQuota};
+use result::RunResultParts;
+use sweep::LeftoverSweeper;
 
 /// One run, as its host asks for it.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct RunPlan {
     /// The run's gateway. Where it listens is chosen here.
-    pub config: Config,
+    pub config: GatewayConfig,
     /// The run's sandbox. Its run id and socket are those of the gateway.
-    pub spec: RunSpec,
+    pub spec: SandboxSpec,
     /// The agent of the catalog that the sandbox is for, if it is for one.
-    pub agent: Option<Agent>,
+    pub agent: Option<AgentInvocation>,
     /// The branch that the run's work is for, if it is for one.
-    pub target: Option<Target>,
+    pub target: Option<DeliveryTarget>,
     /// What the sandbox is given of this machine has to be below one of these.
     pub roots: Vec<PathBuf>,
     /// Where runs have their directories.
@@ -80,19 +83,19 @@ pub struct Order {
     /// The users of this machine that sandboxes run as.
     pub uids: UserRange,
     /// Who makes the sandbox.
-    pub driver: Driver,
+    pub driver: SandboxDriver,
     /// Where this machine's engine is, if it has one: whoever makes this sandbox, runs before may have left something there.
     pub docker_socket: PathBuf,
     /// The container that serves the gateway; without one, this process does.
-    pub proxy: Option<proxy::Settings>,
+    pub proxy: Option<proxy::GatewayContainerConfig>,
     /// Where this process has its runs' gateways, if it has others.
-    pub seats: Option<Seats>,
+    pub seats: Option<GatewayHost>,
 }
 
-impl Order {
+impl RunPlan {
     /// The model that its program is told to use.
     pub fn model(&self) -> Option<&str> {
-        self.spec.env.get(MODEL).map(String::as_str)
+        self.spec.env.get(MODEL_VARIABLE).map(String::as_str)
     }
 
     /// Checks everything that can be checked without making anything.
@@ -107,31 +110,40 @@ impl Order {
         }
         self.spec.check()?;
         self.driver.check(&self.spec)?;
-        Ok(host_path::check(&self.spec, self.users(), &self.roots, &self.private())?)
+        Ok(host_path::check_host_paths(
+            &self.spec,
+            self.sandbox_users(),
+            &self.roots,
+            &self.private_paths(),
+        )?)
     }
 
     /// The users that its sandbox may have. What the operator lets it write is the shared user's, before and after it.
-    fn users(&self) -> UserRange {
-        let RunSpec { workspace, mounts, volumes, .. } = &self.spec;
+    fn sandbox_users(&self) -> UserRange {
+        let SandboxSpec { workspace, mounts, volumes, .. } = &self.spec;
         let given = mounts.iter().map(|mount| mount.access);
         let given = given.chain(volumes.iter().map(|volume| volume.access));
         let workspace = match workspace {
-            Workspace::Directory { access, .. } => Some(*access),
-            Workspace::None | Workspace::Fresh => None,
+            WorkspaceMount::Directory { access, .. } => Some(*access),
+            WorkspaceMount::None | WorkspaceMount::Fresh => None,
         };
-        let may_write = given.chain(workspace).any(|access| access == Access::ReadWrite);
-        if may_write && self.uids.single().is_none() { UserRange::SHARED } else { self.uids }
+        let may_write = given.chain(workspace).any(|access| access == MountAccess::ReadWrite);
+        if may_write && self.uids.only_user().is_none() {
+            UserRange::SHARED_USER
+        } else {
+            self.uids
+        }
     }
 
     /// What no sandbox may see, because it is the gateway's or the runner's own.
-    fn private(&self) -> Vec<PathBuf> {
+    fn private_paths(&self) -> Vec<PathBuf> {
         let own = [&self.run_dir, &self.docker_socket].map(PathBuf::as_path);
-        self.config.private().chain(own).map(Path::to_owned).collect()
+        self.config.private_paths().chain(own).map(Path::to_owned).collect()
     }
 
     /// What takes away what killed runs of the same installation have left.
-    pub fn sweep(&self) -> Sweep {
-        Sweep {
+    pub fn leftover_sweeper(&self) -> LeftoverSweeper {
+        LeftoverSweeper {
             docker_socket: self.docker_socket.clone(),
             run_dir: self.run_dir.clone(),
             apply: true,
@@ -145,25 +157,25 @@ impl Order {
 /// # Errors
 /// The sockets' paths would be too long, or the directory is there and other users may change what is in it.
 pub fn check_run_dir(run_dir: &Path) -> anyhow::Result<()> {
-    let owner = Owner::this().context("`/proc` cannot be read")?;
-    Directory::check_length(run_dir, &owner)?;
+    let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
+    RunDirectory::check_length(run_dir, &owner)?;
     if run_dir.exists() { Ok(private_dir::check(run_dir)?) } else { Ok(()) }
 }
 
 /// Where a run is executed.
-enum Inside {
+enum SandboxSource {
     /// In a sandbox of its own, until it is run.
-    Own(Option<Box<Sandbox>>),
+    Own(Option<Box<SandboxHandle>>),
     /// In one that other runs come into, too.
-    Resident(Box<residents::Turn>),
+    Resident(Box<residents::SandboxSession>),
 }
 
-impl Inside {
+impl SandboxSource {
     async fn run<W: AsyncWrite + Unpin>(
         &mut self,
-        output: &mut Output<W>,
-        until: impl Future<Output = Cause>,
-    ) -> Result<Ended, sandbox::Error> {
+        output: &mut OutputCapture<W>,
+        until: impl Future<Output = StopReason>,
+    ) -> Result<SandboxExit, sandbox::SandboxError> {
         match self {
             Self::Own(sandbox) => {
                 let sandbox = sandbox.take().expect("a run is run once");
@@ -176,105 +188,110 @@ impl Inside {
 
 /// How whoever has begun a run has it in hand until its end.
 #[derive(Debug, Default)]
-pub struct Reins {
+pub struct RunHandles {
     /// Ends its program. When that has ended it changes nothing any more: the work is brought to its branch.
     pub cancel: CancellationToken,
     /// Leaves the rest of the delivery, once it is in the outbox, to whoever takes it up there.
     pub leave: CancellationToken,
     /// Is told what the agent has answered as soon as it has ended, before anything becomes of its work.
-    pub answered: Option<oneshot::Sender<Envelope>>,
+    pub answered: Option<oneshot::Sender<AgentEnvelope>>,
 }
 
 /// A run whose socket is bound and whose log is open, or whose gateway's container has all it needs for that.
 #[must_use = "a slot that was claimed for it is left behind if it does not run"]
-pub struct Prepared {
-    gateway: Gateway,
+pub struct PreparedRun {
+    gateway: RunGatewayBackend,
     run: String,
-    driver: Driver,
-    order: sandbox::Order,
-    sandbox: Inside,
+    driver: SandboxDriver,
+    order: sandbox::SandboxRequest,
+    sandbox: SandboxSource,
     /// The sandbox's, and with a slot the run's own, which keeps its name.
-    directories: Vec<Directory>,
+    directories: Vec<RunDirectory>,
     is_agent: bool,
-    target: Option<Box<Posted>>,
+    target: Option<Box<TrackedWorkspace>>,
     /// Where the workspace is a directory that was made for it.
-    quota: Option<Quota>,
+    quota: Option<WorkspaceQuota>,
 }
 
-impl Prepared {
+impl PreparedRun {
     /// Checks everything that can be checked without an engine, then binds the socket. Must be called within a
     /// runtime.
     ///
     /// # Errors
     /// What is wrong with the order, or cannot be bound or opened.
-    pub fn new(order: Order) -> anyhow::Result<Self> {
+    pub fn new(order: RunPlan) -> anyhow::Result<Self> {
         let target = order.target.clone();
-        Self::make(order).inspect_err(|_| target.iter().for_each(Target::abandon))
+        Self::prepare(order)
+            .inspect_err(|_| target.iter().for_each(DeliveryTarget::discard_workspace))
     }
 
-    fn make(order: Order) -> anyhow::Result<Self> {
+    fn prepare(order: RunPlan) -> anyhow::Result<Self> {
         order.check()?;
-        let users = order.users();
-        let Order { mut config, mut spec, agent, target, run_dir, driver, proxy, seats, .. } =
+        let users = order.sandbox_users();
+        let RunPlan { mut config, mut spec, agent, target, run_dir, driver, proxy, seats, .. } =
             order;
-        let owner = Owner::this().context("`/proc` cannot be read")?;
-        let directory = Directory::create_for(users, &run_dir, &config.identity.run, &owner)?;
+        let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
+        let directory =
+            RunDirectory::create_for_users(users, &run_dir, &config.identity.run, &owner)?;
         spec.uid = directory.uid();
-        if spec.workspace == Workspace::Fresh {
-            let path = directory.make_workspace()?;
-            spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
+        if spec.workspace == WorkspaceMount::Fresh {
+            let path = directory.create_workspace()?;
+            spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         }
-        place(&mut config, &mut spec, &directory);
+        configure_socket(&mut config, &mut spec, &directory);
         if proxy.is_some() {
             // That container keeps the user of its image, which is another than the sandbox's.
             config.listen.socket_mode = 0o666;
         }
         if let Some(target) = &target {
-            target.prepare(&mut spec)?;
+            target.prepare_sandbox(&mut spec)?;
         }
         if let Some(agent) = &agent {
-            agent.prepare(&mut spec, &directory, target.is_some())?;
+            agent.prepare_sandbox(&mut spec, &directory, target.is_some())?;
         }
         let own = spec.workspace_path().map(Path::to_owned);
-        let own = own.filter(|path| target.is_some() || *path == directory.workspace());
-        let quota = own.map(|path| Quota::new(path, spec.limits.max_workspace));
+        let own = own.filter(|path| target.is_some() || *path == directory.workspace_path());
+        let quota = own.map(|path| WorkspaceQuota::new(path, spec.limits.max_workspace));
         let policy = config.digest();
         let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let stamp = Stamp { owner, run_dir: directory.parent(), deadline };
+        let stamp = OwnerLabels { owner, run_dir: directory.parent(), deadline };
         let gateway = match proxy {
-            None => Gateway::open(config, seats.as_ref())?,
+            None => RunGatewayBackend::open(config, seats.as_ref())?,
             Some(proxy) => {
-                let proxy = Proxy::prepare(proxy, &config, &directory, &stamp)?;
-                Gateway::Container(Box::new(proxy))
+                let proxy = PreparedGatewayContainer::prepare(proxy, &config, &directory, &stamp)?;
+                RunGatewayBackend::Container(Box::new(proxy))
             }
         };
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
-            traced::agent(&run, &agent.entry.name);
+            traced::record_agent(&run, &agent.entry.name);
         }
-        let order = sandbox::Order { spec, stamp, directory: directory.path().to_owned() };
-        let sandbox = Inside::Own(Some(Box::new(Sandbox::new(&driver, order.clone())?)));
+        let order = sandbox::SandboxRequest { spec, stamp, directory: directory.path().to_owned() };
+        let sandbox =
+            SandboxSource::Own(Some(Box::new(SandboxHandle::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
-        let post = |target: Target| target.post(&order, &driver, &policy).map(Box::new);
+        let post = |target: DeliveryTarget| {
+            target.register_workspace(&order, &driver, &policy).map(Box::new)
+        };
         let target = target.map(post).transpose()?;
         Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, quota })
     }
 
     /// Ends the grace that its program has, once that has begun, before the time; not in a resident sandbox.
-    pub fn hurry(&self) -> CancellationToken {
+    pub fn force_kill_token(&self) -> CancellationToken {
         match &self.sandbox {
-            Inside::Own(Some(sandbox)) => sandbox.hurry(),
-            Inside::Own(None) | Inside::Resident(_) => CancellationToken::new(),
+            SandboxSource::Own(Some(sandbox)) => sandbox.force_kill_token(),
+            SandboxSource::Own(None) | SandboxSource::Resident(_) => CancellationToken::new(),
         }
     }
 
     /// The run's workspace on this machine, where it has one.
-    pub fn workspace(&self) -> Option<&Path> {
+    pub fn workspace_path(&self) -> Option<&Path> {
         self.order.spec.workspace_path()
     }
 
     /// What the run may spend, for whoever follows it; a gateway in a container keeps that to itself.
-    pub fn ledger(&self) -> Option<Arc<Ledger>> {
+    pub fn ledger(&self) -> Option<Arc<BudgetLedger>> {
         self.gateway.run().map(|run| Arc::clone(&run.ledger))
     }
 
@@ -285,29 +302,33 @@ impl Prepared {
 
     /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
-        let output = Output::new(self.max_output_bytes(), live);
-        Box::pin(self.run_into(output, Reins { cancel, ..Reins::default() })).await
+        let output = OutputCapture::new(self.max_output_bytes(), live);
+        Box::pin(self.run_with_output(output, RunHandles { cancel, ..RunHandles::default() })).await
     }
 
     /// As [`run`](Self::run), for who listens in another way.
-    pub async fn run_into<W: AsyncWrite + Unpin>(
+    pub async fn run_with_output<W: AsyncWrite + Unpin>(
         self,
-        output: Output<W>,
-        reins: Reins,
+        output: OutputCapture<W>,
+        reins: RunHandles,
     ) -> RunResult {
         let span = self.gateway.run().map_or_else(Span::none, |run| run.log_span());
-        Box::pin(self.drive(output, reins)).instrument(span).await
+        Box::pin(self.run_inner(output, reins)).instrument(span).await
     }
 
-    async fn drive<W: AsyncWrite + Unpin>(self, mut output: Output<W>, reins: Reins) -> RunResult {
-        let Reins { cancel, leave, answered } = reins;
-        let Self { gateway, run, driver, order, mut sandbox, .. } = self;
-        let Self { directories, is_agent, target, quota, .. } = self;
+    async fn run_inner<W: AsyncWrite + Unpin>(
+        self,
+        mut output: OutputCapture<W>,
+        reins: RunHandles,
+    ) -> RunResult {
+        let RunHandles { cancel, leave, answered } = reins;
+        let Self { gateway, run, driver, order, mut sandbox, directories, is_agent, target, quota } =
+            self;
         let (begun, limits) = (Instant::now(), order.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
-        let (signals, closing) = (gateway.signals(), Shutdown::default());
-        let mut until = pin!(cause(&signals, &cancel, deadline, quota.as_ref()));
+        let (signals, closing) = (gateway.signals(), RunShutdown::default());
+        let mut until = pin!(wait_for_stop(&signals, &cancel, deadline, quota.as_ref()));
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
         let here = gateway.run();
         let trace = here.as_ref().and_then(|run| run.trace.clone());
@@ -319,17 +340,17 @@ impl Prepared {
                 () = signals.ready.cancelled() => {
                     Box::pin(sandbox.run(&mut output, until)).await
                 }
-                cause = until.as_mut() => Ok(Ended { cause: Some(cause), ..Ended::default() }),
+                cause = until.as_mut() => Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() }),
             };
-            let ended = measured(ended, quota.as_ref()).await;
+            let ended = check_final_size(ended, quota.as_ref()).await;
             if let Some(trace) = &trace {
-                traced::sandbox(trace, driver.name(), asked, &ended);
+                traced::record_sandbox_span(trace, driver.name(), asked, &ended);
             }
-            output.end().await;
+            output.close_listener().await;
             let asked = SystemTime::now();
             let (stdout, answer) = read_output(&mut output, is_agent).await;
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
-            tell(answered, heard, here.as_deref());
+            send_answer(answered, heard, here.as_deref());
             // Nothing of the agent's is served while its work is taken out: what is in the workspace reaches nobody. The log
             // stays open for what becomes of the work.
             closing.calls.cancel();
@@ -337,27 +358,27 @@ impl Prepared {
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
-                    let words = heard.map(Envelope::text).map(Words::of).unwrap_or_default();
-                    let source = Source { run, is_ok, words, leave: &leave };
+                    let words = heard.map(pull_request_text).unwrap_or_default();
+                    let source = FinishedRun { run, is_ok, words, leave: &leave };
                     Some(Box::pin(target.deliver(&driver, &order, source)).await)
                 }
                 _ => None,
             };
             if let (Some(trace), Some(relayed)) = (&trace, &relayed) {
-                traced::relay(trace, asked, relayed);
+                traced::record_delivery_span(trace, asked, relayed);
             }
             closing.records.cancel();
             (ended, stdout, answer, relayed)
         };
         let ((served, calls), (ended, stdout, answer, relayed)) = tokio::join!(serve, live);
-        let is_gone = matches!(sandbox, Inside::Own(_));
+        let is_gone = matches!(sandbox, SandboxSource::Own(_));
         // Nothing is done in the workspace any more.
         drop(sandbox);
         for directory in directories {
             directory.remove().await;
         }
-        log_end(&ended, is_gone);
-        Outcome {
+        log_exit(&ended, is_gone);
+        RunResultParts {
             ended,
             served,
             calls,
@@ -376,65 +397,67 @@ impl Prepared {
 /// Reads what a program has printed on standard output, and the answer in it where the program is an agent. The bytes are
 /// the agent's, so they are read on a thread that may be busy with them.
 async fn read_output<W>(
-    output: &mut Output<W>,
+    output: &mut OutputCapture<W>,
     is_agent: bool,
-) -> (Captured, Option<Result<Envelope, Invalid>>) {
-    let printed = mem::replace(&mut output.stdout, Capture::new(0));
+) -> (CapturedOutput, Option<Result<AgentEnvelope, AgentEnvelopeError>>) {
+    let printed = mem::replace(&mut output.stdout, HeadTailBuffer::new(0));
     let read = spawn_blocking(move || {
         let stdout = printed.finish();
-        let answer = is_agent.then(|| Envelope::parse(&stdout.text));
+        let answer = is_agent.then(|| AgentEnvelope::parse(&stdout.text));
         (stdout, answer)
     });
     // It fails only where the reading has panicked, and then there is no answer.
-    read.await.unwrap_or_else(|_| (Captured::default(), is_agent.then_some(Err(Invalid::Empty))))
+    read.await.unwrap_or_else(|_| {
+        (CapturedOutput::default(), is_agent.then_some(Err(AgentEnvelopeError::Empty)))
+    })
 }
 
 /// Returns when the sandbox has to end.
-async fn cause(
-    signals: &Signals,
+async fn wait_for_stop(
+    signals: &GatewaySignals,
     cancel: &CancellationToken,
     deadline: Instant,
-    quota: Option<&Quota>,
-) -> Cause {
+    quota: Option<&WorkspaceQuota>,
+) -> StopReason {
     tokio::select! {
-        () = cancel.cancelled() => Cause::Cancelled,
-        () = signals.gone.cancelled() => Cause::Cancelled,
-        () = signals.exhausted.cancelled() => Cause::Budget,
-        () = sleep_until(deadline) => Cause::Deadline,
-        _ = exceeded(quota) => Cause::Workspace,
+        () = cancel.cancelled() => StopReason::Cancelled,
+        () = signals.gone.cancelled() => StopReason::Cancelled,
+        () = signals.exhausted.cancelled() => StopReason::Budget,
+        () = sleep_until(deadline) => StopReason::Deadline,
+        _ = wait_for_quota(quota) => StopReason::Workspace,
     }
 }
 
 /// Looks at the workspace once more when the program has ended: what it wrote last was seen by no other look.
-async fn measured(
-    ended: Result<Ended, sandbox::Error>,
-    quota: Option<&Quota>,
-) -> Result<Ended, sandbox::Error> {
+async fn check_final_size(
+    ended: Result<SandboxExit, sandbox::SandboxError>,
+    quota: Option<&WorkspaceQuota>,
+) -> Result<SandboxExit, sandbox::SandboxError> {
     match (ended, quota) {
-        (Ok(ended @ Ended { cause: None, .. }), Some(quota)) => {
-            let cause = quota.check().await.err().map(|_| Cause::Workspace);
-            Ok(Ended { cause, ..ended })
+        (Ok(ended @ SandboxExit { cause: None, .. }), Some(quota)) => {
+            let cause = quota.check().await.err().map(|_| StopReason::Workspace);
+            Ok(SandboxExit { cause, ..ended })
         }
         (ended, _) => ended,
     }
 }
 
 /// Returns when the workspace holds more than it may.
-async fn exceeded(quota: Option<&Quota>) -> Exceeded {
+async fn wait_for_quota(quota: Option<&WorkspaceQuota>) -> QuotaExceededError {
     match quota {
-        Some(quota) => quota.exceeded().await,
+        Some(quota) => quota.wait_until_exceeded().await,
         None => pending().await,
     }
 }
 
 /// Tells the run's gateway where the sandbox finds its socket.
-fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
+fn configure_socket(config: &mut GatewayConfig, spec: &mut SandboxSpec, directory: &RunDirectory) {
     spec.run.clone_from(&config.identity.run);
     spec.socket_dir = directory.socket_dir();
     config.listen.socket_path = spec.socket_dir.join("llm.sock");
     // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that only
     // they can enter.
-    if directory.is_roots() {
+    if directory.runs_as_root() {
         config.listen.socket_uid = Some(spec.uid);
         if !config.listen.require_uid.is_empty() {
             config.listen.require_uid = vec![spec.uid];
@@ -444,19 +467,28 @@ fn place(config: &mut Config, spec: &mut RunSpec, directory: &Directory) {
     }
 }
 
+/// The texts of a pull request, from the agent's answer.
+fn pull_request_text(answer: &AgentEnvelope) -> PullRequestText {
+    PullRequestText::from_body(answer.text())
+}
+
 /// Whoever is told finds the calls that led to the answer in the log.
-fn tell(answered: Option<oneshot::Sender<Envelope>>, heard: Option<&Envelope>, run: Option<&Run>) {
+fn send_answer(
+    answered: Option<oneshot::Sender<AgentEnvelope>>,
+    heard: Option<&AgentEnvelope>,
+    run: Option<&AgentRun>,
+) {
     let Some((answered, heard)) = answered.zip(heard) else { return };
     if let Some(run) = run {
-        run.audit.flush();
+        run.audit.flush_buffered();
     }
     // Nobody has to listen.
     let _ = answered.send(heard.clone());
 }
 
-fn log_end(ended: &Result<Ended, sandbox::Error>, is_gone: bool) {
+fn log_exit(ended: &Result<SandboxExit, sandbox::SandboxError>, is_gone: bool) {
     match ended {
-        Ok(Ended { exit_code, cause, .. }) => {
+        Ok(SandboxExit { exit_code, cause, .. }) => {
             let cause = cause.map(tracing::field::debug);
             if is_gone {
                 tracing::info!(exit_code, cause, "the sandbox has ended and is removed");

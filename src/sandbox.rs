@@ -7,7 +7,7 @@
 //! this machine answers for it, and [`left`] what this one has given up; [`host_users`] has a user for each; [`probe`] says what this machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
-//! that can be said in a [`spec::RunSpec`].
+//! that can be said in a [`spec::SandboxSpec`].
 
 pub mod docker;
 pub mod driver;
@@ -28,17 +28,17 @@ use std::time::Duration;
 
 use crate::base::hex;
 
-pub use driver::{Driver, Order, Sandbox};
-pub use first::First;
+pub use driver::{SandboxDriver, SandboxHandle, SandboxRequest};
+pub use first::InitBinary;
 pub use host_users::{UserLease, UserRange};
-pub use owner::Owner;
-pub use resident::Resident;
-pub use slot::Slot;
-pub use spec::RunSpec;
+pub use owner::OwnerProcess;
+pub use resident::LongRunningSandbox;
+pub use slot::WarmSlot;
+pub use spec::SandboxSpec;
 
 /// Why a sandbox was ended before it ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum StopReason {
     /// It has run for as long as it may.
     Deadline,
     /// The run's budget is spent.
@@ -51,11 +51,11 @@ pub enum Cause {
 
 /// How a sandbox ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub struct SandboxExit {
     /// The exit code of its program; `None` where nobody could see it.
     pub exit_code: Option<i64>,
     /// Why it was ended; `None` where it ended by itself.
-    pub cause: Option<Cause>,
+    pub cause: Option<StopReason>,
     /// The kernel killed one of its processes for want of memory.
     pub oom_killed: bool,
     /// What the engine says about a program that it could not start.
@@ -66,7 +66,7 @@ pub struct Ended {
 
 /// Why there is no sandbox, or not for as long as there should be.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SandboxError {
     #[error("{what} is `{given}`; {rule}")]
     Spec { what: &'static str, given: String, rule: &'static str },
     #[error("`{}` cannot be given to a sandbox: {why}", path.display())]
@@ -116,13 +116,13 @@ pub enum Error {
 /// A name for what belongs to a run, in the characters that engines and sockets allow. The same run always has the
 /// same one, so that it cannot have two sandboxes of its own at a time, nor two slots of our own driver's. No driver has
 /// that name of a run in an engine's slot, or in a resident: there the run's directory, which no process makes twice, has.
-pub fn name_of(run: &str) -> String {
-    format!("cogni-{}", &hex::sha256(run.as_bytes())[..NAME_DIGITS])
+pub fn sandbox_name(run: &str) -> String {
+    format!("cogni-{}", &hex::sha256_hex(run.as_bytes())[..NAME_DIGITS])
 }
 
 /// A name for the container that serves a run's gateway.
-pub fn proxy_name_of(run: &str) -> String {
-    format!("{}-proxy", name_of(run))
+pub fn gateway_container_name(run: &str) -> String {
+    format!("{}-proxy", sandbox_name(run))
 }
 
 /// 64 bits: no two of a machine's runs meet by accident.

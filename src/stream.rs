@@ -1,6 +1,6 @@
 //! Reads a copy of a response as it passes: the tokens it used, its cost, how it ended.
 //!
-//! The exchange shows each frame to an [`Observer`] and sends on what that returns, at once. In
+//! The exchange shows each frame to an [`ResponseObserver`] and sends on what that returns, at once. In
 //! pass-through that is the frame itself. For a chat client that did not ask for usage it is the
 //! frame less the usage chunk that we asked for: the only case in which bytes are ever held back,
 //! and only while they may be the beginning of that chunk.
@@ -10,7 +10,7 @@
 //! the rules would drop it: providers leave out the last empty line, and the count is in there.
 //!
 //! A stream whose output is limited is cut behind the event that goes over what was granted, and
-//! ended in the way its protocol understands ([`Observer::limited`]).
+//! ended in the way its protocol understands ([`ResponseObserver::with_allowance`]).
 //!
 //! **Invariant:** what is observed and what goes on are the same however the response was split
 //! into frames, and nothing is allocated for a frame whose events end in it and report nothing, but
@@ -30,17 +30,17 @@ mod written;
 
 use bytes::Bytes;
 
-use self::body::Body;
-use self::filter::Filter;
-use self::report::Report;
-use self::sse::{Blocks, Event};
-use crate::budget::{Nanodollars, Tokens, Usage};
-use crate::protocol::{Protocol, Route};
+use self::body::JsonUsageScanner;
+use self::filter::UsageChunkFilter;
+use self::report::ResponseReport;
+use self::sse::{SseEvent, SseParser};
+use crate::budget::{Nanodollars, TokenUsage, Tokens};
+use crate::protocol::{GatewayRoute, LlmProtocol};
 
-pub use limit::{Allowance, Cutoff, OUTPUT_LIMIT_REACHED};
+pub use limit::{CallAllowance, CutoffMode, OUTPUT_LIMIT_REACHED_CODE};
 
 /// Bytes of one event, its line ends included; SPEC G7 sets it. It bounds what is kept per stream.
-pub const MAX_EVENT: usize = 8 * 1024 * 1024;
+pub const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
 
 /// Reads one response.
 ///
@@ -56,14 +56,14 @@ pub const MAX_EVENT: usize = 8 * 1024 * 1024;
 /// # Ok::<(), cogni_gateway::stream::Oversize>(())
 /// ```
 #[derive(Debug)]
-pub struct Observer {
-    reader: Reader,
-    report: Report,
+pub struct ResponseObserver {
+    reader: FormatReader,
+    report: ResponseReport,
 }
 
 /// How the response's body is to be read: its content type, where nothing encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ResponseFormat {
     /// `text/event-stream`.
     Sse,
     /// `application/json`.
@@ -74,7 +74,7 @@ pub enum Format {
 
 /// What becomes of a chat stream's usage chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UsageChunk {
+pub enum UsageChunkMode {
     /// The client asked for it.
     Show,
     /// Only we asked for it.
@@ -83,7 +83,7 @@ pub enum UsageChunk {
 
 /// How the response ended, by its own words. What came later in this list is not taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Finish {
+pub enum StreamEnd {
     /// It has not said that it has ended.
     Unfinished,
     /// `[DONE]`, `message_stop`, `response.completed`, `.incomplete` or `.failed`; a JSON body
@@ -96,21 +96,21 @@ pub enum Finish {
 /// An event of the stream does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "one event of the upstream's stream is over the limit of `{MAX_EVENT}` bytes; have the upstream send less in one event"
+    "one event of the upstream's stream is over the limit of `{MAX_EVENT_BYTES}` bytes; have the upstream send less in one event"
 )]
-pub struct Oversize;
+pub struct EventTooLargeError;
 
 #[derive(Debug)]
-enum Reader {
-    Sse(Blocks),
-    Filtered(Filter),
-    Json(Box<Body>),
+enum FormatReader {
+    Sse(SseParser),
+    Filtered(UsageChunkFilter),
+    Json(Box<JsonUsageScanner>),
     Opaque,
 }
 
-impl Format {
+impl ResponseFormat {
     /// The format that a response's `content-type` and `content-encoding` declare. What is encoded cannot be read.
-    pub fn of(content_type: Option<&[u8]>, encoding: Option<&[u8]>) -> Self {
+    pub fn from_headers(content_type: Option<&[u8]>, encoding: Option<&[u8]>) -> Self {
         let is_plain = encoding.is_none_or(|coding| coding == b"identity");
         let media_type = content_type
             .and_then(|value| value.split(|byte| *byte == b';').next())
@@ -126,145 +126,151 @@ impl Format {
     }
 }
 
-impl Observer {
-    pub fn new(route: Route, format: Format, usage_chunk: UsageChunk) -> Self {
+impl ResponseObserver {
+    pub fn new(route: GatewayRoute, format: ResponseFormat, usage_chunk: UsageChunkMode) -> Self {
         let reader = match (format, usage_chunk) {
             // Only chat has a chunk that can be asked for.
-            (Format::Sse, UsageChunk::Hide) if route.protocol() == Protocol::Chat => {
-                Reader::Filtered(Filter::default())
+            (ResponseFormat::Sse, UsageChunkMode::Hide)
+                if route.protocol() == LlmProtocol::Chat =>
+            {
+                FormatReader::Filtered(UsageChunkFilter::default())
             }
-            (Format::Sse, _) => Reader::Sse(Blocks::default()),
-            (Format::Json, _) => Reader::Json(Box::default()),
-            (Format::Opaque, _) => Reader::Opaque,
+            (ResponseFormat::Sse, _) => FormatReader::Sse(SseParser::default()),
+            (ResponseFormat::Json, _) => FormatReader::Json(Box::default()),
+            (ResponseFormat::Opaque, _) => FormatReader::Opaque,
         };
-        Self { reader, report: Report::new(route) }
+        Self { reader, report: ResponseReport::new(route) }
     }
 
     /// Has the stream cut where it goes on after it has written what was granted. A unary body is
     /// there as a whole or not at all: it is never cut.
     #[must_use]
-    pub fn limited(mut self, allowance: Allowance) -> Self {
+    pub fn with_allowance(mut self, allowance: CallAllowance) -> Self {
         let shows_usage = match self.reader {
-            Reader::Sse(_) => true,
-            Reader::Filtered(_) => false,
-            Reader::Json(_) | Reader::Opaque => return self,
+            FormatReader::Sse(_) => true,
+            FormatReader::Filtered(_) => false,
+            FormatReader::Json(_) | FormatReader::Opaque => return self,
         };
-        self.report.limit(allowance, shows_usage);
+        self.report.set_allowance(allowance, shows_usage);
         self
     }
 
     /// Whether every byte goes on and none is added, so that the length stays what it was.
-    pub fn is_transparent(&self) -> bool {
-        !matches!(self.reader, Reader::Filtered(_)) && !self.report.is_limited()
+    pub fn is_passthrough(&self) -> bool {
+        !matches!(self.reader, FormatReader::Filtered(_)) && !self.report.is_limited()
     }
 
     /// Reads a frame; returns what goes on to the client, which may be empty. If the stream
-    /// [is cut](Self::is_cut) by it, that is all, and ends the stream.
+    /// [is cut](Self::is_truncated) by it, that is all, and ends the stream.
     ///
-    /// After [`Oversize`] the response is to be cut: the observer has lost its place in it.
-    pub fn frame(&mut self, frame: Bytes) -> Result<Bytes, Oversize> {
-        if self.is_cut() {
+    /// After [`EventTooLargeError`] the response is to be cut: the observer has lost its place in it.
+    pub fn read_frame(&mut self, frame: Bytes) -> Result<Bytes, EventTooLargeError> {
+        if self.is_truncated() {
             return Ok(Bytes::new());
         }
         match &mut self.reader {
-            Reader::Sse(blocks) => return observe(blocks, frame, &mut self.report),
-            Reader::Filtered(filter) => return filter.frame(frame, &mut self.report),
-            Reader::Json(body) => body.read(&frame, &mut self.report),
-            Reader::Opaque => (),
+            FormatReader::Sse(blocks) => return observe_events(blocks, frame, &mut self.report),
+            FormatReader::Filtered(filter) => return filter.filter_frame(frame, &mut self.report),
+            FormatReader::Json(body) => body.read_frame(&frame, &mut self.report),
+            FormatReader::Opaque => (),
         }
         Ok(frame)
     }
 
     /// The upstream has ended in order: reads an event that lacks only its empty line, and returns
     /// what was held back and now goes on.
-    pub fn end(&mut self) -> Option<Bytes> {
-        if self.is_cut() {
+    pub fn end_of_body(&mut self) -> Option<Bytes> {
+        if self.is_truncated() {
             return None;
         }
         match &mut self.reader {
-            Reader::Sse(blocks) => {
-                let begun = blocks.unended()?;
-                self.report.hear(&Event::from_lines(begun)?, begun);
+            FormatReader::Sse(blocks) => {
+                let begun = blocks.partial_event()?;
+                self.report.on_event(&SseEvent::from_lines(begun)?, begun);
                 None
             }
-            Reader::Filtered(filter) => filter.end(&mut self.report),
-            Reader::Json(_) | Reader::Opaque => None,
+            FormatReader::Filtered(filter) => filter.end_of_stream(&mut self.report),
+            FormatReader::Json(_) | FormatReader::Opaque => None,
         }
     }
 
     /// The usage as the provider reported it, once it has reported both sides of it.
     ///
-    /// Some upstreams send a running total with every chat chunk: until [`Self::finish`] says that
+    /// Some upstreams send a running total with every chat chunk: until [`Self::stream_end`] says that
     /// the response has ended, the output may still grow.
-    pub fn usage(&self) -> Option<Usage> {
-        self.report.usage()
+    pub fn reported_usage(&self) -> Option<TokenUsage> {
+        self.report.reported_usage()
     }
 
     /// What the provider has reported so far, zero where it has not: of a Messages stream that was
     /// cut, the exact input. The better half of an estimate.
-    pub fn usage_so_far(&self) -> Option<Usage> {
-        self.report.so_far()
+    pub fn partial_usage(&self) -> Option<TokenUsage> {
+        self.report.partial_usage()
     }
 
     /// LiteLLM's own figure, from the usage chunk or object. A cross-check, never a charge: a model
     /// that it cannot price costs nothing there.
-    pub fn cost(&self) -> Option<Nanodollars> {
-        self.report.cost()
+    pub fn reported_cost(&self) -> Option<Nanodollars> {
+        self.report.reported_cost()
     }
 
-    pub fn finish(&self) -> Finish {
-        self.report.finish()
+    pub fn stream_end(&self) -> StreamEnd {
+        self.report.stream_end()
     }
 
     /// Whether what passed last is an error, or the beginning of an event that may become one.
     pub fn may_be_error(&self) -> bool {
         let is_in_event = match &self.reader {
-            Reader::Sse(blocks) => blocks.is_in_event(),
-            Reader::Filtered(filter) => filter.is_in_event(),
-            Reader::Json(_) | Reader::Opaque => false,
+            FormatReader::Sse(blocks) => blocks.is_in_event(),
+            FormatReader::Filtered(filter) => filter.is_in_event(),
+            FormatReader::Json(_) | FormatReader::Opaque => false,
         };
         is_in_event || self.report.has_error()
     }
 
-    /// Whether the stream has written more than it was granted: what [`Self::frame`] returned last
+    /// Whether the stream has written more than it was granted: what [`Self::read_frame`] returned last
     /// has ended it for the client, and the upstream has nothing more to say.
-    pub fn is_cut(&self) -> bool {
-        self.report.is_cut()
+    pub fn is_truncated(&self) -> bool {
+        self.report.is_truncated()
     }
 
     /// What the text that was seen comes to, estimated on the high side: what a stream is charged
     /// where nobody reports. May be more than was granted, which bounds it.
     pub fn output_estimate(&self) -> Tokens {
-        self.report.written().estimate()
+        self.report.output_estimate().upper_estimate()
     }
 
     /// What the text that was seen comes to at least: who reports less is not believed.
-    pub fn output_at_least(&self) -> Tokens {
-        self.report.written().at_least()
+    pub fn output_lower_bound(&self) -> Tokens {
+        self.report.output_estimate().lower_bound()
     }
 
     /// Texts that were seen so far: grows with each event that brings one.
-    pub fn texts(&self) -> u64 {
-        self.report.written().pieces()
+    pub fn text_count(&self) -> u64 {
+        self.report.output_estimate().text_count()
     }
 }
 
-fn observe(blocks: &mut Blocks, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
+fn observe_events(
+    blocks: &mut SseParser,
+    frame: Bytes,
+    report: &mut ResponseReport,
+) -> Result<Bytes, EventTooLargeError> {
     let mut at = 0;
     loop {
-        let is_between = blocks.is_between();
+        let is_between = blocks.is_between_blocks();
         if is_between && at == frame.len() {
             return Ok(frame);
         }
-        if is_between && let Some(taken) = report.hear_repeated(&frame[at..]) {
+        if is_between && let Some(taken) = report.on_repeated_event(&frame[at..]) {
             at += taken;
         } else {
-            let Some(block) = blocks.next(&frame[at..])? else { return Ok(frame) };
+            let Some(block) = blocks.next_block(&frame[at..])? else { return Ok(frame) };
             at += block.taken;
-            let Some(event) = block.event() else { continue };
-            report.hear(&event, block.bytes());
+            let Some(event) = block.parse_event() else { continue };
+            report.on_event(&event, block.bytes());
         }
-        if let Some(end) = report.cut() {
+        if let Some(end) = report.truncation_bytes() {
             return Ok([&frame[..at], &end].concat().into());
         }
     }

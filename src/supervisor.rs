@@ -39,46 +39,46 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::app::Seats;
-use crate::audit::{PublicKey, SigningKey};
-use crate::base::drain::Drain;
+use crate::app::GatewayHost;
+use crate::audit::{AuditPublicKey, AuditSigningKey};
+use crate::base::drain::TaskGroup;
 use crate::base::path_mask::PathMask;
-use crate::base::secret::Secret;
-use crate::billing::Books;
-use crate::catalog::Catalog;
-use crate::config::Config;
-use crate::delivery::Relay;
-use crate::grant::Grants;
-use crate::journal::Journal;
-use crate::runner::delivery::take_out_left;
-use crate::runner::residents::kept::{self, Fate, Kept, Shelf};
-use crate::runner::residents::{self, Residents};
-use crate::runner::sweep::Sweep;
-use crate::runner::{Host, Maker};
+use crate::base::secret::SecretString;
+use crate::billing::BillingStore;
+use crate::catalog::AgentCatalog;
+use crate::config::GatewayConfig;
+use crate::delivery::DeliveryService;
+use crate::grant::GrantStore;
+use crate::journal::RunStore;
+use crate::runner::delivery::recover_all;
+use crate::runner::residents::kept::{self, PruneOutcome, StoredWorkspace, WorkspaceStore};
+use crate::runner::residents::{self, LongRunningPool};
+use crate::runner::sweep::LeftoverSweeper;
+use crate::runner::{DriverChoice, HostEnvironment};
 
-pub use admission::{Refused, Started, Terms};
-pub use lock::Lock;
+pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
+pub use lock::StateDirLock;
 pub use standing::Standing;
-pub use wanted::Wanted;
+pub use wanted::RunSubmission;
 
-use clock::Clock;
-use models::Models;
+use clock::RetentionClock;
+use models::UpstreamModelCache;
 use standing::KnownStanding;
-use stock::Stock;
+use stock::WarmPools;
 
 /// What a service does its work with. Clones are the same.
 #[derive(Clone)]
-pub struct Supervisor(Arc<Shared>);
+pub struct RunService(Arc<RunServiceInner>);
 
 /// Where a service has its runs, and how many.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RunServiceConfig {
     /// The journal, audit logs and what the relay keeps. Nothing in it is ever shown to a sandbox.
     pub state_dir: PathBuf,
     /// Where runs have their directories, which go with them; and what sandboxes are made with.
-    pub host: Host,
+    pub host: HostEnvironment,
     /// For agents that do not say.
-    pub driver: Maker,
+    pub driver: DriverChoice,
     /// Whether the embedded driver may do without limits on memory, processes and processors.
     pub allow_unlimited: bool,
     /// More at once are refused.
@@ -94,40 +94,40 @@ pub struct Settings {
     /// How long the books keep the calls of runs that are forgotten; for ever where nobody says.
     pub billing_retention: Option<Duration>,
     /// What audit logs are signed with, for as long as the service runs.
-    pub signing_key: Secret,
+    pub signing_key: SecretString,
 }
 
 /// What the supervisor composes.
-pub struct Parts {
+pub struct RunServiceDeps {
     /// The state directory's, taken before anything in it is opened.
-    pub lock: Lock,
+    pub lock: StateDirLock,
     /// The gateway's settings; who a run is, and what it may spend, is said for each.
-    pub config: Config,
-    pub catalog: Catalog,
-    pub seats: Seats,
-    pub journal: Journal,
-    pub grants: Grants,
-    pub books: Books,
+    pub config: GatewayConfig,
+    pub catalog: AgentCatalog,
+    pub seats: GatewayHost,
+    pub journal: RunStore,
+    pub grants: GrantStore,
+    pub books: BillingStore,
     /// Without one, no run has a repository.
-    pub relay: Option<Arc<Relay>>,
+    pub relay: Option<Arc<DeliveryService>>,
 }
 
-struct Shared {
-    settings: Settings,
+struct RunServiceInner {
+    settings: RunServiceConfig,
     /// The other half of its signing key.
-    public_key: PublicKey,
-    config: ArcSwap<Config>,
-    catalog: ArcSwap<Catalog>,
-    seats: Seats,
-    journal: Journal,
-    grants: Grants,
-    books: Books,
-    relay: ArcSwapOption<Relay>,
+    public_key: AuditPublicKey,
+    config: ArcSwap<GatewayConfig>,
+    catalog: ArcSwap<AgentCatalog>,
+    seats: GatewayHost,
+    journal: RunStore,
+    grants: GrantStore,
+    books: BillingStore,
+    relay: ArcSwapOption<DeliveryService>,
     /// The paths of this machine, which are not told to callers.
     path_mask: ArcSwap<PathMask>,
-    residents: Residents,
-    stock: Stock,
-    models: Models,
+    residents: LongRunningPool,
+    stock: WarmPools,
+    models: UpstreamModelCache,
     standing: KnownStanding,
     places: Arc<Semaphore>,
     /// For runs that wait for another one of their resident sandbox, and have no place meanwhile.
@@ -137,25 +137,26 @@ struct Shared {
     draining: CancellationToken,
     /// Deliveries are not waited for any longer, and every run is cancelled.
     leave: CancellationToken,
-    tasks: Drain,
-    _lock: Lock,
+    tasks: TaskGroup,
+    _lock: StateDirLock,
 }
 
-impl Supervisor {
+impl RunService {
     /// Takes up what was left in the state directory. Must be called within a runtime.
     ///
     /// # Errors
     /// Something in it cannot be read.
-    pub async fn open(settings: Settings, parts: Parts) -> anyhow::Result<Self> {
-        let Parts { lock, mut config, catalog, seats, journal, grants, books, relay } = parts;
+    pub async fn open(settings: RunServiceConfig, parts: RunServiceDeps) -> anyhow::Result<Self> {
+        let RunServiceDeps { lock, mut config, catalog, seats, journal, grants, books, relay } =
+            parts;
         // What LiteLLM says of its calls finds back to these books.
-        config.identity.deployment = Some(books.deployment().await?);
-        seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
-        tell_idle(relay.as_deref(), &catalog);
-        let public_key = *SigningKey::new(Some(&settings.signing_key))?.public();
-        let stock = Stock::new(&settings, &config, &catalog);
-        let path_mask = masking::path_mask(&settings, &config, &catalog);
-        let supervisor = Self(Arc::new(Shared {
+        config.identity.deployment = Some(books.deployment_id().await?);
+        seats.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        warn_ineffective_rules(relay.as_deref(), &catalog);
+        let public_key = *AuditSigningKey::new(Some(&settings.signing_key))?.public_key();
+        let stock = WarmPools::new(&settings, &config, &catalog);
+        let path_mask = masking::build_path_mask(&settings, &config, &catalog);
+        let supervisor = Self(Arc::new(RunServiceInner {
             public_key,
             config: ArcSwap::from_pointee(config),
             catalog: ArcSwap::from_pointee(catalog),
@@ -165,21 +166,24 @@ impl Supervisor {
             books,
             relay: ArcSwapOption::new(relay),
             path_mask: ArcSwap::from_pointee(path_mask),
-            residents: Residents::new(&Shelf::of(&settings.state_dir), terms(&settings)),
+            residents: LongRunningPool::new(
+                &WorkspaceStore::in_state_dir(&settings.state_dir),
+                pool_limits(&settings),
+            ),
             stock,
-            models: Models::default(),
+            models: UpstreamModelCache::default(),
             standing: KnownStanding::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
             waits: Semaphore::new(settings.max_runs),
             live: Mutex::default(),
             draining: CancellationToken::new(),
             leave: CancellationToken::new(),
-            tasks: Drain::default(),
+            tasks: TaskGroup::default(),
             _lock: lock,
             settings,
         }));
         clock::note_first(&supervisor.0.journal).await.context("the journal cannot be written")?;
-        Box::pin(supervisor.recover())
+        Box::pin(supervisor.recover_runs())
             .await
             .context("what an earlier process has left cannot be taken up")?;
         Ok(supervisor)
@@ -187,31 +191,31 @@ impl Supervisor {
 
     /// Ends a run; it is over some moments later. One that has ended stays as it is, and one whose agent has ended brings
     /// its work to its branch first.
-    pub fn cancel(&self, run: &str) {
-        if let Some(live) = self.0.live().get(run) {
+    pub fn cancel_run(&self, run: &str) {
+        if let Some(live) = self.0.lock_live().get(run) {
             live.cancel();
         }
     }
 
-    pub fn journal(&self) -> &Journal {
+    pub fn run_store(&self) -> &RunStore {
         &self.0.journal
     }
 
-    pub fn catalog(&self) -> Arc<Catalog> {
+    pub fn catalog(&self) -> Arc<AgentCatalog> {
         self.0.catalog.load_full()
     }
 
-    pub fn relay(&self) -> Option<Arc<Relay>> {
+    pub fn delivery_service(&self) -> Option<Arc<DeliveryService>> {
         self.0.relay.load_full()
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &RunServiceConfig {
         &self.0.settings
     }
 
     /// How many runs have not ended.
-    pub fn live(&self) -> usize {
-        self.0.live().len()
+    pub fn live_count(&self) -> usize {
+        self.0.lock_live().len()
     }
 
     pub fn is_draining(&self) -> bool {
@@ -219,21 +223,26 @@ impl Supervisor {
     }
 
     /// The file of a run's audit log.
-    pub fn audit_log(&self, run: &str) -> PathBuf {
-        self.0.settings.audit_log(run)
+    pub fn audit_log_path(&self, run: &str) -> PathBuf {
+        self.0.settings.audit_log_path(run)
     }
 
     /// Whose signatures are in the audit logs.
-    pub fn public_key(&self) -> PublicKey {
+    pub fn public_key(&self) -> AuditPublicKey {
         self.0.public_key
     }
 
     /// Puts others in force, for runs that are accepted from now on.
-    pub fn reload(&self, mut config: Config, catalog: Catalog, relay: Option<Arc<Relay>>) {
+    pub fn reload(
+        &self,
+        mut config: GatewayConfig,
+        catalog: AgentCatalog,
+        relay: Option<Arc<DeliveryService>>,
+    ) {
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
-        self.0.seats.metrics().know_agents(catalog.entries().map(|entry| entry.name.as_str()));
-        tell_idle(relay.as_deref(), &catalog);
-        let path_mask = masking::path_mask(&self.0.settings, &config, &catalog);
+        self.0.seats.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
+        warn_ineffective_rules(relay.as_deref(), &catalog);
+        let path_mask = masking::build_path_mask(&self.0.settings, &config, &catalog);
         self.0.path_mask.store(Arc::new(path_mask));
         self.0.config.store(Arc::new(config));
         self.0.catalog.store(Arc::new(catalog));
@@ -241,33 +250,33 @@ impl Supervisor {
     }
 
     /// Does what has to be done from time to time, until `stop`.
-    pub async fn keep(&self, stop: CancellationToken) {
-        let sweep = self.0.settings.sweep();
+    pub async fn run_maintenance(&self, stop: CancellationToken) {
+        let sweep = self.0.settings.leftover_sweeper();
         let housekeeping = async {
             let (mut thrown, mut is_closed): (Option<Instant>, _) = (None, false);
-            let mut clock = Clock::begin(self.0.journal.clone()).await;
+            let mut clock = RetentionClock::load(self.0.journal.clone()).await;
             while !stop.is_cancelled() {
                 if !is_closed {
                     is_closed = self.close_unsealed(&stop).await;
                 }
-                let is_trusted = clock.look().await;
+                let is_trusted = clock.check_trusted().await;
                 if is_trusted {
-                    self.forget(&stop).await;
+                    self.forget_expired(&stop).await;
                 }
-                self.take_up(&stop).await;
-                if is_trusted && thrown.is_none_or(|at| at.elapsed() >= THROW_EVERY) {
-                    Box::pin(self.0.throw_away(&stop)).await;
+                self.resume_deliveries(&stop).await;
+                if is_trusted && thrown.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
+                    Box::pin(self.0.purge_expired(&stop)).await;
                     thrown = Some(Instant::now());
                 }
                 tokio::select! {
-                    () = sleep(TIDY_EVERY) => (),
+                    () = sleep(MAINTENANCE_INTERVAL) => (),
                     () = stop.cancelled() => (),
                 }
             }
         };
-        let residents = self.0.residents.keep(stop.clone());
-        let stock = self.0.stock.keep(&stop);
-        let sweep = sweep.forever(SWEEP_EVERY, stop.clone());
+        let residents = self.0.residents.maintain(stop.clone());
+        let stock = self.0.stock.maintain(&stop);
+        let sweep = sweep.run_periodically(SWEEP_INTERVAL, stop.clone());
         tokio::join!(sweep, residents, stock, housekeeping, self.cancel_revoked(&stop));
     }
 
@@ -276,13 +285,13 @@ impl Supervisor {
     /// an end that cannot be written, to the next process.
     pub async fn drain(&self, deadline: Instant, hurry: &CancellationToken) {
         self.0.draining.cancel();
-        let mut finish = std::pin::pin!(self.0.tasks.finish(NEVER));
+        let mut finish = std::pin::pin!(self.0.tasks.shut_down(NO_TIMEOUT));
         tokio::select! {
             _ = finish.as_mut() => return,
             () = sleep_until(deadline) => (),
             () = hurry.cancelled() => (),
         }
-        tracing::warn!(runs = self.live(), "runs have not ended in time, and are cancelled");
+        tracing::warn!(runs = self.live_count(), "runs have not ended in time, and are cancelled");
         self.0.leave.cancel();
         finish.await;
     }
@@ -299,8 +308,8 @@ impl Supervisor {
 
     /// Cancels runs of grants that were revoked together with their runs, until `stop`.
     async fn cancel_revoked(&self, stop: &CancellationToken) {
-        while stop.run_until_cancelled(sleep(REVOKED_EVERY)).await.is_some() {
-            if self.live() > 0
+        while stop.run_until_cancelled(sleep(REVOCATION_INTERVAL)).await.is_some() {
+            if self.live_count() > 0
                 && let Err(error) = self.try_cancel_revoked().await
             {
                 tracing::error!("cannot cancel the runs of revoked grants: {error:#}");
@@ -309,34 +318,34 @@ impl Supervisor {
     }
 
     async fn try_cancel_revoked(&self) -> anyhow::Result<()> {
-        let grants = self.0.grants.cancelled_ids().await?;
+        let grants = self.0.grants.ids_with_cancelled_runs().await?;
         if grants.is_empty() {
             return Ok(());
         }
-        for row in self.0.journal.open_rows().await? {
+        for row in self.0.journal.unfinished_runs().await? {
             if grants.contains(&row.grant) {
                 tracing::info!(
                     run = row.id,
                     grant = row.grant,
                     "a run is cancelled with its grant"
                 );
-                self.cancel(&row.id);
+                self.cancel_run(&row.id);
             }
         }
         Ok(())
     }
 
     /// Forgets what is older than it is kept.
-    async fn forget(&self, stop: &CancellationToken) {
+    async fn forget_expired(&self, stop: &CancellationToken) {
         let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
         if let Some(before) = forgotten {
-            match self.0.journal.forget(before).await {
+            match self.0.journal.forget_ended_before(before).await {
                 Ok(0) => (),
                 Ok(runs) => tracing::info!(runs, "forgot runs that ended long ago"),
                 Err(error) => tracing::error!(%error, "cannot forget old runs"),
             }
         }
-        match self.0.books.forget_waiting(SystemTime::now()).await {
+        match self.0.books.purge_waiting(SystemTime::now()).await {
             Ok(0) => (),
             Ok(notices) => {
                 tracing::warn!(notices, "forgot what LiteLLM said of calls that never came");
@@ -344,55 +353,62 @@ impl Supervisor {
             Err(error) => tracing::error!(%error, "the books cannot be tidied"),
         }
         // Removing one takes as long as what is in it is much.
-        stop.run_until_cancelled(self.forget_workspaces()).await;
+        stop.run_until_cancelled(self.prune_workspaces()).await;
     }
 
     /// Takes up deliveries whose time has come.
-    async fn take_up(&self, stop: &CancellationToken) {
-        let Some(relay) = self.relay() else { return };
-        let left = stop.run_until_cancelled(Box::pin(take_out_left(&relay)));
+    async fn resume_deliveries(&self, stop: &CancellationToken) {
+        let Some(relay) = self.delivery_service() else { return };
+        let left = stop.run_until_cancelled(Box::pin(recover_all(&relay)));
         if let Some(Err(error)) = left.await {
             tracing::error!("cannot take out what runs have left: {error:#}");
         }
-        if let Err(error) = Box::pin(relay.resume_due(stop)).await {
+        if let Err(error) = Box::pin(relay.resume_due_jobs(stop)).await {
             tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
         }
     }
 
     /// What residents have kept, and nobody has used for so long.
-    async fn forget_workspaces(&self) {
-        let (all, age) =
-            (Shelf::of(&self.0.settings.state_dir), self.0.settings.workspace_retention);
-        let relay = self.relay();
-        let is_awaited = move |line: &kept::Line| {
-            relay.as_ref().is_some_and(|relay| kept::is_under_way(relay.outbox(), line))
+    async fn prune_workspaces(&self) {
+        let (all, age) = (
+            WorkspaceStore::in_state_dir(&self.0.settings.state_dir),
+            self.0.settings.workspace_retention,
+        );
+        let relay = self.delivery_service();
+        let is_awaited = move |line: &kept::StoredBranchRef| {
+            relay.as_ref().is_some_and(|relay| kept::has_pending_delivery(relay.outbox(), line))
         };
-        let swept = tokio::task::spawn_blocking(move || all.sweep(age, is_awaited)).await;
+        let swept = tokio::task::spawn_blocking(move || all.prune_expired(age, is_awaited)).await;
         match swept.map_err(std::io::Error::from).flatten() {
-            Ok(swept) => swept.iter().for_each(log_fate),
+            Ok(swept) => swept.iter().for_each(log_prune_outcome),
             Err(error) => tracing::error!(%error, "cannot forget old workspaces"),
         }
     }
 }
 
-fn log_fate((kept, fate): &(Kept, Fate)) {
+fn log_prune_outcome((kept, fate): &(StoredWorkspace, PruneOutcome)) {
     let of = kept.tenant.as_ref().map(tracing::field::display);
     match fate {
-        Fate::Forgotten => tracing::info!(id = kept.id, of, "forgot a workspace that nobody uses"),
-        Fate::Stuck(error) => {
+        PruneOutcome::Forgotten => {
+            tracing::info!(id = kept.id, of, "forgot a workspace that nobody uses");
+        }
+        PruneOutcome::Stuck(error) => {
             tracing::warn!(id = kept.id, of, error, "cannot forget a workspace that nobody uses");
         }
-        Fate::InUse | Fate::Awaited | Fate::Young | Fate::Unused => (),
+        PruneOutcome::InUse
+        | PruneOutcome::Awaited
+        | PruneOutcome::Young
+        | PruneOutcome::Unused => (),
     }
 }
 
-impl Settings {
-    pub(crate) fn audit_log(&self, run: &str) -> PathBuf {
+impl RunServiceConfig {
+    pub(crate) fn audit_log_path(&self, run: &str) -> PathBuf {
         self.state_dir.join("audit").join(format!("{run}.jsonl"))
     }
 
-    fn sweep(&self) -> Sweep {
-        Sweep {
+    fn leftover_sweeper(&self) -> LeftoverSweeper {
+        LeftoverSweeper {
             docker_socket: self.host.docker_socket.clone(),
             run_dir: self.host.run_dir.clone(),
             apply: true,
@@ -401,58 +417,60 @@ impl Settings {
     }
 }
 
-impl Shared {
-    fn live(&self) -> MutexGuard<'_, HashMap<String, CancellationToken>> {
+impl RunServiceInner {
+    fn lock_live(&self) -> MutexGuard<'_, HashMap<String, CancellationToken>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Supervisor {
+impl fmt::Debug for RunService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Supervisor").field("live", &self.live()).finish_non_exhaustive()
+        f.debug_struct("Supervisor").field("live", &self.live_count()).finish_non_exhaustive()
     }
 }
 
 /// Says which rules of agents are looser than the relay's, and so say nothing.
-fn tell_idle(relay: Option<&Relay>, catalog: &Catalog) {
+fn warn_ineffective_rules(relay: Option<&DeliveryService>, catalog: &AgentCatalog) {
     let Some(relay) = relay else { return };
-    catalog.entries().for_each(|entry| relay.tell_idle(&entry.name, entry.relay.as_ref()));
+    catalog
+        .entries()
+        .for_each(|entry| relay.warn_ineffective_rules(&entry.name, entry.relay.as_ref()));
 }
 
 /// Of agents whose sandboxes outlive their runs.
-fn terms(settings: &Settings) -> residents::Terms {
-    residents::Terms {
+fn pool_limits(settings: &RunServiceConfig) -> residents::LongRunningPoolLimits {
+    residents::LongRunningPoolLimits {
         most: settings.max_runs,
-        runs: RESIDENT_RUNS,
-        max_age: RESIDENT_AGE,
-        max_idle: RESIDENT_IDLE,
-        wait: RESIDENT_WAIT,
+        runs: MAX_RUNS_PER_SANDBOX,
+        max_age: MAX_SANDBOX_AGE,
+        max_idle: MAX_SANDBOX_IDLE,
+        wait: SANDBOX_WAIT_TIMEOUT,
     }
 }
 
 /// Runs in one resident sandbox, before there is a new one.
-const RESIDENT_RUNS: u32 = 100;
+const MAX_RUNS_PER_SANDBOX: u32 = 100;
 
 /// A resident sandbox is made anew once a day at least.
-const RESIDENT_AGE: Duration = Duration::from_hours(24);
+const MAX_SANDBOX_AGE: Duration = Duration::from_hours(24);
 
 /// A resident sandbox that nobody has used for so long gives its memory back.
-const RESIDENT_IDLE: Duration = Duration::from_mins(10);
+const MAX_SANDBOX_IDLE: Duration = Duration::from_mins(10);
 
 /// How long a run waits for the one before it on its branch, or for a place.
-const RESIDENT_WAIT: Duration = Duration::from_mins(10);
+const SANDBOX_WAIT_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// How often a service looks for what is due.
-const TIDY_EVERY: Duration = Duration::from_secs(30);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How often it looks for grants that were revoked together with their runs.
-const REVOKED_EVERY: Duration = Duration::from_secs(2);
+const REVOCATION_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often it looks for files that are older than they are kept.
-const THROW_EVERY: Duration = Duration::from_hours(1);
+const PURGE_INTERVAL: Duration = Duration::from_hours(1);
 
 /// How often it looks for what crashed processes have left.
-const SWEEP_EVERY: Duration = Duration::from_mins(5);
+const SWEEP_INTERVAL: Duration = Duration::from_mins(5);
 
 /// A run has a deadline of its own.
-const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
+const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);

@@ -31,24 +31,24 @@ use hyper::body::{Frame, SizeHint};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::time::Instant;
 
-use self::headers::Outgoing;
+use self::headers::UpstreamRequestHead;
 use crate::base::header_lines::HeaderLines;
 use crate::base::rope::SplicedBytes;
-use crate::base::secret::Secret;
+use crate::base::secret::SecretString;
 
 use outage::FailureLog;
-pub use target::{Scheme, Target};
+pub use target::{UpstreamScheme, UpstreamUrl};
 
 /// How the provider is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct UpstreamConfig {
     /// `host:port` (plain HTTP) or a URL.
-    pub url: Target,
-    pub kind: Kind,
+    pub url: UpstreamUrl,
+    pub kind: UpstreamKind,
     /// The credential; comes from the environment or a file, never from this configuration.
     #[serde(skip)]
-    pub api_key: Secret,
+    pub api_key: SecretString,
     /// PEM file of authorities to trust instead of the system's.
     #[serde(serialize_with = "serialize_path")]
     pub ca_file: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub struct Config {
 /// What answers at the upstream, which decides the credential's header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum UpstreamKind {
     #[default]
     Litellm,
     Openai,
@@ -81,7 +81,7 @@ fn serialize_path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Resul
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-impl Kind {
+impl UpstreamKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Litellm => "litellm",
@@ -92,19 +92,19 @@ impl Kind {
 }
 
 /// One provider and the connections to it. Each worker thread has its own.
-pub struct Upstream {
+pub struct UpstreamClient {
     client: Client,
     failures: Arc<FailureLog>,
 }
 
 enum Client {
-    Plain(http1::Client),
-    Tls(Box<tls::Client>),
+    Plain(http1::Http1Client),
+    Tls(Box<tls::HyperClient>),
 }
 
 /// A call on its way: what to send, and when it must be over.
-pub struct Call {
-    pub head: Outgoing,
+pub struct UpstreamCall {
+    pub head: UpstreamRequestHead,
     pub body: SplicedBytes,
     /// The run's deadline.
     pub deadline: Option<Instant>,
@@ -113,19 +113,19 @@ pub struct Call {
 /// What a call was answered.
 pub struct ProviderAnswer {
     pub status: StatusCode,
-    /// Only what [`headers::keeps`].
+    /// Only what [`headers::kept_header_name`].
     pub fields: HeaderLines,
-    pub body: Body,
+    pub body: UpstreamBody,
 }
 
 /// A response body as it arrives, one frame per read of the socket.
-pub enum Body {
-    Plain(http1::Body),
-    Tls(Box<tls::Body>),
+pub enum UpstreamBody {
+    Plain(http1::Http1Body),
+    Tls(Box<tls::HyperBody>),
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum UpstreamError {
     #[error("cannot resolve or connect to the upstream")]
     Connect(#[source] io::Error),
     #[error("no connection to the upstream within {}", humantime::format_duration(*.0))]
@@ -146,10 +146,10 @@ pub enum Error {
     Hyper(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl Upstream {
+impl UpstreamClient {
     /// # Errors
     /// The authorities cannot be read, or there are none.
-    pub fn new(config: &Config) -> io::Result<Self> {
+    pub fn new(config: &UpstreamConfig) -> io::Result<Self> {
         Self::sharing(config, Arc::new(FailureLog::new(&config.url)))
     }
 
@@ -157,25 +157,27 @@ impl Upstream {
     ///
     /// # Errors
     /// As there.
-    pub fn sharing(config: &Config, failures: Arc<FailureLog>) -> io::Result<Self> {
+    pub fn sharing(config: &UpstreamConfig, failures: Arc<FailureLog>) -> io::Result<Self> {
         let client = match config.url.scheme() {
-            Scheme::Http => Client::Plain(http1::Client::new(config.clone())),
-            Scheme::Https | Scheme::H2c => Client::Tls(Box::new(tls::Client::new(config.clone())?)),
+            UpstreamScheme::Http => Client::Plain(http1::Http1Client::new(config.clone())),
+            UpstreamScheme::Https | UpstreamScheme::H2c => {
+                Client::Tls(Box::new(tls::HyperClient::new(config.clone())?))
+            }
         };
         Ok(Self { client, failures })
     }
 
     /// Closes connections that were idle for too long, for as long as it is polled: the provider would close them, and they
     /// hold a descriptor each until then. Where there is TLS, hyper's client does so by itself.
-    pub async fn close_idle(&self) -> Infallible {
+    pub async fn close_idle_connections(&self) -> Infallible {
         match &self.client {
-            Client::Plain(client) => client.close_idle().await,
+            Client::Plain(client) => client.close_idle_connections().await,
             Client::Tls(_) => std::future::pending().await,
         }
     }
 
     /// What answers there.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> UpstreamKind {
         match &self.client {
             Client::Plain(client) => client.kind(),
             Client::Tls(client) => client.kind(),
@@ -188,15 +190,15 @@ impl Upstream {
     }
 
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
-    pub async fn send(&self, call: Call) -> Result<ProviderAnswer, Error> {
+    pub async fn send_call(&self, call: UpstreamCall) -> Result<ProviderAnswer, UpstreamError> {
         match &self.client {
-            Client::Plain(client) => client.send(call).await,
-            Client::Tls(client) => client.send(call).await,
+            Client::Plain(client) => client.send_call(call).await,
+            Client::Tls(client) => client.send_call(call).await,
         }
     }
 }
 
-impl Error {
+impl UpstreamError {
     /// The stable code that clients, audit and metrics see.
     pub fn code(&self) -> &'static str {
         match self {
@@ -211,19 +213,19 @@ impl Error {
     }
 
     /// Whether it is certain that nothing was delivered, so that nothing was spent.
-    pub fn is_undelivered(&self) -> bool {
+    pub fn is_certainly_undelivered(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::ConnectTimeout(_))
     }
 }
 
-impl hyper::body::Body for Body {
+impl hyper::body::Body for UpstreamBody {
     type Data = Bytes;
-    type Error = Error;
+    type Error = UpstreamError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         match self.get_mut() {
             Self::Plain(body) => body.poll_frame(cx).map_ok(Frame::data),
             Self::Tls(body) => body.poll_frame(cx).map_ok(Frame::data),
@@ -245,12 +247,12 @@ impl hyper::body::Body for Body {
     }
 }
 
-impl Default for Config {
+impl Default for UpstreamConfig {
     fn default() -> Self {
         Self {
-            url: Target::default(),
-            kind: Kind::default(),
-            api_key: Secret::default(),
+            url: UpstreamUrl::default(),
+            kind: UpstreamKind::default(),
+            api_key: SecretString::default(),
             ca_file: None,
             connect_timeout: Duration::from_secs(5),
             // Reasoning models think for minutes before the first byte.

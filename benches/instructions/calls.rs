@@ -9,11 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cogni_gateway::app::App;
-use cogni_gateway::base::secret::Secret;
+use cogni_gateway::app::GatewayProcess;
+use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::budget::{Nanodollars, Tokens};
-use cogni_gateway::config::Config;
-use cogni_gateway::observe::access_log::Destination;
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::observe::access_log::AccessLogDestination;
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 
@@ -75,14 +75,14 @@ impl CallCase {
 
 /// Serves a run until the standard input ends.
 pub(crate) fn serve(lane: &str, provider: &str, directory: &Path) -> Result<()> {
-    let mut config = Config::default();
+    let mut config = GatewayConfig::default();
     "run-1".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = provider.parse()?;
-    config.upstream.api_key = Secret::new("sk-real");
+    config.upstream.api_key = SecretString::new("sk-real");
     config.audit.path = Some(directory.join("audit.jsonl"));
-    config.access_log = Destination::File(directory.join("access.log"));
+    config.access_log = AccessLogDestination::File(directory.join("access.log"));
     config.server.lane = serde_json::from_value(lane.into())?;
     config.budget.max_turns = Some(u64::MAX);
     config.budget.max_total_tokens = Some(Tokens(u64::MAX / 2));
@@ -95,7 +95,7 @@ pub(crate) fn serve(lane: &str, provider: &str, directory: &Path) -> Result<()> 
         ended.cancel();
     });
     let _context = runtime.enter();
-    runtime.block_on(App::build(config)?.serve(stop))
+    runtime.block_on(GatewayProcess::build_process(config)?.serve_until_cancelled(stop))
 }
 
 /// The instructions in callgrind's file, without those of digests and signatures.

@@ -23,10 +23,12 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use cogni_gateway::body::{Body, Policy, Reader, admit};
+use cogni_gateway::body::{BodyPolicy, BodyReader, ScannedBody, admit_body};
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
-use cogni_gateway::stream::{Allowance, Cutoff, Format, Observer, UsageChunk};
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::stream::{
+    CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, UsageChunkMode,
+};
 
 use calls::{CallCase, SERVED, serve};
 
@@ -38,51 +40,55 @@ struct Case {
 }
 
 const CASES: &[Case] = &[
-    Case { name: "chat frame", figure: 495, run: |n| frames(&CHAT, UsageChunk::Show, false, n) },
+    Case {
+        name: "chat frame",
+        figure: 495,
+        run: |n| frames(&CHAT, UsageChunkMode::Show, false, n),
+    },
     Case {
         name: "chat frame, filtered",
         figure: 590,
-        run: |n| frames(&CHAT, UsageChunk::Hide, false, n),
+        run: |n| frames(&CHAT, UsageChunkMode::Hide, false, n),
     },
     Case {
         name: "chat frame, limited",
         figure: 681,
-        run: |n| frames(&CHAT, UsageChunk::Hide, true, n),
+        run: |n| frames(&CHAT, UsageChunkMode::Hide, true, n),
     },
     Case {
         name: "messages frame",
         figure: 570,
-        run: |n| frames(&MESSAGES, UsageChunk::Show, false, n),
+        run: |n| frames(&MESSAGES, UsageChunkMode::Show, false, n),
     },
     Case {
         name: "messages frame, limited",
         figure: 596,
-        run: |n| frames(&MESSAGES, UsageChunk::Show, true, n),
+        run: |n| frames(&MESSAGES, UsageChunkMode::Show, true, n),
     },
     Case {
         name: "responses frame",
         figure: 789,
-        run: |n| frames(&RESPONSES, UsageChunk::Show, false, n),
+        run: |n| frames(&RESPONSES, UsageChunkMode::Show, false, n),
     },
     Case {
         name: "responses frame, limited",
         figure: 1214,
-        run: |n| frames(&RESPONSES, UsageChunk::Show, true, n),
+        run: |n| frames(&RESPONSES, UsageChunkMode::Show, true, n),
     },
     Case {
         name: "chat answer 1 KB",
         figure: 6633,
-        run: |n| answers(Route::ChatCompletions, CHAT_ANSWER, n),
+        run: |n| answers(GatewayRoute::ChatCompletions, CHAT_ANSWER, n),
     },
     Case {
         name: "messages answer 1 KB",
         figure: 7107,
-        run: |n| answers(Route::Messages, MESSAGES_ANSWER, n),
+        run: |n| answers(GatewayRoute::Messages, MESSAGES_ANSWER, n),
     },
     Case {
         name: "responses answer 1 KB",
         figure: 8743,
-        run: |n| answers(Route::Responses, RESPONSES_ANSWER, n),
+        run: |n| answers(GatewayRoute::Responses, RESPONSES_ANSWER, n),
     },
     Case { name: "request 2 KB", figure: 13_196, run: |n| requests(2048, usize::MAX, n) },
     Case { name: "request 100 KB", figure: 153_106, run: |n| requests(100_000, usize::MAX, n) },
@@ -162,12 +168,15 @@ fn count(case: &Case, times: u32) -> Result<u64> {
 }
 
 /// Frames of one event, each with another text, or number.
-fn frames(stream: &Stream, usage_chunk: UsageChunk, is_limited: bool, times: u32) {
-    let mut observer = Observer::new(stream.route, Format::Sse, usage_chunk);
+fn frames(stream: &Stream, usage_chunk: UsageChunkMode, is_limited: bool, times: u32) {
+    let mut observer = ResponseObserver::new(stream.route, ResponseFormat::Sse, usage_chunk);
     if is_limited {
         let output = Tokens(u64::MAX);
-        observer =
-            observer.limited(Allowance { input: Tokens(100), output, cutoff: Cutoff::Graceful });
+        observer = observer.with_allowance(CallAllowance {
+            input: Tokens(100),
+            output,
+            cutoff: CutoffMode::Graceful,
+        });
     }
     let frames: Vec<_> = WORDS
         .iter()
@@ -178,23 +187,23 @@ fn frames(stream: &Stream, usage_chunk: UsageChunk, is_limited: bool, times: u32
         })
         .collect();
     for frame in frames.iter().cycle().take(times as usize) {
-        black_box(observer.frame(black_box(frame.clone()))).expect("an event that fits");
+        black_box(observer.read_frame(black_box(frame.clone()))).expect("an event that fits");
     }
 }
 
 /// Whole answers, each to an observer of its own.
-fn answers(route: Route, answer: &str, times: u32) {
+fn answers(route: GatewayRoute, answer: &str, times: u32) {
     let answer = Bytes::from(answer.replace("TEXT", &TEXT.repeat(14)));
     for _ in 0..times {
-        let mut observer = Observer::new(route, Format::Json, UsageChunk::Show);
-        observer.frame(black_box(answer.clone())).expect("a body that fits");
-        assert!(black_box(observer.usage()).is_some());
+        let mut observer = ResponseObserver::new(route, ResponseFormat::Json, UsageChunkMode::Show);
+        observer.read_frame(black_box(answer.clone())).expect("a body that fits");
+        assert!(black_box(observer.reported_usage()).is_some());
     }
 }
 
 /// Requests that are read, judged, limited and written.
 fn requests(size: usize, frame: usize, times: u32) {
-    let policy = Policy::default();
+    let policy = BodyPolicy::default();
     let prompt = TEXT.repeat(size / TEXT.len());
     let body = Bytes::from(format!(
         r#"{{"model":"gpt-5-mini","stream":false,"messages":[{{"role":"system","content":"Be brief."}},{{"role":"user","content":"{prompt}"}}],"temperature":0.2}}"#
@@ -202,37 +211,38 @@ fn requests(size: usize, frame: usize, times: u32) {
     for _ in 0..times {
         let body = black_box(body.clone());
         let body = if body.len() <= frame {
-            Body::read(Route::ChatCompletions, body)
+            ScannedBody::scan_frame(GatewayRoute::ChatCompletions, body)
         } else {
-            let mut reader = Reader::new(Route::ChatCompletions);
+            let mut reader = BodyReader::new(GatewayRoute::ChatCompletions);
             for at in (0..body.len()).step_by(frame) {
                 reader.push(body.slice(at..body.len().min(at + frame))).expect("acceptable JSON");
             }
-            reader.finish()
+            reader.finish_body()
         };
-        let mut call = admit(&policy, body.expect("acceptable JSON")).expect("an allowed call");
+        let mut call =
+            admit_body(&policy, body.expect("acceptable JSON")).expect("an allowed call");
         call.limit_output(Tokens(4096));
         black_box(call.into_body());
     }
 }
 
 struct Stream {
-    route: Route,
+    route: GatewayRoute,
     event: &'static str,
 }
 
 const CHAT: Stream = Stream {
-    route: Route::ChatCompletions,
+    route: GatewayRoute::ChatCompletions,
     event: "data: {\"id\":\"chatcmpl-9c1f5f6e2b7a4d0e8a3b\",\"object\":\"chat.completion.chunk\",\"created\":1763769600,\"model\":\"gpt-5-mini\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"TEXT\"},\"finish_reason\":null}],\"usage\":null}\n\n",
 };
 
 const MESSAGES: Stream = Stream {
-    route: Route::Messages,
+    route: GatewayRoute::Messages,
     event: "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"TEXT\"}}\n\n",
 };
 
 const RESPONSES: Stream = Stream {
-    route: Route::Responses,
+    route: GatewayRoute::Responses,
     event: "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"sequence_number\":NUMBER,\"item_id\":\"msg_68f0c0ffee\",\"output_index\":0,\"content_index\":0,\"delta\":\"TEXT\",\"logprobs\":[],\"obfuscation\":\"x8Ub2QTEXT\"}\n\n",
 };
 

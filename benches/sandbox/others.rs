@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::sandbox::RunSpec;
-use cogni_gateway::sandbox::spec::oci::{self, Place};
-use cogni_gateway::sandbox::spec::{Access, HOSTS, HOSTS_TEXT, Limits, Mount, Root, Workspace};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::oci::{self, OciHostSettings};
+use cogni_gateway::sandbox::spec::{
+    BindMount, HOSTS_FILE, HOSTS_TEXT, MountAccess, RootSource, SandboxLimits, WorkspaceMount,
+};
 use serde_json::{Value, json};
 
 use super::Took;
@@ -97,24 +99,24 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         fs::create_dir_all(folder).unwrap();
     }
     fs::create_dir(root.join("etc")).unwrap();
-    fs::write(sock.join(HOSTS), HOSTS_TEXT).unwrap();
+    fs::write(sock.join(HOSTS_FILE), HOSTS_TEXT).unwrap();
     let programs = programs(&root);
-    let spec = RunSpec {
+    let spec = SandboxSpec {
         run: "bench".to_owned(),
-        root: Root::Host,
+        root: RootSource::Host,
         argv: PROGRAM.map(str::to_owned).into(),
         uid: 1001,
         env: [].into(),
-        limits: Limits::default(),
+        limits: SandboxLimits::default(),
         grace: Duration::from_secs(1),
-        workspace: Workspace::None,
+        workspace: WorkspaceMount::None,
         mounts: vec![],
         volumes: vec![],
         socket_dir: sock,
         init: None,
         has_gateway: true,
     };
-    let place = Place {
+    let place = OciHostSettings {
         max_files: u64::MAX,
         root,
         programs,
@@ -122,7 +124,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
         limits_sockets: false,
         is_rootless: false,
     };
-    let mut config = serde_json::to_value(oci::config(&spec, &place)).unwrap();
+    let mut config = serde_json::to_value(oci::build_oci_spec(&spec, &place)).unwrap();
     // A network of its own is what ours has too; here the runtime makes it.
     for namespace in config["linux"]["namespaces"].as_array_mut().unwrap() {
         if namespace["type"] == "network" {
@@ -146,7 +148,7 @@ pub(super) fn runc(path: &Path) -> Result<Bundle, String> {
 }
 
 /// This machine's, as our own driver shows them; links are made anew.
-fn programs(root: &Path) -> Vec<Mount> {
+fn programs(root: &Path) -> Vec<BindMount> {
     let mut programs = vec![];
     for path in ["/usr", "/bin", "/sbin", "/lib", "/lib64"].map(Path::new) {
         let Ok(found) = fs::symlink_metadata(path) else { continue };
@@ -154,10 +156,10 @@ fn programs(root: &Path) -> Vec<Mount> {
             symlink(fs::read_link(path).unwrap(), root.join(path.strip_prefix("/").unwrap()))
                 .unwrap();
         } else {
-            programs.push(Mount {
+            programs.push(BindMount {
                 source: path.into(),
                 target: path.into(),
-                access: Access::ReadOnly,
+                access: MountAccess::ReadOnly,
             });
         }
     }

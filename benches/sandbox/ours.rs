@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::config::Config;
-use cogni_gateway::observe::access_log::Destination;
-use cogni_gateway::runner::slots::{Pool, Stock};
-use cogni_gateway::runner::{Order, Prepared, RunResult};
-use cogni_gateway::sandbox::docker::Docker;
-use cogni_gateway::sandbox::embedded::Settings;
-use cogni_gateway::sandbox::spec::{Limits, Root, Workspace};
-use cogni_gateway::sandbox::{Driver, RunSpec, UserRange};
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::runner::slots::{WarmPool, WarmPoolConfig};
+use cogni_gateway::runner::{PreparedRun, RunPlan, RunResult};
+use cogni_gateway::sandbox::docker::DockerEngine;
+use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
+use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
+use cogni_gateway::sandbox::{SandboxDriver, SandboxSpec, UserRange};
 use futures_util::stream::{self, StreamExt};
 use tokio::io::AsyncWrite;
 use tokio::runtime::Handle;
@@ -29,50 +29,50 @@ use super::others::{IMAGE, PROGRAM};
 /// A driver, and what it makes sandboxes of.
 #[derive(Clone)]
 pub(super) struct Kind {
-    driver: Driver,
-    root: Root,
+    driver: SandboxDriver,
+    root: RootSource,
 }
 
 pub(super) struct Ours {
-    order: Order,
+    order: RunPlan,
     warm: Option<Warm>,
 }
 
 struct Warm {
-    pool: Arc<Pool>,
+    pool: Arc<WarmPool>,
     stop: CancellationToken,
     keeping: JoinHandle<()>,
 }
 
 pub(super) fn embedded() -> Kind {
     let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
-    let settings = Settings { program, may_be_unlimited: true };
-    Kind { driver: Driver::Embedded(settings), root: Root::Host }
+    let settings = EmbeddedDriverConfig { program, may_be_unlimited: true };
+    Kind { driver: SandboxDriver::Embedded(settings), root: RootSource::Host }
 }
 
 pub(super) fn docker() -> Result<Kind, String> {
     let socket = PathBuf::from(DOCKER_SOCKET);
-    let image =
-        Handle::current().block_on(async { Docker::connect(&socket).await?.image_id(IMAGE).await });
+    let image = Handle::current()
+        .block_on(async { DockerEngine::connect(&socket).await?.image_id(IMAGE).await });
     image.map_err(|error| error.to_string())?;
-    Ok(Kind { driver: Driver::Docker { socket }, root: Root::Image(IMAGE.to_owned()) })
+    Ok(Kind { driver: SandboxDriver::Docker { socket }, root: RootSource::Image(IMAGE.to_owned()) })
 }
 
 impl Ours {
     pub(super) fn new(Kind { driver, root }: Kind, path: &Path, is_warm: bool) -> Self {
-        let mut config = Config::default();
+        let mut config = GatewayConfig::default();
         "acct-bench".clone_into(&mut config.identity.account);
         config.upstream.url = "127.0.0.1:9".parse().unwrap();
-        config.access_log = Destination::Off;
-        let spec = RunSpec {
+        config.access_log = AccessLogDestination::Off;
+        let spec = SandboxSpec {
             run: String::new(),
             root,
             argv: PROGRAM.map(str::to_owned).into(),
             uid: 1001,
             env: [].into(),
-            limits: Limits::default(),
+            limits: SandboxLimits::default(),
             grace: GRACE,
-            workspace: Workspace::None,
+            workspace: WorkspaceMount::None,
             mounts: vec![],
             volumes: vec![],
             socket_dir: PathBuf::new(),
@@ -80,14 +80,14 @@ impl Ours {
             has_gateway: true,
         };
         let run_dir = path.join("r");
-        let order = Order {
+        let order = RunPlan {
             config,
             spec,
             agent: None,
             target: None,
             roots: vec![],
             run_dir,
-            uids: UserRange::DEFAULT,
+            uids: UserRange::DEFAULT_RANGE,
             driver,
             docker_socket: DOCKER_SOCKET.into(),
             proxy: None,
@@ -134,7 +134,7 @@ impl Ours {
         let begun = Instant::now();
         let prepared = match &self.warm {
             Some(warm) => warm.pool.claim(order).unwrap(),
-            None => Prepared::new(order).unwrap(),
+            None => PreparedRun::new(order).unwrap(),
         };
         let mut first = First(None);
         let result = Box::pin(prepared.run(CancellationToken::new(), &mut first)).await;
@@ -149,18 +149,19 @@ fn check(result: &RunResult) {
 }
 
 impl Warm {
-    fn keep(order: &Order) -> Self {
-        let stock = Stock { count: 1, max_age: Duration::from_hours(1) };
-        let (pool, stop) = (Arc::new(Pool::new(order, stock).unwrap()), CancellationToken::new());
+    fn keep(order: &RunPlan) -> Self {
+        let stock = WarmPoolConfig { count: 1, max_age: Duration::from_hours(1) };
+        let (pool, stop) =
+            (Arc::new(WarmPool::new(order, stock).unwrap()), CancellationToken::new());
         let keeping = tokio::spawn({
             let (pool, stop) = (Arc::clone(&pool), stop.clone());
-            async move { pool.keep(stop).await }
+            async move { pool.maintain(stop).await }
         });
         Self { pool, stop, keeping }
     }
 
     fn until_ready(&self) {
-        while self.pool.ready() == 0 {
+        while self.pool.ready_count() == 0 {
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -13,19 +13,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cogni_gateway::audit::{self, record::Started};
-use cogni_gateway::base::drain::Drain;
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::budget::{Ledger, Past, Prices, Tokens};
-use cogni_gateway::config::Config;
+use cogni_gateway::audit::{self, record::RunStartedRecord};
+use cogni_gateway::base::drain::TaskGroup;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::budget::{BudgetLedger, PriceTable, PriorUsage, Tokens};
+use cogni_gateway::config::GatewayConfig;
 use cogni_gateway::gateway::limits::{ProcessCapacity, RunCapacity};
-use cogni_gateway::gateway::policy::{self, Policy};
-use cogni_gateway::gateway::{Gateway, server};
+use cogni_gateway::gateway::policy::{self, GatewayPolicy};
+use cogni_gateway::gateway::{RunGateway, server};
 use cogni_gateway::observe::access_log;
-use cogni_gateway::observe::metrics::Metrics;
-use cogni_gateway::run::Run;
-use cogni_gateway::upstream::Upstream;
-use cogni_gateway::upstream::headers::Overwrites;
+use cogni_gateway::observe::metrics::MetricsRegistry;
+use cogni_gateway::run::AgentRun;
+use cogni_gateway::upstream::UpstreamClient;
+use cogni_gateway::upstream::headers::InjectedHeaders;
 use tokio::sync::Semaphore;
 
 use crate::meter;
@@ -47,24 +47,24 @@ pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result
     let audited = audited(runs, stride)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let tasks = Drain::default();
+        let tasks = TaskGroup::default();
         let host = Host::new(dir, port, tasks.clone())?;
         let bind = |run: usize| host.bind(run, run.is_multiple_of(audited));
         let served: Vec<_> = (0..runs).map(bind).collect::<Result<_>>()?;
         writeln!(io::stdout(), "ready")?;
-        let closing = tasks.closing().clone();
+        let closing = tasks.shutdown_token().clone();
         thread::spawn(move || {
             let _ended = io::stdin().read_to_end(&mut vec![]);
             closing.cancel();
         });
         let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
-        while tasks.closing().run_until_cancelled(ticks.tick()).await.is_some() {
+        while tasks.shutdown_token().run_until_cancelled(ticks.tick()).await.is_some() {
             for run in &served {
-                run.audit.flush();
+                run.audit.flush_buffered();
             }
-            host.metrics.sweep(Instant::now());
+            host.metrics.remove_due_runs(Instant::now());
         }
-        tasks.finish(Duration::from_secs(1)).await;
+        tasks.shut_down(Duration::from_secs(1)).await;
         Ok(())
     })
 }
@@ -72,43 +72,43 @@ pub(crate) fn serve(dir: &Path, runs: usize, stride: usize, port: u16) -> Result
 /// What the runs of the process share.
 struct Host {
     dir: PathBuf,
-    config: Config,
-    policy: Arc<policy::Config>,
-    prices: Arc<Prices>,
-    server: Arc<server::Config>,
-    upstream: Arc<Upstream>,
-    metrics: Metrics,
-    access_log: access_log::Log,
-    tasks: Drain,
+    config: GatewayConfig,
+    policy: Arc<policy::PolicyConfig>,
+    prices: Arc<PriceTable>,
+    server: Arc<server::HttpServerConfig>,
+    upstream: Arc<UpstreamClient>,
+    metrics: MetricsRegistry,
+    access_log: access_log::AccessLog,
+    tasks: TaskGroup,
 }
 
 impl Host {
-    fn new(dir: &Path, port: u16, tasks: Drain) -> Result<Self> {
-        let mut config = Config::default();
+    fn new(dir: &Path, port: u16, tasks: TaskGroup) -> Result<Self> {
+        let mut config = GatewayConfig::default();
         ACCOUNT.clone_into(&mut config.identity.account);
         config.identity.metadata = serde_json::from_str(METADATA)?;
-        config.upstream.api_key = Secret::new(KEY);
+        config.upstream.api_key = SecretString::new(KEY);
         config.upstream.url = format!("127.0.0.1:{port}").parse().ok().context("not an address")?;
         config.budget.max_turns = Some(1_000_000_000);
         config.budget.max_total_tokens = Some(Tokens(1_000_000_000_000));
-        config.access_log = access_log::Destination::File(dir.join("access.log"));
-        let nobody = access_log::Identity { run: "-", attempt: "-" };
+        config.access_log = access_log::AccessLogDestination::File(dir.join("access.log"));
+        let nobody = access_log::AccessLogIdentity { run: "-", attempt: "-" };
         Ok(Self {
             dir: dir.to_owned(),
             server: Arc::new(config.server.clone()),
-            upstream: Arc::new(Upstream::new(&config.upstream)?),
-            metrics: Metrics::new(config.upstream.kind.name())?,
-            access_log: access_log::Log::open(&config.access_log, &nobody)?,
+            upstream: Arc::new(UpstreamClient::new(&config.upstream)?),
+            metrics: MetricsRegistry::new(config.upstream.kind.name())?,
+            access_log: access_log::AccessLog::open_log(&config.access_log, &nobody)?,
             policy: Arc::new(config.policy.clone()),
-            prices: Arc::new(Prices::load(&config.prices)?),
+            prices: Arc::new(PriceTable::load_table(&config.prices)?),
             config,
             tasks,
         })
     }
 
     /// Binds one run's socket and serves it.
-    fn bind(&self, number: usize, is_audited: bool) -> Result<Arc<Run>> {
-        let Config { identity, upstream, budget, audit, .. } = &self.config;
+    fn bind(&self, number: usize, is_audited: bool) -> Result<Arc<AgentRun>> {
+        let GatewayConfig { identity, upstream, budget, audit, .. } = &self.config;
         let socket = socket(&self.dir, number);
         fs::create_dir(socket.parent().context("a socket lies in a directory")?)?;
         // Not the library's listener: it keeps a second descriptor.
@@ -116,7 +116,7 @@ impl Host {
         listener.set_nonblocking(true)?;
         let mut identity = identity.clone();
         identity.run = format!("run-{number}");
-        let started = Started {
+        let started = RunStartedRecord {
             run: identity.run.clone(),
             attempt: identity.attempt.clone(),
             account: identity.account.clone(),
@@ -128,22 +128,22 @@ impl Host {
         };
         let path = is_audited.then(|| socket.with_file_name("audit.jsonl"));
         let (log, recovered) =
-            audit::Log::open(&audit::Config { path, ..audit.clone() }, &started)?;
-        let line = access_log::Identity { run: &identity.run, attempt: &identity.attempt };
+            audit::AuditLog::open_log(&audit::AuditConfig { path, ..audit.clone() }, &started)?;
+        let line = access_log::AccessLogIdentity { run: &identity.run, attempt: &identity.attempt };
         let access_log = Arc::new(self.access_log.for_run(&line));
-        let policy = Policy {
+        let policy = GatewayPolicy {
             config: Arc::clone(&self.policy),
             rules: Arc::default(),
             prices: Arc::clone(&self.prices),
-            overwrites: Arc::new(Overwrites::new(upstream, &identity, &self.policy.headers)?),
+            overwrites: Arc::new(InjectedHeaders::new(upstream, &identity, &self.policy.headers)?),
         };
-        let past = Past { spent: recovered.spent, age: recovered.age };
-        let ledger = Ledger::new(budget.clone(), past);
-        let run = Arc::new(Run::new(identity, ledger, log));
-        let gateway = Arc::new(Gateway {
-            policy: Arc::new(policy::Live::from_pointee(policy)),
+        let past = PriorUsage { spent: recovered.spent, age: recovered.age };
+        let ledger = BudgetLedger::new(budget.clone(), past);
+        let run = Arc::new(AgentRun::new(identity, ledger, log));
+        let gateway = Arc::new(RunGateway {
+            policy: Arc::new(policy::SharedPolicy::from_pointee(policy)),
             upstream: Arc::clone(&self.upstream),
-            metrics: self.metrics.run(&run.identity.run, &run.ledger),
+            metrics: self.metrics.run_metrics(&run.identity.run, &run.ledger),
             access_log,
             slots: Arc::new(Semaphore::new(self.server.max_connections)),
             capacity: Arc::new(RunCapacity::new(
@@ -154,9 +154,13 @@ impl Host {
             tasks: self.tasks.clone(),
             run: Arc::clone(&run),
         });
-        let serve =
-            server::socket::serve(listener, gateway, Arc::clone(&self.server), Arc::default());
-        self.tasks.spawn(async move {
+        let serve = server::socket::serve_run_socket(
+            listener,
+            gateway,
+            Arc::clone(&self.server),
+            Arc::default(),
+        );
+        self.tasks.spawn_task(async move {
             if let Err(error) = serve.await {
                 let _nobody_reads = writeln!(io::stderr(), "cannot serve a socket: {error}");
             }

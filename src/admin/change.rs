@@ -6,19 +6,19 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::base::serde_words;
-use crate::budget::Limits;
-use crate::config::Config;
+use crate::budget::BudgetLimits;
+use crate::config::GatewayConfig;
 
 /// The models of a run, as in `[policy.body]`; what is left out stays as it is.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Models {
+pub(super) struct ModelsPatch {
     models: Option<Vec<String>>,
     aliases: Option<BTreeMap<String, String>>,
 }
 
-impl Models {
-    pub(super) fn apply(self, config: &mut Config) {
+impl ModelsPatch {
+    pub(super) fn apply_patch(self, config: &mut GatewayConfig) {
         let body = &mut config.policy.body;
         body.models = self.models.unwrap_or_else(|| std::mem::take(&mut body.models));
         body.aliases = self.aliases.unwrap_or_else(|| std::mem::take(&mut body.aliases));
@@ -29,7 +29,10 @@ impl Models {
 ///
 /// # Errors
 /// A name that is no limit, or a value that it cannot have.
-pub(super) fn merge(limits: &Limits, patch: Map<String, Value>) -> anyhow::Result<Limits> {
+pub(super) fn merge_limits(
+    limits: &BudgetLimits,
+    patch: Map<String, Value>,
+) -> anyhow::Result<BudgetLimits> {
     let mut merged = serde_json::to_value(limits)?;
     if let Value::Object(fields) = &mut merged {
         fields.extend(patch);

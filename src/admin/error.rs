@@ -5,27 +5,27 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::base::json::Invalid;
-use crate::base::serde_words::JsonError;
+use crate::base::json::JsonError;
+use crate::base::serde_words::JsonInputError;
 
 /// Why a request of an operator was not done. Operators are trusted with every word of it.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum AdminError {
     #[error("run `{0}` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are")]
     NoSuchRun(String),
     #[error("run `{0}` is ending, which cannot be taken back")]
     Ending(String),
     #[error("the body cannot be used: {0}")]
-    Invalid(JsonError),
+    Invalid(JsonInputError),
     #[error("the body cannot be used: {0}")]
-    Ambiguous(Invalid),
+    Ambiguous(JsonError),
     /// Nothing has changed.
     #[error("{0:#}")]
     Refused(anyhow::Error),
 }
 
-impl Error {
-    fn code(&self) -> (StatusCode, &'static str) {
+impl AdminError {
+    fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
             Self::NoSuchRun(_) => (StatusCode::NOT_FOUND, "no_such_run"),
             Self::Ending(_) => (StatusCode::CONFLICT, "run_is_ending"),
@@ -35,9 +35,9 @@ impl Error {
     }
 }
 
-impl IntoResponse for Error {
+impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
-        let (status, code) = self.code();
+        let (status, code) = self.status_and_code();
         (status, Json(json!({"error": {"code": code, "message": self.to_string()}})))
             .into_response()
     }

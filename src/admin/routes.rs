@@ -26,150 +26,176 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::change::{self, Models};
-use super::error::Error;
-use super::{Desk, Operator};
-use crate::app::{By, Control};
-use crate::audit::record::Operated;
-use crate::base::drain::Drained;
+use super::change::{self, ModelsPatch};
+use super::error::AdminError;
+use super::{AdminState, OperatorCredentials};
+use crate::app::{ChangeSource, ServedRunHandle};
+use crate::audit::record::OperatorActedRecord;
+use crate::base::drain::ShutdownOutcome;
 use crate::base::json::check_document;
 use crate::base::serde_words;
-use crate::config::{Config, RunSpec};
+use crate::config::{GatewayConfig, SharedRunConfig};
 use crate::run::gate;
 
-type Answer = Result<Json<Value>, Error>;
-type Caller = ConnectInfo<Operator>;
+type AdminResult = Result<Json<Value>, AdminError>;
+type OperatorInfo = ConnectInfo<OperatorCredentials>;
 
-pub(super) fn router(desk: Arc<Desk>) -> Router {
+pub(super) fn admin_router(desk: Arc<AdminState>) -> Router {
     Router::new()
-        .route("/runs", get(list).post(open))
-        .route("/runs/{id}", get(show).delete(close))
-        .route("/runs/{id}/pause", post(pause))
-        .route("/runs/{id}/resume", post(resume))
-        .route("/runs/{id}/drain", post(drain))
-        .route("/runs/{id}/cut", post(cut))
-        .route("/runs/{id}/budget", patch(budget))
-        .route("/runs/{id}/models", patch(models))
-        .route("/reload", post(reload))
+        .route("/runs", get(list_runs).post(open_run))
+        .route("/runs/{id}", get(show_run).delete(close_run))
+        .route("/runs/{id}/pause", post(pause_run))
+        .route("/runs/{id}/resume", post(resume_run))
+        .route("/runs/{id}/drain", post(drain_run))
+        .route("/runs/{id}/cut", post(abort_calls))
+        .route("/runs/{id}/budget", patch(patch_budget))
+        .route("/runs/{id}/models", patch(patch_models))
+        .route("/reload", post(reload_config))
         .with_state(desk)
 }
 
-async fn list(State(desk): State<Arc<Desk>>) -> Json<Value> {
-    let mut runs: Vec<_> = desk.runs.controls().iter().map(|control| status(control)).collect();
+async fn list_runs(State(desk): State<Arc<AdminState>>) -> Json<Value> {
+    let mut runs: Vec<_> =
+        desk.runs.list_handles().iter().map(|control| run_status_json(control)).collect();
     runs.sort_by(|one, other| one["run_id"].as_str().cmp(&other["run_id"].as_str()));
     Json(json!({ "runs": runs }))
 }
 
-async fn show(State(desk): State<Arc<Desk>>, Path(id): Path<String>) -> Answer {
-    Ok(Json(status(&*desk.control(&id)?)))
+async fn show_run(State(desk): State<Arc<AdminState>>, Path(id): Path<String>) -> AdminResult {
+    Ok(Json(run_status_json(&*desk.find_run(&id)?)))
 }
 
-async fn open(
-    State(desk): State<Arc<Desk>>,
-    ConnectInfo(operator): Caller,
+async fn open_run(
+    State(desk): State<Arc<AdminState>>,
+    ConnectInfo(operator): OperatorInfo,
     body: Bytes,
-) -> Result<(StatusCode, Json<Value>), Error> {
-    let spec: RunSpec = read(&body)?;
+) -> Result<(StatusCode, Json<Value>), AdminError> {
+    let spec: SharedRunConfig = parse_json(&body)?;
     let (runs, id) = (desk.runs.clone(), spec.run_id.clone());
-    let opened = tokio::task::spawn_blocking(move || runs.open(spec)).await;
-    opened.map_err(Into::into).flatten().map_err(Error::Refused)?;
-    let control = desk.control(&id)?;
-    operator.did("open", &control);
-    Ok((StatusCode::CREATED, Json(status(&control))))
+    let opened = tokio::task::spawn_blocking(move || runs.open_run(spec)).await;
+    opened.map_err(Into::into).flatten().map_err(AdminError::Refused)?;
+    let control = desk.find_run(&id)?;
+    operator.record_action("open", &control);
+    Ok((StatusCode::CREATED, Json(run_status_json(&control))))
 }
 
-async fn close(
-    State(desk): State<Arc<Desk>>,
-    ConnectInfo(operator): Caller,
+async fn close_run(
+    State(desk): State<Arc<AdminState>>,
+    ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
-) -> Answer {
-    desk.runs.check_shared().map_err(Error::Refused)?;
+) -> AdminResult {
+    desk.runs.check_can_open_runs().map_err(AdminError::Refused)?;
     // While its records are open.
-    operator.did("close", &*desk.control(&id)?);
-    let drained = desk.runs.close(&id).await.map_err(Error::Refused)?;
-    Ok(Json(json!({"run_id": id, "closed": true, "calls_cut": drained == Drained::Cut})))
+    operator.record_action("close", &*desk.find_run(&id)?);
+    let drained = desk.runs.close_run(&id).await.map_err(AdminError::Refused)?;
+    Ok(Json(json!({"run_id": id, "closed": true, "calls_cut": drained == ShutdownOutcome::Cut})))
 }
 
-async fn pause(desk: State<Arc<Desk>>, operator: Caller, id: Path<String>) -> Answer {
-    set(desk, operator, id, ("pause", gate::State::Paused))
+async fn pause_run(
+    desk: State<Arc<AdminState>>,
+    operator: OperatorInfo,
+    id: Path<String>,
+) -> AdminResult {
+    set_run_state(desk, operator, id, ("pause", gate::RunControlState::Paused))
 }
 
-async fn resume(desk: State<Arc<Desk>>, operator: Caller, id: Path<String>) -> Answer {
-    set(desk, operator, id, ("resume", gate::State::Open))
+async fn resume_run(
+    desk: State<Arc<AdminState>>,
+    operator: OperatorInfo,
+    id: Path<String>,
+) -> AdminResult {
+    set_run_state(desk, operator, id, ("resume", gate::RunControlState::Open))
 }
 
-async fn drain(desk: State<Arc<Desk>>, operator: Caller, id: Path<String>) -> Answer {
-    set(desk, operator, id, ("drain", gate::State::Draining))
+async fn drain_run(
+    desk: State<Arc<AdminState>>,
+    operator: OperatorInfo,
+    id: Path<String>,
+) -> AdminResult {
+    set_run_state(desk, operator, id, ("drain", gate::RunControlState::Draining))
 }
 
-fn set(
-    State(desk): State<Arc<Desk>>,
-    ConnectInfo(operator): Caller,
+fn set_run_state(
+    State(desk): State<Arc<AdminState>>,
+    ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
-    (action, state): (&'static str, gate::State),
-) -> Answer {
-    let control = desk.control(&id)?;
-    if !control.run().gate.set(state) {
-        return Err(Error::Ending(id));
+    (action, state): (&'static str, gate::RunControlState),
+) -> AdminResult {
+    let control = desk.find_run(&id)?;
+    if !control.run().gate.set_state(state) {
+        return Err(AdminError::Ending(id));
     }
-    operator.did(action, &control);
-    Ok(Json(status(&control)))
+    operator.record_action(action, &control);
+    Ok(Json(run_status_json(&control)))
 }
 
-async fn cut(
-    State(desk): State<Arc<Desk>>,
-    ConnectInfo(operator): Caller,
+async fn abort_calls(
+    State(desk): State<Arc<AdminState>>,
+    ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
-) -> Answer {
-    let control = desk.control(&id)?;
-    operator.did("cut", &control);
-    control.run().gate.cut();
-    Ok(Json(status(&control)))
+) -> AdminResult {
+    let control = desk.find_run(&id)?;
+    operator.record_action("cut", &control);
+    control.run().gate.abort_calls();
+    Ok(Json(run_status_json(&control)))
 }
 
-async fn budget(desk: State<Arc<Desk>>, operator: Caller, id: Path<String>, body: Bytes) -> Answer {
-    let patch = read(&body)?;
-    changed(
+async fn patch_budget(
+    desk: State<Arc<AdminState>>,
+    operator: OperatorInfo,
+    id: Path<String>,
+    body: Bytes,
+) -> AdminResult {
+    let patch = parse_json(&body)?;
+    apply_change(
         desk,
         operator,
         id,
-        ("budget", |config: &mut Config| {
-            config.budget = change::merge(&config.budget, patch)?;
+        ("budget", |config: &mut GatewayConfig| {
+            config.budget = change::merge_limits(&config.budget, patch)?;
             Ok(())
         }),
     )
 }
 
-async fn models(desk: State<Arc<Desk>>, operator: Caller, id: Path<String>, body: Bytes) -> Answer {
-    let models: Models = read(&body)?;
-    changed(
+async fn patch_models(
+    desk: State<Arc<AdminState>>,
+    operator: OperatorInfo,
+    id: Path<String>,
+    body: Bytes,
+) -> AdminResult {
+    let models: ModelsPatch = parse_json(&body)?;
+    apply_change(
         desk,
         operator,
         id,
-        ("models", |config: &mut Config| {
-            models.apply(config);
+        ("models", |config: &mut GatewayConfig| {
+            models.apply_patch(config);
             Ok(())
         }),
     )
 }
 
-fn changed(
-    State(desk): State<Arc<Desk>>,
-    ConnectInfo(operator): Caller,
+fn apply_change(
+    State(desk): State<Arc<AdminState>>,
+    ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
-    (action, change): (&'static str, impl FnOnce(&mut Config) -> anyhow::Result<()>),
-) -> Answer {
-    let control = desk.control(&id)?;
-    control.change(By::Admin, change).map_err(Error::Refused)?;
-    operator.did(action, &control);
-    Ok(Json(status(&control)))
+    (action, change): (&'static str, impl FnOnce(&mut GatewayConfig) -> anyhow::Result<()>),
+) -> AdminResult {
+    let control = desk.find_run(&id)?;
+    control.change_config(ChangeSource::Admin, change).map_err(AdminError::Refused)?;
+    operator.record_action(action, &control);
+    Ok(Json(run_status_json(&control)))
 }
 
-async fn reload(State(desk): State<Arc<Desk>>, ConnectInfo(operator): Caller) -> Answer {
-    (desk.reload)().map_err(Error::Refused)?;
-    let controls = desk.runs.controls();
+async fn reload_config(
+    State(desk): State<Arc<AdminState>>,
+    ConnectInfo(operator): OperatorInfo,
+) -> AdminResult {
+    (desk.reload)().map_err(AdminError::Refused)?;
+    let controls = desk.runs.list_handles();
     for control in &controls {
-        operator.did("reload", control);
+        operator.record_action("reload", control);
     }
     let mut changed: Vec<_> = controls.iter().filter(|control| control.is_overridden()).collect();
     changed.sort_by(|one, other| one.run().identity.run.cmp(&other.run().identity.run));
@@ -177,31 +203,31 @@ async fn reload(State(desk): State<Arc<Desk>>, ConnectInfo(operator): Caller) ->
     Ok(Json(json!({"reloaded": true, "runs": controls.len(), "keep_changes": changed})))
 }
 
-impl Desk {
-    fn control(&self, id: &str) -> Result<Arc<Control>, Error> {
-        self.runs.control(id).ok_or_else(|| Error::NoSuchRun(id.to_owned()))
+impl AdminState {
+    fn find_run(&self, id: &str) -> Result<Arc<ServedRunHandle>, AdminError> {
+        self.runs.find_handle(id).ok_or_else(|| AdminError::NoSuchRun(id.to_owned()))
     }
 }
 
-impl Operator {
+impl OperatorCredentials {
     /// Writes into a run's audit log what was done to it, and by whom.
-    fn did(self, action: &'static str, control: &Control) {
+    fn record_action(self, action: &'static str, control: &ServedRunHandle) {
         let run = control.run();
-        run.audit.operated(&Operated { action, uid: self.uid });
+        run.audit.record_operator_action(&OperatorActedRecord { action, uid: self.uid });
         tracing::info!(run = run.identity.run, action, uid = self.uid, "an operator has acted");
     }
 }
 
 /// Reads a body, whatever its content type says: who types a command by hand leaves that out.
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    let read = serde_words::from_slice(body).map_err(Error::Invalid)?;
-    check_document(body).map_err(Error::Ambiguous)?;
+fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AdminError> {
+    let read = serde_words::from_slice(body).map_err(AdminError::Invalid)?;
+    check_document(body).map_err(AdminError::Ambiguous)?;
     Ok(read)
 }
 
-fn status(control: &Control) -> Value {
+fn run_status_json(control: &ServedRunHandle) -> Value {
     let run = control.run();
-    let (config, version) = control.config();
+    let (config, version) = control.config_and_version();
     let body = &config.policy.body;
     json!({
         "run_id": run.identity.run,
@@ -211,8 +237,8 @@ fn status(control: &Control) -> Value {
         "policy": {"version": version, "digest": config.digest()},
         "models": body.models,
         "aliases": body.aliases,
-        "admitted": run.counts.admitted(),
-        "refused": run.counts.refused(),
-        "budget": run.ledger.status(),
+        "admitted": run.counts.admitted_calls(),
+        "refused": run.counts.refused_calls(),
+        "budget": run.ledger.budget_status(),
     })
 }

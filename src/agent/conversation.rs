@@ -10,33 +10,36 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::envelope::{Failure, Kind};
+use super::envelope::{AgentFailure, AgentFailureKind};
 use super::exec;
-use super::round::Call;
+use super::round::ModelToolCall;
 
 /// What has been said so far.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Conversation {
+pub struct AgentConversation {
     messages: Vec<Value>,
     has_tools: bool,
 }
 
-impl Conversation {
+impl AgentConversation {
     /// Reads it from a file.
     ///
     /// # Errors
     /// It is not there, too long, or no conversation.
-    pub fn read(path: &Path) -> Result<Self, Failure> {
+    pub fn read(path: &Path) -> Result<Self, AgentFailure> {
         let wrong = |why: String| {
-            Failure::new(Kind::NoConversation, format!("`{}`: {why}", path.display()))
+            AgentFailure::new(
+                AgentFailureKind::NoConversation,
+                format!("`{}`: {why}", path.display()),
+            )
         };
         let mut text = String::new();
         let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-        file.take(LONGEST + 1)
+        file.take(MAX_FILE_BYTES + 1)
             .read_to_string(&mut text)
             .map_err(|error| wrong(error.to_string()))?;
-        if text.len() as u64 > LONGEST {
-            return Err(wrong(format!("it is longer than {} MiB", LONGEST >> 20)));
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(wrong(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20)));
         }
         Self::parse(&text).map_err(wrong)
     }
@@ -77,7 +80,7 @@ impl Conversation {
     }
 
     /// The body of a request that asks `model` to go on.
-    pub fn request(&self, model: &str) -> String {
+    pub fn to_request_body(&self, model: &str) -> String {
         let mut body = json!({
             "model": model,
             "messages": self.messages,
@@ -85,13 +88,13 @@ impl Conversation {
             "stream_options": {"include_usage": true},
         });
         if self.has_tools {
-            body["tools"] = json!([exec::description()]);
+            body["tools"] = json!([exec::tool_description()]);
         }
         body.to_string()
     }
 
     /// Adds what the model has said and called for.
-    pub fn said(&mut self, text: &str, calls: &[Call]) {
+    pub fn push_assistant(&mut self, text: &str, calls: &[ModelToolCall]) {
         let calls: Vec<_> = calls
             .iter()
             .map(|call| {
@@ -104,10 +107,10 @@ impl Conversation {
     }
 
     /// Adds what came of a call.
-    pub fn returned(&mut self, id: &str, result: &str) {
+    pub fn push_tool_result(&mut self, id: &str, result: &str) {
         self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
     }
 }
 
 /// What the gateway takes of a body when nothing else is configured.
-const LONGEST: u64 = 32 << 20;
+const MAX_FILE_BYTES: u64 = 32 << 20;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// What comes of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Envelope {
+pub struct OutputEnvelope {
     /// The last thing that the model said.
     pub text: String,
     pub model: String,
@@ -18,21 +18,21 @@ pub struct Envelope {
     pub rounds: u32,
     /// Why it stopped, in the provider's words.
     pub finish: String,
-    pub usage: Usage,
-    pub error: Option<Failure>,
+    pub usage: ConversationUsage,
+    pub error: Option<AgentFailure>,
 }
 
 /// Tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct ConversationUsage {
     pub input: u64,
     pub output: u64,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub kind: Kind,
+pub struct AgentFailure {
+    pub kind: AgentFailureKind,
     pub message: String,
     /// What the gateway calls it, where it is the gateway's.
     pub code: Option<String>,
@@ -42,7 +42,7 @@ pub struct Failure {
 
 /// Where it went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AgentFailureKind {
     /// There is no conversation, or it cannot be read.
     NoConversation,
     /// The environment does not say which model, or where.
@@ -59,9 +59,9 @@ pub enum Kind {
     Timeout,
 }
 
-impl Envelope {
+impl OutputEnvelope {
     /// Takes in what came of one round.
-    pub fn add(&mut self, text: &str, finish: String, usage: Usage) {
+    pub fn add_round(&mut self, text: &str, finish: String, usage: ConversationUsage) {
         text.clone_into(&mut self.text);
         self.finish = finish;
         self.rounds += 1;
@@ -71,7 +71,7 @@ impl Envelope {
 
     /// The line, with its end.
     pub fn to_line(&self, duration: Duration) -> String {
-        let Usage { input, output } = self.usage;
+        let ConversationUsage { input, output } = self.usage;
         let payloads = if self.text.is_empty() { json!([]) } else { json!([{"text": self.text}]) };
         let envelope = json!({
             "payloads": payloads,
@@ -83,15 +83,15 @@ impl Envelope {
                     "finish": self.finish,
                     "usage": {"input": input, "output": output, "total": input + output},
                 },
-                "error": self.error.as_ref().map(Failure::to_json),
+                "error": self.error.as_ref().map(AgentFailure::to_json),
             },
         });
         format!("{envelope}\n")
     }
 }
 
-impl Failure {
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+impl AgentFailure {
+    pub fn new(kind: AgentFailureKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), code: None, status: None }
     }
 
@@ -107,7 +107,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for AgentFailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoConversation => "no_conversation",

@@ -13,7 +13,7 @@ use serde::Serialize;
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Event<'a> {
+pub enum ProgressEvent<'a> {
     /// A piece of what the model says, as it came.
     TextDelta { text: &'a str },
     /// The tool is used.
@@ -23,7 +23,7 @@ pub enum Event<'a> {
 }
 
 /// Writes an event in one call, so that nothing comes between. That nobody reads it changes nothing.
-pub fn emit(event: &Event<'_>) {
+pub fn emit_event(event: &ProgressEvent<'_>) {
     let mut line = serde_json::to_string(event).expect("texts and numbers are JSON");
     line.push('\n');
     let _ = io::stderr().write_all(line.as_bytes());

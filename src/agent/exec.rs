@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 /// What the model asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct ExecRequest {
     /// The program, and its arguments as they stand.
     pub argv: Vec<String>,
     #[serde(default)]
@@ -34,7 +34,7 @@ pub struct Asked {
 
 /// What came of it. Prints as the model reads it, in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct ExecResult {
     /// None of a program that was not started, or was killed.
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
@@ -46,11 +46,11 @@ pub struct Done {
 }
 
 /// The tool in the words of chat completions.
-pub fn description() -> Value {
+pub fn tool_description() -> Value {
     json!({
         "type": "function",
         "function": {
-            "name": NAME,
+            "name": TOOL_NAME,
             "description": "Run a program in the workspace, without a shell, and return its exit code and output. \
                             For a shell, run [\"sh\", \"-c\", SCRIPT].",
             "parameters": {
@@ -80,12 +80,12 @@ pub fn description() -> Value {
 ///
 /// # Errors
 /// What is wrong with it, in the words of a result.
-pub fn parse(name: &str, arguments: &str) -> Result<Asked, Done> {
-    let wrong = |why: String| Done { error: Some(why), ..Done::default() };
-    if name != NAME {
-        return Err(wrong(format!("there is no tool `{name}`; there is `{NAME}`")));
+pub fn parse_call(name: &str, arguments: &str) -> Result<ExecRequest, ExecResult> {
+    let wrong = |why: String| ExecResult { error: Some(why), ..ExecResult::default() };
+    if name != TOOL_NAME {
+        return Err(wrong(format!("there is no tool `{name}`; there is `{TOOL_NAME}`")));
     }
-    let asked: Asked = serde_json::from_str(arguments)
+    let asked: ExecRequest = serde_json::from_str(arguments)
         .map_err(|error| wrong(format!("the arguments make no sense: {error}")))?;
     match asked.argv.first() {
         Some(program) if !program.is_empty() => Ok(asked),
@@ -94,7 +94,7 @@ pub fn parse(name: &str, arguments: &str) -> Result<Asked, Done> {
 }
 
 /// Runs the program to its end, or until its time or the agent's is over.
-pub fn run(asked: &Asked, deadline: Instant) -> Done {
+pub fn run_tool(asked: &ExecRequest, deadline: Instant) -> ExecResult {
     let deadline =
         deadline.min(Instant::now() + Duration::from_secs(u64::from(asked.timeout_s.max(1))));
     let child = Command::new(&asked.argv[0])
@@ -104,14 +104,14 @@ pub fn run(asked: &Asked, deadline: Instant) -> Done {
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn();
-    let ended = child.and_then(|child| Watched::new(child, &asked.stdin)?.run(deadline));
+    let ended = child.and_then(|child| ToolProcessIo::new(child, &asked.stdin)?.run(deadline));
     ended.unwrap_or_else(|error| {
         let error = format!("`{}` cannot be run: {error}", asked.argv[0]);
-        Done { error: Some(error), ..Done::default() }
+        ExecResult { error: Some(error), ..ExecResult::default() }
     })
 }
 
-impl fmt::Display for Done {
+impl fmt::Display for ExecResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(error) = &self.error {
             return json!({"error": error}).fmt(f);
@@ -132,35 +132,35 @@ impl fmt::Display for Done {
 }
 
 /// A program that runs, and what is still to be written to it.
-struct Watched<'a> {
+struct ToolProcessIo<'a> {
     child: Child,
     input: Option<ChildStdin>,
     rest: &'a [u8],
-    stdout: Stream,
-    stderr: Stream,
+    stdout: ToolOutputStream,
+    stderr: ToolOutputStream,
 }
 
 /// One of its two outputs: `None` at its end.
-struct Stream {
-    source: Option<Box<dyn Source>>,
-    capture: Capture,
+struct ToolOutputStream {
+    source: Option<Box<dyn PollableSource>>,
+    capture: ToolOutputBuffer,
 }
 
-trait Source: Read + AsFd {}
-impl<T: Read + AsFd> Source for T {}
+trait PollableSource: Read + AsFd {}
+impl<T: Read + AsFd> PollableSource for T {}
 
-impl<'a> Watched<'a> {
+impl<'a> ToolProcessIo<'a> {
     fn new(mut child: Child, input: &'a str) -> io::Result<Self> {
         let stdin = child.stdin.take();
-        let stdout = Stream::new(child.stdout.take().expect("it is piped"))?;
-        let stderr = Stream::new(child.stderr.take().expect("it is piped"))?;
+        let stdout = ToolOutputStream::new(child.stdout.take().expect("it is piped"))?;
+        let stderr = ToolOutputStream::new(child.stderr.take().expect("it is piped"))?;
         if let Some(stdin) = &stdin {
             fcntl_setfl(stdin, OFlags::NONBLOCK)?;
         }
         Ok(Self { child, input: stdin, rest: input.as_bytes(), stdout, stderr })
     }
 
-    fn run(mut self, deadline: Instant) -> io::Result<Done> {
+    fn run(mut self, deadline: Instant) -> io::Result<ExecResult> {
         let (mut status, mut until) = (None, deadline);
         let mut timed_out = false;
         loop {
@@ -169,28 +169,28 @@ impl<'a> Watched<'a> {
                 status = self.child.try_wait()?;
                 if status.is_some() {
                     // Whoever else holds its output has a moment to say the last words, and no more.
-                    until = deadline.min(Instant::now() + LAST_WORDS);
+                    until = deadline.min(Instant::now() + OUTPUT_DRAIN_TIMEOUT);
                 }
             }
             let is_read = self.stdout.source.is_none() && self.stderr.source.is_none();
             match status {
                 Some(status) if is_read || Instant::now() >= until => {
-                    return Ok(self.done(status, timed_out));
+                    return Ok(self.into_result(status, timed_out));
                 }
                 None if Instant::now() >= deadline => {
                     timed_out = true;
                     let group = Pid::from_child(&self.child);
                     let _ = kill_process_group(group, Signal::KILL);
                     status = Some(self.child.wait()?);
-                    until = Instant::now() + LAST_WORDS;
+                    until = Instant::now() + OUTPUT_DRAIN_TIMEOUT;
                 }
-                _ => self.wait(until),
+                _ => self.wait_for_io(until),
             }
         }
     }
 
-    fn done(self, status: ExitStatus, timed_out: bool) -> Done {
-        Done {
+    fn into_result(self, status: ExitStatus, timed_out: bool) -> ExecResult {
+        ExecResult {
             exit_code: status.code(),
             signal: status.signal(),
             timed_out,
@@ -201,13 +201,13 @@ impl<'a> Watched<'a> {
     }
 
     /// Waits for something to move, for a while: that a program has ended is not to be waited for in this way.
-    fn wait(&self, until: Instant) {
+    fn wait_for_io(&self, until: Instant) {
         let sources = [&self.stdout, &self.stderr].into_iter().filter_map(|s| s.source.as_ref());
         let readable =
             sources.map(|source| PollFd::from_borrowed_fd(source.as_fd(), PollFlags::IN));
         let writable = self.input.iter().map(|input| PollFd::new(input, PollFlags::OUT));
         let mut fds: Vec<_> = readable.chain(writable).collect();
-        let left = until.saturating_duration_since(Instant::now()).min(LOOK);
+        let left = until.saturating_duration_since(Instant::now()).min(POLL_INTERVAL);
         let left = Timespec::try_from(left).expect("a look is some milliseconds");
         // Cut short by a signal it only leads to an earlier look.
         let _ = poll(&mut fds, Some(&left));
@@ -218,7 +218,7 @@ impl<'a> Watched<'a> {
             let written = if self.rest.is_empty() { Ok(0) } else { input.write(self.rest) };
             match written {
                 Ok(length) => self.rest = &self.rest[length..],
-                Err(error) if is_later(&error) => {}
+                Err(error) if is_retryable(&error) => {}
                 // It does not read; what is left is for nobody.
                 Err(_) => self.rest = &[],
             }
@@ -226,50 +226,50 @@ impl<'a> Watched<'a> {
                 self.input = None;
             }
         }
-        self.stdout.read();
-        self.stderr.read();
+        self.stdout.read_available();
+        self.stderr.read_available();
     }
 }
 
-impl Stream {
-    fn new(source: impl Source + 'static) -> io::Result<Self> {
+impl ToolOutputStream {
+    fn new(source: impl PollableSource + 'static) -> io::Result<Self> {
         fcntl_setfl(&source, OFlags::NONBLOCK)?;
-        Ok(Self { source: Some(Box::new(source)), capture: Capture::default() })
+        Ok(Self { source: Some(Box::new(source)), capture: ToolOutputBuffer::default() })
     }
 
     /// Reads what is there, of one that never stops only some.
-    fn read(&mut self) {
-        let mut buffer = [0; CHUNK];
-        for _ in 0..BURST {
+    fn read_available(&mut self) {
+        let mut buffer = [0; READ_BUFFER_BYTES];
+        for _ in 0..MAX_READS_PER_TURN {
             let Some(source) = &mut self.source else { return };
             match source.read(&mut buffer) {
                 Ok(0) => self.source = None,
                 Ok(length) => self.capture.push(&buffer[..length]),
-                Err(error) if is_later(&error) => return,
+                Err(error) if is_retryable(&error) => return,
                 Err(_) => self.source = None,
             }
         }
     }
 }
 
-fn is_later(error: &io::Error) -> bool {
+fn is_retryable(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 /// The beginning and the end of a stream.
 #[derive(Clone, Debug, Default)]
-pub struct Capture {
+pub struct ToolOutputBuffer {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     left_out: u64,
 }
 
-impl Capture {
+impl ToolOutputBuffer {
     pub fn push(&mut self, chunk: &[u8]) {
-        let (head, rest) = chunk.split_at(chunk.len().min(KEPT - self.head.len()));
+        let (head, rest) = chunk.split_at(chunk.len().min(KEEP_BYTES - self.head.len()));
         self.head.extend_from_slice(head);
         self.tail.extend(rest);
-        let too_many = self.tail.len().saturating_sub(KEPT);
+        let too_many = self.tail.len().saturating_sub(KEEP_BYTES);
         self.tail.drain(..too_many);
         self.left_out += too_many as u64;
     }
@@ -285,20 +285,20 @@ impl Capture {
     }
 }
 
-const NAME: &str = "exec";
+const TOOL_NAME: &str = "exec";
 
 fn default_timeout() -> u32 {
     120
 }
 
 /// Of each stream's beginning, and of its end: some thousand tokens.
-pub const KEPT: usize = 16 << 10;
+pub const KEEP_BYTES: usize = 16 << 10;
 
-const CHUNK: usize = 16 << 10;
-const BURST: usize = 16;
+const READ_BUFFER_BYTES: usize = 16 << 10;
+const MAX_READS_PER_TURN: usize = 16;
 
 /// How often it is looked whether the program has ended, which cannot be waited for together with its output.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// From the end of the program to the end of its output, for processes that still hold it.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);

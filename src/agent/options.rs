@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// How one conversation is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct AgentOptions {
     /// Where the conversation is.
     pub messages: PathBuf,
     /// How often the model may be asked.
@@ -17,13 +17,13 @@ pub struct Options {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Invocation {
-    Start(Options),
+pub enum AgentCommand {
+    Start(AgentOptions),
     /// `--help` or `--version`.
     Print(String),
 }
 
-impl Default for Options {
+impl Default for AgentOptions {
     fn default() -> Self {
         Self {
             messages: PathBuf::from("/workspace/.cogni/messages.json"),
@@ -37,8 +37,8 @@ impl Default for Options {
 ///
 /// # Errors
 /// Which one is wrong, and what would be right.
-pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Invocation, String> {
-    let mut options = Options::default();
+pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<AgentCommand, String> {
+    let mut options = AgentOptions::default();
     while let Some(argument) = arguments.next() {
         let flag = argument.to_string_lossy().into_owned();
         let (name, mut value) = match flag.split_once('=') {
@@ -49,28 +49,30 @@ pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Invocation
             || value.take().or_else(|| arguments.next()).ok_or(format!("`{name}` needs a value"));
         match name {
             "--messages" => options.messages = PathBuf::from(value()?),
-            "--rounds" => options.rounds = number(name, &value()?)?,
-            "--timeout" => options.timeout = Duration::from_secs(number(name, &value()?)?.into()),
-            "--help" => return Ok(Invocation::Print(HELP.to_owned())),
-            "--version" => return Ok(Invocation::Print(VERSION.to_owned())),
+            "--rounds" => options.rounds = parse_number(name, &value()?)?,
+            "--timeout" => {
+                options.timeout = Duration::from_secs(parse_number(name, &value()?)?.into());
+            }
+            "--help" => return Ok(AgentCommand::Print(HELP_TEXT.to_owned())),
+            "--version" => return Ok(AgentCommand::Print(VERSION_TEXT.to_owned())),
             _ => return Err(format!("there is no option `{flag}`")),
         }
     }
-    Ok(Invocation::Start(options))
+    Ok(AgentCommand::Start(options))
 }
 
-fn number(name: &str, value: &OsStr) -> Result<u32, String> {
+fn parse_number(name: &str, value: &OsStr) -> Result<u32, String> {
     let text = value.to_string_lossy();
-    let number = text.parse().ok().filter(|number| (1..=MOST).contains(number));
-    number.ok_or_else(|| format!("`{name}` is `{text}`; give a number from 1 to {MOST}"))
+    let number = text.parse().ok().filter(|number| (1..=MAX_COUNT).contains(number));
+    number.ok_or_else(|| format!("`{name}` is `{text}`; give a number from 1 to {MAX_COUNT}"))
 }
 
 /// Of rounds, or of seconds: more than anybody means, and far from where arithmetic with clocks ends.
-const MOST: u32 = 1_000_000;
+const MAX_COUNT: u32 = 1_000_000;
 
-const VERSION: &str = concat!("cogni-agent ", env!("CARGO_PKG_VERSION"), "\n");
+const VERSION_TEXT: &str = concat!("cogni-agent ", env!("CARGO_PKG_VERSION"), "\n");
 
-const HELP: &str = "\
+const HELP_TEXT: &str = "\
 A small agent: reads a conversation, asks the model in COGNI_MODEL, runs what it calls for, prints its answer as JSON.
 
 Usage: cogni-agent [OPTIONS]

@@ -4,12 +4,12 @@ use std::io::{self, BufRead, Read};
 
 /// Reads the data of one event after the other.
 #[derive(Debug)]
-pub struct Events<R> {
+pub struct SseReader<R> {
     source: R,
     line: Vec<u8>,
 }
 
-impl<R: BufRead> Events<R> {
+impl<R: BufRead> SseReader<R> {
     pub fn new(source: R) -> Self {
         Self { source, line: vec![] }
     }
@@ -18,12 +18,12 @@ impl<R: BufRead> Events<R> {
     ///
     /// # Errors
     /// The source fails, an event is too long, or is not UTF-8.
-    pub fn read(&mut self) -> io::Result<Option<String>> {
+    pub fn next_data(&mut self) -> io::Result<Option<String>> {
         let mut data: Option<Vec<u8>> = None;
         while self.read_line()? {
             if self.line.is_empty() {
                 match data.take() {
-                    Some(data) => return String::from_utf8(data).map(Some).map_err(invalid),
+                    Some(data) => return String::from_utf8(data).map(Some).map_err(invalid_data),
                     None => continue,
                 }
             }
@@ -36,8 +36,8 @@ impl<R: BufRead> Events<R> {
                     data
                 }
             };
-            if data.len() + value.len() > LONGEST {
-                return Err(invalid("an event is longer than 8 MiB"));
+            if data.len() + value.len() > MAX_EVENT_BYTES {
+                return Err(invalid_data("an event is longer than 8 MiB"));
             }
             data.extend_from_slice(value);
         }
@@ -47,12 +47,12 @@ impl<R: BufRead> Events<R> {
     /// The next line, without its end; false where there is no whole one.
     fn read_line(&mut self) -> io::Result<bool> {
         self.line.clear();
-        let mut limited = self.source.by_ref().take(LONGEST as u64);
+        let mut limited = self.source.by_ref().take(MAX_EVENT_BYTES as u64);
         limited.read_until(b'\n', &mut self.line)?;
         if self.line.pop() != Some(b'\n') {
-            let is_too_long = self.line.len() + 1 >= LONGEST;
+            let is_too_long = self.line.len() + 1 >= MAX_EVENT_BYTES;
             return if is_too_long {
-                Err(invalid("a line is longer than 8 MiB"))
+                Err(invalid_data("a line is longer than 8 MiB"))
             } else {
                 Ok(false)
             };
@@ -64,9 +64,9 @@ impl<R: BufRead> Events<R> {
     }
 }
 
-fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+fn invalid_data(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 /// The gateway's own bound of an event.
-const LONGEST: usize = 8 << 20;
+const MAX_EVENT_BYTES: usize = 8 << 20;

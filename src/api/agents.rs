@@ -7,24 +7,24 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::error::Error;
-use super::extract::{Asked, Caller};
-use super::refusal::{NotAllowed, NotUnderstood};
-use crate::catalog::Listed;
-use crate::grant::Access;
+use super::ApiState;
+use super::error::ApiError;
+use super::extract::{AuthenticatedCaller, QueryParams};
+use super::refusal::{AuthErrorResponses, QueryErrorResponses};
+use crate::catalog::AgentSummary;
+use crate::grant::GrantScope;
 
 /// Agents, by their names.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Agents {
-    agents: Vec<Listed>,
+pub(super) struct AgentsPage {
+    agents: Vec<AgentSummary>,
 }
 
 /// Which agents.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct AgentsQuery {
     /// `1`: those that cannot run here, too, with the reason
     #[param(minimum = 0, maximum = 1)]
     all: Option<u8>,
@@ -35,38 +35,38 @@ pub(super) struct Which {
     get,
     path = "/api/v1/ai/agents",
     tag = "agents",
-    params(Which),
+    params(AgentsQuery),
     responses(
-        (status = 200, description = "The agents", body = Agents),
-        NotUnderstood, NotAllowed
+        (status = 200, description = "The agents", body = AgentsPage),
+        QueryErrorResponses, AuthErrorResponses
     )
 )]
-pub(super) async fn list(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    Asked(which): Asked<Which>,
-) -> Result<Json<Agents>, Error> {
-    caller.may(Access::Read)?;
+pub(super) async fn list_agents(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    QueryParams(which): QueryParams<AgentsQuery>,
+) -> Result<Json<AgentsPage>, ApiError> {
+    caller.require_scope(GrantScope::Read)?;
     let is_all = match which.all.unwrap_or_default() {
         0 => false,
         1 => true,
-        _ => return Err(Error::parameter("`all` is 0 or 1")),
+        _ => return Err(ApiError::invalid_parameter("`all` is 0 or 1")),
     };
-    let mut agents = api.agents().await;
+    let mut agents = api.agent_summaries().await;
     agents.retain(|agent| {
-        caller.0.allows_agent(&agent.agent_id).is_ok() && (is_all || agent.available)
+        caller.0.check_agent(&agent.agent_id).is_ok() && (is_all || agent.available)
     });
-    Ok(Json(Agents { agents }))
+    Ok(Json(AgentsPage { agents }))
 }
 
-impl Api {
+impl ApiState {
     /// All agents, and which can run here.
-    pub(super) async fn agents(&self) -> Vec<Listed> {
+    pub(super) async fn agent_summaries(&self) -> Vec<AgentSummary> {
         let catalog = self.supervisor.catalog();
         let mut listed = Vec::with_capacity(catalog.entries().len());
         for entry in catalog.entries() {
-            let mut agent = Listed::new(entry, &self.availability.of(entry).await);
-            agent.reason = agent.reason.map(|reason| self.supervisor.masked(&reason));
+            let mut agent = AgentSummary::new(entry, &self.availability.check_cached(entry).await);
+            agent.reason = agent.reason.map(|reason| self.supervisor.mask_text(&reason));
             listed.push(agent);
         }
         listed

@@ -13,20 +13,20 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::error::{Error, ErrorBody};
-use super::extract::{Asked, At, Caller};
-use super::proofs::{FileState, ProofKey, Proofs};
-use super::records::{gone, readable, send};
-use super::refusal::{NotAllowed, NotUnderstood};
-use crate::audit::PublicKey;
-use crate::audit::seal::{self, Seal, Unproved};
-use crate::audit::verify::Report;
-use crate::journal::{Row, State as Progress};
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
+use super::proofs::{FileFingerprint, ProofCache, ProofKey};
+use super::records::{find_readable_run, removed_error, stream_file};
+use super::refusal::{AuthErrorResponses, QueryErrorResponses};
+use crate::audit::AuditPublicKey;
+use crate::audit::seal::{self, AuditLogSeal, AuditProofError};
+use crate::audit::verify::AuditVerifyReport;
+use crate::journal::{RunPhase as Progress, RunRow};
 
 /// What a run's audit log says, and whether that can be believed.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Audit {
+pub struct AuditView {
     /// The run has ended, and the log is what it was then, to the last record. While the run goes on this is false:
     /// `signed` says how much is proved.
     verified: bool,
@@ -63,7 +63,7 @@ pub struct Audit {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct AuditQuery {
     /// `1`: the log itself, a line of JSON for each record
     #[param(minimum = 0, maximum = 1)]
     raw: Option<u8>,
@@ -74,107 +74,112 @@ pub(super) struct How {
     get,
     path = "/api/v1/runs/{id}/audit",
     tag = "runs",
-    params(("id" = String, Path, description = "The run"), How),
+    params(("id" = String, Path, description = "The run"), AuditQuery),
     responses(
         (status = 200, description = "What the log says; with `raw`, the log", content(
-            (Audit = "application/json"),
+            (AuditView = "application/json"),
             (String = "application/x-ndjson")
         )),
         (status = 429, description = "With `raw`, `too_many_downloads`: of this grant", body = ErrorBody),
-        NotUnderstood, NotAllowed,
+        QueryErrorResponses, AuthErrorResponses,
         (status = 404, description = "`not_found`: also where it has no log yet", body = ErrorBody)
     )
 )]
-pub(super) async fn audit(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-    Asked(how): Asked<How>,
-) -> Result<Response, Error> {
-    let row = readable(&api, &caller, &id).await?;
-    let path = api.supervisor.audit_log(&row.id);
+pub(super) async fn show_audit(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+    QueryParams(how): QueryParams<AuditQuery>,
+) -> Result<Response, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let path = api.supervisor.audit_log_path(&row.id);
     match how.raw.unwrap_or_default() {
-        0 => Ok(Json(prove(&api, &caller, &row, path).await?).into_response()),
-        1 => send(&api, &caller, &path, "application/x-ndjson").await,
-        _ => Err(Error::parameter("`raw` is 0 or 1")),
+        0 => Ok(Json(prove_cached(&api, &caller, &row, path).await?).into_response()),
+        1 => stream_file(&api, &caller, &path, "application/x-ndjson").await,
+        _ => Err(ApiError::invalid_parameter("`raw` is 0 or 1")),
     }
 }
 
 /// What is to be proved.
-struct Subject {
+struct ProofSubject {
     run: String,
     path: PathBuf,
     has_ended: bool,
-    seal: Option<Seal>,
-    key: PublicKey,
+    seal: Option<AuditLogSeal>,
+    key: AuditPublicKey,
 }
 
 /// Answers with the proof that was made before, where the log of a run that has ended is as it was then; else proves it.
-async fn prove(api: &Arc<Api>, caller: &Caller, row: &Row, path: PathBuf) -> Result<Audit, Error> {
-    let subject = Subject {
+async fn prove_cached(
+    api: &Arc<ApiState>,
+    caller: &AuthenticatedCaller,
+    row: &RunRow,
+    path: PathBuf,
+) -> Result<AuditView, ApiError> {
+    let subject = ProofSubject {
         run: row.id.clone(),
         path,
         has_ended: row.state == Progress::Ended,
-        seal: api.supervisor.journal().seal(&row.id).await?,
+        seal: api.supervisor.run_store().log_seal(&row.id).await?,
         key: api.supervisor.public_key(),
     };
     let found = tokio::fs::metadata(&subject.path).await.ok();
     let key = found.as_ref().and_then(|found| subject.proof_key(found));
-    if let Some(known) = key.and_then(|key| api.proofs.find(&key)) {
+    if let Some(known) = key.and_then(|key| api.proofs.find_proof(&key)) {
         return Ok(known);
     }
-    let turn = api.long_reads.wait(&caller.0.id).await;
+    let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     let ours = Arc::clone(api);
-    let proved = api.proofs.make(turn, move || subject.prove(&ours.proofs)).await;
-    match proved.map_err(Error::internal)? {
+    let proved = api.proofs.run_proof(turn, move || subject.prove_log(&ours.proofs)).await;
+    match proved.map_err(ApiError::internal_error)? {
         Ok(audit) => Ok(audit),
-        Err(Unproved::Io(error)) => Err(gone(error, "audit log")),
-        Err(why) => Ok(Audit::unproved(&why)),
+        Err(AuditProofError::Io(error)) => Err(removed_error(error, "audit log")),
+        Err(why) => Ok(AuditView::from_proof_error(&why)),
     }
 }
 
-impl Subject {
+impl ProofSubject {
     /// Blocks.
-    fn prove(&self, proofs: &Proofs<Audit>) -> Result<Audit, Unproved> {
+    fn prove_log(&self, proofs: &ProofCache<AuditView>) -> Result<AuditView, AuditProofError> {
         let log = fs::File::open(&self.path);
         let Some(seal) = &self.seal else {
             let log = log?;
             return if self.has_ended {
-                Err(Unproved::Unsealed)
+                Err(AuditProofError::Unsealed)
             } else {
-                let report = seal::check_open(whole_lines(log)?, &self.run, &self.key)?;
-                Ok(Audit::new(&report, None))
+                let report = seal::verify_open_log(whole_lines(log)?, &self.run, &self.key)?;
+                Ok(AuditView::new(&report, None))
             };
         };
-        if is_gone(&log) {
-            return Err(Unproved::Gone { sealed: seal.records });
+        if is_not_found(&log) {
+            return Err(AuditProofError::Gone { sealed: seal.records });
         }
         let log = log?;
         let before = self.proof_key(&log.metadata()?);
         // Another request may have had it proved while this one was waiting.
-        if let Some(known) = before.as_ref().and_then(|key| proofs.find(key)) {
+        if let Some(known) = before.as_ref().and_then(|key| proofs.find_proof(key)) {
             return Ok(known);
         }
-        let audit = match seal.check(BufReader::new(&log), &self.run) {
-            Ok(report) => Audit { verified: true, ..Audit::new(&report, None) },
-            Err(Unproved::Io(error)) => return Err(error.into()),
-            Err(why) => Audit::unproved(&why),
+        let audit = match seal.verify_sealed(BufReader::new(&log), &self.run) {
+            Ok(report) => AuditView { verified: true, ..AuditView::new(&report, None) },
+            Err(AuditProofError::Io(error)) => return Err(error.into()),
+            Err(why) => AuditView::from_proof_error(&why),
         };
         let after = self.proof_key(&log.metadata()?);
         if let Some(key) = after.filter(|after| before.as_ref() == Some(after)) {
-            proofs.keep(key, audit.clone(), SystemTime::now());
+            proofs.store_proof(key, audit.clone(), SystemTime::now());
         }
         Ok(audit)
     }
 
     /// The log of a run that goes on has none: it changes with each call.
     fn proof_key(&self, found: &Metadata) -> Option<ProofKey> {
-        let (run, file) = (self.run.clone(), FileState::of(found));
+        let (run, file) = (self.run.clone(), FileFingerprint::from_metadata(found));
         self.seal.clone().map(|seal| ProofKey { run, seal, file })
     }
 }
 
-fn is_gone<T>(file: &io::Result<T>) -> bool {
+fn is_not_found<T>(file: &io::Result<T>) -> bool {
     matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
@@ -194,19 +199,19 @@ fn whole_lines(log: fs::File) -> io::Result<impl BufRead> {
     Ok(BufReader::new(log.take(end)))
 }
 
-impl Audit {
+impl AuditView {
     /// What such a log says is not told, since nobody can tell who says it.
-    fn unproved(why: &Unproved) -> Self {
-        Self::new(&Report::default(), Some(why.to_string()))
+    fn from_proof_error(why: &AuditProofError) -> Self {
+        Self::new(&AuditVerifyReport::default(), Some(why.to_string()))
     }
 
-    fn new(report: &Report, broken: Option<String>) -> Self {
+    fn new(report: &AuditVerifyReport, broken: Option<String>) -> Self {
         Self {
             verified: false,
             broken,
             records: report.records,
-            signed: report.signed(),
-            unsigned: report.unsigned(),
+            signed: report.signed_records(),
+            unsigned: report.unsigned_records(),
             first: report.first.clone(),
             last: report.last.clone(),
             admitted: report.admitted,

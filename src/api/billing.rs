@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::error::{Error, ErrorBody};
-use super::extract::{self, Asked, At, Caller, Media};
-use super::refusal::{NotAllowed, NotFound, NotUnderstood};
-use crate::billing::{self, books::Refused};
-use crate::grant::Access;
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{self, AcceptedMedia, AuthenticatedCaller, PathParam, QueryParams};
+use super::refusal::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
+use crate::billing::{self, books::IngestError};
+use crate::grant::GrantScope;
 
 /// What a run's calls have come to.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Receipts {
+pub(super) struct ReceiptsView {
     /// The sums, and what somebody has to look at: `state` is `complete`, `pending` or `overdue`.
     #[schema(value_type = Object)]
     bill: Value,
@@ -29,7 +29,7 @@ pub(super) struct Receipts {
 
 /// Runs with calls that somebody has to look at, by their ids.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Flagged {
+pub(super) struct FlaggedRunsPage {
     /// The bill of each; its `flags` say why.
     #[schema(value_type = Vec<Object>)]
     runs: Vec<Value>,
@@ -41,7 +41,7 @@ pub(super) struct Flagged {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct FlaggedRunsQuery {
     /// `next` of the page before
     cursor: Option<String>,
     /// At most so many
@@ -51,7 +51,7 @@ pub(super) struct Which {
 
 /// What became of what was told.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Ingested {
+pub(super) struct IngestReportView {
     /// Calls that have a receipt now, and had none.
     new: u64,
     /// Told before.
@@ -67,12 +67,12 @@ pub(super) struct Ingested {
     /// Items that cannot be used.
     invalid: u64,
     /// Why, for the first of them.
-    complaints: Vec<Complaint>,
+    complaints: Vec<ItemErrorView>,
 }
 
 /// Why an item cannot be used.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Complaint {
+pub(super) struct ItemErrorView {
     /// Which of the body's items, counted from 0.
     item: usize,
     message: String,
@@ -91,29 +91,29 @@ pub(super) struct Complaint {
         (String = "application/x-ndjson")
     )),
     responses(
-        (status = 200, description = "What became of each item", body = Ingested),
+        (status = 200, description = "What became of each item", body = IngestReportView),
         (status = 400, description = "`invalid_json`", body = ErrorBody),
-        NotAllowed,
+        AuthErrorResponses,
         (status = 408, description = "`request_timeout`: of its body", body = ErrorBody),
         (status = 413, description = "`body_too_large`", body = ErrorBody),
         (status = 415, description = "`unsupported_media_type`", body = ErrorBody)
     )
 )]
-pub(super) async fn ingest(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
+pub(super) async fn ingest_notices(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
     request: Request,
-) -> Result<Json<Ingested>, Error> {
-    caller.may(Access::Billing)?;
-    let _turn = api.reports.wait(&caller.0.id).await;
-    let body = extract::bytes(request, &api, &NOTICES, MAX_NOTICES_BYTES).await?;
+) -> Result<Json<IngestReportView>, ApiError> {
+    caller.require_scope(GrantScope::Billing)?;
+    let _turn = api.reports.acquire_permit(&caller.0.id).await;
+    let body = extract::read_body(request, &api, &NOTICE_MEDIA_TYPES, MAX_NOTICES_BYTES).await?;
     // Whoever reports nothing has meant to report something.
     if body.trim_ascii().is_empty() {
-        return Err(Error::Json("it is empty".to_owned()));
+        return Err(ApiError::Json("it is empty".to_owned()));
     }
     let ingested = api.books.ingest(body).await.map_err(|refused| match refused {
-        Refused::Malformed(malformed) => Error::Json(malformed.to_string()),
-        Refused::Books(error) => Error::internal(error),
+        IngestError::Malformed(malformed) => ApiError::Json(malformed.to_string()),
+        IngestError::Books(error) => ApiError::internal_error(error),
     })?;
     Ok(Json(ingested.into()))
 }
@@ -125,22 +125,22 @@ pub(super) async fn ingest(
     tag = "billing",
     params(("id" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "The run's bill", body = Receipts),
-        NotAllowed, NotFound
+        (status = 200, description = "The run's bill", body = ReceiptsView),
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn receipts(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-) -> Result<Json<Receipts>, Error> {
-    caller.may_look()?;
-    let row = api.run_of(&caller, &id).await?;
-    let bill = api.books.summary(&row.id).await.map_err(Error::internal)?;
-    let receipts = api.books.receipts(&row.id).await.map_err(Error::internal)?;
-    let value = |receipt| serde_json::to_value(receipt).map_err(Error::internal);
-    Ok(Json(Receipts {
-        bill: serde_json::to_value(bill).map_err(Error::internal)?,
+pub(super) async fn show_receipts(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<ReceiptsView>, ApiError> {
+    caller.require_read()?;
+    let row = api.visible_run(&caller, &id).await?;
+    let bill = api.books.run_bill(&row.id).await.map_err(ApiError::internal_error)?;
+    let receipts = api.books.receipts_of_run(&row.id).await.map_err(ApiError::internal_error)?;
+    let value = |receipt| serde_json::to_value(receipt).map_err(ApiError::internal_error);
+    Ok(Json(ReceiptsView {
+        bill: serde_json::to_value(bill).map_err(ApiError::internal_error)?,
         receipts: receipts.into_iter().map(value).collect::<Result<_, _>>()?,
     }))
 }
@@ -150,42 +150,45 @@ pub(super) async fn receipts(
     get,
     path = "/api/v1/billing/flagged",
     tag = "billing",
-    params(Which),
+    params(FlaggedRunsQuery),
     responses(
-        (status = 200, description = "Of all grants; for admins only", body = Flagged),
-        NotUnderstood, NotAllowed
+        (status = 200, description = "Of all grants; for admins only", body = FlaggedRunsPage),
+        QueryErrorResponses, AuthErrorResponses
     )
 )]
-pub(super) async fn flagged(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    Asked(which): Asked<Which>,
-) -> Result<Json<Flagged>, Error> {
-    caller.may(Access::Admin)?;
+pub(super) async fn list_flagged_runs(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    QueryParams(which): QueryParams<FlaggedRunsQuery>,
+) -> Result<Json<FlaggedRunsPage>, ApiError> {
+    caller.require_scope(GrantScope::Admin)?;
     let limit = which.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
-        return Err(Error::parameter("`limit` is from 1 to 200"));
+        return Err(ApiError::invalid_parameter("`limit` is from 1 to 200"));
     }
-    let turn = api.long_reads.wait(&caller.0.id).await;
+    let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     let books = api.books.clone();
     // Also for a client that leaves: its turn is over when the read is.
-    let found = api.tasks.carry(async move {
+    let found = api.tasks.run_detached(async move {
         let _held = turn;
-        books.flagged_after(SystemTime::now(), which.cursor, limit + 1).await
+        books.flagged_runs_after(SystemTime::now(), which.cursor, limit + 1).await
     });
-    let mut bills = found.await.map_err(Error::internal)?;
+    let mut bills = found.await.map_err(ApiError::internal_error)?;
     let is_all = bills.len() <= limit as usize;
     bills.truncate(limit as usize);
     let next = bills.last().filter(|_| !is_all).map(|bill| bill.run.clone());
-    let value = |bill| serde_json::to_value(bill).map_err(Error::internal);
-    Ok(Json(Flagged { runs: bills.into_iter().map(value).collect::<Result<_, _>>()?, next }))
+    let value = |bill| serde_json::to_value(bill).map_err(ApiError::internal_error);
+    Ok(Json(FlaggedRunsPage {
+        runs: bills.into_iter().map(value).collect::<Result<_, _>>()?,
+        next,
+    }))
 }
 
-impl From<billing::Ingested> for Ingested {
-    fn from(found: billing::Ingested) -> Self {
+impl From<billing::IngestReport> for IngestReportView {
+    fn from(found: billing::IngestReport) -> Self {
         let complaints = found.complaints.into_iter();
         let complaints = complaints
-            .map(|complaint| Complaint { item: complaint.item, message: complaint.message });
+            .map(|complaint| ItemErrorView { item: complaint.item, message: complaint.message });
         Self {
             new: found.new,
             known: found.known,
@@ -203,7 +206,7 @@ impl From<billing::Ingested> for Ingested {
 pub(super) const MAX_NOTICES_BYTES: usize = 16 << 20;
 
 /// Lines of JSON are called by either name.
-const NOTICES: Media = Media {
+const NOTICE_MEDIA_TYPES: AcceptedMedia = AcceptedMedia {
     kinds: &["application/json", "application/x-ndjson"],
     said: "application/json` or `application/x-ndjson",
 };

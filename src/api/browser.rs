@@ -13,39 +13,39 @@ use axum::http::{HeaderMap, HeaderName};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::error::Error;
+use super::error::ApiError;
 
 /// Refuses what was not meant for this machine, and what a page of another place asks for.
-pub(super) async fn keep_out(request: Request, next: Next) -> Response {
-    match check(request.headers()) {
+pub(super) async fn reject_cross_origin(request: Request, next: Next) -> Response {
+    match check_origin(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     }
 }
 
-fn check(headers: &HeaderMap) -> Result<(), Error> {
+fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     // What is no browser may say nothing.
-    let mut hosts = all(headers, HOST);
-    if !hosts.all(|host| host.is_some_and(is_this_machine)) {
-        return Err(Error::ForeignHost);
+    let mut hosts = header_values(headers, HOST);
+    if !hosts.all(|host| host.is_some_and(is_loopback_host)) {
+        return Err(ApiError::ForeignHost);
     }
-    let host = all(headers, HOST).flatten().next().unwrap_or_default();
+    let host = header_values(headers, HOST).flatten().next().unwrap_or_default();
     let is_own = |origin: &str| {
         origin.split_once("://").is_some_and(|(_, place)| place.eq_ignore_ascii_case(host))
     };
-    if !all(headers, ORIGIN).all(|origin| origin.is_some_and(is_own)) {
-        return Err(Error::ForeignOrigin);
+    if !header_values(headers, ORIGIN).all(|origin| origin.is_some_and(is_own)) {
+        return Err(ApiError::ForeignOrigin);
     }
     Ok(())
 }
 
 /// `None` for what is no text.
-fn all(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = Option<&str>> {
+fn header_values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = Option<&str>> {
     headers.get_all(name).into_iter().map(|value| value.to_str().ok())
 }
 
 /// A service without grants listens on loopback addresses and unix sockets only.
-fn is_this_machine(host: &str) -> bool {
+fn is_loopback_host(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     let address = name.parse::<IpAddr>();

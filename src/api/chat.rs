@@ -12,17 +12,17 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::ask::{Budget, Message, NewRun};
-use super::error::Error;
-use super::extract::{Body, Caller};
-use super::refusal::NotBegun;
-use super::{Api, events, runs};
-use crate::supervisor::{Started, Supervisor};
+use super::ask::{ApiMessage, BudgetBody, CreateRunBody};
+use super::error::ApiError;
+use super::extract::{AuthenticatedCaller, JsonBody};
+use super::refusal::CreateRunErrorResponses;
+use super::{ApiState, events, runs};
+use crate::supervisor::{AcceptedRun, RunService};
 
 /// A chat, in the words of those who have always asked so.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Chat {
+pub(super) struct ChatBody {
     /// An agent of `GET /api/v1/ai/agents`, by its `agentId`.
     #[schema(example = "sandbox:agent")]
     graph_name: String,
@@ -30,7 +30,7 @@ pub(super) struct Chat {
     model: Option<String>,
     /// What was said, the last by the user.
     #[schema(min_items = 1)]
-    messages: Vec<Message>,
+    messages: Vec<ApiMessage>,
     /// The conversation that the run is a part of.
     state_key: Option<String>,
     /// Names the branch `sandbox/<key>` that the work goes to. Without it nothing is delivered.
@@ -47,7 +47,7 @@ pub(super) struct Chat {
     account: Option<String>,
     /// What the run may spend; what the agent and the grant allow at most holds in any case.
     #[serde(default)]
-    budget: Budget,
+    budget: BudgetBody,
     /// Stands in LiteLLM's spend logs, beside what stands there anyway.
     #[serde(default)]
     #[schema(value_type = Object)]
@@ -80,90 +80,93 @@ pub(super) enum OnDisconnect {
         ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
         ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
     ),
-    request_body = Chat,
+    request_body = ChatBody,
     responses(
-        (status = 200, description = "The run's events, to its end", body = events::Watched, content_type = "text/event-stream",
+        (status = 200, description = "The run's events, to its end", body = events::RunEventDoc, content_type = "text/event-stream",
          headers(("x-run-id" = String, description = "The run"))),
-        NotBegun
+        CreateRunErrorResponses
     )
 )]
-pub(super) async fn chat(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
+pub(super) async fn start_chat(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
     headers: HeaderMap,
-    Body(chat): Body<Chat>,
-) -> Result<Response, Error> {
+    JsonBody(chat): JsonBody<ChatBody>,
+) -> Result<Response, ApiError> {
     // First: what cannot be watched is not begun.
-    let watcher = api.watch(&caller)?;
-    let (tasks, asked) = (api.tasks.clone(), (Arc::clone(&api), Caller(Arc::clone(&caller.0))));
+    let watcher = api.acquire_watcher(&caller)?;
+    let (tasks, asked) =
+        (api.tasks.clone(), (Arc::clone(&api), AuthenticatedCaller(Arc::clone(&caller.0))));
     // The client may be gone before it is answered.
-    let (supervisor, run, leaving) = tasks.carry(begin(caller, api, headers, chat)).await?;
-    let followed = supervisor.journal().follow(&run, 0);
+    let (supervisor, run, leaving) =
+        tasks.run_detached(begin_run(caller, api, headers, chat)).await?;
+    let followed = supervisor.run_store().follow_events(&run, 0);
     // A client that is sent away has gone away, too: its run ends unless it said otherwise.
-    let events = until_end(Box::pin(followed), leaving);
-    let events = events::while_granted(&asked.0, &asked.1, events);
-    let mut response = events::stream(events, watcher).into_response();
-    response.headers_mut().insert(RUN_ID, runs::id_header(&run));
+    let events = disarm_at_end(Box::pin(followed), leaving);
+    let events = events::end_when_revoked(&asked.0, &asked.1, events);
+    let mut response = events::event_stream(events, watcher).into_response();
+    response.headers_mut().insert(RUN_ID_HEADER, runs::run_id_header(&run));
     Ok(response)
 }
 
 /// The run, with what ends it when that is dropped too early.
-async fn begin(
-    caller: Caller,
-    api: Arc<Api>,
+async fn begin_run(
+    caller: AuthenticatedCaller,
+    api: Arc<ApiState>,
     headers: HeaderMap,
-    chat: Chat,
-) -> Result<(Supervisor, String, Option<Leaving>), Error> {
+    chat: ChatBody,
+) -> Result<(RunService, String, Option<CancelOnDisconnect>), ApiError> {
     let policy = chat.on_disconnect;
-    let Started { run, is_known } = runs::start(&api, &caller, &headers, chat.into()).await?;
+    let AcceptedRun { run, is_known } =
+        runs::start_run(&api, &caller, &headers, chat.into()).await?;
     let is_ours_to_end = policy == OnDisconnect::Cancel && !is_known;
     let supervisor = api.supervisor.clone();
-    let leaving =
-        is_ours_to_end.then(|| Leaving { supervisor: supervisor.clone(), run: run.clone() });
+    let leaving = is_ours_to_end
+        .then(|| CancelOnDisconnect { supervisor: supervisor.clone(), run: run.clone() });
     Ok((supervisor, run, leaving))
 }
 
 /// Ends a run whose client has gone away before its end.
-struct Leaving {
-    supervisor: Supervisor,
+struct CancelOnDisconnect {
+    supervisor: RunService,
     run: String,
 }
 
-impl Leaving {
+impl CancelOnDisconnect {
     /// The end was seen.
-    fn stay(mut self) {
+    fn disarm(mut self) {
         self.run.clear();
     }
 }
 
-impl Drop for Leaving {
+impl Drop for CancelOnDisconnect {
     fn drop(&mut self) {
         if self.run.is_empty() {
             return;
         }
         tracing::info!(run = self.run, "the client of a chat has gone away");
-        self.supervisor.cancel(&self.run);
+        self.supervisor.cancel_run(&self.run);
     }
 }
 
 /// The stream, with somebody who waits for its end.
-fn until_end<S: Stream>(
+fn disarm_at_end<S: Stream>(
     events: Pin<Box<S>>,
-    leaving: Option<Leaving>,
+    leaving: Option<CancelOnDisconnect>,
 ) -> impl Stream<Item = S::Item> {
     unfold((events, leaving), |(mut events, leaving)| async move {
         if let Some(event) = events.next().await {
             return Some((event, (events, leaving)));
         }
         if let Some(leaving) = leaving {
-            leaving.stay();
+            leaving.disarm();
         }
         None
     })
 }
 
-impl From<Chat> for NewRun {
-    fn from(chat: Chat) -> Self {
+impl From<ChatBody> for CreateRunBody {
+    fn from(chat: ChatBody) -> Self {
         Self {
             agent: chat.graph_name,
             model: chat.model,
@@ -182,4 +185,4 @@ impl From<Chat> for NewRun {
     }
 }
 
-const RUN_ID: &str = "x-run-id";
+const RUN_ID_HEADER: &str = "x-run-id";

@@ -9,11 +9,11 @@ use utoipa::{Modify, OpenApi};
 use super::error::ErrorBody;
 
 /// Where it is served, to everybody.
-pub(super) const PATH: &str = "/api/v1/openapi.json";
+pub(super) const OPENAPI_PATH: &str = "/api/v1/openapi.json";
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "cogni-gateway", description = ABOUT, license(name = "MIT OR Apache-2.0")),
+    info(title = "cogni-gateway", description = API_DESCRIPTION, license(name = "MIT OR Apache-2.0")),
     tags(
         (name = "agents", description = "What can be run here"),
         (name = "runs", description = "Begin runs, watch them, end them, and read what is left of them"),
@@ -22,13 +22,13 @@ pub(super) const PATH: &str = "/api/v1/openapi.json";
     ),
     components(schemas(ErrorBody)),
     security(("grant" = [])),
-    modifiers(&Grant)
+    modifiers(&GrantSecurityScheme)
 )]
-struct Head;
+struct ApiDocumentHead;
 
-struct Grant;
+struct GrantSecurityScheme;
 
-impl Modify for Grant {
+impl Modify for GrantSecurityScheme {
     fn modify(&self, document: &mut Document) {
         let scheme = Http::builder()
             .scheme(HttpAuthScheme::Bearer)
@@ -41,15 +41,15 @@ impl Modify for Grant {
 }
 
 /// The description without its paths, which the router adds.
-pub(super) fn head() -> Document {
-    Head::openapi()
+pub(super) fn base_document() -> Document {
+    ApiDocumentHead::openapi()
 }
 
-pub(super) fn answer(document: &str) -> Response {
+pub(super) fn document_response(document: &str) -> Response {
     ([(CONTENT_TYPE, "application/json")], document.to_owned()).into_response()
 }
 
-const ABOUT: &str = "\
+const API_DESCRIPTION: &str = "\
 Runs agents in sandboxes that have no network but an LLM gateway, for programs that hold a grant.
 
 Every error is `{\"error\":{\"code\",\"message\"}}`; codes stay the same, messages are for people. Every answer has an \

@@ -11,14 +11,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::base::{db, disk};
-use crate::grant::{self, Denied};
-use crate::supervisor::Refused;
+use crate::grant::{self, AccessDeniedError};
+use crate::supervisor::RunStartError;
 
 /// Why a request was not done.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum ApiError {
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] AccessDeniedError),
     #[error("there is nothing at this path; `GET /api/v1/openapi.json` says what there is")]
     NoSuchPath,
     #[error("this path knows other methods; `Allow` names them")]
@@ -70,13 +70,13 @@ pub(super) enum Error {
 /// The body of every answer that is an error.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ErrorBody {
-    error: Said,
+    error: ErrorDetail,
 }
 
 /// What went wrong.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Error)]
-pub(super) struct Said {
+pub(super) struct ErrorDetail {
     /// For programs: it stays the same.
     #[schema(example = "forbidden_agent")]
     code: &'static str,
@@ -84,34 +84,34 @@ pub(super) struct Said {
     message: String,
 }
 
-impl Error {
+impl ApiError {
     pub(super) fn no_such_run(id: &str) -> Self {
-        Self::NotFound(format!("run `{}` that this grant can see", shortened(id)))
+        Self::NotFound(format!("run `{}` that this grant can see", truncate_text(id)))
     }
 
-    pub(super) fn parameter(message: impl fmt::Display) -> Self {
+    pub(super) fn invalid_parameter(message: impl fmt::Display) -> Self {
         Self::Parameter(message.to_string())
     }
 
-    pub(super) fn invalid(message: impl fmt::Display) -> Self {
+    pub(super) fn invalid_body(message: impl fmt::Display) -> Self {
         Self::Invalid(message.to_string())
     }
 
     /// The service does as much of it as it does at the same time.
-    pub(super) fn busy(what: &str) -> Self {
+    pub(super) fn too_busy(what: &str) -> Self {
         Self::Busy { code: "overloaded", message: format!("{what}; ask again later") }
     }
 
     /// Something of ours has failed; the log says what.
-    pub(super) fn internal(error: impl Into<anyhow::Error>) -> Self {
+    pub(super) fn internal_error(error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
         tracing::error!("a request failed: {error:#}");
-        if disk::is_full(error.as_ref()) { Self::StorageFull } else { Self::Internal }
+        if disk::is_disk_full(error.as_ref()) { Self::StorageFull } else { Self::Internal }
     }
 
-    fn answer(&self) -> (StatusCode, &'static str) {
+    fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
-            Self::Denied(denied) => (status(denied), denied.code()),
+            Self::Denied(denied) => (denied_status(denied), denied.code()),
             Self::NoSuchPath => (StatusCode::NOT_FOUND, "no_such_path"),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
@@ -136,10 +136,10 @@ impl Error {
     }
 }
 
-impl IntoResponse for Error {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (status, code) = self.answer();
-        let body = ErrorBody { error: Said { code, message: self.to_string() } };
+        let (status, code) = self.status_and_code();
+        let body = ErrorBody { error: ErrorDetail { code, message: self.to_string() } };
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         if status == StatusCode::UNAUTHORIZED {
@@ -157,53 +157,54 @@ impl IntoResponse for Error {
     }
 }
 
-impl From<db::Error> for Error {
-    fn from(error: db::Error) -> Self {
-        Self::internal(error)
+impl From<db::DatabaseError> for ApiError {
+    fn from(error: db::DatabaseError) -> Self {
+        Self::internal_error(error)
     }
 }
 
-impl From<grant::Error> for Error {
-    fn from(error: grant::Error) -> Self {
+impl From<grant::GrantStoreError> for ApiError {
+    fn from(error: grant::GrantStoreError) -> Self {
         match error {
-            grant::Error::Denied(denied) => Self::Denied(denied),
-            error => Self::internal(error),
+            grant::GrantStoreError::Denied(denied) => Self::Denied(denied),
+            error => Self::internal_error(error),
         }
     }
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
+impl From<RunStartError> for ApiError {
+    fn from(refused: RunStartError) -> Self {
         let message = refused.to_string();
         match refused {
-            Refused::Draining => Self::Busy { code: "draining", message },
-            Refused::Full(_) => Self::Busy { code: "overloaded", message },
-            Refused::NoAgent(_) => Self::NoSuchAgent(message),
-            Refused::Invalid(_) => Self::Invalid(message),
-            Refused::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
-            Refused::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
-            Refused::Outbox(error) => Self::internal(std::io::Error::other(error)),
-            Refused::GrantFull(most) => Denied::Runs(most).into(),
-            Refused::GrantBudget(exhausted) => {
+            RunStartError::Draining => Self::Busy { code: "draining", message },
+            RunStartError::Full(_) => Self::Busy { code: "overloaded", message },
+            RunStartError::NoAgent(_) => Self::NoSuchAgent(message),
+            RunStartError::Invalid(_) => Self::Invalid(message),
+            RunStartError::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
+            RunStartError::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
+            RunStartError::Outbox(error) => Self::internal_error(std::io::Error::other(error)),
+            RunStartError::GrantFull(most) => AccessDeniedError::Runs(most).into(),
+            RunStartError::GrantBudget(exhausted) => {
                 let after = |opens: SystemTime| opens.duration_since(SystemTime::now()).ok();
                 Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
             }
-            Refused::Journal(error) => Self::internal(error),
+            RunStartError::Journal(error) => Self::internal_error(error),
         }
     }
 }
 
-fn status(denied: &Denied) -> StatusCode {
+fn denied_status(denied: &AccessDeniedError) -> StatusCode {
     match denied {
-        Denied::Missing | Denied::Unknown | Denied::Revoked | Denied::Expired => {
-            StatusCode::UNAUTHORIZED
-        }
-        Denied::Runs(_) => StatusCode::TOO_MANY_REQUESTS,
+        AccessDeniedError::Missing
+        | AccessDeniedError::Unknown
+        | AccessDeniedError::Revoked
+        | AccessDeniedError::Expired => StatusCode::UNAUTHORIZED,
+        AccessDeniedError::Runs(_) => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::FORBIDDEN,
     }
 }
 
 /// What a caller sent is told back only as far as it could be meant.
-fn shortened(text: &str) -> String {
+fn truncate_text(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(80).collect()
 }

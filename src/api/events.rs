@@ -10,20 +10,20 @@ use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::error::{Error, ErrorBody};
-use super::extract::{Asked, At, Caller};
-use super::refusal::{NotAllowed, NotFound, NotUnderstood};
-use super::shares::ShareGuard;
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
+use super::refusal::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
+use super::shares::GrantShareGuard;
 use crate::base::db;
 use crate::grant;
-use crate::journal::Event;
+use crate::journal::RunEvent;
 
 /// Where to begin.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct From {
+pub(super) struct EventsQuery {
     /// Only events after this one
     after: Option<u64>,
 }
@@ -32,7 +32,7 @@ pub(super) struct From {
 #[derive(ToSchema)]
 #[schema(as = Event)]
 #[expect(dead_code, reason = "events are written as lines")]
-pub(super) struct Watched {
+pub(super) struct RunEventDoc {
     /// For `Last-Event-ID`: a number.
     id: String,
     #[schema(example = "text_delta")]
@@ -48,57 +48,57 @@ pub(super) struct Watched {
     tag = "runs",
     params(
         ("id" = String, Path, description = "The run"),
-        From,
+        EventsQuery,
         ("Last-Event-ID" = Option<u64>, Header, description = "As `after`, as browsers send it")
     ),
     responses(
-        (status = 200, description = "The events, to the run's end", body = Watched, content_type = "text/event-stream"),
+        (status = 200, description = "The events, to the run's end", body = RunEventDoc, content_type = "text/event-stream"),
         (status = 429, description = "`too_many_watchers`: of this grant", body = ErrorBody),
-        NotUnderstood, NotAllowed, NotFound
+        QueryErrorResponses, AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn of_run(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-    Asked(from): Asked<From>,
+pub(super) async fn watch_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+    QueryParams(from): QueryParams<EventsQuery>,
     headers: HeaderMap,
-) -> Result<Sse<KeepAliveStream<impl Stream<Item = Told> + use<>>>, Error> {
-    caller.may_look()?;
-    let row = api.run_of(&caller, &id).await?;
-    let given = [last_event(&headers)?, from.after];
+) -> Result<Sse<KeepAliveStream<impl Stream<Item = SseItem> + use<>>>, ApiError> {
+    caller.require_read()?;
+    let row = api.visible_run(&caller, &id).await?;
+    let given = [last_event_id(&headers)?, from.after];
     if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
-        return Err(Error::parameter("no event has so high a number"));
+        return Err(ApiError::invalid_parameter("no event has so high a number"));
     }
-    let watcher = api.watch(&caller)?;
+    let watcher = api.acquire_watcher(&caller)?;
     let [last, after] = given;
     let after = last.or(after).unwrap_or_default();
-    let events = api.supervisor.journal().follow(&row.id, after);
-    Ok(stream(while_granted(&api, &caller, events), watcher))
+    let events = api.supervisor.run_store().follow_events(&row.id, after);
+    Ok(event_stream(end_when_revoked(&api, &caller, events), watcher))
 }
 
 /// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.
-pub(super) type Told = Result<sse::Event, db::Error>;
+pub(super) type SseItem = Result<sse::Event, db::DatabaseError>;
 
 /// A run's events as a body, which has a watcher until it is dropped.
-pub(super) fn stream<S>(
+pub(super) fn event_stream<S>(
     events: S,
-    watcher: ShareGuard,
-) -> Sse<KeepAliveStream<impl Stream<Item = Told> + use<S>>>
+    watcher: GrantShareGuard,
+) -> Sse<KeepAliveStream<impl Stream<Item = SseItem> + use<S>>>
 where
-    S: Stream<Item = Result<Event, db::Error>> + Send + 'static,
+    S: Stream<Item = Result<RunEvent, db::DatabaseError>> + Send + 'static,
 {
     let told = events.map(move |event| {
         let _watching = &watcher;
-        event.map(|event| tell(&event)).inspect_err(log)
+        event.map(|event| to_sse_event(&event)).inspect_err(log_database_error)
     });
-    Sse::new(told).keep_alive(KeepAlive::new().interval(HEARTBEAT))
+    Sse::new(told).keep_alive(KeepAlive::new().interval(HEARTBEAT_INTERVAL))
 }
 
 /// Ends a stream at the first event after its grant was revoked or has expired.
-pub(super) fn while_granted<S: Stream>(
-    api: &Arc<Api>,
-    caller: &Caller,
+pub(super) fn end_when_revoked<S: Stream>(
+    api: &Arc<ApiState>,
+    caller: &AuthenticatedCaller,
     events: S,
 ) -> impl Stream<Item = S::Item> + use<S> {
     let (api, grant) = (Arc::clone(api), caller.0.id.clone());
@@ -106,7 +106,7 @@ pub(super) fn while_granted<S: Stream>(
         let (api, grant) = (Arc::clone(&api), grant.clone());
         async move {
             match api.grants.check_id(&grant).await {
-                Err(grant::Error::Denied(_)) => {
+                Err(grant::GrantStoreError::Denied(_)) => {
                     tracing::info!(grant, "a watcher is sent away: its grant is good no more");
                     false
                 }
@@ -117,22 +117,22 @@ pub(super) fn while_granted<S: Stream>(
     })
 }
 
-fn tell(event: &Event) -> sse::Event {
-    let Event { seq, kind, data, .. } = event;
+fn to_sse_event(event: &RunEvent) -> sse::Event {
+    let RunEvent { seq, kind, data, .. } = event;
     sse::Event::default().id(seq.to_string()).event(kind.as_str()).data(&**data)
 }
 
-fn log(error: &db::Error) {
+fn log_database_error(error: &db::DatabaseError) {
     tracing::error!(%error, "a run's events cannot be read");
 }
 
-fn last_event(headers: &HeaderMap) -> Result<Option<u64>, Error> {
+fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     let Some(given) = headers.get("last-event-id") else { return Ok(None) };
     let number = given.to_str().ok().and_then(|given| given.parse().ok());
-    let number =
-        number.ok_or_else(|| Error::parameter("`Last-Event-ID` is the number of an event"))?;
+    let number = number
+        .ok_or_else(|| ApiError::invalid_parameter("`Last-Event-ID` is the number of an event"))?;
     Ok(Some(number))
 }
 
 /// Between events, so that nobody on the way takes a quiet run for a dead connection.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);

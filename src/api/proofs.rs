@@ -1,8 +1,8 @@
 //! Proofs of audit logs: a bound on how many are made at the same time, and the proofs of closed logs that have not changed
 //! since.
 //!
-//! A proof reads a whole log, up to a gigabyte, and hashes it. Reading order: [`Proofs::find`] answers from memory;
-//! [`Proofs::make`] waits for a place and does the work on a thread that may block.
+//! A proof reads a whole log, up to a gigabyte, and hashes it. Reading order: [`ProofCache::find_proof`] answers from memory;
+//! [`ProofCache::run_proof`] waits for a place and does the work on a thread that may block.
 //!
 //! **Invariant:** a place is taken until its proof has ended, also where the client that asked for the proof has left.
 
@@ -14,12 +14,12 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::Semaphore;
 
-use super::turns::Turn;
-use crate::audit::seal::Seal;
+use super::turns::GrantWorkPermit;
+use crate::audit::seal::AuditLogSeal;
 
 /// The proofs of a service.
 #[derive(Debug)]
-pub struct Proofs<T> {
+pub struct ProofCache<T> {
     places: Arc<Semaphore>,
     /// Proofs of closed logs, the latest last.
     known: Mutex<VecDeque<(ProofKey, T)>>,
@@ -29,14 +29,14 @@ pub struct Proofs<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProofKey {
     pub(super) run: String,
-    pub(super) seal: Seal,
-    pub(super) file: FileState,
+    pub(super) seal: AuditLogSeal,
+    pub(super) file: FileFingerprint,
 }
 
 /// A file as its file system describes it. Whoever writes a file, or puts another file in its place, changes this; the time
 /// of the last change (`ctime`) cannot be set by a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileState {
+pub(super) struct FileFingerprint {
     device: u64,
     inode: u64,
     length: u64,
@@ -44,27 +44,27 @@ pub(super) struct FileState {
     changed: (i64, i64),
 }
 
-impl<T: Clone> Proofs<T> {
+impl<T: Clone> ProofCache<T> {
     /// Allows so many proofs at the same time.
     pub fn new(places: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(places)), known: Mutex::default() }
     }
 
     /// Returns the proof that was made of this log, if the log is as it was.
-    pub(super) fn find(&self, key: &ProofKey) -> Option<T> {
-        let known = self.known();
+    pub(super) fn find_proof(&self, key: &ProofKey) -> Option<T> {
+        let known = self.lock_proofs();
         known.iter().find(|(other, _)| other == key).map(|(_, proof)| proof.clone())
     }
 
     /// Keeps a proof of a closed log, unless the file was changed so shortly before that another change could have the
     /// same time.
-    pub(super) fn keep(&self, key: ProofKey, proof: T, now: SystemTime) {
-        if !key.file.is_settled(now) {
+    pub(super) fn store_proof(&self, key: ProofKey, proof: T, now: SystemTime) {
+        if !key.file.is_unambiguous(now) {
             return;
         }
-        let mut known = self.known();
+        let mut known = self.lock_proofs();
         known.retain(|(other, _)| other.run != key.run);
-        if known.len() >= MAX_KNOWN {
+        if known.len() >= MAX_CACHED_PROOFS {
             known.pop_front();
         }
         known.push_back((key, proof));
@@ -75,9 +75,9 @@ impl<T: Clone> Proofs<T> {
     ///
     /// # Errors
     /// The work has panicked.
-    pub(super) async fn make<P: Send + 'static>(
+    pub(super) async fn run_proof<P: Send + 'static>(
         &self,
-        turn: Option<Turn>,
+        turn: Option<GrantWorkPermit>,
         work: impl FnOnce() -> P + Send + 'static,
     ) -> Result<P, tokio::task::JoinError> {
         let place = Arc::clone(&self.places).acquire_owned().await;
@@ -88,13 +88,13 @@ impl<T: Clone> Proofs<T> {
         .await
     }
 
-    fn known(&self) -> MutexGuard<'_, VecDeque<(ProofKey, T)>> {
+    fn lock_proofs(&self) -> MutexGuard<'_, VecDeque<(ProofKey, T)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl FileState {
-    pub(super) fn of(file: &Metadata) -> Self {
+impl FileFingerprint {
+    pub(super) fn from_metadata(file: &Metadata) -> Self {
         Self {
             device: file.dev(),
             inode: file.ino(),
@@ -105,18 +105,19 @@ impl FileState {
     }
 
     /// Whether the last change is so long ago that a further one has another time.
-    fn is_settled(&self, now: SystemTime) -> bool {
+    fn is_unambiguous(&self, now: SystemTime) -> bool {
         let (seconds, _) = self.changed;
         let changed = Duration::from_secs(seconds.max(0).cast_unsigned());
-        now.duration_since(SystemTime::UNIX_EPOCH + changed).is_ok_and(|age| age >= SETTLED)
+        now.duration_since(SystemTime::UNIX_EPOCH + changed)
+            .is_ok_and(|age| age >= MTIME_RESOLUTION)
     }
 }
 
 /// Proofs that are kept: less than a kilobyte each. Ours: more than the runs that people look at in an hour.
-const MAX_KNOWN: usize = 256;
+const MAX_CACHED_PROOFS: usize = 256;
 
 /// File systems count time in steps of some milliseconds, the coarsest in steps of two seconds.
-const SETTLED: Duration = Duration::from_secs(3);
+const MTIME_RESOLUTION: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
@@ -126,14 +127,14 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::api::turns::Turns;
+    use crate::api::turns::GrantWorkLimiter;
 
     /// A client that asks and leaves, again and again, has no more proofs made at the same time than one that waits.
     #[tokio::test]
     async fn a_place_is_taken_until_its_proof_has_ended() {
-        let proofs = Arc::new(Proofs::<u32>::new(1));
-        let turns = Turns::new(1);
-        let turn = turns.wait("one").await;
+        let proofs = Arc::new(ProofCache::<u32>::new(1));
+        let turns = GrantWorkLimiter::new(1);
+        let turn = turns.acquire_permit("one").await;
         let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (end, may_end) = mpsc::channel::<()>();
         let ours = Arc::clone(&proofs);
@@ -143,13 +144,16 @@ mod tests {
         };
         tokio::select! {
             biased;
-            _ = ours.make(turn, work) => panic!("it cannot end yet"),
+            _ = ours.run_proof(turn, work) => panic!("it cannot end yet"),
             begun = has_begun => begun.unwrap(),
         }
         assert_eq!(proofs.places.available_permits(), 0);
-        assert!(turns.wait("one").now_or_never().is_none(), "the grant has its turn back");
+        assert!(
+            turns.acquire_permit("one").now_or_never().is_none(),
+            "the grant has its turn back"
+        );
         end.send(()).unwrap();
-        assert_eq!(proofs.make(None, || 7).await.unwrap(), 7);
+        assert_eq!(proofs.run_proof(None, || 7).await.unwrap(), 7);
     }
 
     #[test]
@@ -159,46 +163,52 @@ mod tests {
         fs::write(&log, "one").unwrap();
         fs::write(&other, "two").unwrap();
         let later = SystemTime::now() + Duration::from_mins(1);
-        let proofs = Proofs::new(1);
-        let key =
-            |path| key("run-1", FileState::of(&File::open(path).unwrap().metadata().unwrap()));
-        proofs.keep(key(&log), 1, SystemTime::now());
-        assert_eq!(proofs.find(&key(&log)), None, "it may change within the same tick");
-        proofs.keep(key(&log), 1, later);
-        assert_eq!(proofs.find(&key(&log)), Some(1));
-        assert_eq!(proofs.find(&key(&other)), None);
+        let proofs = ProofCache::new(1);
+        let key = |path| {
+            key(
+                "run-1",
+                FileFingerprint::from_metadata(&File::open(path).unwrap().metadata().unwrap()),
+            )
+        };
+        proofs.store_proof(key(&log), 1, SystemTime::now());
+        assert_eq!(proofs.find_proof(&key(&log)), None, "it may change within the same tick");
+        proofs.store_proof(key(&log), 1, later);
+        assert_eq!(proofs.find_proof(&key(&log)), Some(1));
+        assert_eq!(proofs.find_proof(&key(&other)), None);
         let sealed = key(&log);
-        let rewritten = ProofKey { seal: Seal { records: 8, ..sealed.seal.clone() }, ..sealed };
-        assert_eq!(proofs.find(&rewritten), None);
+        let rewritten =
+            ProofKey { seal: AuditLogSeal { records: 8, ..sealed.seal.clone() }, ..sealed };
+        assert_eq!(proofs.find_proof(&rewritten), None);
 
         fs::rename(&other, &log).unwrap();
-        assert_eq!(proofs.find(&key(&log)), None, "another file has its name");
-        proofs.keep(key(&log), 2, later);
-        assert_eq!(proofs.known().len(), 1, "one proof of each run");
+        assert_eq!(proofs.find_proof(&key(&log)), None, "another file has its name");
+        proofs.store_proof(key(&log), 2, later);
+        assert_eq!(proofs.lock_proofs().len(), 1, "one proof of each run");
         let before = key(&log);
         let written = fs::metadata(&log).unwrap().modified().unwrap();
-        while FileState::of(&fs::metadata(&log).unwrap()) == before.file {
+        while FileFingerprint::from_metadata(&fs::metadata(&log).unwrap()) == before.file {
             fs::write(&log, "six").unwrap();
             // Whoever forges a log sets this time back.
             File::options().append(true).open(&log).unwrap().set_modified(written).unwrap();
         }
-        assert_eq!(proofs.find(&key(&log)), None);
+        assert_eq!(proofs.find_proof(&key(&log)), None);
     }
 
     #[test]
     fn a_bounded_number_of_proofs_is_kept() {
-        let proofs = Proofs::new(1);
-        let file = FileState { device: 1, inode: 1, length: 1, modified: (1, 0), changed: (1, 0) };
-        for run in 0..=MAX_KNOWN {
-            proofs.keep(key(&format!("run-{run}"), file), run, SystemTime::now());
+        let proofs = ProofCache::new(1);
+        let file =
+            FileFingerprint { device: 1, inode: 1, length: 1, modified: (1, 0), changed: (1, 0) };
+        for run in 0..=MAX_CACHED_PROOFS {
+            proofs.store_proof(key(&format!("run-{run}"), file), run, SystemTime::now());
         }
-        assert_eq!(proofs.known().len(), MAX_KNOWN);
-        assert_eq!(proofs.find(&key("run-0", file)), None);
-        assert_eq!(proofs.find(&key("run-1", file)), Some(1));
+        assert_eq!(proofs.lock_proofs().len(), MAX_CACHED_PROOFS);
+        assert_eq!(proofs.find_proof(&key("run-0", file)), None);
+        assert_eq!(proofs.find_proof(&key("run-1", file)), Some(1));
     }
 
-    fn key(run: &str, file: FileState) -> ProofKey {
-        let seal = Seal { records: 7, head: String::new(), public_key: String::new() };
+    fn key(run: &str, file: FileFingerprint) -> ProofKey {
+        let seal = AuditLogSeal { records: 7, head: String::new(), public_key: String::new() };
         ProofKey { run: run.to_owned(), seal, file }
     }
 }

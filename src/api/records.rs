@@ -15,18 +15,18 @@ use tokio::io::AsyncReadExt;
 use tokio_util::io::ReaderStream;
 use utoipa::ToSchema;
 
-use super::Api;
-use super::error::{Error, ErrorBody};
-use super::extract::{At, Caller};
-use super::refusal::{NotAllowed, NotFound};
-use super::shares::SharesFull;
-use crate::delivery::outbox::{Job, Verdict};
-use crate::journal::{Row, State as Progress};
-use crate::relay::Artifacts;
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{AuthenticatedCaller, PathParam};
+use super::refusal::{AuthErrorResponses, NotFoundResponses};
+use super::shares::GrantShareError;
+use crate::delivery::outbox::{DeliveryJob, VerdictKind};
+use crate::journal::{RunPhase as Progress, RunRow};
+use crate::relay::ArtifactDir;
 
 /// What a run has printed.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Output {
+pub(super) struct RunOutputView {
     /// Whether the run has ended, and this is all; until then there is nothing.
     complete: bool,
     stdout: String,
@@ -35,14 +35,14 @@ pub(super) struct Output {
 
 /// What has become of a run's commits.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Relay {
+pub(super) struct DeliveriesView {
     /// Empty where the run has no branch, or made no commits.
-    deliveries: Vec<Delivery>,
+    deliveries: Vec<DeliveryView>,
 }
 
 /// Some work on its way to a branch.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Delivery {
+pub(super) struct DeliveryView {
     id: String,
     #[schema(example = "sandbox/issue-7")]
     branch: String,
@@ -61,13 +61,13 @@ pub(super) struct Delivery {
 
 /// Files that came out of a run's sandbox. They are kept until they are delivered, and longer where they are held.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Kept {
-    artifacts: Vec<Artifact>,
+pub(super) struct ArtifactsView {
+    artifacts: Vec<ArtifactView>,
 }
 
 /// One file.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Artifact {
+pub(super) struct ArtifactView {
     #[schema(example = "patches")]
     name: &'static str,
     bytes: u64,
@@ -80,19 +80,19 @@ pub(super) struct Artifact {
     tag = "runs",
     params(("id" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "Beginning and end of it, where it was long", body = Output),
-        NotAllowed, NotFound
+        (status = 200, description = "Beginning and end of it, where it was long", body = RunOutputView),
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn output(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-) -> Result<Json<Output>, Error> {
-    let row = readable(&api, &caller, &id).await?;
-    let printed = api.supervisor.journal().output(&row.id).await?;
+pub(super) async fn show_output(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<RunOutputView>, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let printed = api.supervisor.run_store().run_output(&row.id).await?;
     let (stdout, stderr) = printed.unwrap_or_default();
-    Ok(Json(Output { complete: row.state == Progress::Ended, stdout, stderr }))
+    Ok(Json(RunOutputView { complete: row.state == Progress::Ended, stdout, stderr }))
 }
 
 /// What has become of a run's commits
@@ -102,19 +102,19 @@ pub(super) async fn output(
     tag = "runs",
     params(("id" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "How far they have come", body = Relay),
-        NotAllowed, NotFound
+        (status = 200, description = "How far they have come", body = DeliveriesView),
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn relay(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-) -> Result<Json<Relay>, Error> {
-    let row = readable(&api, &caller, &id).await?;
-    let jobs = jobs(&api, row).await?;
-    let deliveries = jobs.iter().map(|job| Delivery::of(job, &api)).collect();
-    Ok(Json(Relay { deliveries }))
+pub(super) async fn list_deliveries(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<DeliveriesView>, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let jobs = list_jobs(&api, row).await?;
+    let deliveries = jobs.iter().map(|job| DeliveryView::from_job(job, &api)).collect();
+    Ok(Json(DeliveriesView { deliveries }))
 }
 
 /// The files that came out of a run's sandbox, and are kept
@@ -124,23 +124,23 @@ pub(super) async fn relay(
     tag = "runs",
     params(("id" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "`bundle`: its commits, exactly; `patches`: the same for people", body = Kept),
-        NotAllowed, NotFound
+        (status = 200, description = "`bundle`: its commits, exactly; `patches`: the same for people", body = ArtifactsView),
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn artifacts(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-) -> Result<Json<Kept>, Error> {
-    let row = readable(&api, &caller, &id).await?;
+pub(super) async fn list_artifacts(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<ArtifactsView>, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
     let mut artifacts = vec![];
-    for (name, path) in files(&api, row).await? {
+    for (name, path) in artifact_files(&api, row).await? {
         if let Ok(found) = tokio::fs::metadata(&path).await {
-            artifacts.push(Artifact { name, bytes: found.len() });
+            artifacts.push(ArtifactView { name, bytes: found.len() });
         }
     }
-    Ok(Json(Kept { artifacts }))
+    Ok(Json(ArtifactsView { artifacts }))
 }
 
 /// One of the files that came out of a run's sandbox
@@ -155,18 +155,18 @@ pub(super) async fn artifacts(
     responses(
         (status = 200, description = "The file", body = String, content_type = "application/octet-stream"),
         (status = 429, description = "`too_many_downloads`: of this grant", body = ErrorBody),
-        NotAllowed, NotFound
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn artifact(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At((id, name)): At<(String, String)>,
-) -> Result<Response, Error> {
-    let row = readable(&api, &caller, &id).await?;
-    let file = files(&api, row).await?.into_iter().find(|(known, _)| *known == name);
-    let (name, path) = file.ok_or_else(|| Error::NotFound("such artifact".to_owned()))?;
-    let mut response = send(&api, &caller, &path, "application/octet-stream").await?;
+pub(super) async fn download_artifact(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam((id, name)): PathParam<(String, String)>,
+) -> Result<Response, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let file = artifact_files(&api, row).await?.into_iter().find(|(known, _)| *known == name);
+    let (name, path) = file.ok_or_else(|| ApiError::NotFound("such artifact".to_owned()))?;
+    let mut response = stream_file(&api, &caller, &path, "application/octet-stream").await?;
     // It is an agent's work: nothing that a browser should show.
     let named = format!("attachment; filename=\"{name}\"");
     let named = named.parse().expect("the name is one of ours");
@@ -174,38 +174,46 @@ pub(super) async fn artifact(
     Ok(response)
 }
 
-pub(super) async fn readable(api: &Api, caller: &Caller, id: &str) -> Result<Row, Error> {
-    caller.may_look()?;
-    api.run_of(caller, id).await
+pub(super) async fn find_readable_run(
+    api: &ApiState,
+    caller: &AuthenticatedCaller,
+    id: &str,
+) -> Result<RunRow, ApiError> {
+    caller.require_read()?;
+    api.visible_run(caller, id).await
 }
 
 /// What of a run is in the outbox.
-async fn jobs(api: &Api, row: Row) -> Result<Vec<Job>, Error> {
-    let Some(relay) = api.supervisor.relay() else { return Ok(vec![]) };
-    let listed = tokio::task::spawn_blocking(move || relay.outbox().of_run(&row.id));
-    listed.await.map_err(Error::internal)?.map_err(Error::internal)
+async fn list_jobs(api: &ApiState, row: RunRow) -> Result<Vec<DeliveryJob>, ApiError> {
+    let Some(relay) = api.supervisor.delivery_service() else { return Ok(vec![]) };
+    let listed = tokio::task::spawn_blocking(move || relay.outbox().jobs_of_run(&row.id));
+    listed.await.map_err(ApiError::internal_error)?.map_err(ApiError::internal_error)
 }
 
-async fn files(api: &Api, row: Row) -> Result<Vec<(&'static str, PathBuf)>, Error> {
-    let Some(job) = jobs(api, row).await?.pop() else { return Ok(vec![]) };
-    let kept = Artifacts::at(&job.order.artifacts);
-    Ok(vec![("bundle", kept.bundle()), ("patches", kept.patches())])
+async fn artifact_files(
+    api: &ApiState,
+    row: RunRow,
+) -> Result<Vec<(&'static str, PathBuf)>, ApiError> {
+    let Some(job) = list_jobs(api, row).await?.pop() else { return Ok(vec![]) };
+    let kept = ArtifactDir::from_path(&job.order.artifacts);
+    Ok(vec![("bundle", kept.bundle_path()), ("patches", kept.patches_path())])
 }
 
 /// A file as it is now; what is added to it while it is sent is left out. It counts as one of the grant's until the last
 /// byte is sent, or the client has left.
-pub(super) async fn send(
-    api: &Api,
-    caller: &Caller,
+pub(super) async fn stream_file(
+    api: &ApiState,
+    caller: &AuthenticatedCaller,
     path: &File,
     kind: &'static str,
-) -> Result<Response, Error> {
-    let share = api.downloads.enter(&caller.0.id).map_err(|full| match full {
-        SharesFull::Grant(most) => Error::TooManyDownloads(most),
-        SharesFull::All => Error::busy("as many files are being sent as may be"),
+) -> Result<Response, ApiError> {
+    let share = api.downloads.acquire_share(&caller.0.id).map_err(|full| match full {
+        GrantShareError::Grant(most) => ApiError::TooManyDownloads(most),
+        GrantShareError::All => ApiError::too_busy("as many files are being sent as may be"),
     })?;
-    let file = tokio::fs::File::open(path).await.map_err(|error| gone(error, "such file"))?;
-    let length = file.metadata().await.map_err(Error::internal)?.len();
+    let file =
+        tokio::fs::File::open(path).await.map_err(|error| removed_error(error, "such file"))?;
+    let length = file.metadata().await.map_err(ApiError::internal_error)?.len();
     let bytes = ReaderStream::with_capacity(file.take(length), CHUNK_BYTES);
     let body = Body::from_stream(bytes.map(move |chunk| {
         let _counted = &share;
@@ -214,24 +222,24 @@ pub(super) async fn send(
     Ok(([(CONTENT_TYPE, kind)], body).into_response())
 }
 
-pub(super) fn gone(error: io::Error, what: &str) -> Error {
+pub(super) fn removed_error(error: io::Error, what: &str) -> ApiError {
     match error.kind() {
-        io::ErrorKind::NotFound => Error::NotFound(format!("{what} of this run")),
-        _ => Error::internal(error),
+        io::ErrorKind::NotFound => ApiError::NotFound(format!("{what} of this run")),
+        _ => ApiError::internal_error(error),
     }
 }
 
-impl Delivery {
-    fn of(job: &Job, api: &Api) -> Self {
+impl DeliveryView {
+    fn from_job(job: &DeliveryJob, api: &ApiState) -> Self {
         Self {
             id: job.id.clone(),
             branch: job.order.branch().to_string(),
             step: job.step.as_str(),
-            verdict: job.verdict.map(Verdict::as_str),
+            verdict: job.verdict.map(VerdictKind::as_str),
             head: job.head.map(|head| head.to_string()),
             is_pushed: job.is_pushed,
             pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
-            why: job.error.as_deref().map(|why| api.supervisor.masked(why)),
+            why: job.error.as_deref().map(|why| api.supervisor.mask_text(why)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How calls are refused, as the description tells it: what several calls have in common is said once, here.
 //!
-//! Nothing is ever made of these types; [`Error`](super::error::Error) is what answers.
+//! Nothing is ever made of these types; [`Error`](super::error::ApiError) is what answers.
 
 #![expect(dead_code, reason = "the description shows what the answers are made of")]
 
@@ -10,7 +10,7 @@ use super::error::ErrorBody;
 
 /// Whoever asks is not known, or may not.
 #[derive(IntoResponses)]
-pub(super) enum NotAllowed {
+pub(super) enum AuthErrorResponses {
     /// `unauthorized`, `grant_revoked`, `grant_expired`
     #[response(status = 401)]
     Unknown(ErrorBody),
@@ -27,7 +27,7 @@ pub(super) enum NotAllowed {
 
 /// What stands behind the path's `?` is not understood.
 #[derive(IntoResponses)]
-pub(super) enum NotUnderstood {
+pub(super) enum QueryErrorResponses {
     /// `invalid_parameter`
     #[response(status = 400)]
     Parameter(ErrorBody),
@@ -35,7 +35,7 @@ pub(super) enum NotUnderstood {
 
 /// There is nothing of this name that the caller can see.
 #[derive(IntoResponses)]
-pub(super) enum NotFound {
+pub(super) enum NotFoundResponses {
     /// `not_found`
     #[response(status = 404)]
     Missing(ErrorBody),
@@ -43,7 +43,7 @@ pub(super) enum NotFound {
 
 /// No run is begun.
 #[derive(IntoResponses)]
-pub(super) enum NotBegun {
+pub(super) enum CreateRunErrorResponses {
     /// `invalid_json`, `invalid_parameter`
     #[response(status = 400)]
     Malformed(ErrorBody),

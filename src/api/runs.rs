@@ -12,21 +12,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::ask::NewRun;
-use super::error::Error;
-use super::extract::{Asked, At, Body, Caller};
-use super::refusal::{NotAllowed, NotBegun, NotFound, NotUnderstood};
+use super::ApiState;
+use super::ask::CreateRunBody;
+use super::error::ApiError;
+use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use super::refusal::{
+    AuthErrorResponses, CreateRunErrorResponses, NotFoundResponses, QueryErrorResponses,
+};
 use crate::base::trace;
-use crate::grant::Access;
-use crate::journal::{self, Caps, Filter, Row};
-use crate::supervisor::{self, Refused, Started, Wanted};
+use crate::grant::GrantScope;
+use crate::journal::{self, RunFilter, RunRow, SpendingCaps};
+use crate::supervisor::{self, AcceptedRun, RunStartError, RunSubmission};
 
 /// One run.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Run {
+pub(super) struct RunView {
     #[serde(flatten)]
-    listed: Listed,
+    listed: RunSummary,
     /// What came of it, once it is over.
     #[schema(value_type = Option<Object>)]
     result: Option<Box<RawValue>>,
@@ -35,7 +37,7 @@ pub(super) struct Run {
 /// A run as lists have it: without what came of it, which may be long.
 #[derive(Serialize, ToSchema)]
 #[schema(as = ListedRun)]
-pub(super) struct Listed {
+pub(super) struct RunSummary {
     #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
     id: String,
     /// Whose it is.
@@ -44,7 +46,7 @@ pub(super) struct Listed {
     /// Who pays.
     account: String,
     model: String,
-    state: Progress,
+    state: RunStateView,
     created_at: String,
     started_at: Option<String>,
     ended_at: Option<String>,
@@ -56,7 +58,7 @@ pub(super) struct Listed {
 #[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = State)]
-pub(super) enum Progress {
+pub(super) enum RunStateView {
     /// It was accepted, and has not begun.
     Queued,
     Running,
@@ -65,8 +67,8 @@ pub(super) enum Progress {
 
 /// Some runs, newest first.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Runs {
-    runs: Vec<Listed>,
+pub(super) struct RunsPage {
+    runs: Vec<RunSummary>,
     /// The `cursor` for the runs that are older than these; null where there are none.
     next: Option<String>,
 }
@@ -75,11 +77,11 @@ pub(super) struct Runs {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct RunsQuery {
     /// Only runs of this agent
     agent: Option<String>,
     /// Only runs that have come so far
-    state: Option<Progress>,
+    state: Option<RunStateView>,
     /// `next` of the page before
     cursor: Option<String>,
     /// At most so many
@@ -98,68 +100,76 @@ pub(super) struct Which {
         ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
         ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
     ),
-    request_body = NewRun,
+    request_body = CreateRunBody,
     responses(
-        (status = 201, description = "It was accepted, and begins", body = Run,
+        (status = 201, description = "It was accepted, and begins", body = RunView,
          headers(("location" = String, description = "The run's path"))),
-        (status = 200, description = "It was accepted before", body = Run),
-        NotBegun
+        (status = 200, description = "It was accepted before", body = RunView),
+        CreateRunErrorResponses
     )
 )]
-pub(super) async fn create(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
+pub(super) async fn create_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
     headers: HeaderMap,
-    Body(run): Body<NewRun>,
-) -> Result<Response, Error> {
-    let Started { run, is_known } = start(&api, &caller, &headers, run).await?;
-    let row = api.supervisor.journal().run(&run).await?.ok_or_else(|| Error::no_such_run(&run))?;
+    JsonBody(run): JsonBody<CreateRunBody>,
+) -> Result<Response, ApiError> {
+    let AcceptedRun { run, is_known } = start_run(&api, &caller, &headers, run).await?;
+    let row = api
+        .supervisor
+        .run_store()
+        .find_run(&run)
+        .await?
+        .ok_or_else(|| ApiError::no_such_run(&run))?;
     let path = HeaderValue::from_str(&format!("/api/v1/runs/{run}")).expect("it is a plain name");
     let status = if is_known { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, [(LOCATION, path)], Json(Run::of(&api, row).await?)).into_response())
+    Ok((status, [(LOCATION, path)], Json(RunView::from_row(&api, row).await?)).into_response())
 }
 
 /// Begins a run, if the grant allows it.
-pub(super) async fn start(
-    api: &Api,
-    caller: &Caller,
+pub(super) async fn start_run(
+    api: &ApiState,
+    caller: &AuthenticatedCaller,
     headers: &HeaderMap,
-    run: NewRun,
-) -> Result<Started, Error> {
+    run: CreateRunBody,
+) -> Result<AcceptedRun, ApiError> {
     let key = idempotency_key(headers)?;
-    let traceparent = traceparent(headers);
-    let wanted = Wanted { traceparent, ..run.allowed_by(&caller.0)? };
+    let traceparent = parse_traceparent(headers);
+    let wanted = RunSubmission { traceparent, ..run.authorize(&caller.0)? };
     let terms = &caller.0.terms;
-    let caps = Caps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
-    let terms = supervisor::Terms { key, most: terms.max_runs, caps };
-    let started = api.supervisor.start(wanted, terms).await;
+    let caps =
+        SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
+    let terms = supervisor::RunStartOptions { key, most: terms.max_runs, caps };
+    let started = api.supervisor.start_run(wanted, terms).await;
     started.map_err(|refused| match refused {
         // Of agents that it may not run it is told nothing.
-        Refused::NoAgent(unknown) => {
-            let may_know = |name: &str| caller.0.allows_agent(name).is_ok();
-            Error::NoSuchAgent(unknown.shown_to(may_know).to_string())
+        RunStartError::NoAgent(unknown) => {
+            let may_know = |name: &str| caller.0.check_agent(name).is_ok();
+            ApiError::NoSuchAgent(unknown.redact_names(may_know).to_string())
         }
         refused => refused.into(),
     })
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Error> {
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(given) = headers.get("idempotency-key") else { return Ok(None) };
     let given = given.to_str().unwrap_or_default();
     if !(1..=255).contains(&given.len()) || !given.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(Error::parameter("`Idempotency-Key` has 1 to 255 visible characters"));
+        return Err(ApiError::invalid_parameter(
+            "`Idempotency-Key` has 1 to 255 visible characters",
+        ));
     }
     Ok(Some(given.to_owned()))
 }
 
 /// The span that the run is part of. What makes no sense is left out, as W3C Trace Context has it.
-fn traceparent(headers: &HeaderMap) -> Option<trace::Context> {
+fn parse_traceparent(headers: &HeaderMap) -> Option<trace::TraceContext> {
     let mut given = headers.get_all("traceparent").iter();
     let only = given.next().filter(|_| given.next().is_none())?;
     only.to_str().ok()?.parse().ok()
 }
 
-pub(super) fn id_header(run: &str) -> HeaderValue {
+pub(super) fn run_id_header(run: &str) -> HeaderValue {
     HeaderValue::from_str(run).expect("the service has made it of plain characters")
 }
 
@@ -172,24 +182,26 @@ pub(super) fn id_header(run: &str) -> HeaderValue {
     tag = "runs",
     params(("id" = String, Path, description = "The run")),
     responses(
-        (status = 202, description = "The run, which will end soon", body = Run),
-        (status = 200, description = "The run, which had ended", body = Run),
-        NotAllowed, NotFound
+        (status = 202, description = "The run, which will end soon", body = RunView),
+        (status = 200, description = "The run, which had ended", body = RunView),
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn cancel(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-) -> Result<(StatusCode, Json<Run>), Error> {
-    caller.may(Access::Runs).or_else(|denied| caller.may(Access::Admin).map_err(|_| denied))?;
-    let row = api.run_of(&caller, &id).await?;
-    if row.state == journal::State::Ended {
-        return Ok((StatusCode::OK, Json(Run::of(&api, row).await?)));
+pub(super) async fn cancel_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<(StatusCode, Json<RunView>), ApiError> {
+    caller
+        .require_scope(GrantScope::Runs)
+        .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))?;
+    let row = api.visible_run(&caller, &id).await?;
+    if row.state == journal::RunPhase::Ended {
+        return Ok((StatusCode::OK, Json(RunView::from_row(&api, row).await?)));
     }
     tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
-    api.supervisor.cancel(&row.id);
-    Ok((StatusCode::ACCEPTED, Json(Run::of(&api, row).await?)))
+    api.supervisor.cancel_run(&row.id);
+    Ok((StatusCode::ACCEPTED, Json(RunView::from_row(&api, row).await?)))
 }
 
 /// List runs, newest first
@@ -199,48 +211,50 @@ pub(super) async fn cancel(
     get,
     path = "/api/v1/runs",
     tag = "runs",
-    params(Which),
+    params(RunsQuery),
     responses(
-        (status = 200, description = "The runs of this grant; of all grants for an admin", body = Runs),
-        NotUnderstood, NotAllowed
+        (status = 200, description = "The runs of this grant; of all grants for an admin", body = RunsPage),
+        QueryErrorResponses, AuthErrorResponses
     )
 )]
-pub(super) async fn list(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    Asked(which): Asked<Which>,
-) -> Result<Json<Runs>, Error> {
-    caller.may_look()?;
+pub(super) async fn list_runs(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    QueryParams(which): QueryParams<RunsQuery>,
+) -> Result<Json<RunsPage>, ApiError> {
+    caller.require_read()?;
     let limit = which.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
-        return Err(Error::parameter("`limit` is from 1 to 200"));
+        return Err(ApiError::invalid_parameter("`limit` is from 1 to 200"));
     }
     if let Some(cursor) = &which.cursor {
-        let known = api.run_of(&caller, cursor).await;
+        let known = api.visible_run(&caller, cursor).await;
         known.map_err(|error| match error {
-            Error::NotFound(_) => Error::parameter("`cursor` is the `next` of a page before"),
+            ApiError::NotFound(_) => {
+                ApiError::invalid_parameter("`cursor` is the `next` of a page before")
+            }
             error => error,
         })?;
     }
-    let filter = Filter {
+    let filter = RunFilter {
         grant: (!caller.0.is_admin()).then(|| caller.0.id.clone()),
         agent: which.agent,
         state: which.state.map(Into::into),
         before: which.cursor,
         limit: limit + 1,
     };
-    let turn = api.long_reads.wait(&caller.0.id).await;
-    let journal = api.supervisor.journal().clone();
+    let turn = api.long_reads.acquire_permit(&caller.0.id).await;
+    let journal = api.supervisor.run_store().clone();
     // Also for a client that leaves: its turn is over when the read is.
-    let listed = api.tasks.carry(async move {
+    let listed = api.tasks.run_detached(async move {
         let _held = turn;
-        journal.list(filter).await
+        journal.list_runs(filter).await
     });
-    let mut runs: Vec<_> = listed.await?.into_iter().map(Listed::from).collect();
+    let mut runs: Vec<_> = listed.await?.into_iter().map(RunSummary::from).collect();
     let is_all = runs.len() <= limit as usize;
     runs.truncate(limit as usize);
-    let next = runs.last().filter(|_| !is_all).map(|run: &Listed| run.id.clone());
-    Ok(Json(Runs { runs, next }))
+    let next = runs.last().filter(|_| !is_all).map(|run: &RunSummary| run.id.clone());
+    Ok(Json(RunsPage { runs, next }))
 }
 
 /// Look at a run
@@ -250,35 +264,36 @@ pub(super) async fn list(
     tag = "runs",
     params(("id" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "The run", body = Run),
-        NotAllowed, NotFound
+        (status = 200, description = "The run", body = RunView),
+        AuthErrorResponses, NotFoundResponses
     )
 )]
-pub(super) async fn show(
-    caller: Caller,
-    State(api): State<Arc<Api>>,
-    At(id): At<String>,
-) -> Result<Json<Run>, Error> {
-    caller.may_look()?;
-    let row = api.run_of(&caller, &id).await?;
-    Ok(Json(Run::of(&api, row).await?))
+pub(super) async fn show_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<RunView>, ApiError> {
+    caller.require_read()?;
+    let row = api.visible_run(&caller, &id).await?;
+    Ok(Json(RunView::from_row(&api, row).await?))
 }
 
-impl Run {
+impl RunView {
     /// With what came of it, as it was written down.
-    async fn of(api: &Api, row: Row) -> Result<Self, Error> {
+    async fn from_row(api: &ApiState, row: RunRow) -> Result<Self, ApiError> {
         let result = match row.state {
-            journal::State::Ended => api.supervisor.journal().result(&row.id).await?,
+            journal::RunPhase::Ended => api.supervisor.run_store().run_result(&row.id).await?,
             _ => None,
         };
-        let result = result.map(RawValue::from_string).transpose().map_err(Error::internal)?;
+        let result =
+            result.map(RawValue::from_string).transpose().map_err(ApiError::internal_error)?;
         Ok(Self { listed: row.into(), result })
     }
 }
 
-impl From<Row> for Listed {
-    fn from(row: Row) -> Self {
-        let Row { id, grant, agent, account, model, state, error_code, .. } = row;
+impl From<RunRow> for RunSummary {
+    fn from(row: RunRow) -> Self {
+        let RunRow { id, grant, agent, account, model, state, error_code, .. } = row;
         Self {
             id,
             grant,
@@ -286,36 +301,36 @@ impl From<Row> for Listed {
             account,
             model,
             state: state.into(),
-            created_at: date(row.created_ms),
-            started_at: row.started_ms.map(date),
-            ended_at: row.ended_ms.map(date),
+            created_at: format_date(row.created_ms),
+            started_at: row.started_ms.map(format_date),
+            ended_at: row.ended_ms.map(format_date),
             error_code,
         }
     }
 }
 
-impl From<journal::State> for Progress {
-    fn from(state: journal::State) -> Self {
+impl From<journal::RunPhase> for RunStateView {
+    fn from(state: journal::RunPhase) -> Self {
         match state {
-            journal::State::Queued => Self::Queued,
-            journal::State::Running => Self::Running,
-            journal::State::Ended => Self::Ended,
+            journal::RunPhase::Queued => Self::Queued,
+            journal::RunPhase::Running => Self::Running,
+            journal::RunPhase::Ended => Self::Ended,
         }
     }
 }
 
-impl From<Progress> for journal::State {
-    fn from(state: Progress) -> Self {
+impl From<RunStateView> for journal::RunPhase {
+    fn from(state: RunStateView) -> Self {
         match state {
-            Progress::Queued => Self::Queued,
-            Progress::Running => Self::Running,
-            Progress::Ended => Self::Ended,
+            RunStateView::Queued => Self::Queued,
+            RunStateView::Running => Self::Running,
+            RunStateView::Ended => Self::Ended,
         }
     }
 }
 
 /// RFC 3339, to the millisecond.
-fn date(millis: i64) -> String {
+fn format_date(millis: i64) -> String {
     let since = Duration::from_millis(millis.try_into().unwrap_or_default());
     humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
 }

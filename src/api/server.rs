@@ -20,47 +20,47 @@ use hyper_util::service::TowerToHyperService;
 use rustix::net::SendFlags;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Api;
-use crate::base::drain::Drain;
-use crate::base::socket::{Acceptor, Stream};
-use crate::base::unix::{self, Permissions};
-use crate::config::Place;
+use super::ApiState;
+use crate::base::drain::TaskGroup;
+use crate::base::socket::{ServerStream, SocketAcceptor};
+use crate::base::unix::{self, SocketPermissions};
+use crate::config::ListenAddress;
 
 /// A bound listener. Dropping it removes its path, where it has one.
 #[derive(Debug)]
-pub enum Listener {
+pub enum ApiListener {
     Tcp(TcpListener),
-    Unix(unix::Listener),
+    Unix(unix::UnixListenerGuard),
 }
 
-impl Listener {
+impl ApiListener {
     /// # Errors
     /// It cannot be bound, and why.
-    pub fn bind(place: &Place) -> anyhow::Result<Self> {
+    pub fn bind_listener(place: &ListenAddress) -> anyhow::Result<Self> {
         match place {
-            Place::Tcp(address) => {
+            ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).with_context(|| {
                     format!("`serve.listen` is `{address}`, which cannot be bound")
                 })?;
                 listener.set_nonblocking(true)?;
                 Ok(Self::Tcp(listener))
             }
-            Place::Unix(path) => {
-                let owner_only = Permissions { mode: 0o600, uid: None, gid: None };
-                Ok(Self::Unix(unix::Listener::bind(path, owner_only)?))
+            ListenAddress::Unix(path) => {
+                let owner_only = SocketPermissions { mode: 0o600, uid: None, gid: None };
+                Ok(Self::Unix(unix::UnixListenerGuard::bind_socket(path, owner_only)?))
             }
         }
     }
 
     /// With the port that was chosen for port 0.
-    pub fn address(&self) -> Option<SocketAddr> {
+    pub fn listen_address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
             Self::Unix(_) => None,
         }
     }
 
-    pub fn path(&self) -> Option<&Path> {
+    pub fn socket_path(&self) -> Option<&Path> {
         match self {
             Self::Tcp(_) => None,
             Self::Unix(listener) => Some(listener.path()),
@@ -71,25 +71,30 @@ impl Listener {
     ///
     /// # Errors
     /// The listener cannot be registered with the runtime.
-    pub async fn serve(&self, api: &Arc<Api>) -> io::Result<()> {
+    pub async fn serve_api(&self, api: &Arc<ApiState>) -> io::Result<()> {
         let acceptor = match self {
-            Self::Tcp(listener) => Acceptor::new(listener.try_clone()?)?,
+            Self::Tcp(listener) => SocketAcceptor::new(listener.try_clone()?)?,
             Self::Unix(listener) => {
                 let handle = listener.accept_handle()?;
                 handle.set_nonblocking(true)?;
-                Acceptor::new(handle)?
+                SocketAcceptor::new(handle)?
             }
         };
-        let (ordinary, spare) = (Door::ordinary(api), Door::spare(api));
-        while let Some(socket) = api.tasks.closing().run_until_cancelled(acceptor.accept()).await {
-            let Some((way, slot)) = ordinary.enter().or_else(|| spare.enter()) else {
+        let (ordinary, spare) = (
+            ConnectionLimiter::regular_connections(api),
+            ConnectionLimiter::reserved_connections(api),
+        );
+        while let Some(socket) =
+            api.tasks.shutdown_token().run_until_cancelled(acceptor.accept_socket()).await
+        {
+            let Some((way, slot)) = ordinary.try_acquire().or_else(|| spare.try_acquire()) else {
                 // A new connection has room for these few bytes, or a peer that has left already.
-                let _ = rustix::net::send(&socket, OVERLOADED, SendFlags::NOSIGNAL);
+                let _ = rustix::net::send(&socket, OVERLOADED_RESPONSE, SendFlags::NOSIGNAL);
                 continue;
             };
             let ours = api.tasks.clone();
-            api.tasks.spawn(async move {
-                if let Err(error) = converse(socket, way, &ours).await {
+            api.tasks.spawn_task(async move {
+                if let Err(error) = serve_connection(socket, way, &ours).await {
                     tracing::debug!(error, "connection ended early");
                 }
                 drop(slot);
@@ -100,14 +105,14 @@ impl Listener {
 }
 
 /// So many connections at the same time, and how each is served.
-struct Door {
+struct ConnectionLimiter {
     slots: Arc<Semaphore>,
-    way: Way,
+    way: ConnectionSettings,
 }
 
 /// How a connection is served.
 #[derive(Clone)]
-struct Way {
+struct ConnectionSettings {
     router: Router,
     /// For a head; an idle connection stays open as long.
     patience: Duration,
@@ -115,34 +120,38 @@ struct Way {
     may_stay: bool,
 }
 
-impl Door {
-    fn ordinary(api: &Arc<Api>) -> Self {
-        let way = Way { router: api.router(), patience: api.limits.patience, may_stay: true };
+impl ConnectionLimiter {
+    fn regular_connections(api: &Arc<ApiState>) -> Self {
+        let way = ConnectionSettings {
+            router: api.api_router(),
+            patience: api.limits.patience,
+            may_stay: true,
+        };
         Self { slots: Arc::new(Semaphore::new(api.limits.connections)), way }
     }
 
     /// Kept for who asks how the service is, or reports costs, and does so at once.
-    fn spare(api: &Arc<Api>) -> Self {
-        let patience = SPARE_PATIENCE.min(api.limits.patience);
-        let way = Way { router: api.vital(), patience, may_stay: false };
-        Self { slots: Arc::new(Semaphore::new(SPARE)), way }
+    fn reserved_connections(api: &Arc<ApiState>) -> Self {
+        let patience = RESERVED_REQUEST_TIMEOUT.min(api.limits.patience);
+        let way = ConnectionSettings { router: api.health_router(), patience, may_stay: false };
+        Self { slots: Arc::new(Semaphore::new(RESERVED_CONNECTIONS)), way }
     }
 
-    fn enter(&self) -> Option<(Way, OwnedSemaphorePermit)> {
+    fn try_acquire(&self) -> Option<(ConnectionSettings, OwnedSemaphorePermit)> {
         let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
         Some((self.way.clone(), slot))
     }
 }
 
 /// One connection, to its end.
-async fn converse(
+async fn serve_connection(
     socket: OwnedFd,
-    way: Way,
-    tasks: &Drain,
+    way: ConnectionSettings,
+    tasks: &TaskGroup,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     // What is written is complete; waiting for more would only delay it. A unix socket never waits.
     let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-    let stream = Stream::new(socket, WRITE_TIMEOUT)?;
+    let stream = ServerStream::new(socket, WRITE_TIMEOUT)?;
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(way.patience)
@@ -152,26 +161,26 @@ async fn converse(
     tokio::select! {
         biased;
         done = connection.as_mut() => return Ok(done?),
-        () = tasks.closing().cancelled() => connection.as_mut().graceful_shutdown(),
+        () = tasks.shutdown_token().cancelled() => connection.as_mut().graceful_shutdown(),
     }
     tokio::select! {
         biased;
         done = connection => Ok(done?),
-        () = tasks.cut().cancelled() => Ok(()),
+        () = tasks.abort_token().cancelled() => Ok(()),
     }
 }
 
 /// Beyond all others. Ours: a probe, Prometheus' and LiteLLM's callback, each some times over.
-const SPARE: usize = 64;
+const RESERVED_CONNECTIONS: usize = 64;
 
 /// Who has one of them asks at once.
-const SPARE_PATIENCE: Duration = Duration::from_secs(5);
+const RESERVED_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a client may leave us unable to write.
 const WRITE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The answer to a connection too many, whatever it was going to ask.
-const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+const OVERLOADED_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/json\r\n\
     content-length: 100\r\n\
     retry-after: 1\r\n\

@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The open things of one kind, counted by grant.
 #[derive(Debug)]
-pub struct Shares {
+pub struct GrantShareLimiter {
     per_grant: usize,
     total: usize,
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<OpenShareCounts>>,
 }
 
 /// Counts as open until it is dropped.
 #[derive(Debug)]
-pub(super) struct ShareGuard {
+pub(super) struct GrantShareGuard {
     grant: String,
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<OpenShareCounts>>,
 }
 
 /// The bound that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SharesFull {
+pub(super) enum GrantShareError {
     /// The grant has as many as this.
     Grant(usize),
     /// All grants together have as many as they may.
@@ -29,12 +29,12 @@ pub(super) enum SharesFull {
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenShareCounts {
     total: usize,
     grants: HashMap<String, usize>,
 }
 
-impl Shares {
+impl GrantShareLimiter {
     /// Allows so many of each grant, and so many of all grants together.
     pub fn new(per_grant: usize, total: usize) -> Self {
         Self { per_grant, total, open: Arc::default() }
@@ -44,23 +44,23 @@ impl Shares {
     ///
     /// # Errors
     /// Which bound is reached.
-    pub(super) fn enter(&self, grant: &str) -> Result<ShareGuard, SharesFull> {
-        let mut open = lock(&self.open);
+    pub(super) fn acquire_share(&self, grant: &str) -> Result<GrantShareGuard, GrantShareError> {
+        let mut open = lock_counts(&self.open);
         if open.grants.get(grant).is_some_and(|count| *count >= self.per_grant) {
-            return Err(SharesFull::Grant(self.per_grant));
+            return Err(GrantShareError::Grant(self.per_grant));
         }
         if open.total >= self.total {
-            return Err(SharesFull::All);
+            return Err(GrantShareError::All);
         }
         open.total += 1;
         *open.grants.entry(grant.to_owned()).or_default() += 1;
-        Ok(ShareGuard { grant: grant.to_owned(), open: Arc::clone(&self.open) })
+        Ok(GrantShareGuard { grant: grant.to_owned(), open: Arc::clone(&self.open) })
     }
 }
 
-impl Drop for ShareGuard {
+impl Drop for GrantShareGuard {
     fn drop(&mut self) {
-        let mut open = lock(&self.open);
+        let mut open = lock_counts(&self.open);
         open.total -= 1;
         if let Some(count) = open.grants.get_mut(&self.grant) {
             *count -= 1;
@@ -71,7 +71,7 @@ impl Drop for ShareGuard {
     }
 }
 
-fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+fn lock_counts(open: &Mutex<OpenShareCounts>) -> MutexGuard<'_, OpenShareCounts> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,16 +81,16 @@ mod tests {
 
     #[test]
     fn a_grant_has_its_share_and_all_have_theirs() {
-        let shares = Shares::new(2, 3);
-        let one = [shares.enter("one").unwrap(), shares.enter("one").unwrap()];
-        assert_eq!(shares.enter("one").unwrap_err(), SharesFull::Grant(2));
-        let two = shares.enter("two").unwrap();
-        assert_eq!(shares.enter("two").unwrap_err(), SharesFull::All);
+        let shares = GrantShareLimiter::new(2, 3);
+        let one = [shares.acquire_share("one").unwrap(), shares.acquire_share("one").unwrap()];
+        assert_eq!(shares.acquire_share("one").unwrap_err(), GrantShareError::Grant(2));
+        let two = shares.acquire_share("two").unwrap();
+        assert_eq!(shares.acquire_share("two").unwrap_err(), GrantShareError::All);
         drop(one);
-        let again = [shares.enter("two").unwrap(), shares.enter("one").unwrap()];
-        assert_eq!(shares.enter("one").unwrap_err(), SharesFull::All);
+        let again = [shares.acquire_share("two").unwrap(), shares.acquire_share("one").unwrap()];
+        assert_eq!(shares.acquire_share("one").unwrap_err(), GrantShareError::All);
         drop((two, again));
-        let open = lock(&shares.open);
+        let open = lock_counts(&shares.open);
         assert_eq!((open.total, open.grants.len()), (0, 0));
     }
 }

@@ -11,17 +11,21 @@ use tracing::Instrument;
 use tracing::field::Empty;
 use uuid::Uuid;
 
-use super::Api;
+use super::ApiState;
 
 /// Names the request, and logs who has asked and how it was answered. A stream is logged when it begins.
-pub(super) async fn trace(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+pub(super) async fn log_request(
+    State(api): State<Arc<ApiState>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let id = Uuid::now_v7().to_string();
     // The grant is known to whoever checks it.
     let span = tracing::info_span!("request", id, grant = Empty);
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or("-", MatchedPath::as_str);
     let method = request.method().clone();
-    let path: String = request.uri().path().chars().take(MAX_PATH).collect();
+    let path: String = request.uri().path().chars().take(MAX_LOGGED_PATH_BYTES).collect();
     let begun = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status().as_u16();
@@ -31,13 +35,13 @@ pub(super) async fn trace(State(api): State<Arc<Api>>, request: Request, next: N
         "/healthz" | "/readyz" => tracing::debug!(%method, path, status, elapsed_ms, "answered"),
         _ => tracing::info!(%method, path, status, elapsed_ms, "answered"),
     });
-    api.metrics.api_request(route, status);
+    api.metrics.record_api_request(route, status);
     let id = HeaderValue::from_str(&id).expect("a uuid is a valid header value");
-    response.headers_mut().insert(REQUEST_ID, id);
+    response.headers_mut().insert(REQUEST_ID_HEADER, id);
     response
 }
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Of a path in the log: longer than any of ours.
-const MAX_PATH: usize = 256;
+const MAX_LOGGED_PATH_BYTES: usize = 256;

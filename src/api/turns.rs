@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The work of one kind that grants do at the same time.
 #[derive(Debug)]
-pub struct Turns {
+pub struct GrantWorkLimiter {
     /// Per grant.
     limit: usize,
     grants: Mutex<HashMap<String, Arc<Semaphore>>>,
@@ -17,12 +17,12 @@ pub struct Turns {
 
 /// A piece of work that is done, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct GrantWorkPermit {
     _of_grant: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
-impl Turns {
+impl GrantWorkLimiter {
     /// Lets each grant do so many at the same time.
     pub fn new(limit: usize) -> Self {
         Self {
@@ -34,15 +34,15 @@ impl Turns {
 
     /// Lets all grants together do so many at the same time.
     #[must_use]
-    pub fn within(self, all: usize) -> Self {
+    pub fn with_total_limit(self, all: usize) -> Self {
         Self { all: Arc::new(Semaphore::new(all)), ..self }
     }
 
     /// Waits for a turn of the grant, which ends when it is dropped. None is given when the service ends.
-    pub(super) async fn wait(&self, grant: &str) -> Option<Turn> {
+    pub(super) async fn acquire_permit(&self, grant: &str) -> Option<GrantWorkPermit> {
         let turns = {
             let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
-            if grants.len() >= MAX_IDLE {
+            if grants.len() >= MAX_IDLE_GRANTS {
                 grants.retain(|_, turns| Arc::strong_count(turns) > 1);
             }
             let new = || Arc::new(Semaphore::new(self.limit));
@@ -51,12 +51,12 @@ impl Turns {
         // The grant's own comes first: a grant that waits for it holds nothing that another one needs.
         let of_grant = turns.acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
-        Some(Turn { _of_grant: of_grant, _of_all: of_all })
+        Some(GrantWorkPermit { _of_grant: of_grant, _of_all: of_all })
     }
 }
 
 /// Grants that are remembered; those that ask for nothing are forgotten beyond this.
-const MAX_IDLE: usize = 1024;
+const MAX_IDLE_GRANTS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -68,9 +68,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_grant_waits_for_its_own_turns_only() {
-        let turns = Turns::new(2);
-        let held = [turns.wait("one").await, turns.wait("one").await];
-        let is_free = async |grant| timeout(Duration::from_millis(20), turns.wait(grant)).await;
+        let turns = GrantWorkLimiter::new(2);
+        let held = [turns.acquire_permit("one").await, turns.acquire_permit("one").await];
+        let is_free =
+            async |grant| timeout(Duration::from_millis(20), turns.acquire_permit(grant)).await;
         assert!(is_free("one").await.is_err());
         assert!(is_free("two").await.is_ok());
         drop(held);
@@ -79,10 +80,11 @@ mod tests {
 
     #[tokio::test]
     async fn all_grants_together_have_so_many_turns() {
-        let turns = Turns::new(2).within(3);
-        let _one = [turns.wait("one").await, turns.wait("one").await];
-        let two = turns.wait("two").await;
-        let is_free = async |grant| timeout(Duration::from_millis(20), turns.wait(grant)).await;
+        let turns = GrantWorkLimiter::new(2).with_total_limit(3);
+        let _one = [turns.acquire_permit("one").await, turns.acquire_permit("one").await];
+        let two = turns.acquire_permit("two").await;
+        let is_free =
+            async |grant| timeout(Duration::from_millis(20), turns.acquire_permit(grant)).await;
         assert!(is_free("three").await.is_err());
         drop(two);
         assert!(is_free("three").await.is_ok());

@@ -7,77 +7,81 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 
-use crate::audit::record::Changed;
-use crate::budget::Prices;
-use crate::config::Config;
-use crate::gateway::policy::{Live, Policy};
-use crate::gateway::rule::Rules;
-use crate::run::Run;
-use crate::upstream::headers::Overwrites;
+use crate::audit::record::PolicyChangedRecord;
+use crate::budget::PriceTable;
+use crate::config::GatewayConfig;
+use crate::gateway::policy::{GatewayPolicy, SharedPolicy};
+use crate::gateway::rule::RuleSet;
+use crate::run::AgentRun;
+use crate::upstream::headers::InjectedHeaders;
 
 /// A handle on a served run, for its operator.
-pub struct Control {
-    run: Arc<Run>,
-    policy: Arc<Live>,
-    state: Mutex<State>,
+pub struct ServedRunHandle {
+    run: Arc<AgentRun>,
+    policy: Arc<SharedPolicy>,
+    state: Mutex<ServedRunState>,
 }
 
-struct State {
+struct ServedRunState {
     /// What is in force.
-    config: Config,
+    config: GatewayConfig,
     /// What was read last, without an operator's changes to this run.
-    given: Config,
+    given: GatewayConfig,
     /// How often it has been changed.
     version: u64,
 }
 
 /// Where a change comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum ChangeSource {
     /// SIGHUP: the files were read again.
     Signal,
     /// The admin socket.
     Admin,
 }
 
-impl Control {
-    pub(super) fn new(run: Arc<Run>, policy: Arc<Live>, config: Config) -> Self {
+impl ServedRunHandle {
+    pub(super) fn new(
+        run: Arc<AgentRun>,
+        policy: Arc<SharedPolicy>,
+        config: GatewayConfig,
+    ) -> Self {
         let given = config.clone();
-        Self { run, policy, state: Mutex::new(State { config, given, version: 0 }) }
+        Self { run, policy, state: Mutex::new(ServedRunState { config, given, version: 0 }) }
     }
 
     /// Changes the configuration in force, and returns how often that has been done.
     ///
     /// # Errors
     /// What is wrong with the new one, or cannot change while a run is served; nothing has changed.
-    pub fn change(
+    pub fn change_config(
         &self,
-        by: By,
-        change: impl FnOnce(&mut Config) -> anyhow::Result<()>,
+        by: ChangeSource,
+        change: impl FnOnce(&mut GatewayConfig) -> anyhow::Result<()>,
     ) -> anyhow::Result<u64> {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let mut config = state.config.clone();
         change(&mut config)?;
-        config.check()?;
-        check_lasting(&state.config, &config)?;
-        let policy = compile(&config)?;
-        Ok(self.enforce(&mut state, by, config, policy))
+        config.validate()?;
+        check_immutable_settings(&state.config, &config)?;
+        let policy = compile_policy(&config)?;
+        Ok(self.swap_policy(&mut state, by, config, policy))
     }
 
     /// Says whether a configuration may follow the one in force.
     ///
     /// # Errors
     /// What cannot change while a run is served.
-    pub(super) fn check(&self, config: &Config) -> anyhow::Result<()> {
-        check_lasting(&self.state().config, config)
+    pub(super) fn check_change(&self, config: &GatewayConfig) -> anyhow::Result<()> {
+        check_immutable_settings(&self.lock_state().config, config)
     }
 
     /// Lays over a configuration that is read again what an operator has changed of this run: limits, models and aliases.
-    pub(super) fn lay_over(&self, fresh: &Config) -> Config {
-        let state = self.state();
+    pub(super) fn merge_operator_changes(&self, fresh: &GatewayConfig) -> GatewayConfig {
+        let state = self.lock_state();
         let (set, old) = (&state.config, &state.given);
         let mut config = fresh.clone();
-        config.budget = set.budget.laid_over(&old.budget, &fresh.budget);
+        config.budget = set.budget.merge_operator_limits(&old.budget, &fresh.budget);
         let (body, set, old) = (&mut config.policy.body, &set.policy.body, &old.policy.body);
         if set.models != old.models {
             body.models.clone_from(&set.models);
@@ -94,23 +98,34 @@ impl Control {
 
     /// Puts a configuration in force that was found good, with the policy that it describes. `given` is what was read,
     /// without an operator's changes.
-    pub(super) fn put(&self, by: By, given: Config, (config, policy): (Config, Policy)) {
-        let mut state = self.state();
+    pub(super) fn install_config(
+        &self,
+        by: ChangeSource,
+        given: GatewayConfig,
+        (config, policy): (GatewayConfig, GatewayPolicy),
+    ) {
+        let mut state = self.lock_state();
         state.given = given;
-        self.enforce(&mut state, by, config, policy);
+        self.swap_policy(&mut state, by, config, policy);
     }
 
-    fn enforce(&self, state: &mut State, by: By, config: Config, policy: Policy) -> u64 {
+    fn swap_policy(
+        &self,
+        state: &mut ServedRunState,
+        by: ChangeSource,
+        config: GatewayConfig,
+        policy: GatewayPolicy,
+    ) -> u64 {
         state.version += 1;
         let (version, digest) = (state.version, config.digest());
-        self.run.audit.operated(&Changed {
+        self.run.audit.record_operator_action(&PolicyChangedRecord {
             version,
             policy: &digest,
             prices: policy.prices.digest(),
             by: by.as_str(),
         });
         self.policy.store(Arc::new(policy));
-        self.run.ledger.change(config.budget.clone());
+        self.run.ledger.set_limits(config.budget.clone());
         state.config = config;
         let run = &*self.run.identity.run;
         tracing::info!(run, version, by = by.as_str(), "the policy has changed");
@@ -119,26 +134,26 @@ impl Control {
 
     /// Tells whether an operator's changes to this run are in force beside what was read.
     pub fn is_overridden(&self) -> bool {
-        let state = self.state();
+        let state = self.lock_state();
         state.config != state.given
     }
 
     /// What is in force, and how often it has been changed.
-    pub fn config(&self) -> (Config, u64) {
-        let state = self.state();
+    pub fn config_and_version(&self) -> (GatewayConfig, u64) {
+        let state = self.lock_state();
         (state.config.clone(), state.version)
     }
 
-    pub fn run(&self) -> &Arc<Run> {
+    pub fn run(&self) -> &Arc<AgentRun> {
         &self.run
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, ServedRunState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl By {
+impl ChangeSource {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Signal => "signal",
@@ -151,12 +166,13 @@ impl By {
 ///
 /// # Errors
 /// What it names cannot be read, or does not hold together.
-pub fn compile(config: &Config) -> anyhow::Result<Policy> {
-    let overwrites = Overwrites::new(&config.upstream, &config.identity, &config.policy.headers)?;
-    let prices = Prices::load(&config.prices).context("the prices cannot be used")?;
-    Ok(Policy {
+pub fn compile_policy(config: &GatewayConfig) -> anyhow::Result<GatewayPolicy> {
+    let overwrites =
+        InjectedHeaders::new(&config.upstream, &config.identity, &config.policy.headers)?;
+    let prices = PriceTable::load_table(&config.prices).context("the prices cannot be used")?;
+    Ok(GatewayPolicy {
         config: Arc::new(config.policy.with_granted_betas()),
-        rules: Arc::new(Rules::compile(&config.policy.rules)?),
+        rules: Arc::new(RuleSet::compile_rules(&config.policy.rules)?),
         prices: Arc::new(prices),
         overwrites: Arc::new(overwrites),
     })
@@ -167,27 +183,31 @@ pub fn compile(config: &Config) -> anyhow::Result<Policy> {
 ///
 /// # Errors
 /// What is the run's own cannot be read, or does not hold together.
-pub(super) fn compile_like(
-    (like, policy): (&Config, &Policy),
-    config: &Config,
-) -> anyhow::Result<Policy> {
+pub(super) fn compile_policy_sharing(
+    (like, policy): (&GatewayConfig, &GatewayPolicy),
+    config: &GatewayConfig,
+) -> anyhow::Result<GatewayPolicy> {
     if like.prices != config.prices {
-        return compile(config);
+        return compile_policy(config);
     }
     let mut policy = policy.clone();
     if like.policy.rules != config.policy.rules {
-        policy.rules = Arc::new(Rules::compile(&config.policy.rules)?);
+        policy.rules = Arc::new(RuleSet::compile_rules(&config.policy.rules)?);
     }
     if like.policy != config.policy {
         policy.config = Arc::new(config.policy.with_granted_betas());
     }
-    let overwrites = Overwrites::new(&config.upstream, &config.identity, &config.policy.headers)?;
+    let overwrites =
+        InjectedHeaders::new(&config.upstream, &config.identity, &config.policy.headers)?;
     policy.overwrites = Arc::new(overwrites);
     Ok(policy)
 }
 
 /// Sockets are bound, files are open, and records say who the run is: these cannot change under it.
-pub(super) fn check_lasting(old: &Config, new: &Config) -> anyhow::Result<()> {
+pub(super) fn check_immutable_settings(
+    old: &GatewayConfig,
+    new: &GatewayConfig,
+) -> anyhow::Result<()> {
     let changed = [
         ("the run's identity", old.identity != new.identity),
         ("`listen`", old.listen != new.listen),

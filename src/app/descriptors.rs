@@ -4,11 +4,11 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::Config;
+use crate::config::GatewayConfig;
 
 /// The most that runs may hold, by what the process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct DescriptorShare {
     /// Connections of one run, on each worker.
     pub run_connections: usize,
     /// Requests in flight of one run.
@@ -18,7 +18,7 @@ pub struct Share {
 }
 
 /// Raises the number of descriptors that this process may have to the most that it may give itself.
-pub fn raise() {
+pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
     if limit.current != limit.maximum
@@ -28,11 +28,11 @@ pub fn raise() {
     }
 }
 
-impl Share {
+impl DescriptorShare {
     /// The share of each run under the limit that is in force.
-    pub fn of(config: &Config) -> Self {
+    pub fn from_current_limit(config: &GatewayConfig) -> Self {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let share = Self::within(limit, config);
+        let share = Self::from_limit(limit, config);
         let wanted = (config.server.max_connections, config.server.max_requests);
         if (share.run_connections, share.run_requests) != wanted {
             tracing::warn!(
@@ -46,23 +46,26 @@ impl Share {
         share
     }
 
-    fn within(limit: u64, config: &Config) -> Self {
+    fn from_limit(limit: u64, config: &GatewayConfig) -> Self {
         let api = config.serve.as_ref().map_or(0, |serve| serve.max_connections as u64);
-        let reserve = (OWN_DESCRIPTORS + api).min(limit / 4);
+        let reserve = (RESERVED_DESCRIPTORS + api).min(limit / 4);
         let free = limit - reserve;
         // The runs of a shared listener come and go; eight at their limit leave no descriptor to a ninth.
         let runs = match (&config.serve, &config.shared) {
             (Some(serve), _) => serve.max_runs as u64,
-            (None, Some(_)) => FULL_RUNS,
+            (None, Some(_)) => MAX_RUNS_AT_FULL_LOAD,
             (None, None) => 1,
         };
         let each = free / runs.max(1) / DESCRIPTORS_PER_REQUEST;
         let workers = config.workers.max(1) as u64;
         let connections = usize::try_from(each / workers).unwrap_or(usize::MAX);
         Self {
-            run_connections: config.server.max_connections.min(connections.max(MIN_PER_RUN)),
-            run_requests: config.server.max_requests.min(each.max(MIN_PER_RUN as u64)),
-            process_requests: (free / DESCRIPTORS_PER_REQUEST).max(MIN_PER_RUN as u64),
+            run_connections: config
+                .server
+                .max_connections
+                .min(connections.max(MIN_REQUESTS_PER_RUN)),
+            run_requests: config.server.max_requests.min(each.max(MIN_REQUESTS_PER_RUN as u64)),
+            process_requests: (free / DESCRIPTORS_PER_REQUEST).max(MIN_REQUESTS_PER_RUN as u64),
         }
     }
 }
@@ -71,25 +74,26 @@ impl Share {
 const DESCRIPTORS_PER_REQUEST: u64 = 3;
 
 /// Of the process itself: logs, databases, programs that it starts.
-const OWN_DESCRIPTORS: u64 = 256;
+const RESERVED_DESCRIPTORS: u64 = 256;
 
-const FULL_RUNS: u64 = 8;
+const MAX_RUNS_AT_FULL_LOAD: u64 = 8;
 
 /// An agent must be able to call at all.
-const MIN_PER_RUN: usize = 4;
+const MIN_REQUESTS_PER_RUN: usize = 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Serve;
+    use crate::config::ServiceConfig;
 
     /// G15, S1: a run at its limit leaves descriptors to every other run and to the service.
     #[test]
     fn the_shares_of_all_runs_and_the_reserve_fit() {
         let max_runs = 20;
-        let serve = Some(Serve { max_runs, max_connections: 64, ..Serve::default() });
-        let config = Config { serve, ..Config::default() };
-        let share = Share::within(2000, &config);
+        let serve =
+            Some(ServiceConfig { max_runs, max_connections: 64, ..ServiceConfig::default() });
+        let config = GatewayConfig { serve, ..GatewayConfig::default() };
+        let share = DescriptorShare::from_limit(2000, &config);
         assert_eq!(share.run_connections, (2000 - 256 - 64) / 20 / 3);
         let held = share.run_connections as u64 * 2 + share.run_requests;
         assert!(held * max_runs as u64 + 256 + 64 <= 2000, "{share:?}");
@@ -97,10 +101,11 @@ mod tests {
 
     #[test]
     fn what_is_configured_holds_where_there_are_enough() {
-        let config = Config { serve: Some(Serve::default()), ..Config::default() };
-        let share = Share::within(1 << 20, &config);
+        let config =
+            GatewayConfig { serve: Some(ServiceConfig::default()), ..GatewayConfig::default() };
+        let share = DescriptorShare::from_limit(1 << 20, &config);
         assert_eq!((share.run_connections, share.run_requests), (1024, 1024));
-        let alone = Share::within(4096, &Config::default());
+        let alone = DescriptorShare::from_limit(4096, &GatewayConfig::default());
         assert_eq!((alone.run_connections, alone.run_requests), (1024, 1024));
     }
 }

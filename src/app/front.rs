@@ -9,63 +9,79 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
 
-use super::runs::Runs;
-use crate::base::drain::Drain;
+use super::runs::RunManager;
+use crate::base::drain::TaskGroup;
 use crate::base::tls;
-use crate::base::unix::Listener;
-use crate::config::{Config, Shared};
-use crate::gateway::door::Door;
-use crate::gateway::registry::Gateways;
+use crate::base::unix::UnixListenerGuard;
+use crate::config::{GatewayConfig, SharedListenerConfig};
+use crate::gateway::door::RunTokenAuth;
+use crate::gateway::registry::PerWorkerGateways;
 use crate::gateway::server::{self, socket};
 
 /// A bound listener, and what is behind it.
-pub(super) enum Front {
-    Socket { listener: Listener, run: Gateways, config: Arc<server::Config>, uids: Arc<[u32]> },
-    Shared { listener: TcpListener, config: Shared, shared: Arc<server::shared::Shared> },
+pub(super) enum GatewayListener {
+    Socket {
+        listener: UnixListenerGuard,
+        run: PerWorkerGateways,
+        config: Arc<server::HttpServerConfig>,
+        uids: Arc<[u32]>,
+    },
+    Shared {
+        listener: TcpListener,
+        config: SharedListenerConfig,
+        shared: Arc<server::shared::SharedListener>,
+    },
 }
 
 /// The work of one worker.
-pub(super) type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+pub(super) type WorkerFuture = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
-impl Front {
+impl GatewayListener {
     /// Binds what the configuration names, and opens its runs.
-    pub(super) fn bind(config: &Config, runs: &Runs, tasks: &Drain) -> anyhow::Result<Self> {
+    pub(super) fn bind_listener(
+        config: &GatewayConfig,
+        runs: &RunManager,
+        tasks: &TaskGroup,
+    ) -> anyhow::Result<Self> {
         match &config.shared {
             None => Self::bind_socket(config, runs),
             Some(shared) => Self::bind_shared(config, shared, runs, tasks),
         }
     }
 
-    fn bind_socket(config: &Config, runs: &Runs) -> anyhow::Result<Self> {
+    fn bind_socket(config: &GatewayConfig, runs: &RunManager) -> anyhow::Result<Self> {
         // First: who finds another process on the socket must not touch its records.
-        let listener = Listener::bind(&config.listen.socket_path, config.listen.permissions())?;
-        let run = runs.open_only()?;
+        let listener = UnixListenerGuard::bind_socket(
+            &config.listen.socket_path,
+            config.listen.socket_permissions(),
+        )?;
+        let run = runs.open_single()?;
         let uids = config.listen.require_uid.as_slice().into();
         Ok(Self::Socket { listener, run, config: Arc::new(config.server.clone()), uids })
     }
 
     fn bind_shared(
-        config: &Config,
-        shared: &Shared,
-        runs: &Runs,
-        tasks: &Drain,
+        config: &GatewayConfig,
+        shared: &SharedListenerConfig,
+        runs: &RunManager,
+        tasks: &TaskGroup,
     ) -> anyhow::Result<Self> {
-        let tls = shared.tls().map(|files| tls::server(&files)).transpose()?;
-        let door = Door {
+        let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
+        let door = RunTokenAuth {
             keys: ArcSwap::from_pointee(shared.token_keys()?),
             runs: Arc::clone(runs.registry()),
             metrics: Arc::clone(runs.metrics()),
-            access_log: runs.access_log().clone(),
+            access_log: runs.access_log_handle().clone(),
             tasks: tasks.clone(),
         };
-        let listener = bind(shared.listen).with_context(|| {
+        let listener = bind_tcp(shared.listen).with_context(|| {
             format!("`shared.listen` is `{}`, which cannot be bound", shared.listen)
         })?;
         for spec in &shared.runs {
-            let opened = runs.open(spec.clone());
+            let opened = runs.open_run(spec.clone());
             opened.with_context(|| format!("run `{}` cannot be opened", spec.run_id))?;
         }
-        let served = server::shared::Shared {
+        let served = server::shared::SharedListener {
             config: config.server.clone(),
             door,
             tls: tls.map(ArcSwap::new),
@@ -77,21 +93,28 @@ impl Front {
     }
 
     /// What one worker has to do.
-    pub(super) fn serve(&self, worker: usize) -> io::Result<Serving> {
+    pub(super) fn worker_future(&self, worker: usize) -> io::Result<WorkerFuture> {
         Ok(match self {
             Self::Socket { listener, run, config, uids } => {
                 let (run, config) = (Arc::clone(&run[worker]), Arc::clone(config));
-                Box::pin(socket::serve(listener.accept_handle()?, run, config, Arc::clone(uids)))
+                Box::pin(socket::serve_run_socket(
+                    listener.accept_handle()?,
+                    run,
+                    config,
+                    Arc::clone(uids),
+                ))
             }
             Self::Shared { listener, shared, .. } => {
                 let (listener, shared) = (listener.try_clone()?, Arc::clone(shared));
-                Box::pin(server::shared::serve(listener, worker, shared))
+                Box::pin(server::shared::serve_shared_listener(listener, worker, shared))
             }
         })
     }
 
     /// Reads keys and certificates again, and returns what puts them in force.
-    pub(super) fn renewal(&self) -> impl Fn(&Config) -> anyhow::Result<Box<dyn FnOnce()>> + use<> {
+    pub(super) fn tls_reloader(
+        &self,
+    ) -> impl Fn(&GatewayConfig) -> anyhow::Result<Box<dyn FnOnce()>> + use<> {
         let current = match self {
             Self::Socket { .. } => None,
             Self::Shared { shared, config, .. } => Some((Arc::clone(shared), config.clone())),
@@ -100,9 +123,9 @@ impl Front {
             let (Some((current, old)), Some(shared)) = (current.clone(), &fresh.shared) else {
                 return Ok(Box::new(|| ()));
             };
-            check_lasting(&old, shared)?;
+            check_listener_unchanged(&old, shared)?;
             let keys = shared.token_keys()?;
-            let tls = shared.tls().map(|files| tls::server(&files)).transpose()?;
+            let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
             Ok(Box::new(move || {
                 current.door.keys.store(Arc::new(keys));
                 if let (Some(current), Some(tls)) = (&current.tls, tls) {
@@ -112,14 +135,14 @@ impl Front {
         }
     }
 
-    pub(super) fn socket(&self) -> Option<&Path> {
+    pub(super) fn socket_path(&self) -> Option<&Path> {
         match self {
             Self::Socket { listener, .. } => Some(listener.path()),
             Self::Shared { .. } => None,
         }
     }
 
-    pub(super) fn address(&self) -> Option<SocketAddr> {
+    pub(super) fn listen_address(&self) -> Option<SocketAddr> {
         match self {
             Self::Socket { .. } => None,
             Self::Shared { listener, .. } => listener.local_addr().ok(),
@@ -128,7 +151,10 @@ impl Front {
 }
 
 /// Keys and certificates may change behind a listener; the listener itself is bound.
-fn check_lasting(old: &Shared, new: &Shared) -> anyhow::Result<()> {
+fn check_listener_unchanged(
+    old: &SharedListenerConfig,
+    new: &SharedListenerConfig,
+) -> anyhow::Result<()> {
     let changed = [
         ("`shared.listen`", old.listen != new.listen),
         ("`shared.plaintext`", old.plaintext != new.plaintext),
@@ -143,7 +169,7 @@ fn check_lasting(old: &Shared, new: &Shared) -> anyhow::Result<()> {
 }
 
 /// A listening socket that does not block, and can be bound again at once.
-pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub(super) fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

@@ -1,4 +1,4 @@
-//! Many runs in one process, each on a socket of its own: what a service has in place of one [`App`](super::App) for
+//! Many runs in one process, each on a socket of its own: what a service has in place of one [`App`](super::GatewayProcess) for
 //! each.
 
 use std::fmt;
@@ -10,65 +10,68 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::runs::flush_until;
-use super::{By, Runs, Shutdown};
-use crate::base::drain::Drain;
-use crate::base::metrics::Page;
-use crate::base::metrics::discovery::Target;
-use crate::base::unix::Listener;
-use crate::config::Config;
-use crate::gateway::Gateway;
+use super::{ChangeSource, RunManager, RunShutdown};
+use crate::base::drain::TaskGroup;
+use crate::base::metrics::HttpPage;
+use crate::base::metrics::discovery::ScrapeTarget;
+use crate::base::unix::UnixListenerGuard;
+use crate::config::GatewayConfig;
+use crate::gateway::RunGateway;
 use crate::gateway::server::socket;
 use crate::observe::access_log;
-use crate::observe::metrics::Metrics;
-use crate::run::Run;
+use crate::observe::metrics::MetricsRegistry;
+use crate::run::AgentRun;
 
 /// Where runs get their gateways. They share its upstream connections, metrics and access log; each has its own
 /// policy, budget and records. Clones are the same.
 #[derive(Clone)]
-pub struct Seats {
-    runs: Runs,
-    target: Target,
+pub struct GatewayHost {
+    runs: RunManager,
+    target: ScrapeTarget,
 }
 
 /// One run, whose socket is bound and whose log is open. Where it is dropped and not served, that blocks on the disk.
 #[must_use = "whoever connects waits until it is served"]
-pub struct Seat {
-    held: Held,
-    listener: Listener,
-    gateway: Arc<Gateway>,
-    config: Config,
+pub struct HostedGateway {
+    held: OpenRunGuard,
+    listener: UnixListenerGuard,
+    gateway: Arc<RunGateway>,
+    config: GatewayConfig,
 }
 
-impl Seats {
+impl GatewayHost {
     /// For runs whose settings begin with these. Must be called within a runtime.
     ///
     /// # Errors
     /// What cannot be opened or compiled.
-    pub fn new(config: &Config) -> anyhow::Result<Self> {
-        let config = Config { workers: 1, ..config.clone() };
-        let target = Target {
+    pub fn new(config: &GatewayConfig) -> anyhow::Result<Self> {
+        let config = GatewayConfig { workers: 1, ..config.clone() };
+        let target = ScrapeTarget {
             address: config.metrics.advertise.clone(),
             service: config.telemetry.service_name.clone(),
         };
-        Ok(Self { runs: Runs::for_seats(&config, Drain::default())?, target })
+        Ok(Self { runs: RunManager::with_private_sockets(&config, TaskGroup::default())?, target })
     }
 
     /// Binds a run's socket and opens its log. Blocks on the disk; must be called within a runtime.
     ///
     /// # Errors
     /// What cannot be bound, opened or compiled, or the run is open already.
-    pub fn open(&self, config: Config) -> anyhow::Result<Seat> {
+    pub fn open_gateway(&self, config: GatewayConfig) -> anyhow::Result<HostedGateway> {
         // First: who finds another process on the socket must not touch its records.
-        let listener = Listener::bind(&config.listen.socket_path, config.listen.permissions())?;
-        let gateways = self.runs.open_seat(config.clone())?;
-        let held = Held {
+        let listener = UnixListenerGuard::bind_socket(
+            &config.listen.socket_path,
+            config.listen.socket_permissions(),
+        )?;
+        let gateways = self.runs.open_hosted(config.clone())?;
+        let held = OpenRunGuard {
             runs: self.runs.clone(),
             run: config.identity.run.clone(),
-            stage: Stage::Unserved,
+            stage: OpenRunStage::Unserved,
             runtime: Handle::current(),
         };
         let gateway = Arc::clone(&gateways[0]);
-        Ok(Seat { held, listener, gateway, config })
+        Ok(HostedGateway { held, listener, gateway, config })
     }
 
     /// Puts other settings in force for runs that are opened from now on. Those that have the same rules and prices have
@@ -76,8 +79,8 @@ impl Seats {
     ///
     /// # Errors
     /// What cannot be compiled; nothing has changed.
-    pub fn renew(&self, config: &Config) -> anyhow::Result<()> {
-        self.runs.renew(By::Signal, config)
+    pub fn reload_defaults(&self, config: &GatewayConfig) -> anyhow::Result<()> {
+        self.runs.reload_defaults(ChangeSource::Signal, config)
     }
 
     /// Closes the records of a run whose process has ended without doing so: what was open is settled as it is after
@@ -85,51 +88,54 @@ impl Seats {
     ///
     /// # Errors
     /// They cannot be opened or closed, or the run is open here.
-    pub async fn finish_abandoned(&self, config: Config) -> anyhow::Result<()> {
+    pub async fn close_abandoned_run(&self, config: GatewayConfig) -> anyhow::Result<()> {
         let (run, runs) = (config.identity.run.clone(), self.runs.clone());
-        tokio::task::spawn_blocking(move || runs.open_seat(config)).await??;
-        self.runs.close(&run).await?;
+        tokio::task::spawn_blocking(move || runs.open_hosted(config)).await??;
+        self.runs.close_run(&run).await?;
         Ok(())
     }
 
     /// To look at the open runs, and change them.
-    pub fn runs(&self) -> &Runs {
+    pub fn run_manager(&self) -> &RunManager {
         &self.runs
     }
 
     /// Of all runs, and of the process.
-    pub fn metrics(&self) -> &Arc<Metrics> {
+    pub fn metrics(&self) -> &Arc<MetricsRegistry> {
         self.runs.metrics()
     }
 
     /// What Prometheus may ask for.
-    pub fn pages(&self) -> Vec<Page> {
+    pub fn metrics_pages(&self) -> Vec<HttpPage> {
         let runs = self.runs.clone();
-        vec![Page::metrics(move || runs.scrape()), Page::discovery(self.target.clone())]
+        vec![
+            HttpPage::metrics_page(move || runs.render_metrics()),
+            HttpPage::discovery_page(self.target.clone()),
+        ]
     }
 
     /// Of all runs, to be opened anew after a rotation.
-    pub fn access_log(&self) -> Arc<access_log::Log> {
-        Arc::new(self.runs.access_log().clone())
+    pub fn access_log(&self) -> Arc<access_log::AccessLog> {
+        Arc::new(self.runs.access_log_handle().clone())
     }
 
     /// Sends out what was measured and logged, when all runs have ended.
     ///
     /// # Errors
     /// The records of a run that had not ended could not be closed.
-    pub async fn finish(&self) -> anyhow::Result<()> {
-        self.runs.finish().await
+    pub async fn finish_all(&self) -> anyhow::Result<()> {
+        self.runs.finish_all().await
     }
 }
 
-impl fmt::Debug for Seats {
+impl fmt::Debug for GatewayHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Seats").finish_non_exhaustive()
     }
 }
 
-impl Seat {
-    pub fn run(&self) -> &Arc<Run> {
+impl HostedGateway {
+    pub fn run(&self) -> &Arc<AgentRun> {
         &self.gateway.run
     }
 
@@ -141,68 +147,68 @@ impl Seat {
     ///
     /// # Errors
     /// The listener could not be served, or the records not be closed.
-    pub async fn serve(self, stop: CancellationToken) -> anyhow::Result<()> {
-        Box::pin(self.serve_until(Shutdown::at_once(stop))).await
+    pub async fn serve_until_cancelled(self, stop: CancellationToken) -> anyhow::Result<()> {
+        Box::pin(self.serve_in_two_steps(RunShutdown::single_step(stop))).await
     }
 
-    /// Serves as [`serve`](Self::serve) does, and ends in two steps.
+    /// Serves as [`serve`](Self::serve_until_cancelled) does, and ends in two steps.
     ///
     /// # Errors
     /// The listener could not be served, or the records not be closed.
-    pub async fn serve_until(self, closing: Shutdown) -> anyhow::Result<()> {
+    pub async fn serve_in_two_steps(self, closing: RunShutdown) -> anyhow::Result<()> {
         let Self { mut held, listener, gateway, config } = self;
         let own = Arc::clone(&gateway);
         let (handle, tasks) = (listener.accept_handle()?, gateway.tasks.clone());
-        held.stage = Stage::Served;
+        held.stage = OpenRunStage::Served;
         let (server, uids) = (Arc::new(config.server), config.listen.require_uid.into());
-        tasks.spawn(async move {
-            if let Err(error) = socket::serve(handle, gateway, server, uids).await {
+        tasks.spawn_task(async move {
+            if let Err(error) = socket::serve_run_socket(handle, gateway, server, uids).await {
                 tracing::error!(%error, "cannot serve a run's socket");
             }
         });
         closing.calls.cancelled().await;
         // Who comes now is refused at once, instead of waiting in the backlog for nobody.
         drop(listener);
-        held.runs.end_calls(&own).await;
+        held.runs.end_run_calls(&own).await;
         closing.quiet.cancel();
         flush_until(&own.run, &closing.records).await;
-        held.close().await
+        held.close_run().await
     }
 }
 
 /// An open run. Whatever becomes of whoever has it, it is closed.
-struct Held {
-    runs: Runs,
+struct OpenRunGuard {
+    runs: RunManager,
     run: String,
-    stage: Stage,
+    stage: OpenRunStage,
     runtime: Handle,
 }
 
-enum Stage {
+enum OpenRunStage {
     Unserved,
     Served,
     Closed,
 }
 
-impl Held {
-    async fn close(mut self) -> anyhow::Result<()> {
-        self.stage = Stage::Closed;
-        let closed = self.runs.close(&self.run).await;
+impl OpenRunGuard {
+    async fn close_run(mut self) -> anyhow::Result<()> {
+        self.stage = OpenRunStage::Closed;
+        let closed = self.runs.close_run(&self.run).await;
         closed.map(|_| ()).with_context(|| format!("run `{}`", self.run))
     }
 }
 
-impl Drop for Held {
+impl Drop for OpenRunGuard {
     fn drop(&mut self) {
         let run = &self.run;
         let closed = match self.stage {
             // At once: whoever could not go on with it looks at its records next.
-            Stage::Unserved => self.runs.close_unserved(run),
-            Stage::Served => {
+            OpenRunStage::Unserved => self.runs.close_unserved_run(run),
+            OpenRunStage::Served => {
                 let _within = self.runtime.enter();
-                self.runs.begin_closing(run).map(drop)
+                self.runs.start_close(run).map(drop)
             }
-            Stage::Closed => Ok(()),
+            OpenRunStage::Closed => Ok(()),
         };
         if let Err(error) = closed {
             tracing::error!(run, "a run that is given up could not be closed: {error:#}");

@@ -14,23 +14,23 @@ use std::fmt;
 
 use ring::digest::{SHA256, digest};
 
-use super::record::Record;
+use super::record::AuditRecord;
 use crate::base::hex;
 
 /// Where the next record will stand, and what it must build on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chain {
+pub struct HashChain {
     next: u64,
-    prev: Hash,
+    prev: RecordHash,
 }
 
 /// A SHA-256 in lower-case hexadecimal, as it stands in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hash([u8; 64]);
+pub struct RecordHash([u8; 64]);
 
 /// Why a line is not the next record of its log.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
+pub enum ChainBreakReason {
     #[error(
         "the line is cut short: a crash left it, which the next start repairs, or it is being written"
     )]
@@ -51,30 +51,35 @@ pub enum Why {
     Run(String),
     #[error("its signature was not made with the key it names")]
     Signature,
-    #[error("it leaves more than {MAX_UNSETTLED} admissions without a settlement")]
+    #[error("it leaves more than {MAX_UNSETTLED_CALLS} admissions without a settlement")]
     Unsettled,
 }
 
-impl Chain {
+impl HashChain {
     /// Before the first record.
-    pub const START: Self = Self { next: 1, prev: Hash([b'0'; 64]) };
+    pub const START: Self = Self { next: 1, prev: RecordHash([b'0'; 64]) };
 
     /// The number of the next record. Records count from 1, so it is also its line.
-    pub fn next(&self) -> u64 {
+    pub fn next_seq(&self) -> u64 {
         self.next
     }
 
     /// The hash of the last record.
-    pub fn prev(&self) -> &Hash {
+    pub fn last_hash(&self) -> &RecordHash {
         &self.prev
     }
 
     /// Appends `record` to `lines` as the next one.
-    pub fn append<R: Record>(&mut self, lines: &mut Vec<u8>, head: Head<'_>, record: &R) {
+    pub fn append_record<R: AuditRecord>(
+        &mut self,
+        lines: &mut Vec<u8>,
+        head: RecordHeader<'_>,
+        record: &R,
+    ) {
         let start = lines.len();
-        lines.extend_from_slice(SEQ);
+        lines.extend_from_slice(SEQ_PREFIX);
         lines.extend_from_slice(itoa::Buffer::new().format(self.next).as_bytes());
-        lines.extend_from_slice(TIME);
+        lines.extend_from_slice(TIME_PREFIX);
         lines.extend_from_slice(head.time);
         lines.extend_from_slice(b"\",\"run\":");
         lines.extend_from_slice(head.run.as_bytes());
@@ -86,30 +91,32 @@ impl Chain {
         // The fields came as an object of their own; its braces give way to the line's.
         lines[fields] = b',';
         lines.pop();
-        lines.extend_from_slice(PREV);
+        lines.extend_from_slice(PREV_PREFIX);
         lines.extend_from_slice(&self.prev.0);
         lines.push(b'"');
-        self.prev = Hash::of(&lines[start..]);
+        self.prev = RecordHash::hash_content(&lines[start..]);
         self.next += 1;
-        lines.extend_from_slice(HASH);
+        lines.extend_from_slice(HASH_PREFIX);
         lines.extend_from_slice(&self.prev.0);
         lines.extend_from_slice(b"\"}\n");
     }
 
     /// Steps over `line` (without its line feed), which must be the next record.
-    pub fn follow(&mut self, line: &[u8]) -> Result<(), Why> {
-        let (content, hash) = split(line, HASH, b"\"}").ok_or(Why::Form)?;
-        let (fields, prev) = split(content, PREV, b"\"").ok_or(Why::Form)?;
-        let actual = Hash::of(content);
+    pub fn verify_next(&mut self, line: &[u8]) -> Result<(), ChainBreakReason> {
+        let (content, hash) =
+            split_at_hash(line, HASH_PREFIX, b"\"}").ok_or(ChainBreakReason::Form)?;
+        let (fields, prev) =
+            split_at_hash(content, PREV_PREFIX, b"\"").ok_or(ChainBreakReason::Form)?;
+        let actual = RecordHash::hash_content(content);
         if hash != actual.0 {
-            return Err(Why::Content);
+            return Err(ChainBreakReason::Content);
         }
-        let seq = seq(fields).ok_or(Why::Form)?;
+        let seq = parse_seq(fields).ok_or(ChainBreakReason::Form)?;
         if seq != self.next {
-            return Err(Why::Order(seq));
+            return Err(ChainBreakReason::Order(seq));
         }
         if prev != self.prev.0 {
-            return Err(Why::Link);
+            return Err(ChainBreakReason::Link);
         }
         *self = Self { next: seq + 1, prev: actual };
         Ok(())
@@ -117,24 +124,24 @@ impl Chain {
 
     /// Whether `bytes` could be the beginning of the next record.
     pub fn could_begin_with(&self, bytes: &[u8]) -> bool {
-        let shared = bytes.len().min(SEQ.len());
-        bytes[..shared] == SEQ[..shared]
+        let shared = bytes.len().min(SEQ_PREFIX.len());
+        bytes[..shared] == SEQ_PREFIX[..shared]
     }
 }
 
 /// What every line begins with, apart from its number.
 #[derive(Clone, Copy)]
-pub struct Head<'a> {
+pub struct RecordHeader<'a> {
     /// RFC 3339, UTC.
     pub time: &'a [u8],
     /// The run's id as a JSON string, quotes included.
     pub run: &'a str,
 }
 
-impl Hash {
-    fn of(content: &[u8]) -> Self {
+impl RecordHash {
+    fn hash_content(content: &[u8]) -> Self {
         let mut text = [0; 64];
-        hex::encode(digest(&SHA256, content).as_ref(), &mut text);
+        hex::encode_hex(digest(&SHA256, content).as_ref(), &mut text);
         Self(text)
     }
 
@@ -143,31 +150,31 @@ impl Hash {
     }
 }
 
-impl fmt::Display for Hash {
+impl fmt::Display for RecordHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(str::from_utf8(&self.0).expect("digits are ASCII"))
     }
 }
 
 /// Splits `…<key><64 digits><end>` into what comes first and the digits.
-fn split<'a>(line: &'a [u8], key: &[u8], end: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+fn split_at_hash<'a>(line: &'a [u8], key: &[u8], end: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     let (rest, digits) = line.strip_suffix(end)?.split_last_chunk::<64>()?;
     Some((rest.strip_suffix(key)?, digits))
 }
 
 /// The number of the record, if its line begins as every line does.
-fn seq(fields: &[u8]) -> Option<u64> {
-    let rest = fields.strip_prefix(SEQ)?;
+fn parse_seq(fields: &[u8]) -> Option<u64> {
+    let rest = fields.strip_prefix(SEQ_PREFIX)?;
     let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
-    str::from_utf8(digits).ok().filter(|_| rest.starts_with(TIME))?.parse().ok()
+    str::from_utf8(digits).ok().filter(|_| rest.starts_with(TIME_PREFIX))?.parse().ok()
 }
 
 /// Admissions that may wait for their settlement at once. It bounds what the log must buffer while
 /// the disk is full, and what a reader must remember. Our choice: sixteen times the thousand
 /// streams that one run is built for.
-pub const MAX_UNSETTLED: usize = 16_384;
+pub const MAX_UNSETTLED_CALLS: usize = 16_384;
 
-const SEQ: &[u8] = b"{\"v\":1,\"seq\":";
-const TIME: &[u8] = b",\"time\":\"";
-const PREV: &[u8] = b",\"prev\":\"";
-const HASH: &[u8] = b",\"hash\":\"";
+const SEQ_PREFIX: &[u8] = b"{\"v\":1,\"seq\":";
+const TIME_PREFIX: &[u8] = b",\"time\":\"";
+const PREV_PREFIX: &[u8] = b",\"prev\":\"";
+const HASH_PREFIX: &[u8] = b",\"hash\":\"";

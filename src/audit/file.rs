@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Appends lines; after a failure the file ends with its last whole record.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct AuditLogFile {
     file: Arc<File>,
     /// The end of the last whole record.
     len: u64,
@@ -14,7 +14,7 @@ pub(super) struct Tail {
     ragged: bool,
 }
 
-impl Tail {
+impl AuditLogFile {
     pub(super) fn new(file: Arc<File>, len: u64) -> Self {
         Self { file, len, ragged: false }
     }
@@ -29,12 +29,12 @@ impl Tail {
 
     /// Moves `lines` into the file, usually with one `write`. Whole lines that got there before an
     /// error stay there and leave `lines`; the rest stays in `lines`.
-    pub(super) fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn write_lines(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         if self.ragged {
             self.file.set_len(self.len)?;
             self.ragged = false;
         }
-        let (written, result) = write_most(&self.file, lines);
+        let (written, result) = write_counting(&self.file, lines);
         let whole = memchr::memrchr(b'\n', &lines[..written]).map_or(0, |end| end + 1);
         self.len += whole as u64;
         self.ragged = written > whole && self.file.set_len(self.len).is_err();
@@ -44,7 +44,7 @@ impl Tail {
 }
 
 /// `write_all` that also says how far it came.
-fn write_most(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
+fn write_counting(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
     let mut written = 0;
     while written < bytes.len() {
         match file.write(&bytes[written..]) {

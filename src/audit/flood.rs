@@ -1,13 +1,13 @@
 //! Keeps what can be repeated without end from filling the disk.
 //!
-//! The first [`SINGLY`] are recorded one by one. After that they are counted, and a record with the count
+//! The first [`MAX_RECORDED_SINGLY`] are recorded one by one. After that they are counted, and a record with the count
 //! is written at most once a second.
 
 use std::time::{Duration, Instant};
 
 /// One thing that may come in floods.
 #[derive(Debug)]
-pub(super) struct Flood {
+pub(super) struct RecordFloodLimiter {
     /// How many more are recorded one by one.
     singly: u32,
     /// Counted since the last record.
@@ -15,9 +15,9 @@ pub(super) struct Flood {
     recorded: Option<Instant>,
 }
 
-impl Flood {
+impl RecordFloodLimiter {
     /// Counts one; `true` if it is to be recorded by itself.
-    pub(super) fn count(&mut self) -> bool {
+    pub(super) fn count_one(&mut self) -> bool {
         if self.singly > 0 {
             self.singly -= 1;
             return true;
@@ -27,8 +27,8 @@ impl Flood {
     }
 
     /// Takes out what was counted and is due: not recorded within the last second, or `all`.
-    pub(super) fn due(&mut self, now: Instant, all: bool) -> Option<u64> {
-        let waits = self.recorded.is_some_and(|last| now.duration_since(last) < PAUSE);
+    pub(super) fn take_due(&mut self, now: Instant, all: bool) -> Option<u64> {
+        let waits = self.recorded.is_some_and(|last| now.duration_since(last) < SUMMARY_INTERVAL);
         if self.repeats == 0 || (waits && !all) {
             return None;
         }
@@ -42,17 +42,17 @@ impl Flood {
     }
 }
 
-impl Default for Flood {
+impl Default for RecordFloodLimiter {
     fn default() -> Self {
-        Self { singly: SINGLY, repeats: 0, recorded: None }
+        Self { singly: MAX_RECORDED_SINGLY, repeats: 0, recorded: None }
     }
 }
 
 /// Recorded one by one: enough to see what an agent tried. Ours.
-const SINGLY: u32 = 64;
+const MAX_RECORDED_SINGLY: u32 = 64;
 
 /// Between two records after that. Ours: a day of flooding is 86,400 lines, 30 MB.
-const PAUSE: Duration = Duration::from_secs(1);
+const SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -60,12 +60,12 @@ mod tests {
 
     #[test]
     fn a_flood_is_recorded_once_a_second() {
-        let mut flood = Flood::default();
-        assert_eq!((0..100).filter(|_| flood.count()).count(), 64);
+        let mut flood = RecordFloodLimiter::default();
+        assert_eq!((0..100).filter(|_| flood.count_one()).count(), 64);
         let start = Instant::now();
         let mut repeats = |millis: u64, all: bool| {
-            let due = flood.due(start + Duration::from_millis(millis), all);
-            flood.count();
+            let due = flood.take_due(start + Duration::from_millis(millis), all);
+            flood.count_one();
             due
         };
         assert_eq!(repeats(0, false), Some(36));

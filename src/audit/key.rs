@@ -12,65 +12,65 @@ use std::path::Path;
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 
-use super::{Error, chain::Hash};
-use crate::base::{b64, hex, secret::Secret};
+use super::{AuditError, chain::RecordHash};
+use crate::base::{b64, hex, secret::SecretString};
 
 /// A key pair that signs checkpoints, and what else this machine vouches for.
-pub struct SigningKey {
+pub struct AuditSigningKey {
     pair: Ed25519KeyPair,
-    public: PublicKey,
+    public: AuditPublicKey,
 }
 
 /// A public key; prints as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct PublicKey([u8; 32]);
+pub struct AuditPublicKey([u8; 32]);
 
-impl SigningKey {
+impl AuditSigningKey {
     /// The configured key, else one that lives as long as this process.
-    pub fn new(seed: Option<&Secret>) -> Result<Self, Error> {
+    pub fn new(seed: Option<&SecretString>) -> Result<Self, AuditError> {
         let seed = match seed {
-            Some(seed) => decode("signing key", seed.expose())?,
-            None => random()?,
+            Some(seed) => decode_key("signing key", seed.expose_secret())?,
+            None => random_seed()?,
         };
         let pair =
             Ed25519KeyPair::from_seed_unchecked(&seed).expect("any 32 bytes are an ed25519 seed");
         let public = pair.public_key().as_ref().try_into().expect("a public key has 32 bytes");
-        Ok(Self { pair, public: PublicKey(public) })
+        Ok(Self { pair, public: AuditPublicKey(public) })
     }
 
-    pub fn public(&self) -> &PublicKey {
+    pub fn public_key(&self) -> &AuditPublicKey {
         &self.public
     }
 
     /// The signature of a text that begins as no other kind of text does that this key signs.
-    pub fn sign_text(&self, text: &[u8]) -> [u8; 64] {
+    pub fn sign_message(&self, text: &[u8]) -> [u8; 64] {
         self.pair.sign(text).as_ref().try_into().expect("an ed25519 signature has 64 bytes")
     }
 
     /// The signature of everything up to the record with this hash, in hexadecimal.
-    pub(super) fn sign(&self, head: &Hash) -> [u8; 128] {
+    pub(super) fn sign_checkpoint(&self, head: &RecordHash) -> [u8; 128] {
         let mut text = [0; 128];
-        hex::encode(self.pair.sign(&statement(head)).as_ref(), &mut text);
+        hex::encode_hex(self.pair.sign(&checkpoint_message(head)).as_ref(), &mut text);
         text
     }
 }
 
-impl PublicKey {
+impl AuditPublicKey {
     /// Reads 32 bytes written as 64 hexadecimal digits or as base64.
-    pub fn parse(text: &str) -> Result<Self, Error> {
-        decode("public key", text).map(Self)
+    pub fn parse_public_key(text: &str) -> Result<Self, AuditError> {
+        decode_key("public key", text).map(Self)
     }
 
     /// Whether `signature` was made with this key's other half for `text`.
-    pub fn verifies_text(&self, text: &[u8], signature: &[u8]) -> bool {
+    pub fn verify_message(&self, text: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ED25519, self.0).verify(text, signature).is_ok()
     }
 
     /// Whether `signature` (hexadecimal) was made with this key's other half for `head`.
-    pub(super) fn verifies(&self, head: &Hash, signature: &str) -> bool {
+    pub(super) fn verify_checkpoint(&self, head: &RecordHash, signature: &str) -> bool {
         let key = UnparsedPublicKey::new(&ED25519, self.0);
-        hex::decode::<64>(signature)
-            .is_some_and(|signature| key.verify(&statement(head), &signature).is_ok())
+        hex::decode_hex::<64>(signature)
+            .is_some_and(|signature| key.verify(&checkpoint_message(head), &signature).is_ok())
     }
 }
 
@@ -78,23 +78,23 @@ impl PublicKey {
 ///
 /// # Errors
 /// The file cannot be made or read, or holds something else.
-pub fn kept_seed(path: &Path) -> Result<Secret, Error> {
-    let failed = |source| Error::KeyFile { path: path.to_owned(), source };
+pub fn load_or_create_seed(path: &Path) -> Result<SecretString, AuditError> {
+    let failed = |source| AuditError::KeyFile { path: path.to_owned(), source };
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            make_seed(path, &random()?).map_err(failed)?;
+            write_new_seed(path, &random_seed()?).map_err(failed)?;
             fs::read_to_string(path)
         }
         read => read,
     };
-    let seed = Secret::new(text.map_err(failed)?.trim());
-    SigningKey::new(Some(&seed)).map(|_| seed)
+    let seed = SecretString::new(text.map_err(failed)?.trim());
+    AuditSigningKey::new(Some(&seed)).map(|_| seed)
 }
 
 /// It gets its name when it is whole, and on the disk: what is signed with a key that a power cut takes is worth little.
-fn make_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
+fn write_new_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
     let mut text = [b'\n'; 65];
-    hex::encode(seed, &mut text[..64]);
+    hex::encode_hex(seed, &mut text[..64]);
     let folder = path.parent().unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let fresh = path.with_extension(uuid::Uuid::now_v7().simple().to_string());
@@ -109,21 +109,21 @@ fn make_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
 }
 
 /// Shows its public half.
-impl fmt::Debug for SigningKey {
+impl fmt::Debug for AuditSigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("SigningKey").field(&self.public).finish()
     }
 }
 
-impl fmt::Display for PublicKey {
+impl fmt::Display for AuditPublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = [0; 64];
-        hex::encode(&self.0, &mut text);
+        hex::encode_hex(&self.0, &mut text);
         f.write_str(str::from_utf8(&text).expect("digits are ASCII"))
     }
 }
 
-impl fmt::Debug for PublicKey {
+impl fmt::Debug for AuditPublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -131,29 +131,29 @@ impl fmt::Debug for PublicKey {
 
 /// What is signed: `cogni-gateway audit checkpoint v1 ` and the hash as it stands in the file. The
 /// words make the signature worthless for anything else this key may sign.
-fn statement(head: &Hash) -> [u8; DOMAIN.len() + 64] {
-    let mut statement = [0; DOMAIN.len() + 64];
-    statement[..DOMAIN.len()].copy_from_slice(DOMAIN);
-    statement[DOMAIN.len()..].copy_from_slice(head.as_bytes());
+fn checkpoint_message(head: &RecordHash) -> [u8; CHECKPOINT_DOMAIN.len() + 64] {
+    let mut statement = [0; CHECKPOINT_DOMAIN.len() + 64];
+    statement[..CHECKPOINT_DOMAIN.len()].copy_from_slice(CHECKPOINT_DOMAIN);
+    statement[CHECKPOINT_DOMAIN.len()..].copy_from_slice(head.as_bytes());
     statement
 }
 
-fn random() -> Result<[u8; 32], Error> {
+fn random_seed() -> Result<[u8; 32], AuditError> {
     let mut seed = [0; 32];
-    SystemRandom::new().fill(&mut seed).map_err(|_| Error::Random)?;
+    SystemRandom::new().fill(&mut seed).map_err(|_| AuditError::Random)?;
     Ok(seed)
 }
 
-fn decode(what: &'static str, text: &str) -> Result<[u8; 32], Error> {
+fn decode_key(what: &'static str, text: &str) -> Result<[u8; 32], AuditError> {
     let text = text.trim();
-    let bytes = hex::decode(text).or_else(|| b64::decode_any(text));
-    bytes.ok_or(Error::Key { what, characters: text.chars().count() })
+    let bytes = hex::decode_hex(text).or_else(|| b64::decode_any_base64(text));
+    bytes.ok_or(AuditError::Key { what, characters: text.chars().count() })
 }
 
 /// What the file is called in a state directory.
-pub const KEY_FILE: &str = "audit.key";
+pub const KEY_FILE_NAME: &str = "audit.key";
 
-const DOMAIN: &[u8] = b"cogni-gateway audit checkpoint v1 ";
+const CHECKPOINT_DOMAIN: &[u8] = b"cogni-gateway audit checkpoint v1 ";
 
 #[cfg(test)]
 mod tests {
@@ -161,19 +161,19 @@ mod tests {
 
     #[test]
     fn a_key_reads_the_same_from_hexadecimal_and_both_base64_alphabets() {
-        let key = PublicKey([0xfb; 32]);
+        let key = AuditPublicKey([0xfb; 32]);
         for text in [
             "fbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfbfb",
             "+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/s=",
             "-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_s\n",
         ] {
-            assert_eq!(PublicKey::parse(text).unwrap(), key, "{text}");
+            assert_eq!(AuditPublicKey::parse_public_key(text).unwrap(), key, "{text}");
         }
     }
 
     #[test]
     fn a_wrong_key_is_described_and_not_repeated() {
-        let error = PublicKey::parse("hunter2").unwrap_err();
+        let error = AuditPublicKey::parse_public_key("hunter2").unwrap_err();
         insta::assert_snapshot!(error, @"the public key has 7 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes a signing key)");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Records are chained into one buffer under one lock. An admission takes the buffer to the file
 //! with one `write`; settlements and refusals wait in it for the next admission or
-//! [`flush`](Log::flush), so a request costs one system call. Handing the record to a writer thread
+//! [`flush`](AuditLog::flush_buffered), so a request costs one system call. Handing the record to a writer thread
 //! would cost two context switches instead (`src/manual/decisions/0004`).
 //!
 //! Checkpoints are signed by the flush that finds the oldest unsigned record too old, so that hardly a call waits for a
@@ -13,7 +13,7 @@
 //! stays until it is written.
 //!
 //! **Invariant:** the buffer is bounded while the disk is full: nothing is admitted then, so at most
-//! [`MAX_UNSETTLED`] settlements arrive, and refusals are counted instead of recorded.
+//! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
 use std::io::{self, BufReader};
 use std::path::Path;
@@ -23,31 +23,32 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-use super::chain::{Chain, Head, MAX_UNSETTLED};
-use super::file::Tail;
-use super::key::SigningKey;
-use super::peers::Peers;
+use super::chain::{HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
+use super::file::AuditLogFile;
+use super::key::AuditSigningKey;
+use super::peers::PeerTracker;
 use super::record::{
-    Admitted, Checkpoint, Finished, Opened, Outcome, Record, Refused, Repaired, Session, Settled,
-    Started,
+    AuditRecord, CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
+    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RunFinishedRecord, RunStartedRecord,
+    SessionStartedRecord,
 };
-use super::recover::{self, Scan, Torn};
-use super::refusals::Refusals;
-use super::sync::Syncer;
-use super::{Config, Durability, Error};
-use crate::base::clock::Clock;
+use super::recover::{self, AuditLogScan, TornTail};
+use super::refusals::RefusalCounter;
+use super::sync::FsyncThread;
+use super::{AuditConfig, AuditDurability, AuditError};
+use crate::base::clock::TimestampFormatter;
 use crate::base::time::MAX_TIME;
-use crate::base::unix::Peer;
-use crate::budget::Amount;
+use crate::base::unix::PeerCredentials;
+use crate::budget::BudgetAmount;
 
 /// The audit log of one run. Shared by every thread that serves it.
-pub struct Log(Option<Open>);
+pub struct AuditLog(Option<OpenAuditLog>);
 
 /// What the file of an earlier process held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveredRun {
     /// What was charged so far, lost settlements included: where the ledger goes on.
-    pub spent: Amount,
+    pub spent: BudgetAmount,
     /// Time since the first record: how long the run has been going on.
     pub age: Duration,
     /// Admissions whose settlement was lost, now settled at what they had reserved.
@@ -60,31 +61,31 @@ pub struct Recovered {
 
 /// What is recorded and not yet written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lag {
+pub struct AuditLag {
     pub records: u64,
     pub bytes: u64,
     /// Whether the last attempt to write or sync failed, so that nothing is admitted.
     pub failing: bool,
 }
 
-struct Open {
-    state: Mutex<State>,
+struct OpenAuditLog {
+    state: Mutex<AuditLogState>,
     /// Told of every record that is only buffered, and of what a flush had to leave.
     unflushed: Notify,
-    syncer: Option<Syncer>,
-    durability: Durability,
+    syncer: Option<FsyncThread>,
+    durability: AuditDurability,
 }
 
-struct State {
-    chain: Chain,
-    clock: Clock,
+struct AuditLogState {
+    chain: HashChain,
+    clock: TimestampFormatter,
     /// The run's id as JSON.
     run: String,
     /// Whole records that are in the chain and not yet in the file.
     lines: Vec<u8>,
-    tail: Tail,
+    tail: AuditLogFile,
     failing: bool,
-    key: SigningKey,
+    key: AuditSigningKey,
     public_key: String,
     checkpoint_interval: Duration,
     checkpoint_every: u64,
@@ -93,23 +94,26 @@ struct State {
     signed: u64,
     /// When the first record after that one was made; it means nothing where there is none.
     unsigned_since: Option<Instant>,
-    peers: Peers,
-    refusals: Refusals,
+    peers: PeerTracker,
+    refusals: RefusalCounter,
     /// Admissions that have no settlement yet.
     unsettled: usize,
 }
 
-impl Log {
+impl AuditLog {
     /// Opens a new file, or takes up the one an earlier process of this run left: proves it, moves
     /// an incomplete last line to `<file>.torn-<seq>`, and settles every admission that has no
     /// settlement at what it had reserved. Blocks on the disk.
-    pub fn open(config: &Config, started: &Started) -> Result<(Self, Recovered), Error> {
+    pub fn open_log(
+        config: &AuditConfig,
+        started: &RunStartedRecord,
+    ) -> Result<(Self, RecoveredRun), AuditError> {
         let Some(path) = &config.path else {
-            return Ok((Self::discard(), Recovered::default()));
+            return Ok((Self::disabled(), RecoveredRun::default()));
         };
-        let key = SigningKey::new(config.signing_key.as_ref())?;
-        let opened = recover::open(path)?;
-        let log = Self::take_up((config, path), started, key, &opened);
+        let key = AuditSigningKey::new(config.signing_key.as_ref())?;
+        let opened = recover::open_locked(path)?;
+        let log = Self::resume_log((config, path), started, key, &opened);
         // The lock is still ours: nobody else has begun to write the file.
         if log.is_err()
             && let Err(error) = opened.remove_if_unused(path)
@@ -119,66 +123,70 @@ impl Log {
         log
     }
 
-    fn take_up(
-        (config, path): (&Config, &Path),
-        started: &Started,
-        key: SigningKey,
-        opened: &recover::Opened,
-    ) -> Result<(Self, Recovered), Error> {
-        let failed = |source| Error::File { path: path.to_owned(), source };
+    fn resume_log(
+        (config, path): (&AuditConfig, &Path),
+        started: &RunStartedRecord,
+        key: AuditSigningKey,
+        opened: &recover::LockedAuditFile,
+    ) -> Result<(Self, RecoveredRun), AuditError> {
+        let failed = |source| AuditError::File { path: path.to_owned(), source };
         let file = Arc::clone(&opened.file);
-        let scan = recover::scan(BufReader::new(&*file)).map_err(|e| Error::read(path, e))?;
-        belongs(path, &scan, started)?;
-        let torn = recover::cut_torn_tail(path, &file, &scan).map_err(failed)?;
+        let scan = recover::scan_log(BufReader::new(&*file))
+            .map_err(|e| AuditError::from_read_error(path, e))?;
+        check_run(path, &scan, started)?;
+        let torn = recover::move_torn_tail(path, &file, &scan).map_err(failed)?;
 
-        let tail = Tail::new(Arc::clone(&file), scan.whole_bytes);
-        let mut state = State::new(tail, scan.chain, key, &started.run);
-        let recovered = state.take_up(&scan, torn.as_ref(), started);
+        let tail = AuditLogFile::new(Arc::clone(&file), scan.whole_bytes);
+        let mut state = AuditLogState::new(tail, scan.chain, key, &started.run);
+        let recovered = state.resume_chain(&scan, torn.as_ref(), started);
         state.checkpoint_interval = config.checkpoint_interval.min(MAX_TIME);
         state.checkpoint_every = config.checkpoint_every;
         state.max_bytes = config.max_bytes;
-        state.write().map_err(failed)?;
+        state.write_lines().map_err(failed)?;
         let syncer = start_syncer(config, path, file).map_err(failed)?;
         let unflushed = Notify::new();
         let durability = config.durability;
-        let open = Open { state: Mutex::new(state), unflushed, syncer, durability };
+        let open = OpenAuditLog { state: Mutex::new(state), unflushed, syncer, durability };
         Ok((Self(Some(open)), recovered))
     }
 
     /// Accepts everything and keeps nothing.
-    pub fn discard() -> Self {
+    pub fn disabled() -> Self {
         Self(None)
     }
 
     /// Records that a call may go upstream, and returns once that survives what
-    /// [`Config::durability`] says. After an error nothing may be sent: the call is not in the log,
-    /// or the log has settled it as [`Outcome::NotSent`], as it does when this future is dropped.
-    pub async fn admitted(&self, record: &Admitted<'_>) -> Result<(), Error> {
+    /// [`AuditConfig::durability`] says. After an error nothing may be sent: the call is not in the log,
+    /// or the log has settled it as [`CallOutcome::NotSent`], as it does when this future is dropped.
+    pub async fn record_admission(
+        &self,
+        record: &CallAdmittedRecord<'_>,
+    ) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
-        let end = open.admit(record)?;
-        if let (Some(syncer), Durability::Fsync) = (&open.syncer, open.durability) {
-            let mut unsent = Unsent { open, request: Some(record.request) };
-            syncer.reached(end).await.map_err(|_| Error::Sync)?;
+        let end = open.write_admission(record)?;
+        if let (Some(syncer), AuditDurability::Fsync) = (&open.syncer, open.durability) {
+            let mut unsent = UnsentAdmissionGuard { open, request: Some(record.request) };
+            syncer.wait_synced(end).await.map_err(|_| AuditError::Sync)?;
             unsent.request = None;
         }
         Ok(())
     }
 
     /// Records how an admitted call ended. Never fails and does no I/O.
-    pub fn settled(&self, record: &Settled<'_>) {
+    pub fn record_settlement(&self, record: &CallSettledRecord<'_>) {
         if let Some(open) = &self.0 {
-            open.state().settle(record);
+            open.lock_state().append_settlement(record);
             open.unflushed.notify_one();
         }
     }
 
     /// Records a request that was refused. Never fails and does no I/O. Of a flood, the first 64
     /// of each code are recorded singly, the rest by their number, at most once a second.
-    pub fn refused(&self, record: &Refused<'_>) {
+    pub fn record_refusal(&self, record: &CallRefusedRecord<'_>) {
         if let Some(open) = &self.0 {
-            let mut state = open.state();
-            if state.refusals.count(record) {
-                state.append(record);
+            let mut state = open.lock_state();
+            if state.refusals.count_refusal(record) {
+                state.append_record(record);
             }
             drop(state);
             open.unflushed.notify_one();
@@ -186,30 +194,35 @@ impl Log {
     }
 
     /// Records what an operator did. Never fails and does no I/O.
-    pub fn operated<R: Record>(&self, record: &R) {
+    pub fn record_operator_action<R: AuditRecord>(&self, record: &R) {
         if let Some(open) = &self.0 {
-            open.state().append(record);
+            open.lock_state().append_record(record);
             open.unflushed.notify_one();
         }
     }
 
     /// Records how far the run's work has come on its way out. Never fails and does no I/O.
-    pub fn relayed<R: Record>(&self, record: &R) {
-        self.operated(record);
+    pub fn record_delivery<R: AuditRecord>(&self, record: &R) {
+        self.record_operator_action(record);
     }
 
     /// Records who connects, once for each process: the first 64 singly, the connections of the rest by
     /// their number, at most once a second. Never fails; reads from `/proc` where there is a new process.
-    pub fn opened(&self, peer: Peer) {
+    pub fn record_connection(&self, peer: PeerCredentials) {
         let Some(open) = &self.0 else { return };
         let (is_recorded, is_counting) = {
-            let peers = &mut open.state().peers;
-            (peers.count(peer), peers.is_counting())
+            let peers = &mut open.lock_state().peers;
+            (peers.count_connection(peer), peers.is_counting())
         };
         if is_recorded {
-            let Peer { pid, uid, gid } = peer;
-            let cgroup = peer.cgroup();
-            open.state().append(&Opened { pid, uid, gid, cgroup: cgroup.as_deref() });
+            let PeerCredentials { pid, uid, gid } = peer;
+            let cgroup = peer.cgroup_path();
+            open.lock_state().append_record(&PeerConnectedRecord {
+                pid,
+                uid,
+                gid,
+                cgroup: cgroup.as_deref(),
+            });
         }
         if is_recorded || is_counting {
             open.unflushed.notify_one();
@@ -217,9 +230,9 @@ impl Log {
     }
 
     /// Waits until there is something to flush or to sign, so that an idle run wakes nobody.
-    pub async fn unflushed(&self) {
+    pub async fn wait_for_data(&self) {
         let Some(open) = &self.0 else { return std::future::pending().await };
-        let due = open.state().checkpoint_due();
+        let due = open.lock_state().next_checkpoint_due();
         let notified = open.unflushed.notified();
         match due {
             Some(due) => timeout_at(due.into(), notified).await.unwrap_or_default(),
@@ -229,54 +242,54 @@ impl Log {
 
     /// Signs what has waited for that long enough, and writes what is buffered. What cannot be written stays for the next
     /// time.
-    pub fn flush(&self) {
+    pub fn flush_buffered(&self) {
         if let Some(open) = &self.0 {
-            open.flush(false);
+            open.flush_lines(false);
         }
     }
 
     /// Records the end of the run, signs the whole and syncs it. Blocks on the disk.
     ///
-    /// After an error the end is still buffered: [`write_out`](Self::write_out) tries again, and so does whoever drops the log.
-    pub fn finish(&self, record: &Finished) -> Result<(), Error> {
+    /// After an error the end is still buffered: [`write_out`](Self::write_and_sync) tries again, and so does whoever drops the log.
+    pub fn finish_log(&self, record: &RunFinishedRecord) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
-        let mut state = open.state();
+        let mut state = open.lock_state();
         state.record_floods(true);
-        state.append(record);
-        state.sign();
-        state.write_out()
+        state.append_record(record);
+        state.append_checkpoint();
+        state.write_all_lines()
     }
 
-    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish) could not write included. Blocks on the
+    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish_log) could not write included. Blocks on the
     /// disk.
-    pub fn write_out(&self) -> Result<(), Error> {
+    pub fn write_and_sync(&self) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
-        open.state().write_out()
+        open.lock_state().write_all_lines()
     }
 
-    pub fn lag(&self) -> Lag {
-        let Some(open) = &self.0 else { return Lag::default() };
-        let state = open.state();
-        Lag {
+    pub fn lag(&self) -> AuditLag {
+        let Some(open) = &self.0 else { return AuditLag::default() };
+        let state = open.lock_state();
+        AuditLag {
             records: memchr::memchr_iter(b'\n', &state.lines).count() as u64,
             bytes: state.lines.len() as u64,
-            failing: state.failing || open.syncer.as_ref().is_some_and(Syncer::has_failed),
+            failing: state.failing || open.syncer.as_ref().is_some_and(FsyncThread::has_failed),
         }
     }
 }
 
-impl Open {
-    fn admit(&self, record: &Admitted<'_>) -> Result<u64, Error> {
-        if self.syncer.as_ref().is_some_and(Syncer::has_failed) {
-            return Err(Error::Sync);
+impl OpenAuditLog {
+    fn write_admission(&self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
+        if self.syncer.as_ref().is_some_and(FsyncThread::has_failed) {
+            return Err(AuditError::Sync);
         }
-        let end = self.state().admit(record)?;
-        self.written(end);
+        let end = self.lock_state().append_admission(record)?;
+        self.notify_written(end);
         Ok(end)
     }
 
-    fn flush(&self, all: bool) {
-        let mut state = self.state();
+    fn flush_lines(&self, all: bool) {
+        let mut state = self.lock_state();
         state.record_floods(all);
         state.sign_if_overdue();
         if state.peers.is_counting() || state.refusals.is_counting() {
@@ -286,103 +299,112 @@ impl Open {
             return;
         }
         // `State::write` has said so where it changed, and the next flush tries again.
-        if state.write().is_err() {
+        if state.write_lines().is_err() {
             self.unflushed.notify_one();
         }
         let end = state.tail.len();
         drop(state);
-        self.written(end);
+        self.notify_written(end);
     }
 
-    fn written(&self, end: u64) {
+    fn notify_written(&self, end: u64) {
         if let Some(syncer) = &self.syncer {
-            syncer.written(end);
+            syncer.request_sync(end);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, AuditLogState> {
         // Nothing below panics; if it did, refusing to settle would lose more than going on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenAuditLog {
     fn drop(&mut self) {
-        self.flush(true);
+        self.flush_lines(true);
         // Closing is not enough: a child that another thread is about to start may hold the file, too.
-        let _ = self.state().tail.file().unlock();
+        let _ = self.lock_state().tail.file().unlock();
     }
 }
 
-impl State {
-    fn new(tail: Tail, chain: Chain, key: SigningKey, run: &str) -> Self {
+impl AuditLogState {
+    fn new(tail: AuditLogFile, chain: HashChain, key: AuditSigningKey, run: &str) -> Self {
         Self {
             chain,
-            clock: Clock::default(),
+            clock: TimestampFormatter::default(),
             run: serde_json::to_string(run).expect("text is JSON"),
             lines: vec![],
             tail,
             failing: false,
-            public_key: key.public().to_string(),
+            public_key: key.public_key().to_string(),
             key,
             // The records of taking up stay together; the first checkpoint comes after them.
             checkpoint_interval: Duration::ZERO,
             checkpoint_every: 0,
             max_bytes: u64::MAX,
-            signed: chain.next() - 1,
+            signed: chain.next_seq() - 1,
             unsigned_since: None,
-            peers: Peers::default(),
-            refusals: Refusals::default(),
+            peers: PeerTracker::default(),
+            refusals: RefusalCounter::default(),
             unsettled: 0,
         }
     }
 
     /// Records what became of the earlier process, and that this one goes on.
-    fn take_up(&mut self, scan: &Scan, torn: Option<&Torn>, started: &Started) -> Recovered {
-        let resumed = scan.chain != Chain::START;
+    fn resume_chain(
+        &mut self,
+        scan: &AuditLogScan,
+        torn: Option<&TornTail>,
+        started: &RunStartedRecord,
+    ) -> RecoveredRun {
+        let resumed = scan.chain != HashChain::START;
         if let Some(torn) = torn {
             let kept_in = torn.kept_in.file_name().unwrap_or_default().to_string_lossy();
-            self.append(&Repaired { torn_bytes: torn.bytes, kept_in: &kept_in });
+            self.append_record(&LogRepairedRecord { torn_bytes: torn.bytes, kept_in: &kept_in });
         }
         let mut spent = scan.spent;
         for (request, reserved) in &scan.open {
-            self.append(&Settled::unseen(request, Outcome::Crashed, *reserved));
+            self.append_record(&CallSettledRecord::for_lost_call(
+                request,
+                CallOutcome::Crashed,
+                *reserved,
+            ));
             spent = spent + *reserved;
         }
         let public_key = self.public_key.clone();
-        self.append(&Session { started, public_key: &public_key, resumed });
+        self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
         let torn_bytes = torn.map_or(0, |torn| torn.bytes);
         let age = scan.began.and_then(|began| began.elapsed().ok()).unwrap_or_default();
-        Recovered { spent, age, crashed: scan.open.len() as u64, torn_bytes, resumed }
+        RecoveredRun { spent, age, crashed: scan.open.len() as u64, torn_bytes, resumed }
     }
 
     /// Either the record is in the file after this, or it is nowhere.
-    fn admit(&mut self, record: &Admitted<'_>) -> Result<u64, Error> {
-        if self.unsettled >= MAX_UNSETTLED {
-            return Err(Error::Unsettled);
+    fn append_admission(&mut self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
+        if self.unsettled >= MAX_UNSETTLED_CALLS {
+            return Err(AuditError::Unsettled);
         }
         if self.tail.len() + self.lines.len() as u64 >= self.max_bytes {
-            return Err(Error::Full { limit: self.max_bytes });
+            return Err(AuditError::Full { limit: self.max_bytes });
         }
         // Signed first, so that the admission is the last record and can be taken back.
         self.sign_if_many();
         let before = self.chain;
         let start = self.lines.len();
-        self.append(record);
+        self.append_record(record);
         let length = self.lines.len() - start;
-        if let Err(error) = self.write() {
+        if let Err(error) = self.write_lines() {
             // Records before it may have left the buffer; it is the last, so it is still the end.
             self.lines.truncate(self.lines.len() - length);
             self.chain = before;
-            return Err(Error::Write(error));
+            return Err(AuditError::Write(error));
         }
         self.unsettled += 1;
         Ok(self.tail.len())
     }
 
-    fn settle(&mut self, record: &Settled<'_>) {
+    fn append_settlement(&mut self, record: &CallSettledRecord<'_>) {
         self.unsettled = self.unsettled.saturating_sub(1);
-        self.append(record);
+        self.append_record(record);
     }
 
     fn record_floods(&mut self, all: bool) {
@@ -390,66 +412,66 @@ impl State {
             return;
         }
         let now = Instant::now();
-        if let Some(crowd) = self.peers.due(now, all) {
-            self.append(&crowd);
+        if let Some(crowd) = self.peers.take_due(now, all) {
+            self.append_record(&crowd);
         }
         let mut refusals = std::mem::take(&mut self.refusals);
-        for repeated in refusals.due(now, all) {
-            self.append(&repeated);
+        for repeated in refusals.take_due(now, all) {
+            self.append_record(&repeated);
         }
         self.refusals = refusals;
     }
 
-    fn append<R: Record>(&mut self, record: &R) {
+    fn append_record<R: AuditRecord>(&mut self, record: &R) {
         self.sign_if_many();
-        if self.unsigned() == 0 {
+        if self.unsigned_records() == 0 {
             self.unsigned_since = Some(Instant::now());
         }
-        let head = Head { time: self.clock.now(), run: &self.run };
-        self.chain.append(&mut self.lines, head, record);
+        let head = RecordHeader { time: self.clock.format_now(), run: &self.run };
+        self.chain.append_record(&mut self.lines, head, record);
     }
 
     /// The number of records after the last checkpoint.
-    fn unsigned(&self) -> u64 {
-        self.chain.next() - 1 - self.signed
+    fn unsigned_records(&self) -> u64 {
+        self.chain.next_seq() - 1 - self.signed
     }
 
     fn sign_if_many(&mut self) {
-        if self.checkpoint_every > 0 && self.unsigned() >= self.checkpoint_every {
-            self.sign();
+        if self.checkpoint_every > 0 && self.unsigned_records() >= self.checkpoint_every {
+            self.append_checkpoint();
         }
     }
 
     fn sign_if_overdue(&mut self) {
         // A disk that takes nothing would be given ever more to write.
-        if !self.failing && self.checkpoint_due().is_some_and(|due| due <= Instant::now()) {
-            self.sign();
+        if !self.failing && self.next_checkpoint_due().is_some_and(|due| due <= Instant::now()) {
+            self.append_checkpoint();
         }
     }
 
     /// When the oldest record without a signature needs one.
-    fn checkpoint_due(&self) -> Option<Instant> {
-        if self.unsigned() == 0 || self.checkpoint_interval.is_zero() {
+    fn next_checkpoint_due(&self) -> Option<Instant> {
+        if self.unsigned_records() == 0 || self.checkpoint_interval.is_zero() {
             return None;
         }
         self.unsigned_since.map(|since| since + self.checkpoint_interval)
     }
 
-    fn sign(&mut self) {
-        let signature = self.key.sign(self.chain.prev());
+    fn append_checkpoint(&mut self) {
+        let signature = self.key.sign_checkpoint(self.chain.last_hash());
         let signature = str::from_utf8(&signature).expect("digits are ASCII");
-        let record = Checkpoint { signature, public_key: &self.public_key };
-        let head = Head { time: self.clock.now(), run: &self.run };
-        self.chain.append(&mut self.lines, head, &record);
-        self.signed = self.chain.next() - 1;
+        let record = CheckpointRecord { signature, public_key: &self.public_key };
+        let head = RecordHeader { time: self.clock.format_now(), run: &self.run };
+        self.chain.append_record(&mut self.lines, head, &record);
+        self.signed = self.chain.next_seq() - 1;
     }
 
-    fn write_out(&mut self) -> Result<(), Error> {
-        self.write().and_then(|()| self.tail.file().sync_data()).map_err(Error::Write)
+    fn write_all_lines(&mut self) -> Result<(), AuditError> {
+        self.write_lines().and_then(|()| self.tail.file().sync_data()).map_err(AuditError::Write)
     }
 
-    fn write(&mut self) -> io::Result<()> {
-        let result = self.tail.write(&mut self.lines);
+    fn write_lines(&mut self) -> io::Result<()> {
+        let result = self.tail.write_lines(&mut self.lines);
         let run = self.run.trim_matches('"');
         match &result {
             Err(error) if !self.failing => {
@@ -459,52 +481,60 @@ impl State {
             _ => (),
         }
         self.failing = result.is_err();
-        self.lines.shrink_to(KEPT_BUFFER);
+        self.lines.shrink_to(RETAINED_BUFFER_BYTES);
         result
     }
 }
 
 /// An admission that is in the file and must not be: its call is not sent unless this is disarmed.
-struct Unsent<'a> {
-    open: &'a Open,
+struct UnsentAdmissionGuard<'a> {
+    open: &'a OpenAuditLog,
     request: Option<&'a str>,
 }
 
-impl Drop for Unsent<'_> {
+impl Drop for UnsentAdmissionGuard<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request {
-            let record = Settled::unseen(request, Outcome::NotSent, Amount::default());
-            self.open.state().settle(&record);
+            let record = CallSettledRecord::for_lost_call(
+                request,
+                CallOutcome::NotSent,
+                BudgetAmount::default(),
+            );
+            self.open.lock_state().append_settlement(&record);
         }
     }
 }
 
-fn belongs(path: &Path, scan: &Scan, started: &Started) -> Result<(), Error> {
-    if scan.chain == Chain::START || scan.run == started.run {
+fn check_run(
+    path: &Path,
+    scan: &AuditLogScan,
+    started: &RunStartedRecord,
+) -> Result<(), AuditError> {
+    if scan.chain == HashChain::START || scan.run == started.run {
         return Ok(());
     }
     let (theirs, ours) = (scan.run.clone(), started.run.clone());
-    Err(Error::OtherRun { path: path.into(), theirs, ours })
+    Err(AuditError::OtherRun { path: path.into(), theirs, ours })
 }
 
 /// Syncs what opening wrote, then starts the thread that goes on with it.
 fn start_syncer(
-    config: &Config,
+    config: &AuditConfig,
     path: &Path,
     file: Arc<std::fs::File>,
-) -> io::Result<Option<Syncer>> {
+) -> io::Result<Option<FsyncThread>> {
     let pause = match config.durability {
-        Durability::Os => return Ok(None),
-        Durability::Group => config.sync_every,
-        Durability::Fsync => Duration::ZERO,
+        AuditDurability::Os => return Ok(None),
+        AuditDurability::Group => config.sync_every,
+        AuditDurability::Fsync => Duration::ZERO,
     };
     file.sync_all()?;
-    recover::sync_folder(path)?;
-    Syncer::start(file, pause).map(Some)
+    recover::sync_directory(path)?;
+    FsyncThread::start_thread(file, pause).map(Some)
 }
 
 /// Buffer that is kept between writes; what a full disk made it grow beyond this is given back.
-const KEPT_BUFFER: usize = 64 * 1024;
+const RETAINED_BUFFER_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -519,29 +549,37 @@ mod tests {
     #[tokio::test]
     async fn a_failed_sync_ends_admissions() {
         let mut file = tempfile::tempfile().unwrap();
-        let tail = Tail::new(Arc::new(file.try_clone().unwrap()), 0);
-        let state = State::new(tail, Chain::START, SigningKey::new(None).unwrap(), "run-1");
+        let tail = AuditLogFile::new(Arc::new(file.try_clone().unwrap()), 0);
+        let state = AuditLogState::new(
+            tail,
+            HashChain::START,
+            AuditSigningKey::new(None).unwrap(),
+            "run-1",
+        );
         let unsyncable = File::options().write(true).open("/dev/null").unwrap();
-        let log = Log(Some(Open {
+        let log = AuditLog(Some(OpenAuditLog {
             state: Mutex::new(state),
             unflushed: Notify::new(),
-            syncer: Some(Syncer::start(Arc::new(unsyncable), Duration::ZERO).unwrap()),
-            durability: Durability::Fsync,
+            syncer: Some(FsyncThread::start_thread(Arc::new(unsyncable), Duration::ZERO).unwrap()),
+            durability: AuditDurability::Fsync,
         }));
         for _ in 0..2 {
-            let error = log.admitted(&admitted()).await.unwrap_err();
-            assert!(matches!(error, Error::Sync));
+            let error = log.record_admission(&admitted()).await.unwrap_err();
+            assert!(matches!(error, AuditError::Sync));
         }
         assert!(log.lag().failing);
         drop(log);
 
         file.rewind().unwrap();
-        let report = verify::check(BufReader::new(file), None).unwrap();
-        assert_eq!((report.admitted, report.settled, report.spent), (1, 1, Amount::default()));
+        let report = verify::verify_log(BufReader::new(file), None).unwrap();
+        assert_eq!(
+            (report.admitted, report.settled, report.spent),
+            (1, 1, BudgetAmount::default())
+        );
     }
 
-    fn admitted() -> Admitted<'static> {
-        Admitted {
+    fn admitted() -> CallAdmittedRecord<'static> {
+        CallAdmittedRecord {
             request: "call-1",
             route: "chat_completions",
             model: None,
@@ -549,7 +587,7 @@ mod tests {
             stream: false,
             request_bytes: 0,
             pid: None,
-            reserved: Amount { turns: 1, ..Amount::default() },
+            reserved: BudgetAmount { turns: 1, ..BudgetAmount::default() },
         }
     }
 }

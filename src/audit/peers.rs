@@ -2,24 +2,24 @@
 
 use std::time::Instant;
 
-use super::flood::Flood;
-use super::record::Crowd;
-use crate::base::unix::Peer;
+use super::flood::RecordFloodLimiter;
+use super::record::ManyPeersRecord;
+use crate::base::unix::PeerCredentials;
 
 /// Those recorded one by one, and the number of connections by others.
 #[derive(Debug, Default)]
-pub(super) struct Peers {
-    recorded: Vec<Peer>,
-    flood: Flood,
+pub(super) struct PeerTracker {
+    recorded: Vec<PeerCredentials>,
+    flood: RecordFloodLimiter,
 }
 
-impl Peers {
+impl PeerTracker {
     /// Counts a connection; `true` if its process has none before and is to be recorded by itself.
-    pub(super) fn count(&mut self, peer: Peer) -> bool {
+    pub(super) fn count_connection(&mut self, peer: PeerCredentials) -> bool {
         if self.recorded.contains(&peer) {
             return false;
         }
-        let is_recorded = self.flood.count();
+        let is_recorded = self.flood.count_one();
         if is_recorded {
             self.recorded.push(peer);
         }
@@ -27,8 +27,8 @@ impl Peers {
     }
 
     /// Takes out what was counted and is due, or `all` of it.
-    pub(super) fn due(&mut self, now: Instant, all: bool) -> Option<Crowd> {
-        self.flood.due(now, all).map(|repeats| Crowd { repeats })
+    pub(super) fn take_due(&mut self, now: Instant, all: bool) -> Option<ManyPeersRecord> {
+        self.flood.take_due(now, all).map(|repeats| ManyPeersRecord { repeats })
     }
 
     /// Whether something was counted that is not recorded yet.

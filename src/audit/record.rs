@@ -1,8 +1,8 @@
 //! What is written down, one type per event.
 //!
 //! **Invariant:** no field can hold a prompt, a completion or a secret: only ids, counts, codes,
-//! names, sizes and times. Text that a client or an upstream chose is cut to [`MAX_TEXT`] bytes, so
-//! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE) whatever they send.
+//! names, sizes and times. Text that a client or an upstream chose is cut to [`MAX_TEXT_BYTES`] bytes, so
+//! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE_BYTES) whatever they send.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
 use std::ops::Not;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::fields;
-use crate::budget::{Amount, Nanodollars, Usage};
+use crate::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
 /// Something that happened and has a name; what the log can hold.
-pub trait Record: Serialize {
+pub trait AuditRecord: Serialize {
     /// The `event` of the line.
     const EVENT: &'static str;
 
@@ -26,7 +26,7 @@ pub trait Record: Serialize {
 
 /// Written when a process starts serving a run, and again when a restart resumes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Started {
+pub struct RunStartedRecord {
     /// Every line carries it, so this one does not repeat it.
     #[serde(skip)]
     pub run: String,
@@ -48,7 +48,7 @@ pub struct Started {
 
 /// Written when an operator has changed what a run is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Changed<'a> {
+pub struct PolicyChangedRecord<'a> {
     /// Counts the changes since the process began; what it began with is 0.
     pub version: u64,
     pub policy: &'a str,
@@ -57,11 +57,11 @@ pub struct Changed<'a> {
     pub by: &'static str,
 }
 
-/// [`Started`], with what only the log knows.
+/// [`RunStartedRecord`], with what only the log knows.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Session<'a> {
+pub(super) struct SessionStartedRecord<'a> {
     #[serde(flatten)]
-    pub(super) started: &'a Started,
+    pub(super) started: &'a RunStartedRecord,
     /// The key this process signs with, in hexadecimal.
     pub(super) public_key: &'a str,
     /// Whether the file already held records.
@@ -70,31 +70,34 @@ pub(super) struct Session<'a> {
 
 /// Written when a process connects to the run's socket for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Opened<'a> {
+pub struct PeerConnectedRecord<'a> {
     /// As the kernel says; absent where the process lives in a namespace that ours cannot see into.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     pub uid: u32,
     pub gid: u32,
     /// Read from `/proc` where it can be; the process may have ended before.
-    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub cgroup: Option<&'a str>,
 }
 
-/// Written in place of many [`Opened`]: connections by processes beyond those recorded one by one.
+/// Written in place of many [`PeerConnectedRecord`]: connections by processes beyond those recorded one by one.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Crowd {
+pub(super) struct ManyPeersRecord {
     pub(super) repeats: u64,
 }
 
 /// Written, durably, before the first byte of a call goes upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Admitted<'a> {
+pub struct CallAdmittedRecord<'a> {
     /// Our request id; LiteLLM knows it as `litellm_call_id`. Unique within the run.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub request: &'a str,
     pub route: &'static str,
-    #[serde(serialize_with = "short_option")]
+    #[serde(serialize_with = "serialize_truncated_option")]
     pub model: Option<&'a str>,
     /// The operator's rules that matched.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -105,53 +108,65 @@ pub struct Admitted<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// What the call may spend at most; charged in full if its settlement is lost in a crash.
-    pub reserved: Amount,
+    pub reserved: BudgetAmount,
 }
 
 /// Written exactly once for each admitted call, whatever became of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Settled<'a> {
-    #[serde(serialize_with = "short")]
+pub struct CallSettledRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub request: &'a str,
-    pub outcome: Outcome,
+    pub outcome: CallOutcome,
     /// The status sent to the client; 0 where the client left before one was sent.
     pub status: u16,
     /// The code of the error, where there was one.
-    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub code: Option<&'a str>,
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// What the ledger charged.
-    pub charged: Amount,
+    pub charged: BudgetAmount,
     pub response_bytes: u64,
     /// Body frames passed on.
     pub frames: u64,
     /// The call id LiteLLM answered with, where it differs from ours it is worth an alarm.
-    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub litellm_call_id: Option<&'a str>,
     /// LiteLLM's own figure, in dollars, as it was sent.
-    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub litellm_response_cost: Option<&'a str>,
     /// What the answer itself says that it cost, as LiteLLM's streams do, whose head comes too early to know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reported_cost_usd: Option<Nanodollars>,
-    #[serde(serialize_with = "micros_option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_rounded_milliseconds_option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub first_byte_ms: Option<f64>,
-    #[serde(serialize_with = "micros")]
+    #[serde(serialize_with = "serialize_rounded_milliseconds")]
     pub duration_ms: f64,
 }
 
 /// Written for a request that never reached the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Refused<'a> {
-    #[serde(serialize_with = "short")]
+pub struct CallRefusedRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub request: &'a str,
     pub code: &'static str,
     pub status: u16,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub method: &'a str,
     /// The route's name, or `-` where the path is not served. Never the client's own text.
     pub route: &'static str,
-    #[serde(serialize_with = "short_option")]
+    #[serde(serialize_with = "serialize_truncated_option")]
     pub model: Option<&'a str>,
     /// The operator's rule that refused it, where one did.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -160,14 +175,14 @@ pub struct Refused<'a> {
     /// No further call of the run will be let through, so the run is at its end.
     #[serde(skip_serializing_if = "Not::not")]
     pub exhausted: bool,
-    /// As in [`Admitted::pid`].
+    /// As in [`CallAdmittedRecord::pid`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
 
-/// Written in place of a flood of [`Refused`] of one code.
+/// Written in place of a flood of [`CallRefusedRecord`] of one code.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Repeated {
+pub(super) struct RefusalsRepeatedRecord {
     pub(super) code: &'static str,
     /// The status of the last of them.
     pub(super) status: u16,
@@ -177,15 +192,15 @@ pub(super) struct Repeated {
 
 /// Written when the run ends in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finished {
-    pub spent: Amount,
+pub struct RunFinishedRecord {
+    pub spent: BudgetAmount,
     pub admitted: u64,
     pub refused: u64,
 }
 
 /// Written when a crash had cut the last line short.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Repaired<'a> {
+pub(super) struct LogRepairedRecord<'a> {
     pub(super) torn_bytes: u64,
     /// The file, beside the log, that now holds those bytes.
     pub(super) kept_in: &'a str,
@@ -193,7 +208,7 @@ pub(super) struct Repaired<'a> {
 
 /// Vouches for every record before it: a signature of its own `prev`.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Checkpoint<'a> {
+pub(super) struct CheckpointRecord<'a> {
     pub(super) signature: &'a str,
     pub(super) public_key: &'a str,
 }
@@ -201,7 +216,7 @@ pub(super) struct Checkpoint<'a> {
 /// How an admitted call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum CallOutcome {
     /// The response was delivered to its end.
     Completed,
     /// The client left first.
@@ -223,7 +238,7 @@ pub enum Outcome {
     NotSent,
 }
 
-impl Outcome {
+impl CallOutcome {
     pub const ALL: [Self; 9] = [
         Self::Completed,
         Self::ClientGone,
@@ -251,15 +266,23 @@ impl Outcome {
     }
 }
 
-impl<'a> Settled<'a> {
+impl<'a> CallSettledRecord<'a> {
     /// A settlement by the log itself, of a call it knows nothing more about.
-    pub(super) fn unseen(request: &'a str, outcome: Outcome, charged: Amount) -> Self {
+    pub(super) fn for_lost_call(
+        request: &'a str,
+        outcome: CallOutcome,
+        charged: BudgetAmount,
+    ) -> Self {
         Self {
             request,
             outcome,
             status: 0,
             code: None,
-            usage: Usage { input: charged.input, output: charged.output, ..Usage::default() },
+            usage: TokenUsage {
+                input: charged.input,
+                output: charged.output,
+                ..TokenUsage::default()
+            },
             charged,
             response_bytes: 0,
             frames: 0,
@@ -272,19 +295,19 @@ impl<'a> Settled<'a> {
     }
 }
 
-impl Record for Session<'_> {
+impl AuditRecord for SessionStartedRecord<'_> {
     const EVENT: &'static str = "run.started";
 }
 
-impl Record for Opened<'_> {
+impl AuditRecord for PeerConnectedRecord<'_> {
     const EVENT: &'static str = "connection.opened";
 }
 
-impl Record for Crowd {
+impl AuditRecord for ManyPeersRecord {
     const EVENT: &'static str = "connection.opened";
 }
 
-impl Record for Admitted<'_> {
+impl AuditRecord for CallAdmittedRecord<'_> {
     const EVENT: &'static str = "request.admitted";
 
     fn append_json(&self, line: &mut Vec<u8>) {
@@ -292,7 +315,7 @@ impl Record for Admitted<'_> {
     }
 }
 
-impl Record for Settled<'_> {
+impl AuditRecord for CallSettledRecord<'_> {
     const EVENT: &'static str = "request.settled";
 
     fn append_json(&self, line: &mut Vec<u8>) {
@@ -300,90 +323,96 @@ impl Record for Settled<'_> {
     }
 }
 
-impl Record for Refused<'_> {
+impl AuditRecord for CallRefusedRecord<'_> {
     const EVENT: &'static str = "request.refused";
 }
 
-impl Record for Repeated {
+impl AuditRecord for RefusalsRepeatedRecord {
     const EVENT: &'static str = "request.refused";
 }
 
 /// Written when an operator has acted on a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Operated {
+pub struct OperatorActedRecord {
     pub action: &'static str,
     /// The user whose process asked for it; `None` where the kernel did not say.
     pub uid: Option<u32>,
 }
 
-impl Record for Operated {
+impl AuditRecord for OperatorActedRecord {
     const EVENT: &'static str = "run.operated";
 }
 
-impl Record for Changed<'_> {
+impl AuditRecord for PolicyChangedRecord<'_> {
     const EVENT: &'static str = "policy.changed";
 }
 
-impl Record for Finished {
+impl AuditRecord for RunFinishedRecord {
     const EVENT: &'static str = "run.finished";
 }
 
-impl Record for Repaired<'_> {
+impl AuditRecord for LogRepairedRecord<'_> {
     const EVENT: &'static str = "log.repaired";
 }
 
-impl Record for Checkpoint<'_> {
+impl AuditRecord for CheckpointRecord<'_> {
     const EVENT: &'static str = "log.checkpoint";
 }
 
-pub(super) fn short<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT)])
+pub(super) fn serialize_truncated<S: Serializer>(
+    text: &str,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&text[..text.floor_char_boundary(MAX_TEXT_BYTES)])
 }
 
 /// The first few.
-pub(super) fn short_list<S: Serializer>(
+pub(super) fn serialize_truncated_list<S: Serializer>(
     texts: &&[String],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let cut = |text: &String| text[..text.floor_char_boundary(MAX_TEXT)].to_owned();
-    serializer.collect_seq(texts.iter().take(MAX_LIST).map(cut))
+    let cut = |text: &String| text[..text.floor_char_boundary(MAX_TEXT_BYTES)].to_owned();
+    serializer.collect_seq(texts.iter().take(MAX_LIST_ITEMS).map(cut))
 }
 
-pub(super) fn short_option<S: Serializer>(
+pub(super) fn serialize_truncated_option<S: Serializer>(
     text: &Option<&str>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     match text {
-        Some(text) => short(text, serializer),
+        Some(text) => serialize_truncated(text, serializer),
         None => serializer.serialize_none(),
     }
 }
 
 /// Milliseconds to three places: nobody reads nanoseconds, and they would cost ten bytes a line.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
-fn micros<S: Serializer>(milliseconds: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(rounded_milliseconds(*milliseconds))
+fn serialize_rounded_milliseconds<S: Serializer>(
+    milliseconds: &f64,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(round_milliseconds(*milliseconds))
 }
 
-pub(super) fn rounded_milliseconds(milliseconds: f64) -> f64 {
+pub(super) fn round_milliseconds(milliseconds: f64) -> f64 {
     let rounded = (milliseconds * 1000.0).round() / 1000.0;
     // JSON has no infinity; what serde would write instead could not be read back.
     if rounded.is_finite() { rounded } else { 0.0 }
 }
 
 #[expect(clippy::ref_option, reason = "the signature serde asks for")]
-fn micros_option<S: Serializer>(
+fn serialize_rounded_milliseconds_option<S: Serializer>(
     milliseconds: &Option<f64>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     match milliseconds {
-        Some(milliseconds) => micros(milliseconds, serializer),
+        Some(milliseconds) => serialize_rounded_milliseconds(milliseconds, serializer),
         None => serializer.serialize_none(),
     }
 }
 
 /// Bytes kept of any one text. Our ids have 36, real model names under 100.
-pub const MAX_TEXT: usize = 256;
+pub const MAX_TEXT_BYTES: usize = 256;
 
 /// Texts of a list: a record stays below eight KiB.
-const MAX_LIST: usize = 20;
+const MAX_LIST_ITEMS: usize = 20;

@@ -7,61 +7,69 @@
 
 use serde::Serialize;
 
-use super::record::{Record, short, short_list, short_option};
+use super::record::{
+    AuditRecord, serialize_truncated, serialize_truncated_list, serialize_truncated_option,
+};
 
 /// Written when the work is out of the sandbox, on this machine's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Extracted<'a> {
+pub struct WorkExtractedRecord<'a> {
     /// The outbox's id of the work.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub repository: &'a str,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub branch: &'a str,
     /// What it builds on.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub start: &'a str,
     /// As the sandbox says, until the next record.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub tree: &'a str,
     pub commits: u32,
 }
 
 /// Written when the host has looked at it, and decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Judged<'a> {
-    #[serde(serialize_with = "short")]
+pub struct WorkReviewedRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
     /// `push`, `review` or `hold`.
     pub verdict: &'static str,
     /// The commit that would be pushed.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub head: &'a str,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub tree: &'a str,
     /// `replayed`, where the patches tell what the commits are; else `bundled`, and why.
     pub mode: &'static str,
     /// The hash of the rules that it was judged by.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub rules: &'a str,
     pub files: u64,
     /// How many rules had something to say.
     pub reasons: u64,
     /// What the first of them said.
-    #[serde(serialize_with = "short_list", skip_serializing_if = "<[String]>::is_empty")]
+    #[serde(
+        serialize_with = "serialize_truncated_list",
+        skip_serializing_if = "<[String]>::is_empty"
+    )]
     pub said: &'a [String],
 }
 
 /// Written when the branch has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Pushed<'a> {
-    #[serde(serialize_with = "short")]
+pub struct BranchPushedRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
     /// Where the branch was; absent where there was none.
-    #[serde(serialize_with = "short_option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_truncated_option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub from: Option<&'a str>,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub to: &'a str,
     /// It was there already: an earlier attempt had not heard the answer.
     pub was_there: bool,
@@ -69,28 +77,28 @@ pub struct Pushed<'a> {
 
 /// Written when a pull request says what it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct PullRequested<'a> {
-    #[serde(serialize_with = "short")]
+pub struct PullRequestOpenedRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub url: &'a str,
     pub is_new: bool,
 }
 
 /// Written when it is not delivered, and kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Held<'a> {
-    #[serde(serialize_with = "short")]
+pub struct WorkHeldRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
     /// Which kind of reason: never the agent's text.
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub code: &'a str,
 }
 
 /// Written when a row is taken up without its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Resumed<'a> {
-    #[serde(serialize_with = "short")]
+pub struct DeliveryResumedRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
     /// How far it had come.
     pub step: &'static str,
@@ -98,37 +106,37 @@ pub struct Resumed<'a> {
 
 /// Written when somebody has brought the work into a clone by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Applied<'a> {
-    #[serde(serialize_with = "short")]
+pub struct WorkAppliedRecord<'a> {
+    #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    #[serde(serialize_with = "short")]
+    #[serde(serialize_with = "serialize_truncated")]
     pub head: &'a str,
 }
 
-impl Record for Resumed<'_> {
+impl AuditRecord for DeliveryResumedRecord<'_> {
     const EVENT: &'static str = "relay.resumed";
 }
 
-impl Record for Applied<'_> {
+impl AuditRecord for WorkAppliedRecord<'_> {
     const EVENT: &'static str = "relay.applied";
 }
 
-impl Record for Extracted<'_> {
+impl AuditRecord for WorkExtractedRecord<'_> {
     const EVENT: &'static str = "relay.extracted";
 }
 
-impl Record for Judged<'_> {
+impl AuditRecord for WorkReviewedRecord<'_> {
     const EVENT: &'static str = "relay.judged";
 }
 
-impl Record for Pushed<'_> {
+impl AuditRecord for BranchPushedRecord<'_> {
     const EVENT: &'static str = "relay.pushed";
 }
 
-impl Record for PullRequested<'_> {
+impl AuditRecord for PullRequestOpenedRecord<'_> {
     const EVENT: &'static str = "relay.pull_requested";
 }
 
-impl Record for Held<'_> {
+impl AuditRecord for WorkHeldRecord<'_> {
     const EVENT: &'static str = "relay.held";
 }

@@ -2,19 +2,19 @@
 //!
 //! A chain finds what was changed inside a log, and a checkpoint says who signed it. Neither tells that this is the file
 //! that was closed: another run's log is whole, too, and so is the beginning of its own, and one that somebody has
-//! written and signed with a key of their own. Whoever remembers a log's [`Seal`] is told of all of these.
+//! written and signed with a key of their own. Whoever remembers a log's [`AuditLogSeal`] is told of all of these.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
-use super::PublicKey;
-use super::read::{self, Broken};
-use super::verify::{self, Report};
+use super::AuditPublicKey;
+use super::read::{self, ChainBreakError};
+use super::verify::{self, AuditVerifyReport};
 
 /// A log as it was when its run had ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seal {
+pub struct AuditLogSeal {
     pub records: u64,
     /// The hash of the last record, which stands for all of them.
     pub head: String,
@@ -24,17 +24,17 @@ pub struct Seal {
 
 /// Why a log cannot be believed.
 #[derive(Debug, thiserror::Error)]
-pub enum Unproved {
+pub enum AuditProofError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]
-    Broken(#[from] Broken),
+    Broken(#[from] ChainBreakError),
     #[error("it is the log of run `{0}`")]
     OtherRun(String),
     #[error("the run's end is not in it: records are missing, or its process could not close it")]
     Unfinished,
     #[error("it is not signed to its end with this service's key, `{0}`")]
-    Unsigned(PublicKey),
+    Unsigned(AuditPublicKey),
     #[error("it has {found} of its {sealed} records: some are missing at its end")]
     Shorter { found: u64, sealed: u64 },
     #[error("it has {found} records, and had {sealed} when the run ended: some were added")]
@@ -52,18 +52,18 @@ pub enum Unproved {
     Unsealed,
 }
 
-impl Seal {
+impl AuditLogSeal {
     /// Of a run's log that is whole, closed in order, and signed at its end with `key`. Blocks.
     ///
     /// # Errors
     /// What it is not.
-    pub fn of(path: &Path, run: &str, key: &PublicKey) -> Result<Self, Unproved> {
-        let report = whole(BufReader::new(File::open(path)?), run, Some(key))?;
+    pub fn seal_log(path: &Path, run: &str, key: &AuditPublicKey) -> Result<Self, AuditProofError> {
+        let report = verify_complete(BufReader::new(File::open(path)?), run, Some(key))?;
         let Some(head) = report.head.filter(|_| report.finished) else {
-            return Err(Unproved::Unfinished);
+            return Err(AuditProofError::Unfinished);
         };
         if report.signatures.last != Some(report.records) {
-            return Err(Unproved::Unsigned(*key));
+            return Err(AuditProofError::Unsigned(*key));
         }
         let public_key = key.to_string();
         Ok(Self { records: report.records, head: head.to_string(), public_key })
@@ -73,18 +73,22 @@ impl Seal {
     ///
     /// # Errors
     /// How it differs.
-    pub fn check(&self, log: impl BufRead, run: &str) -> Result<Report, Unproved> {
-        let report = whole(log, run, None)?;
+    pub fn verify_sealed(
+        &self,
+        log: impl BufRead,
+        run: &str,
+    ) -> Result<AuditVerifyReport, AuditProofError> {
+        let report = verify_complete(log, run, None)?;
         let (found, sealed) = (report.records, self.records);
         let signer = report.signatures.key.map(|key| key.to_string());
         if report.head.is_some_and(|head| head.to_string() == self.head) {
             return Ok(report);
         }
         Err(match signer.filter(|signer| *signer != self.public_key) {
-            Some(signer) => Unproved::OtherKey(signer),
-            None if found < sealed => Unproved::Shorter { found, sealed },
-            None if found > sealed => Unproved::Longer { found, sealed },
-            None => Unproved::Rewritten,
+            Some(signer) => AuditProofError::OtherKey(signer),
+            None if found < sealed => AuditProofError::Shorter { found, sealed },
+            None if found > sealed => AuditProofError::Longer { found, sealed },
+            None => AuditProofError::Rewritten,
         })
     }
 }
@@ -93,22 +97,30 @@ impl Seal {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn check_open(log: impl BufRead, run: &str, key: &PublicKey) -> Result<Report, Unproved> {
-    let report = whole(log, run, Some(key))?;
+pub fn verify_open_log(
+    log: impl BufRead,
+    run: &str,
+    key: &AuditPublicKey,
+) -> Result<AuditVerifyReport, AuditProofError> {
+    let report = verify_complete(log, run, Some(key))?;
     match report.signatures.foreign {
         0 => Ok(report),
-        _ => Err(Unproved::Unsigned(*key)),
+        _ => Err(AuditProofError::Unsigned(*key)),
     }
 }
 
 /// The chain from its first record to its last, and whose it is.
-fn whole(log: impl BufRead, run: &str, key: Option<&PublicKey>) -> Result<Report, Unproved> {
-    let report = verify::check(log, key).map_err(|error| match error {
-        read::Error::Io(error) => Unproved::Io(error),
-        read::Error::Broken(broken) => Unproved::Broken(broken),
+fn verify_complete(
+    log: impl BufRead,
+    run: &str,
+    key: Option<&AuditPublicKey>,
+) -> Result<AuditVerifyReport, AuditProofError> {
+    let report = verify::verify_log(log, key).map_err(|error| match error {
+        read::AuditReadError::Io(error) => AuditProofError::Io(error),
+        read::AuditReadError::Broken(broken) => AuditProofError::Broken(broken),
     })?;
     if report.records > 0 && report.run != run {
-        return Err(Unproved::OtherRun(report.run));
+        return Err(AuditProofError::OtherRun(report.run));
     }
     Ok(report)
 }

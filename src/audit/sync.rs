@@ -17,45 +17,45 @@ use tokio::sync::watch;
 
 /// A thread that syncs one file whenever there is something new in it.
 #[derive(Debug)]
-pub(super) struct Syncer {
-    shared: Arc<Shared>,
-    progress: watch::Receiver<Progress>,
+pub(super) struct FsyncThread {
+    shared: Arc<FsyncShared>,
+    progress: watch::Receiver<FsyncProgress>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// `fdatasync` failed, now or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failed;
+pub(super) struct FsyncError;
 
-type Progress = Result<u64, Failed>;
+type FsyncProgress = Result<u64, FsyncError>;
 
 #[derive(Debug, Default)]
-struct Shared {
-    wanted: Mutex<Wanted>,
+struct FsyncShared {
+    wanted: Mutex<FsyncRequest>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct FsyncRequest {
     /// The end of what has been written, in bytes from the start of the file.
     written: u64,
     stopping: bool,
 }
 
-impl Syncer {
+impl FsyncThread {
     /// Starts the thread; it rests at least `pause` between two syncs.
-    pub(super) fn start(file: Arc<File>, pause: Duration) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+    pub(super) fn start_thread(file: Arc<File>, pause: Duration) -> io::Result<Self> {
+        let shared = Arc::new(FsyncShared::default());
         let (sender, progress) = watch::channel(Ok(0));
         let theirs = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("audit-sync".into())
-            .spawn(move || run(&theirs, &file, pause, &sender))?;
+            .spawn(move || run_fsync_loop(&theirs, &file, pause, &sender))?;
         Ok(Self { shared, progress, thread: Some(thread) })
     }
 
     /// Says how long the file is now. Does not wait.
-    pub(super) fn written(&self, end: u64) {
+    pub(super) fn request_sync(&self, end: u64) {
         let mut wanted = self.shared.lock();
         if end > wanted.written {
             wanted.written = end;
@@ -65,11 +65,12 @@ impl Syncer {
     }
 
     /// Returns once the first `end` bytes are on disk.
-    pub(super) async fn reached(&self, end: u64) -> Result<(), Failed> {
+    pub(super) async fn wait_synced(&self, end: u64) -> Result<(), FsyncError> {
         let mut progress = self.progress.clone();
-        let arrived = |progress: &Progress| progress.is_err() || progress.is_ok_and(|at| at >= end);
+        let arrived =
+            |progress: &FsyncProgress| progress.is_err() || progress.is_ok_and(|at| at >= end);
         // The sender is gone only after it has said how it ended.
-        progress.wait_for(arrived).await.map_or(Err(Failed), |progress| progress.map(drop))
+        progress.wait_for(arrived).await.map_or(Err(FsyncError), |progress| progress.map(drop))
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -77,7 +78,7 @@ impl Syncer {
     }
 }
 
-impl Drop for Syncer {
+impl Drop for FsyncThread {
     /// Waits for the last sync.
     fn drop(&mut self) {
         self.shared.lock().stopping = true;
@@ -89,38 +90,43 @@ impl Drop for Syncer {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Wanted> {
+impl FsyncShared {
+    fn lock(&self) -> MutexGuard<'_, FsyncRequest> {
         // Two plain values: there is no half-done state that a panic could leave.
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for something to sync; `None` when there is nothing left and no more to come.
-    fn next(&self, done: u64) -> Option<u64> {
-        let idle = |wanted: &mut Wanted| wanted.written <= done && !wanted.stopping;
+    fn wait_for_request(&self, done: u64) -> Option<u64> {
+        let idle = |wanted: &mut FsyncRequest| wanted.written <= done && !wanted.stopping;
         let wanted =
             self.wake.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
         (wanted.written > done).then_some(wanted.written)
     }
 
-    fn rest(&self, pause: Duration) {
+    fn sleep_between_syncs(&self, pause: Duration) {
         // The result only says whether the time is over, and both ends mean: go on.
         drop(self.wake.wait_timeout_while(self.lock(), pause, |wanted| !wanted.stopping));
     }
 }
 
-fn run(shared: &Shared, file: &File, pause: Duration, progress: &watch::Sender<Progress>) {
+fn run_fsync_loop(
+    shared: &FsyncShared,
+    file: &File,
+    pause: Duration,
+    progress: &watch::Sender<FsyncProgress>,
+) {
     let mut done = 0;
-    while let Some(end) = shared.next(done) {
+    while let Some(end) = shared.wait_for_request(done) {
         if let Err(error) = file.sync_data() {
             tracing::error!(%error, "the audit log cannot be synced; nothing more is admitted");
-            progress.send_modify(|progress| *progress = Err(Failed));
+            progress.send_modify(|progress| *progress = Err(FsyncError));
             return;
         }
         done = end;
         progress.send_modify(|progress| *progress = Ok(done));
         if !pause.is_zero() {
-            shared.rest(pause);
+            shared.sleep_between_syncs(pause);
         }
     }
 }
@@ -133,9 +139,9 @@ mod tests {
     async fn it_reports_how_far_the_file_is_durable() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(10).unwrap();
-        let syncer = Syncer::start(Arc::new(file), Duration::ZERO).unwrap();
-        syncer.written(10);
-        assert_eq!(syncer.reached(10).await, Ok(()));
+        let syncer = FsyncThread::start_thread(Arc::new(file), Duration::ZERO).unwrap();
+        syncer.request_sync(10);
+        assert_eq!(syncer.wait_synced(10).await, Ok(()));
         assert!(!syncer.has_failed());
     }
 
@@ -143,20 +149,21 @@ mod tests {
     #[tokio::test]
     async fn a_failed_sync_fails_everyone_from_then_on() {
         let file = File::options().write(true).open("/dev/null").unwrap();
-        let syncer = Syncer::start(Arc::new(file), Duration::ZERO).unwrap();
-        syncer.written(10);
-        assert_eq!(syncer.reached(10).await, Err(Failed));
-        syncer.written(20);
-        assert_eq!(syncer.reached(20).await, Err(Failed));
+        let syncer = FsyncThread::start_thread(Arc::new(file), Duration::ZERO).unwrap();
+        syncer.request_sync(10);
+        assert_eq!(syncer.wait_synced(10).await, Err(FsyncError));
+        syncer.request_sync(20);
+        assert_eq!(syncer.wait_synced(20).await, Err(FsyncError));
         assert!(syncer.has_failed());
     }
 
     #[tokio::test]
     async fn what_was_written_last_is_synced_before_the_thread_ends() {
-        let syncer = Syncer::start(Arc::new(tempfile::tempfile().unwrap()), PAUSE).unwrap();
-        syncer.written(1);
-        syncer.reached(1).await.unwrap();
-        syncer.written(2);
+        let syncer =
+            FsyncThread::start_thread(Arc::new(tempfile::tempfile().unwrap()), PAUSE).unwrap();
+        syncer.request_sync(1);
+        syncer.wait_synced(1).await.unwrap();
+        syncer.request_sync(2);
         let progress = syncer.progress.clone();
         drop(syncer);
         assert_eq!(*progress.borrow(), Ok(2));

@@ -7,18 +7,18 @@
 /// cogni_gateway::base::b64::encode(&[0xfb, 0xff], &mut text);
 /// assert_eq!(text, "-_8");
 /// ```
-pub fn encode(bytes: &[u8], text: &mut String) {
+pub fn encode_base64(bytes: &[u8], text: &mut String) {
     for group in bytes.chunks(3) {
         let [first, second, third] = [0, 1, 2].map(|at| group.get(at).copied().unwrap_or_default());
         let bits = u32::from_be_bytes([0, first, second, third]);
         for digit in 0..=group.len() {
             let sextet = bits >> (18 - 6 * digit) & 0x3f;
-            text.push(char::from(DIGITS[sextet as usize]));
+            text.push(char::from(BASE64_DIGITS[sextet as usize]));
         }
     }
 }
 
-/// Reads what [`encode`] wrote into `bytes` and says how much it was.
+/// Reads what [`encode_base64`] wrote into `bytes` and says how much it was.
 ///
 /// `None` for anything else: padding, the other alphabet, more than there is room for, and a last digit
 /// with bits that mean nothing, which would be a second spelling of the same bytes.
@@ -31,11 +31,11 @@ pub fn encode(bytes: &[u8], text: &mut String) {
 ///     assert_eq!(decode(other, &mut bytes), None, "{other}");
 /// }
 /// ```
-pub fn decode(text: &str, bytes: &mut [u8]) -> Option<usize> {
+pub fn decode_base64(text: &str, bytes: &mut [u8]) -> Option<usize> {
     let mut filled = 0;
     let (mut bits, mut count) = (0_u32, 0);
     for digit in text.bytes() {
-        bits = (bits << 6 | sextet(digit)?) & 0xffff;
+        bits = (bits << 6 | decode_digit(digit)?) & 0xffff;
         count += 6;
         if count >= 8 {
             count -= 8;
@@ -48,14 +48,14 @@ pub fn decode(text: &str, bytes: &mut [u8]) -> Option<usize> {
 }
 
 /// Reads exactly `N` bytes as people write them: in either alphabet, padded or not.
-pub fn decode_any<const N: usize>(text: &str) -> Option<[u8; N]> {
+pub fn decode_any_base64<const N: usize>(text: &str) -> Option<[u8; N]> {
     let text = if text.len().is_multiple_of(4) { text.trim_end_matches('=') } else { text };
     let mut bytes = [0; N];
-    let length = decode(&text.replace('+', "-").replace('/', "_"), &mut bytes)?;
+    let length = decode_base64(&text.replace('+', "-").replace('/', "_"), &mut bytes)?;
     (length == N).then_some(bytes)
 }
 
-fn sextet(digit: u8) -> Option<u32> {
+fn decode_digit(digit: u8) -> Option<u32> {
     let value = match digit {
         b'A'..=b'Z' => digit - b'A',
         b'a'..=b'z' => digit - b'a' + 26,
@@ -67,4 +67,5 @@ fn sextet(digit: u8) -> Option<u32> {
     Some(u32::from(value))
 }
 
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+const BASE64_DIGITS: &[u8; 64] =
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";

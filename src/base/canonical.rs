@@ -22,7 +22,7 @@ use super::hex;
 pub fn digest(form: &str, value: &impl Serialize) -> serde_json::Result<String> {
     let mut value = serde_json::to_value(value)?;
     value.sort_all_objects();
-    Ok(hex::sha256(format!("{form}\n{value}").as_bytes()))
+    Ok(hex::sha256_hex(format!("{form}\n{value}").as_bytes()))
 }
 
 #[cfg(test)]
@@ -46,7 +46,7 @@ mod tests {
         }
         let before = digest("test 1", &Before { first: 1, second: None }).unwrap();
         assert_eq!(before, digest("test 1", &After { second: None, renamed: 1 }).unwrap());
-        assert_eq!(before, hex::sha256(b"test 1\n{\"first\":1,\"second\":null}"));
+        assert_eq!(before, hex::sha256_hex(b"test 1\n{\"first\":1,\"second\":null}"));
         assert_ne!(before, digest("test 2", &After { second: None, renamed: 1 }).unwrap());
     }
 }

@@ -5,22 +5,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Remembers the current second as text; within it only the milliseconds change.
 #[derive(Clone, Debug, Default)]
-pub struct Clock {
+pub struct TimestampFormatter {
     second: Option<u64>,
     text: [u8; 24],
 }
 
-impl Clock {
+impl TimestampFormatter {
     /// The present as RFC 3339 in UTC: `2026-11-21T23:10:33.125Z`.
-    pub fn now(&mut self) -> &[u8] {
-        self.at(SystemTime::now())
+    pub fn format_now(&mut self) -> &[u8] {
+        self.format_time(SystemTime::now())
     }
 
     /// The given time, likewise. What four digits cannot count the years of is the first or the last time that they can.
-    pub fn at(&mut self, time: SystemTime) -> &[u8] {
+    pub fn format_time(&mut self, time: SystemTime) -> &[u8] {
         // A clock before 1970 is a machine not set yet.
         let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let second = since_epoch.as_secs().min(LAST_SECOND);
+        let second = since_epoch.as_secs().min(MAX_UNIX_SECONDS);
         if self.second != Some(second) {
             let time = UNIX_EPOCH + Duration::from_secs(second);
             write!(self.text.as_mut_slice(), "{}", humantime::format_rfc3339_millis(time))
@@ -37,7 +37,7 @@ impl Clock {
 }
 
 /// The end of the year 9999, where four digits end.
-const LAST_SECOND: u64 = 253_402_300_799;
+const MAX_UNIX_SECONDS: u64 = 253_402_300_799;
 
 #[cfg(test)]
 mod tests {
@@ -45,14 +45,17 @@ mod tests {
 
     #[test]
     fn it_writes_what_a_full_formatter_writes() {
-        let mut clock = Clock::default();
+        let mut clock = TimestampFormatter::default();
         for millis in [0, 1, 999, 1_000, 951_782_399_999, 951_782_400_000, 1_795_302_633_120] {
             let time = UNIX_EPOCH + Duration::from_millis(millis);
             let full = humantime::format_rfc3339_millis(time).to_string();
-            assert_eq!(str::from_utf8(clock.at(time)).unwrap(), full);
+            assert_eq!(str::from_utf8(clock.format_time(time)).unwrap(), full);
         }
-        let late = UNIX_EPOCH + Duration::from_millis(LAST_SECOND * 1000 + 60_999);
-        assert_eq!(clock.at(late), b"9999-12-31T23:59:59.999Z");
-        assert_eq!(clock.at(UNIX_EPOCH - Duration::from_secs(1)), b"1970-01-01T00:00:00.000Z");
+        let late = UNIX_EPOCH + Duration::from_millis(MAX_UNIX_SECONDS * 1000 + 60_999);
+        assert_eq!(clock.format_time(late), b"9999-12-31T23:59:59.999Z");
+        assert_eq!(
+            clock.format_time(UNIX_EPOCH - Duration::from_secs(1)),
+            b"1970-01-01T00:00:00.000Z"
+        );
     }
 }

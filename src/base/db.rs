@@ -19,28 +19,28 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use tokio::sync::{mpsc, oneshot};
 
 use super::private_dir;
-use readers::Readers;
+use readers::ReaderPool;
 
 /// A handle to an open file. Clones share the connections.
 #[derive(Clone, Debug)]
-pub struct Database {
-    writer: mpsc::Sender<Job>,
-    readers: Arc<Readers>,
-    /// For [`read_quick`](Self::read_quick) alone.
-    quick: Arc<Readers>,
+pub struct SqliteDatabase {
+    writer: mpsc::Sender<WriteJob>,
+    readers: Arc<ReaderPool>,
+    /// For [`read_quick`](Self::read_priority) alone.
+    quick: Arc<ReaderPool>,
 }
 
 /// The tables of one room. Each step brings them from the version that is its index to the next; what was published
 /// never changes.
 #[derive(Clone, Copy, Debug)]
-pub struct Schema {
+pub struct DatabaseSchema {
     pub room: &'static str,
     pub steps: &'static [&'static str],
 }
 
 /// Why a file cannot be read or written.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum Error {
+pub enum DatabaseError {
     #[error("cannot use `{}`", path.display())]
     File { path: PathBuf, source: Arc<io::Error> },
     #[error("the database cannot be read or written: {0}")]
@@ -54,45 +54,48 @@ pub enum Error {
 }
 
 /// What is done in a transaction, or is not where there is none.
-type Job = Box<dyn FnOnce(Result<&Transaction<'_>, Error>) -> Done + Send>;
+type WriteJob = Box<dyn FnOnce(Result<&Transaction<'_>, DatabaseError>) -> WriteJobOutcome + Send>;
 
 /// A job that is over, whose caller is told when it is known whether it is on disk.
-struct Done {
-    failed: Option<Error>,
-    tell: Box<dyn FnOnce(Result<(), Error>) + Send>,
+struct WriteJobOutcome {
+    failed: Option<DatabaseError>,
+    tell: Box<dyn FnOnce(Result<(), DatabaseError>) + Send>,
 }
 
-impl Database {
+impl SqliteDatabase {
     /// Opens a file, or makes it. Blocks.
     ///
     /// # Errors
     /// The file cannot be used, or a later version has written it.
-    pub fn open(path: &Path, schemas: &[Schema]) -> Result<Self, Error> {
-        Self::open_watched(path, schemas, |_, _| ())
+    pub fn open_database(path: &Path, schemas: &[DatabaseSchema]) -> Result<Self, DatabaseError> {
+        Self::open_with_commit_observer(path, schemas, |_, _| ())
     }
 
-    /// As [`open`](Self::open); `watch` is told of each commit how long it took, and whether it is on disk.
+    /// As [`open`](Self::open_database); `watch` is told of each commit how long it took, and whether it is on disk.
     ///
     /// # Errors
     /// As there.
-    pub fn open_watched(
+    pub fn open_with_commit_observer(
         path: &Path,
-        schemas: &[Schema],
+        schemas: &[DatabaseSchema],
         watch: impl FnMut(Duration, bool) + Send + 'static,
-    ) -> Result<Self, Error> {
-        create(path)
-            .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
-        let mut connection = connect(path)?;
+    ) -> Result<Self, DatabaseError> {
+        create_private_file(path).map_err(|source| DatabaseError::File {
+            path: path.to_owned(),
+            source: source.into(),
+        })?;
+        let mut connection = open_connection(path)?;
         for schema in schemas {
-            migrate(&mut connection, schema)?;
+            apply_migrations(&mut connection, schema)?;
         }
-        room::make_returnable(&connection);
-        let (readers, quick) = (Readers::open(path, READERS)?, Readers::open(path, 1)?);
-        let (writer, jobs) = mpsc::channel(QUEUE);
+        room::enable_incremental_vacuum(&connection);
+        let (readers, quick) =
+            (ReaderPool::open_pool(path, READER_CONNECTIONS)?, ReaderPool::open_pool(path, 1)?);
+        let (writer, jobs) = mpsc::channel(MAX_QUEUED_JOBS);
         let thread = thread::Builder::new().name("database".to_owned());
-        thread
-            .spawn(move || write_all(connection, jobs, watch))
-            .map_err(|source| Error::File { path: path.to_owned(), source: source.into() })?;
+        thread.spawn(move || run_writer_loop(connection, jobs, watch)).map_err(|source| {
+            DatabaseError::File { path: path.to_owned(), source: source.into() }
+        })?;
         Ok(Self { writer, readers, quick })
     }
 
@@ -100,70 +103,70 @@ impl Database {
     ///
     /// # Errors
     /// What went wrong in `work`, or with the disk.
-    pub async fn write<T, F>(&self, work: F) -> Result<T, Error>
+    pub async fn write_in_transaction<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
-        let (job, answer) = job(work);
-        self.writer.send(job).await.map_err(|_| Error::Closed)?;
-        answer.await.map_err(|_| Error::Closed)?
+        let (job, answer) = new_write_job(work);
+        self.writer.send(job).await.map_err(|_| DatabaseError::Closed)?;
+        answer.await.map_err(|_| DatabaseError::Closed)?
     }
 
-    /// As [`write`](Self::write), for a thread that may wait and has no runtime.
+    /// As [`write`](Self::write_in_transaction), for a thread that may wait and has no runtime.
     ///
     /// # Errors
     /// As there.
-    pub fn write_blocking<T, F>(&self, work: F) -> Result<T, Error>
+    pub fn write_in_transaction_blocking<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
-        let (job, answer) = job(work);
-        self.writer.blocking_send(job).map_err(|_| Error::Closed)?;
-        answer.blocking_recv().map_err(|_| Error::Closed)?
+        let (job, answer) = new_write_job(work);
+        self.writer.blocking_send(job).map_err(|_| DatabaseError::Closed)?;
+        answer.blocking_recv().map_err(|_| DatabaseError::Closed)?
     }
 
     /// Reads what is committed, when one of a few connections is free.
     ///
     /// # Errors
     /// What went wrong in `work`.
-    pub async fn read<T, F>(&self, work: F) -> Result<T, Error>
+    pub async fn read_committed<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.readers.read(work).await
+        self.readers.read_pooled(work).await
     }
 
-    /// As [`read`](Self::read), for what takes a moment and is waited for by everybody: it is never behind a long read.
+    /// As [`read`](Self::read_committed), for what takes a moment and is waited for by everybody: it is never behind a long read.
     ///
     /// # Errors
     /// As there.
-    pub async fn read_quick<T, F>(&self, work: F) -> Result<T, Error>
+    pub async fn read_priority<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.quick.read(work).await
+        self.quick.read_pooled(work).await
     }
 }
 
-impl Database {
+impl SqliteDatabase {
     /// Gives room that nothing uses any more back to the disk, a little at a time, so that whoever writes meanwhile
     /// waits no longer than a moment.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub async fn shrink(&self) -> Result<(), Error> {
-        while self.write(room::give_some_back).await? {}
-        self.read(room::settle).await
+    pub async fn release_free_pages(&self) -> Result<(), DatabaseError> {
+        while self.write_in_transaction(room::vacuum_step).await? {}
+        self.read_committed(room::checkpoint_wal).await
     }
 }
 
-impl Error {
+impl DatabaseError {
     /// SQLite's own, where it comes from there.
-    pub fn sqlite(&self) -> Option<&rusqlite::Error> {
+    pub fn as_sqlite_error(&self) -> Option<&rusqlite::Error> {
         match self {
             Self::Sqlite(error) => Some(error),
             _ => None,
@@ -171,33 +174,33 @@ impl Error {
     }
 }
 
-impl From<rusqlite::Error> for Error {
+impl From<rusqlite::Error> for DatabaseError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(Arc::new(error))
     }
 }
 
-fn job<T: Send + 'static>(
+fn new_write_job<T: Send + 'static>(
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
-) -> (Job, oneshot::Receiver<Result<T, Error>>) {
+) -> (WriteJob, oneshot::Receiver<Result<T, DatabaseError>>) {
     let (sender, receiver) = oneshot::channel();
-    let job = move |batch: Result<&Transaction<'_>, Error>| {
-        let done = batch.and_then(|batch| apart(batch, work));
+    let job = move |batch: Result<&Transaction<'_>, DatabaseError>| {
+        let done = batch.and_then(|batch| run_in_savepoint(batch, work));
         let failed = done.as_ref().err().cloned();
-        let tell = Box::new(move |committed: Result<(), Error>| {
+        let tell = Box::new(move |committed: Result<(), DatabaseError>| {
             let _nobody_waits = sender.send(done.and_then(|done| committed.map(|()| done)));
         });
-        Done { failed, tell }
+        WriteJobOutcome { failed, tell }
     };
     (Box::new(job), receiver)
 }
 
 /// One job of a batch, which takes nothing of the others back when it fails. Where it cannot be told from them any more,
 /// there is no transaction left.
-fn apart<T>(
+fn run_in_savepoint<T>(
     batch: &Transaction<'_>,
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
-) -> Result<T, Error> {
+) -> Result<T, DatabaseError> {
     batch.execute_batch("SAVEPOINT job")?;
     let done = work(batch);
     let end = if done.is_ok() { "RELEASE job" } else { "ROLLBACK TO job; RELEASE job" };
@@ -212,15 +215,15 @@ fn apart<T>(
 }
 
 /// The writer's thread: it ends when nobody can give it anything any more.
-fn write_all(
+fn run_writer_loop(
     mut connection: Connection,
-    mut jobs: mpsc::Receiver<Job>,
+    mut jobs: mpsc::Receiver<WriteJob>,
     mut watch: impl FnMut(Duration, bool),
 ) {
-    let mut batch = Vec::with_capacity(QUEUE);
-    while jobs.blocking_recv_many(&mut batch, QUEUE) > 0 {
+    let mut batch = Vec::with_capacity(MAX_QUEUED_JOBS);
+    while jobs.blocking_recv_many(&mut batch, MAX_QUEUED_JOBS) > 0 {
         let begun = Instant::now();
-        let (over, committed) = commit(&mut connection, &mut batch);
+        let (over, committed) = commit_batch(&mut connection, &mut batch);
         watch(begun.elapsed(), committed.is_ok());
         for done in over {
             (done.tell)(committed.clone());
@@ -230,7 +233,10 @@ fn write_all(
 
 /// Does jobs until one of them has cost all of them their transaction, as a full disk does. Those after it are not begun:
 /// what they write would be committed by itself, and their callers told that it is not there.
-fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Done>, Result<(), Error>) {
+fn commit_batch(
+    connection: &mut Connection,
+    batch: &mut Vec<WriteJob>,
+) -> (Vec<WriteJobOutcome>, Result<(), DatabaseError>) {
     let mut jobs = batch.drain(..);
     let mut over = Vec::with_capacity(jobs.len());
     let mut commit = || {
@@ -246,7 +252,7 @@ fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Done>, Resu
         }
         Ok(transaction.commit()?)
     };
-    let committed: Result<(), Error> = commit();
+    let committed: Result<(), DatabaseError> = commit();
     if let Err(why) = &committed {
         over.extend(jobs.map(|job| job(Err(why.clone()))));
     }
@@ -254,27 +260,30 @@ fn commit(connection: &mut Connection, batch: &mut Vec<Job>) -> (Vec<Done>, Resu
 }
 
 /// SQLite gives its other files the mode of this one.
-fn create(path: &Path) -> io::Result<File> {
+fn create_private_file(path: &Path) -> io::Result<File> {
     if let Some(parent) = path.parent() {
         private_dir::make(parent, 0o700).map_err(io::Error::other)?;
     }
     File::options().write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-fn connect(path: &Path) -> Result<Connection, Error> {
+fn open_connection(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = Connection::open(path)?;
-    connection.busy_timeout(BUSY)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    connection.pragma_update(None, "journal_size_limit", MAX_WAL)?;
+    connection.pragma_update(None, "journal_size_limit", MAX_WAL_BYTES)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", "ON")?;
     connection.pragma_update(None, "trusted_schema", "OFF")?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    connection.set_prepared_statement_cache_capacity(STATEMENT_CACHE_SIZE);
     Ok(connection)
 }
 
-fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), Error> {
-    let Schema { room, steps } = schema;
+fn apply_migrations(
+    connection: &mut Connection,
+    schema: &DatabaseSchema,
+) -> Result<(), DatabaseError> {
+    let DatabaseSchema { room, steps } = schema;
     let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     change.execute_batch(
         "CREATE TABLE IF NOT EXISTS schema (room TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT",
@@ -283,7 +292,7 @@ fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), Error> {
     let found: Option<u32> = change.query_row(found, [room], |row| row.get(0)).optional()?;
     let found = found.unwrap_or_default() as usize;
     let Some(missing) = steps.get(found..) else {
-        return Err(Error::Later { room, found, known: steps.len() });
+        return Err(DatabaseError::Later { room, found, known: steps.len() });
     };
     for step in missing {
         change.execute_batch(step)?;
@@ -296,15 +305,15 @@ fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), Error> {
 }
 
 /// Jobs that wait for the disk; whoever has another waits before.
-const QUEUE: usize = 1024;
+const MAX_QUEUED_JOBS: usize = 1024;
 
 /// For another process to finish its transaction.
-const BUSY: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes that are kept of a write-ahead log that was longer.
-const MAX_WAL: u32 = 16 << 20;
+const MAX_WAL_BYTES: u32 = 16 << 20;
 
 /// Long reads at the same time; each has a page cache and a thread while it lasts.
-const READERS: usize = 4;
+const READER_CONNECTIONS: usize = 4;
 
-const STATEMENTS: usize = 128;
+const STATEMENT_CACHE_SIZE: usize = 128;

@@ -10,44 +10,49 @@ use rustix::io::Errno;
 use super::db;
 
 /// Returns whether an error, or what has caused it, says that a disk or a quota is full.
-pub fn is_full(error: &(dyn Error + 'static)) -> bool {
-    causes(error).any(|cause| {
-        is_io(cause, |error| FULL.contains(&error.kind())) || is_sqlite(cause, &[DISK_FULL])
+pub fn is_disk_full(error: &(dyn Error + 'static)) -> bool {
+    error_chain(error).any(|cause| {
+        has_io_error(cause, |error| DISK_FULL_KINDS.contains(&error.kind()))
+            || has_sqlite_error(cause, &[SQLITE_DISK_FULL])
     })
 }
 
 /// Returns whether the same may succeed later without anything else being changed: the disk is full or fails, or this
 /// process or machine has no file descriptors or memory left.
-pub fn may_pass(error: &(dyn Error + 'static)) -> bool {
+pub fn is_transient(error: &(dyn Error + 'static)) -> bool {
     let passes = |error: &io::Error| {
-        FULL.contains(&error.kind()) || Errno::from_io_error(error).is_some_and(is_scarce)
+        DISK_FULL_KINDS.contains(&error.kind())
+            || Errno::from_io_error(error).is_some_and(is_resource_shortage)
     };
-    let codes = [DISK_FULL, rusqlite::ErrorCode::SystemIoFailure];
-    causes(error).any(|cause| is_io(cause, passes) || is_sqlite(cause, &codes))
+    let codes = [SQLITE_DISK_FULL, rusqlite::ErrorCode::SystemIoFailure];
+    error_chain(error).any(|cause| has_io_error(cause, passes) || has_sqlite_error(cause, &codes))
 }
 
-fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+fn error_chain<'e>(
+    error: &'e (dyn Error + 'static),
+) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error| (*error).source())
 }
 
-fn is_io(error: &(dyn Error + 'static), is_it: impl Fn(&io::Error) -> bool) -> bool {
+fn has_io_error(error: &(dyn Error + 'static), is_it: impl Fn(&io::Error) -> bool) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(&is_it)
         || error.downcast_ref::<Errno>().is_some_and(|errno| is_it(&(*errno).into()))
 }
 
-fn is_sqlite(error: &(dyn Error + 'static), codes: &[rusqlite::ErrorCode]) -> bool {
-    let shared = error.downcast_ref::<db::Error>().and_then(db::Error::sqlite);
+fn has_sqlite_error(error: &(dyn Error + 'static), codes: &[rusqlite::ErrorCode]) -> bool {
+    let shared =
+        error.downcast_ref::<db::DatabaseError>().and_then(db::DatabaseError::as_sqlite_error);
     let sqlite = shared.or_else(|| error.downcast_ref());
     sqlite.and_then(rusqlite::Error::sqlite_error_code).is_some_and(|code| codes.contains(&code))
 }
 
-fn is_scarce(errno: Errno) -> bool {
+fn is_resource_shortage(errno: Errno) -> bool {
     [Errno::IO, Errno::NFILE, Errno::MFILE, Errno::NOMEM].contains(&errno)
 }
 
-const FULL: [ErrorKind; 2] = [ErrorKind::StorageFull, ErrorKind::QuotaExceeded];
+const DISK_FULL_KINDS: [ErrorKind; 2] = [ErrorKind::StorageFull, ErrorKind::QuotaExceeded];
 
-const DISK_FULL: rusqlite::ErrorCode = rusqlite::ErrorCode::DiskFull;
+const SQLITE_DISK_FULL: rusqlite::ErrorCode = rusqlite::ErrorCode::DiskFull;
 
 #[cfg(test)]
 mod tests {
@@ -67,10 +72,10 @@ mod tests {
             anyhow::Error::from(full()).context("one").context("two"),
             io::Error::from_raw_os_error(122).into(),
             anyhow::Error::from(sqlite()).context("one"),
-            anyhow::Error::from(db::Error::Sqlite(Arc::new(sqlite()))).context("one"),
+            anyhow::Error::from(db::DatabaseError::Sqlite(Arc::new(sqlite()))).context("one"),
         ];
         for error in &errors {
-            assert!(is_full(error.as_ref()) && may_pass(error.as_ref()), "{error:?}");
+            assert!(is_disk_full(error.as_ref()) && is_transient(error.as_ref()), "{error:?}");
         }
     }
 
@@ -79,12 +84,12 @@ mod tests {
         let errno = |number| anyhow::Error::from(io::Error::from_raw_os_error(number));
         for number in [5, 12, 23, 24] {
             let error = errno(number);
-            assert!(may_pass(error.as_ref()) && !is_full(error.as_ref()), "{error:?}");
+            assert!(is_transient(error.as_ref()) && !is_disk_full(error.as_ref()), "{error:?}");
         }
         // A text that says so is not believed.
         let said = anyhow::anyhow!("No space left on device (os error 28)");
         for error in [errno(2), errno(13), errno(30), said] {
-            assert!(!may_pass(error.as_ref()) && !is_full(error.as_ref()), "{error:?}");
+            assert!(!is_transient(error.as_ref()) && !is_disk_full(error.as_ref()), "{error:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// A handle to a group of tasks. Clones share the group.
 #[derive(Clone, Debug, Default)]
-pub struct Drain {
+pub struct TaskGroup {
     tasks: TaskTracker,
     /// The tasks of the group that this one is a part of.
     all: Option<TaskTracker>,
@@ -23,7 +23,7 @@ pub struct Drain {
 
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drained {
+pub enum ShutdownOutcome {
     /// Every task ended by itself.
     Graceful,
     /// The grace period was over; what was left has been cut.
@@ -31,19 +31,19 @@ pub enum Drained {
 }
 
 /// So that hyper's own tasks are waited for, too.
-impl<F> Executor<F> for Drain
+impl<F> Executor<F> for TaskGroup
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, task: F) {
-        self.spawn(task);
+        self.spawn_task(task);
     }
 }
 
-impl Drain {
+impl TaskGroup {
     /// A group within this one: it finishes when this one does, or before and by itself.
     #[must_use]
-    pub fn part(&self) -> Self {
+    pub fn child_group(&self) -> Self {
         Self {
             tasks: TaskTracker::new(),
             all: Some(self.all.as_ref().unwrap_or(&self.tasks).clone()),
@@ -52,15 +52,15 @@ impl Drain {
         }
     }
 
-    /// Runs a task in the background of the current runtime; [`Drain::finish`] waits for it.
-    pub fn spawn<F>(&self, task: F)
+    /// Runs a task in the background of the current runtime; [`TaskGroup::shut_down`] waits for it.
+    pub fn spawn_task<F>(&self, task: F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let task = self.tasks.track_future(task);
         match &self.all {
-            Some(all) => spawn(all.track_future(task)),
-            None => spawn(task),
+            Some(all) => spawn_in_span(all.track_future(task)),
+            None => spawn_in_span(task),
         }
     }
 
@@ -68,12 +68,12 @@ impl Drain {
     ///
     /// # Panics
     /// The task has.
-    pub async fn carry<F>(&self, task: F) -> F::Output
+    pub async fn run_detached<F>(&self, task: F) -> F::Output
     where
         F: Future<Output: Send> + Send + 'static,
     {
         let (done, outcome) = oneshot::channel();
-        self.spawn(async move {
+        self.spawn_task(async move {
             let _ = done.send(task.await);
         });
         outcome.await.expect("the task sends what it comes to")
@@ -81,41 +81,41 @@ impl Drain {
 
     /// Counts work within a task of another group like a task of this one, until the token is dropped;
     /// `None` where no new work should begin.
-    pub fn enter(&self) -> Option<TaskTrackerToken> {
+    pub fn track_work(&self) -> Option<TaskTrackerToken> {
         // Counted first: who finishes the group after this has looked will wait for it.
         let token = self.tasks.token();
         (!self.closing.is_cancelled()).then_some(token)
     }
 
     /// Cancelled when no new work should begin.
-    pub fn closing(&self) -> &CancellationToken {
+    pub fn shutdown_token(&self) -> &CancellationToken {
         &self.closing
     }
 
     /// Cancelled when work still open must stop at once.
-    pub fn cut(&self) -> &CancellationToken {
+    pub fn abort_token(&self) -> &CancellationToken {
         &self.cut
     }
 
     /// Waits until the group is told to finish and its last task has ended.
-    pub async fn ended(&self) {
+    pub async fn wait_ended(&self) {
         self.tasks.wait().await;
     }
 
     /// Tells every task to finish, waits for `grace`, then cuts what is left and waits for that.
-    pub async fn finish(&self, grace: Duration) -> Drained {
+    pub async fn shut_down(&self, grace: Duration) -> ShutdownOutcome {
         self.closing.cancel();
         self.tasks.close();
         if tokio::time::timeout(grace, self.tasks.wait()).await.is_ok() {
-            return Drained::Graceful;
+            return ShutdownOutcome::Graceful;
         }
         self.cut.cancel();
         self.tasks.wait().await;
-        Drained::Cut
+        ShutdownOutcome::Cut
     }
 }
 
-fn spawn<F>(task: F)
+fn spawn_in_span<F>(task: F)
 where
     F: Future<Output = ()> + Send + 'static,
 {

@@ -6,52 +6,52 @@ use tokio::sync::{Semaphore, watch};
 
 /// A handle to a gate. Clones are the same gate.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub struct ResponseGate {
     passes: Arc<Semaphore>,
     waiting: watch::Sender<usize>,
 }
 
-impl Gate {
+impl ResponseGate {
     /// Lets so many answers pass: those that wait, then those that come.
-    pub fn open(&self, answers: usize) {
+    pub fn allow_answers(&self, answers: usize) {
         self.passes.add_permits(answers);
     }
 
     /// Answers that wait now.
-    pub fn waiting(&self) -> usize {
+    pub fn waiting_answers(&self) -> usize {
         *self.waiting.borrow()
     }
 
     /// Returns when at least so many answers wait.
-    pub async fn reached(&self, answers: usize) {
+    pub async fn wait_for_waiting(&self, answers: usize) {
         // It fails when the sender is gone, and `self` holds it.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting >= answers).await;
     }
 
     /// Waits for a pass and uses it up.
-    pub async fn pass(&self) {
-        let _place = Place::take(&self.waiting);
+    pub async fn wait_for_pass(&self) {
+        let _place = GateWaitGuard::start_waiting(&self.waiting);
         self.passes.acquire().await.expect("the gate is never closed").forget();
     }
 }
 
-impl Default for Gate {
+impl Default for ResponseGate {
     fn default() -> Self {
         Self { passes: Arc::new(Semaphore::new(0)), waiting: watch::Sender::new(0) }
     }
 }
 
 /// Counts as waiting until it is dropped.
-struct Place<'a>(&'a watch::Sender<usize>);
+struct GateWaitGuard<'a>(&'a watch::Sender<usize>);
 
-impl<'a> Place<'a> {
-    fn take(waiting: &'a watch::Sender<usize>) -> Self {
+impl<'a> GateWaitGuard<'a> {
+    fn start_waiting(waiting: &'a watch::Sender<usize>) -> Self {
         waiting.send_modify(|waiting| *waiting += 1);
         Self(waiting)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for GateWaitGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|waiting| *waiting -= 1);
     }

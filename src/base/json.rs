@@ -1,6 +1,6 @@
 //! A strict JSON reader for request bodies that keeps nothing of them.
 //!
-//! A [`Scanner`] is fed frames as they arrive from the socket, split anywhere, and reads each byte
+//! A [`JsonScanner`] is fed frames as they arrive from the socket, split anywhere, and reads each byte
 //! once. It builds no tree: what it keeps is where the members of the top-level object begin and
 //! end, so that a 32 MiB prompt costs a few hundred bytes. Whoever holds the frames can then read or
 //! replace single values ([`rope`](super::rope)).
@@ -30,15 +30,15 @@ mod whole;
 use std::mem;
 use std::ops::Range;
 
-pub use self::cursor::{Cursor, split_string};
-pub use self::invalid::Invalid;
-use self::keys::Keys;
-pub use self::keys::{Key, LIVE_KEYS};
-use self::number::Number;
-use self::text::Text;
+pub use self::cursor::{JsonCursor, split_string};
+pub use self::invalid::JsonError;
+use self::keys::JsonKeyStack;
+pub use self::keys::{JsonKey, MAX_LIVE_KEYS};
+use self::number::JsonNumberState;
+use self::text::JsonStringState;
 pub use self::text::string_length;
-use self::watch::Start;
-pub use self::watch::Watch;
+use self::watch::JsonStringPrefix;
+pub use self::watch::JsonVisitor;
 pub use self::whole::read_whole;
 
 /// Reads one JSON document, frame by frame.
@@ -52,29 +52,29 @@ pub use self::whole::read_whole;
 /// assert_eq!(document.get("model").unwrap().value, 10..17);
 /// # Ok::<(), cogni_gateway::base::json::Invalid>(())
 /// ```
-pub struct Scanner<W = ()> {
-    limits: Limits,
-    state: State,
+pub struct JsonScanner<W = ()> {
+    limits: JsonLimits,
+    state: JsonScannerState,
     /// Offset of the next byte, from the start of the document.
     at: u64,
-    text: Text,
+    text: JsonStringState,
     /// What is still to come of `true`, `false` or `null`.
     literal: &'static [u8],
     /// The arrays and objects that are open, with the keys seen in them.
-    keys: Keys,
+    keys: JsonKeyStack,
     /// The top-level member that is being read.
-    member: Member,
-    members: Vec<Member>,
+    member: JsonMember,
+    members: Vec<JsonMember>,
     /// Who is told what stands inside, and whether it wants to see the text that is being read.
     watch: W,
-    start: Start,
+    start: JsonStringPrefix,
     /// Set by the first error; nothing is read after it.
-    failed: Option<Invalid>,
+    failed: Option<JsonError>,
 }
 
 /// How deep and how wide a document may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct JsonLimits {
     /// Arrays and objects inside one another, the top-level object counted. Tool schemas reach 20;
     /// `serde_json` gives up at 128 and Python near 1,000, so 64 leaves room and stays below both.
     pub depth: u8,
@@ -84,29 +84,29 @@ pub struct Limits {
 
 /// What is known of a document that was read to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Document {
+pub struct JsonDocument {
     /// The top-level object's members, in the order they were written.
-    pub members: Vec<Member>,
+    pub members: Vec<JsonMember>,
 }
 
 /// One member of the top-level object, by its offsets in the document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Member {
-    pub key: Key,
+pub struct JsonMember {
+    pub key: JsonKey,
     /// Offset of the key's opening quote.
     pub start: u64,
     /// Whether the key is written without an escape.
     pub is_plain: bool,
     /// Where the value stands, quotes and brackets included, the white space around it not.
     pub value: Range<u64>,
-    pub kind: Kind,
+    pub kind: JsonType,
     /// How many strings, arrays and objects stand directly inside the value.
     pub entries: u32,
 }
 
 /// The type of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum JsonType {
     #[default]
     Null,
     Bool,
@@ -118,7 +118,7 @@ pub enum Kind {
 
 /// What the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum JsonScannerState {
     /// Nothing but white space so far.
     Start,
     /// A value has to follow: after `:`, and after `,` in an array.
@@ -135,7 +135,7 @@ enum State {
     Colon,
     /// In a string that is a value.
     Text,
-    Number(Number),
+    Number(JsonNumberState),
     /// In `true`, `false` or `null`.
     Literal,
     /// `,` or `}`: after a member of an object.
@@ -151,71 +151,73 @@ enum State {
 ///
 /// # Errors
 /// The first thing wrong with the document.
-pub fn check_document(data: &[u8]) -> Result<(), Invalid> {
-    let mut scanner = Scanner::new(Limits::default());
-    scanner.feed(data)?;
-    scanner.finish().map(drop)
+pub fn check_document(data: &[u8]) -> Result<(), JsonError> {
+    let mut scanner = JsonScanner::new(JsonLimits::default());
+    scanner.feed_frame(data)?;
+    scanner.finish_document().map(drop)
 }
 
-impl Scanner {
-    pub fn new(limits: Limits) -> Self {
-        Self::watched(limits, ())
+impl JsonScanner {
+    pub fn new(limits: JsonLimits) -> Self {
+        Self::with_visitor(limits, ())
     }
 }
 
-impl<W: Watch> Scanner<W> {
+impl<W: JsonVisitor> JsonScanner<W> {
     /// A scanner that tells `watch` what it reads.
-    pub fn watched(limits: Limits, watch: W) -> Self {
+    pub fn with_visitor(limits: JsonLimits, watch: W) -> Self {
         Self {
             limits,
-            state: State::Start,
+            state: JsonScannerState::Start,
             at: 0,
-            text: Text::default(),
+            text: JsonStringState::default(),
             literal: &[],
-            keys: Keys::default(),
-            member: Member::default(),
+            keys: JsonKeyStack::default(),
+            member: JsonMember::default(),
             members: Vec::new(),
             watch,
-            start: Start::default(),
+            start: JsonStringPrefix::default(),
             failed: None,
         }
     }
 
     /// Reads one more frame. After an error every call answers with that error.
-    pub fn feed(&mut self, data: &[u8]) -> Result<(), Invalid> {
+    pub fn feed_frame(&mut self, data: &[u8]) -> Result<(), JsonError> {
         if let Some(invalid) = &self.failed {
             return Err(invalid.clone());
         }
-        let outcome = self.read(data);
+        let outcome = self.scan_frame(data);
         self.failed = outcome.as_ref().err().cloned();
         outcome
     }
 
     /// Says what was read, once the last frame has been fed.
-    pub fn finish(self) -> Result<Document, Invalid> {
-        self.finish_watched().map(|(document, _)| document)
+    pub fn finish_document(self) -> Result<JsonDocument, JsonError> {
+        self.finish_with_visitor().map(|(document, _)| document)
     }
 
     /// The same, and who was told.
-    pub fn finish_watched(self) -> Result<(Document, W), Invalid> {
+    pub fn finish_with_visitor(self) -> Result<(JsonDocument, W), JsonError> {
         match (self.failed, self.state) {
             (Some(invalid), _) => Err(invalid),
-            (None, State::End) => Ok((Document { members: self.members }, self.watch)),
-            (None, State::Start) => Err(Invalid::Empty),
-            (None, _) => Err(Invalid::Unfinished { at: self.at }),
+            (None, JsonScannerState::End) => {
+                Ok((JsonDocument { members: self.members }, self.watch))
+            }
+            (None, JsonScannerState::Start) => Err(JsonError::Empty),
+            (None, _) => Err(JsonError::Unfinished { at: self.at }),
         }
     }
 
-    fn read(&mut self, data: &[u8]) -> Result<(), Invalid> {
+    fn scan_frame(&mut self, data: &[u8]) -> Result<(), JsonError> {
         let mut read = 0;
         while read < data.len() {
             let (rest, at) = (&data[read..], self.at + read as u64);
             let (state, passed) = match self.state {
-                State::Key => self.key(rest, at)?,
-                State::Text => self.text(rest, at)?,
-                State::Number(number) => self.number(number, rest, at)?,
-                State::Literal => self.literal(rest, at)?,
-                state => self.structure(state, rest, at)?,
+                JsonScannerState::Key => self.scan_key(rest, at)?,
+                JsonScannerState::Text => self.scan_string(rest, at)?,
+                JsonScannerState::Number(number) => self.scan_number(number, rest, at)?,
+                JsonScannerState::Literal => self.scan_literal(rest, at)?,
+                state => self.scan_structure(state, rest, at)?,
             };
             self.state = state;
             read += passed;
@@ -225,177 +227,195 @@ impl<W: Watch> Scanner<W> {
     }
 
     /// White space, and the one byte after it that decides what comes next.
-    fn structure(&mut self, state: State, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+    fn scan_structure(
+        &mut self,
+        state: JsonScannerState,
+        data: &[u8],
+        at: u64,
+    ) -> Result<(JsonScannerState, usize), JsonError> {
         let space = data.iter().take_while(|byte| is_space(**byte)).count();
         let Some(&byte) = data.get(space) else { return Ok((state, space)) };
         let at = at + space as u64;
         let next = match (state, byte) {
-            (State::FirstKey | State::NextKey, b'"') => {
-                self.keys.begin(at);
-                State::Key
+            (JsonScannerState::FirstKey | JsonScannerState::NextKey, b'"') => {
+                self.keys.begin_key(at);
+                JsonScannerState::Key
             }
-            (State::Colon, b':') | (State::AfterElement, b',') => State::Value,
-            (State::AfterMember, b',') => State::NextKey,
-            (State::FirstKey | State::AfterMember, b'}')
-            | (State::FirstValue | State::AfterElement, b']') => {
-                self.keys.close();
-                self.watch.close();
+            (JsonScannerState::Colon, b':') | (JsonScannerState::AfterElement, b',') => {
+                JsonScannerState::Value
+            }
+            (JsonScannerState::AfterMember, b',') => JsonScannerState::NextKey,
+            (JsonScannerState::FirstKey | JsonScannerState::AfterMember, b'}')
+            | (JsonScannerState::FirstValue | JsonScannerState::AfterElement, b']') => {
+                self.keys.close_container();
+                self.watch.on_close();
                 self.end_value(at + 1)
             }
-            (State::Start, b'{') | (State::Value | State::FirstValue, _) => {
+            (JsonScannerState::Start, b'{')
+            | (JsonScannerState::Value | JsonScannerState::FirstValue, _) => {
                 self.begin_value(byte, at)?
             }
-            (State::Start, _) => return Err(Invalid::NotAnObject { at }),
-            _ => return Err(Invalid::Syntax { at }),
+            (JsonScannerState::Start, _) => return Err(JsonError::NotAnObject { at }),
+            _ => return Err(JsonError::Syntax { at }),
         };
         Ok((next, space + 1))
     }
 
-    fn begin_value(&mut self, byte: u8, at: u64) -> Result<State, Invalid> {
+    fn begin_value(&mut self, byte: u8, at: u64) -> Result<JsonScannerState, JsonError> {
         let (kind, state) = match byte {
-            b'"' => (Kind::String, State::Text),
-            b'[' => (Kind::Array, State::FirstValue),
-            b'{' => (Kind::Object, State::FirstKey),
-            b't' => (Kind::Bool, self.begin_literal(b"rue")),
-            b'f' => (Kind::Bool, self.begin_literal(b"alse")),
-            b'n' => (Kind::Null, self.begin_literal(b"ull")),
-            _ => match Number::begin(byte) {
-                Some(number) => (Kind::Number, State::Number(number)),
-                None => return Err(Invalid::Syntax { at }),
+            b'"' => (JsonType::String, JsonScannerState::Text),
+            b'[' => (JsonType::Array, JsonScannerState::FirstValue),
+            b'{' => (JsonType::Object, JsonScannerState::FirstKey),
+            b't' => (JsonType::Bool, self.start_literal(b"rue")),
+            b'f' => (JsonType::Bool, self.start_literal(b"alse")),
+            b'n' => (JsonType::Null, self.start_literal(b"ull")),
+            _ => match JsonNumberState::start_number(byte) {
+                Some(number) => (JsonType::Number, JsonScannerState::Number(number)),
+                None => return Err(JsonError::Syntax { at }),
             },
         };
         let depth = self.keys.depth();
-        if depth > 0 && self.watch.value(depth, kind, at) {
-            self.start.begin(&mut self.keys.name);
+        if depth > 0 && self.watch.on_value(depth, kind, at) {
+            self.start.begin_string(&mut self.keys.name);
         }
         match depth {
-            1 => self.member.begin(at, kind),
-            2 if kind.is_entry() => self.member.entries = self.member.entries.saturating_add(1),
+            1 => self.member.start_member(at, kind),
+            2 if kind.counts_as_entry() => {
+                self.member.entries = self.member.entries.saturating_add(1);
+            }
             _ => (),
         }
-        if matches!(kind, Kind::Array | Kind::Object) {
+        if matches!(kind, JsonType::Array | JsonType::Object) {
             let limit = self.limits.depth;
             if depth >= usize::from(limit) {
-                return Err(Invalid::TooDeep { at, limit });
+                return Err(JsonError::TooDeep { at, limit });
             }
-            self.keys.open(kind);
+            self.keys.open_container(kind);
         }
         Ok(state)
     }
 
-    fn end_value(&mut self, end: u64) -> State {
+    fn end_value(&mut self, end: u64) -> JsonScannerState {
         if self.keys.depth() == 1 {
             self.member.value.end = end;
             self.members.push(mem::take(&mut self.member));
         }
-        match self.keys.innermost() {
-            Some(Kind::Object) => State::AfterMember,
-            Some(_) => State::AfterElement,
-            None => State::End,
+        match self.keys.innermost_type() {
+            Some(JsonType::Object) => JsonScannerState::AfterMember,
+            Some(_) => JsonScannerState::AfterElement,
+            None => JsonScannerState::End,
         }
     }
 
-    fn key(&mut self, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
-        let (read, ended) = self.text.read(data, at, Some(&mut self.keys.name))?;
+    fn scan_key(&mut self, data: &[u8], at: u64) -> Result<(JsonScannerState, usize), JsonError> {
+        let (read, ended) = self.text.read_string(data, at, Some(&mut self.keys.name))?;
         if !ended {
-            return Ok((State::Key, read));
+            return Ok((JsonScannerState::Key, read));
         }
-        self.keys.end()?;
+        self.keys.end_key()?;
         let depth = self.keys.depth();
-        self.watch.key(depth, self.keys.name.as_bytes().unwrap_or_default());
+        self.watch.on_key(depth, self.keys.name.as_bytes().unwrap_or_default());
         if depth == 1 {
             let limit = self.limits.members;
             if self.members.len() >= usize::from(limit) {
-                return Err(Invalid::TooManyMembers { at: self.keys.at, limit });
+                return Err(JsonError::TooManyMembers { at: self.keys.at, limit });
             }
-            self.member.key = self.keys.name.key();
+            self.member.key = self.keys.name.to_key();
             self.member.start = self.keys.at;
             let written = at + read as u64 - self.keys.at;
-            self.member.is_plain = written == self.keys.name.len() + QUOTES;
+            self.member.is_plain = written == self.keys.name.len() + KEY_QUOTE_BYTES;
         }
-        Ok((State::Colon, read))
+        Ok((JsonScannerState::Colon, read))
     }
 
-    fn text(&mut self, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+    fn scan_string(
+        &mut self,
+        data: &[u8],
+        at: u64,
+    ) -> Result<(JsonScannerState, usize), JsonError> {
         let name = &mut self.keys.name;
-        let (data, start) = match self.start.wanted(name) {
+        let (data, start) = match self.start.wanted_bytes(name) {
             0 => (data, None),
             wanted => (&data[..data.len().min(wanted)], Some(name)),
         };
-        let (read, ended) = self.text.read(data, at, start)?;
-        self.start.trim(&mut self.keys.name);
-        if self.start.is_complete(&self.keys.name, ended) {
+        let (read, ended) = self.text.read_string(data, at, start)?;
+        self.start.trim_blanks(&mut self.keys.name);
+        if self.start.is_prefix_complete(&self.keys.name, ended) {
             let had_blanks = self.start.has_blanks();
-            self.watch.text(self.start.take(&self.keys.name), had_blanks);
+            self.watch.on_string(self.start.take_prefix(&self.keys.name), had_blanks);
         }
-        Ok((if ended { self.end_value(at + read as u64) } else { State::Text }, read))
+        Ok((if ended { self.end_value(at + read as u64) } else { JsonScannerState::Text }, read))
     }
 
     /// A number ends where the next byte cannot belong to it, so that byte is left unread.
-    fn number(
+    fn scan_number(
         &mut self,
-        mut number: Number,
+        mut number: JsonNumberState,
         data: &[u8],
         at: u64,
-    ) -> Result<(State, usize), Invalid> {
+    ) -> Result<(JsonScannerState, usize), JsonError> {
         for (read, &byte) in data.iter().enumerate() {
             let at = at + read as u64;
-            number = match number.next(byte) {
+            number = match number.next_state(byte) {
                 Some(number) => number,
                 None if number.is_complete() => return Ok((self.end_value(at), read)),
-                None => return Err(Invalid::Syntax { at }),
+                None => return Err(JsonError::Syntax { at }),
             };
         }
-        Ok((State::Number(number), data.len()))
+        Ok((JsonScannerState::Number(number), data.len()))
     }
 
-    fn begin_literal(&mut self, rest: &'static [u8]) -> State {
+    fn start_literal(&mut self, rest: &'static [u8]) -> JsonScannerState {
         self.literal = rest;
-        State::Literal
+        JsonScannerState::Literal
     }
 
-    fn literal(&mut self, data: &[u8], at: u64) -> Result<(State, usize), Invalid> {
+    fn scan_literal(
+        &mut self,
+        data: &[u8],
+        at: u64,
+    ) -> Result<(JsonScannerState, usize), JsonError> {
         let same = self.literal.iter().zip(data).take_while(|(expected, byte)| expected == byte);
         let same = same.count();
         if same == self.literal.len() {
             Ok((self.end_value(at + same as u64), same))
         } else if same == data.len() {
             self.literal = &self.literal[same..];
-            Ok((State::Literal, same))
+            Ok((JsonScannerState::Literal, same))
         } else {
-            Err(Invalid::Syntax { at: at + same as u64 })
+            Err(JsonError::Syntax { at: at + same as u64 })
         }
     }
 }
 
 /// Bytes of the quotes around a key.
-const QUOTES: u64 = 2;
+const KEY_QUOTE_BYTES: u64 = 2;
 
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\n' | b'\r' | b'\t')
 }
 
-impl Document {
+impl JsonDocument {
     /// The member with this key, where there is one.
-    pub fn get(&self, key: &str) -> Option<&Member> {
+    pub fn find_member(&self, key: &str) -> Option<&JsonMember> {
         self.members.iter().find(|member| member.key == *key)
     }
 }
 
-impl Member {
-    fn begin(&mut self, at: u64, kind: Kind) {
+impl JsonMember {
+    fn start_member(&mut self, at: u64, kind: JsonType) {
         self.value.start = at;
         self.kind = kind;
     }
 }
 
-impl Kind {
-    fn is_entry(self) -> bool {
+impl JsonType {
+    fn counts_as_entry(self) -> bool {
         matches!(self, Self::String | Self::Array | Self::Object)
     }
 }
 
-impl Default for Limits {
+impl Default for JsonLimits {
     fn default() -> Self {
         Self { depth: 64, members: 256 }
     }

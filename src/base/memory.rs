@@ -5,11 +5,12 @@ use std::path::Path;
 
 /// Bytes of memory that this process may use: those of the machine or, where they are fewer, those of its
 /// control group (version 2). `None` where the kernel does not tell.
-pub fn available() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
+pub fn available_memory() -> Option<u64> {
+    let machine =
+        fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_total_memory(&text));
     let group = fs::read_to_string("/proc/self/cgroup").ok();
     let group = group.as_deref().and_then(|text| text.strip_prefix("0::/")).map(str::trim_end);
-    let group = group.and_then(|path| least_limit(Path::new("/sys/fs/cgroup"), path));
+    let group = group.and_then(|path| min_cgroup_limit(Path::new("/sys/fs/cgroup"), path));
     machine.into_iter().chain(group).min()
 }
 
@@ -31,14 +32,14 @@ pub fn give_back() {
 pub fn give_back() {}
 
 /// The machine's memory in `/proc/meminfo`.
-fn total(meminfo: &str) -> Option<u64> {
+fn parse_total_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     kib.checked_mul(1024)
 }
 
 /// The least limit of a control group and of those around it.
-fn least_limit(root: &Path, path: &str) -> Option<u64> {
+fn min_cgroup_limit(root: &Path, path: &str) -> Option<u64> {
     let group = root.join(path);
     let limits = group
         .ancestors()
@@ -57,9 +58,9 @@ mod tests {
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).unwrap();
         fs::write(inner.join("memory.max"), "max\n").unwrap();
-        assert_eq!(least_limit(root.path(), "a/b"), None);
+        assert_eq!(min_cgroup_limit(root.path(), "a/b"), None);
         fs::write(root.path().join("a/memory.max"), "1048576\n").unwrap();
-        assert_eq!(least_limit(root.path(), "a/b"), Some(1_048_576));
-        assert_eq!(total("MemTotal:        16 kB\nMemFree: 1 kB\n"), Some(16_384));
+        assert_eq!(min_cgroup_limit(root.path(), "a/b"), Some(1_048_576));
+        assert_eq!(parse_total_memory("MemTotal:        16 kB\nMemFree: 1 kB\n"), Some(16_384));
     }
 }

@@ -9,11 +9,11 @@ mod process;
 
 use prometheus::{Registry, TextEncoder};
 
-pub use listener::{Page, serve};
-pub use process::Process;
+pub use listener::{HttpPage, serve_pages};
+pub use process::ProcessCollector;
 
 /// Everything in the registry, as Prometheus text exposition 0.0.4.
-pub fn render(registry: &Registry) -> Vec<u8> {
+pub fn render_text(registry: &Registry) -> Vec<u8> {
     let text = TextEncoder::new().encode_to_string(&registry.gather());
     text.expect("a String takes every write, and a registry never gathers an empty family")
         .into_bytes()
@@ -21,6 +21,6 @@ pub fn render(registry: &Registry) -> Vec<u8> {
 
 /// A count as Prometheus has it: every sample is a double.
 #[expect(clippy::cast_precision_loss, reason = "off by less than a part in 2^53")]
-pub fn float(count: u64) -> f64 {
+pub fn count_as_f64(count: u64) -> f64 {
     count as f64
 }

@@ -5,30 +5,31 @@ use std::path::PathBuf;
 use http::Uri;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
-use crate::base::secret::Secret;
+use crate::base::secret::SecretString;
 
 /// The way to every server. Without anything it is straight, and trusts whom the system trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Network {
+pub struct OutboundConfig {
     /// PEM file of authorities to trust instead of the system's; its path is absolute.
     pub ca_file: Option<PathBuf>,
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<HttpProxy>,
 }
 
-impl Network {
+impl OutboundConfig {
     /// The proxy to a server; none where the server is reached without one. A proxy carries TLS and nothing else.
-    pub fn proxy_to(&self, server: &Uri) -> Option<Intercept> {
+    pub fn proxy_for(&self, server: &Uri) -> Option<Intercept> {
         let proxy = self.proxy.as_ref()?;
-        let matcher = Matcher::builder().https(proxy.url().expose()).no(&*proxy.except).build();
+        let matcher =
+            Matcher::builder().https(proxy.url().expose_secret()).no(&*proxy.except).build();
         matcher.intercept(server)
     }
 }
 
 /// What carries TLS to a host that cannot be reached otherwise. It sees which host, and nothing that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proxy {
+pub struct HttpProxy {
     /// `http://[USER:PASSWORD@]HOST[:PORT]`
-    url: Secret,
+    url: SecretString,
     /// Hosts that are reached without it, as everybody writes them in `NO_PROXY`.
     except: String,
 }
@@ -36,31 +37,31 @@ pub struct Proxy {
 /// The text names no proxy. It is not repeated: it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the proxy cannot be used; give `http://HOST:PORT`")]
-pub struct Invalid;
+pub struct ProxyUrlError;
 
-impl Proxy {
+impl HttpProxy {
     /// Reads a proxy's address as `HTTPS_PROXY` has it; without a scheme it is `http://`.
     ///
     /// # Errors
     /// It is none, or of a kind that is not spoken: TLS to the proxy itself, SOCKS.
-    pub fn parse(url: &str, except: &str) -> Result<Self, Invalid> {
+    pub fn parse_proxy(url: &str, except: &str) -> Result<Self, ProxyUrlError> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let uri: Uri = url.parse().map_err(|_| Invalid)?;
+        let uri: Uri = url.parse().map_err(|_| ProxyUrlError)?;
         let is_plain =
             uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
         if !is_plain || except.chars().any(char::is_control) {
-            return Err(Invalid);
+            return Err(ProxyUrlError);
         }
-        Ok(Self { url: Secret::new(url), except: except.to_owned() })
+        Ok(Self { url: SecretString::new(url), except: except.to_owned() })
     }
 
-    pub fn url(&self) -> &Secret {
+    pub fn url(&self) -> &SecretString {
         &self.url
     }
 
     /// What nobody is to read, where there is something.
-    pub fn password(&self) -> Option<Secret> {
-        let (user, _) = self.url.expose().split_once("://")?.1.rsplit_once('@')?;
-        Some(Secret::new(user.split_once(':')?.1))
+    pub fn url_password(&self) -> Option<SecretString> {
+        let (user, _) = self.url.expose_secret().split_once("://")?.1.rsplit_once('@')?;
+        Some(SecretString::new(user.split_once(':')?.1))
     }
 }

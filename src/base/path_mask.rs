@@ -15,17 +15,18 @@ pub struct PathMask {
 impl PathMask {
     /// Masks these paths, and what they are where they are symbolic links. The root of the file system is never masked.
     pub fn new<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Self {
-        let mut all: Vec<_> = paths.into_iter().flat_map(|path| spellings(path.as_ref())).collect();
+        let mut all: Vec<_> =
+            paths.into_iter().flat_map(|path| path_spellings(path.as_ref())).collect();
         all.sort_unstable_by(|one, other| other.len().cmp(&one.len()).then(one.cmp(other)));
         all.dedup();
         Self { paths: all }
     }
 
-    /// Returns the text with [`MASK`] in place of each of the paths, and of what follows it as a part of the path.
-    pub fn mask<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    /// Returns the text with [`PATH_PLACEHOLDER`] in place of each of the paths, and of what follows it as a part of the path.
+    pub fn mask_paths<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut masked = Cow::Borrowed(text);
         for path in &self.paths {
-            if let Some(without) = mask_one(path, &masked) {
+            if let Some(without) = mask_path(path, &masked) {
                 masked = Cow::Owned(without);
             }
         }
@@ -34,30 +35,30 @@ impl PathMask {
 }
 
 /// Returns the text without the path; none where the text does not have it.
-fn mask_one(path: &str, text: &str) -> Option<String> {
+fn mask_path(path: &str, text: &str) -> Option<String> {
     let (mut masked, mut from) = (String::new(), 0);
     for at in memmem::find_iter(text.as_bytes(), path) {
         let (before, rest) = (&text[..at], &text[at + path.len()..]);
-        let begins = !before.ends_with(|c| is_of_a_name(c) && c != '/');
-        let ends = !rest.starts_with(|c| is_of_a_name(c) && c != '/');
+        let begins = !before.ends_with(|c| is_path_character(c) && c != '/');
+        let ends = !rest.starts_with(|c| is_path_character(c) && c != '/');
         if at < from || !begins || !ends {
             continue;
         }
         masked.push_str(&text[from..at]);
-        masked.push_str(MASK);
-        let length = rest.find(|c| !is_of_a_name(c)).unwrap_or(rest.len());
+        masked.push_str(PATH_PLACEHOLDER);
+        let length = rest.find(|c| !is_path_character(c)).unwrap_or(rest.len());
         from = at + path.len() + length;
     }
     (from > 0).then(|| masked + &text[from..])
 }
 
 /// Whether a character is taken for a part of a path. A name with others is masked up to the first of them.
-fn is_of_a_name(c: char) -> bool {
+fn is_path_character(c: char) -> bool {
     c.is_alphanumeric() || "/._-+@%=~".contains(c)
 }
 
 /// A path as it is given, and as the file system knows it.
-fn spellings(path: &Path) -> Vec<String> {
+fn path_spellings(path: &Path) -> Vec<String> {
     let real = path.canonicalize().ok();
     let absolute = std::path::absolute(path).ok();
     let all: [Option<PathBuf>; 3] = [Some(path.to_owned()), absolute, real];
@@ -68,7 +69,7 @@ fn spellings(path: &Path) -> Vec<String> {
 }
 
 /// What stands in place of a path.
-pub const MASK: &str = "[host path]";
+pub const PATH_PLACEHOLDER: &str = "[host path]";
 
 #[cfg(test)]
 mod tests {
@@ -94,9 +95,9 @@ mod tests {
                 "/workspace/src and / and file://[host path]",
             ),
         ] {
-            assert_eq!(mask.mask(text), masked);
+            assert_eq!(mask.mask_paths(text), masked);
         }
-        assert!(matches!(mask.mask("nothing of it"), Cow::Borrowed(_)));
+        assert!(matches!(mask.mask_paths("nothing of it"), Cow::Borrowed(_)));
     }
 
     #[test]
@@ -107,7 +108,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).expect("made");
         let mask = PathMask::new([&link]);
         let text = format!("{} is {}", link.display(), real.display());
-        assert_eq!(mask.mask(&text), "[host path] is [host path]");
+        assert_eq!(mask.mask_paths(&text), "[host path] is [host path]");
     }
 
     proptest! {
@@ -116,9 +117,9 @@ mod tests {
         fn no_path_is_left(before in "[ -~äö€\n]{0,40}", after in "[ -~äö€\n]{0,40}") {
             let mask = PathMask::new(["/srv/state", "/srv/state/deep/er"]);
             let text = format!("{before} `/srv/state/deep/er` and `/srv/state`: {after}");
-            let masked = mask.mask(&text).into_owned();
+            let masked = mask.mask_paths(&text).into_owned();
             prop_assert!(!masked.contains(" `/srv/state"));
-            prop_assert_eq!(mask.mask(&masked), masked.as_str());
+            prop_assert_eq!(mask.mask_paths(&masked), masked.as_str());
         }
     }
 }

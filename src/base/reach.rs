@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
-pub enum Reach {
+pub enum HostReach {
     /// Addresses on the internet, without this machine's own: somebody else has named the host.
     #[default]
     Public,
@@ -25,7 +25,7 @@ pub enum Reach {
 
 /// Why a host cannot be connected to.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum HostReachError {
     #[error("`{host}` cannot be looked up")]
     Unknown { host: String, source: io::Error },
     #[error("`{host}` has no address that a server can have")]
@@ -37,7 +37,7 @@ pub enum HostError {
 
 /// What an address is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+enum AddressPurpose {
     Public,
     Private,
     Loopback,
@@ -45,21 +45,21 @@ enum Purpose {
     Reserved,
 }
 
-impl Reach {
+impl HostReach {
     /// Whether a host can be allowed by its text. A name that passes has yet to be looked up.
     pub fn allows_host(self, host: &str) -> bool {
         match host.parse() {
-            Ok(address) => self.allows(address),
-            Err(_) => is_host(host) && (self == Self::Named || !is_local_name(host)),
+            Ok(address) => self.allows_address(address),
+            Err(_) => is_canonical_host(host) && (self == Self::Named || !is_local_name(host)),
         }
     }
 
     /// Whether an address may be connected to, as far as the address itself says.
-    pub fn allows(self, address: IpAddr) -> bool {
-        match purpose(address) {
-            Purpose::Public => true,
-            Purpose::Private | Purpose::Loopback => self == Self::Named,
-            Purpose::Reserved => false,
+    pub fn allows_address(self, address: IpAddr) -> bool {
+        match address_purpose(address) {
+            AddressPurpose::Public => true,
+            AddressPurpose::Private | AddressPurpose::Loopback => self == Self::Named,
+            AddressPurpose::Reserved => false,
         }
     }
 
@@ -67,10 +67,10 @@ impl Reach {
     ///
     /// # Errors
     /// The host has no such address.
-    pub fn addresses(self, host: &str, port: u16) -> Result<Vec<IpAddr>, HostError> {
-        let found = look_up(host, port);
+    pub fn resolve_host(self, host: &str, port: u16) -> Result<Vec<IpAddr>, HostReachError> {
+        let found = resolve_addresses(host, port);
         let may_be = |address: &IpAddr| {
-            self.allows(*address) && (self == Self::Named || !is_of_this_machine(*address))
+            self.allows_address(*address) && (self == Self::Named || !is_own_address(*address))
         };
         let allowed = |found: Vec<IpAddr>| -> Vec<_> {
             found.into_iter().filter(may_be).take(MAX_ADDRESSES).collect()
@@ -78,16 +78,16 @@ impl Reach {
         let host = host.to_owned();
         match (self, found.map(allowed)) {
             (_, Ok(allowed)) if !allowed.is_empty() => Ok(allowed),
-            (Self::Public, _) => Err(HostError::NotPublic { host }),
-            (Self::Named, Ok(_)) => Err(HostError::Unusable { host }),
-            (Self::Named, Err(source)) => Err(HostError::Unknown { host, source }),
+            (Self::Public, _) => Err(HostReachError::NotPublic { host }),
+            (Self::Named, Ok(_)) => Err(HostReachError::Unusable { host }),
+            (Self::Named, Err(source)) => Err(HostReachError::Unknown { host, source }),
         }
     }
 }
 
 /// Whether a text is a host in the one spelling that every program reads alike: an address in full, or a name. Resolvers take
 /// what ends in a number for an address, whose parts may be octal, hexadecimal or missing.
-pub fn is_host(text: &str) -> bool {
+pub fn is_canonical_host(text: &str) -> bool {
     if text.parse::<IpAddr>().is_ok() {
         return true;
     }
@@ -111,7 +111,7 @@ fn is_local_name(host: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost")
 }
 
-fn look_up(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
     }
@@ -125,37 +125,37 @@ fn look_up(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 
 /// Whether the kernel takes an address for one of this machine's: a connection to such an address comes from that address.
 /// Connecting a datagram socket sends nothing.
-fn is_of_this_machine(address: IpAddr) -> bool {
+fn is_own_address(address: IpAddr) -> bool {
     let any: SocketAddr = match address {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let source = UdpSocket::bind(any).and_then(|socket| {
-        socket.connect((address, DISCARD))?;
+        socket.connect((address, DISCARD_PORT))?;
         socket.local_addr()
     });
     source.is_ok_and(|source| source.ip() == address)
 }
 
-fn purpose(address: IpAddr) -> Purpose {
+fn address_purpose(address: IpAddr) -> AddressPurpose {
     match address {
-        IpAddr::V4(address) => purpose_v4(address),
-        IpAddr::V6(address) => match embedded(address) {
-            Some(address) => purpose_v4(address),
-            None => purpose_v6(address),
+        IpAddr::V4(address) => ipv4_purpose(address),
+        IpAddr::V6(address) => match embedded_ipv4(address) {
+            Some(address) => ipv4_purpose(address),
+            None => ipv6_purpose(address),
         },
     }
 }
 
 /// The address that a translator, or this machine itself, connects to in place of an IPv6 address.
-fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     if let Some(address) = address.to_ipv4_mapped() {
         return Some(address);
     }
     let segments = address.segments();
-    let [high, low] = if is_in(address, NAT64) {
+    let [high, low] = if is_in_network(address, NAT64_NETWORK) {
         [segments[6], segments[7]]
-    } else if segments[0] == SIX_TO_FOUR {
+    } else if segments[0] == SIX_TO_FOUR_PREFIX {
         [segments[1], segments[2]]
     } else {
         return None;
@@ -163,7 +163,7 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)))
 }
 
-fn purpose_v4(address: Ipv4Addr) -> Purpose {
+fn ipv4_purpose(address: Ipv4Addr) -> AddressPurpose {
     let is_one_of = |nets: &[(Ipv4Addr, u32)]| {
         nets.iter().any(|(net, bits)| {
             let shift = 32 - bits;
@@ -171,34 +171,34 @@ fn purpose_v4(address: Ipv4Addr) -> Purpose {
         })
     };
     if is_one_of(&RESERVED_V4) {
-        Purpose::Reserved
+        AddressPurpose::Reserved
     } else if address.is_loopback() {
-        Purpose::Loopback
+        AddressPurpose::Loopback
     } else if is_one_of(&PRIVATE_V4) {
-        Purpose::Private
+        AddressPurpose::Private
     } else {
-        Purpose::Public
+        AddressPurpose::Public
     }
 }
 
-fn purpose_v6(address: Ipv6Addr) -> Purpose {
+fn ipv6_purpose(address: Ipv6Addr) -> AddressPurpose {
     // All that is given out lies in 2000::/3 (IANA's registry of IPv6 global unicast addresses).
     let is_given_out = address.segments()[0] & 0xe000 == 0x2000;
-    let is_one_of = |nets: &[(Ipv6Addr, u32)]| nets.iter().any(|net| is_in(address, *net));
+    let is_one_of = |nets: &[(Ipv6Addr, u32)]| nets.iter().any(|net| is_in_network(address, *net));
     if address.is_loopback() {
-        Purpose::Loopback
+        AddressPurpose::Loopback
     } else if is_one_of(&RESERVED_V6) {
-        Purpose::Reserved
+        AddressPurpose::Reserved
     } else if is_one_of(&PRIVATE_V6) {
-        Purpose::Private
+        AddressPurpose::Private
     } else if is_given_out {
-        Purpose::Public
+        AddressPurpose::Public
     } else {
-        Purpose::Reserved
+        AddressPurpose::Reserved
     }
 }
 
-fn is_in(address: Ipv6Addr, (net, bits): (Ipv6Addr, u32)) -> bool {
+fn is_in_network(address: Ipv6Addr, (net, bits): (Ipv6Addr, u32)) -> bool {
     let shift = 128 - bits;
     address.to_bits() >> shift == net.to_bits() >> shift
 }
@@ -248,10 +248,10 @@ const PRIVATE_V6: [(Ipv6Addr, u32); 3] = [
 ];
 
 /// A translator's addresses, the last 32 bits of which are the IPv4 address that the translator connects to (RFC 6052).
-const NAT64: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+const NAT64_NETWORK: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
 /// The first 16 bits of an address that has its relay's IPv4 address behind them (RFC 3056).
-const SIX_TO_FOUR: u16 = 0x2002;
+const SIX_TO_FOUR_PREFIX: u16 = 0x2002;
 
 /// The longest name in DNS, without the dot at its end (RFC 1035).
 const MAX_NAME_BYTES: usize = 253;
@@ -260,4 +260,4 @@ const MAX_NAME_BYTES: usize = 253;
 const MAX_ADDRESSES: usize = 16;
 
 /// A port, as the kernel wants one; nothing is sent there.
-const DISCARD: u16 = 9;
+const DISCARD_PORT: u16 = 9;

@@ -17,7 +17,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 /// A sequence of bytes in pieces, none of them empty.
 #[derive(Clone, Default)]
-pub struct Rope {
+pub struct ByteRope {
     /// Most bodies are one piece, which needs no list.
     first: Bytes,
     more: VecDeque<Bytes>,
@@ -27,11 +27,11 @@ pub struct Rope {
 /// A rope, and the edits that are made when it is sent.
 #[derive(Debug, Default)]
 pub struct SplicedBytes {
-    rope: Rope,
+    rope: ByteRope,
     edits: Vec<(Range<u64>, Bytes)>,
 }
 
-impl Rope {
+impl ByteRope {
     /// Adds a frame at the end.
     ///
     /// Frames are kept as they are, except that neighbours of 1 KiB or less together are copied into
@@ -40,11 +40,11 @@ impl Rope {
     pub fn push(&mut self, frame: Bytes) {
         let last = if self.more.is_empty() { Some(&mut self.first) } else { self.more.back_mut() };
         match last.filter(|last| !last.is_empty()) {
-            Some(last) if last.len() + frame.len() <= JOINED => {
+            Some(last) if last.len() + frame.len() <= COALESCE_BYTES => {
                 self.len += frame.len() as u64;
-                *last = join(mem::take(last), &frame);
+                *last = append_small(mem::take(last), &frame);
             }
-            _ => self.append(frame),
+            _ => self.push_coalesced(frame),
         }
     }
 
@@ -67,7 +67,7 @@ impl Rope {
     }
 
     /// Takes the first piece out.
-    pub fn pop(&mut self) -> Option<Bytes> {
+    pub fn pop_front(&mut self) -> Option<Bytes> {
         let next = self.more.pop_front().unwrap_or_default();
         let piece = mem::replace(&mut self.first, next);
         self.len -= piece.len() as u64;
@@ -76,19 +76,19 @@ impl Rope {
 
     /// The bytes in `range`, as far as they exist. They are copied where they stand in more than
     /// one piece, so this is for small ranges.
-    pub fn slice(&self, range: Range<u64>) -> Bytes {
+    pub fn copy_range(&self, range: Range<u64>) -> Bytes {
         let mut start = 0;
         let cuts = self.iter().filter_map(|piece| {
-            let within = |offset: u64| clamp(offset.saturating_sub(start), piece.len());
+            let within = |offset: u64| clamp_offset(offset.saturating_sub(start), piece.len());
             let cut = within(range.start)..within(range.end);
             start += piece.len() as u64;
             (!cut.is_empty()).then(|| piece.slice(cut))
         });
-        cuts.reduce(|head, next| join(head, &next)).unwrap_or_default()
+        cuts.reduce(|head, next| append_small(head, &next)).unwrap_or_default()
     }
 
     /// The bytes in `range`, where they stand in the first piece.
-    pub fn peek(&self, range: Range<u64>) -> Option<&[u8]> {
+    pub fn peek_range(&self, range: Range<u64>) -> Option<&[u8]> {
         self.first.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
     }
 
@@ -96,7 +96,7 @@ impl Rope {
     pub fn bytes_from(&self, offset: u64) -> impl Iterator<Item = u8> {
         let mut before = offset;
         self.iter().flat_map(move |piece| {
-            let skipped = clamp(before, piece.len());
+            let skipped = clamp_offset(before, piece.len());
             before -= skipped as u64;
             piece[skipped..].iter().copied()
         })
@@ -108,21 +108,21 @@ impl Rope {
     ///
     /// If the ranges are not in order, overlap, or reach past the end.
     #[must_use]
-    pub fn splice(mut self, edits: impl IntoIterator<Item = (Range<u64>, Bytes)>) -> Self {
+    pub fn apply_edits(mut self, edits: impl IntoIterator<Item = (Range<u64>, Bytes)>) -> Self {
         let mut spliced = Self::default();
         let mut at = 0;
         for (range, bytes) in edits {
             assert!(at <= range.start && range.start <= range.end, "edits are in order");
-            self.cut(range.start - at, |piece| spliced.append(piece));
-            self.cut(range.end - range.start, drop);
-            spliced.append(bytes);
+            self.take_front(range.start - at, |piece| spliced.push_coalesced(piece));
+            self.take_front(range.end - range.start, drop);
+            spliced.push_coalesced(bytes);
             at = range.end;
         }
-        self.cut(self.len, |piece| spliced.append(piece));
+        self.take_front(self.len, |piece| spliced.push_coalesced(piece));
         spliced
     }
 
-    fn append(&mut self, piece: Bytes) {
+    fn push_coalesced(&mut self, piece: Bytes) {
         if piece.is_empty() {
             return;
         }
@@ -135,10 +135,10 @@ impl Rope {
     }
 
     /// Takes the first `len` bytes out, piece by piece.
-    fn cut(&mut self, len: u64, mut each: impl FnMut(Bytes)) {
+    fn take_front(&mut self, len: u64, mut each: impl FnMut(Bytes)) {
         assert!(len <= self.len, "the rope is {} bytes long, not {len}", self.len);
         self.len -= len;
-        let mut left = clamp(len, usize::MAX);
+        let mut left = clamp_offset(len, usize::MAX);
         while left > 0 && !self.first.is_empty() {
             let piece = if left < self.first.len() {
                 self.first.split_to(left)
@@ -152,8 +152,8 @@ impl Rope {
 }
 
 impl SplicedBytes {
-    /// The edits are as [`Rope::splice`] wants them.
-    pub fn new(rope: Rope, edits: Vec<(Range<u64>, Bytes)>) -> Self {
+    /// The edits are as [`ByteRope::apply_edits`] wants them.
+    pub fn new(rope: ByteRope, edits: Vec<(Range<u64>, Bytes)>) -> Self {
         Self { rope, edits }
     }
 
@@ -170,8 +170,8 @@ impl SplicedBytes {
     }
 
     /// Makes the edits, and copies nothing.
-    pub fn into_rope(self) -> Rope {
-        if self.edits.is_empty() { self.rope } else { self.rope.splice(self.edits) }
+    pub fn into_rope(self) -> ByteRope {
+        if self.edits.is_empty() { self.rope } else { self.rope.apply_edits(self.edits) }
     }
 
     /// Makes the edits in a copy, behind `text`: where it is short, cheaper than to cut it into pieces.
@@ -184,18 +184,18 @@ impl SplicedBytes {
         }
         let (whole, mut at) = (&self.rope.first, 0);
         for (range, bytes) in &self.edits {
-            text.extend_from_slice(&whole[at..clamp(range.start, whole.len())]);
+            text.extend_from_slice(&whole[at..clamp_offset(range.start, whole.len())]);
             text.extend_from_slice(bytes);
-            at = clamp(range.end, whole.len());
+            at = clamp_offset(range.end, whole.len());
         }
         text.extend_from_slice(&whole[at..]);
     }
 }
 
 /// For writing the pieces with one vectored write.
-impl Buf for Rope {
+impl Buf for ByteRope {
     fn remaining(&self) -> usize {
-        clamp(self.len, usize::MAX)
+        clamp_offset(self.len, usize::MAX)
     }
 
     fn chunk(&self) -> &[u8] {
@@ -210,12 +210,12 @@ impl Buf for Rope {
     }
 
     fn advance(&mut self, len: usize) {
-        self.cut(len as u64, drop);
+        self.take_front(len as u64, drop);
     }
 }
 
 /// For hyper, piece by piece.
-impl Body for Rope {
+impl Body for ByteRope {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -223,7 +223,7 @@ impl Body for Rope {
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.pop().map(|piece| Ok(Frame::data(piece))))
+        Poll::Ready(self.pop_front().map(|piece| Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -235,13 +235,13 @@ impl Body for Rope {
     }
 }
 
-impl From<Bytes> for Rope {
+impl From<Bytes> for ByteRope {
     fn from(piece: Bytes) -> Self {
         Self { len: piece.len() as u64, first: piece, more: VecDeque::new() }
     }
 }
 
-impl FromIterator<Bytes> for Rope {
+impl FromIterator<Bytes> for ByteRope {
     fn from_iter<I: IntoIterator<Item = Bytes>>(frames: I) -> Self {
         let mut rope = Self::default();
         frames.into_iter().for_each(|frame| rope.push(frame));
@@ -250,16 +250,16 @@ impl FromIterator<Bytes> for Rope {
 }
 
 /// Sizes only: a body holds prompts.
-impl fmt::Debug for Rope {
+impl fmt::Debug for ByteRope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Rope {{ len: {}, pieces: {} }}", self.len, self.iter().count())
     }
 }
 
 /// Adds `tail` to a small piece, in place where its buffer is its own and has room.
-fn join(piece: Bytes, tail: &[u8]) -> Bytes {
+fn append_small(piece: Bytes, tail: &[u8]) -> Bytes {
     let mut joined = piece.try_into_mut().unwrap_or_else(|piece| {
-        let mut copy = BytesMut::with_capacity(JOINED);
+        let mut copy = BytesMut::with_capacity(COALESCE_BYTES);
         copy.extend_from_slice(&piece);
         copy
     });
@@ -267,10 +267,10 @@ fn join(piece: Bytes, tail: &[u8]) -> Bytes {
     joined.freeze()
 }
 
-fn clamp(offset: u64, limit: usize) -> usize {
+fn clamp_offset(offset: u64, limit: usize) -> usize {
     usize::try_from(offset).map_or(limit, |offset| offset.min(limit))
 }
 
 /// Neighbours that come to no more than this are copied into one. A 32 MiB body is then never more
 /// than 65,536 pieces (2 MiB of handles), and frames of the usual 8 KiB and more are not touched.
-const JOINED: usize = 1024;
+const COALESCE_BYTES: usize = 1024;

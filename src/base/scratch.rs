@@ -11,14 +11,14 @@ use tokio_util::io::poll_read_buf;
 
 /// A buffer that a reader borrows once it has something to read: a connection that waits holds none.
 #[derive(Debug, Default)]
-pub struct Scratch(Mutex<BytesMut>);
+pub struct ScratchBuffer(Mutex<BytesMut>);
 
-impl Scratch {
+impl ScratchBuffer {
     /// Reads once, and returns what was read; nothing at the end. The caller has seen that the reader is ready.
     ///
     /// # Errors
     /// The reader failed.
-    pub fn poll_read(
+    pub fn poll_read_bytes(
         &self,
         reader: &mut (impl AsyncRead + Unpin),
         cx: &mut Context<'_>,
@@ -33,7 +33,7 @@ impl Scratch {
     }
 
     /// Gives the buffer back, until there is something to read again.
-    pub fn release(&self) {
+    pub fn release_buffer(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = BytesMut::new();
     }
 }

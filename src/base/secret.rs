@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-/// A credential. `Debug` and `Display` show `***`; the value leaves only through [`Secret::expose`].
+/// A credential. `Debug` and `Display` show `***`; the value leaves only through [`SecretString::expose_secret`].
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct SecretString(String);
 
-impl Secret {
+impl SecretString {
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
 
     /// The value itself, for the one header or the one environment that needs it.
-    pub fn expose(&self) -> &str {
+    pub fn expose_secret(&self) -> &str {
         &self.0
     }
 
@@ -21,19 +21,19 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl fmt::Display for Secret {
+impl fmt::Display for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl<'de> serde::Deserialize<'de> for Secret {
+impl<'de> serde::Deserialize<'de> for SecretString {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer).map(Self)
     }

@@ -9,7 +9,7 @@ use serde_json::error::Category;
 
 /// Why bytes are not the JSON that is wanted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum JsonError {
+pub enum JsonInputError {
     /// The bytes are not JSON.
     #[error("{0}")]
     Syntax(String),
@@ -22,16 +22,16 @@ pub enum JsonError {
 ///
 /// # Errors
 /// The bytes are not JSON, or not of this form.
-pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonError> {
+pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonInputError> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let (path, inner) = (error.path().to_string(), error.into_inner());
         match inner.classify() {
-            Category::Data => JsonError::Data(in_words(&path, &inner.to_string())),
-            _ => JsonError::Syntax(inner.to_string()),
+            Category::Data => JsonInputError::Data(in_words(&path, &inner.to_string())),
+            _ => JsonInputError::Syntax(inner.to_string()),
         }
     })?;
-    reader.end().map_err(|error| JsonError::Syntax(error.to_string()))?;
+    reader.end().map_err(|error| JsonInputError::Syntax(error.to_string()))?;
     Ok(read)
 }
 
@@ -39,10 +39,10 @@ pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonError> {
 ///
 /// # Errors
 /// What does not fit, in words for people.
-pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, JsonError> {
+pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, JsonInputError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
-        JsonError::Data(in_words(&path, &error.into_inner().to_string()))
+        JsonInputError::Data(in_words(&path, &error.into_inner().to_string()))
     })
 }
 
@@ -194,7 +194,7 @@ mod tests {
         ];
         for (json, wanted) in told {
             let error = from_slice::<Order>(json.as_bytes()).expect_err(json);
-            assert_eq!(error, JsonError::Data(wanted.to_owned()), "{json}");
+            assert_eq!(error, JsonInputError::Data(wanted.to_owned()), "{json}");
         }
         let unknown = from_slice::<Order>(br#"{"agent":"a","agnet":"b"}"#).expect_err("unknown");
         assert!(
@@ -203,7 +203,7 @@ mod tests {
         );
         for text in ["", "{", r#"{"agent":"a"} x"#] {
             let error = from_slice::<Order>(text.as_bytes()).expect_err(text);
-            assert!(matches!(error, JsonError::Syntax(_)), "{text}: {error}");
+            assert!(matches!(error, JsonInputError::Syntax(_)), "{text}: {error}");
         }
     }
 

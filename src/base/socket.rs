@@ -9,15 +9,15 @@ use std::os::fd::OwnedFd;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, ReadBuf};
 
-pub use acceptor::Acceptor;
-pub use stream::Stream;
+pub use acceptor::SocketAcceptor;
+pub use stream::ServerStream;
 
 /// Registers a socket with the runtime, for one interest only.
 #[expect(
     unsafe_code,
     reason = "tokio offers registration for one interest only as an unsafe function"
 )]
-fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+fn register_socket(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` names the same descriptor for as long as it lives, and `AsyncFd` takes it by
     // value, so the registration cannot outlast it.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
@@ -31,7 +31,7 @@ fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>>
     unsafe_code,
     reason = "tokio's buffer takes what is read into uninitialised memory only so"
 )]
-fn read(socket: &OwnedFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
+fn read_socket(socket: &OwnedFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
     // SAFETY: the system call only ever writes to the memory that it is given.
     let free = unsafe { buffer.unfilled_mut() };
     let length = rustix::io::read(socket, free)?.0.len();

@@ -12,7 +12,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 /// The files that a server is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Files<'a> {
+pub struct TlsFiles<'a> {
     /// The server's certificate, and those between it and an authority.
     pub certificate: &'a Path,
     pub key: &'a Path,
@@ -22,7 +22,7 @@ pub struct Files<'a> {
 
 /// Why a file cannot be used. No error shows what stands in a key's file.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum TlsFileError {
     #[error("`{}` cannot be read", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("`{}` is not PEM: {why}", path.display())]
@@ -41,29 +41,30 @@ pub enum Error {
 ///
 /// # Errors
 /// The first file that cannot be used.
-pub fn server(files: &Files<'_>) -> Result<Arc<ServerConfig>, Error> {
-    let chain = certificates(files.certificate)?;
-    let key = private_key(files.key)?;
-    let builder = ServerConfig::builder_with_provider(provider())
+pub fn server_config(files: &TlsFiles<'_>) -> Result<Arc<ServerConfig>, TlsFileError> {
+    let chain = load_certificates(files.certificate)?;
+    let key = load_private_key(files.key)?;
+    let builder = ServerConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .expect("the provider speaks TLS 1.2 and 1.3");
-    let builder = match files.client_authorities {
-        None => builder.with_no_client_auth(),
-        Some(path) => {
-            let roots = Arc::new(authorities(path)?);
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-            builder.with_client_cert_verifier(
-                verifier
-                    .map_err(|source| Error::ClientAuthorities { path: path.into(), source })?,
-            )
-        }
-    };
-    let mut config = builder.with_single_cert(chain, key).map_err(|source| Error::Pair {
+    let builder =
+        match files.client_authorities {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let roots = Arc::new(load_root_store(path)?);
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(roots, crypto_provider()).build();
+                builder.with_client_cert_verifier(verifier.map_err(|source| {
+                    TlsFileError::ClientAuthorities { path: path.into(), source }
+                })?)
+            }
+        };
+    let mut config = builder.with_single_cert(chain, key).map_err(|source| TlsFileError::Pair {
         certificate: files.certificate.into(),
         key: files.key.into(),
         source,
     })?;
-    config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
     Ok(Arc::new(config))
 }
 
@@ -71,47 +72,48 @@ pub fn server(files: &Files<'_>) -> Result<Arc<ServerConfig>, Error> {
 ///
 /// # Errors
 /// It cannot be read, holds none, or one that is not a certificate.
-pub fn authorities(path: &Path) -> Result<RootCertStore, Error> {
+pub fn load_root_store(path: &Path) -> Result<RootCertStore, TlsFileError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
+    for certificate in load_certificates(path)? {
         let added = roots.add(certificate);
-        added.map_err(|source| Error::Certificate { path: path.into(), source })?;
+        added.map_err(|source| TlsFileError::Certificate { path: path.into(), source })?;
     }
     Ok(roots)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let found = CertificateDer::pem_reader_iter(open(path)?);
-    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(|error| not_pem(path, &error))?;
+fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
+    let found = CertificateDer::pem_reader_iter(open_file(path)?);
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(|error| pem_error(path, &error))?;
     if found.is_empty() {
-        return Err(Error::Empty { path: path.into(), what: "certificate" });
+        return Err(TlsFileError::Empty { path: path.into(), what: "certificate" });
     }
     Ok(found)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
-    PrivateKeyDer::from_pem_reader(open(path)?).map_err(|error| match error {
-        pem::Error::NoItemsFound => Error::Empty { path: path.into(), what: "private key" },
-        error => not_pem(path, &error),
+fn load_private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsFileError> {
+    PrivateKeyDer::from_pem_reader(open_file(path)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => TlsFileError::Empty { path: path.into(), what: "private key" },
+        error => pem_error(path, &error),
     })
 }
 
-fn open(path: &Path) -> Result<BufReader<File>, Error> {
-    let file = File::open(path).map_err(|source| Error::Read { path: path.into(), source })?;
+fn open_file(path: &Path) -> Result<BufReader<File>, TlsFileError> {
+    let file =
+        File::open(path).map_err(|source| TlsFileError::Read { path: path.into(), source })?;
     Ok(BufReader::new(file))
 }
 
-fn not_pem(path: &Path, error: &pem::Error) -> Error {
-    Error::Pem { path: path.into(), why: error.to_string() }
+fn pem_error(path: &Path, error: &pem::Error) -> TlsFileError {
+    TlsFileError::Pem { path: path.into(), why: error.to_string() }
 }
 
 /// Named, because a process may link more than one.
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+fn crypto_provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// The name of HTTP/2 in ALPN (RFC 9113, section 3.1).
-pub const HTTP2: &[u8] = b"h2";
+pub const ALPN_HTTP2: &[u8] = b"h2";
 
 /// The name of HTTP/1.1 in ALPN (RFC 7301, section 6).
-const HTTP1: &[u8] = b"http/1.1";
+const ALPN_HTTP1: &[u8] = b"http/1.1";

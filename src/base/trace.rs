@@ -8,11 +8,10 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::hex;
-use super::metrics::float;
+use super::metrics::count_as_f64;
 
 /// A trace, the same for all that belongs together. Never zero.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::module_name_repetitions, reason = "there are two kinds of ids here")]
 pub struct TraceId([u8; 16]);
 
 /// One piece of a trace. Never zero.
@@ -21,7 +20,7 @@ pub struct SpanId([u8; 8]);
 
 /// What a caller says about the trace that its work is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Context {
+pub struct TraceContext {
     pub trace: TraceId,
     /// The caller's span, where it has one.
     pub parent: Option<SpanId>,
@@ -32,17 +31,17 @@ pub struct Context {
 /// A text that is no `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
-pub struct Invalid;
+pub struct TraceparentError;
 
 impl TraceId {
     /// A new one, all of it random.
     pub fn random() -> Self {
-        Self(random())
+        Self(random_nonzero())
     }
 
     /// A trace as 32 small hexadecimal digits tell it.
-    pub fn parse(digits: &str) -> Option<Self> {
-        parse(digits).map(Self)
+    pub fn parse_trace_id(digits: &str) -> Option<Self> {
+        parse_nonzero_hex(digits).map(Self)
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -50,18 +49,18 @@ impl TraceId {
     }
 
     /// Whether the trace is among this share of all: the same answer wherever it is asked.
-    pub fn is_within(&self, share: f64) -> bool {
+    pub fn is_sampled_at(&self, share: f64) -> bool {
         let last = self.0.last_chunk().expect("an id has 16 bytes");
         // The last seven bytes are random, whoever has made the id.
-        let place = u64::from_be_bytes(*last) & RANDOM;
-        float(place) < share * float(RANDOM + 1)
+        let place = u64::from_be_bytes(*last) & RANDOM_BITS_MASK;
+        count_as_f64(place) < share * count_as_f64(RANDOM_BITS_MASK + 1)
     }
 }
 
 impl SpanId {
     /// A new one, all of it random.
     pub fn random() -> Self {
-        Self(random())
+        Self(random_nonzero())
     }
 
     /// `None` for zero, which stands for no span.
@@ -74,62 +73,66 @@ impl SpanId {
     }
 }
 
-impl Context {
+impl TraceContext {
     /// A trace that nobody is within yet.
-    pub fn root(trace: TraceId, is_sampled: bool) -> Self {
+    pub fn root_context(trace: TraceId, is_sampled: bool) -> Self {
         Self { trace, parent: None, is_sampled }
     }
 }
 
 /// What `span` tells those that work for it, as the header `traceparent`.
-pub fn traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> HeaderValue {
+pub fn format_traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> HeaderValue {
     let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
-    hex::encode(&trace.0, &mut text[3..35]);
-    hex::encode(&span.0, &mut text[36..52]);
+    hex::encode_hex(&trace.0, &mut text[3..35]);
+    hex::encode_hex(&span.0, &mut text[36..52]);
     text[54] += u8::from(is_sampled);
     HeaderValue::from_bytes(&text).expect("digits and dashes are a valid header value")
 }
 
 /// `00-TRACE-SPAN-FLAGS`. A later version may say more behind that, which is not understood here.
-impl FromStr for Context {
-    type Err = Invalid;
+impl FromStr for TraceContext {
+    type Err = TraceparentError;
 
-    fn from_str(given: &str) -> Result<Self, Invalid> {
-        let (head, more) = given.split_at_checked(LENGTH).ok_or(Invalid)?;
+    fn from_str(given: &str) -> Result<Self, TraceparentError> {
+        let (head, more) = given.split_at_checked(TRACEPARENT_BYTES).ok_or(TraceparentError)?;
         let mut parts = head.split('-');
-        let mut next = || parts.next().ok_or(Invalid);
+        let mut next = || parts.next().ok_or(TraceparentError);
         let [version, trace, span, flags] = [next()?, next()?, next()?, next()?];
         let is_known = match version {
             "00" => more.is_empty(),
             "ff" => false,
-            _ => read::<1>(version).is_some() && (more.is_empty() || more.starts_with('-')),
+            _ => {
+                parse_lowercase_hex::<1>(version).is_some()
+                    && (more.is_empty() || more.starts_with('-'))
+            }
         };
         if !is_known {
-            return Err(Invalid);
+            return Err(TraceparentError);
         }
         Ok(Self {
-            trace: TraceId::parse(trace).ok_or(Invalid)?,
-            parent: Some(SpanId(parse(span).ok_or(Invalid)?)),
-            is_sampled: read::<1>(flags).ok_or(Invalid)?[0] & SAMPLED != 0,
+            trace: TraceId::parse_trace_id(trace).ok_or(TraceparentError)?,
+            parent: Some(SpanId(parse_nonzero_hex(span).ok_or(TraceparentError)?)),
+            is_sampled: parse_lowercase_hex::<1>(flags).ok_or(TraceparentError)?[0] & SAMPLED_FLAG
+                != 0,
         })
     }
 }
 
 /// As a `traceparent`; without a span, that is all zeros.
-impl fmt::Display for Context {
+impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parent = SpanId(self.parent.map_or([0; 8], |span| span.0));
         write!(f, "00-{}-{parent}-0{}", self.trace, u8::from(self.is_sampled))
     }
 }
 
-impl Serialize for Context {
+impl Serialize for TraceContext {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Context {
+impl<'de> Deserialize<'de> for TraceContext {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
@@ -137,7 +140,7 @@ impl<'de> Deserialize<'de> for Context {
 
 impl fmt::Display for TraceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write(f, &self.0)
+        write_hex(f, &self.0)
     }
 }
 
@@ -149,7 +152,7 @@ impl fmt::Debug for TraceId {
 
 impl fmt::Display for SpanId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write(f, &self.0)
+        write_hex(f, &self.0)
     }
 }
 
@@ -160,23 +163,23 @@ impl fmt::Debug for SpanId {
 }
 
 /// Exactly so many digits, small ones only, and not all zero.
-fn parse<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
-    read(digits).filter(|bytes| *bytes != [0; BYTES])
+fn parse_nonzero_hex<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
+    parse_lowercase_hex(digits).filter(|bytes| *bytes != [0; BYTES])
 }
 
-fn read<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
+fn parse_lowercase_hex<const BYTES: usize>(digits: &str) -> Option<[u8; BYTES]> {
     let is_small = !digits.bytes().any(|digit| digit.is_ascii_uppercase());
-    is_small.then(|| hex::decode(digits)).flatten()
+    is_small.then(|| hex::decode_hex(digits)).flatten()
 }
 
-fn write(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     let mut text = [0; 32];
     let text = &mut text[..2 * bytes.len()];
-    hex::encode(bytes, text);
+    hex::encode_hex(bytes, text);
     f.write_str(std::str::from_utf8(text).expect("digits are ASCII"))
 }
 
-fn random<const BYTES: usize>() -> [u8; BYTES] {
+fn random_nonzero<const BYTES: usize>() -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     while bytes == [0; BYTES] {
         SystemRandom::new().fill(&mut bytes).expect("the kernel has random numbers");
@@ -185,10 +188,10 @@ fn random<const BYTES: usize>() -> [u8; BYTES] {
 }
 
 /// Of version 00; later ones begin with as much.
-const LENGTH: usize = 55;
+const TRACEPARENT_BYTES: usize = 55;
 
 /// Where W3C asks for random bits.
-const RANDOM: u64 = (1 << 56) - 1;
+const RANDOM_BITS_MASK: u64 = (1 << 56) - 1;
 
 /// The one flag of version 00 that is about us.
-const SAMPLED: u8 = 1;
+const SAMPLED_FLAG: u8 = 1;

@@ -26,43 +26,45 @@ use uuid::Uuid;
 ///
 /// # Errors
 /// It is still there, or a part of it.
-pub fn remove(path: &Path) -> io::Result<()> {
-    let open = || openat(CWD, path, FOLDER, Mode::empty());
+pub fn remove_tree(path: &Path) -> io::Result<()> {
+    let open = || openat(CWD, path, DIRECTORY_FLAGS, Mode::empty());
     let top = match open() {
-        Err(Errno::ACCESS) => chmodat(CWD, path, OPEN, AtFlags::empty()).and_then(|()| open()),
+        Err(Errno::ACCESS) => {
+            chmodat(CWD, path, OWNER_MODE, AtFlags::empty()).and_then(|()| open())
+        }
         opened => opened,
     };
     let top = match top {
         Ok(top) => top,
         Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::NOTDIR | Errno::LOOP) => return gone(fs::remove_file(path)),
+        Err(Errno::NOTDIR | Errno::LOOP) => return ignore_io_not_found(fs::remove_file(path)),
         Err(error) => return Err(error.into()),
     };
     loop {
-        let names = names(&top, BATCH)?;
+        let names = list_names(&top, MAX_NAMES_PER_BATCH)?;
         if names.is_empty() {
             match fs::remove_dir(path) {
                 // Somebody else is removing it, too, and has lifted something.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => continue,
-                removed => return gone(removed),
+                removed => return ignore_io_not_found(removed),
             }
         }
         for name in names {
-            remove_in(&top, &name)?;
+            remove_one_level(&top, &name)?;
         }
     }
 }
 
-/// Removes a name below a directory as [`remove`] does. No symlink on the way there is followed. Blocks.
+/// Removes a name below a directory as [`remove_tree`] does. No symlink on the way there is followed. Blocks.
 ///
 /// # Errors
 /// The name leads through a symlink or out of the directory, or not all of it is gone.
 pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
     let last = name.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let parent = Path::new(".").join(name.parent().unwrap_or(Path::new("")));
-    let top = openat(CWD, top, FOLDER, Mode::empty())?;
-    let folder = openat2(&top, &parent, FOLDER, Mode::empty(), WITHIN)?;
-    remove(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(last))
+    let top = openat(CWD, top, DIRECTORY_FLAGS, Mode::empty())?;
+    let folder = openat2(&top, &parent, DIRECTORY_FLAGS, Mode::empty(), RESOLVE_BENEATH)?;
+    remove_tree(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(last))
 }
 
 /// How many bytes a directory takes on its disk, or something above `most`, at which it stops counting. Each name counts
@@ -71,12 +73,12 @@ pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// It cannot be opened, or read.
-pub fn measure(path: &Path, most: u64) -> io::Result<u64> {
-    let top = openat(CWD, path, FOLDER, Mode::empty())?;
+pub fn disk_usage(path: &Path, most: u64) -> io::Result<u64> {
+    let top = openat(CWD, path, DIRECTORY_FLAGS, Mode::empty())?;
     let mut bytes = 0_u64;
-    let walked = walk(&top, |_, _, found| {
-        let taken = u64::try_from(found.st_blocks).unwrap_or_default().saturating_mul(SECTOR);
-        bytes = bytes.saturating_add(taken.max(BLOCK));
+    let walked = walk_tree(&top, |_, _, found| {
+        let taken = u64::try_from(found.st_blocks).unwrap_or_default().saturating_mul(SECTOR_BYTES);
+        bytes = bytes.saturating_add(taken.max(FILE_SYSTEM_BLOCK_BYTES));
         Ok(if bytes > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     });
     match walked {
@@ -91,13 +93,13 @@ pub fn measure(path: &Path, most: u64) -> io::Result<u64> {
 ///
 /// # Errors
 /// It is no directory, or cannot be read.
-pub fn special(
+pub fn find_special_entry(
     path: &Path,
     is_meant: impl Fn(&CStr, FileType) -> bool,
 ) -> io::Result<Option<CString>> {
-    let top = openat(CWD, path, FOLDER, Mode::empty())?;
+    let top = openat(CWD, path, DIRECTORY_FLAGS, Mode::empty())?;
     let mut special = None;
-    walk(&top, |_, name, found| {
+    walk_tree(&top, |_, name, found| {
         let kind = FileType::from_raw_mode(found.st_mode);
         let is_plain =
             matches!(kind, FileType::Directory | FileType::RegularFile | FileType::Socket);
@@ -115,10 +117,10 @@ pub fn special(
 ///
 /// # Errors
 /// Not all of it is theirs.
-pub fn give(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+pub fn chown_tree(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-    let top = openat(CWD, path, FOLDER, Mode::empty())?;
-    walk(&top, |folder, name, _| {
+    let top = openat(CWD, path, DIRECTORY_FLAGS, Mode::empty())?;
+    walk_tree(&top, |folder, name, _| {
         chownat(folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(ControlFlow::Continue(()))
     })?;
@@ -127,23 +129,24 @@ pub fn give(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 
 /// Shows each name below a directory once, with the directory that it is in, until whoever looks has seen enough. What has
 /// gone meanwhile is not shown.
-fn walk(
+fn walk_tree(
     top: &OwnedFd,
     mut see: impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
 ) -> Result<(), Errno> {
-    let (mut here, mut levels) = (PathBuf::from("."), vec![Level::unread()]);
+    let (mut here, mut levels) = (PathBuf::from("."), vec![DirectoryFrame::unread_frame()]);
     while let Some(level) = levels.last_mut() {
         if let Some(name) = level.ahead.pop() {
             here.push(OsStr::from_bytes(name.as_bytes()));
-            levels.push(Level::unread());
+            levels.push(DirectoryFrame::unread_frame());
         } else if let Some(from) = level.rest.take() {
-            let folder = match openat2(top, &here, FOLDER, Mode::empty(), WITHIN) {
+            let folder = match openat2(top, &here, DIRECTORY_FLAGS, Mode::empty(), RESOLVE_BENEATH)
+            {
                 Ok(folder) => folder,
                 // It has gone meanwhile, or is something else.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 Err(error) => return Err(error),
             };
-            if level.read(folder, from, &mut see)?.is_break() {
+            if level.read_entries(folder, from, &mut see)?.is_break() {
                 return Ok(());
             }
         } else {
@@ -155,20 +158,20 @@ fn walk(
 }
 
 /// A directory on the way down to the one that is looked into now.
-struct Level {
+struct DirectoryFrame {
     /// Of the directories in it, some that have not had their turn.
     ahead: Vec<CString>,
     /// Where its reading goes on after those, if it has not come to its end.
     rest: Option<i64>,
 }
 
-impl Level {
-    fn unread() -> Self {
+impl DirectoryFrame {
+    fn unread_frame() -> Self {
         Self { ahead: vec![], rest: Some(0) }
     }
 
     /// Shows what it comes by, until it has as many directories as are held at a time.
-    fn read(
+    fn read_entries(
         &mut self,
         folder: OwnedFd,
         from: i64,
@@ -177,12 +180,12 @@ impl Level {
         let mut entries = Dir::new(folder)?;
         entries.seek(from)?;
         let mut held = 0;
-        while held < HELD
+        while held < MAX_NAME_BYTES_PER_LEVEL
             && let Some(entry) = entries.read()
         {
             let entry = entry?;
             let (name, folder) = (entry.file_name(), entries.fd()?);
-            if is_dots(name.to_bytes()) {
+            if is_dot_entry(name.to_bytes()) {
                 continue;
             }
             let Ok(found) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
@@ -192,7 +195,7 @@ impl Level {
             if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
                 held += name.to_bytes_with_nul().len() + size_of::<CString>();
                 self.ahead.push(name.to_owned());
-                self.rest = (held >= HELD).then(|| entry.offset());
+                self.rest = (held >= MAX_NAME_BYTES_PER_LEVEL).then(|| entry.offset());
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -201,18 +204,18 @@ impl Level {
 
 /// Removes a name of the first directory; of what it leads to, only one level: what lies deeper becomes a name of the
 /// first directory, and has its turn there.
-fn remove_in(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
-    if unlink(top, name)? == Unlinked::Yes {
+fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
+    if unlink_or_open(top, name)? == UnlinkOutcome::Yes {
         return Ok(());
     }
-    let Some(folder) = enter(top, name)? else { return Ok(()) };
+    let Some(folder) = open_directory(top, name)? else { return Ok(()) };
     loop {
-        let names = names(&folder, BATCH)?;
+        let names = list_names(&folder, MAX_NAMES_PER_BATCH)?;
         if names.is_empty() {
             break;
         }
         for inner in names {
-            if unlink(&folder, &inner)? == Unlinked::Yes {
+            if unlink_or_open(&folder, &inner)? == UnlinkOutcome::Yes {
                 continue;
             }
             let fresh = format!(".{}", Uuid::now_v7());
@@ -220,47 +223,49 @@ fn remove_in(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
             let lifted = match lift() {
                 // Whoever is not root may not move a directory that they may not write.
                 Err(Errno::ACCESS) => {
-                    chmodat(&folder, &inner, OPEN, AtFlags::empty()).and_then(|()| lift())
+                    chmodat(&folder, &inner, OWNER_MODE, AtFlags::empty()).and_then(|()| lift())
                 }
                 lifted => lifted,
             };
-            absent(lifted)?;
+            ignore_not_found(lifted)?;
         }
     }
-    absent(unlinkat(top, name, AtFlags::REMOVEDIR))
+    ignore_not_found(unlinkat(top, name, AtFlags::REMOVEDIR))
 }
 
 #[derive(PartialEq, Eq)]
-enum Unlinked {
+enum UnlinkOutcome {
     Yes,
     /// It is a directory that is not empty.
     No,
 }
 
-fn unlink(folder: &OwnedFd, name: &CString) -> Result<Unlinked, Errno> {
+fn unlink_or_open(folder: &OwnedFd, name: &CString) -> Result<UnlinkOutcome, Errno> {
     match unlinkat(folder, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Yes),
+        Ok(()) | Err(Errno::NOENT) => return Ok(UnlinkOutcome::Yes),
         Err(Errno::ISDIR) => (),
         Err(error) => return Err(error),
     }
     match unlinkat(folder, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Yes),
-        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(Unlinked::No),
+        Ok(()) | Err(Errno::NOENT) => Ok(UnlinkOutcome::Yes),
+        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(UnlinkOutcome::No),
         Err(error) => Err(error),
     }
 }
 
 /// Where its owner may not read it or write in it, that is changed: it is about to go.
-fn enter(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errno> {
-    let open = || openat(top, name, FOLDER, Mode::empty());
+fn open_directory(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errno> {
+    let open = || openat(top, name, DIRECTORY_FLAGS, Mode::empty());
     let folder = match open() {
-        Err(Errno::ACCESS) => chmodat(top, name, OPEN, AtFlags::empty()).and_then(|()| open()),
+        Err(Errno::ACCESS) => {
+            chmodat(top, name, OWNER_MODE, AtFlags::empty()).and_then(|()| open())
+        }
         opened => opened,
     };
     match folder {
         Ok(folder) => {
             // Another's, where it fails; then what is in it says so.
-            let _ = fchmod(&folder, OPEN);
+            let _ = fchmod(&folder, OWNER_MODE);
             Ok(Some(folder))
         }
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
@@ -269,9 +274,9 @@ fn enter(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errno> {
 }
 
 /// So many of them at most. In a directory that somebody else has removed meanwhile there are none.
-fn names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
+fn list_names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
     let own = |name: &Result<rustix::fs::DirEntry, Errno>| {
-        name.as_ref().map_or(true, |name| !is_dots(name.file_name().to_bytes()))
+        name.as_ref().map_or(true, |name| !is_dot_entry(name.file_name().to_bytes()))
     };
     let entries = match Dir::read_from(folder) {
         Err(Errno::NOENT) => return Ok(vec![]),
@@ -284,41 +289,41 @@ fn names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
     }
 }
 
-fn is_dots(name: &[u8]) -> bool {
+fn is_dot_entry(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
 
-fn absent(done: Result<(), Errno>) -> Result<(), Errno> {
+fn ignore_not_found(done: Result<(), Errno>) -> Result<(), Errno> {
     match done {
         Err(Errno::NOENT) => Ok(()),
         done => done,
     }
 }
 
-fn gone(done: io::Result<()>) -> io::Result<()> {
+fn ignore_io_not_found(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done,
     }
 }
 
-const FOLDER: OFlags =
+const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-const WITHIN: ResolveFlags =
+const RESOLVE_BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// For its owner alone.
-const OPEN: Mode = Mode::RWXU;
+const OWNER_MODE: Mode = Mode::RWXU;
 
 /// Names that are held in memory at a time, by whoever removes.
-const BATCH: usize = 1024;
+const MAX_NAMES_PER_BATCH: usize = 1024;
 
 /// Bytes of names that are held of each level, by whoever measures or gives away. A path has two thousand levels at most.
-const HELD: usize = 8 << 10;
+const MAX_NAME_BYTES_PER_LEVEL: usize = 8 << 10;
 
 /// What `st_blocks` counts (stat(2)).
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 /// Of the file systems that are in use. An empty file takes one in a table of its own.
-const BLOCK: u64 = 4096;
+const FILE_SYSTEM_BLOCK_BYTES: u64 = 4096;

@@ -3,5 +3,5 @@
 mod listener;
 mod peer;
 
-pub use listener::{Error, Listener, MAX_PATH_BYTES, Permissions};
-pub use peer::Peer;
+pub use listener::{MAX_PATH_BYTES, SocketPermissions, UnixListenerError, UnixListenerGuard};
+pub use peer::PeerCredentials;

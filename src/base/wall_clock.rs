@@ -10,14 +10,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading {
+pub struct ClockReading {
     pub wall: SystemTime,
     pub monotonic: Instant,
 }
 
 /// What a look at both clocks finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum ClockCheck {
     Trusted,
     /// The clocks have been in step, and not for long enough.
     Waiting,
@@ -31,56 +31,56 @@ pub enum Look {
 #[derive(Debug)]
 pub struct WallClock {
     /// The first reading since the last jump; of a trusted clock, the last one.
-    anchor: Reading,
+    anchor: ClockReading,
     is_trusted: bool,
 }
 
-impl Reading {
-    pub fn now() -> Self {
+impl ClockReading {
+    pub fn read_clocks() -> Self {
         Self { wall: SystemTime::now(), monotonic: Instant::now() }
     }
 }
 
 impl WallClock {
     /// Begins with a first reading. The caller may know of an earlier process that the clock can be trusted.
-    pub fn new(first: Reading, is_trusted: bool) -> Self {
+    pub fn new(first: ClockReading, is_trusted: bool) -> Self {
         Self { anchor: first, is_trusted }
     }
 
     /// Compares a reading with the one before.
-    pub fn look(&mut self, now: Reading) -> Look {
+    pub fn check_clock(&mut self, now: ClockReading) -> ClockCheck {
         let elapsed = now.monotonic.saturating_duration_since(self.anchor.monotonic);
         let jump = match now.wall.duration_since(self.anchor.wall + elapsed) {
-            Ok(ahead) => Some(Look::Ahead(ahead)).filter(|_| ahead > TOLERANCE),
+            Ok(ahead) => Some(ClockCheck::Ahead(ahead)).filter(|_| ahead > CLOCK_TOLERANCE),
             Err(behind) => {
                 let behind = behind.duration();
-                Some(Look::Behind(behind)).filter(|_| behind > TOLERANCE)
+                Some(ClockCheck::Behind(behind)).filter(|_| behind > CLOCK_TOLERANCE)
             }
         };
         if let Some(jump) = jump {
             *self = Self { anchor: now, is_trusted: false };
             return jump;
         }
-        self.is_trusted |= elapsed >= STEADY;
+        self.is_trusted |= elapsed >= MIN_STEADY_TIME;
         if !self.is_trusted {
-            return Look::Waiting;
+            return ClockCheck::Waiting;
         }
         self.anchor = now;
-        Look::Trusted
+        ClockCheck::Trusted
     }
 }
 
 /// Returns whether the wall clock can be trusted that reads `now`, where an earlier process has trusted it at `known`: what
 /// it may be ahead is less than an hour.
-pub fn follows(known: SystemTime, now: SystemTime) -> bool {
-    known <= now + TOLERANCE && now <= known + STEADY
+pub fn is_plausible_successor(known: SystemTime, now: SystemTime) -> bool {
+    known <= now + CLOCK_TOLERANCE && now <= known + MIN_STEADY_TIME
 }
 
 /// How long the clocks have to be in step. Ours: long enough for a time server to put a clock right.
-pub const STEADY: Duration = Duration::from_hours(1);
+pub const MIN_STEADY_TIME: Duration = Duration::from_hours(1);
 
 /// Between two looks: more than a clock that is only slow, or a leap second, comes to.
-const TOLERANCE: Duration = Duration::from_mins(1);
+const CLOCK_TOLERANCE: Duration = Duration::from_mins(1);
 
 #[cfg(test)]
 mod tests {
@@ -88,47 +88,48 @@ mod tests {
 
     /// A machine whose wall clock is off by some days, from look to look half a minute apart.
     struct Machine {
-        begun: Reading,
+        begun: ClockReading,
         elapsed: Duration,
         clock: WallClock,
     }
 
     impl Machine {
         fn new(is_trusted: bool) -> Self {
-            let begun = Reading::now();
+            let begun = ClockReading::read_clocks();
             Self { begun, elapsed: Duration::ZERO, clock: WallClock::new(begun, is_trusted) }
         }
 
-        fn look(&mut self, days_ahead: u64) -> Look {
+        fn look(&mut self, days_ahead: u64) -> ClockCheck {
             self.elapsed += Duration::from_secs(30);
             let off = Duration::from_hours(24 * days_ahead);
             let wall = self.begun.wall + self.elapsed + off;
-            self.clock.look(Reading { wall, monotonic: self.begun.monotonic + self.elapsed })
+            self.clock
+                .check_clock(ClockReading { wall, monotonic: self.begun.monotonic + self.elapsed })
         }
 
         /// Returns after how many looks the clock is trusted.
         fn wait(&mut self, days_ahead: u64) -> usize {
-            (0..1000).take_while(|_| self.look(days_ahead) == Look::Waiting).count()
+            (0..1000).take_while(|_| self.look(days_ahead) == ClockCheck::Waiting).count()
         }
     }
 
     #[test]
     fn a_clock_that_jumps_for_a_moment_is_never_believed() {
         let mut machine = Machine::new(true);
-        assert_eq!(machine.look(0), Look::Trusted);
+        assert_eq!(machine.look(0), ClockCheck::Trusted);
         let days = Duration::from_hours(24 * 100);
-        assert_eq!(machine.look(100), Look::Ahead(days));
-        assert_eq!(machine.look(100), Look::Waiting, "in step with itself for half a minute");
-        assert_eq!(machine.look(0), Look::Behind(days));
+        assert_eq!(machine.look(100), ClockCheck::Ahead(days));
+        assert_eq!(machine.look(100), ClockCheck::Waiting, "in step with itself for half a minute");
+        assert_eq!(machine.look(0), ClockCheck::Behind(days));
         let waited = machine.wait(0);
         assert_eq!(waited, 119, "an hour of half minutes");
-        assert_eq!(machine.look(0), Look::Trusted);
+        assert_eq!(machine.look(0), ClockCheck::Trusted);
     }
 
     #[test]
     fn a_clock_that_stays_where_it_jumped_is_believed_after_an_hour() {
         let mut machine = Machine::new(true);
-        assert!(matches!(machine.look(100), Look::Ahead(_)));
+        assert!(matches!(machine.look(100), ClockCheck::Ahead(_)));
         let waited = machine.wait(100);
         assert_eq!(waited, 119);
     }
@@ -144,10 +145,14 @@ mod tests {
     fn what_an_earlier_process_has_trusted_counts_for_an_hour() {
         let known = SystemTime::now();
         for (after, expected) in [(0, true), (59, true), (61, false), (24 * 60 * 100, false)] {
-            assert_eq!(follows(known, known + Duration::from_mins(after)), expected, "{after} min");
+            assert_eq!(
+                is_plausible_successor(known, known + Duration::from_mins(after)),
+                expected,
+                "{after} min"
+            );
         }
         assert!(
-            !follows(known, known - Duration::from_mins(2)),
+            !is_plausible_successor(known, known - Duration::from_mins(2)),
             "the clock was ahead, or is behind"
         );
     }

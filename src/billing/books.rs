@@ -16,19 +16,19 @@ use std::time::{Duration, SystemTime};
 use rusqlite::{Connection, params};
 use tokio::sync::Semaphore;
 
-use self::row::{Row as _, millis};
-use super::{Error, Fact, Flag, Notice, Receipt, RunBill, State};
-use crate::base::db::Database;
+use self::row::{FromRow as _, to_millis};
+use super::{BillFlag, BillState, BillingError, CallUsage, ChargeNotice, ChargeReceipt, RunBill};
+use crate::base::db::SqliteDatabase;
 use crate::budget::Nanodollars;
 
-pub use report::Refused;
-pub use retention::{Cursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
+pub use report::IngestError;
+pub use retention::{CallCursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
 pub use schema::SCHEMA;
 
 /// Shared by whoever writes or reads them.
 #[derive(Clone, Debug)]
-pub struct Books {
-    database: Database,
+pub struct BillingStore {
+    database: SqliteDatabase,
     bound: Duration,
     /// Bodies that are read at the same time, each by a thread of its own.
     readers: Arc<Semaphore>,
@@ -36,7 +36,7 @@ pub struct Books {
 
 /// What became of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum IngestOutcome {
     New,
     Known,
     /// The call is not in the books; the notice waits for it.
@@ -52,7 +52,7 @@ pub enum Fate {
 
 /// How many calls, over all runs, somebody has to look at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Totals {
+pub struct BillingTotals {
     pub calls: u64,
     pub receipts: u64,
     /// Billable calls without a receipt, the bound not yet over.
@@ -70,7 +70,7 @@ pub struct Totals {
 
 /// A call that used something, and has no receipt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Open {
+pub struct UnreceiptedCall {
     pub call_id: String,
     pub started: SystemTime,
     pub settled: SystemTime,
@@ -78,7 +78,7 @@ pub struct Open {
 
 /// Which facts are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filter {
+pub struct CallFilter {
     /// Calls that began from here…
     pub since: SystemTime,
     /// …to before here.
@@ -87,9 +87,13 @@ pub struct Filter {
     pub run: Option<String>,
 }
 
-impl Books {
-    pub fn new(database: Database) -> Self {
-        Self { database, bound: BOUND, readers: Arc::new(Semaphore::new(report::READERS)) }
+impl BillingStore {
+    pub fn new(database: SqliteDatabase) -> Self {
+        Self {
+            database,
+            bound: DEFAULT_RECEIPT_BOUND,
+            readers: Arc::new(Semaphore::new(report::MAX_CONCURRENT_READERS)),
+        }
     }
 
     /// With another time within which a call must have its receipt.
@@ -99,7 +103,7 @@ impl Books {
     }
 
     /// How long after its end a call may be without a receipt.
-    pub fn bound(&self) -> Duration {
+    pub fn receipt_bound(&self) -> Duration {
         self.bound
     }
 
@@ -108,7 +112,7 @@ impl Books {
     ///
     /// # Errors
     /// As every call.
-    pub async fn record(&self, facts: &[Fact]) -> Result<u64, Error> {
+    pub async fn record_calls(&self, facts: &[CallUsage]) -> Result<u64, BillingError> {
         let facts: Vec<_> = facts.iter().filter(|fact| fact.can_cost()).cloned().collect();
         if facts.is_empty() {
             return Ok(0);
@@ -117,32 +121,35 @@ impl Books {
         let work = move |change: &rusqlite::Transaction<'_>| {
             let mut new = 0;
             for fact in &facts {
-                new += u64::from(take::fact(change, fact, now)?);
+                new += u64::from(take::ingest_usage(change, fact, now)?);
             }
             Ok(new)
         };
-        Ok(self.database.write(work).await?)
+        Ok(self.database.write_in_transaction(work).await?)
     }
 
     /// Takes in notices, all or none; returns what became of each.
     ///
     /// # Errors
     /// As every call.
-    pub async fn take(&self, notices: Vec<Notice>) -> Result<Vec<Fate>, Error> {
+    pub async fn ingest_notices(
+        &self,
+        notices: Vec<ChargeNotice>,
+    ) -> Result<Vec<IngestOutcome>, BillingError> {
         if notices.is_empty() {
             return Ok(vec![]);
         }
-        Ok(self.database.write(taking(notices)).await?)
+        Ok(self.database.write_in_transaction(ingest_in_transaction(notices)).await?)
     }
 
     /// Which deployment's books these are: a name that was made with them, and that their gateway tells LiteLLM.
     ///
     /// # Errors
     /// As every call.
-    pub async fn deployment(&self) -> Result<String, Error> {
+    pub async fn deployment_id(&self) -> Result<String, BillingError> {
         Ok(self
             .database
-            .read(|view| view.query_row(take::DEPLOYMENT, [], |row| row.get(0)))
+            .read_committed(|view| view.query_row(take::DEPLOYMENT_QUERY, [], |row| row.get(0)))
             .await?)
     }
 
@@ -151,18 +158,18 @@ impl Books {
     ///
     /// # Errors
     /// As every call.
-    pub async fn forget_waiting(&self, now: SystemTime) -> Result<u64, Error> {
-        let before = millis(now.checked_sub(PATIENCE).unwrap_or(SystemTime::UNIX_EPOCH));
+    pub async fn purge_waiting(&self, now: SystemTime) -> Result<u64, BillingError> {
+        let before = to_millis(now.checked_sub(MAX_NOTICE_WAIT).unwrap_or(SystemTime::UNIX_EPOCH));
         let forget = "DELETE FROM billing_notice WHERE call_id IN
                       (SELECT call_id FROM billing_notice WHERE NOT is_taken AND received < ?1 LIMIT ?2)";
         let mut forgotten = 0;
         loop {
             let work = move |change: &rusqlite::Transaction<'_>| {
-                change.execute(forget, params![before, MOST_FORGOTTEN])
+                change.execute(forget, params![before, MAX_PURGED_NOTICES])
             };
-            let gone = self.database.write(work).await?;
+            let gone = self.database.write_in_transaction(work).await?;
             forgotten += gone as u64;
-            if gone < MOST_FORGOTTEN as usize {
+            if gone < MAX_PURGED_NOTICES as usize {
                 break;
             }
         }
@@ -174,91 +181,101 @@ impl Books {
     ///
     /// # Errors
     /// As every call.
-    pub async fn receipts(&self, run: &str) -> Result<Vec<Receipt>, Error> {
+    pub async fn receipts_of_run(&self, run: &str) -> Result<Vec<ChargeReceipt>, BillingError> {
         let run = run.to_owned();
         let find = "SELECT r.*, f.attempt, f.account, f.model FROM billing_receipt r JOIN billing_fact f USING (call_id)
                     WHERE r.run = ?1 ORDER BY f.started, f.call_id";
-        Ok(self.database.read(move |view| Receipt::all(view, find, params![run])).await?)
+        Ok(self
+            .database
+            .read_committed(move |view| ChargeReceipt::query_all(view, find, params![run]))
+            .await?)
     }
 
     /// A run's calls as our own records have them.
     ///
     /// # Errors
     /// As every call.
-    pub async fn facts(&self, run: &str) -> Result<Vec<Fact>, Error> {
+    pub async fn calls_of_run(&self, run: &str) -> Result<Vec<CallUsage>, BillingError> {
         let run = run.to_owned();
         let find = "SELECT * FROM billing_fact WHERE run = ?1 ORDER BY started, call_id";
-        Ok(self.database.read(move |view| Fact::all(view, find, params![run])).await?)
+        Ok(self
+            .database
+            .read_committed(move |view| CallUsage::query_all(view, find, params![run]))
+            .await?)
     }
 
     /// The calls that a filter lets through, in order.
     ///
     /// # Errors
     /// As every call.
-    pub async fn select(&self, filter: &Filter) -> Result<Vec<Fact>, Error> {
-        let Filter { since, until, account, run } = filter.clone();
+    pub async fn find_calls(&self, filter: &CallFilter) -> Result<Vec<CallUsage>, BillingError> {
+        let CallFilter { since, until, account, run } = filter.clone();
         let find = "SELECT * FROM billing_fact WHERE started >= ?1 AND started < ?2
                     AND (?3 IS NULL OR account = ?3) AND (?4 IS NULL OR run = ?4) ORDER BY started, call_id";
         let read = move |view: &Connection| {
-            Fact::all(view, find, params![millis(since), millis(until), account, run])
+            CallUsage::query_all(
+                view,
+                find,
+                params![to_millis(since), to_millis(until), account, run],
+            )
         };
-        Ok(self.database.read(read).await?)
+        Ok(self.database.read_committed(read).await?)
     }
 
     /// Those of some call ids that are in the books.
     ///
     /// # Errors
     /// As every call.
-    pub async fn known(&self, ids: Vec<String>) -> Result<HashSet<String>, Error> {
+    pub async fn known_call_ids(&self, ids: Vec<String>) -> Result<HashSet<String>, BillingError> {
         let find = "SELECT 1 FROM billing_fact WHERE call_id = ?1";
-        Ok(self.database.read(move |view| present(view, find, ids)).await?)
+        Ok(self.database.read_committed(move |view| existing_names(view, find, ids)).await?)
     }
 
     /// Those of some runs that have calls in the books.
     ///
     /// # Errors
     /// As every call.
-    pub async fn runs(&self, names: Vec<String>) -> Result<HashSet<String>, Error> {
+    pub async fn known_runs(&self, names: Vec<String>) -> Result<HashSet<String>, BillingError> {
         let find = "SELECT 1 FROM billing_fact WHERE run = ?1";
-        Ok(self.database.read(move |view| present(view, find, names)).await?)
+        Ok(self.database.read_committed(move |view| existing_names(view, find, names)).await?)
     }
 
     /// What a run comes to by now.
     ///
     /// # Errors
     /// As every call.
-    pub async fn summary(&self, run: &str) -> Result<RunBill, Error> {
-        self.summary_at(run, SystemTime::now()).await
+    pub async fn run_bill(&self, run: &str) -> Result<RunBill, BillingError> {
+        self.run_bill_at(run, SystemTime::now()).await
     }
 
     /// What a run comes to, as it is at a given time.
     ///
     /// # Errors
     /// As every call.
-    pub async fn summary_at(&self, run: &str, now: SystemTime) -> Result<RunBill, Error> {
-        let (run, due) = (run.to_owned(), self.due(now));
-        Ok(self.database.read(move |view| bill(view, &run, due)).await?)
+    pub async fn run_bill_at(&self, run: &str, now: SystemTime) -> Result<RunBill, BillingError> {
+        let (run, due) = (run.to_owned(), self.receipt_deadline(now));
+        Ok(self.database.read_committed(move |view| query_bill(view, &run, due)).await?)
     }
 
     /// The runs that somebody has to look at, by name.
     ///
     /// # Errors
     /// As every call.
-    pub async fn flagged(&self, now: SystemTime) -> Result<Vec<RunBill>, Error> {
-        self.flagged_after(now, None, u32::MAX).await
+    pub async fn flagged_runs(&self, now: SystemTime) -> Result<Vec<RunBill>, BillingError> {
+        self.flagged_runs_after(now, None, u32::MAX).await
     }
 
     /// The same, so many of them at most, after a run.
     ///
     /// # Errors
     /// As every call.
-    pub async fn flagged_after(
+    pub async fn flagged_runs_after(
         &self,
         now: SystemTime,
         run: Option<String>,
         most: u32,
-    ) -> Result<Vec<RunBill>, Error> {
-        let due = self.due(now);
+    ) -> Result<Vec<RunBill>, BillingError> {
+        let due = self.receipt_deadline(now);
         let find = "SELECT run FROM (
                         SELECT run FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled < ?1
                         UNION SELECT run FROM billing_receipt WHERE is_unpriced
@@ -269,9 +286,9 @@ impl Books {
                 .prepare_cached(find)?
                 .query_map(params![due, run, most], |row| row.get(0))?
                 .collect::<Result<_, _>>()?;
-            runs.iter().map(|run| bill(view, run, due)).collect()
+            runs.iter().map(|run| query_bill(view, run, due)).collect()
         };
-        Ok(self.database.read(read).await?)
+        Ok(self.database.read_committed(read).await?)
     }
 
     /// Billable calls without a receipt whose turn it is to be asked for, of those that ended from `since` on: the oldest
@@ -279,66 +296,78 @@ impl Books {
     ///
     /// # Errors
     /// As every call.
-    pub async fn unreceipted(
+    pub async fn calls_without_receipt(
         &self,
         since: SystemTime,
         now: SystemTime,
-    ) -> Result<Vec<Open>, Error> {
+    ) -> Result<Vec<UnreceiptedCall>, BillingError> {
         let find = "SELECT call_id, started, settled FROM billing_fact
                     WHERE is_billable AND NOT has_receipt AND settled >= ?1
                     -- A call is put off by its age at most: a time beyond that was written while the clock was ahead.
                     AND (ask_after <= ?2 OR ask_after > ?2 + (?2 - ?1))
                     ORDER BY settled, call_id LIMIT ?3";
         let read = move |view: &Connection| {
-            Open::all(view, find, params![millis(since), millis(now), MOST_ASKED])
+            UnreceiptedCall::query_all(
+                view,
+                find,
+                params![to_millis(since), to_millis(now), MAX_QUERIED_CALLS],
+            )
         };
-        Ok(self.database.read(read).await?)
+        Ok(self.database.read_committed(read).await?)
     }
 
     /// These were asked for. Those that LiteLLM does not know are asked for again when they are twice as old.
     ///
     /// # Errors
     /// As every call.
-    pub async fn asked(&self, calls: &[Open], now: SystemTime) -> Result<(), Error> {
+    pub async fn mark_queried(
+        &self,
+        calls: &[UnreceiptedCall],
+        now: SystemTime,
+    ) -> Result<(), BillingError> {
         let calls: Vec<String> = calls.iter().map(|call| call.call_id.clone()).collect();
-        let now = millis(now);
+        let now = to_millis(now);
         let work = move |change: &rusqlite::Transaction<'_>| {
             let mut later = change.prepare_cached(
                 "UPDATE billing_fact SET ask_after = ?1 + max(?1 - settled, 0) WHERE call_id = ?2 AND NOT has_receipt",
             )?;
             calls.iter().try_for_each(|call| later.execute(params![now, call]).map(drop))
         };
-        Ok(self.database.write(work).await?)
+        Ok(self.database.write_in_transaction(work).await?)
     }
 
     /// The sums over all runs.
     ///
     /// # Errors
     /// As every call.
-    pub async fn totals(&self, now: SystemTime) -> Result<Totals, Error> {
-        let due = self.due(now);
-        Ok(self.database.read(move |view| totals(view, due)).await?)
+    pub async fn totals(&self, now: SystemTime) -> Result<BillingTotals, BillingError> {
+        let due = self.receipt_deadline(now);
+        Ok(self.database.read_committed(move |view| query_totals(view, due)).await?)
     }
 
     /// What ended before this should have its receipt.
-    fn due(&self, now: SystemTime) -> i64 {
-        millis(now.checked_sub(self.bound).unwrap_or(SystemTime::UNIX_EPOCH))
+    fn receipt_deadline(&self, now: SystemTime) -> i64 {
+        to_millis(now.checked_sub(self.bound).unwrap_or(SystemTime::UNIX_EPOCH))
     }
 }
 
 /// Writes notices down, in one transaction.
-fn taking(
-    notices: Vec<Notice>,
-) -> impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<Vec<Fate>> {
+fn ingest_in_transaction(
+    notices: Vec<ChargeNotice>,
+) -> impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<Vec<IngestOutcome>> {
     let now = SystemTime::now();
     move |change| {
-        let mut room = take::room_to_wait(change)?;
-        notices.iter().map(|notice| take::notice(change, notice, &mut room, now)).collect()
+        let mut room = take::waiting_capacity(change)?;
+        notices.iter().map(|notice| take::ingest_notice(change, notice, &mut room, now)).collect()
     }
 }
 
 /// Those of some names for which `find` finds something.
-fn present(view: &Connection, find: &str, names: Vec<String>) -> rusqlite::Result<HashSet<String>> {
+fn existing_names(
+    view: &Connection,
+    find: &str,
+    names: Vec<String>,
+) -> rusqlite::Result<HashSet<String>> {
     let mut find = view.prepare_cached(find)?;
     let mut present = HashSet::new();
     for name in names {
@@ -349,16 +378,16 @@ fn present(view: &Connection, find: &str, names: Vec<String>) -> rusqlite::Resul
     Ok(present)
 }
 
-fn bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBill> {
-    let mut find = view.prepare_cached(BILL)?;
+fn query_bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBill> {
+    let mut find = view.prepare_cached(BILL_QUERY)?;
     find.query_row(params![run, due], |row| {
         let count = |name: &str| row.get::<_, i64>(name).map(i64::cast_unsigned);
         let (missing, overdue) = (count("missing")?, count("overdue")?);
         let (unpriced, conflicting) = (count("unpriced")?, count("conflicting")?);
         let flags = [
-            (overdue, Flag::Unreceipted),
-            (unpriced, Flag::Unpriced),
-            (conflicting, Flag::Conflicting),
+            (overdue, BillFlag::Unreceipted),
+            (unpriced, BillFlag::Unpriced),
+            (conflicting, BillFlag::Conflicting),
         ];
         Ok(RunBill {
             run: run.to_owned(),
@@ -373,9 +402,9 @@ fn bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBill> {
             unpriced,
             conflicting,
             state: match (overdue, missing) {
-                (0, 0) => State::Complete,
-                (0, _) => State::Pending,
-                _ => State::Overdue,
+                (0, 0) => BillState::Complete,
+                (0, _) => BillState::Pending,
+                _ => BillState::Overdue,
             },
             flags: flags
                 .into_iter()
@@ -386,11 +415,11 @@ fn bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBill> {
     })
 }
 
-fn totals(view: &Connection, due: i64) -> rusqlite::Result<Totals> {
-    let mut find = view.prepare_cached(TOTALS)?;
+fn query_totals(view: &Connection, due: i64) -> rusqlite::Result<BillingTotals> {
+    let mut find = view.prepare_cached(TOTALS_QUERY)?;
     find.query_row([due], |row| {
         let count = |name: &str| row.get::<_, i64>(name).map(i64::cast_unsigned);
-        Ok(Totals {
+        Ok(BillingTotals {
             calls: count("calls")?,
             receipts: count("receipts")?,
             pending_calls: count("pending_calls")?,
@@ -404,7 +433,7 @@ fn totals(view: &Connection, due: i64) -> rusqlite::Result<Totals> {
     })
 }
 
-const BILL: &str = "
+const BILL_QUERY: &str = "
 SELECT f.*, r.receipts, r.amount, r.unpriced,
        (SELECT count(*) FROM billing_conflict WHERE run = ?1) AS conflicting
 FROM (
@@ -419,7 +448,7 @@ FROM (
     FROM billing_receipt WHERE run = ?1
 ) r";
 
-const TOTALS: &str = "
+const TOTALS_QUERY: &str = "
 SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT count(*) FROM billing_receipt) AS receipts,
        (SELECT count(*) FROM billing_fact WHERE is_billable AND NOT has_receipt AND settled >= ?1) AS pending_calls,
@@ -432,17 +461,17 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT coalesce(sum(calls), 0) FROM billing_day) AS deleted_calls";
 
 /// How long a notice waits for its call. A run's calls are booked while it goes on; what comes later is reconciled.
-const PATIENCE: Duration = Duration::from_hours(48);
+const MAX_NOTICE_WAIT: Duration = Duration::from_hours(48);
 
 /// Notices that are forgotten at once, so that nobody waits long for the disk.
-const MOST_FORGOTTEN: u32 = 10_000;
+const MAX_PURGED_NOTICES: u32 = 10_000;
 
 /// Calls that are asked for at one look; the others are at the next.
-const MOST_ASKED: u32 = 10_000;
+const MAX_QUERIED_CALLS: u32 = 10_000;
 
 /// LiteLLM calls back within seconds, once, and writes its rows within a minute; what its callback loses is asked for
 /// meanwhile.
-pub(super) const BOUND: Duration = Duration::from_mins(15);
+pub(super) const DEFAULT_RECEIPT_BOUND: Duration = Duration::from_mins(15);
 
 /// The service's database in its state directory; the books share it with the other rooms.
-pub const FILE: &str = "state.db";
+pub const DATABASE_FILE: &str = "state.db";

@@ -11,16 +11,19 @@ use std::time::SystemTime;
 
 use serde::{Serialize, Serializer};
 
-use super::Error;
-use crate::audit::chain::{MAX_UNSETTLED, Why};
-use crate::audit::read::{self, Admission, Broken, Entry, Event, Position, Session, Settlement};
-use crate::audit::record::Outcome;
-use crate::budget::{Amount, Nanodollars, Usage};
-use crate::protocol::Route;
+use super::BillingError;
+use crate::audit::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS};
+use crate::audit::read::{
+    self, AuditAdmissionEvent, AuditEntry, AuditEvent, AuditReadPosition, AuditSessionEvent,
+    AuditSettlementEvent, ChainBreakError,
+};
+use crate::audit::record::CallOutcome;
+use crate::budget::{BudgetAmount, Nanodollars, TokenUsage};
+use crate::protocol::GatewayRoute;
 
 /// One call, as our own record has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Fact {
+pub struct CallUsage {
     /// The request's id, which LiteLLM knows as `litellm_call_id`.
     pub call_id: String,
     pub run: String,
@@ -32,32 +35,32 @@ pub struct Fact {
     pub route: String,
     pub model: Option<String>,
     pub stream: bool,
-    pub outcome: Outcome,
+    pub outcome: CallOutcome,
     /// The status sent to the client; 0 where none was.
     pub status: u16,
     #[serde(flatten)]
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// By our own price table; zero where the model stands in none.
     #[serde(rename = "cost_usd")]
     pub cost: Nanodollars,
     /// What the upstream said with its answer that it cost.
     #[serde(rename = "reported_cost_usd", skip_serializing_if = "Option::is_none")]
     pub reported_cost: Option<Nanodollars>,
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub started: SystemTime,
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub settled: SystemTime,
 }
 
 /// Follows one run's log.
 #[derive(Debug)]
-pub struct Reader {
+pub struct CallUsageReader {
     path: PathBuf,
     file: Option<File>,
-    position: Position,
+    position: AuditReadPosition,
     /// Of the process that writes now.
-    session: Option<Session>,
-    open: HashMap<String, Open>,
+    session: Option<AuditSessionEvent>,
+    open: HashMap<String, OpenCall>,
     last: SystemTime,
     /// Of the calls that are settled.
     charged: Nanodollars,
@@ -67,9 +70,9 @@ pub struct Reader {
 
 /// A call that has not ended.
 #[derive(Debug)]
-struct Open {
+struct OpenCall {
     seq: u64,
-    admission: Admission,
+    admission: AuditAdmissionEvent,
     run: String,
     attempt: String,
     account: String,
@@ -77,16 +80,16 @@ struct Open {
     started: SystemTime,
 }
 
-impl Fact {
+impl CallUsage {
     /// Whether the account is charged for the call. A call that used nothing was refused by the upstream, or never reached it. A
     /// 5xx costs the run's budget its input, out of caution, and the provider sends no bill for it.
     pub fn is_billable(&self) -> bool {
-        !self.usage.total().is_zero() && self.status < 500
+        !self.usage.total_tokens().is_zero() && self.status < 500
     }
 
     /// Whether it used something, or is of a kind that does. Other calls come in any number, and are in no book.
     pub fn can_cost(&self) -> bool {
-        let is_free = [Route::CountTokens, Route::Models, Route::Model]
+        let is_free = [GatewayRoute::CountTokens, GatewayRoute::Models, GatewayRoute::Model]
             .iter()
             .any(|free| free.name() == self.route);
         self.is_billable() || !is_free
@@ -108,13 +111,13 @@ impl Fact {
     }
 }
 
-impl Reader {
+impl CallUsageReader {
     /// Begins to follow a log; it need not be there yet, nor be whole.
     pub fn open(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
             file: None,
-            position: Position::START,
+            position: AuditReadPosition::START,
             session: None,
             open: HashMap::new(),
             last: SystemTime::UNIX_EPOCH,
@@ -128,12 +131,14 @@ impl Reader {
     ///
     /// # Errors
     /// The log cannot be read, or is not as it was written. What stands before the break is handed out first.
-    pub fn read_new(&mut self) -> Result<Vec<Fact>, Error> {
+    pub fn read_new(&mut self) -> Result<Vec<CallUsage>, BillingError> {
         let mut facts = vec![];
-        let read = self.read(&mut facts);
+        let read = self.read_entries(&mut facts);
         self.is_broken = read.is_err();
         match read {
-            Err(source) if facts.is_empty() => Err(Error::Log { path: self.path.clone(), source }),
+            Err(source) if facts.is_empty() => {
+                Err(BillingError::Log { path: self.path.clone(), source })
+            }
             _ => Ok(facts),
         }
     }
@@ -147,7 +152,7 @@ impl Reader {
 
     /// The rest, and whether it is all. What never ended is taken to have used everything that it had reserved, as it is
     /// when the log is taken up again: so this is only for a log that nobody writes any more.
-    pub fn finish(mut self) -> (Vec<Fact>, Result<(), Error>) {
+    pub fn finish(mut self) -> (Vec<CallUsage>, Result<(), BillingError>) {
         let mut facts = vec![];
         let end = loop {
             match self.read_new() {
@@ -158,21 +163,25 @@ impl Reader {
         };
         let mut open: Vec<_> = self.open.into_values().collect();
         open.sort_unstable_by_key(|open| open.seq);
-        facts.extend(open.into_iter().map(|open| open.lost(self.last)));
+        facts.extend(open.into_iter().map(|open| open.into_lost(self.last)));
         (facts, end)
     }
 
-    fn read(&mut self, facts: &mut Vec<Fact>) -> Result<(), read::Error> {
-        let Some(mut file) = self.file()? else { return Ok(()) };
+    fn read_entries(&mut self, facts: &mut Vec<CallUsage>) -> Result<(), read::AuditReadError> {
+        let Some(mut file) = self.open_file()? else { return Ok(()) };
         file.seek(SeekFrom::Start(self.position.offset()))?;
-        let mut reader = read::Reader::at(BufReader::new(&file), self.position);
+        let mut reader = read::AuditReader::resume_at(BufReader::new(&file), self.position);
         let end = loop {
-            match reader.entry() {
-                Ok(Some(entry)) => match self.note(entry) {
+            match reader.next_entry() {
+                Ok(Some(entry)) => match self.apply_entry(entry) {
                     Ok(fact) => facts.extend(fact),
                     Err(error) => break Err(error),
                 },
-                Ok(None) | Err(read::Error::Broken(Broken { why: Why::Torn, .. })) => break Ok(()),
+                Ok(None)
+                | Err(read::AuditReadError::Broken(ChainBreakError {
+                    why: ChainBreakReason::Torn,
+                    ..
+                })) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
@@ -181,7 +190,7 @@ impl Reader {
         end
     }
 
-    fn file(&mut self) -> io::Result<Option<File>> {
+    fn open_file(&mut self) -> io::Result<Option<File>> {
         if let Some(file) = self.file.take() {
             return Ok(Some(file));
         }
@@ -191,65 +200,82 @@ impl Reader {
         }
     }
 
-    fn note(&mut self, entry: Entry) -> Result<Option<Fact>, read::Error> {
+    fn apply_entry(
+        &mut self,
+        entry: AuditEntry,
+    ) -> Result<Option<CallUsage>, read::AuditReadError> {
         let time = humantime::parse_rfc3339(&entry.time).unwrap_or(self.last);
         self.last = self.last.max(time);
-        if self.open.len() > MAX_UNSETTLED {
-            let Entry { seq, offset, .. } = entry;
-            return Err(Broken { seq, offset, why: Why::Unsettled }.into());
+        if self.open.len() > MAX_UNSETTLED_CALLS {
+            let AuditEntry { seq, offset, .. } = entry;
+            return Err(ChainBreakError { seq, offset, why: ChainBreakReason::Unsettled }.into());
         }
-        let Entry { seq, run, event, .. } = entry;
+        let AuditEntry { seq, run, event, .. } = entry;
         match event {
-            Event::Started(session) => self.session = Some(session),
-            Event::Admitted(admission) => {
-                let open = self.begin(seq, run, admission, time);
+            AuditEvent::Started(session) => self.session = Some(session),
+            AuditEvent::Admitted(admission) => {
+                let open = self.open_call(seq, run, admission, time);
                 self.open.insert(open.admission.request.clone(), open);
             }
-            Event::Settled(settlement) => {
-                return Ok(Some(self.settle(seq, run, &settlement, time)));
+            AuditEvent::Settled(settlement) => {
+                return Ok(Some(self.settle_call(seq, run, &settlement, time)));
             }
             _ => (),
         }
         Ok(None)
     }
 
-    fn begin(&self, seq: u64, run: String, admission: Admission, started: SystemTime) -> Open {
-        let of = |field: fn(&Session) -> &String| self.session.as_ref().map(field).cloned();
+    fn open_call(
+        &self,
+        seq: u64,
+        run: String,
+        admission: AuditAdmissionEvent,
+        started: SystemTime,
+    ) -> OpenCall {
+        let of =
+            |field: fn(&AuditSessionEvent) -> &String| self.session.as_ref().map(field).cloned();
         let attempt = of(|session| &session.attempt).unwrap_or_default();
         let account = of(|session| &session.account).unwrap_or_default();
         let upstream = of(|session| &session.upstream).unwrap_or_default();
-        Open { seq, admission, run, attempt, account, upstream, started }
+        OpenCall { seq, admission, run, attempt, account, upstream, started }
     }
 
-    fn settle(&mut self, seq: u64, run: String, settled: &Settlement, time: SystemTime) -> Fact {
+    fn settle_call(
+        &mut self,
+        seq: u64,
+        run: String,
+        settled: &AuditSettlementEvent,
+        time: SystemTime,
+    ) -> CallUsage {
         let open = self.open.remove(&settled.request).unwrap_or_else(|| {
             // A fault of the gateway; what was charged without an admission was charged all the same.
             let (request, route) = (settled.request.clone(), "-".to_owned());
-            let reserved = Amount::default();
-            let admission = Admission { request, route, model: None, stream: false, reserved };
-            self.begin(seq, run, admission, time)
+            let reserved = BudgetAmount::default();
+            let admission =
+                AuditAdmissionEvent { request, route, model: None, stream: false, reserved };
+            self.open_call(seq, run, admission, time)
         });
         self.charged = self.charged + settled.charged.cost;
-        open.settled(settled, time)
+        open.into_settled(settled, time)
     }
 }
 
-impl Open {
-    fn settled(self, settled: &Settlement, time: SystemTime) -> Fact {
+impl OpenCall {
+    fn into_settled(self, settled: &AuditSettlementEvent, time: SystemTime) -> CallUsage {
         let header = settled.litellm_response_cost.as_deref().and_then(Nanodollars::parse);
-        Fact {
+        CallUsage {
             outcome: settled.outcome,
             status: settled.status,
             usage: settled.usage,
             cost: settled.charged.cost,
             reported_cost: settled.reported_cost_usd.or(header),
-            ..self.lost(time)
+            ..self.into_lost(time)
         }
     }
 
-    fn lost(self, time: SystemTime) -> Fact {
-        let Admission { request, route, model, stream, reserved } = self.admission;
-        Fact {
+    fn into_lost(self, time: SystemTime) -> CallUsage {
+        let AuditAdmissionEvent { request, route, model, stream, reserved } = self.admission;
+        CallUsage {
             call_id: request,
             run: self.run,
             attempt: self.attempt,
@@ -258,9 +284,13 @@ impl Open {
             route,
             model,
             stream,
-            outcome: Outcome::Crashed,
+            outcome: CallOutcome::Crashed,
             status: 0,
-            usage: Usage { input: reserved.input, output: reserved.output, ..Usage::default() },
+            usage: TokenUsage {
+                input: reserved.input,
+                output: reserved.output,
+                ..TokenUsage::default()
+            },
             cost: reserved.cost,
             reported_cost: None,
             started: self.started,
@@ -269,6 +299,9 @@ impl Open {
     }
 }
 
-pub(super) fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn serialize_rfc3339<S: Serializer>(
+    time: &SystemTime,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_millis(*time))
 }

@@ -15,12 +15,12 @@ use serde_json::value::RawValue;
 use serde_json::{Deserializer, Error};
 
 use super::notice::{MAX_AMOUNT, MAX_TOKENS};
-use super::{Notice, Source};
+use super::{ChargeNotice, ChargeSource};
 use crate::budget::{Nanodollars, Tokens};
 
 /// What became of the items of one body.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Ingested {
+pub struct IngestReport {
     /// Calls that have a receipt now, and had none.
     pub new: u64,
     /// Said before.
@@ -38,12 +38,12 @@ pub struct Ingested {
     pub invalid: u64,
     /// Why, for the first of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub complaints: Vec<Complaint>,
+    pub complaints: Vec<IngestItemError>,
 }
 
 /// Why an item cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Complaint {
+pub struct IngestItemError {
     /// Which of the body's items, counted from 0.
     pub item: usize,
     pub message: String,
@@ -51,10 +51,10 @@ pub struct Complaint {
 
 /// The items of one body that are no notices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rest {
+pub struct SkippedItems {
     pub foreign: u64,
     pub invalid: u64,
-    pub complaints: Vec<Complaint>,
+    pub complaints: Vec<IngestItemError>,
 }
 
 /// A body that has no items at all.
@@ -62,24 +62,27 @@ pub struct Rest {
 #[error(
     "the body is neither a JSON object, nor an array of objects, nor one object on each line: {0}"
 )]
-pub struct Malformed(#[from] Error);
+pub struct MalformedBodyError(#[from] Error);
 
 /// Reads a body, and gives its notices to `take`, some hundred at a time. An item that cannot be used takes nothing away
 /// from the others.
 ///
 /// # Errors
 /// The body is not JSON; then `take` was given nothing.
-pub fn read(body: &[u8], mut take: impl FnMut(Vec<Notice>)) -> Result<Rest, Malformed> {
+pub fn parse_body(
+    body: &[u8],
+    mut take: impl FnMut(Vec<ChargeNotice>),
+) -> Result<SkippedItems, MalformedBodyError> {
     for_each_item(body, |_| ())?;
-    let (mut rest, mut notices, mut count) = (Rest::default(), vec![], 0);
+    let (mut rest, mut notices, mut count) = (SkippedItems::default(), vec![], 0);
     for_each_item(body, |item| {
-        match notice(item) {
+        match parse_notice(item) {
             Ok(notice) if notice.run.is_some() => notices.push(notice),
             Ok(_) => rest.foreign += 1,
-            Err(message) => rest.complain(count, &message),
+            Err(message) => rest.add_error(count, &message),
         }
         count += 1;
-        if notices.len() == TOGETHER {
+        if notices.len() == BATCH_SIZE {
             take(mem::take(&mut notices));
         }
     })?;
@@ -94,7 +97,7 @@ fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Err
     for value in Deserializer::from_slice(body).into_iter::<&RawValue>() {
         let value = value?;
         if value.get().starts_with('[') {
-            Deserializer::from_str(value.get()).deserialize_seq(Items(&mut each))?;
+            Deserializer::from_str(value.get()).deserialize_seq(ArrayItemVisitor(&mut each))?;
         } else {
             each(value);
         }
@@ -103,9 +106,9 @@ fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Err
 }
 
 /// Hands out the elements of an array one by one.
-struct Items<F>(F);
+struct ArrayItemVisitor<F>(F);
 
-impl<'de, F: FnMut(&RawValue)> Visitor<'de> for Items<F> {
+impl<'de, F: FnMut(&RawValue)> Visitor<'de> for ArrayItemVisitor<F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,19 +123,19 @@ impl<'de, F: FnMut(&RawValue)> Visitor<'de> for Items<F> {
     }
 }
 
-impl Rest {
-    fn complain(&mut self, item: usize, message: &str) {
+impl SkippedItems {
+    fn add_error(&mut self, item: usize, message: &str) {
         self.invalid += 1;
-        if self.complaints.len() < MAX_COMPLAINTS {
-            let message = message.chars().take(MAX_MESSAGE).collect();
-            self.complaints.push(Complaint { item, message });
+        if self.complaints.len() < MAX_ITEM_ERRORS {
+            let message = message.chars().take(MAX_MESSAGE_CHARS).collect();
+            self.complaints.push(IngestItemError { item, message });
         }
     }
 }
 
 /// The fields that are read. What LiteLLM does not know is null.
 #[derive(Deserialize)]
-struct Payload<'a> {
+struct LitellmLogPayload<'a> {
     litellm_call_id: Option<String>,
     status: Option<String>,
     response_cost: Option<Nanodollars>,
@@ -147,12 +150,12 @@ struct Payload<'a> {
     model_group: Option<String>,
     model: Option<String>,
     #[serde(borrow)]
-    metadata: Option<Metadata<'a>>,
+    metadata: Option<LitellmCallMetadata<'a>>,
 }
 
 /// The metadata of a call, wherever LiteLLM shows it.
 #[derive(Deserialize)]
-pub(super) struct Metadata<'a> {
+pub(super) struct LitellmCallMetadata<'a> {
     /// Told by the gateway; other callers may tell LiteLLM anything here.
     #[serde(borrow)]
     spend_logs_metadata: Option<&'a RawValue>,
@@ -160,34 +163,35 @@ pub(super) struct Metadata<'a> {
 
 /// What the gateway tells LiteLLM with each call.
 #[derive(Deserialize)]
-struct Ours {
+struct GatewayMetadata {
     run_id: String,
     #[serde(rename = "cogni_deployment_id")]
     deployment: Option<String>,
 }
 
-impl Metadata<'_> {
+impl LitellmCallMetadata<'_> {
     /// The run, and the deployment.
-    pub(super) fn whose(self) -> (Option<String>, Option<String>) {
+    pub(super) fn run_and_deployment(self) -> (Option<String>, Option<String>) {
         let ours = self.spend_logs_metadata.map(|told| serde_json::from_str(told.get()));
         match ours {
-            Some(Ok(Ours { run_id, deployment })) => (Some(run_id), deployment),
+            Some(Ok(GatewayMetadata { run_id, deployment })) => (Some(run_id), deployment),
             Some(Err(_)) | None => (None, None),
         }
     }
 }
 
 /// The reason of an error in an item, without the place in a text that nobody sees.
-pub(super) fn reason(error: &Error) -> String {
+pub(super) fn error_reason(error: &Error) -> String {
     let said = error.to_string();
     said.rsplit_once(" at line ").map_or(&*said, |(reason, _)| reason).to_owned()
 }
 
-fn notice(item: &RawValue) -> Result<Notice, String> {
+fn parse_notice(item: &RawValue) -> Result<ChargeNotice, String> {
     if !item.get().starts_with('{') {
         return Err("the item is no JSON object".to_owned());
     }
-    let payload: Payload<'_> = serde_json::from_str(item.get()).map_err(|error| reason(&error))?;
+    let payload: LitellmLogPayload<'_> =
+        serde_json::from_str(item.get()).map_err(|error| error_reason(&error))?;
     let call_id = payload.litellm_call_id.filter(|id| !id.is_empty());
     let call_id =
         call_id.ok_or("`litellm_call_id` is missing, so nobody can tell which call this is")?;
@@ -196,11 +200,12 @@ fn notice(item: &RawValue) -> Result<Notice, String> {
         Some("failure") => true,
         _ => return Err("`status` is neither \"success\" nor \"failure\"".to_owned()),
     };
-    let ended = payload.ended.and_then(time).ok_or("`endTime` is not a time in seconds")?;
-    let (run, deployment) = payload.metadata.map(Metadata::whose).unwrap_or_default();
-    Notice {
+    let ended = payload.ended.and_then(parse_time).ok_or("`endTime` is not a time in seconds")?;
+    let (run, deployment) =
+        payload.metadata.map(LitellmCallMetadata::run_and_deployment).unwrap_or_default();
+    ChargeNotice {
         call_id,
-        source: Source::LitellmCallback,
+        source: ChargeSource::LitellmCallback,
         run,
         deployment,
         account: payload.end_user,
@@ -209,21 +214,21 @@ fn notice(item: &RawValue) -> Result<Notice, String> {
         amount: payload.response_cost.unwrap_or_default(),
         input: Tokens(payload.prompt_tokens.unwrap_or_default()),
         output: Tokens(payload.completion_tokens.unwrap_or_default()),
-        started: payload.started.and_then(time).unwrap_or(ended),
+        started: payload.started.and_then(parse_time).unwrap_or(ended),
         ended,
     }
-    .checked()
+    .validated()
 }
 
-impl Notice {
+impl ChargeNotice {
     /// # Errors
     /// Which figure cannot be one call's.
-    pub(super) fn checked(self) -> Result<Self, String> {
-        if self.call_id.len() > MAX_ID {
-            return Err(format!("the call's id is longer than {MAX_ID} bytes"));
+    pub(super) fn validated(self) -> Result<Self, String> {
+        if self.call_id.len() > MAX_ID_BYTES {
+            return Err(format!("the call's id is longer than {MAX_ID_BYTES} bytes"));
         }
-        if self.run.as_ref().is_some_and(|run| run.len() > MAX_ID) {
-            return Err(format!("`run_id` is longer than {MAX_ID} bytes"));
+        if self.run.as_ref().is_some_and(|run| run.len() > MAX_ID_BYTES) {
+            return Err(format!("`run_id` is longer than {MAX_ID_BYTES} bytes"));
         }
         if self.amount > MAX_AMOUNT {
             return Err(format!("${} is not the price of one call", self.amount));
@@ -235,22 +240,22 @@ impl Notice {
     }
 }
 
-fn time(seconds: f64) -> Option<SystemTime> {
+fn parse_time(seconds: f64) -> Option<SystemTime> {
     let since = Duration::try_from_secs_f64(seconds).ok()?;
     // Of what is beyond, no date can be written.
-    (since < LATEST).then(|| SystemTime::UNIX_EPOCH + since)
+    (since < MAX_TIME).then(|| SystemTime::UNIX_EPOCH + since)
 }
 
-const MAX_COMPLAINTS: usize = 10;
+const MAX_ITEM_ERRORS: usize = 10;
 
 /// Characters of a complaint, which may repeat a text of the item.
-const MAX_MESSAGE: usize = 300;
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// Notices that are handed out together, and written in one transaction: other writers wait no longer than for these.
-const TOGETHER: usize = 256;
+const BATCH_SIZE: usize = 256;
 
 /// LiteLLM takes an id of 256 bytes from its caller; ours have 36.
-const MAX_ID: usize = 256;
+const MAX_ID_BYTES: usize = 256;
 
 /// The year 9999.
-const LATEST: Duration = Duration::from_hours(70_380_768);
+const MAX_TIME: Duration = Duration::from_hours(70_380_768);

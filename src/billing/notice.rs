@@ -4,14 +4,14 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::Fact;
+use super::CallUsage;
 use crate::budget::{Nanodollars, Tokens};
 
 /// One call by its id, and the price that somebody has put to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct ChargeNotice {
     pub call_id: String,
-    pub source: Source,
+    pub source: ChargeSource,
     /// The run, as the gateway told LiteLLM in the call's metadata.
     pub run: Option<String>,
     /// Whose books it is for, told in the same way; a gateway without books tells none.
@@ -31,7 +31,7 @@ pub struct Notice {
 /// Who says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum ChargeSource {
     /// LiteLLM, as soon as the call was over.
     LitellmCallback,
     /// LiteLLM, when we asked.
@@ -40,10 +40,10 @@ pub enum Source {
     PriceTable,
 }
 
-impl Notice {
+impl ChargeNotice {
     /// Tells whether the notice can be the receipt of a call. LiteLLM reports a failed attempt with an amount of 0, and a
     /// call that it cannot price with none; where the call used tokens all the same, what it cost is still to be said.
-    pub fn is_charge_for(&self, fact: &Fact) -> bool {
+    pub fn is_charge_for(&self, fact: &CallUsage) -> bool {
         !(self.names_no_charge() && fact.is_billable())
     }
 
@@ -58,12 +58,12 @@ impl Notice {
     }
 
     /// Sorts what is said of one call by how much it counts: what is final before what is not, then the larger amount.
-    pub(super) fn weight(&self) -> (bool, Nanodollars) {
+    pub(super) fn precedence(&self) -> (bool, Nanodollars) {
         (!self.is_provisional, self.amount)
     }
 }
 
-impl Source {
+impl ChargeSource {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::LitellmCallback => "litellm_callback",

@@ -4,13 +4,13 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use super::Source;
-use super::facts::rfc3339;
+use super::ChargeSource;
+use super::facts::serialize_rfc3339;
 use crate::budget::{Nanodollars, Tokens};
 
 /// That a call was charged. There is one for each call at most.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Receipt {
+pub struct ChargeReceipt {
     /// `run/attempt/call id`.
     pub source_reference: String,
     pub call_id: String,
@@ -20,15 +20,15 @@ pub struct Receipt {
     pub model: Option<String>,
     #[serde(rename = "amount_usd")]
     pub amount: Nanodollars,
-    pub source: Source,
+    pub source: ChargeSource,
     /// The tokens that were charged for, as the source has them.
     pub input: Tokens,
     pub output: Tokens,
     /// When the call was over, by the source's clock.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub ended: SystemTime,
     /// When the receipt was written here.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub received: SystemTime,
 }
 
@@ -55,14 +55,14 @@ pub struct RunBill {
     pub unpriced: u64,
     /// Notices that contradict a receipt, or name another run.
     pub conflicting: u64,
-    pub state: State,
-    pub flags: Vec<Flag>,
+    pub state: BillState,
+    pub flags: Vec<BillFlag>,
 }
 
 /// How far a run's bill has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum BillState {
     /// Every billable call has its receipt.
     Complete,
     /// Some have none yet.
@@ -74,7 +74,7 @@ pub enum State {
 /// What somebody has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Flag {
+pub enum BillFlag {
     /// A call has no receipt, and should.
     Unreceipted,
     /// A call used tokens and cost nothing.
@@ -83,7 +83,7 @@ pub enum Flag {
     Conflicting,
 }
 
-impl State {
+impl BillState {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Complete => "complete",
@@ -93,7 +93,7 @@ impl State {
     }
 }
 
-impl Flag {
+impl BillFlag {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unreceipted => "unreceipted",

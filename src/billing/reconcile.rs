@@ -5,25 +5,28 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, Serializer};
 
-use super::books::{Fate, Filter, Open};
-use super::facts::rfc3339;
-use super::litellm::{self, Client, Rows, Way, Window};
-use super::{Books, Fact, Notice};
+use super::books::{CallFilter, IngestOutcome, UnreceiptedCall};
+use super::facts::serialize_rfc3339;
+use super::litellm::{self, LitellmClient, SpendLogRows, SpendLogSource, SpendLogWindow};
+use super::{BillingStore, CallUsage, ChargeNotice};
 use crate::budget::{Nanodollars, Tokens};
 
 /// What came of a comparison.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct ReconcileReport {
     /// Calls that began from here…
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub since: SystemTime,
     /// …to before here.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub until: SystemTime,
     /// Calls that began before here were asked for, and are not compared: some of them are deleted from the books.
-    #[serde(serialize_with = "optional_rfc3339", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "serialize_optional_rfc3339",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub deleted_before: Option<SystemTime>,
-    pub way: Way,
+    pub way: SpendLogSource,
     /// LiteLLM gave only some of its rows, so what is missing may be there.
     pub is_partial: bool,
     /// Rows that cannot be used.
@@ -33,14 +36,14 @@ pub struct Report {
     /// Receipts that were written for some of them.
     pub receipts_written: u64,
     /// Billable calls of ours that LiteLLM does not know, and should by now.
-    pub missing: Vec<Item>,
+    pub missing: Vec<UnmatchedCall>,
     /// Calls that only one side has, within the bound.
     pub pending: u64,
     /// Calls that LiteLLM knows as ours, and we do not: they name our deployment or, from a gateway without books, a run that
     /// has other calls here.
-    pub unknown: Vec<Item>,
+    pub unknown: Vec<UnmatchedCall>,
     /// Calls for which LiteLLM's rows contradict what has a receipt.
-    pub conflicting: Vec<Item>,
+    pub conflicting: Vec<UnmatchedCall>,
     /// Theirs less ours, over the matched calls.
     pub delta_input: i64,
     pub delta_output: i64,
@@ -52,12 +55,12 @@ pub struct Report {
     /// Matched calls of which we do not.
     pub uncompared: u64,
     /// Matched calls that differ in tokens or in cost.
-    pub different: Vec<Difference>,
+    pub different: Vec<CallDifference>,
 }
 
 /// One call that only one side has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Item {
+pub struct UnmatchedCall {
     pub call_id: String,
     pub run: String,
     pub account: String,
@@ -66,13 +69,13 @@ pub struct Item {
     pub output: Tokens,
     #[serde(rename = "cost_usd")]
     pub cost: Nanodollars,
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(serialize_with = "serialize_rfc3339")]
     pub started: SystemTime,
 }
 
 /// One call that both have, each in its own way; theirs less ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Difference {
+pub struct CallDifference {
     pub call_id: String,
     pub run: String,
     pub model: Option<String>,
@@ -85,14 +88,14 @@ pub struct Difference {
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ReconcileError {
     #[error(transparent)]
-    Books(#[from] super::Error),
+    Books(#[from] super::BillingError),
     #[error(transparent)]
-    Litellm(#[from] litellm::Error),
+    Litellm(#[from] litellm::LitellmError),
 }
 
-impl Report {
+impl ReconcileReport {
     /// Whether both sides have the same calls, as far as they can by now.
     pub fn is_clean(&self) -> bool {
         self.missing.is_empty()
@@ -102,7 +105,7 @@ impl Report {
     }
 }
 
-impl Books {
+impl BillingStore {
     /// Asks LiteLLM for the calls that a filter lets through, compares them with ours, and writes the receipts that were
     /// missing.
     ///
@@ -110,30 +113,33 @@ impl Books {
     /// LiteLLM does not answer, or the books cannot be read or written.
     pub async fn reconcile(
         &self,
-        client: &Client,
-        filter: &Filter,
+        client: &LitellmClient,
+        filter: &CallFilter,
         now: SystemTime,
-    ) -> Result<Report, Error> {
+    ) -> Result<ReconcileReport, ReconcileError> {
         let deleted_before = self.complete_since().await?.filter(|time| *time > filter.since);
         let since = deleted_before.unwrap_or(filter.since).min(filter.until);
-        let filter = &Filter { since, ..filter.clone() };
+        let filter = &CallFilter { since, ..filter.clone() };
         // Theirs first, and with a margin: what was begun since is not missing, and their clock may be another.
-        let window = Window {
-            since: filter.since.checked_sub(MARGIN).unwrap_or(filter.since),
-            until: filter.until + MARGIN,
+        let window = SpendLogWindow {
+            since: filter.since.checked_sub(TIME_MARGIN).unwrap_or(filter.since),
+            until: filter.until + TIME_MARGIN,
             account: filter.account.clone(),
         };
-        let mut rows = client.rows(&window).await?;
+        let mut rows = client.fetch_rows(&window).await?;
         rows.notices.retain(|row| filter.run.is_none() || row.run == filter.run);
-        let facts = self.select(filter).await?;
+        let facts = self.find_calls(filter).await?;
         let ids = rows.notices.iter().map(|row| row.call_id.clone()).collect();
-        let known = self.known(ids).await?;
-        let fates = self.take_known(&rows, &known).await?;
+        let known = self.known_call_ids(ids).await?;
+        let fates = self.ingest_known(&rows, &known).await?;
         let runs = rows.notices.iter().filter(|row| row.deployment.is_none());
-        let runs = self.runs(runs.filter_map(|row| row.run.clone()).collect()).await?;
-        let deployment = self.deployment().await?;
-        let beside = Beside { known, runs, deployment, now, bound: self.bound() };
-        Ok(Report { deleted_before, ..compare(filter, &facts, rows, &fates, &beside) })
+        let runs = self.known_runs(runs.filter_map(|row| row.run.clone()).collect()).await?;
+        let deployment = self.deployment_id().await?;
+        let beside = ReconcileContext { known, runs, deployment, now, bound: self.receipt_bound() };
+        Ok(ReconcileReport {
+            deleted_before,
+            ..build_report(filter, &facts, rows, &fates, &beside)
+        })
     }
 
     /// Asks LiteLLM for single calls, by their ids; returns those that it does not know, or `None` where it cannot be asked
@@ -141,33 +147,37 @@ impl Books {
     ///
     /// # Errors
     /// As of [`reconcile`](Self::reconcile).
-    pub async fn ask(&self, client: &Client, calls: &[Open]) -> Result<Option<Vec<Open>>, Error> {
+    pub async fn query_calls(
+        &self,
+        client: &LitellmClient,
+        calls: &[UnreceiptedCall],
+    ) -> Result<Option<Vec<UnreceiptedCall>>, ReconcileError> {
         let mut strange = vec![];
         for call in calls {
-            let Some(rows) = client.call(&call.call_id, call.started).await? else {
+            let Some(rows) = client.fetch_call(&call.call_id, call.started).await? else {
                 return Ok(None);
             };
             // Where LiteLLM shows only failed attempts, or no price, it does not know yet what the call was charged.
-            if rows.iter().all(Notice::names_no_charge) {
+            if rows.iter().all(ChargeNotice::names_no_charge) {
                 strange.push(call.clone());
             }
-            self.take(rows).await?;
+            self.ingest_notices(rows).await?;
         }
         Ok(Some(strange))
     }
 
     /// What becomes of the rows whose calls are in the books, by call id. Those of others are not kept: nothing would ever
     /// come to them.
-    async fn take_known(
+    async fn ingest_known(
         &self,
-        rows: &Rows,
+        rows: &SpendLogRows,
         known: &HashSet<String>,
-    ) -> Result<HashMap<String, Vec<Fate>>, super::Error> {
+    ) -> Result<HashMap<String, Vec<IngestOutcome>>, super::BillingError> {
         let ours = rows.notices.iter().filter(|row| known.contains(&row.call_id));
-        let ours: Vec<Notice> = ours.cloned().collect();
+        let ours: Vec<ChargeNotice> = ours.cloned().collect();
         let ids: Vec<_> = ours.iter().map(|row| row.call_id.clone()).collect();
         let mut fates: HashMap<_, Vec<_>> = HashMap::new();
-        for (id, fate) in ids.into_iter().zip(self.take(ours).await?) {
+        for (id, fate) in ids.into_iter().zip(self.ingest_notices(ours).await?) {
             fates.entry(id).or_default().push(fate);
         }
         Ok(fates)
@@ -175,7 +185,7 @@ impl Books {
 }
 
 /// What the comparison has to know beside the two sides.
-struct Beside {
+struct ReconcileContext {
     known: HashSet<String>,
     runs: HashSet<String>,
     deployment: String,
@@ -183,9 +193,9 @@ struct Beside {
     bound: Duration,
 }
 
-impl Beside {
+impl ReconcileContext {
     /// Whether a row should stand in these books.
-    fn is_ours(&self, row: &Notice) -> bool {
+    fn is_ours(&self, row: &ChargeNotice) -> bool {
         match (&row.deployment, &row.run) {
             (Some(named), _) => *named == self.deployment,
             (None, Some(run)) => self.runs.contains(run),
@@ -194,46 +204,47 @@ impl Beside {
     }
 }
 
-fn compare(
-    filter: &Filter,
-    facts: &[Fact],
-    rows: Rows,
-    fates: &HashMap<String, Vec<Fate>>,
-    at: &Beside,
-) -> Report {
-    let mut report = Report::new(filter, &rows);
+fn build_report(
+    filter: &CallFilter,
+    facts: &[CallUsage],
+    rows: SpendLogRows,
+    fates: &HashMap<String, Vec<IngestOutcome>>,
+    at: &ReconcileContext,
+) -> ReconcileReport {
+    let mut report = ReconcileReport::new(filter, &rows);
     // The row that counts most comes first among a call's, and so is put in last.
     let rows = rows.notices.into_iter().rev();
-    let mut theirs: HashMap<String, Notice> = rows.map(|row| (row.call_id.clone(), row)).collect();
+    let mut theirs: HashMap<String, ChargeNotice> =
+        rows.map(|row| (row.call_id.clone(), row)).collect();
     for fact in facts {
         match theirs.remove(&fact.call_id).filter(|row| row.is_charge_for(fact)) {
             Some(row) => {
-                report.matched(fact, &row);
+                report.add_match(fact, &row);
                 let fates = fates.get(&fact.call_id).map_or(&[][..], Vec::as_slice);
-                report.receipts_written += u64::from(fates.contains(&Fate::New));
-                if fates.contains(&Fate::Conflicting) {
-                    report.conflicting.push(Item::of_row(row));
+                report.receipts_written += u64::from(fates.contains(&IngestOutcome::New));
+                if fates.contains(&IngestOutcome::Conflicting) {
+                    report.conflicting.push(UnmatchedCall::from_notice(row));
                 }
             }
             None if !fact.is_billable() || !fact.is_billed_by_litellm() => {}
             None if fact.settled + at.bound >= at.now => report.pending += 1,
-            None => report.missing.push(Item::of_fact(fact)),
+            None => report.missing.push(UnmatchedCall::from_usage(fact)),
         }
     }
-    let is_asked_for = |row: &Notice| (filter.since..filter.until).contains(&row.started);
-    let is_unknown = |row: &Notice| !at.known.contains(&row.call_id) && at.is_ours(row);
+    let is_asked_for = |row: &ChargeNotice| (filter.since..filter.until).contains(&row.started);
+    let is_unknown = |row: &ChargeNotice| !at.known.contains(&row.call_id) && at.is_ours(row);
     let strangers = theirs.into_values().filter(|row| is_unknown(row) && is_asked_for(row));
     // Our own record of a call may be a moment later than LiteLLM's.
     let (late, unknown): (Vec<_>, Vec<_>) =
         strangers.partition(|row| row.ended + at.bound >= at.now);
     report.pending += late.len() as u64;
-    report.unknown = unknown.into_iter().map(Item::of_row).collect();
+    report.unknown = unknown.into_iter().map(UnmatchedCall::from_notice).collect();
     report.unknown.sort_by(|one, other| one.call_id.cmp(&other.call_id));
     report
 }
 
-impl Report {
-    fn new(filter: &Filter, rows: &Rows) -> Self {
+impl ReconcileReport {
+    fn new(filter: &CallFilter, rows: &SpendLogRows) -> Self {
         Self {
             since: filter.since,
             until: filter.until,
@@ -256,14 +267,14 @@ impl Report {
         }
     }
 
-    fn matched(&mut self, fact: &Fact, row: &Notice) {
+    fn add_match(&mut self, fact: &CallUsage, row: &ChargeNotice) {
         self.matched += 1;
         self.charged = self.charged + row.amount;
-        let input = less(row.input.0, fact.usage.input.0);
-        let output = less(row.output.0, fact.usage.output.0);
+        let input = signed_difference(row.input.0, fact.usage.input.0);
+        let output = signed_difference(row.output.0, fact.usage.output.0);
         let cost = match fact.expected_cost() {
-            Some(expected) => less(row.amount.0, expected.0),
-            None if !fact.is_billable() => less(row.amount.0, 0),
+            Some(expected) => signed_difference(row.amount.0, expected.0),
+            None if !fact.is_billable() => signed_difference(row.amount.0, 0),
             None => {
                 self.uncompared += 1;
                 0
@@ -275,21 +286,21 @@ impl Report {
         self.delta_output = self.delta_output.saturating_add(output);
         self.delta_cost_nanodollars = self.delta_cost_nanodollars.saturating_add(cost);
         if (input, output, cost) != (0, 0, 0) {
-            self.different.push(Difference {
+            self.different.push(CallDifference {
                 call_id: fact.call_id.clone(),
                 run: fact.run.clone(),
                 model: fact.model.clone(),
                 input,
                 output,
                 cost_nanodollars: cost,
-                is_estimate: fact.usage.source == crate::budget::Source::Estimated,
+                is_estimate: fact.usage.source == crate::budget::UsageSource::Estimated,
             });
         }
     }
 }
 
-impl Item {
-    fn of_fact(fact: &Fact) -> Self {
+impl UnmatchedCall {
+    fn from_usage(fact: &CallUsage) -> Self {
         Self {
             call_id: fact.call_id.clone(),
             run: fact.run.clone(),
@@ -302,7 +313,7 @@ impl Item {
         }
     }
 
-    fn of_row(row: Notice) -> Self {
+    fn from_notice(row: ChargeNotice) -> Self {
         Self {
             call_id: row.call_id,
             run: row.run.unwrap_or_default(),
@@ -317,19 +328,19 @@ impl Item {
 }
 
 #[expect(clippy::ref_option, reason = "serde hands a field to its function by reference")]
-fn optional_rfc3339<S: Serializer>(
+fn serialize_optional_rfc3339<S: Serializer>(
     time: &Option<SystemTime>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     match time {
-        Some(time) => rfc3339(time, serializer),
+        Some(time) => serialize_rfc3339(time, serializer),
         None => serializer.serialize_none(),
     }
 }
 
-fn less(theirs: u64, ours: u64) -> i64 {
+fn signed_difference(theirs: u64, ours: u64) -> i64 {
     i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(i64::MAX)
 }
 
 /// How much earlier or later than we LiteLLM may say that a call began.
-const MARGIN: Duration = Duration::from_mins(10);
+const TIME_MARGIN: Duration = Duration::from_mins(10);

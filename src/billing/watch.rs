@@ -5,79 +5,84 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
-use super::Books;
-use super::books::{Filter, Open, Totals};
-use super::litellm::Client;
-use super::reconcile::{Error, Report};
-use crate::observe::metrics::{Billed, Metrics};
+use super::BillingStore;
+use super::books::{BillingTotals, CallFilter, UnreceiptedCall};
+use super::litellm::LitellmClient;
+use super::reconcile::{ReconcileError, ReconcileReport};
+use crate::observe::metrics::{BillingGauges, MetricsRegistry};
 
 /// Looks after the books until it is stopped.
-pub struct Watch {
-    pub books: Books,
+pub struct ReconcileTask {
+    pub books: BillingStore,
     /// Where receipts come from that no callback has brought; without one, they are only missed.
-    pub litellm: Option<Client>,
-    pub metrics: Arc<Metrics>,
+    pub litellm: Option<LitellmClient>,
+    pub metrics: Arc<MetricsRegistry>,
     pub every: Duration,
 }
 
-impl Watch {
+impl ReconcileTask {
     /// Goes on until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(self.every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            if stop.run_until_cancelled(Box::pin(self.look())).await.is_none() {
+            if stop.run_until_cancelled(Box::pin(self.run_once())).await.is_none() {
                 return;
             }
         }
     }
 
     /// Looks once.
-    pub async fn look(&self) {
-        self.look_at(SystemTime::now()).await;
+    pub async fn run_once(&self) {
+        self.run_once_at(SystemTime::now()).await;
     }
 
     /// Looks at what is open at a given time.
-    pub async fn look_at(&self, now: SystemTime) {
+    pub async fn run_once_at(&self, now: SystemTime) {
         match self.reconcile(now).await {
-            Ok(()) => self.metrics.reconciled(true),
+            Ok(()) => self.metrics.record_reconciliation(true),
             Err(error) => {
-                self.metrics.reconciled(false);
-                tracing::warn!(error = %chain(&error), "the books could not be compared with LiteLLM's");
+                self.metrics.record_reconciliation(false);
+                tracing::warn!(error = %error_chain(&error), "the books could not be compared with LiteLLM's");
             }
         }
         match self.books.totals(now).await {
-            Ok(totals) => self.metrics.billed(&billed(&totals)),
+            Ok(totals) => self.metrics.set_billing_gauges(&billing_gauges(&totals)),
             Err(error) => tracing::error!(%error, "the books cannot be read"),
         }
     }
 
     /// Asks for what has no receipt, each call at its turn: the oldest by their ids, so that one that stays without costs no
     /// more than itself, and the rest by the time in which they began.
-    async fn reconcile(&self, now: SystemTime) -> Result<(), Error> {
+    async fn reconcile(&self, now: SystemTime) -> Result<(), ReconcileError> {
         let Some(client) = &self.litellm else { return Ok(()) };
         // What LiteLLM has not written down after so long it will not.
-        let since = now.checked_sub(LONGEST).unwrap_or(SystemTime::UNIX_EPOCH);
-        let open = self.books.unreceipted(since, now).await?;
-        let (few, many) = open.split_at(open.len().min(FEW));
-        let left = if let Some(strange) = self.books.ask(client, few).await? {
-            self.tell_of(few, &strange, now);
+        let since = now.checked_sub(MAX_CALL_AGE).unwrap_or(SystemTime::UNIX_EPOCH);
+        let open = self.books.calls_without_receipt(since, now).await?;
+        let (few, many) = open.split_at(open.len().min(MAX_SINGLE_QUERIES));
+        let left = if let Some(strange) = self.books.query_calls(client, few).await? {
+            self.log_unknown_calls(few, &strange, now);
             many
         } else {
             &open
         };
-        if let Some(filter) = around(left) {
-            tell(&self.books.reconcile(client, &filter, now).await?);
+        if let Some(filter) = filter_around(left) {
+            log_report(&self.books.reconcile(client, &filter, now).await?);
         }
         if !open.is_empty() {
-            self.books.asked(&open, now).await?;
+            self.books.mark_queried(&open, now).await?;
         }
         Ok(())
     }
 
     /// What came of asking for single calls.
-    fn tell_of(&self, asked: &[Open], strange: &[Open], now: SystemTime) {
-        let is_overdue = |call: &&Open| call.settled + self.books.bound() < now;
+    fn log_unknown_calls(
+        &self,
+        asked: &[UnreceiptedCall],
+        strange: &[UnreceiptedCall],
+        now: SystemTime,
+    ) {
+        let is_overdue = |call: &&UnreceiptedCall| call.settled + self.books.receipt_bound() < now;
         let (asked, missing) = (asked.len(), strange.iter().filter(is_overdue).count());
         if missing > 0 {
             tracing::warn!(
@@ -96,14 +101,14 @@ impl Watch {
 }
 
 /// The time in which calls began.
-fn around(calls: &[Open]) -> Option<Filter> {
+fn filter_around(calls: &[UnreceiptedCall]) -> Option<CallFilter> {
     let since = calls.iter().map(|call| call.started).min()?;
     let last = calls.iter().map(|call| call.started).max()?;
-    Some(Filter { since, until: last + Duration::from_millis(1), account: None, run: None })
+    Some(CallFilter { since, until: last + Duration::from_millis(1), account: None, run: None })
 }
 
-fn billed(totals: &Totals) -> Billed {
-    Billed {
+fn billing_gauges(totals: &BillingTotals) -> BillingGauges {
+    BillingGauges {
         unreceipted_calls: totals.unreceipted_calls,
         unreceipted_runs: totals.unreceipted_runs,
         pending: totals.pending_calls,
@@ -112,8 +117,8 @@ fn billed(totals: &Totals) -> Billed {
     }
 }
 
-fn tell(report: &Report) {
-    let Report { matched, receipts_written, pending, .. } = report;
+fn log_report(report: &ReconcileReport) {
+    let ReconcileReport { matched, receipts_written, pending, .. } = report;
     let (missing, unknown) = (report.missing.len(), report.unknown.len());
     if report.is_clean() {
         tracing::debug!(matched, receipts_written, pending, "the books agree with LiteLLM's");
@@ -131,7 +136,7 @@ fn tell(report: &Report) {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -142,7 +147,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Of one look: calls that are asked for one by one.
-const FEW: usize = 20;
+const MAX_SINGLE_QUERIES: usize = 20;
 
 /// A call that ended longer ago is not asked for.
-const LONGEST: Duration = Duration::from_hours(48);
+const MAX_CALL_AGE: Duration = Duration::from_hours(48);

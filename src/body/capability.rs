@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 /// What a run has been granted.
-pub type Grants = BTreeSet<Capability>;
+pub type CapabilitySet = BTreeSet<ProviderCapability>;
 
 /// Something that happens outside the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Capability {
+pub enum ProviderCapability {
     /// The provider searches the web, or a map of the world.
     WebSearch,
     /// The provider fetches pages.
@@ -43,7 +43,7 @@ pub enum Capability {
     UnknownTools,
 }
 
-impl Capability {
+impl ProviderCapability {
     pub const ALL: [Self; 13] = [
         Self::WebSearch,
         Self::WebFetch,
@@ -105,26 +105,26 @@ impl Capability {
     /// Clients run functions, the shells and editors that providers describe, and the computers and
     /// browsers that models operate by asking for clicks. `tool_search` looks through the request's own
     /// tools and reaches nothing.
-    pub(super) fn of_tool(kind: &str) -> Option<Self> {
-        let runs_at_client = CLIENT_TOOLS.contains(&kind)
-            || CLIENT_FAMILIES.iter().any(|family| kind.starts_with(family));
+    pub(super) fn for_tool_type(kind: &str) -> Option<Self> {
+        let runs_at_client = CLIENT_TOOL_TYPES.contains(&kind)
+            || CLIENT_TOOL_PREFIXES.iter().any(|family| kind.starts_with(family));
         if runs_at_client {
             return None;
         }
-        let hosted = HOSTED_FAMILIES.iter().find(|(family, _)| kind.starts_with(family));
+        let hosted = HOSTED_TOOL_PREFIXES.iter().find(|(family, _)| kind.starts_with(family));
         Some(hosted.map_or(Self::UnknownTools, |(_, capability)| *capability))
     }
 
     /// What a tool needs that has this key: Gemini's are told by their keys instead of a type, and
     /// `LiteLLM` passes them on whatever the type says.
-    pub(super) fn of_tool_key(key: &str) -> Option<Self> {
-        let hosted = HOSTED_KEYS.iter().find(|(name, _)| *name == key);
+    pub(super) fn for_tool_key(key: &str) -> Option<Self> {
+        let hosted = HOSTED_TOOL_KEYS.iter().find(|(name, _)| *name == key);
         hosted.map(|(_, capability)| *capability)
     }
 }
 
 /// Whole types of tools that run at the client.
-const CLIENT_TOOLS: &[&str] = &[
+const CLIENT_TOOL_TYPES: &[&str] = &[
     "apply_patch",
     "computer",
     "computer_use",
@@ -138,7 +138,7 @@ const CLIENT_TOOLS: &[&str] = &[
 ];
 
 /// Beginnings of types that run at the client: what Anthropic puts before a date.
-const CLIENT_FAMILIES: &[&str] = &[
+const CLIENT_TOOL_PREFIXES: &[&str] = &[
     "bash_2",
     "browser_toolset_2",
     "computer_2",
@@ -149,43 +149,43 @@ const CLIENT_FAMILIES: &[&str] = &[
 ];
 
 /// Beginnings of types that run at the provider, so that tomorrow's version is known as well.
-const HOSTED_FAMILIES: &[(&str, Capability)] = &[
-    ("browser_search", Capability::WebSearch),
-    ("code_execution", Capability::CodeInterpreter),
-    ("code_interpreter", Capability::CodeInterpreter),
-    ("computer", Capability::ComputerUse),
-    ("container", Capability::Containers),
-    ("enterprise_web_search", Capability::WebSearch),
-    ("file_search", Capability::FileSearch),
-    ("google_maps", Capability::WebSearch),
-    ("google_search", Capability::WebSearch),
-    ("image_generation", Capability::ImageGeneration),
-    ("live_search", Capability::WebSearch),
-    ("mcp", Capability::RemoteMcp),
-    ("programmatic_tool_calling", Capability::CodeInterpreter),
-    ("retrieval", Capability::FileSearch),
-    ("skill", Capability::Containers),
-    ("url_context", Capability::WebFetch),
-    ("web_fetch", Capability::WebFetch),
-    ("web_search", Capability::WebSearch),
-    ("x_search", Capability::WebSearch),
+const HOSTED_TOOL_PREFIXES: &[(&str, ProviderCapability)] = &[
+    ("browser_search", ProviderCapability::WebSearch),
+    ("code_execution", ProviderCapability::CodeInterpreter),
+    ("code_interpreter", ProviderCapability::CodeInterpreter),
+    ("computer", ProviderCapability::ComputerUse),
+    ("container", ProviderCapability::Containers),
+    ("enterprise_web_search", ProviderCapability::WebSearch),
+    ("file_search", ProviderCapability::FileSearch),
+    ("google_maps", ProviderCapability::WebSearch),
+    ("google_search", ProviderCapability::WebSearch),
+    ("image_generation", ProviderCapability::ImageGeneration),
+    ("live_search", ProviderCapability::WebSearch),
+    ("mcp", ProviderCapability::RemoteMcp),
+    ("programmatic_tool_calling", ProviderCapability::CodeInterpreter),
+    ("retrieval", ProviderCapability::FileSearch),
+    ("skill", ProviderCapability::Containers),
+    ("url_context", ProviderCapability::WebFetch),
+    ("web_fetch", ProviderCapability::WebFetch),
+    ("web_search", ProviderCapability::WebSearch),
+    ("x_search", ProviderCapability::WebSearch),
 ];
 
-const HOSTED_KEYS: &[(&str, Capability)] = &[
-    ("codeExecution", Capability::CodeInterpreter),
-    ("code_execution", Capability::CodeInterpreter),
-    ("enterpriseWebSearch", Capability::WebSearch),
-    ("enterprise_web_search", Capability::WebSearch),
-    ("fileSearch", Capability::FileSearch),
-    ("file_search", Capability::FileSearch),
-    ("googleMaps", Capability::WebSearch),
-    ("googleSearch", Capability::WebSearch),
-    ("googleSearchRetrieval", Capability::WebSearch),
-    ("google_maps", Capability::WebSearch),
-    ("google_search", Capability::WebSearch),
-    ("google_search_retrieval", Capability::WebSearch),
-    ("retrieval", Capability::FileSearch),
-    ("urlContext", Capability::WebFetch),
-    ("url_context", Capability::WebFetch),
-    ("web_search", Capability::WebSearch),
+const HOSTED_TOOL_KEYS: &[(&str, ProviderCapability)] = &[
+    ("codeExecution", ProviderCapability::CodeInterpreter),
+    ("code_execution", ProviderCapability::CodeInterpreter),
+    ("enterpriseWebSearch", ProviderCapability::WebSearch),
+    ("enterprise_web_search", ProviderCapability::WebSearch),
+    ("fileSearch", ProviderCapability::FileSearch),
+    ("file_search", ProviderCapability::FileSearch),
+    ("googleMaps", ProviderCapability::WebSearch),
+    ("googleSearch", ProviderCapability::WebSearch),
+    ("googleSearchRetrieval", ProviderCapability::WebSearch),
+    ("google_maps", ProviderCapability::WebSearch),
+    ("google_search", ProviderCapability::WebSearch),
+    ("google_search_retrieval", ProviderCapability::WebSearch),
+    ("retrieval", ProviderCapability::FileSearch),
+    ("urlContext", ProviderCapability::WebFetch),
+    ("url_context", ProviderCapability::WebFetch),
+    ("web_search", ProviderCapability::WebSearch),
 ];

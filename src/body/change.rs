@@ -4,16 +4,16 @@ use std::borrow::Cow;
 
 /// One change to a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct FieldChange {
     /// The field's name, safe to print and of bounded length.
     pub field: Cow<'static, str>,
-    pub what: What,
-    pub why: Why,
+    pub what: FieldChangeKind,
+    pub why: FieldChangeReason,
 }
 
 /// What was done to a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum What {
+pub enum FieldChangeKind {
     /// It does not go up.
     Dropped,
     /// It goes up with a value of ours instead of the client's.
@@ -28,7 +28,7 @@ pub enum What {
 
 /// Why a field was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
+pub enum FieldChangeReason {
     /// The upstream has its own name for the model.
     Alias,
     /// A stream has to report what it used.
@@ -59,7 +59,7 @@ pub enum Why {
     Spelling,
 }
 
-impl What {
+impl FieldChangeKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Dropped => "dropped",
@@ -71,7 +71,7 @@ impl What {
     }
 }
 
-impl Why {
+impl FieldChangeReason {
     /// The word for metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl Why {
     }
 
     /// A sentence's half, for people.
-    pub fn text(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Alias => "the upstream has its own name for the model",
             Self::Usage => "a stream has to report what it used",

@@ -1,7 +1,7 @@
 //! A body that is still being changed: changes are noted here and made at the end, all at once.
 //!
 //! A member leaves with the comma that goes with it, so whatever is dropped, what remains is JSON. The
-//! payload is not touched: an edit names bytes by their offsets, and [`Rope::splice`] cuts around it.
+//! payload is not touched: an edit names bytes by their offsets, and [`ByteRope::apply_edits`] cuts around it.
 //!
 //! **Invariant:** one member stays, as every body that is sent names a model; it is what added ones
 //! follow.
@@ -10,58 +10,58 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::field::SHORT;
-use crate::base::json::{Document, Limits, Member, Scanner};
-use crate::base::rope::{Rope, SplicedBytes};
+use super::field::MAX_INSPECTED_BYTES;
+use crate::base::json::{JsonDocument, JsonLimits, JsonMember, JsonScanner};
+use crate::base::rope::{ByteRope, SplicedBytes};
 
 /// Bytes to be replaced, and by what.
-pub(super) type Edit = (Range<u64>, Bytes);
+pub(super) type ByteEdit = (Range<u64>, Bytes);
 
 /// A body as it was received, and what is to become of it.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
-    rope: Rope,
-    members: Vec<Member>,
+pub(super) struct BodyEditor {
+    rope: ByteRope,
+    members: Vec<JsonMember>,
     /// Members that go, by index.
     dropped: Vec<usize>,
     /// Changes within members that stay; no two overlap.
-    edits: Vec<Edit>,
+    edits: Vec<ByteEdit>,
     /// Members that come to the end, by name, each with the comma before it.
     added: [Option<(&'static str, Bytes)>; MAX_ADDED],
 }
 
-impl Draft {
-    pub(super) fn new(rope: Rope, document: Document) -> Self {
+impl BodyEditor {
+    pub(super) fn new(rope: ByteRope, document: JsonDocument) -> Self {
         Self { rope, members: document.members, ..Self::default() }
     }
 
-    pub(super) fn members(&self) -> &[Member] {
+    pub(super) fn members(&self) -> &[JsonMember] {
         &self.members
     }
 
     /// The value of a member, as it was received.
-    pub(super) fn value(&self, at: usize) -> Bytes {
-        self.rope.slice(self.members[at].value.clone())
+    pub(super) fn member_value(&self, at: usize) -> Bytes {
+        self.rope.copy_range(self.members[at].value.clone())
     }
 
     /// The value of a member, where it stands in the first frame.
-    pub(super) fn peek(&self, at: usize) -> Option<&[u8]> {
-        self.rope.peek(self.members[at].value.clone())
+    pub(super) fn peek_value(&self, at: usize) -> Option<&[u8]> {
+        self.rope.peek_range(self.members[at].value.clone())
     }
 
     /// Bytes of the body, as they were received.
-    pub(super) fn text(&self, range: Range<u64>) -> Bytes {
-        self.rope.slice(range)
+    pub(super) fn bytes_in(&self, range: Range<u64>) -> Bytes {
+        self.rope.copy_range(range)
     }
 
     /// What stands in a short object; its offsets begin at the object.
-    pub(super) fn inside(&self, object: &Range<u64>) -> Option<Document> {
-        if object.end - object.start > SHORT {
+    pub(super) fn parse_object(&self, object: &Range<u64>) -> Option<JsonDocument> {
+        if object.end - object.start > MAX_INSPECTED_BYTES {
             return None;
         }
-        let mut scanner = Scanner::new(Limits::default());
-        scanner.feed(&self.rope.slice(object.clone())).ok()?;
-        scanner.finish().ok()
+        let mut scanner = JsonScanner::new(JsonLimits::default());
+        scanner.feed_frame(&self.rope.copy_range(object.clone())).ok()?;
+        scanner.finish_document().ok()
     }
 
     /// Takes a member out.
@@ -72,19 +72,19 @@ impl Draft {
     }
 
     /// Puts other bytes in the place of a member's value.
-    pub(super) fn set(&mut self, at: usize, text: Bytes) {
-        self.replace(self.members[at].value.clone(), text);
+    pub(super) fn set_value(&mut self, at: usize, text: Bytes) {
+        self.replace_range(self.members[at].value.clone(), text);
     }
 
     /// Puts other bytes in the place of some; what was put within them before is forgotten.
-    pub(super) fn replace(&mut self, range: Range<u64>, text: Bytes) {
+    pub(super) fn replace_range(&mut self, range: Range<u64>, text: Bytes) {
         self.edits.retain(|(other, _)| other.start < range.start || range.end < other.end);
         self.edits.push((range, text));
     }
 
     /// Adds a member at the end, or another value to one that was added before. `text` is the whole
     /// member with the comma before it.
-    pub(super) fn add(&mut self, name: &'static str, text: Bytes) {
+    pub(super) fn add_member(&mut self, name: &'static str, text: Bytes) {
         let is_its = |place: &&mut Option<(&str, Bytes)>| {
             place.as_ref().is_none_or(|(added, _)| *added == name)
         };
@@ -93,12 +93,12 @@ impl Draft {
     }
 
     /// The body with all changes made.
-    pub(super) fn finish(mut self) -> SplicedBytes {
+    pub(super) fn into_body(mut self) -> SplicedBytes {
         if self.edits.is_empty() && self.dropped.is_empty() && self.added[0].is_none() {
             return SplicedBytes::new(self.rope, vec![]);
         }
-        self.cut_out();
-        let (Some(kept), Some(last)) = (self.last_kept(), self.members.last()) else {
+        self.remove_members();
+        let (Some(kept), Some(last)) = (self.last_kept_member(), self.members.last()) else {
             return SplicedBytes::new(self.rope, vec![]);
         };
         // What stands after the last member that stays goes, and what comes is put there.
@@ -117,8 +117,8 @@ impl Draft {
     }
 
     /// Edits for the dropped members that others follow: each goes with the comma behind it.
-    fn cut_out(&mut self) {
-        let Some(kept) = self.last_kept() else { return };
+    fn remove_members(&mut self) {
+        let Some(kept) = self.last_kept_member() else { return };
         for at in &self.dropped {
             let member = &self.members[*at];
             self.edits.retain(|(edit, _)| edit.start < member.start || member.value.end < edit.end);
@@ -128,7 +128,7 @@ impl Draft {
         }
     }
 
-    fn last_kept(&self) -> Option<usize> {
+    fn last_kept_member(&self) -> Option<usize> {
         (0..self.members.len()).rev().find(|at| !self.dropped.contains(at))
     }
 }

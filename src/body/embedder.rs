@@ -7,11 +7,11 @@
 pub(super) fn embeds_text_only(asked: &str, upstream: &str) -> bool {
     let (asked, upstream) = (asked.to_ascii_lowercase(), upstream.to_ascii_lowercase());
     let has = |part: &&str| asked.contains(part) || upstream.contains(part);
-    TEXT.iter().any(has) && !MEDIA.iter().any(has)
+    TEXT_EMBEDDER_NAME_PARTS.iter().any(has) && !MEDIA_EMBEDDER_NAME_PARTS.iter().any(has)
 }
 
 /// Parts of the names of models that embed text.
-const TEXT: [&str; 37] = [
+const TEXT_EMBEDDER_NAME_PARTS: [&str; 37] = [
     "ada-002",
     "arctic-embed",
     "bge-",
@@ -52,7 +52,7 @@ const TEXT: [&str; 37] = [
 ];
 
 /// Parts of the names of models that embed images as well, whatever else the names say.
-const MEDIA: [&str; 9] =
+const MEDIA_EMBEDDER_NAME_PARTS: [&str; 9] =
     ["clip", "colpali", "image", "multimodal", "omni", "vision", "visual", "-vl", "video"];
 
 #[cfg(test)]

@@ -11,26 +11,26 @@ mod responses;
 
 use serde::Deserialize;
 
-use super::Refusal;
-use super::capability::Capability;
-use super::change::Why;
-use super::draft::Draft;
+use super::BodyPolicyError;
+use super::capability::ProviderCapability;
+use super::change::FieldChangeReason;
+use super::draft::BodyEditor;
 use super::model_name::MODEL_NAME_RULE;
-use crate::base::json::Kind;
-use crate::protocol::Route;
+use crate::base::json::JsonType;
+use crate::protocol::GatewayRoute;
 
 /// A top-level field of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Field {
+pub struct RequestField {
     pub name: &'static str,
-    pub rule: Rule,
+    pub rule: FieldRule,
 }
 
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum FieldRule {
     /// It passes.
-    Pass(Shape),
+    Pass(ValueShape),
     /// Names the model.
     Model,
     /// Asks for a stream of events.
@@ -56,16 +56,16 @@ pub enum Rule {
     /// refuses the one without the other.
     Beta(&'static [&'static str]),
     /// Passes where the capability is granted, and is refused elsewhere.
-    Needs(Capability),
+    Needs(ProviderCapability),
     /// Does not pass, and nobody is told: SDKs send it in good faith.
-    Drop(Why),
+    Drop(FieldChangeReason),
     /// The whole request is refused.
-    Refuse(Forbidden),
+    Refuse(ForbiddenReason),
 }
 
 /// The kinds of value that may pass; null always may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum ValueShape {
     Any,
     List,
     TextOrList,
@@ -74,7 +74,7 @@ pub enum Shape {
 
 /// Why a field is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forbidden {
+pub enum ForbiddenReason {
     /// It would choose the upstream, the credentials or what is sent along.
     Upstream,
     /// It would choose another model than the one that is allowed.
@@ -90,15 +90,18 @@ pub enum Forbidden {
 }
 
 /// The field of this name on this route; `None` where it is unknown.
-pub(super) fn find(route: Route, name: &str) -> Option<Field> {
-    let own = index(route).find(name);
-    let known = own.or_else(|| EVERYWHERE.find(name)).copied().or_else(|| family(name));
+pub(super) fn find_field(route: GatewayRoute, name: &str) -> Option<RequestField> {
+    let own = field_index(route).binary_search(name);
+    let known = own
+        .or_else(|| COMMON_INDEX.binary_search(name))
+        .copied()
+        .or_else(|| forbidden_by_name_part(name));
     known.or_else(|| if takes_open_models(route) { open_models::find(name) } else { None })
 }
 
 /// Whether a route takes the fields of servers of open models.
-fn takes_open_models(route: Route) -> bool {
-    matches!(route, Route::ChatCompletions | Route::Completions)
+fn takes_open_models(route: GatewayRoute) -> bool {
+    matches!(route, GatewayRoute::ChatCompletions | GatewayRoute::Completions)
 }
 
 /// The servers and providers of open models, and the fields that each takes on chat completions and completions.
@@ -107,81 +110,87 @@ pub fn open_models() -> impl Iterator<Item = (&'static str, &'static [&'static s
 }
 
 /// Whether the name is somebody's: of another protocol, or in other letters. Nobody means it to be new.
-pub(super) fn is_taken(name: &str) -> bool {
+pub(super) fn is_known_elsewhere(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    Route::ALL.into_iter().any(|route| find(route, &name).is_some())
+    GatewayRoute::ALL.into_iter().any(|route| find_field(route, &name).is_some())
 }
 
 /// Every field that is known on a route by its whole name, in the order of names; those that are the
 /// same everywhere come last.
-pub fn fields(route: Route) -> impl Iterator<Item = Field> {
-    index(route).fields.iter().chain(EVERYWHERE.fields).copied()
+pub fn fields_of_route(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
+    field_index(route).fields.iter().chain(COMMON_INDEX.fields).copied()
 }
 
 /// The parts of names that are refused: beginnings with a `*` behind, others with one on each side.
-pub fn families() -> impl Iterator<Item = (String, Forbidden)> {
-    let beginnings = everywhere::FAMILIES.iter().map(|(name, why)| (format!("{name}*"), *why));
-    beginnings.chain(everywhere::PARTS.iter().map(|(name, why)| (format!("*{name}*"), *why)))
+pub fn forbidden_name_parts() -> impl Iterator<Item = (String, ForbiddenReason)> {
+    let beginnings =
+        everywhere::FORBIDDEN_PREFIXES.iter().map(|(name, why)| (format!("{name}*"), *why));
+    beginnings.chain(
+        everywhere::FORBIDDEN_SUBSTRINGS.iter().map(|(name, why)| (format!("*{name}*"), *why)),
+    )
 }
 
 /// The field that limits the output where none does; `None` where nothing is generated.
-pub(super) fn output_limit(route: Route) -> Option<&'static str> {
+pub(super) fn output_limit_field(route: GatewayRoute) -> Option<&'static str> {
     match route {
-        Route::ChatCompletions => Some("max_completion_tokens"),
-        Route::Completions | Route::Messages => Some("max_tokens"),
-        Route::Responses => Some("max_output_tokens"),
+        GatewayRoute::ChatCompletions => Some("max_completion_tokens"),
+        GatewayRoute::Completions | GatewayRoute::Messages => Some("max_tokens"),
+        GatewayRoute::Responses => Some("max_output_tokens"),
         _ => None,
     }
 }
 
 /// Whether the route's streams report usage only where `stream_options` asks for it. Responses and
 /// Messages always do, and Responses refuses the option.
-pub(super) fn reports_usage_if_asked(route: Route) -> bool {
-    matches!(route, Route::ChatCompletions | Route::Completions)
+pub(super) fn reports_usage_if_asked(route: GatewayRoute) -> bool {
+    matches!(route, GatewayRoute::ChatCompletions | GatewayRoute::Completions)
 }
 
 /// Whether the provider keeps the answer if it is not told otherwise.
-pub(super) fn stores_unless_told(route: Route) -> bool {
-    route == Route::Responses
+pub(super) fn stores_by_default(route: GatewayRoute) -> bool {
+    route == GatewayRoute::Responses
 }
 
-fn index(route: Route) -> &'static Index {
-    static CHAT_COMPLETIONS: Index = Index::new(chat::CHAT_COMPLETIONS);
-    static COMPLETIONS: Index = Index::new(completions::COMPLETIONS);
-    static RESPONSES: Index = Index::new(responses::RESPONSES);
-    static MESSAGES: Index = Index::new(messages::MESSAGES);
-    static COUNT_TOKENS: Index = Index::new(messages::COUNT_TOKENS);
-    static EMBEDDINGS: Index = Index::new(embeddings::EMBEDDINGS);
-    static NONE: Index = Index::new(&[]);
+fn field_index(route: GatewayRoute) -> &'static FieldIndex {
+    static CHAT_COMPLETIONS_INDEX: FieldIndex = FieldIndex::new(chat::CHAT_COMPLETIONS_FIELDS);
+    static COMPLETIONS_INDEX: FieldIndex = FieldIndex::new(completions::COMPLETIONS_FIELDS);
+    static RESPONSES_INDEX: FieldIndex = FieldIndex::new(responses::RESPONSES_FIELDS);
+    static MESSAGES_INDEX: FieldIndex = FieldIndex::new(messages::MESSAGES_FIELDS);
+    static COUNT_TOKENS_INDEX: FieldIndex = FieldIndex::new(messages::COUNT_TOKENS_FIELDS);
+    static EMBEDDINGS_INDEX: FieldIndex = FieldIndex::new(embeddings::EMBEDDINGS_FIELDS);
+    static EMPTY_INDEX: FieldIndex = FieldIndex::new(&[]);
     match route {
-        Route::ChatCompletions => &CHAT_COMPLETIONS,
-        Route::Completions => &COMPLETIONS,
-        Route::Responses => &RESPONSES,
-        Route::Messages => &MESSAGES,
-        Route::CountTokens => &COUNT_TOKENS,
-        Route::Embeddings => &EMBEDDINGS,
-        Route::Models | Route::Model | Route::Health | Route::RunStatus => &NONE,
+        GatewayRoute::ChatCompletions => &CHAT_COMPLETIONS_INDEX,
+        GatewayRoute::Completions => &COMPLETIONS_INDEX,
+        GatewayRoute::Responses => &RESPONSES_INDEX,
+        GatewayRoute::Messages => &MESSAGES_INDEX,
+        GatewayRoute::CountTokens => &COUNT_TOKENS_INDEX,
+        GatewayRoute::Embeddings => &EMBEDDINGS_INDEX,
+        GatewayRoute::Models
+        | GatewayRoute::Model
+        | GatewayRoute::Health
+        | GatewayRoute::RunStatus => &EMPTY_INDEX,
     }
 }
 
-static EVERYWHERE: Index = Index::new(everywhere::EVERYWHERE);
+static COMMON_INDEX: FieldIndex = FieldIndex::new(everywhere::COMMON_FIELDS);
 
 /// Fields in the order of their names, found by the first letter.
-struct Index {
-    fields: &'static [Field],
+struct FieldIndex {
+    fields: &'static [RequestField],
     /// How many fields stand before those of each letter.
-    starts: [u8; LETTERS + 1],
+    starts: [u8; ALPHABET_SIZE + 1],
 }
 
-impl Index {
-    const fn new(fields: &'static [Field]) -> Self {
-        let mut starts = [0; LETTERS + 1];
+impl FieldIndex {
+    const fn new(fields: &'static [RequestField]) -> Self {
+        let mut starts = [0; ALPHABET_SIZE + 1];
         let mut at = 0;
         while at < fields.len() {
             let letter = (fields[at].name.as_bytes()[0] - b'a') as usize;
             // Each is one more to all letters behind its own.
             let mut behind = letter + 1;
-            while behind <= LETTERS {
+            while behind <= ALPHABET_SIZE {
                 starts[behind] += 1;
                 behind += 1;
             }
@@ -190,7 +199,7 @@ impl Index {
         Self { fields, starts }
     }
 
-    fn find(&self, name: &str) -> Option<&'static Field> {
+    fn binary_search(&self, name: &str) -> Option<&'static RequestField> {
         let letter = usize::from(name.bytes().next()?.checked_sub(b'a')?);
         let [start, end] = *self.starts.get(letter..)?.first_chunk()?;
         self.fields[start.into()..end.into()].iter().find(|field| field.name == name)
@@ -198,66 +207,67 @@ impl Index {
 }
 
 /// Names begin with a small letter.
-const LETTERS: usize = 26;
+const ALPHABET_SIZE: usize = 26;
 
-fn family(name: &str) -> Option<Field> {
-    let begins = everywhere::FAMILIES.iter().find(|(family, _)| name.starts_with(family));
-    let found =
-        begins.or_else(|| everywhere::PARTS.iter().find(|(part, _)| name.contains(part)))?;
-    Some(Field::new(found.0, Rule::Refuse(found.1)))
+fn forbidden_by_name_part(name: &str) -> Option<RequestField> {
+    let begins = everywhere::FORBIDDEN_PREFIXES.iter().find(|(family, _)| name.starts_with(family));
+    let found = begins.or_else(|| {
+        everywhere::FORBIDDEN_SUBSTRINGS.iter().find(|(part, _)| name.contains(part))
+    })?;
+    Some(RequestField::new(found.0, FieldRule::Refuse(found.1)))
 }
 
-impl Field {
-    const fn new(name: &'static str, rule: Rule) -> Self {
+impl RequestField {
+    const fn new(name: &'static str, rule: FieldRule) -> Self {
         Self { name, rule }
     }
 
     /// The field's value, which has to be short.
-    pub(super) fn value<T>(&self, draft: &Draft, at: usize) -> Result<T, Refusal>
+    pub(super) fn parse_value<T>(&self, draft: &BodyEditor, at: usize) -> Result<T, BodyPolicyError>
     where
         T: for<'a> Deserialize<'a>,
     {
         let value = &draft.members()[at].value;
-        if value.end - value.start > SHORT {
-            return Err(self.invalid());
+        if value.end - value.start > MAX_INSPECTED_BYTES {
+            return Err(self.invalid_error());
         }
-        serde_json::from_slice(&draft.value(at)).map_err(|_| self.invalid())
+        serde_json::from_slice(&draft.member_value(at)).map_err(|_| self.invalid_error())
     }
 
-    pub(super) fn invalid(&self) -> Refusal {
+    pub(super) fn invalid_error(&self) -> BodyPolicyError {
         let expected = match self.rule {
-            Rule::Model => MODEL_NAME_RULE,
-            Rule::Stream | Rule::Store => "true or false",
-            Rule::StreamOptions | Rule::Nested => "an object of at most 4 KiB",
-            Rule::Options => {
+            FieldRule::Model => MODEL_NAME_RULE,
+            FieldRule::Stream | FieldRule::Store => "true or false",
+            FieldRule::StreamOptions | FieldRule::Nested => "an object of at most 4 KiB",
+            FieldRule::Options => {
                 "an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it"
             }
-            Rule::OutputLimit => "a whole number, 1 at least",
-            Rule::Choices => "a whole number, not negative",
-            Rule::Prompts => "a prompt or a list of prompts",
-            Rule::Pass(Shape::List) => "a list",
-            Rule::Pass(Shape::TextOrList) => "a text or a list",
-            Rule::Thinking | Rule::Pass(Shape::Object) => "an object",
+            FieldRule::OutputLimit => "a whole number, 1 at least",
+            FieldRule::Choices => "a whole number, not negative",
+            FieldRule::Prompts => "a prompt or a list of prompts",
+            FieldRule::Pass(ValueShape::List) => "a list",
+            FieldRule::Pass(ValueShape::TextOrList) => "a text or a list",
+            FieldRule::Thinking | FieldRule::Pass(ValueShape::Object) => "an object",
             _ => "what the protocol says",
         };
-        Refusal::InvalidField { name: self.name, expected }
+        BodyPolicyError::InvalidField { name: self.name, expected }
     }
 }
 
-impl Shape {
-    pub(super) fn has(self, kind: Kind) -> bool {
+impl ValueShape {
+    pub(super) fn accepts_type(self, kind: JsonType) -> bool {
         match (self, kind) {
-            (Self::Any, _) | (_, Kind::Null) => true,
-            (Self::List, kind) => kind == Kind::Array,
-            (Self::TextOrList, kind) => matches!(kind, Kind::String | Kind::Array),
-            (Self::Object, kind) => kind == Kind::Object,
+            (Self::Any, _) | (_, JsonType::Null) => true,
+            (Self::List, kind) => kind == JsonType::Array,
+            (Self::TextOrList, kind) => matches!(kind, JsonType::String | JsonType::Array),
+            (Self::Object, kind) => kind == JsonType::Object,
         }
     }
 }
 
-impl Forbidden {
+impl ForbiddenReason {
     /// What the field would do, after "it".
-    pub fn text(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Upstream => "would choose the upstream or its credentials",
             Self::Routing => "would choose other models than the one that is allowed",
@@ -269,26 +279,27 @@ impl Forbidden {
     }
 }
 
-pub(super) const STREAM_OPTIONS: Field = Field::new("stream_options", Rule::StreamOptions);
+pub(super) const STREAM_OPTIONS_FIELD: RequestField =
+    RequestField::new("stream_options", FieldRule::StreamOptions);
 
 /// Longest value, in bytes, that is looked at. Ours: a model's name in full escapes takes 1,538.
-pub(super) const SHORT: u64 = 4096;
+pub(super) const MAX_INSPECTED_BYTES: u64 = 4096;
 
 #[cfg(test)]
 mod tests {
-    use super::{fields, find};
-    use crate::protocol::Route;
+    use super::{fields_of_route, find_field};
+    use crate::protocol::GatewayRoute;
 
     /// Tables are in order, or a field would be another's.
     #[test]
     fn each_field_is_found_by_its_name() {
-        for route in Route::ALL {
-            for field in fields(route) {
-                let found = find(route, field.name).unwrap();
+        for route in GatewayRoute::ALL {
+            for field in fields_of_route(route) {
+                let found = find_field(route, field.name).unwrap();
                 assert_eq!(found.name, field.name, "{route:?}");
             }
             for name in ["", "A", "model_", "mode", "{", "`", "é", "Model"] {
-                assert!(find(route, name).is_none(), "{name}");
+                assert!(find_field(route, name).is_none(), "{name}");
             }
         }
     }

@@ -5,16 +5,16 @@ use std::ops::Range;
 use bytes::Bytes;
 use memchr::memrchr;
 
-use super::change::{What, Why};
-use super::{Call, Capability, Refusal, field};
-use crate::base::json::{Document, Limits, Scanner};
+use super::change::{FieldChangeKind, FieldChangeReason};
+use super::{BodyPolicyError, LlmCall, ProviderCapability, field};
+use crate::base::json::{JsonDocument, JsonLimits, JsonScanner};
 
-impl Call {
+impl LlmCall {
     /// Drops the search of the web that begins at this offset, if it says that it reaches nothing outside.
     ///
     /// # Errors
     /// It does reach outside, or where it ends cannot be told from its surroundings.
-    pub(super) fn drop_search_without_reach(&mut self, at: u64) -> Result<(), Refusal> {
+    pub(super) fn drop_search_without_reach(&mut self, at: u64) -> Result<(), BodyPolicyError> {
         let tools = self.draft.members().iter().position(|member| member.value.contains(&at));
         let place = tools.and_then(|tools| {
             let list = self.draft.members()[tools].value.clone();
@@ -28,19 +28,19 @@ impl Call {
             let choices: Vec<_> = choices.map(|(at, _)| at).collect();
             choices.into_iter().chain([tools]).for_each(|at| self.draft.drop_member(at));
         } else {
-            self.draft.replace(place, Bytes::new());
+            self.draft.replace_range(place, Bytes::new());
         }
-        self.note("tools.web_search", What::Dropped, Why::Hosted);
+        self.record_change("tools.web_search", FieldChangeKind::Dropped, FieldChangeReason::Hosted);
         Ok(())
     }
 
     /// The bytes to take out with the element of `list` that begins at this offset: it and the comma that goes with it.
     /// `None` if it may reach outside, or if it is so far from its neighbours that a look around does not find them.
     fn element(&self, list: &Range<u64>, at: u64) -> Option<Range<u64>> {
-        let behind = self.draft.text(at..list.end.min(at + field::SHORT));
+        let behind = self.draft.bytes_in(at..list.end.min(at + field::MAX_INSPECTED_BYTES));
         let length = object_length(&behind)?;
         let tool = read(&behind[..length])?;
-        let reach = tool.get("external_web_access")?;
+        let reach = tool.find_member("external_web_access")?;
         let (from, to) =
             (usize::try_from(reach.value.start).ok()?, usize::try_from(reach.value.end).ok()?);
         if behind[from..to] != *b"false" {
@@ -52,7 +52,7 @@ impl Call {
         if rest.get(blanks) == Some(&b',') {
             return Some(at..end + blanks as u64 + 1);
         }
-        let before = self.draft.text(list.start.max(at.saturating_sub(LOOK_BACK))..at);
+        let before = self.draft.bytes_in(list.start.max(at.saturating_sub(LOOK_BACK))..at);
         let comma = memrchr(b',', &before)
             .filter(|comma| before[comma + 1..].iter().all(u8::is_ascii_whitespace));
         match comma {
@@ -85,10 +85,10 @@ fn object_length(text: &[u8]) -> Option<usize> {
     None
 }
 
-fn read(object: &[u8]) -> Option<Document> {
-    let mut scanner = Scanner::new(Limits::default());
-    scanner.feed(object).ok()?;
-    scanner.finish().ok()
+fn read(object: &[u8]) -> Option<JsonDocument> {
+    let mut scanner = JsonScanner::new(JsonLimits::default());
+    scanner.feed_frame(object).ok()?;
+    scanner.finish_document().ok()
 }
 
 /// Whether a field says something of the tools that there are.
@@ -96,9 +96,9 @@ fn is_choice(name: &str) -> bool {
     matches!(name, "tool_choice" | "parallel_tool_calls" | "max_tool_calls")
 }
 
-fn reaches_outside() -> Refusal {
-    Refusal::CapabilityNotGranted {
-        capability: Capability::WebSearch,
+fn reaches_outside() -> BodyPolicyError {
+    BodyPolicyError::CapabilityNotGranted {
+        capability: ProviderCapability::WebSearch,
         field: "tools",
         detail: Some("web_search".into()),
     }

@@ -14,12 +14,12 @@ mod image;
 
 use memchr::memmem;
 
-use self::base64::{Base64, decode};
-use crate::base::rope::Rope;
+use self::base64::{Base64Decoder, decode_string};
+use crate::base::rope::ByteRope;
 
 /// What a text is that carries a medium, by how the text begins or by what is said of it. The dearest is the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Medium {
+pub(super) enum MediaKind {
     Image,
     Document,
     Audio,
@@ -28,82 +28,82 @@ pub(super) enum Medium {
 
 /// The media of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Media {
+pub(super) struct RequestMedia {
     /// With the tokens of a frontier model.
     images: u64,
     /// Documents, sound and video.
     others: u64,
     /// Those that are in the body, until they are read: where each text begins.
-    inline: Vec<(Medium, u64)>,
+    inline: Vec<(MediaKind, u64)>,
 }
 
-impl Media {
+impl RequestMedia {
     /// Notes a medium whose text begins at this offset of the body.
-    pub(super) fn note(&mut self, medium: Medium, at: u64) {
-        if self.inline.len() < MAX_READ {
+    pub(super) fn note_medium(&mut self, medium: MediaKind, at: u64) {
+        if self.inline.len() < MAX_MEDIA_READ {
             self.inline.push((medium, at));
         } else {
-            self.add(medium, None);
+            self.add_tokens(medium, None);
         }
     }
 
     /// Counts a medium of which nothing can be read.
-    pub(super) fn add_unread(&mut self, medium: Medium) {
-        self.add(medium, None);
+    pub(super) fn add_unread(&mut self, medium: MediaKind) {
+        self.add_tokens(medium, None);
     }
 
     /// Counts so many images that are fetched: as large ones.
-    pub(super) fn fetch(&mut self, count: u64) {
-        self.images = self.images.saturating_add(count.saturating_mul(image::MAX_TOKENS));
+    pub(super) fn count_fetched(&mut self, count: u64) {
+        self.images = self.images.saturating_add(count.saturating_mul(image::MAX_IMAGE_TOKENS));
     }
 
     /// Reads what was noted, from the complete body.
-    pub(super) fn read(&mut self, body: &Rope) {
-        let mut left = MAX_READ_BYTES;
+    pub(super) fn read_media(&mut self, body: &ByteRope) {
+        let mut left = MAX_MEDIA_BYTES_READ;
         for (medium, at) in std::mem::take(&mut self.inline) {
             let most = left.min(match medium {
-                Medium::Image => image::MAX_HEAD_BYTES,
-                Medium::Document | Medium::Audio => document::MAX_BYTES,
+                MediaKind::Image => image::MAX_HEAD_BYTES,
+                MediaKind::Document | MediaKind::Audio => document::MAX_DOCUMENT_BYTES_READ,
                 // No form of it bounds its own length.
-                Medium::Video => 0,
+                MediaKind::Video => 0,
             });
-            let mut bytes = decode(body, at, most);
+            let mut bytes = decode_string(body, at, most);
             let tokens = match medium {
-                Medium::Image => image::tokens(&mut bytes),
-                Medium::Document => document::tokens(&mut bytes),
-                Medium::Audio => audio::tokens(&mut bytes, body.len().saturating_sub(at)),
-                Medium::Video => None,
+                MediaKind::Image => image::image_tokens(&mut bytes),
+                MediaKind::Document => document::document_tokens(&mut bytes),
+                MediaKind::Audio => audio::tokens(&mut bytes, body.len().saturating_sub(at)),
+                MediaKind::Video => None,
             };
-            left -= bytes.read();
-            self.add(medium, tokens);
+            left -= bytes.bytes_read();
+            self.add_tokens(medium, tokens);
         }
     }
 
     /// Tokens of all of them, for a model.
-    pub(super) fn tokens(&self, model: &str) -> u64 {
+    pub(super) fn count_tokens(&self, model: &str) -> u64 {
         // OpenAI bills images of this model with 33 times the tokens of its others.
         let factor = if model.contains("gpt-4o-mini") { 33 } else { 1 };
         self.images.saturating_mul(factor).saturating_add(self.others)
     }
 
-    fn add(&mut self, medium: Medium, tokens: Option<u64>) {
+    fn add_tokens(&mut self, medium: MediaKind, tokens: Option<u64>) {
         let (sum, unread) = match medium {
-            Medium::Image => (&mut self.images, image::MAX_TOKENS),
-            Medium::Document => (&mut self.others, document::UNREAD_TOKENS),
-            Medium::Audio => (&mut self.others, audio::UNREAD_TOKENS),
-            Medium::Video => (&mut self.others, VIDEO_TOKENS),
+            MediaKind::Image => (&mut self.images, image::MAX_IMAGE_TOKENS),
+            MediaKind::Document => (&mut self.others, document::UNREADABLE_DOCUMENT_TOKENS),
+            MediaKind::Audio => (&mut self.others, audio::UNREAD_TOKENS),
+            MediaKind::Video => (&mut self.others, VIDEO_TOKENS),
         };
         *sum = sum.saturating_add(tokens.unwrap_or(unread));
     }
 }
 
-impl Medium {
+impl MediaKind {
     /// The medium whose text begins so: a `data:` address, or base64.
-    pub(super) fn of(start: &[u8]) -> Option<Self> {
+    pub(super) fn from_prefix(start: &[u8]) -> Option<Self> {
         let Some(inline) =
             start.first_chunk::<5>().filter(|scheme| scheme.eq_ignore_ascii_case(b"data:"))
         else {
-            return Self::of_base64(start);
+            return Self::from_base64_prefix(start);
         };
         let start = &start[inline.len()..];
         if is_kind(start, b"text/") {
@@ -136,7 +136,7 @@ impl Medium {
         of(name.first_chunk()).or_else(|| of(name.last_chunk()))
     }
 
-    fn of_base64(start: &[u8]) -> Option<Self> {
+    fn from_base64_prefix(start: &[u8]) -> Option<Self> {
         if start.starts_with(b"JVBERi0") {
             return Some(Self::Document);
         }
@@ -156,7 +156,7 @@ impl Medium {
         if is_boxed || FILMS.iter().any(|signature| start.starts_with(signature)) {
             return Some(Self::Video);
         }
-        let is_image = SIGNATURES.iter().any(|signature| start.starts_with(signature));
+        let is_image = IMAGE_SIGNATURES.iter().any(|signature| start.starts_with(signature));
         is_image.then_some(Self::Image)
     }
 }
@@ -166,7 +166,7 @@ fn is_kind(name: &[u8], kind: &[u8]) -> bool {
 }
 
 /// Base64 of the first bytes of PNG, JPEG and GIF.
-const SIGNATURES: [&[u8]; 3] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD"];
+const IMAGE_SIGNATURES: [&[u8]; 3] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD"];
 
 /// The same of FLAC, Ogg, and MP3 with a title.
 const SOUNDS: [&[u8]; 3] = [b"ZkxhQ", b"T2dnUw", b"SUQz"];
@@ -178,43 +178,43 @@ const FILMS: [&[u8]; 3] = [b"GkXfo", b"AAABu", b"AAABs"];
 const VIDEO_TOKENS: u64 = 1_000_000;
 
 /// Media of one request that are read; providers take a hundred.
-const MAX_READ: usize = 256;
+const MAX_MEDIA_READ: usize = 256;
 
 /// Text of one request that is read for what its media are, beside the reading of all of it.
-const MAX_READ_BYTES: usize = 4 << 20;
+const MAX_MEDIA_BYTES_READ: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
-    use super::Medium;
+    use super::MediaKind;
 
     #[test]
     fn a_medium_is_known_by_its_first_bytes() {
         for (start, medium) in [
-            (&b"iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA"[..], Some(Medium::Image)),
-            (b"data:image/png;base64,iVBORw0KGgo", Some(Medium::Image)),
-            (b"R0lGODlhAQABAIAAAAAAAP", Some(Medium::Image)),
-            (b"/9j/4AAQSkZJRgABAQ", Some(Medium::Image)),
-            (b"data:image/avif;base64,AAAA", Some(Medium::Image)),
-            (b"JVBERi0xLjcK", Some(Medium::Document)),
-            (b"DATA:application/pdf;base64,AAAA", Some(Medium::Document)),
-            (b"data:audio/flac;base64,ZkxhQw", Some(Medium::Audio)),
-            (b"data:Video/mp4;base64,AAAA", Some(Medium::Video)),
-            (b"data:;base64,AAAA", Some(Medium::Document)),
-            (b"data:x/y;base64,AAAA", Some(Medium::Document)),
-            (b"ZkxhQwAAACIQABAA", Some(Medium::Audio)),
-            (b"SUQzBAAAAAAAI1RTU0UAAAAP", Some(Medium::Audio)),
-            (b"UklGRgAAAABXQVZFZm10IBAAAAAB", Some(Medium::Audio)),
-            (b"UklGRgAAAABBVkkgTElTVA", Some(Medium::Video)),
-            (b"UklGRgAAAABXRUJQVlA4WAAA", Some(Medium::Image)),
-            (b"AAAAIGZ0eXBpc29tAAACAGlzb20", Some(Medium::Video)),
-            (b"GkXfo59ChoEBQveBAULy", Some(Medium::Video)),
+            (&b"iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA"[..], Some(MediaKind::Image)),
+            (b"data:image/png;base64,iVBORw0KGgo", Some(MediaKind::Image)),
+            (b"R0lGODlhAQABAIAAAAAAAP", Some(MediaKind::Image)),
+            (b"/9j/4AAQSkZJRgABAQ", Some(MediaKind::Image)),
+            (b"data:image/avif;base64,AAAA", Some(MediaKind::Image)),
+            (b"JVBERi0xLjcK", Some(MediaKind::Document)),
+            (b"DATA:application/pdf;base64,AAAA", Some(MediaKind::Document)),
+            (b"data:audio/flac;base64,ZkxhQw", Some(MediaKind::Audio)),
+            (b"data:Video/mp4;base64,AAAA", Some(MediaKind::Video)),
+            (b"data:;base64,AAAA", Some(MediaKind::Document)),
+            (b"data:x/y;base64,AAAA", Some(MediaKind::Document)),
+            (b"ZkxhQwAAACIQABAA", Some(MediaKind::Audio)),
+            (b"SUQzBAAAAAAAI1RTU0UAAAAP", Some(MediaKind::Audio)),
+            (b"UklGRgAAAABXQVZFZm10IBAAAAAB", Some(MediaKind::Audio)),
+            (b"UklGRgAAAABBVkkgTElTVA", Some(MediaKind::Video)),
+            (b"UklGRgAAAABXRUJQVlA4WAAA", Some(MediaKind::Image)),
+            (b"AAAAIGZ0eXBpc29tAAACAGlzb20", Some(MediaKind::Video)),
+            (b"GkXfo59ChoEBQveBAULy", Some(MediaKind::Video)),
             (b"data:text/plain;base64,AAAA", None),
             (b"data: note", None),
             (b"data:text/plain,hello", None),
             (b"hello", None),
             (b"", None),
         ] {
-            assert_eq!(Medium::of(start), medium, "{}", String::from_utf8_lossy(start));
+            assert_eq!(MediaKind::from_prefix(start), medium, "{}", String::from_utf8_lossy(start));
         }
     }
 }

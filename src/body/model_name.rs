@@ -3,7 +3,7 @@
 //! LiteLLM calls each part of a name with commas, cuts blanks off, and takes some names for an address, an agent or a
 //! pattern. None of that is a model that the run was given, and the price table knows none of it.
 
-use super::capability::Capability;
+use super::capability::ProviderCapability;
 
 /// What a model's name must be, after "must be".
 pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, \
@@ -26,7 +26,7 @@ pub fn is_model_name(name: &str) -> bool {
 }
 
 /// What a model does outside the sandbox without being given a tool, by its name; `None` where it only writes.
-pub fn capability_of_model(name: &str) -> Option<Capability> {
+pub fn capability_of_model(name: &str) -> Option<ProviderCapability> {
     let has_part = |part: &&str| {
         name.as_bytes().windows(part.len()).any(|text| text.eq_ignore_ascii_case(part.as_bytes()))
     };
@@ -34,11 +34,11 @@ pub fn capability_of_model(name: &str) -> Option<Capability> {
         |words: &[&str], word: &str| words.iter().any(|own| own.eq_ignore_ascii_case(word));
     let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
     if words.any(|word| is_any(&SEARCH_WORDS, word)) || SEARCH_PARTS.iter().any(has_part) {
-        return Some(Capability::WebSearch);
+        return Some(ProviderCapability::WebSearch);
     }
     let (path, _) = name.rsplit_once('/')?;
     let is_agent = path.split('/').any(|segment| is_any(&AGENT_SEGMENTS, segment));
-    is_agent.then_some(Capability::UnknownTools)
+    is_agent.then_some(ProviderCapability::UnknownTools)
 }
 
 /// Ours: the longest names in use, ARNs, are under 150 bytes.
@@ -78,7 +78,7 @@ const AGENT_SEGMENTS: [&str; 11] = [
 
 #[cfg(test)]
 mod tests {
-    use super::{Capability, capability_of_model, is_model_name};
+    use super::{ProviderCapability, capability_of_model, is_model_name};
 
     #[test]
     fn a_name_is_the_name_of_one_model() {
@@ -129,12 +129,12 @@ mod tests {
             "gemini/deep-research-pro-preview-12-2025",
             "aihubmix/gemini-3-flash-preview-search",
         ] {
-            assert_eq!(capability_of_model(name), Some(Capability::WebSearch), "{name}");
+            assert_eq!(capability_of_model(name), Some(ProviderCapability::WebSearch), "{name}");
         }
         for name in
             ["a2a/helper", "litellm_agent/gpt-5", "bedrock/agentcore/arn:aws", "azure_ai/agents/x"]
         {
-            assert_eq!(capability_of_model(name), Some(Capability::UnknownTools), "{name}");
+            assert_eq!(capability_of_model(name), Some(ProviderCapability::UnknownTools), "{name}");
         }
         for name in [
             "gpt-5",

@@ -6,35 +6,39 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::change::{Change, What, Why};
-use super::field::{self, Field, Forbidden, Rule, Shape};
-use super::fields::Reading;
-use super::{Refusal, UnknownFields};
-use crate::base::json::{Kind, Member};
-use crate::observe::printable::Printable;
+use super::change::{FieldChange, FieldChangeKind, FieldChangeReason};
+use super::field::{self, FieldRule, ForbiddenReason, RequestField, ValueShape};
+use super::fields::RequestFieldReader;
+use super::{BodyPolicyError, UnknownFieldPolicy};
+use crate::base::json::{JsonMember, JsonType};
+use crate::observe::printable::SanitizedText;
 
 /// What becomes of one of the members.
 enum Fate {
     Stays,
-    Goes(Why),
+    Goes(FieldChangeReason),
 }
 
-impl Reading<'_> {
+impl RequestFieldReader<'_> {
     /// Judges what stands in the object, and in `google` within it, and takes out what does not pass.
-    pub(super) fn take_nested(&mut self, field: &Field, at: usize) -> Result<(), Refusal> {
+    pub(super) fn take_nested(
+        &mut self,
+        field: &RequestField,
+        at: usize,
+    ) -> Result<(), BodyPolicyError> {
         let (kind, object) = {
             let member = &self.call.draft.members()[at];
             (member.kind, member.value.clone())
         };
         match kind {
-            Kind::Null => return Ok(()),
-            Kind::Object => (),
-            _ => return Err(field.invalid()),
+            JsonType::Null => return Ok(()),
+            JsonType::Object => (),
+            _ => return Err(field.invalid_error()),
         }
         let mut kept = Vec::new();
         let is_whole = self.keep(field, &object, true, &mut kept)?;
         if !is_whole {
-            self.call.draft.set(at, kept.into());
+            self.call.draft.set_value(at, kept.into());
         }
         Ok(())
     }
@@ -42,37 +46,41 @@ impl Reading<'_> {
     /// Writes the members that pass; `false` where some do not.
     fn keep(
         &mut self,
-        field: &Field,
+        field: &RequestField,
         object: &Range<u64>,
         may_nest: bool,
         kept: &mut Vec<u8>,
-    ) -> Result<bool, Refusal> {
-        let document = self.call.draft.inside(object).ok_or_else(|| field.invalid())?;
+    ) -> Result<bool, BodyPolicyError> {
+        let document = self.call.draft.parse_object(object).ok_or_else(|| field.invalid_error())?;
         let mut is_whole = true;
         kept.push(b'{');
         for member in &document.members {
             let place = object.start + member.value.start..object.start + member.value.end;
             let name = member.key.as_str().unwrap_or_default();
             if !is_written_plainly(name, member) {
-                return Err(field.invalid());
+                return Err(field.invalid_error());
             }
             let start = kept.len();
             if start > 1 && kept.last() != Some(&b'{') {
                 kept.push(b',');
             }
             kept.extend_from_slice(format!("\"{name}\":").as_bytes());
-            if may_nest && name == GOOGLE && member.kind == Kind::Object {
+            if may_nest && name == GOOGLE && member.kind == JsonType::Object {
                 is_whole &= self.keep(field, &place, false, kept)?;
                 continue;
             }
-            let value = self.call.draft.text(place);
+            let value = self.call.draft.bytes_in(place);
             match self.fate(name, &value)? {
                 Fate::Stays => kept.extend_from_slice(&value),
                 Fate::Goes(why) => {
                     is_whole = false;
                     kept.truncate(start);
-                    let field = format!("{}.{}", field.name, Printable(name).text()).into();
-                    self.call.changes.push(Change { field, what: What::Dropped, why });
+                    let field = format!("{}.{}", field.name, SanitizedText(name).to_text()).into();
+                    self.call.changes.push(FieldChange {
+                        field,
+                        what: FieldChangeKind::Dropped,
+                        why,
+                    });
                 }
             }
         }
@@ -80,38 +88,44 @@ impl Reading<'_> {
         Ok(is_whole)
     }
 
-    fn fate(&self, name: &str, value: &Bytes) -> Result<Fate, Refusal> {
-        let shown = || format!("extra_body.{}", Printable(name).text()).into();
-        let forbidden = |why| Refusal::FieldNotAllowed { name: shown(), why };
-        let Some(field) = field::find(self.route, name) else {
+    fn fate(&self, name: &str, value: &Bytes) -> Result<Fate, BodyPolicyError> {
+        let shown = || format!("extra_body.{}", SanitizedText(name).to_text()).into();
+        let forbidden = |why| BodyPolicyError::FieldNotAllowed { name: shown(), why };
+        let Some(field) = field::find_field(self.route, name) else {
             let small = name.to_ascii_lowercase();
-            return match (self.policy.unknown_fields, field::is_taken(name)) {
-                _ if small != name && field::find(self.route, &small).is_some() => {
-                    Err(forbidden(Forbidden::Upstream))
+            return match (self.policy.unknown_fields, field::is_known_elsewhere(name)) {
+                _ if small != name && field::find_field(self.route, &small).is_some() => {
+                    Err(forbidden(ForbiddenReason::Upstream))
                 }
-                (UnknownFields::Reject, _) => Err(Refusal::UnknownField { name: shown() }),
-                (UnknownFields::Pass, false) => Ok(Fate::Stays),
-                _ => Ok(Fate::Goes(Why::Unknown)),
+                (UnknownFieldPolicy::Reject, _) => {
+                    Err(BodyPolicyError::UnknownField { name: shown() })
+                }
+                (UnknownFieldPolicy::Pass, false) => Ok(Fate::Stays),
+                _ => Ok(Fate::Goes(FieldChangeReason::Unknown)),
             };
         };
         match field.rule {
-            Rule::Refuse(why) => Err(forbidden(why)),
-            Rule::Drop(why) => Ok(Fate::Goes(why)),
-            Rule::Needs(capability) => {
+            FieldRule::Refuse(why) => Err(forbidden(why)),
+            FieldRule::Drop(why) => Ok(Fate::Goes(why)),
+            FieldRule::Needs(capability) => {
                 let asks_for_nothing = matches!(&**value, b"null" | b"false" | b"[]");
                 if asks_for_nothing || self.policy.capabilities.contains(&capability) {
                     return Ok(Fate::Stays);
                 }
-                Err(Refusal::CapabilityNotGranted { capability, field: field.name, detail: None })
+                Err(BodyPolicyError::CapabilityNotGranted {
+                    capability,
+                    field: field.name,
+                    detail: None,
+                })
             }
-            Rule::Pass(Shape::Any) if !LOOKED_INTO.contains(&name) => Ok(Fate::Stays),
-            _ => Err(Refusal::FieldElsewhere { name: field.name }),
+            FieldRule::Pass(ValueShape::Any) if !LOOKED_INTO.contains(&name) => Ok(Fate::Stays),
+            _ => Err(BodyPolicyError::FieldElsewhere { name: field.name }),
         }
     }
 }
 
 /// A name that every reader reads alike, and that we can write again.
-fn is_written_plainly(name: &str, member: &Member) -> bool {
+fn is_written_plainly(name: &str, member: &JsonMember) -> bool {
     let is_ordinary = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     member.is_plain && !name.is_empty() && name.bytes().all(is_ordinary)
 }

@@ -2,39 +2,40 @@
 
 use bytes::Bytes;
 
-use super::inside::{Found, Inside};
-use crate::base::json::{Document, Invalid, Limits, Scanner, read_whole};
-use crate::base::rope::Rope;
-use crate::protocol::Route;
+use super::inside::{BodyFindings, CapabilityScanner};
+use crate::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner, read_whole};
+use crate::base::rope::ByteRope;
+use crate::protocol::GatewayRoute;
 
 /// Takes a body frame by frame.
-pub struct Reader {
-    route: Route,
-    rope: Rope,
-    scanner: Scanner<Inside>,
+pub struct BodyReader {
+    route: GatewayRoute,
+    rope: ByteRope,
+    scanner: JsonScanner<CapabilityScanner>,
 }
 
 /// A body that is acceptable JSON, and what was seen in it.
 #[derive(Debug)]
-pub struct Body {
-    pub(super) route: Route,
-    pub(super) rope: Rope,
-    pub(super) document: Document,
-    pub(super) found: Found,
+pub struct ScannedBody {
+    pub(super) route: GatewayRoute,
+    pub(super) rope: ByteRope,
+    pub(super) document: JsonDocument,
+    pub(super) found: BodyFindings,
 }
 
-impl Reader {
-    pub fn new(route: Route) -> Self {
-        let scanner = Scanner::watched(Limits::default(), Inside::new(route));
-        Self { route, rope: Rope::default(), scanner }
+impl BodyReader {
+    pub fn new(route: GatewayRoute) -> Self {
+        let scanner =
+            JsonScanner::with_visitor(JsonLimits::default(), CapabilityScanner::new(route));
+        Self { route, rope: ByteRope::default(), scanner }
     }
 
     /// Takes one more frame. After an error every call answers with that error.
     ///
     /// # Errors
-    /// See [`Invalid`].
-    pub fn push(&mut self, frame: Bytes) -> Result<(), Invalid> {
-        self.scanner.feed(&frame)?;
+    /// See [`JsonError`].
+    pub fn push(&mut self, frame: Bytes) -> Result<(), JsonError> {
+        self.scanner.feed_frame(&frame)?;
         self.rope.push(frame);
         Ok(())
     }
@@ -51,36 +52,42 @@ impl Reader {
     /// The whole, once the last frame has been taken.
     ///
     /// # Errors
-    /// See [`Invalid`].
-    pub fn finish(self) -> Result<Body, Invalid> {
-        let (document, inside) = self.scanner.finish_watched()?;
-        Ok(Body::new(self.route, self.rope, document, inside))
+    /// See [`JsonError`].
+    pub fn finish_body(self) -> Result<ScannedBody, JsonError> {
+        let (document, inside) = self.scanner.finish_with_visitor()?;
+        Ok(ScannedBody::new(self.route, self.rope, document, inside))
     }
 }
 
-impl Body {
+impl ScannedBody {
     /// Reads a body that came in one frame.
     ///
     /// # Errors
-    /// See [`Invalid`].
-    pub fn read(route: Route, frame: Bytes) -> Result<Self, Invalid> {
-        if let Some((document, inside)) = read_whole(Limits::default(), &frame, Inside::new(route))
+    /// See [`JsonError`].
+    pub fn scan_frame(route: GatewayRoute, frame: Bytes) -> Result<Self, JsonError> {
+        if let Some((document, inside)) =
+            read_whole(JsonLimits::default(), &frame, CapabilityScanner::new(route))
         {
             return Ok(Self::new(route, frame.into(), document, inside));
         }
-        let mut reader = Reader::new(route);
+        let mut reader = BodyReader::new(route);
         reader.push(frame)?;
-        reader.finish()
+        reader.finish_body()
     }
 
     /// Completes a body of any size: its media are read now, as all of their bytes are there.
-    fn new(route: Route, rope: Rope, document: Document, inside: Inside) -> Self {
-        let mut found = inside.into_found();
-        found.media.read(&rope);
+    fn new(
+        route: GatewayRoute,
+        rope: ByteRope,
+        document: JsonDocument,
+        inside: CapabilityScanner,
+    ) -> Self {
+        let mut found = inside.into_findings();
+        found.media.read_media(&rope);
         Self { route, rope, document, found }
     }
 
-    pub fn route(&self) -> Route {
+    pub fn route(&self) -> GatewayRoute {
         self.route
     }
 

@@ -2,12 +2,12 @@
 
 use http::StatusCode;
 
-use super::capability::Capability;
-use super::field::Forbidden;
+use super::capability::ProviderCapability;
+use super::field::ForbiddenReason;
 
 /// Why a body is not sent on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum BodyPolicyError {
     #[error("`model` is missing; say which model is meant")]
     NoModel,
     #[error("`{name}` must be {expected}")]
@@ -20,8 +20,8 @@ pub enum Refusal {
         allowed.join("`, `")
     )]
     ModelNotAllowed { model: Box<str>, allowed: Vec<String> },
-    #[error("`{name}` is not allowed, as it {}; leave it out", why.text())]
-    FieldNotAllowed { name: Box<str>, why: Forbidden },
+    #[error("`{name}` is not allowed, as it {}; leave it out", why.description())]
+    FieldNotAllowed { name: Box<str>, why: ForbiddenReason },
     #[error(
         "`{name}` in `extra_body` would go over what stands beside it; say it beside `extra_body`"
     )]
@@ -35,14 +35,14 @@ pub enum Refusal {
         detail.as_ref().map(|detail| format!(" (`{detail}`)")).unwrap_or_default()
     )]
     CapabilityNotGranted {
-        capability: Capability,
+        capability: ProviderCapability,
         field: &'static str,
         /// The tool's type or the key within the field.
         detail: Option<Box<str>>,
     },
 }
 
-impl Refusal {
+impl BodyPolicyError {
     /// The stable code that clients, metrics and the audit see.
     pub fn code(&self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl Refusal {
     }
 
     /// The field that is at fault; OpenAI's error shape has a place for it.
-    pub fn field(&self) -> &str {
+    pub fn field_at_fault(&self) -> &str {
         match self {
             Self::NoModel | Self::ModelNotAllowed { .. } => "model",
             Self::InvalidField { name, .. }

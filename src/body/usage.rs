@@ -7,57 +7,64 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::change::{What, Why};
-use super::field::STREAM_OPTIONS;
-use super::{Call, Refusal};
-use crate::base::json::Kind;
-use crate::stream::UsageChunk;
+use super::change::{FieldChangeKind, FieldChangeReason};
+use super::field::STREAM_OPTIONS_FIELD;
+use super::{BodyPolicyError, LlmCall};
+use crate::base::json::JsonType;
+use crate::stream::UsageChunkMode;
 
-impl Call {
+impl LlmCall {
     /// Asks for the report, unless the client did so itself. `options` is the member that says so.
-    pub(super) fn report_usage(&mut self, options: Option<usize>) -> Result<(), Refusal> {
+    pub(super) fn request_usage_chunk(
+        &mut self,
+        options: Option<usize>,
+    ) -> Result<(), BodyPolicyError> {
         let Some(at) = options else {
             let text = br#","stream_options":{"include_usage":true}"#;
-            self.draft.add(STREAM_OPTIONS.name, Bytes::from_static(text));
-            self.hide_usage(What::Forced);
+            self.draft.add_member(STREAM_OPTIONS_FIELD.name, Bytes::from_static(text));
+            self.mark_usage_hidden(FieldChangeKind::Forced);
             return Ok(());
         };
         let member = &self.draft.members()[at];
         match member.kind {
-            Kind::Null => self.draft.set(at, Bytes::from_static(OPTIONS)),
-            Kind::Object => {
+            JsonType::Null => self.draft.set_value(at, Bytes::from_static(INCLUDE_USAGE_OPTIONS)),
+            JsonType::Object => {
                 let object = member.value.clone();
-                let Some((place, text)) = self.report_in(object)? else { return Ok(()) };
-                self.draft.replace(place, text);
+                let Some((place, text)) = self.usage_option_edit(object)? else { return Ok(()) };
+                self.draft.replace_range(place, text);
             }
-            _ => return Err(STREAM_OPTIONS.invalid()),
+            _ => return Err(STREAM_OPTIONS_FIELD.invalid_error()),
         }
-        self.hide_usage(What::Overwritten);
+        self.mark_usage_hidden(FieldChangeKind::Overwritten);
         Ok(())
     }
 
     /// The edit within the options that stand in `object`; `None` where the report is asked for.
-    fn report_in(&self, object: Range<u64>) -> Result<Option<(Range<u64>, Bytes)>, Refusal> {
+    fn usage_option_edit(
+        &self,
+        object: Range<u64>,
+    ) -> Result<Option<(Range<u64>, Bytes)>, BodyPolicyError> {
         let put = |range, text| Ok(Some((range, Bytes::from_static(text))));
-        let document = self.draft.inside(&object).ok_or_else(|| STREAM_OPTIONS.invalid())?;
+        let document =
+            self.draft.parse_object(&object).ok_or_else(|| STREAM_OPTIONS_FIELD.invalid_error())?;
         let within = |range: &Range<u64>| object.start + range.start..object.start + range.end;
-        if let Some(include_usage) = document.get("include_usage") {
+        if let Some(include_usage) = document.find_member("include_usage") {
             let value = within(&include_usage.value);
-            return if *self.draft.text(value.clone()) == *b"true" {
+            return if *self.draft.bytes_in(value.clone()) == *b"true" {
                 Ok(None)
             } else {
                 put(value, b"true")
             };
         }
-        let Some(last) = document.members.last() else { return put(object, OPTIONS) };
+        let Some(last) = document.members.last() else { return put(object, INCLUDE_USAGE_OPTIONS) };
         let end = within(&last.value).end;
         put(end..end, br#","include_usage":true"#)
     }
 
-    fn hide_usage(&mut self, what: What) {
-        self.usage_chunk = UsageChunk::Hide;
-        self.note(STREAM_OPTIONS.name, what, Why::Usage);
+    fn mark_usage_hidden(&mut self, what: FieldChangeKind) {
+        self.usage_chunk = UsageChunkMode::Hide;
+        self.record_change(STREAM_OPTIONS_FIELD.name, what, FieldChangeReason::Usage);
     }
 }
 
-const OPTIONS: &[u8] = br#"{"include_usage":true}"#;
+const INCLUDE_USAGE_OPTIONS: &[u8] = br#"{"include_usage":true}"#;

@@ -53,12 +53,12 @@ impl Nanodollars {
     /// Appends the amount as it is shown, without what formatting costs.
     pub fn append_to(self, text: &mut Vec<u8>) {
         text.extend_from_slice(itoa::Buffer::new().format(self.0 / Self::PER_DOLLAR).as_bytes());
-        let (digits, length) = self.fraction();
+        let (digits, length) = self.fraction_digits();
         text.extend_from_slice(&digits[..length]);
     }
 
     /// The point and the digits after it, and how many of these bytes are shown.
-    fn fraction(self) -> ([u8; 10], usize) {
+    fn fraction_digits(self) -> ([u8; 10], usize) {
         let mut digits = *b".000000000";
         let mut rest = self.0 % Self::PER_DOLLAR;
         let mut length = 0;
@@ -78,7 +78,7 @@ impl Nanodollars {
 
     /// Dollars, for where a float will do: metrics.
     #[expect(clippy::cast_precision_loss, reason = "a gauge is read by people")]
-    pub fn dollars(self) -> f64 {
+    pub fn to_dollars(self) -> f64 {
         self.0 as f64 / Self::PER_DOLLAR as f64
     }
 
@@ -106,14 +106,14 @@ impl Serialize for Nanodollars {
 /// A text or a number; of a float, the digits that it was written with.
 impl<'de> Deserialize<'de> for Nanodollars {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Dollars)
+        deserializer.deserialize_any(DollarsVisitor)
     }
 }
 
 /// Reads an amount in place, so that a value of another kind costs no memory, however large it is.
-struct Dollars;
+struct DollarsVisitor;
 
-impl Visitor<'_> for Dollars {
+impl Visitor<'_> for DollarsVisitor {
     type Value = Nanodollars;
 
     fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -142,7 +142,7 @@ impl Visitor<'_> for Dollars {
 
 impl Display for Nanodollars {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (digits, length) = self.fraction();
+        let (digits, length) = self.fraction_digits();
         let fraction = str::from_utf8(&digits[..length]).expect("digits are ASCII");
         write!(f, "{}{fraction}", self.0 / Self::PER_DOLLAR)
     }

@@ -9,14 +9,14 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::cost::Nanodollars;
-use super::price::Price;
-use super::rate::Rates;
-use super::usage::{Amount, Tokens, Usage};
+use super::price::ModelPrice;
+use super::rate::RunRateLimits;
+use super::usage::{BudgetAmount, TokenUsage, Tokens};
 
 /// What a run may spend. `None` is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct BudgetLimits {
     /// Calls that make a model generate.
     pub max_turns: Option<u64>,
     pub max_total_tokens: Option<Tokens>,
@@ -50,7 +50,7 @@ pub enum CallKind {
 
 /// What one call asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
+pub struct ReserveRequest {
     /// Whether the call makes a model generate.
     pub is_turn: bool,
     /// Estimated from the size of the request.
@@ -60,12 +60,12 @@ pub struct Ask {
     /// How many answers the model writes; 0 is as good as 1.
     pub choices: u32,
     /// What the model's tokens cost; `None` where nobody knows, or nothing is to be counted.
-    pub price: Option<Arc<Price>>,
+    pub price: Option<Arc<ModelPrice>>,
 }
 
 /// Why a call may not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum BudgetError {
     #[error("turn budget exhausted: {spent} of {limit} turns are spent")]
     Turns { spent: u64, limit: u64 },
     #[error(
@@ -88,10 +88,10 @@ pub enum Refusal {
 
 /// What a run has spent, holds reserved and may still spend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Status {
-    pub limits: Limits,
-    pub spent: Amount,
-    pub reserved: Amount,
+pub struct BudgetStatus {
+    pub limits: BudgetLimits,
+    pub spent: BudgetAmount,
+    pub reserved: BudgetAmount,
     pub open_calls: u32,
     /// Turns that may still be reserved.
     pub turns_left: Option<u64>,
@@ -105,56 +105,56 @@ pub struct Status {
 
 /// A run's budget. Limits and counters change under one lock, which is never held across an await.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct BudgetLedger {
     started: Instant,
     exhausted: CancellationToken,
     /// Woken when a call is closed.
     closed: Notify,
-    state: Mutex<State>,
+    state: Mutex<LedgerState>,
 }
 
 #[derive(Debug)]
-struct State {
-    limits: Limits,
-    rates: Rates,
-    spent: Amount,
-    reserved: Amount,
+struct LedgerState {
+    limits: BudgetLimits,
+    rates: RunRateLimits,
+    spent: BudgetAmount,
+    reserved: BudgetAmount,
     open_calls: u32,
     is_denied: bool,
 }
 
 /// What earlier processes of a run have left behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Past {
-    pub spent: Amount,
+pub struct PriorUsage {
+    pub spent: BudgetAmount,
     /// Time since the run began.
     pub age: Duration,
 }
 
 /// A call's place among the open calls, taken before its body is read. Dropped, it is free again.
 #[derive(Debug)]
-pub struct Entry {
+pub struct OpenCallPermit {
     /// `None` once the place belongs to a reservation.
-    ledger: Option<Arc<Ledger>>,
+    ledger: Option<Arc<BudgetLedger>>,
     kind: CallKind,
 }
 
 /// What a call may spend. Dropped unsettled, it is charged in full.
 #[derive(Debug)]
-pub struct Reservation {
-    ledger: Arc<Ledger>,
+pub struct BudgetReservation {
+    ledger: Arc<BudgetLedger>,
     kind: CallKind,
     begun: Instant,
-    granted: Amount,
+    granted: BudgetAmount,
     output_limit: Option<Tokens>,
-    price: Option<Arc<Price>>,
+    price: Option<Arc<ModelPrice>>,
     open: bool,
 }
 
-impl Limits {
+impl BudgetLimits {
     /// These limits, and those of `base` where these set none.
     #[must_use]
-    pub fn or(self, base: &Self) -> Self {
+    pub fn or_defaults(self, base: &Self) -> Self {
         Self {
             max_turns: self.max_turns.or(base.max_turns),
             max_total_tokens: self.max_total_tokens.or(base.max_total_tokens),
@@ -179,29 +179,32 @@ impl Limits {
 
     /// Of each limit the lower one, where both set it.
     #[must_use]
-    pub fn within(&self, ceiling: &Self) -> Self {
+    pub fn capped_by(&self, ceiling: &Self) -> Self {
         Self {
-            max_turns: lower(self.max_turns, ceiling.max_turns),
-            max_total_tokens: lower(self.max_total_tokens, ceiling.max_total_tokens),
-            max_input_tokens: lower(self.max_input_tokens, ceiling.max_input_tokens),
-            max_output_tokens: lower(self.max_output_tokens, ceiling.max_output_tokens),
-            max_cost_usd: lower(self.max_cost_usd, ceiling.max_cost_usd),
-            max_concurrent: lower(self.max_concurrent, ceiling.max_concurrent),
-            requests_per_minute: lower(self.requests_per_minute, ceiling.requests_per_minute),
-            tokens_per_minute: lower(self.tokens_per_minute, ceiling.tokens_per_minute),
-            free_calls_per_minute: lower(self.free_calls_per_minute, ceiling.free_calls_per_minute),
-            deadline: lower(self.deadline, ceiling.deadline),
+            max_turns: min_limit(self.max_turns, ceiling.max_turns),
+            max_total_tokens: min_limit(self.max_total_tokens, ceiling.max_total_tokens),
+            max_input_tokens: min_limit(self.max_input_tokens, ceiling.max_input_tokens),
+            max_output_tokens: min_limit(self.max_output_tokens, ceiling.max_output_tokens),
+            max_cost_usd: min_limit(self.max_cost_usd, ceiling.max_cost_usd),
+            max_concurrent: min_limit(self.max_concurrent, ceiling.max_concurrent),
+            requests_per_minute: min_limit(self.requests_per_minute, ceiling.requests_per_minute),
+            tokens_per_minute: min_limit(self.tokens_per_minute, ceiling.tokens_per_minute),
+            free_calls_per_minute: min_limit(
+                self.free_calls_per_minute,
+                ceiling.free_calls_per_minute,
+            ),
+            deadline: min_limit(self.deadline, ceiling.deadline),
         }
     }
 }
 
-impl Ledger {
-    pub fn new(limits: Limits, past: Past) -> Self {
-        let Past { spent, age } = past;
+impl BudgetLedger {
+    pub fn new(limits: BudgetLimits, past: PriorUsage) -> Self {
+        let PriorUsage { spent, age } = past;
         let now = Instant::now();
-        let rates = Rates::new(&limits, now);
-        let reserved = Amount::default();
-        let state = State { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
+        let rates = RunRateLimits::new(&limits, now);
+        let reserved = BudgetAmount::default();
+        let state = LedgerState { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
         Self {
             started: now.checked_sub(age).unwrap_or(now),
             exhausted: CancellationToken::new(),
@@ -216,71 +219,88 @@ impl Ledger {
     /// `must_pay` says that no model is without a price, so that none can be called when all money is spent.
     ///
     /// # Errors
-    /// The limit that stands in the way, as for [`Entry::reserve`].
-    pub fn enter(self: &Arc<Self>, kind: CallKind, must_pay: bool) -> Result<Entry, Refusal> {
-        let mut state = self.state();
+    /// The limit that stands in the way, as for [`OpenCallPermit::reserve_budget`].
+    pub fn enter_call(
+        self: &Arc<Self>,
+        kind: CallKind,
+        must_pay: bool,
+    ) -> Result<OpenCallPermit, BudgetError> {
+        let mut state = self.lock_state();
         if must_pay && kind != CallKind::Free {
-            self.check_money(&mut state)?;
+            self.check_money_left(&mut state)?;
         }
-        self.enter_for(state, kind, &kind.least())
+        self.enter_call_needing(state, kind, &kind.minimal_request())
     }
 
-    /// As [`enter`](Self::enter), for a call that needs no less than `least`.
-    fn enter_for(
+    /// As [`enter`](Self::enter_call), for a call that needs no less than `least`.
+    fn enter_call_needing(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, LedgerState>,
         kind: CallKind,
-        least: &Ask,
-    ) -> Result<Entry, Refusal> {
-        if let Err(refusal) = self.try_enter(&mut state, kind, least) {
-            self.deny(&mut state, &refusal, least.price.clone());
+        least: &ReserveRequest,
+    ) -> Result<OpenCallPermit, BudgetError> {
+        if let Err(refusal) = self.try_enter_call(&mut state, kind, least) {
+            self.record_denial(&mut state, &refusal, least.price.clone());
             return Err(refusal);
         }
         drop(state);
-        Ok(Entry { ledger: Some(Arc::clone(self)), kind })
+        Ok(OpenCallPermit { ledger: Some(Arc::clone(self)), kind })
     }
 
-    fn try_enter(&self, state: &mut State, kind: CallKind, least: &Ask) -> Result<(), Refusal> {
+    fn try_enter_call(
+        &self,
+        state: &mut LedgerState,
+        kind: CallKind,
+        least: &ReserveRequest,
+    ) -> Result<(), BudgetError> {
         self.check_deadline(&state.limits)?;
-        state.grant(least)?;
+        state.grant_request(least)?;
         if let Some(limit) = state.limits.max_concurrent.filter(|limit| state.open_calls >= *limit)
         {
-            return Err(Refusal::Concurrency { limit });
+            return Err(BudgetError::Concurrency { limit });
         }
-        state.rates.enter(kind == CallKind::Free, Instant::now())?;
+        state.rates.take_request(kind == CallKind::Free, Instant::now())?;
         state.open_calls += 1;
         Ok(())
     }
 
-    /// Reserves everything a call asks for, or nothing: [`enter`](Self::enter) and [`Entry::reserve`] in one.
+    /// Reserves everything a call asks for, or nothing: [`enter`](Self::enter_call) and [`OpenCallPermit::reserve_budget`] in one.
     ///
     /// # Errors
     /// The limit that stands in the way; what is spent for good comes before what only needs time.
-    pub fn reserve(self: &Arc<Self>, ask: &Ask) -> Result<Reservation, Refusal> {
+    pub fn reserve_call(
+        self: &Arc<Self>,
+        ask: &ReserveRequest,
+    ) -> Result<BudgetReservation, BudgetError> {
         let kind = match ask {
-            Ask { is_turn: true, .. } => CallKind::Turn,
-            Ask { input: Tokens::ZERO, .. } => CallKind::Free,
+            ReserveRequest { is_turn: true, .. } => CallKind::Turn,
+            ReserveRequest { input: Tokens::ZERO, .. } => CallKind::Free,
             _ => CallKind::Tokens,
         };
-        self.enter_for(self.state(), kind, ask)?.reserve(ask)
+        self.enter_call_needing(self.lock_state(), kind, ask)?.reserve_budget(ask)
     }
 
     /// Notes why a call may not begin, and that no other may, where that is so.
-    fn deny(&self, state: &mut State, refusal: &Refusal, price: Option<Arc<Price>>) {
-        state.is_denied = refusal.is_for_good();
-        if state.is_denied && state.is_spent(price) {
+    fn record_denial(
+        &self,
+        state: &mut LedgerState,
+        refusal: &BudgetError,
+        price: Option<Arc<ModelPrice>>,
+    ) {
+        state.is_denied = refusal.is_permanent();
+        if state.is_denied && state.is_exhausted_for(price) {
             self.exhausted.cancel();
         }
     }
 
     /// Refuses where all of a money limit is spent.
-    fn check_money(&self, state: &mut State) -> Result<(), Refusal> {
+    fn check_money_left(&self, state: &mut LedgerState) -> Result<(), BudgetError> {
         let spent = state.spent.cost;
         match state.limits.max_cost_usd.filter(|limit| spent >= *limit) {
             Some(limit) => {
                 state.is_denied = true;
                 self.exhausted.cancel();
-                Err(Refusal::Cost { spent, limit, needed: Nanodollars::default() })
+                Err(BudgetError::Cost { spent, limit, needed: Nanodollars::default() })
             }
             None => Ok(()),
         }
@@ -288,62 +308,62 @@ impl Ledger {
 
     /// Whether money is limited, so that a model's price has to be known.
     pub fn counts_cost(&self) -> bool {
-        self.state().limits.max_cost_usd.is_some()
+        self.lock_state().limits.max_cost_usd.is_some()
     }
 
     /// Changes the limits. What is spent stays spent, and calls still open keep what they have.
-    pub fn change(&self, limits: Limits) {
-        let mut state = self.state();
-        state.rates.change(&limits, Instant::now());
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        let mut state = self.lock_state();
+        state.rates.set_limits(&limits, Instant::now());
         state.limits = limits;
     }
 
     /// When the run must be over. A deadline that no clock can count to is none.
     pub fn deadline(&self) -> Option<Instant> {
-        self.end(&self.state().limits)
+        self.deadline_under(&self.lock_state().limits)
     }
 
-    fn end(&self, limits: &Limits) -> Option<Instant> {
+    fn deadline_under(&self, limits: &BudgetLimits) -> Option<Instant> {
         self.started.checked_add(limits.deadline?)
     }
 
     /// Cancelled when a call is refused and no other could be let through either: not when one is too large for what is
     /// left, and not when the last turn is taken, after which a run may still have things to say.
-    pub fn exhausted(&self) -> &CancellationToken {
+    pub fn exhausted_token(&self) -> &CancellationToken {
         &self.exhausted
     }
 
     /// Waits until a call is closed: settled, or given back. For one who waits; several calls may be closed by then.
-    pub async fn closed(&self) {
+    pub async fn wait_for_close(&self) {
         self.closed.notified().await;
     }
 
     /// Whether the last call that asked was refused because what it needs is spent for good.
-    pub fn is_denied(&self) -> bool {
-        self.state().is_denied
+    pub fn was_last_call_denied(&self) -> bool {
+        self.lock_state().is_denied
     }
 
-    pub fn spent(&self) -> Amount {
-        self.state().spent
+    pub fn spent_amount(&self) -> BudgetAmount {
+        self.lock_state().spent
     }
 
-    pub fn status(&self) -> Status {
-        self.status_beside(Amount::default())
+    pub fn budget_status(&self) -> BudgetStatus {
+        self.status_excluding(BudgetAmount::default())
     }
 
     /// The same, as if a call that is still open had not reserved `own`.
-    pub fn status_beside(&self, own: Amount) -> Status {
-        let state = self.state();
+    pub fn status_excluding(&self, own: BudgetAmount) -> BudgetStatus {
+        let state = self.lock_state();
         let held = (state.spent + state.reserved).saturating_sub(own);
         let limits = state.limits.clone();
         let left =
             |limit: Option<Tokens>, held: Tokens| limit.map(|limit| limit.saturating_sub(held));
-        let end = self.end(&limits);
-        Status {
+        let end = self.deadline_under(&limits);
+        BudgetStatus {
             turns_left: limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
             input_tokens_left: left(limits.max_input_tokens, held.input),
             output_tokens_left: left(limits.max_output_tokens, held.output),
-            total_tokens_left: left(limits.max_total_tokens, held.total()),
+            total_tokens_left: left(limits.max_total_tokens, held.total_tokens()),
             cost_left_usd: limits.max_cost_usd.map(|limit| limit.saturating_sub(held.cost)),
             time_left: end.map(|end| end.saturating_duration_since(Instant::now())),
             limits,
@@ -353,41 +373,41 @@ impl Ledger {
         }
     }
 
-    fn check_deadline(&self, limits: &Limits) -> Result<(), Refusal> {
+    fn check_deadline(&self, limits: &BudgetLimits) -> Result<(), BudgetError> {
         match limits.deadline {
-            Some(limit) if self.started.elapsed() >= limit => Err(Refusal::Deadline { limit }),
+            Some(limit) if self.started.elapsed() >= limit => Err(BudgetError::Deadline { limit }),
             _ => Ok(()),
         }
     }
 
-    fn close(&self, reservation: &Reservation, charge: Amount) {
-        let Reservation { kind, begun, granted, .. } = *reservation;
-        let (mut state, now) = (self.state(), Instant::now());
+    fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
+        let BudgetReservation { kind, begun, granted, .. } = *reservation;
+        let (mut state, now) = (self.lock_state(), Instant::now());
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
         let age = now.saturating_duration_since(begun);
-        state.rates.settle(granted.total(), charge.total(), age, now);
-        if kind != CallKind::Free && state.is_free(charge) {
+        state.rates.settle_tokens(granted.total_tokens(), charge.total_tokens(), age, now);
+        if kind != CallKind::Free && state.is_charge_free(charge) {
             state.rates.settle_uncharged(now);
         }
-        self.leave(state);
+        self.leave_call(state);
     }
 
     /// Frees a place among the open calls.
-    fn leave(&self, mut state: MutexGuard<'_, State>) {
+    fn leave_call(&self, mut state: MutexGuard<'_, LedgerState>) {
         state.open_calls = state.open_calls.saturating_sub(1);
         drop(state);
         self.closed.notify_one();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, LedgerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Refusal {
-    /// Whether the same call cannot be let through later either. A deadline is told by [`Ledger::deadline`].
-    fn is_for_good(&self) -> bool {
+impl BudgetError {
+    /// Whether the same call cannot be let through later either. A deadline is told by [`BudgetLedger::deadline`].
+    fn is_permanent(&self) -> bool {
         match self {
             Self::Turns { .. } | Self::Tokens { .. } | Self::Cost { .. } => true,
             Self::Deadline { .. }
@@ -398,146 +418,166 @@ impl Refusal {
     }
 }
 
-impl State {
+impl LedgerState {
     /// What a call would be granted now, were no other call in its way; and the most that it may
     /// write, where a limit says so.
-    fn grant(&self, ask: &Ask) -> Result<(Amount, Option<Tokens>), Refusal> {
+    fn grant_request(
+        &self,
+        ask: &ReserveRequest,
+    ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
         let turns = u64::from(ask.is_turn);
         self.check_turns(turns)?;
         let choices = u64::from(ask.choices.max(1));
         let wanted = match (ask.is_turn, ask.output) {
-            (true, None) => Tokens(DEFAULT_OUTPUT.0.saturating_mul(choices)),
+            (true, None) => Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices)),
             // Some upstreams take a limit of 0 for none.
             (true, Some(asked)) => asked.max(Tokens(choices)),
             (false, asked) => asked.unwrap_or_default(),
         };
         let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO };
-        self.free(Kind::Input, ask.input)?;
+        self.remaining_tokens(TokenLimitKind::Input, ask.input)?;
         let bounds = [
-            self.free(Kind::Output, least)?,
-            self.free(Kind::Total, ask.input + least)?.map(|free| free.saturating_sub(ask.input)),
-            self.free_money(ask, least)?,
+            self.remaining_tokens(TokenLimitKind::Output, least)?,
+            self.remaining_tokens(TokenLimitKind::Total, ask.input + least)?
+                .map(|free| free.saturating_sub(ask.input)),
+            self.affordable_output(ask, least)?,
         ];
         let bound = bounds.into_iter().flatten().min().map(|free| free.min(wanted));
         let output = bound.unwrap_or(wanted);
         let cost =
-            ask.price.as_ref().map(|price| price.most(ask.input, output)).unwrap_or_default();
-        Ok((Amount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
+            ask.price.as_ref().map(|price| price.max_cost(ask.input, output)).unwrap_or_default();
+        Ok((BudgetAmount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
     }
 
     /// Whether not even the smallest answer of this price could be asked for, were all calls still open given back.
-    fn is_spent(&mut self, price: Option<Arc<Price>>) -> bool {
+    fn is_exhausted_for(&mut self, price: Option<Arc<ModelPrice>>) -> bool {
         let (input, output) = (Tokens(1), Some(Tokens(1)));
-        let least = Ask { is_turn: true, input, output, choices: 1, price };
+        let least = ReserveRequest { is_turn: true, input, output, choices: 1, price };
         let reserved = mem::take(&mut self.reserved);
-        let granted = self.grant(&least);
+        let granted = self.grant_request(&least);
         self.reserved = reserved;
         granted.is_err()
     }
 
     /// Whether a charge leaves all that is limited as it was. A turn bounds nothing where turns have no limit.
-    fn is_free(&self, charge: Amount) -> bool {
+    fn is_charge_free(&self, charge: BudgetAmount) -> bool {
         let counts_turn = charge.turns > 0 && self.limits.max_turns.is_some();
-        charge.total().is_zero() && charge.cost.is_zero() && !counts_turn
+        charge.total_tokens().is_zero() && charge.cost.is_zero() && !counts_turn
     }
 
-    fn check_turns(&self, turns: u64) -> Result<(), Refusal> {
+    fn check_turns(&self, turns: u64) -> Result<(), BudgetError> {
         let Some(limit) = self.limits.max_turns.filter(|_| turns > 0) else { return Ok(()) };
         // A turn held by an open call comes back only if that call is never delivered: not worth a wait.
         let spent = self.spent.turns + self.reserved.turns;
-        if spent < limit { Ok(()) } else { Err(Refusal::Turns { spent, limit }) }
+        if spent < limit { Ok(()) } else { Err(BudgetError::Turns { spent, limit }) }
     }
 
     /// What is free of a kind of tokens, if it is limited and at least `needed` is.
-    fn free(&self, kind: Kind, needed: Tokens) -> Result<Option<Tokens>, Refusal> {
-        let Limits { max_input_tokens, max_output_tokens, max_total_tokens, .. } = self.limits;
-        let (name, limit, of): (_, _, fn(&Amount) -> Tokens) = match kind {
-            Kind::Input => ("input", max_input_tokens, |amount| amount.input),
-            Kind::Output => ("output", max_output_tokens, |amount| amount.output),
-            Kind::Total => ("total", max_total_tokens, Amount::total),
+    fn remaining_tokens(
+        &self,
+        kind: TokenLimitKind,
+        needed: Tokens,
+    ) -> Result<Option<Tokens>, BudgetError> {
+        let BudgetLimits { max_input_tokens, max_output_tokens, max_total_tokens, .. } =
+            self.limits;
+        let (name, limit, of): (_, _, fn(&BudgetAmount) -> Tokens) = match kind {
+            TokenLimitKind::Input => ("input", max_input_tokens, |amount| amount.input),
+            TokenLimitKind::Output => ("output", max_output_tokens, |amount| amount.output),
+            TokenLimitKind::Total => ("total", max_total_tokens, BudgetAmount::total_tokens),
         };
         let Some(limit) = limit else { return Ok(None) };
         let (spent, reserved) = (of(&self.spent), of(&self.reserved));
         if spent + needed > limit {
             let (Tokens(spent), Tokens(limit), Tokens(needed)) = (spent, limit, needed);
-            return Err(Refusal::Tokens { kind: name, spent, limit, needed });
+            return Err(BudgetError::Tokens { kind: name, spent, limit, needed });
         }
         if spent + reserved + needed > limit {
-            return Err(Refusal::Reserved { kind: name });
+            return Err(BudgetError::Reserved { kind: name });
         }
         Ok(Some(limit.saturating_sub(spent + reserved)))
     }
 
     /// The output that the money left pays for, if it is limited and pays for `least`.
-    fn free_money(&self, ask: &Ask, least: Tokens) -> Result<Option<Tokens>, Refusal> {
+    fn affordable_output(
+        &self,
+        ask: &ReserveRequest,
+        least: Tokens,
+    ) -> Result<Option<Tokens>, BudgetError> {
         let (Some(limit), Some(price)) = (self.limits.max_cost_usd, &ask.price) else {
             return Ok(None);
         };
-        let needed = price.most(ask.input, least);
+        let needed = price.max_cost(ask.input, least);
         let (spent, reserved) = (self.spent.cost, self.reserved.cost);
         // Where nothing is left, a call that costs nothing is refused, too: who has a budget of $0
         // wants no calls.
         if spent >= limit || spent + needed > limit {
-            return Err(Refusal::Cost { spent, limit, needed });
+            return Err(BudgetError::Cost { spent, limit, needed });
         }
         if spent + reserved + needed > limit {
-            return Err(Refusal::Reserved { kind: "cost" });
+            return Err(BudgetError::Reserved { kind: "cost" });
         }
-        Ok(Some(price.affordable(limit.saturating_sub(spent + reserved), ask.input)))
+        Ok(Some(price.affordable_output(limit.saturating_sub(spent + reserved), ask.input)))
     }
 }
 
 impl CallKind {
     /// The smallest call of the kind, for a look at what is left before its body is read.
-    fn least(self) -> Ask {
+    fn minimal_request(self) -> ReserveRequest {
         let input = if self == Self::Free { Tokens::ZERO } else { Tokens(1) };
         let output = (self == Self::Turn).then_some(Tokens(1));
-        Ask { is_turn: self == Self::Turn, input, output, choices: 1, price: None }
+        ReserveRequest { is_turn: self == Self::Turn, input, output, choices: 1, price: None }
     }
 }
 
-impl Entry {
+impl OpenCallPermit {
     /// Reserves everything the call asks for, or nothing.
     ///
     /// # Errors
     /// The limit that stands in the way; what is spent for good comes before what only needs time.
-    pub fn reserve(mut self, ask: &Ask) -> Result<Reservation, Refusal> {
+    pub fn reserve_budget(
+        mut self,
+        ask: &ReserveRequest,
+    ) -> Result<BudgetReservation, BudgetError> {
         let begun = Instant::now();
         let reserved = self.try_reserve(ask, begun);
         // After an error the place is given back only when `self` is dropped.
         let (granted, output_limit) = reserved?;
         let ledger = self.ledger.take().expect("a place is there until it is used");
         let (kind, price) = (self.kind, ask.price.clone());
-        Ok(Reservation { ledger, kind, begun, granted, output_limit, price, open: true })
+        Ok(BudgetReservation { ledger, kind, begun, granted, output_limit, price, open: true })
     }
 
-    fn try_reserve(&self, ask: &Ask, now: Instant) -> Result<(Amount, Option<Tokens>), Refusal> {
+    fn try_reserve(
+        &self,
+        ask: &ReserveRequest,
+        now: Instant,
+    ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
         let ledger = self.ledger.as_ref().expect("a place is there until it is used");
-        let mut state = ledger.state();
+        let mut state = ledger.lock_state();
         let reserved = ledger.check_deadline(&state.limits).and_then(|()| {
-            let (granted, output_limit) = state.grant(ask)?;
-            state.rates.reserve(granted.total(), now)?;
+            let (granted, output_limit) = state.grant_request(ask)?;
+            state.rates.take_tokens(granted.total_tokens(), now)?;
             state.reserved = state.reserved + granted;
             Ok((granted, output_limit))
         });
         match &reserved {
             Ok(_) => state.is_denied = false,
-            Err(refusal) => ledger.deny(&mut state, refusal, ask.price.clone()),
+            Err(refusal) => ledger.record_denial(&mut state, refusal, ask.price.clone()),
         }
         reserved
     }
 }
 
-impl Drop for Entry {
+impl Drop for OpenCallPermit {
     fn drop(&mut self) {
         if let Some(ledger) = self.ledger.take() {
-            ledger.leave(ledger.state());
+            ledger.leave_call(ledger.lock_state());
         }
     }
 }
 
-impl Reservation {
-    pub fn granted(&self) -> Amount {
+impl BudgetReservation {
+    pub fn granted_amount(&self) -> BudgetAmount {
         self.granted
     }
 
@@ -548,32 +588,36 @@ impl Reservation {
 
     /// Charges what was used, and gives back the rest.
     #[must_use = "the charge belongs into the audit"]
-    pub fn settle(mut self, usage: &Usage) -> Amount {
-        let cost = self.price.as_ref().map(|price| price.cost(usage)).unwrap_or_default();
-        let charge =
-            Amount { turns: self.granted.turns, input: usage.input, output: usage.output, cost };
+    pub fn settle_usage(mut self, usage: &TokenUsage) -> BudgetAmount {
+        let cost = self.price.as_ref().map(|price| price.call_cost(usage)).unwrap_or_default();
+        let charge = BudgetAmount {
+            turns: self.granted.turns,
+            input: usage.input,
+            output: usage.output,
+            cost,
+        };
         self.open = false;
-        self.ledger.close(&self, charge);
+        self.ledger.close_reservation(&self, charge);
         charge
     }
 
     /// Gives everything back: it is proved that nothing was delivered upstream.
-    pub fn release(mut self) {
+    pub fn release_unspent(mut self) {
         self.open = false;
-        self.ledger.close(&self, Amount::default());
+        self.ledger.close_reservation(&self, BudgetAmount::default());
     }
 }
 
-impl Drop for Reservation {
+impl Drop for BudgetReservation {
     fn drop(&mut self) {
         if self.open {
-            self.ledger.close(self, self.granted);
+            self.ledger.close_reservation(self, self.granted);
         }
     }
 }
 
 /// `None` is no limit.
-pub(super) fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+pub(super) fn min_limit<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
@@ -582,7 +626,7 @@ pub(super) fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
 
 /// The limited kinds of tokens.
 #[derive(Clone, Copy)]
-enum Kind {
+enum TokenLimitKind {
     Input,
     Output,
     Total,
@@ -595,4 +639,4 @@ pub const FREE_CALLS_PER_MINUTE: u32 = 600;
 /// Reserved for each answer whose client set no limit, and what is left where that is less; with a
 /// budget it becomes the answer's limit. Ours: Codex sets none, and its longest turns, reasoning
 /// included, stay under it.
-const DEFAULT_OUTPUT: Tokens = Tokens(16 * 1024);
+const DEFAULT_OUTPUT_TOKENS: Tokens = Tokens(16 * 1024);

@@ -1,57 +1,69 @@
 //! Limits that an operator has changed, when the configuration is read again.
 
-use super::Limits;
-use super::ledger::lower;
+use super::BudgetLimits;
+use super::ledger::min_limit;
 
-impl Limits {
+impl BudgetLimits {
     /// The limits after `fresh` was read where `old` was read before: a limit that an operator has changed meanwhile stays
     /// as it is in force, and is lowered where the fresh one is another than before, and lower.
     #[must_use]
-    pub fn laid_over(&self, old: &Self, fresh: &Self) -> Self {
+    pub fn merge_operator_limits(&self, old: &Self, fresh: &Self) -> Self {
         Self {
-            max_turns: lay_over(self.max_turns, old.max_turns, fresh.max_turns),
-            max_total_tokens: lay_over(
+            max_turns: merge_operator_limit(self.max_turns, old.max_turns, fresh.max_turns),
+            max_total_tokens: merge_operator_limit(
                 self.max_total_tokens,
                 old.max_total_tokens,
                 fresh.max_total_tokens,
             ),
-            max_input_tokens: lay_over(
+            max_input_tokens: merge_operator_limit(
                 self.max_input_tokens,
                 old.max_input_tokens,
                 fresh.max_input_tokens,
             ),
-            max_output_tokens: lay_over(
+            max_output_tokens: merge_operator_limit(
                 self.max_output_tokens,
                 old.max_output_tokens,
                 fresh.max_output_tokens,
             ),
-            max_cost_usd: lay_over(self.max_cost_usd, old.max_cost_usd, fresh.max_cost_usd),
-            max_concurrent: lay_over(self.max_concurrent, old.max_concurrent, fresh.max_concurrent),
-            requests_per_minute: lay_over(
+            max_cost_usd: merge_operator_limit(
+                self.max_cost_usd,
+                old.max_cost_usd,
+                fresh.max_cost_usd,
+            ),
+            max_concurrent: merge_operator_limit(
+                self.max_concurrent,
+                old.max_concurrent,
+                fresh.max_concurrent,
+            ),
+            requests_per_minute: merge_operator_limit(
                 self.requests_per_minute,
                 old.requests_per_minute,
                 fresh.requests_per_minute,
             ),
-            tokens_per_minute: lay_over(
+            tokens_per_minute: merge_operator_limit(
                 self.tokens_per_minute,
                 old.tokens_per_minute,
                 fresh.tokens_per_minute,
             ),
-            free_calls_per_minute: lay_over(
+            free_calls_per_minute: merge_operator_limit(
                 self.free_calls_per_minute,
                 old.free_calls_per_minute,
                 fresh.free_calls_per_minute,
             ),
-            deadline: lay_over(self.deadline, old.deadline, fresh.deadline),
+            deadline: merge_operator_limit(self.deadline, old.deadline, fresh.deadline),
         }
     }
 }
 
-/// Lays a limit that was set over one that is read again; see [`Limits::laid_over`].
-fn lay_over<T: Ord + Copy>(set: Option<T>, old: Option<T>, fresh: Option<T>) -> Option<T> {
+/// Lays a limit that was set over one that is read again; see [`BudgetLimits::merge_operator_limits`].
+fn merge_operator_limit<T: Ord + Copy>(
+    set: Option<T>,
+    old: Option<T>,
+    fresh: Option<T>,
+) -> Option<T> {
     match (set == old, fresh == old) {
         (true, _) => fresh,
         (false, true) => set,
-        (false, false) => lower(set, fresh),
+        (false, false) => min_limit(set, fresh),
     }
 }

@@ -18,42 +18,42 @@ use std::{fs, io};
 use serde::{Deserialize, Serialize};
 
 use super::cost::Nanodollars;
-use super::usage::{Tokens, Usage};
+use super::usage::{TokenUsage, Tokens};
 use crate::base::hex;
 
 /// Prices by model.
 #[derive(Debug)]
-pub struct Prices {
+pub struct PriceTable {
     version: Cow<'static, str>,
     digest: Cow<'static, str>,
-    models: Models,
-    unknown: Unknown,
+    models: PriceTableModels,
+    unknown: UnknownPricePolicy,
 }
 
 #[derive(Debug)]
-enum Models {
+enum PriceTableModels {
     /// Those of [`built_in`], in its order, each from when it was first looked up.
-    BuiltIn(Box<[OnceLock<Arc<Price>>]>),
+    BuiltIn(Box<[OnceLock<Arc<ModelPrice>>]>),
     Read {
-        models: BTreeMap<String, Arc<Price>>,
+        models: BTreeMap<String, Arc<ModelPrice>>,
         /// Names without their `*`, the longest first.
-        families: Vec<(String, Arc<Price>)>,
+        families: Vec<(String, Arc<ModelPrice>)>,
     },
 }
 
 /// Where the prices are, and what to do about a model that has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct PriceConfig {
     /// The table; without one, the one that is built in.
     #[serde(skip_serializing)]
     pub file: Option<PathBuf>,
-    pub unknown: Unknown,
+    pub unknown: UnknownPricePolicy,
 }
 
 /// A table that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum PriceTableError {
     #[error("the price table `{}` cannot be read", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error("the price table is not valid: {0}")]
@@ -66,31 +66,31 @@ pub enum Error {
     "model `{}` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`",
     model.escape_debug()
 )]
-pub struct Missing {
+pub struct UnknownPriceError {
     model: Box<str>,
 }
 
 /// The table as the file has it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct RawPriceTable {
     version: String,
-    models: BTreeMap<String, Arc<Price>>,
+    models: BTreeMap<String, Arc<ModelPrice>>,
 }
 
 /// Dollars for a million tokens of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written")]
-pub struct Price {
-    base: Rates,
+#[serde(try_from = "RawPrice")]
+pub struct ModelPrice {
+    base: TokenRates,
     /// What a call costs instead once its input is longer than so many tokens.
-    long: Option<(Tokens, Rates)>,
+    long: Option<(Tokens, TokenRates)>,
 }
 
 /// What a model without a price means for a run that has a cost budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unknown {
+pub enum UnknownPricePolicy {
     /// It cannot be used: a budget that does not count is none.
     #[default]
     Reject,
@@ -98,12 +98,12 @@ pub enum Unknown {
     TokensOnly,
     /// It costs what the price given with this says.
     #[serde(untagged)]
-    Price(Arc<Price>),
+    Price(Arc<ModelPrice>),
 }
 
 /// Nanodollars for a million tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Rates {
+struct TokenRates {
     input: u64,
     output: u64,
     cache_read: u64,
@@ -117,7 +117,7 @@ struct Rates {
 /// A price as the file has it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct RawPrice {
     input: Nanodollars,
     #[serde(default)]
     output: Nanodollars,
@@ -132,26 +132,28 @@ struct Written {
     long: Option<Box<Self>>,
 }
 
-impl Prices {
+impl PriceTable {
     /// The table that the configuration names.
     ///
     /// # Errors
     /// The file cannot be read, or is no table of prices.
-    pub fn load(config: &Config) -> Result<Self, Error> {
+    pub fn load_table(config: &PriceConfig) -> Result<Self, PriceTableError> {
         let Some(path) = &config.file else {
-            return Ok(Self::built_in(config.unknown.clone()));
+            return Ok(Self::built_in_table(config.unknown.clone()));
         };
         let text = fs::read_to_string(path)
-            .map_err(|source| Error::File { path: path.clone(), source })?;
-        Self::read(&text, config.unknown.clone())
+            .map_err(|source| PriceTableError::File { path: path.clone(), source })?;
+        Self::parse_table(&text, config.unknown.clone())
     }
 
     /// The table that is built in: `config/prices.toml`.
-    fn built_in(unknown: Unknown) -> Self {
-        let models = Models::BuiltIn(built_in::PRICES.iter().map(|_| OnceLock::new()).collect());
+    fn built_in_table(unknown: UnknownPricePolicy) -> Self {
+        let models = PriceTableModels::BuiltIn(
+            built_in::MODEL_PRICES.iter().map(|_| OnceLock::new()).collect(),
+        );
         Self {
-            version: Cow::Borrowed(built_in::VERSION),
-            digest: Cow::Borrowed(built_in::DIGEST),
+            version: Cow::Borrowed(built_in::PRICE_TABLE_VERSION),
+            digest: Cow::Borrowed(built_in::PRICE_TABLE_DIGEST),
             models,
             unknown,
         }
@@ -161,18 +163,18 @@ impl Prices {
     ///
     /// # Errors
     /// What is wrong with it, and on which line.
-    pub fn read(text: &str, unknown: Unknown) -> Result<Self, Error> {
-        let File { version, models } = toml::from_str(text)?;
-        let family = |(name, price): (&String, &Arc<Price>)| {
+    pub fn parse_table(text: &str, unknown: UnknownPricePolicy) -> Result<Self, PriceTableError> {
+        let RawPriceTable { version, models } = toml::from_str(text)?;
+        let family = |(name, price): (&String, &Arc<ModelPrice>)| {
             Some((name.strip_suffix('*')?.to_owned(), Arc::clone(price)))
         };
         let mut families: Vec<_> = models.iter().filter_map(family).collect();
         families.sort_by_key(|(prefix, _)| Reverse(prefix.len()));
-        let digest = hex::sha256(text.as_bytes()).into();
+        let digest = hex::sha256_hex(text.as_bytes()).into();
         Ok(Self {
             version: version.into(),
             digest,
-            models: Models::Read { models, families },
+            models: PriceTableModels::Read { models, families },
             unknown,
         })
     }
@@ -182,24 +184,30 @@ impl Prices {
     ///
     /// # Errors
     /// Nobody knows, and the run `counts_cost`.
-    pub fn price(&self, model: &str, counts_cost: bool) -> Result<Option<Arc<Price>>, Missing> {
-        match (self.find(model), &self.unknown) {
+    pub fn price_for(
+        &self,
+        model: &str,
+        counts_cost: bool,
+    ) -> Result<Option<Arc<ModelPrice>>, UnknownPriceError> {
+        match (self.find_price(model), &self.unknown) {
             (Some(price), _) => Ok(Some(price)),
-            (None, Unknown::Price(price)) => Ok(Some(Arc::clone(price))),
-            (None, Unknown::Reject) if counts_cost => Err(Missing { model: model.into() }),
-            (None, Unknown::Reject | Unknown::TokensOnly) => Ok(None),
+            (None, UnknownPricePolicy::Price(price)) => Ok(Some(Arc::clone(price))),
+            (None, UnknownPricePolicy::Reject) if counts_cost => {
+                Err(UnknownPriceError { model: model.into() })
+            }
+            (None, UnknownPricePolicy::Reject | UnknownPricePolicy::TokensOnly) => Ok(None),
         }
     }
 
     /// Whether a run that counts money has no call whose cost is not counted.
-    pub fn counts_every_model(&self) -> bool {
-        self.unknown != Unknown::TokensOnly
+    pub fn prices_every_model(&self) -> bool {
+        self.unknown != UnknownPricePolicy::TokensOnly
     }
 
     /// The price in the table. A name that is not there is looked up once more without its
     /// provider's prefix (`openai/gpt-5`).
-    pub fn find(&self, model: &str) -> Option<Arc<Price>> {
-        self.find_exactly(model).or_else(|| self.find_exactly(model.split_once('/')?.1))
+    pub fn find_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
+        self.find_exact_price(model).or_else(|| self.find_exact_price(model.split_once('/')?.1))
     }
 
     /// What the file calls this state of the table.
@@ -212,13 +220,13 @@ impl Prices {
         &self.digest
     }
 
-    fn find_exactly(&self, model: &str) -> Option<Arc<Price>> {
+    fn find_exact_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
         match &self.models {
-            Models::BuiltIn(prices) => {
-                let place = built_in::NAMES.binary_search(&model).ok()?;
-                Some(Arc::clone(prices[place].get_or_init(|| built_in::PRICES[place].into())))
+            PriceTableModels::BuiltIn(prices) => {
+                let place = built_in::MODEL_NAMES.binary_search(&model).ok()?;
+                Some(Arc::clone(prices[place].get_or_init(|| built_in::MODEL_PRICES[place].into())))
             }
-            Models::Read { models, families } => {
+            PriceTableModels::Read { models, families } => {
                 let in_family = |(prefix, _): &&(String, _)| model.starts_with(prefix.as_str());
                 let family = || families.iter().find(in_family).map(|(_, price)| price);
                 models.get(model).or_else(family).cloned()
@@ -227,13 +235,13 @@ impl Prices {
     }
 }
 
-impl Price {
+impl ModelPrice {
     /// What a call costs that used so much, rounded up to the next billionth.
     ///
     /// A long input makes the whole call dearer, not only what is beyond the threshold: that is how
     /// Anthropic and Google bill it.
-    pub fn cost(&self, usage: &Usage) -> Nanodollars {
-        let rates = self.rates(usage.input);
+    pub fn call_cost(&self, usage: &TokenUsage) -> Nanodollars {
+        let rates = self.rates_for(usage.input);
         let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
         // Sound that came from the cache is billed as such.
         let heard = usage.audio_input.min(fresh);
@@ -242,7 +250,7 @@ impl Price {
         let written = usage.output.saturating_sub(usage.reasoning);
         let spoken = usage.audio_output.min(written);
         let written = written.saturating_sub(spoken);
-        sum(&[
+        total_cost(&[
             (fresh, rates.input),
             (usage.cache_read, rates.cache_read),
             (write, rates.cache_write),
@@ -255,20 +263,21 @@ impl Price {
     }
 
     /// The most that a call of this size can cost, whatever part of it is cached or reasoning.
-    pub fn most(&self, input: Tokens, output: Tokens) -> Nanodollars {
-        let rates = self.rates(input);
-        sum(&[(input, rates.dearest_input()), (output, rates.dearest_output())])
+    pub fn max_cost(&self, input: Tokens, output: Tokens) -> Nanodollars {
+        let rates = self.rates_for(input);
+        total_cost(&[(input, rates.max_input_rate()), (output, rates.max_output_rate())])
     }
 
     /// The most output that `money` pays for beside so much input.
-    pub fn affordable(&self, money: Nanodollars, input: Tokens) -> Tokens {
-        let rates = self.rates(input);
-        let left = money.saturating_sub(self.most(input, Tokens::ZERO));
-        let tokens = (u128::from(left.0) * MILLION).checked_div(rates.dearest_output().into());
+    pub fn affordable_output(&self, money: Nanodollars, input: Tokens) -> Tokens {
+        let rates = self.rates_for(input);
+        let left = money.saturating_sub(self.max_cost(input, Tokens::ZERO));
+        let tokens = (u128::from(left.0) * TOKENS_PER_PRICE_UNIT)
+            .checked_div(rates.max_output_rate().into());
         Tokens(tokens.map_or(u64::MAX, |tokens| u64::try_from(tokens).unwrap_or(u64::MAX)))
     }
 
-    fn rates(&self, input: Tokens) -> &Rates {
+    fn rates_for(&self, input: Tokens) -> &TokenRates {
         match &self.long {
             Some((threshold, rates)) if input > *threshold => rates,
             _ => &self.base,
@@ -276,9 +285,9 @@ impl Price {
     }
 }
 
-impl Rates {
+impl TokenRates {
     /// In the order of the fields.
-    const fn listed(rates: [u64; 8]) -> Self {
+    const fn from_list(rates: [u64; 8]) -> Self {
         let [input, output, cache_read, cache_write, cache_write_1h, ..] = rates;
         let [.., reasoning, audio_input, audio_output] = rates;
         Self {
@@ -293,21 +302,21 @@ impl Rates {
         }
     }
 
-    fn dearest_input(&self) -> u64 {
+    fn max_input_rate(&self) -> u64 {
         let cached = self.cache_read.max(self.cache_write).max(self.cache_write_1h);
         self.input.max(cached).max(self.audio_input)
     }
 
-    fn dearest_output(&self) -> u64 {
+    fn max_output_rate(&self) -> u64 {
         self.output.max(self.reasoning).max(self.audio_output)
     }
 }
 
-impl TryFrom<Written> for Price {
+impl TryFrom<RawPrice> for ModelPrice {
     type Error = &'static str;
 
-    fn try_from(written: Written) -> Result<Self, &'static str> {
-        let base = Rates::from(&written);
+    fn try_from(written: RawPrice) -> Result<Self, &'static str> {
+        let base = TokenRates::from(&written);
         if written.above_input_tokens.is_some() {
             return Err("`above_input_tokens` belongs into `long`");
         }
@@ -319,9 +328,9 @@ impl TryFrom<Written> for Price {
     }
 }
 
-impl From<&Written> for Rates {
-    fn from(written: &Written) -> Self {
-        let Written { input, output, .. } = *written;
+impl From<&RawPrice> for TokenRates {
+    fn from(written: &RawPrice) -> Self {
+        let RawPrice { input, output, .. } = *written;
         let cache_write = written.cache_write.unwrap_or(input);
         Self {
             input: input.0,
@@ -336,14 +345,14 @@ impl From<&Written> for Rates {
     }
 }
 
-fn sum(parts: &[(Tokens, u64)]) -> Nanodollars {
+fn total_cost(parts: &[(Tokens, u64)]) -> Nanodollars {
     let parts = parts.iter().map(|(tokens, rate)| u128::from(tokens.0) * u128::from(*rate));
     let total: u128 = parts.fold(0, u128::saturating_add);
-    Nanodollars(u64::try_from(total.div_ceil(MILLION)).unwrap_or(u64::MAX))
+    Nanodollars(u64::try_from(total.div_ceil(TOKENS_PER_PRICE_UNIT)).unwrap_or(u64::MAX))
 }
 
 /// Prices are quoted for a million tokens.
-const MILLION: u128 = 1_000_000;
+const TOKENS_PER_PRICE_UNIT: u128 = 1_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -365,20 +374,20 @@ mod tests {
             "`config/prices.toml` has changed: run `UPDATE_PRICES=1 cargo nextest run --lib -E 'test(built_in)'`"
         );
 
-        let read = Prices::read(text, Unknown::Reject).unwrap();
-        let built_in = Prices::built_in(Unknown::Reject);
+        let read = PriceTable::parse_table(text, UnknownPricePolicy::Reject).unwrap();
+        let built_in = PriceTable::built_in_table(UnknownPricePolicy::Reject);
         assert_eq!((built_in.version(), built_in.digest()), (read.version(), read.digest()));
-        for name in built_in::NAMES {
-            assert_eq!(built_in.find(name), read.find(name), "{name}");
-            assert_eq!(built_in.find(&format!("{name}~")), None);
+        for name in built_in::MODEL_NAMES {
+            assert_eq!(built_in.find_price(name), read.find_price(name), "{name}");
+            assert_eq!(built_in.find_price(&format!("{name}~")), None);
         }
     }
 
     /// The table as the compiler likes it.
     fn source(text: &str) -> String {
-        let File { version, models } = toml::from_str(text).unwrap();
+        let RawPriceTable { version, models } = toml::from_str(text).unwrap();
         assert!(!models.keys().any(|name| name.ends_with('*')), "no family can be built in yet");
-        let digest = hex::sha256(text.as_bytes());
+        let digest = hex::sha256_hex(text.as_bytes());
         let mut source = format!(
             "//! The prices of `config/prices.toml`. A test of [`super`] writes this file.\n\n\
              use super::{{Price, Rates, Tokens}};\n\n\
@@ -401,9 +410,9 @@ mod tests {
         source + "];\n"
     }
 
-    fn listed(rates: &Rates) -> String {
-        let Rates { input, output, cache_read, cache_write, cache_write_1h, .. } = *rates;
-        let Rates { reasoning, audio_input, audio_output, .. } = *rates;
+    fn listed(rates: &TokenRates) -> String {
+        let TokenRates { input, output, cache_read, cache_write, cache_write_1h, .. } = *rates;
+        let TokenRates { reasoning, audio_input, audio_output, .. } = *rates;
         let [input, output] = [input, output].map(grouped);
         let caches = [cache_read, cache_write, cache_write_1h].map(grouped).join(", ");
         let others = [reasoning, audio_input, audio_output].map(grouped).join(", ");

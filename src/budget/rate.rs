@@ -9,44 +9,44 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use super::ledger::{FREE_CALLS_PER_MINUTE, Limits, Refusal};
+use super::ledger::{BudgetError, BudgetLimits, FREE_CALLS_PER_MINUTE};
 use super::usage::Tokens;
 
 /// The rate limits of a run. The caller keeps them under a lock.
 #[derive(Debug)]
-pub(super) struct Rates {
-    requests: Rate,
-    tokens: Rate,
+pub(super) struct RunRateLimits {
+    requests: RateLimiter,
+    tokens: RateLimiter,
     /// Calls that are free by their route.
-    free: Rate,
+    free: RateLimiter,
     /// Calls of other routes whose settlement charged nothing that is limited. Apart from `free`, so that a client that
     /// counts tokens too often can still ask its model.
-    uncharged: Rate,
+    uncharged: RateLimiter,
 }
 
 #[derive(Debug)]
-struct Rate {
+struct RateLimiter {
     /// `None` is no limit: nothing is counted.
     limit: Option<NonZeroU32>,
-    /// Parts that were taken and have not come back; a unit has [`PARTS`] of them.
+    /// Parts that were taken and have not come back; a unit has [`PARTS_PER_UNIT`] of them.
     taken: u128,
     /// When `taken` was brought up to date.
     updated: Instant,
 }
 
-impl Rates {
-    pub(super) fn new(limits: &Limits, now: Instant) -> Self {
+impl RunRateLimits {
+    pub(super) fn new(limits: &BudgetLimits, now: Instant) -> Self {
         let [requests, tokens, free, uncharged] =
-            per_minute(limits).map(|limit| Rate { limit, taken: 0, updated: now });
+            limits_per_minute(limits).map(|limit| RateLimiter { limit, taken: 0, updated: now });
         Self { requests, tokens, free, uncharged }
     }
 
     /// Changes the limits. What was taken stays taken.
-    pub(super) fn change(&mut self, limits: &Limits, now: Instant) {
+    pub(super) fn set_limits(&mut self, limits: &BudgetLimits, now: Instant) {
         let Self { requests, tokens, free, uncharged } = self;
         let rates = [requests, tokens, free, uncharged];
-        for (rate, limit) in rates.into_iter().zip(per_minute(limits)) {
-            rate.update(now);
+        for (rate, limit) in rates.into_iter().zip(limits_per_minute(limits)) {
+            rate.refill_to(now);
             rate.limit = limit;
         }
     }
@@ -56,100 +56,111 @@ impl Rates {
     ///
     /// The requests come before the tokens: a client that hammers at one limit must not use up a minute of tokens with
     /// calls that are never made.
-    pub(super) fn enter(&mut self, is_free: bool, now: Instant) -> Result<(), Refusal> {
+    pub(super) fn take_request(&mut self, is_free: bool, now: Instant) -> Result<(), BudgetError> {
         let unpaid = if is_free { &mut self.free } else { &mut self.uncharged };
-        unpaid.check("calls without a charge", 1, now)?;
-        self.requests.check("requests", 1, now)?;
-        self.requests.charge(1, now);
+        unpaid.check_available("calls without a charge", 1, now)?;
+        self.requests.check_available("requests", 1, now)?;
+        self.requests.take_count(1, now);
         if is_free {
-            self.free.charge(1, now);
+            self.free.take_count(1, now);
         }
         Ok(())
     }
 
     /// Takes all tokens that a call may use out of the minute, or says how long to wait.
-    pub(super) fn reserve(&mut self, tokens: Tokens, now: Instant) -> Result<(), Refusal> {
+    pub(super) fn take_tokens(&mut self, tokens: Tokens, now: Instant) -> Result<(), BudgetError> {
         if tokens.is_zero() {
             return Ok(());
         }
-        self.tokens.check("tokens", tokens.0, now)?;
-        self.tokens.charge(tokens.0, now);
+        self.tokens.check_available("tokens", tokens.0, now)?;
+        self.tokens.take_count(tokens.0, now);
         Ok(())
     }
 
     /// Charges the tokens that a call used, of which `reserved` were taken `age` ago.
-    pub(super) fn settle(&mut self, reserved: Tokens, used: Tokens, age: Duration, now: Instant) {
-        self.tokens.charge(used.saturating_sub(reserved).0, now);
-        self.tokens.give_back(reserved.saturating_sub(used).0, age, now);
+    pub(super) fn settle_tokens(
+        &mut self,
+        reserved: Tokens,
+        used: Tokens,
+        age: Duration,
+        now: Instant,
+    ) {
+        self.tokens.take_count(used.saturating_sub(reserved).0, now);
+        self.tokens.return_count(reserved.saturating_sub(used).0, age, now);
     }
 
     /// Counts a call that might have had a charge, and had none.
     pub(super) fn settle_uncharged(&mut self, now: Instant) {
-        self.uncharged.charge(1, now);
+        self.uncharged.take_count(1, now);
     }
 }
 
-impl Rate {
+impl RateLimiter {
     /// Whether `count` may be taken. More than a whole minute's worth can never be had at once: it waits for a whole
     /// minute, and is paid off in the minutes that follow.
-    fn check(&mut self, kind: &'static str, count: u64, now: Instant) -> Result<(), Refusal> {
-        self.update(now);
+    fn check_available(
+        &mut self,
+        kind: &'static str,
+        count: u64,
+        now: Instant,
+    ) -> Result<(), BudgetError> {
+        self.refill_to(now);
         let Some(limit) = self.limit else { return Ok(()) };
-        let (limit, capacity) = (limit.get(), parts(limit.get().into()));
-        let missing = (self.taken + parts(count).min(capacity))
+        let (limit, capacity) = (limit.get(), to_parts(limit.get().into()));
+        let missing = (self.taken + to_parts(count).min(capacity))
             .saturating_sub(capacity)
             .div_ceil(limit.into());
         if missing == 0 {
             return Ok(());
         }
         let retry_after = Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX));
-        Err(Refusal::Rate { kind, limit, retry_after })
+        Err(BudgetError::Rate { kind, limit, retry_after })
     }
 
-    fn charge(&mut self, count: u64, now: Instant) {
-        self.update(now);
+    fn take_count(&mut self, count: u64, now: Instant) {
+        self.refill_to(now);
         if self.limit.is_some() {
-            self.taken = self.taken.saturating_add(parts(count)).min(parts(u64::MAX));
+            self.taken = self.taken.saturating_add(to_parts(count)).min(to_parts(u64::MAX));
         }
     }
 
     /// Gives back what was taken `age` ago, less what has come back with time since: that is there already.
-    fn give_back(&mut self, count: u64, age: Duration, now: Instant) {
-        self.update(now);
-        let unused = parts(count).saturating_sub(self.refilled(age));
+    fn return_count(&mut self, count: u64, age: Duration, now: Instant) {
+        self.refill_to(now);
+        let unused = to_parts(count).saturating_sub(self.parts_refilled(age));
         self.taken = self.taken.saturating_sub(unused);
     }
 
-    fn update(&mut self, now: Instant) {
+    fn refill_to(&mut self, now: Instant) {
         if self.limit.is_none() {
             (self.taken, self.updated) = (0, self.updated.max(now));
             return;
         }
-        let refilled = self.refilled(now.saturating_duration_since(self.updated));
+        let refilled = self.parts_refilled(now.saturating_duration_since(self.updated));
         self.taken = self.taken.saturating_sub(refilled);
         // Threads read the clock before they have the lock: no time may count twice.
         self.updated = self.updated.max(now);
     }
 
     /// Parts that come back in some time.
-    fn refilled(&self, time: Duration) -> u128 {
+    fn parts_refilled(&self, time: Duration) -> u128 {
         self.limit.map_or(u128::MAX, |limit| time.as_nanos().saturating_mul(limit.get().into()))
     }
 }
 
 /// The limits of requests, of tokens, and of the two kinds of calls without a charge.
-fn per_minute(limits: &Limits) -> [Option<NonZeroU32>; 4] {
+fn limits_per_minute(limits: &BudgetLimits) -> [Option<NonZeroU32>; 4] {
     let free = limits.free_calls_per_minute.or(Some(FREE_CALLS_PER_MINUTE));
     [limits.requests_per_minute, limits.tokens_per_minute, free, free]
         .map(|limit| NonZeroU32::new(limit?))
 }
 
-fn parts(count: u64) -> u128 {
-    u128::from(count) * PARTS
+fn to_parts(count: u64) -> u128 {
+    u128::from(count) * PARTS_PER_UNIT
 }
 
 /// A limit's worth of parts comes back in each nanosecond: a unit is as many as there are nanoseconds in a minute.
-const PARTS: u128 = 60_000_000_000;
+const PARTS_PER_UNIT: u128 = 60_000_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -166,8 +177,11 @@ mod tests {
         is_open: bool,
     }
 
-    fn rates(limit: u32, now: Instant) -> Rates {
-        Rates::new(&Limits { tokens_per_minute: Some(limit), ..Limits::default() }, now)
+    fn rates(limit: u32, now: Instant) -> RunRateLimits {
+        RunRateLimits::new(
+            &BudgetLimits { tokens_per_minute: Some(limit), ..BudgetLimits::default() },
+            now,
+        )
     }
 
     /// G9: a debt is paid off by time alone, and by all of the time that it takes.
@@ -175,16 +189,16 @@ mod tests {
     fn a_call_beyond_a_minutes_worth_is_paid_off_by_time() {
         let begun = Instant::now();
         let mut rates = rates(1000, begun);
-        rates.reserve(Tokens(8000), begun).unwrap();
+        rates.take_tokens(Tokens(8000), begun).unwrap();
         let later = |seconds| begun + Duration::from_secs(seconds);
         for seconds in [1, 61, 122, 419] {
-            rates.reserve(Tokens(1), later(seconds)).unwrap_err();
+            rates.take_tokens(Tokens(1), later(seconds)).unwrap_err();
         }
-        rates.settle(Tokens(8000), Tokens(5000), Duration::from_secs(1), later(420));
-        rates.reserve(Tokens(1000), later(480)).unwrap();
-        let refusal = rates.reserve(Tokens(1), later(480)).unwrap_err();
+        rates.settle_tokens(Tokens(8000), Tokens(5000), Duration::from_secs(1), later(420));
+        rates.take_tokens(Tokens(1000), later(480)).unwrap();
+        let refusal = rates.take_tokens(Tokens(1), later(480)).unwrap_err();
         let retry_after = Duration::from_millis(60);
-        assert_eq!(refusal, Refusal::Rate { kind: "tokens", limit: 1000, retry_after });
+        assert_eq!(refusal, BudgetError::Rate { kind: "tokens", limit: 1000, retry_after });
     }
 
     /// G9: of two threads, the one that read the clock first may come second.
@@ -192,21 +206,24 @@ mod tests {
     fn a_clock_that_was_read_early_brings_nothing_back() {
         let begun = Instant::now();
         let mut rates = rates(1000, begun);
-        rates.reserve(Tokens(1000), begun).unwrap();
+        rates.take_tokens(Tokens(1000), begun).unwrap();
         let minute = begun + Duration::from_mins(1);
-        rates.reserve(Tokens(1000), minute).unwrap();
-        rates.reserve(Tokens(1), begun).unwrap_err();
-        rates.reserve(Tokens(1), minute).unwrap_err();
+        rates.take_tokens(Tokens(1000), minute).unwrap();
+        rates.take_tokens(Tokens(1), begun).unwrap_err();
+        rates.take_tokens(Tokens(1), minute).unwrap_err();
     }
 
     #[test]
     fn what_is_taken_stays_taken_when_the_limit_changes() {
         let now = Instant::now();
         let mut rates = rates(1000, now);
-        rates.reserve(Tokens(1000), now).unwrap();
-        rates.change(&Limits { tokens_per_minute: Some(1500), ..Limits::default() }, now);
-        rates.reserve(Tokens(501), now).unwrap_err();
-        rates.reserve(Tokens(500), now).unwrap();
+        rates.take_tokens(Tokens(1000), now).unwrap();
+        rates.set_limits(
+            &BudgetLimits { tokens_per_minute: Some(1500), ..BudgetLimits::default() },
+            now,
+        );
+        rates.take_tokens(Tokens(501), now).unwrap_err();
+        rates.take_tokens(Tokens(500), now).unwrap();
     }
 
     proptest! {
@@ -222,7 +239,7 @@ mod tests {
             for (pause, tokens, percent, which) in steps {
                 now += Duration::from_millis(pause * u64::from(percent % 3 == 0));
                 if percent % 2 == 0 || calls.is_empty() {
-                    if rates.reserve(Tokens(tokens), now).is_ok() {
+                    if rates.take_tokens(Tokens(tokens), now).is_ok() {
                         calls.push(Call { begun: now, reserved: tokens, used: tokens, is_open: true });
                     }
                     continue;
@@ -230,7 +247,7 @@ mod tests {
                 let call = which.get(&calls);
                 if call.is_open {
                     let used = call.reserved * percent / 100;
-                    rates.settle(Tokens(call.reserved), Tokens(used), now - call.begun, now);
+                    rates.settle_tokens(Tokens(call.reserved), Tokens(used), now - call.begun, now);
                     let at = which.index(calls.len());
                     calls[at] = Call { used, is_open: false, ..calls[at] };
                 }

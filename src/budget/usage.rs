@@ -17,7 +17,7 @@ pub struct Tokens(pub u64);
 /// `input` is everything the model read, cached parts included (OpenAI counts so; Anthropic's
 /// `input_tokens` excludes the cache and is added up). `output` includes reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct TokenUsage {
     pub input: Tokens,
     pub output: Tokens,
     /// The part of `input` that was read from a cache.
@@ -38,13 +38,13 @@ pub struct Usage {
     /// The part of `output` that was sound.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub audio_output: Tokens,
-    pub source: Source,
+    pub source: UsageSource,
 }
 
 /// Who counted the tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum UsageSource {
     /// The provider, in the response that was delivered.
     Provider,
     /// The provider, in the rest of a stream that was read after the client had left.
@@ -56,7 +56,7 @@ pub enum Source {
 
 /// An amount of what is limited: spent, reserved or left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Amount {
+pub struct BudgetAmount {
     pub turns: u64,
     pub input: Tokens,
     pub output: Tokens,
@@ -78,14 +78,14 @@ impl Tokens {
     }
 }
 
-impl Usage {
-    pub fn total(&self) -> Tokens {
+impl TokenUsage {
+    pub fn total_tokens(&self) -> Tokens {
         self.input + self.output
     }
 }
 
-impl Amount {
-    pub fn total(&self) -> Tokens {
+impl BudgetAmount {
+    pub fn total_tokens(&self) -> Tokens {
         self.input + self.output
     }
 
@@ -100,7 +100,7 @@ impl Amount {
     }
 }
 
-impl Add for Amount {
+impl Add for BudgetAmount {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -113,7 +113,7 @@ impl Add for Amount {
     }
 }
 
-impl Source {
+impl UsageSource {
     pub const ALL: [Self; 3] = [Self::Provider, Self::Drained, Self::Estimated];
 
     pub fn as_str(self) -> &'static str {

@@ -2,45 +2,50 @@
 
 use std::path::{Component, PathBuf};
 
-use super::entry::{Entry, Maker, OpenClaw, Setup};
+use super::entry::{AgentDefinition, DriverChoice, OpenClawConfig, WorkspaceSetup};
 use super::placeholder;
 use crate::body::{MODEL_NAME_RULE, is_model_name};
-use crate::delivery::rules::Own;
-use crate::gateway::rule::Rules;
-use crate::relay::judge::Scanner;
+use crate::delivery::rules::AgentReviewRules;
+use crate::gateway::rule::RuleSet;
+use crate::relay::judge::SecretScanner;
 
 /// What is wrong with an entry that can be read, by its key.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct DefinitionKeyError {
     pub(super) key: &'static str,
     pub(super) what: String,
 }
 
-impl Entry {
+impl AgentDefinition {
     /// Checks what its keys say together.
-    pub(super) fn check(&self) -> Result<(), Wrong> {
-        let wrong = |key, what: String| Err(Wrong { key, what });
-        if !is_name(&self.name) {
+    pub(super) fn check(&self) -> Result<(), DefinitionKeyError> {
+        let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        if !is_agent_name(&self.name) {
             return wrong("name", format!("`{}` is no name; {NAME_RULE}", self.name));
         }
-        if self.graph_id.as_ref().is_some_and(|graph| !is_name(graph)) {
-            return wrong("graph_id", format!("`{}` is no name; {NAME_RULE}", self.graph()));
+        if self.graph_id.as_ref().is_some_and(|graph| !is_agent_name(graph)) {
+            return wrong(
+                "graph_id",
+                format!("`{}` is no name; {NAME_RULE}", self.effective_graph_id()),
+            );
         }
         if self.argv.is_empty() {
             return wrong("argv", "there is no program; give it, and its arguments".to_owned());
         }
-        if let Some(unknown) = self.argv.iter().find_map(|word| placeholder::unknown(word)) {
+        if let Some(unknown) =
+            self.argv.iter().find_map(|word| placeholder::unknown_placeholder(word))
+        {
             return wrong("argv", unknown);
         }
         match (&self.image, &self.rootfs, self.driver) {
             (Some(_), Some(_), _) => {
                 return wrong("rootfs", "there is an image, too; give one of them".to_owned());
             }
-            (Some(_), _, Maker::Embedded) => {
+            (Some(_), _, DriverChoice::Embedded) => {
                 let what = "`embedded` knows no images; say `docker`, or give `rootfs`";
                 return wrong("driver", what.to_owned());
             }
-            (None, _, Maker::Docker) => {
+            (None, _, DriverChoice::Docker) => {
                 return wrong("driver", "`docker` needs an image; give `image`".to_owned());
             }
             _ => (),
@@ -60,14 +65,16 @@ impl Entry {
             return wrong("tools", "there are none yet; leave it out".to_owned());
         }
         self.check_setup()?;
-        self.relay.as_ref().map_or(Ok(()), check_relay)?;
-        let rules = Rules::compile(&self.policy.rules);
-        rules.map(drop).map_err(|error| Wrong { key: "policy.rules", what: error.to_string() })
+        self.relay.as_ref().map_or(Ok(()), check_review_rules)?;
+        let rules = RuleSet::compile_rules(&self.policy.rules);
+        rules
+            .map(drop)
+            .map_err(|error| DefinitionKeyError { key: "policy.rules", what: error.to_string() })
     }
 
-    fn check_setup(&self) -> Result<(), Wrong> {
-        let wrong = |key, what: String| Err(Wrong { key, what });
-        if self.setup != Setup::OpenClaw && self.openclaw != OpenClaw::default() {
+    fn check_setup(&self) -> Result<(), DefinitionKeyError> {
+        let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        if self.setup != WorkspaceSetup::OpenClaw && self.openclaw != OpenClawConfig::default() {
             return wrong("openclaw", "it is for `setup = \"openclaw\"`; say so".to_owned());
         }
         if !is_agent_id(&self.openclaw.agent) {
@@ -90,25 +97,30 @@ impl Entry {
     }
 }
 
-fn check_relay(Own { policy }: &Own) -> Result<(), Wrong> {
-    if let Some(key) = policy.pushed() {
-        return Err(Wrong { key, what: NEVER_LOOSER.to_owned() });
+fn check_review_rules(
+    AgentReviewRules { policy }: &AgentReviewRules,
+) -> Result<(), DefinitionKeyError> {
+    if let Some(key) = policy.loosened_key() {
+        return Err(DefinitionKeyError { key, what: RULES_ONLY_STRICTER.to_owned() });
     }
-    let wrong = |error: regex::Error| Wrong { key: "relay.policy.secrets", what: shown(&error) };
-    Scanner::new(&policy.secrets, &[]).map(drop).map_err(wrong)
+    let wrong = |error: regex::Error| DefinitionKeyError {
+        key: "relay.policy.secrets",
+        what: last_line(&error),
+    };
+    SecretScanner::new(&policy.secrets, &[]).map(drop).map_err(wrong)
 }
 
 /// Its last line: those before it show where in the pattern, with marks below.
-fn shown(error: &regex::Error) -> String {
+fn last_line(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();
     format!("a pattern is no regular expression: {}", last.trim_start_matches("error: "))
 }
 
-fn is_name(name: &str) -> bool {
+fn is_agent_name(name: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_next = |byte: u8| is_first(byte) || b":._-".contains(&byte);
-    name.len() <= LONGEST_NAME
+    name.len() <= MAX_NAME_BYTES
         && name.bytes().next().is_some_and(is_first)
         && name.bytes().all(is_next)
 }
@@ -116,15 +128,15 @@ fn is_name(name: &str) -> bool {
 /// As `OpenClaw` has them; it also names a directory after one.
 fn is_agent_id(id: &str) -> bool {
     let is_next = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    id.len() <= LONGEST_NAME
+    id.len() <= MAX_NAME_BYTES
         && id.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
         && id.bytes().all(is_next)
 }
 
-const NEVER_LOOSER: &str = "an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. \
+const RULES_ONLY_STRICTER: &str = "an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. \
      What is looser is said in this host's own file, for all agents (`--relay-config`)";
 
-const LONGEST_NAME: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 
 const NAME_RULE: &str =
     "give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first";

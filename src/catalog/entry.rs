@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use super::policy::Policy;
+use super::policy::PolicyOverlay;
 use crate::base::canonical;
-use crate::body::{Grants, MODEL_NAME_RULE, is_model_name};
+use crate::body::{CapabilitySet, MODEL_NAME_RULE, is_model_name};
 use crate::budget;
-use crate::delivery::rules::Own;
-use crate::sandbox::spec::Root;
-use crate::sandbox::spec::Wanted;
+use crate::delivery::rules::AgentReviewRules;
+use crate::sandbox::spec::LimitOverrides;
+use crate::sandbox::spec::RootSource;
 
 /// One agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct AgentDefinition {
     /// Its file is named after it, with `-` for `:`.
     pub name: String,
     /// For people; the name where nothing is said.
     pub title: Option<String>,
     pub description: String,
     /// The operator's own, for whoever compares what ran.
-    #[serde(deserialize_with = "version")]
+    #[serde(deserialize_with = "deserialize_version")]
     pub version: String,
     /// What it is called in the records of its calls; the name where nothing is said.
     pub graph_id: Option<String>,
@@ -34,24 +34,24 @@ pub struct Entry {
     /// An unpacked root in place of an image.
     pub rootfs: Option<PathBuf>,
     #[serde(default)]
-    pub driver: Maker,
+    pub driver: DriverChoice,
     /// Executed as it stands, but for its placeholders.
     pub argv: Vec<String>,
     /// Where our own agent's program is shown in the sandbox; none where the agent is of another make.
     pub program: Option<PathBuf>,
     /// How its workspace is made ready.
     #[serde(default)]
-    pub setup: Setup,
+    pub setup: WorkspaceSetup,
     /// What it writes on standard error while it works.
     #[serde(default)]
-    pub stream: Stream,
+    pub stream: AgentStreamFormat,
     #[serde(default)]
-    pub mode: Mode,
+    pub mode: SandboxLifetime,
     /// Sandboxes that are kept ready for it.
     #[serde(default)]
     pub slots: u32,
     /// What providers may do for it, outside of the sandbox; where nothing is said, what its gateway's policy says.
-    pub capabilities: Option<Grants>,
+    pub capabilities: Option<CapabilitySet>,
     /// The tools of this machine that it may use. None are there yet, so the list is empty.
     #[serde(default)]
     pub tools: Vec<String>,
@@ -59,29 +59,29 @@ pub struct Entry {
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     #[serde(default)]
-    pub limits: Wanted,
+    pub limits: LimitOverrides,
     #[serde(default)]
-    pub models: Models,
+    pub models: ModelSelection,
     /// The most that a run of it may spend, whatever is asked for.
     #[serde(default)]
-    pub budget: budget::Limits,
+    pub budget: budget::BudgetLimits,
     /// Laid over its gateway's.
     #[serde(default)]
-    pub policy: Policy,
+    pub policy: PolicyOverlay,
     /// What becomes of its work, in the words of `config/relay.toml`: stricter than this host's rules, and never looser.
-    pub relay: Option<Own>,
+    pub relay: Option<AgentReviewRules>,
     /// Of an agent whose `setup` is `openclaw`.
     #[serde(default)]
-    pub openclaw: OpenClaw,
+    pub openclaw: OpenClawConfig,
     /// Files that it finds in its workspace where there are none of that name, by their paths in it.
     #[serde(default)]
-    pub files: BTreeMap<PathBuf, Text>,
+    pub files: BTreeMap<PathBuf, FileContent>,
 }
 
 /// The models that an agent may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Models {
+pub struct ModelSelection {
     /// None but these; where there is none, those that its gateway's policy lets through.
     pub allow: Vec<String>,
     /// Taken where a run names none.
@@ -91,7 +91,7 @@ pub struct Models {
 /// How an agent's workspace is made ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Setup {
+pub enum WorkspaceSetup {
     /// The conversation is in `.cogni/messages.json`.
     #[default]
     Messages,
@@ -103,7 +103,7 @@ pub enum Setup {
 /// What an agent writes on standard error while it works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stream {
+pub enum AgentStreamFormat {
     /// Nothing that is meant for others.
     #[default]
     None,
@@ -114,7 +114,7 @@ pub enum Stream {
 /// How long an agent's sandbox lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum SandboxLifetime {
     /// For one run.
     #[default]
     OneShot,
@@ -125,7 +125,7 @@ pub enum Mode {
 /// Who makes the sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Maker {
+pub enum DriverChoice {
     /// Docker Engine where there is an image, else we ourselves.
     #[default]
     Auto,
@@ -133,7 +133,7 @@ pub enum Maker {
     Embedded,
 }
 
-impl Maker {
+impl DriverChoice {
     /// This one; where it is for nobody to say, the other.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
@@ -144,7 +144,7 @@ impl Maker {
 /// What an `OpenClaw` is told beside what all are told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct OpenClaw {
+pub struct OpenClawConfig {
     /// Which of its agents answers.
     pub agent: String,
     /// The most that it takes a model to read.
@@ -160,31 +160,31 @@ pub struct OpenClaw {
 /// A file's text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Text {
+pub enum FileContent {
     Here(String),
     /// In a file beside the entry's, which is read with it.
-    Beside(Beside),
+    Beside(ExternalFile),
 }
 
 /// Where a text is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
+pub struct ExternalFile {
     pub file: PathBuf,
 }
 
-impl Entry {
+impl AgentDefinition {
     /// Where its sandboxes have their programs from.
-    pub fn root(&self) -> Root {
+    pub fn root_source(&self) -> RootSource {
         match (&self.image, &self.rootfs) {
-            (Some(image), _) => Root::Image(image.clone()),
-            (None, Some(path)) => Root::Directory(path.clone()),
-            (None, None) => Root::Host,
+            (Some(image), _) => RootSource::Image(image.clone()),
+            (None, Some(path)) => RootSource::Directory(path.clone()),
+            (None, None) => RootSource::Host,
         }
     }
 
     /// What it is called in the records of its calls.
-    pub fn graph(&self) -> &str {
+    pub fn effective_graph_id(&self) -> &str {
         self.graph_id.as_deref().unwrap_or(&self.name)
     }
 
@@ -199,7 +199,7 @@ impl Entry {
     ///
     /// # Errors
     /// The agent may not use that one.
-    pub fn model(&self, asked: Option<String>) -> Result<Option<String>, String> {
+    pub fn select_model(&self, asked: Option<String>) -> Result<Option<String>, String> {
         let Some(model) = asked.or_else(|| self.models.default.clone()) else { return Ok(None) };
         if !is_model_name(&model) {
             return Err(format!("`{}` must be {MODEL_NAME_RULE}", model.escape_debug()));
@@ -208,30 +208,30 @@ impl Entry {
         if allow.is_empty() || allow.contains(&model) {
             return Ok(Some(model));
         }
-        Err(format!("`{}` may not use the model `{model}`; take {}", self.name, quoted(allow)))
+        Err(format!("`{}` may not use the model `{model}`; take {}", self.name, quote_names(allow)))
     }
 
     /// How long the agent may take, of what its run may: it is to end by itself, with an answer, and not by our doing.
-    pub fn own_time(max_runtime: Duration) -> Duration {
-        let early = max_runtime.saturating_sub(REST).max(max_runtime / 2);
+    pub fn agent_timeout(max_runtime: Duration) -> Duration {
+        let early = max_runtime.saturating_sub(SHUTDOWN_MARGIN).max(max_runtime / 2);
         early.max(Duration::from_secs(1))
     }
 }
 
-impl Default for OpenClaw {
+impl Default for OpenClawConfig {
     fn default() -> Self {
         Self {
             agent: "main".to_owned(),
             // What the models that it is used with have at least, and take at once.
             context_window: 200_000,
             max_tokens: 8192,
-            allow: TOOLS.map(str::to_owned).into(),
+            allow: OPENCLAW_TOOLS.map(str::to_owned).into(),
             deny: vec![],
         }
     }
 }
 
-impl FromStr for Maker {
+impl FromStr for DriverChoice {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
@@ -245,31 +245,31 @@ impl FromStr for Maker {
 }
 
 /// The file of an agent of this name.
-pub(super) fn file_name(agent: &str) -> String {
+pub(super) fn definition_file_name(agent: &str) -> String {
     agent.replace(':', "-") + ".toml"
 }
 
-fn quoted(names: &[String]) -> String {
+fn quote_names(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+fn deserialize_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Version {
+    enum VersionValue {
         Number(u64),
         Text(String),
     }
-    match Version::deserialize(deserializer) {
-        Ok(Version::Number(number)) => Ok(number.to_string()),
-        Ok(Version::Text(text)) if !text.is_empty() => Ok(text),
+    match VersionValue::deserialize(deserializer) {
+        Ok(VersionValue::Number(number)) => Ok(number.to_string()),
+        Ok(VersionValue::Text(text)) if !text.is_empty() => Ok(text),
         _ => Err(de::Error::custom("give a text or a whole number")),
     }
 }
 
 /// What works on files and runs commands. It has some fifty more, for machines that are somebody's, and each version
 /// brings others.
-const TOOLS: [&str; 7] = ["apply_patch", "edit", "exec", "ls", "process", "read", "write"];
+const OPENCLAW_TOOLS: [&str; 7] = ["apply_patch", "edit", "exec", "ls", "process", "read", "write"];
 
 /// Of what a run may take, what is not the agent's: it needs some time to write its answer and end.
-const REST: Duration = Duration::from_mins(1);
+const SHUTDOWN_MARGIN: Duration = Duration::from_mins(1);

@@ -3,13 +3,13 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Entry;
-use super::available::Reason;
+use super::AgentDefinition;
+use super::available::AgentUnavailableError;
 
 /// One agent of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Listed {
+pub struct AgentSummary {
     /// The name that it is asked for by.
     pub agent_id: String,
     /// What it is called in the records of its calls.
@@ -31,18 +31,22 @@ pub struct Listed {
     pub reason: Option<String>,
 }
 
-impl Listed {
+impl AgentSummary {
     /// An agent, and whether it can run here.
-    pub fn new(entry: &Entry, available: &Result<(), Reason>) -> Self {
+    pub fn new(entry: &AgentDefinition, available: &Result<(), AgentUnavailableError>) -> Self {
         Self {
             agent_id: entry.name.clone(),
-            graph_id: entry.graph().to_owned(),
+            graph_id: entry.effective_graph_id().to_owned(),
             name: entry.title.clone().unwrap_or_else(|| entry.name.clone()),
             description: entry.description.clone(),
             version: entry.version.clone(),
             digest: entry.digest(),
             models: entry.models.allow.clone(),
-            relay_rules: entry.relay.as_ref().map(|own| own.policy.names()).unwrap_or_default(),
+            relay_rules: entry
+                .relay
+                .as_ref()
+                .map(|own| own.policy.rule_names())
+                .unwrap_or_default(),
             available: available.is_ok(),
             reason: available.as_ref().err().map(ToString::to_string),
         }

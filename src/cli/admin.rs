@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 /// Look at the runs of a served process, and change them.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct AdminArgs {
     /// The operator's socket.
     #[arg(long, env = "ADMIN_SOCKET_PATH", value_name = "PATH")]
     socket: PathBuf,
@@ -23,41 +23,41 @@ pub struct Args {
     json: bool,
 
     #[command(subcommand)]
-    command: Command,
+    command: AdminCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum AdminCommand {
     /// List the open runs
     Runs,
     /// Show one run
     Show {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
     },
     /// Let no call begin, until `resume`
     Pause {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
     },
     /// Let calls begin again
     Resume {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
     },
     /// Let no call begin any more; those that are open go on
     Drain {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
     },
     /// End the calls that are open
     Cut {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
     },
     /// Close a run: open calls may end, then its records are closed
     Close {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
     },
     /// Open a run, described in JSON as in `[[shared.runs]]`
@@ -67,7 +67,7 @@ enum Command {
     },
     /// Change limits, such as `max_turns=50`; an empty value lifts one
     Budget {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
         /// A limit of `[budget]`, such as `max_turns=50`
         #[arg(required = true, value_name = "LIMIT=VALUE")]
@@ -75,7 +75,7 @@ enum Command {
     },
     /// Change the models a run may use
     Models {
-        #[arg(help = RUN)]
+        #[arg(help = RUN_HELP)]
         run: String,
         /// All that it may use from now on
         #[arg(required = true, value_delimiter = ',', value_name = "NAME,…")]
@@ -86,9 +86,9 @@ enum Command {
 }
 
 /// Prints the answer; fails with what the socket says where something was not done.
-pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let (method, path, body) = args.command.request()?;
-    let (status, answer) = ask(&args.socket, method, &path, body.as_ref())?;
+pub fn run(args: &AdminArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let (method, path, body) = args.command.to_request()?;
+    let (status, answer) = send_request(&args.socket, method, &path, body.as_ref())?;
     let answer: Value = serde_json::from_str(&answer)
         .with_context(|| format!("`{}` answers what is not JSON", args.socket.display()))?;
     if !(200..300).contains(&status) {
@@ -106,24 +106,26 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-impl Command {
-    fn request(&self) -> anyhow::Result<(&'static str, String, Option<Value>)> {
+impl AdminCommand {
+    fn to_request(&self) -> anyhow::Result<(&'static str, String, Option<Value>)> {
         Ok(match self {
             Self::Runs => ("GET", "/runs".to_owned(), None),
-            Self::Show { run } => ("GET", of(run, ""), None),
-            Self::Pause { run } => ("POST", of(run, "/pause"), None),
-            Self::Resume { run } => ("POST", of(run, "/resume"), None),
-            Self::Drain { run } => ("POST", of(run, "/drain"), None),
-            Self::Cut { run } => ("POST", of(run, "/cut"), None),
-            Self::Close { run } => ("DELETE", of(run, ""), None),
+            Self::Show { run } => ("GET", run_path(run, ""), None),
+            Self::Pause { run } => ("POST", run_path(run, "/pause"), None),
+            Self::Resume { run } => ("POST", run_path(run, "/resume"), None),
+            Self::Drain { run } => ("POST", run_path(run, "/drain"), None),
+            Self::Cut { run } => ("POST", run_path(run, "/cut"), None),
+            Self::Close { run } => ("DELETE", run_path(run, ""), None),
             Self::Open { description } => {
                 let description = serde_json::from_str(description);
                 let description = description.context("the description is not JSON")?;
                 ("POST", "/runs".to_owned(), Some(description))
             }
-            Self::Budget { run, limits } => ("PATCH", of(run, "/budget"), Some(patch(limits)?)),
+            Self::Budget { run, limits } => {
+                ("PATCH", run_path(run, "/budget"), Some(limits_patch(limits)?))
+            }
             Self::Models { run, models } => {
-                ("PATCH", of(run, "/models"), Some(json!({ "models": models })))
+                ("PATCH", run_path(run, "/models"), Some(json!({ "models": models })))
             }
             Self::Reload => ("POST", "/reload".to_owned(), None),
         })
@@ -131,11 +133,11 @@ impl Command {
 }
 
 /// A run's path. Of what an id may hold, only a slash means something in a path.
-fn of(run: &str, what: &str) -> String {
+fn run_path(run: &str, what: &str) -> String {
     format!("/runs/{}{what}", run.replace('/', "%2F"))
 }
 
-fn patch(limits: &[String]) -> anyhow::Result<Value> {
+fn limits_patch(limits: &[String]) -> anyhow::Result<Value> {
     let limit = |text: &String| {
         let (name, value) = text.split_once('=').ok_or_else(|| {
             anyhow!("`{text}` is not a limit; give name=value, as in max_turns=50")
@@ -151,7 +153,7 @@ fn patch(limits: &[String]) -> anyhow::Result<Value> {
 }
 
 /// One request on a connection of its own: the status, and the body of the answer.
-fn ask(
+fn send_request(
     socket: &Path,
     method: &str,
     path: &str,
@@ -178,4 +180,4 @@ fn ask(
     Ok((status, body.to_owned()))
 }
 
-const RUN: &str = "The run's id, as `runs` lists it";
+const RUN_HELP: &str = "The run's id, as `runs` lists it";

@@ -7,25 +7,25 @@ use std::process::ExitCode;
 use anyhow::bail;
 use serde_json::json;
 
-use super::relay::StateDir;
-use super::run::{Agents, Places, init};
-use crate::catalog::available::{Machine, available};
-use crate::catalog::{self, Catalog, Entry, Listed, Maker};
+use super::relay::StateDirArgs;
+use super::run::{AgentsDirArgs, SandboxPathArgs, resolve_init_binary};
+use crate::catalog::available::{HostCapabilities, check_available};
+use crate::catalog::{self, AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct AgentsArgs {
     #[command(flatten)]
-    agents: Agents,
+    agents: AgentsDirArgs,
 
     #[command(flatten)]
-    places: Places,
+    places: SandboxPathArgs,
 
     /// The sandbox's first process [default: the cogni-init that this program carries]
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
     #[command(flatten)]
-    state: StateDir,
+    state: StateDirArgs,
 
     /// Show those that cannot run here, too, and why not
     #[arg(long)]
@@ -40,17 +40,17 @@ pub struct Args {
     file: Option<String>,
 }
 
-pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(args: &AgentsArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.file {
         let Some(text) = catalog::builtin_file(name) else {
-            Catalog::builtin().find(name)?;
+            AgentCatalog::builtin().find_agent(name)?;
             bail!("there is no file of `{name}`");
         };
         out.write_all(text.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let catalog = args.agents.catalog()?;
-    let listed = args.listed(&catalog)?;
+    let catalog = args.agents.load_catalog()?;
+    let listed = args.list_agents(&catalog)?;
     let hidden = listed.iter().filter(|(_, listed)| !listed.available && !args.all).count();
     let shown = listed.into_iter().filter(|(_, listed)| listed.available || args.all);
     if args.json {
@@ -58,36 +58,40 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         serde_json::to_writer(&mut *out, &json!({ "agents": shown }))?;
         writeln!(out)?;
     } else {
-        print(shown, hidden, out)?;
+        print_agents(shown, hidden, out)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-impl Args {
-    fn listed<'a>(&self, catalog: &'a Catalog) -> anyhow::Result<Vec<(&'a Entry, Listed)>> {
+impl AgentsArgs {
+    fn list_agents<'a>(
+        &self,
+        catalog: &'a AgentCatalog,
+    ) -> anyhow::Result<Vec<(&'a AgentDefinition, AgentSummary)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let machine = Machine {
+        let machine = HostCapabilities {
             docker_socket: self.places.docker_socket.clone(),
-            driver: Maker::Auto,
-            init: init(self.init.clone(), self.state.path())?,
+            driver: DriverChoice::Auto,
+            init: resolve_init_binary(self.init.clone(), self.state.path())?,
             may_be_unlimited: false,
         };
         let listed = catalog.entries().map(|entry| {
-            let available = runtime.block_on(available(entry, &machine));
-            (&**entry, Listed::new(entry, &available))
+            let available = runtime.block_on(check_available(entry, &machine));
+            (&**entry, AgentSummary::new(entry, &available))
         });
         Ok(listed.collect())
     }
 }
 
-fn print<'a>(
-    shown: impl Iterator<Item = (&'a Entry, Listed)>,
+fn print_agents<'a>(
+    shown: impl Iterator<Item = (&'a AgentDefinition, AgentSummary)>,
     hidden: usize,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     for (entry, listed) in shown {
-        let Listed { agent_id, version, description, models, relay_rules, reason, .. } = listed;
-        writeln!(out, "{agent_id:20} version {version}, {}", needs(entry))?;
+        let AgentSummary { agent_id, version, description, models, relay_rules, reason, .. } =
+            listed;
+        writeln!(out, "{agent_id:20} version {version}, {}", describe_requirements(entry))?;
         writeln!(out, "{:20} {description}", "")?;
         if !models.is_empty() {
             writeln!(out, "{:20} models: {}", "", models.join(", "))?;
@@ -108,7 +112,7 @@ fn print<'a>(
     Ok(())
 }
 
-fn needs(entry: &Entry) -> String {
+fn describe_requirements(entry: &AgentDefinition) -> String {
     match (&entry.image, &entry.rootfs) {
         (Some(image), _) => format!("needs the image `{image}`"),
         (None, Some(root)) => format!("needs the root `{}`", Path::display(root)),

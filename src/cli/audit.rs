@@ -9,17 +9,18 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use crate::audit::read::{
-    self, Broken, Connection, Entry, Event, Reader, Refusal, Session, Settlement,
+    self, AuditConnectionEvent, AuditEntry, AuditEvent, AuditReader, AuditRefusalEvent,
+    AuditSessionEvent, AuditSettlementEvent, ChainBreakError,
 };
-use crate::audit::verify::{self, Coverage, Report};
-use crate::audit::{Error, PublicKey};
-use crate::budget::Amount;
+use crate::audit::verify::{self, AuditVerifyReport, CheckpointCoverage};
+use crate::audit::{AuditError, AuditPublicKey};
+use crate::budget::BudgetAmount;
 
 /// Prove or read an audit log.
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Command {
+pub enum AuditCommand {
     /// Prove that nothing in a log was changed, or name the first record that was.
-    #[command(after_help = VERDICTS)]
+    #[command(after_help = VERDICT_HELP)]
     Verify {
         /// The log, as `AUDIT_LOG_PATH` names it.
         file: PathBuf,
@@ -37,22 +38,23 @@ pub enum Command {
 
 /// Runs the command. The exit code is 1 where a log can be read and does not prove itself, and 3 where a pinned key has
 /// signed a part of it and the run's end is not in it.
-pub fn run(command: &Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(command: &AuditCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Verify { file, public_key } => verify(file, public_key.as_deref(), out),
-        Command::Show { file } => show(file, out),
+        AuditCommand::Verify { file, public_key } => verify_log(file, public_key.as_deref(), out),
+        AuditCommand::Show { file } => show_log(file, out),
     }
 }
 
-fn verify(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let pinned = pinned.map(PublicKey::parse).transpose().context("--public-key")?;
-    match verify::verify(file, pinned.as_ref()) {
+fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let pinned =
+        pinned.map(AuditPublicKey::parse_public_key).transpose().context("--public-key")?;
+    match verify::verify_file(file, pinned.as_ref()) {
         Ok(report) if report.records == 0 => {
             writeln!(out, "EMPTY: there is no record, so nothing is proved")?;
             Ok(ExitCode::FAILURE)
         }
-        Ok(report) if pinned.is_some() && report.coverage() == Coverage::UnsignedEnd => {
-            writeln!(out, "UNSIGNED: {}", Signed(&report))?;
+        Ok(report) if pinned.is_some() && report.coverage() == CheckpointCoverage::UnsignedEnd => {
+            writeln!(out, "UNSIGNED: {}", SignatureText(&report))?;
             writeln!(out, "nothing proves who wrote the unsigned records")?;
             Ok(ExitCode::FAILURE)
         }
@@ -61,8 +63,8 @@ fn verify(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Re
             write_report(&report, pinned.is_some(), out)?;
             Ok(code)
         }
-        Err(Error::Broken { broken, .. }) => write_broken(&broken, out),
-        Err(error @ Error::Unsigned { .. }) => {
+        Err(AuditError::Broken { broken, .. }) => write_broken(&broken, out),
+        Err(error @ AuditError::Unsigned { .. }) => {
             writeln!(out, "UNSIGNED: {error}")?;
             Ok(ExitCode::FAILURE)
         }
@@ -70,23 +72,23 @@ fn verify(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Re
     }
 }
 
-fn show(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+fn show_log(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let log = File::open(file).with_context(|| format!("audit log `{}`", file.display()))?;
-    let mut reader = Reader::new(BufReader::new(log));
+    let mut reader = AuditReader::new(BufReader::new(log));
     let mut date = String::new();
     loop {
-        match reader.entry() {
+        match reader.next_entry() {
             Ok(Some(entry)) => write_row(&entry, &mut date, out)?,
             Ok(None) => return Ok(ExitCode::SUCCESS),
-            Err(read::Error::Broken(broken)) => return write_broken(&broken, out),
-            Err(read::Error::Io(error)) => {
+            Err(read::AuditReadError::Broken(broken)) => return write_broken(&broken, out),
+            Err(read::AuditReadError::Io(error)) => {
                 return Err(error).with_context(|| format!("audit log `{}`", file.display()));
             }
         }
     }
 }
 
-fn write_broken(broken: &Broken, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+fn write_broken(broken: &ChainBreakError, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     writeln!(out, "BROKEN: {broken}")?;
     match broken.seq {
         1 => (),
@@ -97,7 +99,11 @@ fn write_broken(broken: &Broken, out: &mut impl Write) -> anyhow::Result<ExitCod
 }
 
 /// Writes how far the log is proved. Only the verdict on a log that is signed to its last record begins with `OK`.
-fn write_verdict(report: &Report, pinned: bool, out: &mut impl Write) -> io::Result<ExitCode> {
+fn write_verdict(
+    report: &AuditVerifyReport,
+    pinned: bool,
+    out: &mut impl Write,
+) -> io::Result<ExitCode> {
     let records = report.records;
     if !pinned {
         writeln!(
@@ -106,24 +112,26 @@ fn write_verdict(report: &Report, pinned: bool, out: &mut impl Write) -> io::Res
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    if report.coverage() == Coverage::Complete {
+    if report.coverage() == CheckpointCoverage::Complete {
         writeln!(out, "OK: {records} records are as they were written, and signed to the last")?;
         return Ok(ExitCode::SUCCESS);
     }
-    writeln!(out, "OPEN: the run's end is not the end of the log; {}", Signed(report))?;
+    writeln!(out, "OPEN: the run's end is not the end of the log; {}", SignatureText(report))?;
     writeln!(
         out,
         "the log is being written, or its process was killed, or records at its end were cut off"
     )?;
-    Ok(ExitCode::from(OPEN))
+    Ok(ExitCode::from(EXIT_UNFINISHED_LOG))
 }
 
-fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Result<()> {
-    let Report { run, attempt, account, starts, first, last, .. } = report;
-    let Report { admitted, settled, crashed, open, unmatched, refused, spent, .. } = report;
-    let (run, attempt, account) = (Plain(run), Plain(attempt), Plain(account));
+fn write_report(report: &AuditVerifyReport, pinned: bool, out: &mut impl Write) -> io::Result<()> {
+    let AuditVerifyReport { run, attempt, account, starts, first, last, .. } = report;
+    let AuditVerifyReport { admitted, settled, crashed, open, unmatched, refused, spent, .. } =
+        report;
+    let (run, attempt, account) =
+        (PrintableLogText(run), PrintableLogText(attempt), PrintableLogText(account));
     writeln!(out, "run         {run}, attempt {attempt}, account {account}, started {starts}×")?;
-    writeln!(out, "time        {} to {}", Plain(first), Plain(last))?;
+    writeln!(out, "time        {} to {}", PrintableLogText(first), PrintableLogText(last))?;
     writeln!(out, "calls       {admitted} admitted, {settled} settled ({crashed} after a crash)")?;
     if *open > 0 {
         writeln!(out, "            {open} in flight, or lost if the process is gone")?;
@@ -132,19 +140,19 @@ fn write_report(report: &Report, pinned: bool, out: &mut impl Write) -> io::Resu
         writeln!(out, "            {unmatched} settled without admission: a fault of the gateway")?;
     }
     writeln!(out, "refusals    {refused}")?;
-    writeln!(out, "spent       {}", Words(*spent))?;
-    writeln!(out, "checkpoints {}", Checkpoints { report, pinned })?;
+    writeln!(out, "spent       {}", AmountText(*spent))?;
+    writeln!(out, "checkpoints {}", CheckpointSummary { report, pinned })?;
     let end =
         if report.finished { "in order" } else { "not recorded; later records may be missing" };
     writeln!(out, "end         {end}")
 }
 
 /// A sentence on which records the last counting checkpoint covers.
-struct Signed<'a>(&'a Report);
+struct SignatureText<'a>(&'a AuditVerifyReport);
 
-impl Display for Signed<'_> {
+impl Display for SignatureText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (records, signed) = (self.0.records, self.0.signed());
+        let (records, signed) = (self.0.records, self.0.signed_records());
         write!(f, "records 1 to {signed} are as they were written, and signed; ")?;
         match records - signed {
             0 => f.write_str("there is none after them"),
@@ -158,18 +166,18 @@ impl Display for Signed<'_> {
 }
 
 /// Two lines on who vouches for what.
-struct Checkpoints<'a> {
-    report: &'a Report,
+struct CheckpointSummary<'a> {
+    report: &'a AuditVerifyReport,
     pinned: bool,
 }
 
-impl Display for Checkpoints<'_> {
+impl Display for CheckpointSummary<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let signatures = &self.report.signatures;
         let (Some(last), Some(key)) = (signatures.last, signatures.key) else {
             return f.write_str("0, so nothing is signed yet");
         };
-        let Report { records, .. } = self.report;
+        let AuditVerifyReport { records, .. } = self.report;
         write!(f, "{}, the last is record {last} of {records}", signatures.checkpoints)?;
         if signatures.foreign > 0 {
             write!(f, "; {} more by other keys", signatures.foreign)?;
@@ -184,65 +192,73 @@ impl Display for Checkpoints<'_> {
     }
 }
 
-fn write_row(entry: &Entry, date: &mut String, out: &mut impl Write) -> io::Result<()> {
+fn write_row(entry: &AuditEntry, date: &mut String, out: &mut impl Write) -> io::Result<()> {
     let (day, time) = entry.time.split_once('T').unwrap_or(("-", &entry.time));
     if day != date {
         day.clone_into(date);
-        writeln!(out, "{}, run {}", Plain(day), Plain(&entry.run))?;
+        writeln!(out, "{}, run {}", PrintableLogText(day), PrintableLogText(&entry.run))?;
     }
     let seq = entry.seq;
-    let time = Plain(time.trim_end_matches('Z')).to_string();
-    let name = Plain(&entry.name).to_string();
-    let request = Plain(request(&entry.event)).to_string();
-    writeln!(out, "{seq:>6}  {time:12}  {name:17}  {request:36}  {}", What(&entry.event))
+    let time = PrintableLogText(time.trim_end_matches('Z')).to_string();
+    let name = PrintableLogText(&entry.name).to_string();
+    let request = PrintableLogText(request_id_of(&entry.event)).to_string();
+    writeln!(
+        out,
+        "{seq:>6}  {time:12}  {name:17}  {request:36}  {}",
+        EventDescription(&entry.event)
+    )
 }
 
-fn request(event: &Event) -> &str {
+fn request_id_of(event: &AuditEvent) -> &str {
     match event {
-        Event::Admitted(admission) => &admission.request,
-        Event::Settled(settlement) => &settlement.request,
-        Event::Refused(Refusal { request: Some(request), .. }) => request,
+        AuditEvent::Admitted(admission) => &admission.request,
+        AuditEvent::Settled(settlement) => &settlement.request,
+        AuditEvent::Refused(AuditRefusalEvent { request: Some(request), .. }) => request,
         _ => "-",
     }
 }
 
 /// The rest of a row, in words.
-struct What<'a>(&'a Event);
+struct EventDescription<'a>(&'a AuditEvent);
 
-impl Display for What<'_> {
+impl Display for EventDescription<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Event::Started(session) => write_session(session, f),
-            Event::Opened(connection) => write_connection(connection, f),
-            Event::Admitted(admission) => {
-                let route = Plain(&admission.route);
-                let model = Plain(admission.model.as_deref().unwrap_or("-"));
+            AuditEvent::Started(session) => write_session(session, f),
+            AuditEvent::Opened(connection) => write_connection(connection, f),
+            AuditEvent::Admitted(admission) => {
+                let route = PrintableLogText(&admission.route);
+                let model = PrintableLogText(admission.model.as_deref().unwrap_or("-"));
                 let stream = if admission.stream { ", streamed" } else { "" };
-                let reserved = Words(admission.reserved);
+                let reserved = AmountText(admission.reserved);
                 write!(f, "{route} {model}{stream}; reserves {reserved}")
             }
-            Event::Settled(settlement) => write_settlement(settlement, f),
-            Event::Refused(refusal) => write_refusal(refusal, f),
-            Event::Finished(finished) => write!(f, "spent {}", Words(finished.spent)),
-            Event::Checkpoint(checkpoint) => write!(f, "by {}", Plain(&checkpoint.public_key)),
-            Event::Repaired(repair) => {
-                let kept_in = Plain(&repair.kept_in);
+            AuditEvent::Settled(settlement) => write_settlement(settlement, f),
+            AuditEvent::Refused(refusal) => write_refusal(refusal, f),
+            AuditEvent::Finished(finished) => write!(f, "spent {}", AmountText(finished.spent)),
+            AuditEvent::Checkpoint(checkpoint) => {
+                write!(f, "by {}", PrintableLogText(&checkpoint.public_key))
+            }
+            AuditEvent::Repaired(repair) => {
+                let kept_in = PrintableLogText(&repair.kept_in);
                 write!(f, "{} bytes of a torn line moved to {kept_in}", repair.torn_bytes)
             }
-            Event::Other => f.write_str("-"),
+            AuditEvent::Other => f.write_str("-"),
         }
     }
 }
 
-fn write_session(session: &Session, f: &mut Formatter<'_>) -> fmt::Result {
-    let (attempt, account) = (Plain(&session.attempt), Plain(&session.account));
-    let (version, policy) = (Plain(&session.version), Plain(&session.policy));
+fn write_session(session: &AuditSessionEvent, f: &mut Formatter<'_>) -> fmt::Result {
+    let (attempt, account) =
+        (PrintableLogText(&session.attempt), PrintableLogText(&session.account));
+    let (version, policy) = (PrintableLogText(&session.version), PrintableLogText(&session.policy));
     let resumed = if session.resumed { ", resumed" } else { "" };
     write!(f, "attempt {attempt}{resumed}, account {account}, version {version}, policy {policy}")
 }
 
-fn write_connection(connection: &Connection, f: &mut Formatter<'_>) -> fmt::Result {
-    let Connection { pid, uid: Some(uid), gid: Some(gid), cgroup, .. } = connection else {
+fn write_connection(connection: &AuditConnectionEvent, f: &mut Formatter<'_>) -> fmt::Result {
+    let AuditConnectionEvent { pid, uid: Some(uid), gid: Some(gid), cgroup, .. } = connection
+    else {
         return write!(f, "{} more, of further processes", connection.repeats);
     };
     write!(f, "uid {uid}, gid {gid}")?;
@@ -250,26 +266,31 @@ fn write_connection(connection: &Connection, f: &mut Formatter<'_>) -> fmt::Resu
         Some(pid) => write!(f, ", pid {pid}")?,
         None => f.write_str(", in another namespace")?,
     }
-    cgroup.as_ref().map_or(Ok(()), |cgroup| write!(f, ", in {}", Plain(cgroup)))
+    cgroup.as_ref().map_or(Ok(()), |cgroup| write!(f, ", in {}", PrintableLogText(cgroup)))
 }
 
-fn write_settlement(settlement: &Settlement, f: &mut Formatter<'_>) -> fmt::Result {
+fn write_settlement(settlement: &AuditSettlementEvent, f: &mut Formatter<'_>) -> fmt::Result {
     f.write_str(settlement.outcome.as_str())?;
     if settlement.status > 0 {
         write!(f, " {}", settlement.status)?;
     }
     if let Some(code) = &settlement.code {
-        write!(f, " {}", Plain(code))?;
+        write!(f, " {}", PrintableLogText(code))?;
     }
-    let charged = Words(settlement.charged);
+    let charged = AmountText(settlement.charged);
     let source = settlement.usage.source.as_str();
     write!(f, "; charged {charged} ({source}); {:.1} ms", settlement.duration_ms)
 }
 
-fn write_refusal(refusal: &Refusal, f: &mut Formatter<'_>) -> fmt::Result {
-    write!(f, "{} {}", Plain(&refusal.code), refusal.status)?;
+fn write_refusal(refusal: &AuditRefusalEvent, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "{} {}", PrintableLogText(&refusal.code), refusal.status)?;
     if let Some(route) = refusal.route.as_deref().filter(|route| *route != "-") {
-        write!(f, "; {} {}", Plain(route), Plain(refusal.model.as_deref().unwrap_or("-")))?;
+        write!(
+            f,
+            "; {} {}",
+            PrintableLogText(route),
+            PrintableLogText(refusal.model.as_deref().unwrap_or("-"))
+        )?;
     }
     if refusal.repeats > 1 {
         write!(f, "; {} times", refusal.repeats)?;
@@ -278,11 +299,11 @@ fn write_refusal(refusal: &Refusal, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 /// Turns and tokens, as people say them.
-struct Words(Amount);
+struct AmountText(BudgetAmount);
 
-impl Display for Words {
+impl Display for AmountText {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Amount { turns, input, output, cost } = self.0;
+        let BudgetAmount { turns, input, output, cost } = self.0;
         let plural = if turns == 1 { "" } else { "s" };
         write!(f, "{turns} turn{plural}, {} in, {} out", input.0, output.0)?;
         if cost.is_zero() { Ok(()) } else { write!(f, ", ${cost}") }
@@ -290,9 +311,9 @@ impl Display for Words {
 }
 
 /// Text from a log, safe to print: a client chose some of it, and a terminal obeys escapes.
-struct Plain<'a>(&'a str);
+struct PrintableLogText<'a>(&'a str);
 
-impl Display for Plain<'_> {
+impl Display for PrintableLogText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c {
             c if c.is_control() || is_bidi(c) => write!(f, "{}", c.escape_unicode()),
@@ -302,9 +323,9 @@ impl Display for Plain<'_> {
 }
 
 /// Exit status of a log that does not end with the run's end.
-const OPEN: u8 = 3;
+const EXIT_UNFINISHED_LOG: u8 = 3;
 
-const VERDICTS: &str = "\
+const VERDICT_HELP: &str = "\
 The first word of the output is the verdict:
   OK          the given key has signed every record, the run's end included (exit status 0)
   CHAIN ONLY  no key was given: the records continue each other, and anybody may have written them (0)

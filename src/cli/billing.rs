@@ -11,25 +11,25 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
 
-use crate::base::db::Database;
-use crate::base::secret::Secret;
-use crate::billing::books::Filter;
-use crate::billing::facts::Reader;
-use crate::billing::litellm::{Client, Settings};
-use crate::billing::{self, Books};
-use crate::cli::relay::StateDir;
+use crate::base::db::SqliteDatabase;
+use crate::base::secret::SecretString;
+use crate::billing::books::CallFilter;
+use crate::billing::facts::CallUsageReader;
+use crate::billing::litellm::{LitellmClient, LitellmConfig};
+use crate::billing::{self, BillingStore};
+use crate::cli::relay::StateDirArgs;
 use crate::config::setting::SETTINGS;
-use crate::upstream::Target;
+use crate::upstream::UpstreamUrl;
 
-pub use show::Shown;
+pub use show::BillingOutputFormat;
 
 /// Show what runs have cost, and whether LiteLLM agrees.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum BillingCommand {
     /// Show what is charged, and what somebody has to look at
     Status {
         #[command(flatten)]
-        books: Where,
+        books: BillingDbArgs,
 
         /// One line of JSON
         #[arg(long)]
@@ -38,7 +38,7 @@ pub enum Command {
     /// Show a run's receipts
     Receipts {
         #[command(flatten)]
-        books: Where,
+        books: BillingDbArgs,
 
         /// The run's id
         #[arg(value_name = "RUN", required_unless_present = "named")]
@@ -55,14 +55,14 @@ pub enum Command {
     /// Show what the calls of each day and account came to, also calls that are deleted
     Days {
         #[command(flatten)]
-        books: Where,
+        books: BillingDbArgs,
 
         /// Days from then on: a time, or how long ago
-        #[arg(long, value_name = "TIME|DURATION", default_value = "30d", value_parser = moment)]
+        #[arg(long, value_name = "TIME|DURATION", default_value = "30d", value_parser = parse_time)]
         since: SystemTime,
 
         /// Days until then: a time, or how long ago [default: now]
-        #[arg(long, value_name = "TIME|DURATION", value_parser = moment)]
+        #[arg(long, value_name = "TIME|DURATION", value_parser = parse_time)]
         until: Option<SystemTime>,
 
         /// One account's calls
@@ -76,17 +76,17 @@ pub enum Command {
     /// Compare the books with LiteLLM's spend logs, and write the receipts that are missing
     Reconcile {
         #[command(flatten)]
-        books: Where,
+        books: BillingDbArgs,
 
         #[command(flatten)]
-        litellm: Server,
+        litellm: LitellmArgs,
 
         /// Calls that began from then on: a time, or how long ago
-        #[arg(long, value_name = "TIME|DURATION", default_value = "24h", value_parser = moment)]
+        #[arg(long, value_name = "TIME|DURATION", default_value = "24h", value_parser = parse_time)]
         since: SystemTime,
 
         /// Calls that began before: a time, or how long ago [default: now]
-        #[arg(long, value_name = "TIME|DURATION", value_parser = moment)]
+        #[arg(long, value_name = "TIME|DURATION", value_parser = parse_time)]
         until: Option<SystemTime>,
 
         /// One account's calls
@@ -104,7 +104,7 @@ pub enum Command {
     /// Take the calls of finished runs into the books, from their audit logs
     Record {
         #[command(flatten)]
-        books: Where,
+        books: BillingDbArgs,
 
         /// The audit logs of runs that have ended
         #[arg(required = true, value_name = "AUDIT_LOG")]
@@ -113,7 +113,7 @@ pub enum Command {
     /// Take in what LiteLLM's callback has sent, from a file or from standard input
     Ingest {
         #[command(flatten)]
-        books: Where,
+        books: BillingDbArgs,
 
         /// A JSON array of what it has sent, or one on each line [default: standard input]
         file: Option<PathBuf>,
@@ -122,9 +122,9 @@ pub enum Command {
 
 /// Where the books are.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Where {
+pub struct BillingDbArgs {
     #[command(flatten)]
-    state: StateDir,
+    state: StateDirArgs,
 
     /// How long after its end a call may be without a receipt
     #[arg(
@@ -132,14 +132,14 @@ pub struct Where {
         value_name = "DURATION",
         env = "BILLING_RECEIPT_BOUND",
         default_value = "15m",
-        value_parser = crate::cli::flags::time
+        value_parser = crate::cli::flags::parse_duration
     )]
     receipt_bound: Duration,
 }
 
 /// Where LiteLLM is, and what lets us in.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Server {
+pub struct LitellmArgs {
     /// LiteLLM
     #[arg(
         long,
@@ -147,7 +147,7 @@ pub struct Server {
         env = "LITELLM_HOST",
         default_value = "litellm:4000"
     )]
-    litellm_host: Target,
+    litellm_host: UpstreamUrl,
 
     /// File with a key that may read spend logs [env: `LITELLM_MASTER_KEY` or `LITELLM_MASTER_KEY_FILE`]
     #[arg(long, value_name = "PATH")]
@@ -159,71 +159,83 @@ pub struct Server {
 }
 
 /// Exit status 1 where something is missing, unknown or contradicted.
-pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match command {
-            Command::Status { books, json } => status(&books.find()?, json, out).await,
-            Command::Receipts { books, run, named, json } => {
-                let run = run.or(named).unwrap_or_default();
-                receipts(&books.find()?, &run, json, out).await
+            BillingCommand::Status { books, json } => {
+                print_status(&books.open_existing()?, json, out).await
             }
-            Command::Days { books, since, until, account, json } => {
+            BillingCommand::Receipts { books, run, named, json } => {
+                let run = run.or(named).unwrap_or_default();
+                print_receipts(&books.open_existing()?, &run, json, out).await
+            }
+            BillingCommand::Days { books, since, until, account, json } => {
                 let until = until.unwrap_or_else(SystemTime::now);
-                let days = books.find()?.days(since, until, account).await?;
-                Shown { json }.days(&days, out)?;
+                let days = books.open_existing()?.daily_bills(since, until, account).await?;
+                BillingOutputFormat { json }.write_days(&days, out)?;
                 Ok(ExitCode::SUCCESS)
             }
-            Command::Reconcile { books, litellm, since, until, account, run, json } => {
+            BillingCommand::Reconcile { books, litellm, since, until, account, run, json } => {
                 let now = SystemTime::now();
-                let filter = Filter { since, until: until.unwrap_or(now), account, run };
-                let (books, client) = (books.find()?, litellm.client()?);
+                let filter = CallFilter { since, until: until.unwrap_or(now), account, run };
+                let (books, client) = (books.open_existing()?, litellm.into_client()?);
                 let report = books.reconcile(&client, &filter, now).await?;
-                Shown { json }.report(&report, books.bound(), out)?;
-                Ok(code(report.is_clean()))
+                BillingOutputFormat { json }.write_report(&report, books.receipt_bound(), out)?;
+                Ok(exit_code(report.is_clean()))
             }
-            Command::Record { books, logs } => record(&books.open()?, &logs, out).await,
-            Command::Ingest { books, file } => {
-                let ingested = books.open()?.ingest(body(file.as_deref())?).await?;
+            BillingCommand::Record { books, logs } => {
+                record_logs(&books.open_or_create()?, &logs, out).await
+            }
+            BillingCommand::Ingest { books, file } => {
+                let ingested = books.open_or_create()?.ingest(read_body(file.as_deref())?).await?;
                 serde_json::to_writer(&mut *out, &ingested)?;
                 writeln!(out)?;
-                Ok(code(ingested.invalid == 0 && ingested.conflicting == 0))
+                Ok(exit_code(ingested.invalid == 0 && ingested.conflicting == 0))
             }
         }
     })
 }
 
-async fn status(books: &Books, json: bool, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+async fn print_status(
+    books: &BillingStore,
+    json: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
     let now = SystemTime::now();
-    let (totals, flagged) = (books.totals(now).await?, books.flagged(now).await?);
-    Shown { json }.status(&totals, &flagged, out)?;
-    Ok(code(flagged.is_empty()))
+    let (totals, flagged) = (books.totals(now).await?, books.flagged_runs(now).await?);
+    BillingOutputFormat { json }.write_status(&totals, &flagged, out)?;
+    Ok(exit_code(flagged.is_empty()))
 }
 
-async fn receipts(
-    books: &Books,
+async fn print_receipts(
+    books: &BillingStore,
     run: &str,
     json: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let bill = books.summary(run).await?;
+    let bill = books.run_bill(run).await?;
     if bill.calls == 0 {
         bail!(
             "the books have no call of run `{}`; of calls that are deleted, `billing days` has the sums",
             run.escape_debug()
         );
     }
-    Shown { json }.receipts(&books.receipts(run).await?, &bill, out)?;
-    Ok(code(bill.flags.is_empty()))
+    BillingOutputFormat { json }.write_receipts(&books.receipts_of_run(run).await?, &bill, out)?;
+    Ok(exit_code(bill.flags.is_empty()))
 }
 
-async fn record(books: &Books, logs: &[PathBuf], out: &mut impl Write) -> anyhow::Result<ExitCode> {
+async fn record_logs(
+    books: &BillingStore,
+    logs: &[PathBuf],
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
     let mut is_whole = true;
     for log in logs {
         // A log that is not there yet is none for a follower; here it is a mistake.
         fs::metadata(log).with_context(|| format!("`{}`", log.display()))?;
-        let (facts, end) = Reader::open(log).finish();
-        let new = books.record(&facts).await?;
+        let (facts, end) = CallUsageReader::open(log).finish();
+        let new = books.record_calls(&facts).await?;
         writeln!(out, "{}: {} calls, {new} of them new", log.display(), facts.len())?;
         if let Err(error) = end {
             let error = anyhow::Error::from(error);
@@ -231,43 +243,45 @@ async fn record(books: &Books, logs: &[PathBuf], out: &mut impl Write) -> anyhow
             is_whole = false;
         }
     }
-    Ok(code(is_whole))
+    Ok(exit_code(is_whole))
 }
 
-impl Where {
+impl BillingDbArgs {
     /// Those that there are.
-    fn find(&self) -> anyhow::Result<Books> {
-        let path = self.path();
+    fn open_existing(&self) -> anyhow::Result<BillingStore> {
+        let path = self.database_path();
         // To look is not to make one.
         if !path.exists() {
             bail!("there are no books here: there is no `{}`; see `--state-dir`", path.display());
         }
-        self.open()
+        self.open_or_create()
     }
 
     /// Those that there are, or from now on.
-    fn open(&self) -> anyhow::Result<Books> {
-        let database = Database::open(&self.path(), &[billing::SCHEMA])?;
-        Ok(Books::new(database).with_bound(self.receipt_bound))
+    fn open_or_create(&self) -> anyhow::Result<BillingStore> {
+        let database = SqliteDatabase::open_database(&self.database_path(), &[billing::SCHEMA])?;
+        Ok(BillingStore::new(database).with_bound(self.receipt_bound))
     }
 
-    fn path(&self) -> PathBuf {
-        self.state.path().join(billing::books::FILE)
+    fn database_path(&self) -> PathBuf {
+        self.state.path().join(billing::books::DATABASE_FILE)
     }
 }
 
-impl Server {
-    fn client(self) -> anyhow::Result<Client> {
+impl LitellmArgs {
+    fn into_client(self) -> anyhow::Result<LitellmClient> {
         let setting = SETTINGS.iter().find(|setting| setting.name == "LITELLM_MASTER_KEY");
         let setting = setting.ok_or_else(|| anyhow!("there is no such setting"))?;
-        let key = setting.find(self.litellm_master_key_file, |name| std::env::var(name).ok())?;
-        let key = Secret::new(key.context("give `LITELLM_MASTER_KEY`, or its file")?);
+        let key =
+            setting.find_value(self.litellm_master_key_file, |name| std::env::var(name).ok())?;
+        let key = SecretString::new(key.context("give `LITELLM_MASTER_KEY`, or its file")?);
         let (url, ca_file) = (self.litellm_host, self.upstream_ca_file);
-        Client::new(Settings { url, key, ca_file }).context("the authorities cannot be read")
+        LitellmClient::new(LitellmConfig { url, key, ca_file })
+            .context("the authorities cannot be read")
     }
 }
 
-fn body(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
+fn read_body(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     let mut body = vec![];
     match file {
         Some(path) => {
@@ -281,7 +295,7 @@ fn body(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
 }
 
 /// `2026-11-22T09:30:00Z`, or `24h` for what was then.
-fn moment(text: &str) -> Result<SystemTime, String> {
+fn parse_time(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
         return SystemTime::now().checked_sub(ago).ok_or_else(|| "that is too long ago".to_owned());
     }
@@ -290,6 +304,6 @@ fn moment(text: &str) -> Result<SystemTime, String> {
     })
 }
 
-fn code(is_well: bool) -> ExitCode {
+fn exit_code(is_well: bool) -> ExitCode {
     if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

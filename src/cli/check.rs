@@ -5,17 +5,17 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
-use super::explain::{configuration_flags, configure};
-use crate::app::compile;
+use super::explain::{configuration_flags, load_config};
+use crate::app::compile_policy;
 
 /// The command and its flags; it also takes those of `proxy`.
 pub fn command() -> Command {
     Command::new("check")
         .about("Load a configuration, and say what is wrong with it")
-        .defer(arguments)
+        .defer(add_arguments)
 }
 
-fn arguments(command: Command) -> Command {
+fn add_arguments(command: Command) -> Command {
     command
         .after_help(
             "It knows words, rules and prices. Certificates, keys, agents, and what needs a restart are told by\nthe log of whoever serves. It takes the flags and variables of `cogni-gateway proxy`, too; the run's\nidentity and key may be left out.",
@@ -25,8 +25,8 @@ fn arguments(command: Command) -> Command {
 
 /// Says that all is well, or fails with what is not.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let config = configure(matches, |name| std::env::var(name).ok())?;
-    compile(&config)?;
+    let config = load_config(matches, |name| std::env::var(name).ok())?;
+    compile_policy(&config)?;
     let rules = &config.policy.rules;
     let examples: usize = rules.iter().map(|rule| rule.matching.len() + rule.not_match.len()).sum();
     writeln!(out, "the configuration is fine: {} rules, {examples} examples hold", rules.len())?;

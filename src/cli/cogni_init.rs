@@ -6,26 +6,26 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::sandbox::first::{COGNI_INIT, write_program};
+use crate::sandbox::first::{BUILT_IN_INIT, write_program_atomically};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CogniInitArgs {
     /// The file to write, or `-` for standard output
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
-pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(args: &CogniInitArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if args.file == Path::new("-") {
-        out.write_all(COGNI_INIT)?;
+        out.write_all(BUILT_IN_INIT)?;
     } else {
         let shown = args.file.display();
-        write_program(&args.file, COGNI_INIT).with_context(|| {
+        write_program_atomically(&args.file, BUILT_IN_INIT).with_context(|| {
             format!(
                 "`{shown}` cannot be written; name a file in a directory that is there and writable"
             )
         })?;
-        writeln!(out, "{shown} is cogni-init, {} KiB, static", COGNI_INIT.len() / 1024)?;
+        writeln!(out, "{shown} is cogni-init, {} KiB, static", BUILT_IN_INIT.len() / 1024)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -17,67 +17,71 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::audit;
-use crate::app::App;
-use crate::base::secret::Secret;
-use crate::config::Config;
-use crate::observe::access_log::Destination;
-use crate::provider::{Provider, Script, Seen};
-use client::{Answer, Client};
+use crate::app::GatewayProcess;
+use crate::base::secret::SecretString;
+use crate::config::GatewayConfig;
+use crate::observe::access_log::AccessLogDestination;
+use crate::provider::{FakeProvider, ProviderRequestLog, ProviderScript};
+use client::{DemoHttpClient, DemoResponse};
 
 /// Runs the demo and cleans up after it.
 pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let directory = Directory::new()?;
+    let directory = DemoTempDir::new()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        Box::pin(show(&directory.0, out)).await?;
-        Box::pin(agent::show(&directory.0, out)).await
+        Box::pin(run_demo(&directory.0, out)).await?;
+        Box::pin(agent::run_sandbox_demo(&directory.0, out)).await
     })?;
     let log = directory.0.join(AUDIT_LOG);
-    heading(out, "The audit log, one record a line")?;
-    audit::run(&audit::Command::Show { file: log.clone() }, out)?;
-    heading(out, "The chain, verified")?;
-    audit::run(&audit::Command::Verify { file: log, public_key: None }, out)
+    write_heading(out, "The audit log, one record a line")?;
+    audit::run(&audit::AuditCommand::Show { file: log.clone() }, out)?;
+    write_heading(out, "The chain, verified")?;
+    audit::run(&audit::AuditCommand::Verify { file: log, public_key: None }, out)
 }
 
-async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let provider =
-        Provider::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), Script::default()).await?;
-    let (upstream, seen) = (provider.addr(), provider.seen());
-    let app = App::build(configuration(directory, upstream)?)?;
+        FakeProvider::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), ProviderScript::default())
+            .await?;
+    let (upstream, seen) = (provider.addr(), provider.request_log());
+    let app = GatewayProcess::build_process(demo_config(directory, upstream)?)?;
     let stop = CancellationToken::new();
     writeln!(
         out,
         "A provider listens on {upstream}; the gateway, on a unix socket, is the agent's only way to it."
     )?;
-    writeln!(out, "The run may take {TURNS} turns. The agent holds no key.")?;
-    let socket = app.socket().context("the demo has one run")?.to_path_buf();
-    let agent = Agent { socket, seen };
+    writeln!(out, "The run may take {MAX_TURNS} turns. The agent holds no key.")?;
+    let socket = app.socket_path().context("the demo has one run")?.to_path_buf();
+    let agent = DemoAgent { socket, seen };
     let story = async {
-        let told = tell(&agent, out).await;
+        let told = narrate_calls(&agent, out).await;
         stop.cancel();
         told
     };
     let (served, (), told) =
-        tokio::join!(app.serve(stop.clone()), provider.serve(stop.clone()), story);
+        tokio::join!(app.serve_until_cancelled(stop.clone()), provider.serve(stop.clone()), story);
     told.and(served)
 }
 
-async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
-    heading(out, "1. A call")?;
+async fn narrate_calls(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Result<()> {
+    write_heading(out, "1. A call")?;
     let answer = agent
-        .call(&json!({"model": "demo", "messages": [{"role": "user", "content": "hello"}]}), &[])
+        .call_llm(
+            &json!({"model": "demo", "messages": [{"role": "user", "content": "hello"}]}),
+            &[],
+        )
         .await?;
     let text = answer.json()["choices"][0]["message"]["content"].clone();
     writeln!(out, "  agent saw      {} {text}", answer.status)?;
     writeln!(
         out,
         "  upstream saw   {}",
-        agent.upstream_saw(&["authorization", "x-litellm-end-user-id"])
+        agent.upstream_headers_seen(&["authorization", "x-litellm-end-user-id"])
     )?;
 
-    heading(out, "2. A stream; each frame is passed on when it arrives")?;
+    write_heading(out, "2. A stream; each frame is passed on when it arrives")?;
     let answer = agent
-        .call(&json!({"model": "fake/interval=40ms", "stream": true, "messages": []}), &[])
+        .call_llm(&json!({"model": "fake/interval=40ms", "stream": true, "messages": []}), &[])
         .await?;
     for (after, frame) in &answer.frames {
         writeln!(out, "  {:>4} ms  {}", after.as_millis(), excerpt(frame))?;
@@ -97,10 +101,28 @@ async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
         }
     )?;
 
-    heading(out, "3. A liar, who says it is someone else")?;
-    let answer = agent.call(&json!({"model": "demo", "messages": []}), LIES).await?;
+    narrate_refusals(agent, out).await?;
+
+    write_heading(out, "6. The last call of the budget, and one more")?;
+    let plain = json!({"model": "demo", "messages": []});
+    let answer = agent.call_llm(&plain, &[]).await?;
+    writeln!(out, "  agent saw      {}", answer.status)?;
+    let answer = agent.call_llm(&plain, &[]).await?;
+    writeln!(out, "  agent saw      {} {}", answer.status, answer.text())?;
+    writeln!(
+        out,
+        "  upstream saw   {} calls in all, and nothing of the others",
+        agent.seen.request_count()
+    )?;
+    Ok(())
+}
+
+/// Sends headers, bodies and paths that the gateway overwrites or refuses.
+async fn narrate_refusals(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Result<()> {
+    write_heading(out, "3. A liar, who says it is someone else")?;
+    let answer = agent.call_llm(&json!({"model": "demo", "messages": []}), FORGED_HEADERS).await?;
     writeln!(out, "  {:<32} {:<24} upstream saw", "header", "agent sent")?;
-    for (name, value) in LIES {
+    for (name, value) in FORGED_HEADERS {
         writeln!(out, "  {name:<32} {value:<24} {}", agent.upstream_header(name))?;
     }
     writeln!(
@@ -110,72 +132,70 @@ async fn tell(agent: &Agent, out: &mut impl Write) -> anyhow::Result<()> {
         answer.litellm_headers()
     )?;
 
-    heading(out, "4. Bodies that lie, or lead out of the sandbox")?;
-    for (what, field) in BODIES {
+    write_heading(out, "4. Bodies that lie, or lead out of the sandbox")?;
+    for (what, field) in REFUSED_BODIES {
         let mut body = json!({"model": "demo", "messages": []});
         body[*what] = serde_json::from_str(field)?;
-        let answer = agent.call(&body, &[]).await?;
-        writeln!(out, "  {:<44} {} {}", format!("{what}: {field}"), answer.status, answer.code())?;
+        let answer = agent.call_llm(&body, &[]).await?;
+        writeln!(
+            out,
+            "  {:<44} {} {}",
+            format!("{what}: {field}"),
+            answer.status,
+            answer.error_code()
+        )?;
     }
 
-    heading(out, "5. Where there is nothing to see")?;
+    write_heading(out, "5. Where there is nothing to see")?;
     for path in ["/key/list", "/v1/mcp/server", "/v1/%6dodels", "/v1/chat/../models"] {
         let answer = agent.client().get(path).await?;
         writeln!(out, "  GET {path:<24} {} {}", answer.status, answer.text())?;
     }
-
-    heading(out, "6. The last call of the budget, and one more")?;
-    let plain = json!({"model": "demo", "messages": []});
-    let answer = agent.call(&plain, &[]).await?;
-    writeln!(out, "  agent saw      {}", answer.status)?;
-    let answer = agent.call(&plain, &[]).await?;
-    writeln!(out, "  agent saw      {} {}", answer.status, answer.text())?;
-    writeln!(
-        out,
-        "  upstream saw   {} calls in all, and nothing of the others",
-        agent.seen.count()
-    )?;
     Ok(())
 }
 
 /// The untrusted side: a client on the run's socket, and what came of its calls at the other end.
-struct Agent {
+struct DemoAgent {
     socket: PathBuf,
-    seen: Arc<Seen>,
+    seen: Arc<ProviderRequestLog>,
 }
 
-impl Agent {
-    fn client(&self) -> Client<'_> {
-        Client { socket: &self.socket }
+impl DemoAgent {
+    fn client(&self) -> DemoHttpClient<'_> {
+        DemoHttpClient { socket: &self.socket }
     }
 
-    async fn call(&self, body: &Value, headers: &[(&str, &str)]) -> anyhow::Result<Answer> {
+    async fn call_llm(
+        &self,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> anyhow::Result<DemoResponse> {
         self.client().post("/v1/chat/completions", body, headers).await
     }
 
-    fn upstream_saw(&self, names: &[&str]) -> String {
+    fn upstream_headers_seen(&self, names: &[&str]) -> String {
         let shown: Vec<_> =
             names.iter().map(|name| format!("{name}: {}", self.upstream_header(name))).collect();
         shown.join(", ")
     }
 
     fn upstream_header(&self, name: &str) -> String {
-        let request = self.seen.last();
+        let request = self.seen.last_request();
         request.as_ref().and_then(|request| request.header(name)).unwrap_or("nothing").to_owned()
     }
 
     fn upstream_body(&self, key: &str) -> Value {
         self.seen
-            .last()
+            .last_request()
             .and_then(|request| request.body)
             .map_or(Value::Null, |body| body[key].clone())
     }
 }
 
 /// A temporary directory, removed at the end.
-struct Directory(PathBuf);
+struct DemoTempDir(PathBuf);
 
-impl Directory {
+impl DemoTempDir {
     fn new() -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("cogni-demo-{}", std::process::id()));
         std::fs::create_dir(&path)
@@ -184,41 +204,41 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for DemoTempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-fn configuration(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Config> {
-    let mut config = Config::default();
+fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<GatewayConfig> {
+    let mut config = GatewayConfig::default();
     "demo-run".clone_into(&mut config.identity.run);
     "acct-demo".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = upstream.to_string().parse()?;
-    config.upstream.api_key = Secret::new("sk-real-key");
-    config.budget.max_turns = Some(TURNS);
+    config.upstream.api_key = SecretString::new("sk-real-key");
+    config.budget.max_turns = Some(MAX_TURNS);
     config.audit.path = Some(directory.join(AUDIT_LOG));
-    config.access_log = Destination::Off;
-    config.check()?;
+    config.access_log = AccessLogDestination::Off;
+    config.validate()?;
     Ok(config)
 }
 
-fn heading(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
+fn write_heading(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
     Ok(writeln!(out, "\n{text}")?)
 }
 
 /// The first line of a frame, shortened.
 fn excerpt(frame: &str) -> String {
     let line = frame.lines().next().unwrap_or_default();
-    if line.chars().count() <= EXCERPT {
+    if line.chars().count() <= MAX_EXCERPT_CHARS {
         line.to_owned()
     } else {
-        line.chars().take(EXCERPT).chain(['…']).collect()
+        line.chars().take(MAX_EXCERPT_CHARS).chain(['…']).collect()
     }
 }
 
-const LIES: &[(&str, &str)] = &[
+const FORGED_HEADERS: &[(&str, &str)] = &[
     ("authorization", "Bearer stolen"),
     ("x-litellm-end-user-id", "someone-else"),
     ("x-litellm-customer-id", "someone-else"),
@@ -228,7 +248,7 @@ const LIES: &[(&str, &str)] = &[
     ("user-agent", "definitely-not-an-agent"),
 ];
 
-const BODIES: &[(&str, &str)] = &[
+const REFUSED_BODIES: &[(&str, &str)] = &[
     ("api_key", "\"sk-attacker\""),
     ("fallbacks", "[\"a-dearer-model\"]"),
     ("web_search_options", "{}"),
@@ -236,6 +256,6 @@ const BODIES: &[(&str, &str)] = &[
     ("n", "50"),
 ];
 
-const TURNS: u64 = 4;
+const MAX_TURNS: u64 = 4;
 const AUDIT_LOG: &str = "audit.jsonl";
-const EXCERPT: usize = 110;
+const MAX_EXCERPT_CHARS: usize = 110;

@@ -17,20 +17,22 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use self::asked::Asked;
-use self::explanation::{Case, Explanation};
+use self::asked::ExplainInput;
+use self::explanation::{ExplainContext, RequestExplanation};
 use super::flags;
-use crate::app::compile;
-use crate::base::secret::Secret;
-use crate::budget::{Amount, Ledger, Nanodollars, Past, Tokens};
-use crate::config::{Config, SETTINGS};
+use crate::app::compile_policy;
+use crate::base::secret::SecretString;
+use crate::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
+use crate::config::{GatewayConfig, SETTINGS};
 
 /// The command and its flags; it also takes those of `proxy`.
 pub fn command() -> Command {
-    Command::new("explain").about("Say what would become of a request, and why").defer(arguments)
+    Command::new("explain")
+        .about("Say what would become of a request, and why")
+        .defer(add_arguments)
 }
 
-fn arguments(command: Command) -> Command {
+fn add_arguments(command: Command) -> Command {
     let file = Arg::new("FILE")
         .required(true)
         .help("A request as it goes over the wire, or only its JSON body; `-` is standard input");
@@ -49,7 +51,10 @@ fn arguments(command: Command) -> Command {
         .help("Also print the request that would go upstream");
     let json =
         Arg::new("JSON").long("json").action(ArgAction::SetTrue).help("Print all of it as JSON");
-    command.after_help(EXAMPLE).args([file, route, set, upstream, json]).args(configuration_flags())
+    command
+        .after_help(AFTER_HELP)
+        .args([file, route, set, upstream, json])
+        .args(configuration_flags())
 }
 
 /// Explains the request in the file. The exit code is 1 where it would be refused.
@@ -58,15 +63,15 @@ pub fn run(
     input: impl Read,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let config = configure(matches, |name| std::env::var(name).ok())?;
-    let text = read(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
-    let asked = Asked::read(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
-    let spent = spent(matches.get_many::<String>("SET").into_iter().flatten())?;
-    let policy = compile(&config)?;
-    let past = Past { spent, age: Duration::ZERO };
-    let ledger = Arc::new(Ledger::new(config.budget.clone(), past));
-    let case = Case { config: &config, policy: &policy, ledger: &ledger };
-    let mut explanation = Explanation::of(&case, asked);
+    let config = load_config(matches, |name| std::env::var(name).ok())?;
+    let text = read_input(matches.get_one::<String>("FILE").map_or("-", String::as_str), input)?;
+    let asked = ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
+    let spent = parse_spent(matches.get_many::<String>("SET").into_iter().flatten())?;
+    let policy = compile_policy(&config)?;
+    let past = PriorUsage { spent, age: Duration::ZERO };
+    let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
+    let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
+    let mut explanation = RequestExplanation::explain_request(&case, asked);
     if !matches.get_flag("UPSTREAM") {
         explanation.upstream = None;
     }
@@ -80,7 +85,7 @@ pub fn run(
 
 /// The flags of `proxy`, which this command's help does not repeat.
 pub(super) fn configuration_flags() -> impl Iterator<Item = Arg> {
-    flags::of(SETTINGS.iter()).map(|flag| {
+    flags::flags_for(SETTINGS.iter()).map(|flag| {
         let is_hidden = flag.get_id() != "CONFIG";
         flag.hide(is_hidden)
     })
@@ -90,29 +95,29 @@ pub(super) fn configuration_flags() -> impl Iterator<Item = Arg> {
 ///
 /// # Errors
 /// A file cannot be read, or what it says is wrong or does not fit together.
-pub fn configure(
+pub fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Config> {
-    let mut config = flags::read(SETTINGS.iter(), matches, variable)?;
+) -> anyhow::Result<GatewayConfig> {
+    let mut config = flags::read_config(SETTINGS.iter(), matches, variable)?;
     for name in [&mut config.identity.run, &mut config.identity.account] {
         if name.is_empty() {
             "placeholder".clone_into(name);
         }
     }
     if config.upstream.api_key.is_empty() {
-        config.upstream.api_key = Secret::new("placeholder");
+        config.upstream.api_key = SecretString::new("placeholder");
     }
-    config.check()?;
+    config.validate()?;
     if let Some(shared) = config.shared.take() {
         for spec in shared.runs {
-            spec.within(&config, None)?;
+            spec.resolve_config(&config, None)?;
         }
     }
     Ok(config)
 }
 
-fn read(file: &str, mut input: impl Read) -> anyhow::Result<Vec<u8>> {
+fn read_input(file: &str, mut input: impl Read) -> anyhow::Result<Vec<u8>> {
     if file != "-" {
         return fs::read(file).with_context(|| format!("cannot read `{file}`"));
     }
@@ -122,8 +127,8 @@ fn read(file: &str, mut input: impl Read) -> anyhow::Result<Vec<u8>> {
 }
 
 /// What the run has spent, in the words that rules have for it.
-fn spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Amount> {
-    let mut spent = Amount::default();
+fn parse_spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<BudgetAmount> {
+    let mut spent = BudgetAmount::default();
     for given in given {
         let (name, value) = given.split_once('=').unwrap_or((given, ""));
         let number = || {
@@ -148,7 +153,7 @@ fn spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Amount> 
     Ok(spent)
 }
 
-const EXAMPLE: &str = "\
+const AFTER_HELP: &str = "\
 It takes the flags and variables of `cogni-gateway proxy`, too; the run's identity and the
 upstream's key may be left out.
 

@@ -7,17 +7,19 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches};
 
-use crate::config::{Config, LONGEST, Setting, check_variable_names};
+use crate::config::{ConfigSetting, GatewayConfig, MAX_DURATION, check_variable_names};
 
 /// One flag for each setting, and `--config`.
-pub fn of(settings: impl Iterator<Item = &'static Setting>) -> impl Iterator<Item = Arg> {
+pub fn flags_for(
+    settings: impl Iterator<Item = &'static ConfigSetting>,
+) -> impl Iterator<Item = Arg> {
     let config = Arg::new("CONFIG")
         .long("config")
         .value_name("FILE")
         .help("A TOML file with further settings [env: CONFIG]");
     let flags = settings.map(|setting| {
-        let help = format!("{} [env: {}]", setting.help, setting.variables());
-        Arg::new(setting.name).long(setting.flag()).value_name(setting.value).help(help)
+        let help = format!("{} [env: {}]", setting.help, setting.variable_names());
+        Arg::new(setting.name).long(setting.flag_name()).value_name(setting.value).help(help)
     });
     std::iter::once(config).chain(flags)
 }
@@ -26,47 +28,49 @@ pub fn of(settings: impl Iterator<Item = &'static Setting>) -> impl Iterator<Ite
 ///
 /// # Errors
 /// A file cannot be read, or a value is wrong.
-pub fn read(
-    settings: impl Iterator<Item = &'static Setting>,
+pub fn read_config(
+    settings: impl Iterator<Item = &'static ConfigSetting>,
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Config> {
-    read_with(settings, matches, variable, |_| ())
+) -> anyhow::Result<GatewayConfig> {
+    read_config_with(settings, matches, variable, |_| ())
 }
 
 /// The same, with something that is said between the file and the environment.
 ///
 /// # Errors
 /// A file cannot be read, or a value is wrong.
-pub fn read_with(
-    settings: impl Iterator<Item = &'static Setting>,
+pub fn read_config_with(
+    settings: impl Iterator<Item = &'static ConfigSetting>,
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-    between: impl FnOnce(&mut Config),
-) -> anyhow::Result<Config> {
-    let file = config_file(matches, &variable);
-    let mut config =
-        file.map_or_else(|| Ok(Config::default()), |file| Config::read(Path::new(&file)))?;
+    between: impl FnOnce(&mut GatewayConfig),
+) -> anyhow::Result<GatewayConfig> {
+    let file = config_file_path(matches, &variable);
+    let mut config = file.map_or_else(
+        || Ok(GatewayConfig::default()),
+        |file| GatewayConfig::read_file(Path::new(&file)),
+    )?;
     between(&mut config);
-    config.files.extend(config_file(matches, &variable).map(PathBuf::from));
+    config.files.extend(config_file_path(matches, &variable).map(PathBuf::from));
     for setting in settings {
-        let secret = setting.file(matches.get_one(setting.name).cloned(), &variable);
+        let secret = setting.secret_file(matches.get_one(setting.name).cloned(), &variable);
         config.files.extend(secret.map(PathBuf::from));
-        let given = setting.find(matches.get_one(setting.name).cloned(), &variable)?;
-        setting.apply(&mut config, &given.unwrap_or_default())?;
+        let given = setting.find_value(matches.get_one(setting.name).cloned(), &variable)?;
+        setting.apply_value(&mut config, &given.unwrap_or_default())?;
     }
     Ok(config)
 }
 
 /// What was given by flag or variable, as it was given; secrets are left out.
-pub fn given(
-    settings: impl Iterator<Item = &'static Setting>,
+pub fn explicit_settings(
+    settings: impl Iterator<Item = &'static ConfigSetting>,
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Vec<(&'static str, String)>> {
     let mut given = vec![];
     for setting in settings.filter(|setting| !setting.is_secret) {
-        let found = setting.find(matches.get_one(setting.name).cloned(), &variable)?;
+        let found = setting.find_value(matches.get_one(setting.name).cloned(), &variable)?;
         given.extend(found.map(|value| (setting.name, value)));
     }
     Ok(given)
@@ -86,10 +90,10 @@ pub fn check_environment() -> anyhow::Result<()> {
 ///
 /// # Errors
 /// It is none.
-pub fn time(given: &str) -> Result<Duration, &'static str> {
+pub fn parse_duration(given: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(given);
     let time = time.map_err(|_| "give a time, such as 30s, 5m or 1h 30m")?;
-    if time <= LONGEST { Ok(time) } else { Err("give a hundred years at most") }
+    if time <= MAX_DURATION { Ok(time) } else { Err("give a hundred years at most") }
 }
 
 /// A whole number, whose type says how large it may be.
@@ -118,7 +122,7 @@ pub fn address(given: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// The file with further settings, if one was given.
-pub fn config_file(
+pub fn config_file_path(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Option<String> {
@@ -127,4 +131,4 @@ pub fn config_file(
 }
 
 /// What `DRAIN_TIMEOUT_SECONDS` means where runs end before their gateways do.
-pub const AFTER_THE_END: &str = "How long calls may go on that are open at a run's end [default: 8] [env: DRAIN_TIMEOUT_SECONDS]";
+pub const DRAIN_TIMEOUT_HELP: &str = "How long calls may go on that are open at a run's end [default: 8] [env: DRAIN_TIMEOUT_SECONDS]";

@@ -9,20 +9,22 @@ use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::relay::StateDir;
-use super::run::Agents;
-use crate::base::db::Database;
-use crate::budget::{Limits, Nanodollars, Tokens};
-use crate::config::{Config, Serve};
-use crate::grant::{self, Access, Grant, Grants, Invalid, Pattern, Terms};
-use crate::journal::{self, Caps, Journal, Spending, Standing};
-use crate::relay::repository::Repository;
+use super::relay::StateDirArgs;
+use super::run::AgentsDirArgs;
+use crate::base::db::SqliteDatabase;
+use crate::budget::{BudgetLimits, Nanodollars, Tokens};
+use crate::config::{GatewayConfig, ServiceConfig};
+use crate::grant::{
+    self, AccessGrant, GrantPattern, GrantScope, GrantStore, GrantTerms, GrantTermsError,
+};
+use crate::journal::{self, GrantSpending, RunStore, SpendingCaps, SpendingStatus};
+use crate::relay::repository::RepositoryUrl;
 
 /// Where the service has them.
 #[derive(Debug, clap::Args)]
-pub struct Place {
+pub struct GrantStoreArgs {
     #[command(flatten)]
-    state: StateDir,
+    state: StateDirArgs,
 
     /// The service's file: its `serve.state_dir` counts where no other is given
     #[arg(long, value_name = "FILE", env = "CONFIG")]
@@ -31,13 +33,13 @@ pub struct Place {
 
 /// What can be done with grants.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum GrantCommand {
     /// Make a grant, and print its token, which is shown this once
-    Mint(Box<Mint>),
+    Mint(Box<MintGrantArgs>),
     /// Show all grants
     List {
         #[command(flatten)]
-        place: Place,
+        place: GrantStoreArgs,
 
         /// Those that are worth nothing any more, too
         #[arg(long)]
@@ -50,7 +52,7 @@ pub enum Command {
     /// Show one grant, all that it allows, and what is left of its money
     Show {
         #[command(flatten)]
-        place: Place,
+        place: GrantStoreArgs,
 
         /// The grant, as `grant list` names it
         id: String,
@@ -58,7 +60,7 @@ pub enum Command {
     /// Make a grant worthless; a running service knows within half a second
     Revoke {
         #[command(flatten)]
-        place: Place,
+        place: GrantStoreArgs,
 
         /// The grant, as `grant list` names it
         id: String,
@@ -71,9 +73,9 @@ pub enum Command {
 
 /// The terms of a new grant.
 #[derive(Debug, clap::Args)]
-pub struct Mint {
+pub struct MintGrantArgs {
     #[command(flatten)]
-    place: Place,
+    place: GrantStoreArgs,
 
     /// Who has it, for people
     #[arg(long)]
@@ -81,7 +83,7 @@ pub struct Mint {
 
     /// What it is for: read, runs, billing, admin
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "read,runs")]
-    access: Vec<Access>,
+    access: Vec<GrantScope>,
 
     /// Let it run agents in sandboxes
     #[arg(long)]
@@ -89,18 +91,18 @@ pub struct Mint {
 
     /// An agent that it may run, such as `sandbox:agent`; a `*` at the end stands for any rest
     #[arg(long = "agent", value_name = "NAME")]
-    agents: Vec<Pattern>,
+    agents: Vec<GrantPattern>,
 
     /// Who may be made to pay; the first does where nobody is named
     #[arg(long = "account", value_name = "ACCOUNT")]
-    accounts: Vec<Pattern>,
+    accounts: Vec<GrantPattern>,
 
     /// A repository that it may have worked on, such as `https://github.com/acme/*`
     #[arg(long = "repo", value_name = "URL")]
-    repositories: Vec<Pattern>,
+    repositories: Vec<GrantPattern>,
 
     /// When it ends by itself, such as 90d [default: never]
-    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     ttl: Option<Duration>,
 
     /// Runs that it may have at the same time
@@ -112,19 +114,19 @@ pub struct Mint {
     json: bool,
 
     #[command(flatten)]
-    catalog: Agents,
+    catalog: AgentsDirArgs,
 
     #[command(flatten)]
-    budget: Budget,
+    budget: RunBudgetArgs,
 
     #[command(flatten)]
-    money: Money,
+    money: GrantSpendingArgs,
 }
 
 /// What one run may spend at most.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "What one run may spend at most")]
-struct Budget {
+struct RunBudgetArgs {
     /// Calls that make a model generate
     #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u64>)]
     max_turns: Option<u64>,
@@ -134,43 +136,45 @@ struct Budget {
     max_total_tokens: Option<u64>,
 
     /// Money, by the price table
-    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     max_cost_usd: Option<Nanodollars>,
 
     /// How long it may last
-    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     deadline: Option<Duration>,
 }
 
 /// What all its runs may spend together.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "What all its runs may spend together")]
-struct Money {
+struct GrantSpendingArgs {
     /// Money of all its runs, by the price table [default: no limit]
-    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     max_cost_usd_total: Option<Nanodollars>,
 
     /// Money of the runs of one day (UTC) [default: no limit]
-    #[arg(long, value_name = "DOLLARS", value_parser = dollars)]
+    #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     max_cost_usd_per_day: Option<Nanodollars>,
 }
 
 /// Runs the command.
-pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(command: GrantCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
         match command {
-            Command::Mint(wanted) => mint(*wanted, out).await?,
-            Command::List { place, all, json } => list(&find(&place)?, all, json, out).await?,
-            Command::Show { place, id } => {
-                writeln!(out, "{:#}", show(&place, &id).await?)?;
+            GrantCommand::Mint(wanted) => mint_grant(*wanted, out).await?,
+            GrantCommand::List { place, all, json } => {
+                list_grants(&find(&place)?, all, json, out).await?;
             }
-            Command::Revoke { place, id, cancel_runs } => {
+            GrantCommand::Show { place, id } => {
+                writeln!(out, "{:#}", show_grant(&place, &id).await?)?;
+            }
+            GrantCommand::Revoke { place, id, cancel_runs } => {
                 let grants = find(&place)?;
                 let grant = if cancel_runs {
-                    grants.revoke_with_runs(&id).await?
+                    grants.revoke_and_cancel_runs(&id).await?
                 } else {
-                    grants.revoke(&id).await?
+                    grants.revoke_grant(&id).await?
                 };
                 writeln!(out, "{} ({}) is revoked", grant.id, grant.name)?;
             }
@@ -179,29 +183,31 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
-    let Mint { place, name, access, allow_sandbox, agents, accounts, repositories, .. } = wanted;
-    let Budget { max_turns, max_total_tokens, max_cost_usd, deadline } = wanted.budget;
-    let Money { max_cost_usd_total, max_cost_usd_per_day } = wanted.money;
-    let terms = Terms {
+async fn mint_grant(wanted: MintGrantArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let MintGrantArgs {
+        place, name, access, allow_sandbox, agents, accounts, repositories, ..
+    } = wanted;
+    let RunBudgetArgs { max_turns, max_total_tokens, max_cost_usd, deadline } = wanted.budget;
+    let GrantSpendingArgs { max_cost_usd_total, max_cost_usd_per_day } = wanted.money;
+    let terms = GrantTerms {
         access: access.into_iter().collect(),
         allow_sandbox,
         agents,
         accounts,
         repositories,
-        budget: Limits {
+        budget: BudgetLimits {
             max_turns,
             max_total_tokens: max_total_tokens.map(Tokens),
             max_cost_usd,
             deadline,
-            ..Limits::default()
+            ..BudgetLimits::default()
         },
         max_runs: wanted.max_runs,
         max_cost_usd_total,
         max_cost_usd_per_day,
     };
     // Before the file is made: who asks for nonsense should leave nothing.
-    terms.check().map_err(flagged)?;
+    terms.validate().map_err(flagged)?;
     if wanted.ttl.is_some_and(|ttl| ttl.is_zero() || ttl > MAX_TTL) {
         bail!("--ttl is from 1s to 10y; leave it out for a grant that does not end by itself");
     }
@@ -209,25 +215,30 @@ async fn mint(wanted: Mint, out: &mut impl Write) -> anyhow::Result<()> {
     let expires = wanted.ttl.map(|ttl| now + ttl);
     check_agents(&terms.agents, &wanted.catalog, &place)?;
     check_repositories(&terms.repositories)?;
-    let (grant, token) = open(&place)?.mint(&name, terms, expires).await?;
+    let (grant, token) = open_store(&place)?.mint_grant(&name, terms, expires).await?;
     if wanted.json {
-        let mut all = described(&grant, now);
-        all["token"] = token.expose().into();
+        let mut all = grant_json(&grant, now);
+        all["token"] = token.expose_secret().into();
         writeln!(out, "{all}")?;
     } else {
-        writeln!(out, "{}", token.expose())?;
+        writeln!(out, "{}", token.expose_secret())?;
     }
     Ok(())
 }
 
-async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> anyhow::Result<()> {
+async fn list_grants(
+    grants: &GrantStore,
+    all: bool,
+    json: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let now = SystemTime::now();
-    let mut grants = grants.list().await?;
-    grants.retain(|grant| all || grant.check_at(now).is_ok());
+    let mut grants = grants.list_grants().await?;
+    grants.retain(|grant| all || grant.check_valid_at(now).is_ok());
     if json {
         return Ok(grants
             .iter()
-            .try_for_each(|grant| writeln!(out, "{}", described(grant, now)))?);
+            .try_for_each(|grant| writeln!(out, "{}", grant_json(grant, now)))?);
     }
     if grants.is_empty() {
         writeln!(out, "there is no grant; `cogni-gateway grant mint` makes one")?;
@@ -236,29 +247,34 @@ async fn list(grants: &Grants, all: bool, json: bool, out: &mut impl Write) -> a
         let access: Vec<_> = grant.terms.access.iter().map(|access| access.as_str()).collect();
         let used = grant
             .used
-            .map_or_else(|| "never used".to_owned(), |used| format!("used {}", date(used)));
-        let Grant { id, name, .. } = grant;
-        writeln!(out, "{id}  {:<8} {name}: {}; {used}", state(grant, now), access.join(", "))?;
+            .map_or_else(|| "never used".to_owned(), |used| format!("used {}", format_date(used)));
+        let AccessGrant { id, name, .. } = grant;
+        writeln!(
+            out,
+            "{id}  {:<8} {name}: {}; {used}",
+            grant_state(grant, now),
+            access.join(", ")
+        )?;
     }
     Ok(())
 }
 
-async fn show(place: &Place, id: &str) -> anyhow::Result<Value> {
-    let grant = find(place)?.show(id).await?;
-    let mut all = described(&grant, SystemTime::now());
-    let Terms { max_cost_usd_total: total, max_cost_usd_per_day: per_day, .. } = grant.terms;
-    let caps = Caps { total, per_day };
+async fn show_grant(place: &GrantStoreArgs, id: &str) -> anyhow::Result<Value> {
+    let grant = find(place)?.find_grant(id).await?;
+    let mut all = grant_json(&grant, SystemTime::now());
+    let GrantTerms { max_cost_usd_total: total, max_cost_usd_per_day: per_day, .. } = grant.terms;
+    let caps = SpendingCaps { total, per_day };
     if !caps.is_none() {
-        let file = place.path()?.join("state.db");
-        let journal = Journal::new(Database::open(&file, &[journal::SCHEMA])?);
-        all["money"] = money(&caps, &journal.standing(id).await?);
+        let file = place.state_dir()?.join("state.db");
+        let journal = RunStore::new(SqliteDatabase::open_database(&file, &[journal::SCHEMA])?);
+        all["money"] = spending_json(&caps, &journal.spending_status(id).await?);
     }
     Ok(all)
 }
 
 /// A grant's caps of money, and what is left of them.
-fn money(caps: &Caps, standing: &Standing) -> Value {
-    let of = |cap: Nanodollars, spending: &Spending| {
+fn spending_json(caps: &SpendingCaps, standing: &SpendingStatus) -> Value {
+    let of = |cap: Nanodollars, spending: &GrantSpending| {
         json!({
             "cap_usd": cap,
             "charged_usd": spending.charged,
@@ -269,31 +285,35 @@ fn money(caps: &Caps, standing: &Standing) -> Value {
     json!({
         "total": caps.total.map(|cap| of(cap, &standing.total)),
         "today": caps.per_day.map(|cap| of(cap, &standing.today)),
-        "day_ends": standing.day_ends.map(date),
+        "day_ends": standing.day_ends.map(format_date),
     })
 }
 
 /// What is wrong with terms, with the flag that mends it.
-fn flagged(invalid: Invalid) -> anyhow::Error {
+fn flagged(invalid: GrantTermsError) -> anyhow::Error {
     let flag = match invalid {
-        Invalid::Access => "--access",
-        Invalid::Agents => "--agent NAME",
-        Invalid::Accounts => "--account ACCOUNT",
-        Invalid::Sandbox => "--allow-sandbox",
-        Invalid::MaxRuns => "--max-runs",
-        Invalid::Cap => "--max-cost-usd-total, --max-cost-usd-per-day",
-        Invalid::Repositories => "--repo",
-        Invalid::Name => "--name",
+        GrantTermsError::Access => "--access",
+        GrantTermsError::Agents => "--agent NAME",
+        GrantTermsError::Accounts => "--account ACCOUNT",
+        GrantTermsError::Sandbox => "--allow-sandbox",
+        GrantTermsError::MaxRuns => "--max-runs",
+        GrantTermsError::Cap => "--max-cost-usd-total, --max-cost-usd-per-day",
+        GrantTermsError::Repositories => "--repo",
+        GrantTermsError::Name => "--name",
     };
     anyhow!("{invalid} (`{flag}`)")
 }
 
 /// Checks that each pattern names an agent of the catalog that the service has.
-fn check_agents(patterns: &[Pattern], given: &Agents, place: &Place) -> anyhow::Result<()> {
+fn check_agents(
+    patterns: &[GrantPattern],
+    given: &AgentsDirArgs,
+    place: &GrantStoreArgs,
+) -> anyhow::Result<()> {
     let serve = place.serve()?;
     let catalog = given.catalog_of(serve.and_then(|serve| serve.agents_dir))?;
     let known: Vec<_> = catalog.entries().map(|entry| entry.name.as_str()).collect();
-    let is_known = |pattern: &&Pattern| known.iter().any(|name| pattern.matches(name));
+    let is_known = |pattern: &&GrantPattern| known.iter().any(|name| pattern.matches(name));
     let Some(unknown) = patterns.iter().find(|pattern| !is_known(pattern)) else { return Ok(()) };
     bail!(
         "`--agent {unknown}` names no agent of the catalog, which has `{}`; give one of them or `*`, or name the \
@@ -303,12 +323,12 @@ fn check_agents(patterns: &[Pattern], given: &Agents, place: &Place) -> anyhow::
 }
 
 /// Checks that each pattern can name a repository, or all of an owner's, of a host's or all there are.
-fn check_repositories(patterns: &[Pattern]) -> anyhow::Result<()> {
-    let is_sound = |pattern: &&Pattern| {
+fn check_repositories(patterns: &[GrantPattern]) -> anyhow::Result<()> {
+    let is_sound = |pattern: &&GrantPattern| {
         let text = pattern.as_str();
         let Some(beginning) = text.strip_suffix('*') else {
             // The service compares it with the one spelling that every URL has there.
-            return Repository::parse(text).is_ok_and(|found| {
+            return RepositoryUrl::parse(text).is_ok_and(|found| {
                 found.clone_url().trim_end_matches(".git") == text.trim_end_matches(".git")
             });
         };
@@ -319,7 +339,7 @@ fn check_repositories(patterns: &[Pattern]) -> anyhow::Result<()> {
     let Some(malformed) = patterns.iter().find(|pattern| !is_sound(pattern)) else {
         return Ok(());
     };
-    let hint = match Repository::parse(malformed.as_str()) {
+    let hint = match RepositoryUrl::parse(malformed.as_str()) {
         Ok(meant) => format!("give `{}`", meant.clone_url().trim_end_matches(".git")),
         Err(_) => {
             "give `https://HOST/OWNER/NAME`, `https://HOST/OWNER/*` or `file:///PATH`".to_owned()
@@ -329,64 +349,67 @@ fn check_repositories(patterns: &[Pattern]) -> anyhow::Result<()> {
 }
 
 /// The grants that there are. To look at them is not to make a place for them.
-fn find(place: &Place) -> anyhow::Result<Grants> {
-    let file = place.path()?.join("state.db");
+fn find(place: &GrantStoreArgs) -> anyhow::Result<GrantStore> {
+    let file = place.state_dir()?.join("state.db");
     if !file.exists() {
         bail!(
             "there are no grants here: there is no `{}`; see `--state-dir`, or make one with `cogni-gateway grant mint`",
             file.display()
         );
     }
-    open(place)
+    open_store(place)
 }
 
-fn open(place: &Place) -> anyhow::Result<Grants> {
-    Ok(Grants::new(Database::open(&place.path()?.join("state.db"), &[grant::SCHEMA])?))
+fn open_store(place: &GrantStoreArgs) -> anyhow::Result<GrantStore> {
+    Ok(GrantStore::new(SqliteDatabase::open_database(
+        &place.state_dir()?.join("state.db"),
+        &[grant::GRANT_SCHEMA],
+    )?))
 }
 
-impl Place {
+impl GrantStoreArgs {
     /// As the service itself finds it.
-    fn path(&self) -> anyhow::Result<PathBuf> {
-        if let Some(given) = self.state.given() {
+    fn state_dir(&self) -> anyhow::Result<PathBuf> {
+        if let Some(given) = self.state.explicit_path() {
             return Ok(given);
         }
-        Ok(self.serve()?.unwrap_or_default().state_dir())
+        Ok(self.serve()?.unwrap_or_default().state_directory())
     }
 
     /// The settings of the service, where its file is given.
-    fn serve(&self) -> anyhow::Result<Option<Serve>> {
+    fn serve(&self) -> anyhow::Result<Option<ServiceConfig>> {
         let file = self.config.as_deref().filter(|file| !file.as_os_str().is_empty());
-        Ok(file.map(Config::read).transpose()?.and_then(|config| config.serve))
+        Ok(file.map(GatewayConfig::read_file).transpose()?.and_then(|config| config.serve))
     }
 }
 
-fn described(grant: &Grant, now: SystemTime) -> Value {
-    let Grant { id, name, terms, created, expires, revoked, used } = grant;
+fn grant_json(grant: &AccessGrant, now: SystemTime) -> Value {
+    let AccessGrant { id, name, terms, created, expires, revoked, used } = grant;
     json!({
         "id": id,
         "name": name,
-        "state": state(grant, now),
+        "state": grant_state(grant, now),
         "terms": terms,
-        "created": date(*created),
-        "expires": expires.map(date),
-        "revoked": revoked.map(date),
-        "used": used.map(date),
+        "created": format_date(*created),
+        "expires": expires.map(format_date),
+        "revoked": revoked.map(format_date),
+        "used": used.map(format_date),
     })
 }
 
-fn state(grant: &Grant, now: SystemTime) -> &'static str {
-    match grant.check_at(now) {
+fn grant_state(grant: &AccessGrant, now: SystemTime) -> &'static str {
+    match grant.check_valid_at(now) {
         Ok(()) => "good",
         Err(_) if grant.revoked.is_some() => "revoked",
         Err(_) => "expired",
     }
 }
 
-fn dollars(given: &str) -> Result<Nanodollars, &'static str> {
+fn parse_dollars(given: &str) -> Result<Nanodollars, &'static str> {
     Nanodollars::parse(given).ok_or("give an amount of dollars, such as 2.50")
 }
 
-fn date(time: SystemTime) -> String {
+fn format_date(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 

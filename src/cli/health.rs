@@ -10,15 +10,15 @@ use anyhow::{Context, bail};
 
 /// Ask a served socket whether it answers, for a container's health check.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct HealthArgs {
     /// The run's socket.
     #[arg(long, env = "SOCKET_PATH", value_name = "PATH", default_value = "/llm-sock/llm.sock")]
     socket_path: PathBuf,
 }
 
 /// Exit status 0 where `GET /health` is answered with 200, else 1: containers' health checks know no other.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    match ask(args) {
+pub fn run(args: &HealthArgs) -> anyhow::Result<ExitCode> {
+    match check_health(args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error:#}");
@@ -27,15 +27,15 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn ask(args: &Args) -> anyhow::Result<()> {
+fn check_health(args: &HealthArgs) -> anyhow::Result<()> {
     let path = args.socket_path.display();
     let mut socket = UnixStream::connect(&args.socket_path)
         .with_context(|| format!("nothing answers on `{path}`"))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     socket.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
     let mut answer = String::new();
     socket
-        .take(MAX_ANSWER_BYTES)
+        .take(MAX_RESPONSE_BYTES)
         .read_to_string(&mut answer)
         .with_context(|| format!("`{path}` does not answer"))?;
     match answer.lines().next() {
@@ -44,5 +44,5 @@ fn ask(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
-const MAX_ANSWER_BYTES: u64 = 4096;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_RESPONSE_BYTES: u64 = 4096;

@@ -11,35 +11,35 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::JsonFields;
 
 /// What waits to be written, until it is finished.
-pub(super) struct Log {
-    lines: SyncSender<Order>,
+pub(super) struct StderrLog {
+    lines: SyncSender<LogCommand>,
 }
 
 /// One line at a time, as the subscriber writes them.
 #[derive(Clone)]
-struct Lines(SyncSender<Order>);
+struct LogLineWriter(SyncSender<LogCommand>);
 
-enum Order {
+enum LogCommand {
     Line(Vec<u8>),
     /// Say when everything before is written.
     Finish(SyncSender<()>),
 }
 
-impl Log {
+impl StderrLog {
     /// Readable on a terminal, JSON for machines if `LOG_FORMAT=json`. What a flag asks for wins over `LOG`, and both
     /// over what the command logs by default.
     pub(super) fn start(asked: Option<&str>, level: &str) -> io::Result<Self> {
-        let (lines, orders) = sync_channel(MAX_LINES);
-        thread::Builder::new().name("log".to_owned()).spawn(move || write(&orders))?;
+        let (lines, orders) = sync_channel(MAX_QUEUED_LINES);
+        thread::Builder::new().name("log".to_owned()).spawn(move || write_lines(&orders))?;
         let filter = match asked {
             Some(asked) => filter_at(asked),
             None => EnvFilter::try_from_env("LOG").unwrap_or_else(|_| filter_at(level)),
         };
-        let writer = Lines(lines.clone());
+        let writer = LogLineWriter(lines.clone());
         let log = tracing_subscriber::fmt().with_env_filter(filter);
         let log = log.with_writer(move || writer.clone());
         if std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json") {
-            log.fmt_fields(JsonFields::new()).event_format(json::Json).init();
+            log.fmt_fields(JsonFields::new()).event_format(json::JsonLogFormat).init();
         } else {
             log.with_ansi(io::stderr().is_terminal()).init();
         }
@@ -49,20 +49,20 @@ impl Log {
     /// The last words of this process, and a moment for all that was said before.
     pub(super) fn finish(self, last: Option<String>) {
         let (done, is_done) = sync_channel(1);
-        let mut lines = Lines(self.lines);
+        let mut lines = LogLineWriter(self.lines);
         if let Some(last) = last {
             let _ = writeln!(lines, "{last}");
         }
-        if lines.0.try_send(Order::Finish(done)).is_ok() {
-            let _ = is_done.recv_timeout(LAST_LINES);
+        if lines.0.try_send(LogCommand::Finish(done)).is_ok() {
+            let _ = is_done.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 }
 
-impl Write for Lines {
+impl Write for LogLineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         // What does not fit is lost, as it would be on a screen that nobody looks at.
-        let _ = self.0.try_send(Order::Line(line.to_vec()));
+        let _ = self.0.try_send(LogCommand::Line(line.to_vec()));
         Ok(line.len())
     }
 
@@ -77,17 +77,17 @@ fn filter_at(level: &str) -> EnvFilter {
     EnvFilter::new(format!("error,cogni_gateway={level}"))
 }
 
-fn write(orders: &Receiver<Order>) {
+fn write_lines(orders: &Receiver<LogCommand>) {
     while let Ok(order) = orders.recv() {
         match order {
-            Order::Line(line) => drop(io::stderr().write_all(&line)),
-            Order::Finish(done) => drop(done.try_send(())),
+            LogCommand::Line(line) => drop(io::stderr().write_all(&line)),
+            LogCommand::Finish(done) => drop(done.try_send(())),
         }
     }
 }
 
 /// Waiting to be written.
-const MAX_LINES: usize = 1024;
+const MAX_QUEUED_LINES: usize = 1024;
 
 /// For what is on its way when the process ends.
-const LAST_LINES: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);

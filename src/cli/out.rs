@@ -2,17 +2,17 @@
 
 use std::io::{self, IsTerminal, StdoutLock, Write};
 
-use super::run::shown::harmless;
+use super::run::shown::escape_for_terminal;
 
 /// What a command prints. On a terminal, nothing in it is a command to that.
-pub(super) struct Out {
+pub(super) struct StdoutWriter {
     to: StdoutLock<'static>,
     is_terminal: bool,
     /// Why something was not written.
     failed: Option<io::Error>,
 }
 
-impl Out {
+impl StdoutWriter {
     pub(super) fn stdout() -> Self {
         let to = io::stdout().lock();
         Self { is_terminal: to.is_terminal(), to, failed: None }
@@ -25,7 +25,7 @@ impl Out {
         self.failed.map_or(Ok(()), Err)
     }
 
-    fn keep<T>(&mut self, done: io::Result<T>) -> io::Result<T> {
+    fn remember_error<T>(&mut self, done: io::Result<T>) -> io::Result<T> {
         done.map_err(|error| {
             let kind = error.kind();
             if kind != io::ErrorKind::Interrupted {
@@ -36,19 +36,19 @@ impl Out {
     }
 }
 
-impl Write for Out {
+impl Write for StdoutWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = if self.is_terminal {
-            let text = harmless(&String::from_utf8_lossy(bytes));
+            let text = escape_for_terminal(&String::from_utf8_lossy(bytes));
             self.to.write_all(text.as_bytes()).map(|()| bytes.len())
         } else {
             self.to.write(bytes)
         };
-        self.keep(written)
+        self.remember_error(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let flushed = self.to.flush();
-        self.keep(flushed)
+        self.remember_error(flushed)
     }
 }

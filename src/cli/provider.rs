@@ -12,7 +12,7 @@ use clap::Command;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::provider::{Provider, Script, script};
+use crate::provider::{FakeProvider, ProviderScript, script};
 
 /// Run a fake model provider for demos, tests and benches.
 ///
@@ -20,14 +20,14 @@ use crate::provider::{Provider, Script, script};
 /// on SIGTERM or SIGINT and cuts what is open.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = after_help())]
-pub struct Args {
+pub struct ProviderArgs {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = crate::cli::flags::address)]
     pub listen: SocketAddr,
 
     /// How to answer, as in `chunks=100,interval=20ms`; requests may turn knobs in their model's name.
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
-    pub script: Script,
+    pub script: ProviderScript,
 
     /// File to append each request to, as a line of JSON when it has ended.
     #[arg(long, value_name = "FILE")]
@@ -37,11 +37,11 @@ pub struct Args {
 pub fn command() -> Command {
     Command::new("provider")
         .about("Run a fake model provider for demos, tests and benches")
-        .defer(<Args as clap::Args>::augment_args)
+        .defer(<ProviderArgs as clap::Args>::augment_args)
 }
 
 /// Serves until a signal.
-pub fn run(args: Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(args: ProviderArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
@@ -61,16 +61,18 @@ pub fn run(args: Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 
 /// Serves until `shutdown`, having announced its address on `out`.
 pub async fn serve(
-    args: Args,
+    args: ProviderArgs,
     mut out: impl Write,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let provider = Provider::bind(args.listen, args.script)
+    let provider = FakeProvider::bind(args.listen, args.script)
         .await
         .with_context(|| format!("cannot listen on `{}`", args.listen))?;
     if let Some(path) = args.record {
         let file = OpenOptions::new().create(true).append(true).open(&path);
-        provider.record_to(file.with_context(|| format!("cannot write `{}`", path.display()))?);
+        provider.record_requests_to(
+            file.with_context(|| format!("cannot write `{}`", path.display()))?,
+        );
     }
     writeln!(out, "provider listening on http://{}", provider.addr())
         .and_then(|()| out.flush())
@@ -90,6 +92,6 @@ name: `\"model\": \"fake/chunks=100\"`.
 
 Beside the models' routes there are `GET /health`, `GET /_seen?last=N` (what reached the provider),
 `DELETE /_seen` (forget it) and `POST /_gate` (let one waiting answer go on).",
-        script::help()
+        script::options_help()
     )
 }

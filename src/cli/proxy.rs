@@ -10,51 +10,52 @@ use clap::{ArgMatches, Command};
 use tracing::Instrument;
 
 use super::flags;
-use crate::admin::Admin;
-use crate::app::{App, By, Runs, Stop, descriptors};
-use crate::config::{Config, SETTINGS};
+use crate::admin::AdminSocket;
+use crate::app::{ChangeSource, GatewayProcess, RunManager, StopRequest, descriptors};
+use crate::config::{GatewayConfig, SETTINGS};
 
 /// The command and its flags: one for each setting.
 pub fn command() -> Command {
     Command::new("proxy")
         .about("Serve one run on a unix socket")
-        .defer(|command| command.after_help(EXAMPLE).args(flags::of(SETTINGS.iter())))
+        .defer(|command| command.after_help(AFTER_HELP).args(flags::flags_for(SETTINGS.iter())))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     flags::check_environment()?;
     let matches = matches.clone();
-    serve(move || configure(&matches, |name| std::env::var(name).ok()))
+    serve_runs(move || load_config(&matches, |name| std::env::var(name).ok()))
 }
 
 /// Serves what is configured until a signal ends it; another signal configures it anew.
-pub(super) fn serve(
-    configure: impl Fn() -> anyhow::Result<Config> + Clone + Send + Sync + 'static,
+pub(super) fn serve_runs(
+    configure: impl Fn() -> anyhow::Result<GatewayConfig> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<ExitCode> {
     let config = configure()?;
-    config.check_budgets_last()?;
+    config.check_budgets_durable()?;
     config.warn_of_searching_models();
-    descriptors::raise();
+    descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // A signal that comes before the process is ready must not end it half-way.
-        let signals = crate::app::ServerSignals::register()?;
+        let signals = crate::app::ServerSignals::register_handlers()?;
         // First of all else: who finds another process at its place must not touch the runs' records.
-        let admin = Admin::bind(&config.admin)?;
-        let app = App::build(config)?;
-        let stop = Stop::default();
-        let (reload, runs) = (Arc::new(app.reload()), app.runs().clone());
+        let admin = AdminSocket::bind_socket(&config.admin)?;
+        let app = GatewayProcess::build_process(config)?;
+        let stop = StopRequest::default();
+        let (reload, runs) = (Arc::new(app.config_reloader()), app.run_manager().clone());
         let by = |by| {
             let (reload, configure) = (Arc::clone(&reload), configure.clone());
             move || reload(by, configure())
         };
-        let signals = signals.obey(stop.clone(), app.access_log(), by(By::Signal));
+        let signals =
+            signals.handle_signals(stop.clone(), app.access_log(), by(ChangeSource::Signal));
         let span = app.log_span();
-        let operators = operators(admin.as_ref(), runs, by(By::Admin));
+        let operators = serve_admin(admin.as_ref(), runs, by(ChangeSource::Admin));
         tokio::select! {
             biased;
-            served = app.serve(stop.shutdown).instrument(span) => served?,
+            served = app.serve_until_cancelled(stop.shutdown).instrument(span) => served?,
             never = signals => match never {},
             never = operators => match never {},
         }
@@ -64,13 +65,13 @@ pub(super) fn serve(
 
 /// Serves the operator's socket, where there is one, for as long as the runs are served: what is
 /// draining may still have to be cut.
-async fn operators(
-    admin: Option<&Admin>,
-    runs: Runs,
+async fn serve_admin(
+    admin: Option<&AdminSocket>,
+    runs: RunManager,
     reload: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static,
 ) -> Infallible {
     if let Some(admin) = admin
-        && let Err(error) = admin.serve(runs, reload, pending()).await
+        && let Err(error) = admin.serve_requests(runs, reload, pending()).await
     {
         tracing::error!(%error, "cannot serve the operator's socket");
     }
@@ -78,19 +79,19 @@ async fn operators(
 }
 
 /// The configuration: the file, then the environment, then the flags.
-pub fn configure(
+pub fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Config> {
-    let config = flags::read(SETTINGS.iter(), matches, variable)?;
+) -> anyhow::Result<GatewayConfig> {
+    let config = flags::read_config(SETTINGS.iter(), matches, variable)?;
     if config.shared.is_some() {
         bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
     }
-    config.check()?;
+    config.validate()?;
     Ok(config)
 }
 
-const EXAMPLE: &str = "\
+const AFTER_HELP: &str = "\
 A flag wins over its variable, a variable over the file. Arguments are visible to every process, so
 a secret is given as a variable or as the path of its file.
 

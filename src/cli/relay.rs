@@ -14,22 +14,24 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::delivery::outbox::{Desk, Job, Kept, Outbox, Plan, Step};
-use crate::delivery::record::{self, Record};
-use crate::delivery::{Delivered, OUTBOX, sweep};
-use crate::relay::artifact::held_branch;
-use crate::relay::{Artifacts, Mirror};
+use crate::delivery::outbox::{
+    DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryStep, RetainedTotals, WorkspaceRow,
+};
+use crate::delivery::record::{self, JobAuditLog};
+use crate::delivery::{DeliveryStatus, OUTBOX_FILE, sweep};
+use crate::relay::artifact::held_branch_name;
+use crate::relay::{ArtifactDir, RepoMirror};
 use crate::runner::delivery;
 
-pub use setup::{Keys, Setup, StateDir};
+pub use setup::{RelayArgs, RunSecrets, StateDirArgs};
 
 /// What can be done with it.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum RelayCommand {
     /// Show what is not delivered, and why
     Status {
         #[command(flatten)]
-        state: StateDir,
+        state: StateDirArgs,
 
         /// What is delivered, too
         #[arg(long)]
@@ -42,7 +44,7 @@ pub enum Command {
     /// Deliver what is due, or one relay, now
     Retry {
         #[command(flatten)]
-        setup: Box<Setup>,
+        setup: Box<RelayArgs>,
 
         /// One relay, also where its time has not come, or it was held or failed
         #[arg(required_unless_present = "due")]
@@ -59,7 +61,7 @@ pub enum Command {
     /// Show the rules that work is judged by, as they were when it came out; their SHA-256 is in its statement
     Rules {
         #[command(flatten)]
-        state: StateDir,
+        state: StateDirArgs,
 
         /// The relay, as `relay status` names it
         id: String,
@@ -68,24 +70,24 @@ pub enum Command {
     /// workspaces stay, unless something says how old they may be
     Sweep {
         #[command(flatten)]
-        state: StateDir,
+        state: StateDirArgs,
 
         /// Throw away held and failed work, and workspaces that were left, that are older than `kept.age` of this file
         #[arg(long, value_name = "FILE", env = "COGNI_RELAY_CONFIG")]
         relay_config: Option<PathBuf>,
 
         /// What is younger stays
-        #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = crate::cli::flags::time)]
+        #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = crate::cli::flags::parse_duration)]
         older_than: Duration,
 
         /// Throw away held and failed work, and workspaces that were left, that are older than this
-        #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::time)]
+        #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::parse_duration)]
         kept_older_than: Option<Duration>,
     },
     /// Bring work that is not at its branch into the repository in the current directory, as a branch of its own
     Apply {
         #[command(flatten)]
-        state: StateDir,
+        state: StateDirArgs,
 
         /// The relay, as `relay status` names it
         id: String,
@@ -95,11 +97,11 @@ pub enum Command {
         print: bool,
     },
     /// Prove the statement beside a commit, in the repository in the current directory
-    Verify(verify::Args),
+    Verify(verify::VerifyStatementArgs),
     /// Throw away work that was held or has failed, or a workspace that was kept, with all that is in it
     Discard {
         #[command(flatten)]
-        state: StateDir,
+        state: StateDirArgs,
 
         /// The relay, as `relay status` names it
         id: String,
@@ -107,137 +109,139 @@ pub enum Command {
 }
 
 /// Exit status 1 where something is not delivered.
-pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(command: RelayCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Status { state, all, json } => show_all(&state, all, json, out),
-        Command::Retry { setup, id: Some(id), new_rules, .. } => retry(*setup, &id, new_rules, out),
-        Command::Retry { setup, id: None, .. } => retry_due(*setup, out),
-        Command::Rules { state, id } => {
-            let rules = open(&state)?.get(&id)?.order.rules;
+        RelayCommand::Status { state, all, json } => print_all(&state, all, json, out),
+        RelayCommand::Retry { setup, id: Some(id), new_rules, .. } => {
+            retry_delivery(*setup, &id, new_rules, out)
+        }
+        RelayCommand::Retry { setup, id: None, .. } => retry_due_deliveries(*setup, out),
+        RelayCommand::Rules { state, id } => {
+            let rules = open_outbox(&state)?.get(&id)?.order.rules;
             let rules =
                 rules.context("it is of an earlier version, and judged by the rules of now")?;
             write!(out, "{}", rules.as_str())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Sweep { state, relay_config, older_than, kept_older_than } => {
-            let configured = relay_config.as_deref().map(setup::judge_config).transpose()?;
+        RelayCommand::Sweep { state, relay_config, older_than, kept_older_than } => {
+            let configured = relay_config.as_deref().map(setup::load_relay_config).transpose()?;
             let age = kept_older_than.or(configured.map(|config| config.kept.age));
-            sweep(&state, (older_than, age), out)
+            sweep_state(&state, (older_than, age), out)
         }
-        Command::Apply { state, id, print } => apply(&state, &id, print, out),
-        Command::Verify(args) => Ok(status(verify::run(&args, out)?)),
-        Command::Discard { state, id } => {
-            open(&state)?.discard(&id)?;
+        RelayCommand::Apply { state, id, print } => apply_bundle(&state, &id, print, out),
+        RelayCommand::Verify(args) => Ok(exit_code(verify::run(&args, out)?)),
+        RelayCommand::Discard { state, id } => {
+            open_outbox(&state)?.discard_item(&id)?;
             writeln!(out, "it is gone")?;
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-fn sweep(
-    state: &StateDir,
+fn sweep_state(
+    state: &StateDirArgs,
     (older_than, kept_older_than): (Duration, Option<Duration>),
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let outbox = open(state)?;
+    let outbox = open_outbox(state)?;
     let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
     if let Some(before) = before {
-        let kept = outbox.expire(before)?;
+        let kept = outbox.expire_retained(before)?;
         writeln!(out, "thrown away: {kept} that were held, had failed or were left")?;
     }
-    let swept = sweep::sweep(&state.path(), &outbox, older_than)?;
-    let sweep::Swept { delivered, works, mirrors } = swept;
+    let swept = sweep::sweep_relay_state(&state.path(), &outbox, older_than)?;
+    let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
     writeln!(out, "removed: {delivered} delivered, {works} directories, {mirrors} mirrors")?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_all(
-    state: &StateDir,
+fn print_all(
+    state: &StateDirArgs,
     all: bool,
     json: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let (outbox, flag, state) = (open(state)?, state.flag(), state.path());
-    let desks = outbox.desks()?.into_iter().map(|desk| Seen::look(desk, &state));
+    let (outbox, flag, state) = (open_outbox(state)?, state.flag(), state.path());
+    let desks = outbox.workspaces()?.into_iter().map(|desk| WorkspaceView::from_row(desk, &state));
     let desks: Vec<_> = desks.collect::<Result<_, _>>()?;
-    let jobs = outbox.list(false)?;
-    let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != Step::Done).collect();
+    let jobs = outbox.list_jobs(false)?;
+    let shown: Vec<_> = jobs.iter().filter(|job| all || job.step != DeliveryStep::Done).collect();
     if json {
-        desks.iter().try_for_each(|seen| write_json(&seen.told(), out))?;
-        shown.iter().try_for_each(|job| write_json(&Delivered::of(job, &state), out))?;
+        desks.iter().try_for_each(|seen| write_json(&seen.to_status(), out))?;
+        shown.iter().try_for_each(|job| write_json(&DeliveryStatus::from_job(job, &state), out))?;
     } else {
-        desks.iter().try_for_each(|seen| show_desk(seen, &flag, out))?;
-        shown.iter().try_for_each(|job| show(job, &state, &flag, out))?;
+        desks.iter().try_for_each(|seen| print_workspace(seen, &flag, out))?;
+        shown.iter().try_for_each(|job| print_job(job, &state, &flag, out))?;
         if shown.is_empty() && desks.is_empty() {
             writeln!(out, "everything is delivered")?;
         }
-        let kept = outbox.kept(None)?;
-        if let Some(age) = kept.age() {
+        let kept = outbox.retained_totals(None)?;
+        if let Some(age) = kept.oldest_age() {
             let days = age.as_secs() / SECONDS_PER_DAY;
-            let Kept { works, bytes, .. } = kept;
+            let RetainedTotals { works, bytes, .. } = kept;
             writeln!(out, "kept: {works}, with {bytes} bytes, for {days} days at most")?;
         }
     }
-    let is_well = shown.iter().all(|job| job.step == Step::Done);
-    Ok(status(is_well && desks.iter().all(|seen| seen.goes_on)))
+    let is_well = shown.iter().all(|job| job.step == DeliveryStep::Done);
+    Ok(exit_code(is_well && desks.iter().all(|seen| seen.goes_on)))
 }
 
 /// A workspace whose work is not out, and whether its run is still at it.
-struct Seen {
-    desk: Desk,
+struct WorkspaceView {
+    desk: WorkspaceRow,
     goes_on: bool,
 }
 
-impl Seen {
+impl WorkspaceView {
     /// Whoever is at the branch is the run, or takes out what that left.
-    fn look(desk: Desk, state: &Path) -> anyhow::Result<Self> {
-        let Plan { repository, state: branch, .. } = &desk.plan;
-        let is_taken = || Mirror::is_taken(state, repository, branch.branch.key());
+    fn from_row(desk: WorkspaceRow, state: &Path) -> anyhow::Result<Self> {
+        let DeliveryPlan { repository, state: branch, .. } = &desk.plan;
+        let is_taken = || RepoMirror::is_leased(state, repository, branch.branch.key());
         let goes_on = desk.left.is_none() && is_taken()?;
         Ok(Self { desk, goes_on })
     }
 
-    fn told(&self) -> Delivered {
-        let told = Delivered::left(&self.desk);
-        let gone = (!self.goes_on).then(|| GONE.to_owned());
-        Delivered { why: told.why.or(gone), ..told }
+    fn to_status(&self) -> DeliveryStatus {
+        let told = DeliveryStatus::from_workspace(&self.desk);
+        let gone = (!self.goes_on).then(|| RUN_DIED_MESSAGE.to_owned());
+        DeliveryStatus { why: told.why.or(gone), ..told }
     }
 }
 
-fn retry(
-    setup: Setup,
+fn retry_delivery(
+    setup: RelayArgs,
     id: &str,
     new_rules: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(variable, Keys::default())?);
-    let retried = runtime()?.block_on(delivery::retry(&relay, id, new_rules))?;
+    let relay = Arc::new(setup.open_service(read_env, RunSecrets::default())?);
+    let retried = build_runtime()?.block_on(delivery::retry_delivery(&relay, id, new_rules))?;
     let Some(delivered) = retried else {
         bail!("another process is at this branch; wait for it");
     };
     write_json(&delivered, out)?;
-    Ok(status(delivered.is_well()))
+    Ok(exit_code(delivered.is_complete()))
 }
 
-fn retry_due(setup: Setup, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let relay = Arc::new(setup.open(variable, Keys::default())?);
-    let delivered = runtime()?.block_on(async {
-        delivery::take_out_left(&relay).await?;
-        anyhow::Ok(relay.resume_due(&CancellationToken::new()).await?)
+fn retry_due_deliveries(setup: RelayArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let relay = Arc::new(setup.open_service(read_env, RunSecrets::default())?);
+    let delivered = build_runtime()?.block_on(async {
+        delivery::recover_all(&relay).await?;
+        anyhow::Ok(relay.resume_due_jobs(&CancellationToken::new()).await?)
     })?;
     delivered.iter().try_for_each(|one| write_json(one, out))?;
-    Ok(status(delivered.iter().all(Delivered::is_well)))
+    Ok(exit_code(delivered.iter().all(DeliveryStatus::is_complete)))
 }
 
-fn apply(
-    state: &StateDir,
+fn apply_bundle(
+    state: &StateDirArgs,
     id: &str,
     print: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let job = open(state)?.get(id)?;
+    let job = open_outbox(state)?.get(id)?;
     let state = state.path();
-    if job.step == Step::Done {
+    if job.step == DeliveryStep::Done {
         bail!("it is delivered: `{}` has it", job.order.branch());
     }
     if !job.can_be_applied() {
@@ -246,43 +250,50 @@ fn apply(
             job.order.artifacts.display()
         );
     }
-    let line = Artifacts::at(&job.order.artifacts).apply_line(job.order.branch(), &job.id);
+    let line =
+        ArtifactDir::from_path(&job.order.artifacts).apply_command(job.order.branch(), &job.id);
     if print {
         writeln!(out, "{line}")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let record = Record::open(&state, &job, Some(setup::signing_key(&variable, &state)?))?;
+    let record =
+        JobAuditLog::open(&state, &job, Some(setup::load_signing_key(&read_env, &state)?))?;
     let quiet = line.replacen(" fetch ", " fetch --quiet ", 1);
     let done =
         process::Command::new("sh").arg("-c").arg(quiet).status().context("`sh` is missing")?;
     if !done.success() {
         bail!("git has not taken it; this is the line: {line}");
     }
-    record.applied(&job);
+    record.record_applied(&job);
     record.finish()?;
-    writeln!(out, "it is the branch `{}` here", held_branch(job.order.branch(), &job.id))?;
+    writeln!(out, "it is the branch `{}` here", held_branch_name(job.order.branch(), &job.id))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn variable(name: &str) -> Option<String> {
+fn read_env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn runtime() -> io::Result<Runtime> {
+fn build_runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-fn open(state: &StateDir) -> anyhow::Result<Outbox> {
-    let path = state.path().join(OUTBOX);
+fn open_outbox(state: &StateDirArgs) -> anyhow::Result<DeliveryOutbox> {
+    let path = state.path().join(OUTBOX_FILE);
     // To look is not to make one.
     if !path.exists() {
         bail!("nothing was ever relayed here: there is no `{}`; see `--state-dir`", path.display());
     }
-    Ok(Outbox::open(&path)?)
+    Ok(DeliveryOutbox::open(&path)?)
 }
 
-fn show(job: &Job, state: &Path, flag: &str, out: &mut impl Write) -> anyhow::Result<()> {
-    let Job { id, step, order, error, .. } = job;
+fn print_job(
+    job: &DeliveryJob,
+    state: &Path,
+    flag: &str,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let DeliveryJob { id, step, order, error, .. } = job;
     let (repository, branch, run) = (&order.repository, order.branch(), &order.facts.run);
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
     if let Some(pull) = &job.pull {
@@ -291,16 +302,16 @@ fn show(job: &Job, state: &Path, flag: &str, out: &mut impl Write) -> anyhow::Re
     if let Some(error) = error {
         writeln!(out, "    {error}")?;
     }
-    let audit = record::path(state, id);
+    let audit = record::log_path(state, id);
     if audit.exists() {
         writeln!(out, "    {}", audit.display())?;
     }
     let retried: &[&str] = match step {
-        Step::Done => return Ok(()),
-        Step::Held | Step::Failed if !job.can_be_retried() => &[],
-        Step::Held => &["retry", "retry --new-rules"],
-        Step::Failed => &["retry"],
-        _ => return Ok(show_due(job.due, out)?),
+        DeliveryStep::Done => return Ok(()),
+        DeliveryStep::Held | DeliveryStep::Failed if !job.can_be_retried() => &[],
+        DeliveryStep::Held => &["retry", "retry --new-rules"],
+        DeliveryStep::Failed => &["retry"],
+        _ => return Ok(print_due(job.due, out)?),
     };
     let applied = job.can_be_applied().then_some("apply");
     let commands = applied.into_iter().chain(retried.iter().copied()).chain(["discard"]);
@@ -318,47 +329,48 @@ fn show_commands<'c>(
         .try_for_each(|command| writeln!(out, "    cogni-gateway relay {command} {id}{flag}"))?)
 }
 
-fn show_due(due: SystemTime, out: &mut impl Write) -> io::Result<()> {
+fn print_due(due: SystemTime, out: &mut impl Write) -> io::Result<()> {
     match due.duration_since(SystemTime::now()).unwrap_or_default().as_secs() {
         0 => writeln!(out, "    due now"),
         wait => writeln!(out, "    due in {wait} s"),
     }
 }
 
-fn show_desk(seen: &Seen, flag: &str, out: &mut impl Write) -> anyhow::Result<()> {
-    let Seen { desk, goes_on } = seen;
-    let Desk { id, plan, workspace, left, due, .. } = desk;
+fn print_workspace(seen: &WorkspaceView, flag: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    let WorkspaceView { desk, goes_on } = seen;
+    let WorkspaceRow { id, plan, workspace, left, due, .. } = desk;
     let (repository, branch, run) = (&plan.repository, &plan.state.branch, &plan.facts.run);
-    let step = Delivered::left(desk).step;
+    let step = DeliveryStatus::from_workspace(desk).step;
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
     match left {
         Some(left) => {
             writeln!(out, "    {left}")?;
             writeln!(out, "    {}", workspace.display())?;
             if let Some(due) = due {
-                show_due(*due, out)?;
+                print_due(*due, out)?;
             }
             show_commands(["retry", "discard"].into_iter(), id, flag, out)?;
         }
         None if *goes_on => writeln!(out, "    its run goes on")?,
         None => {
-            writeln!(out, "    {GONE}")?;
+            writeln!(out, "    {RUN_DIED_MESSAGE}")?;
             show_commands(["retry"].into_iter(), id, flag, out)?;
         }
     }
     Ok(())
 }
 
-fn write_json(one: &Delivered, out: &mut impl Write) -> anyhow::Result<()> {
+fn write_json(one: &DeliveryStatus, out: &mut impl Write) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *out, one)?;
     Ok(writeln!(out)?)
 }
 
-fn status(is_well: bool) -> ExitCode {
+fn exit_code(is_well: bool) -> ExitCode {
     if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// What is said of a run that has left something, and did not end by itself.
-const GONE: &str = "its run was ended with its process, and what it has left is not taken out yet";
+const RUN_DIED_MESSAGE: &str =
+    "its run was ended with its process, and what it has left is not taken out yet";
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;

@@ -23,35 +23,36 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use help::{ABOUT, EXAMPLE, USAGE, section};
-use progress::Follower;
-use shown::{Place, Shown};
+use progress::ProgressPrinter;
+use shown::{OpenLineFlag, OutputRenderer};
 
-use super::relay::Keys;
-use super::{WRONG_USE, flags, without_values};
-use crate::catalog::{Catalog, Stream};
-use crate::config::{Admin, Config, SETTINGS, Setting};
-use crate::observe::access_log::Destination;
-use crate::runner::delivery::Relayed;
+use super::relay::RunSecrets;
+use super::{EXIT_USAGE, flags, hide_env_values};
+use crate::catalog::{AgentCatalog, AgentStreamFormat};
+use crate::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
+use crate::observe::access_log::AccessLogDestination;
+use crate::runner::delivery::DeliveryReport;
 use crate::runner::{
-    self, ErrorCode, Host, Llm, MODEL, Maker, Order, Prepared, Reins, Request, RunResult,
+    self, DriverChoice, GatewayOverrides, HostEnvironment, MODEL_VARIABLE, PreparedRun,
+    RunErrorCode, RunHandles, RunPlan, RunRequest, RunResult,
 };
-use crate::sandbox::output::Output;
-use crate::sandbox::spec::{Access, Size, Wanted, Workspace};
-use crate::sandbox::{First, UserRange};
-use repository::Asked;
+use crate::sandbox::output::OutputCapture;
+use crate::sandbox::spec::{ByteSize, LimitOverrides, MountAccess, WorkspaceMount};
+use crate::sandbox::{InitBinary, UserRange};
+use repository::RepositoryRequest;
 
 /// The command and its flags: its own, and one for each setting of the gateway.
 pub fn command() -> Command {
-    Command::new("run").about(ABOUT).defer(arguments)
+    Command::new("run").about(ABOUT).defer(add_arguments)
 }
 
-fn arguments(command: Command) -> Command {
+fn add_arguments(command: Command) -> Command {
     let command = command.override_usage(USAGE).after_help(EXAMPLE);
     // What a newcomer needs first comes first.
-    let mut gateway: Vec<_> = flags::of(settings()).collect();
+    let mut gateway: Vec<_> = flags::flags_for(run_settings()).collect();
     gateway.sort_by_key(|arg| help::rank(arg.get_id().as_str()));
-    let command = <Args as clap::Args>::augment_args(command).args(gateway);
-    without_values(command)
+    let command = <RunArgs as clap::Args>::augment_args(command).args(gateway);
+    hide_env_values(command)
         .about(ABOUT)
         .mut_args(|arg| match section(arg.get_id().as_str()) {
             Some(section) => arg.help_heading(section),
@@ -61,11 +62,11 @@ fn arguments(command: Command) -> Command {
         .mut_arg("ACCESS_LOG_PATH", |arg| {
             arg.help("The access log, a file [default: off] [env: ACCESS_LOG_PATH]")
         })
-        .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
+        .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::DRAIN_TIMEOUT_HELP))
 }
 
 #[derive(Debug, clap::Args)]
-struct Args {
+struct RunArgs {
     /// A file that says what to run; what is given beside it wins
     #[arg(long, value_name = "FILE")]
     spec: Option<PathBuf>,
@@ -75,14 +76,14 @@ struct Args {
     agent: Option<String>,
 
     #[command(flatten)]
-    agents: Agents,
+    agents: AgentsDirArgs,
 
     /// What the agent is to answer; `-` reads it from standard input
     #[arg(long, value_name = "TEXT")]
     message: Option<String>,
 
     /// The model's name; the program finds it in `COGNI_MODEL`
-    #[arg(long, value_name = "NAME", env = MODEL)]
+    #[arg(long, value_name = "NAME", env = MODEL_VARIABLE)]
     model: Option<String>,
 
     /// The image, by name or id; it has to be on this machine
@@ -96,10 +97,10 @@ struct Args {
     /// Who makes the sandbox: `docker`, `embedded`, which needs nothing else installed, or `auto`, which is Docker where
     /// there is an image [default: auto]
     #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
-    driver: Option<Maker>,
+    driver: Option<DriverChoice>,
 
     #[command(flatten)]
-    proxy: ProxyArgs,
+    proxy: GatewayPlacementArgs,
 
     /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
     #[arg(long)]
@@ -114,16 +115,16 @@ struct Args {
     root: Vec<PathBuf>,
 
     /// A variable for the program
-    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
 
     /// When the sandbox is ended [default: 10m]
-    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     max_runtime: Option<Duration>,
 
     /// Memory, files in memory included [default: 512m]
     #[arg(long, value_name = "SIZE")]
-    max_memory: Option<Size>,
+    max_memory: Option<ByteSize>,
 
     /// Processes and threads [default: 256]
     #[arg(long, value_name = "COUNT", value_parser = flags::count::<u32>)]
@@ -135,14 +136,14 @@ struct Args {
 
     /// What the result keeps of each of stdout and stderr [default: 1m]
     #[arg(long, value_name = "SIZE")]
-    max_output: Option<Size>,
+    max_output: Option<ByteSize>,
 
     /// What a workspace may hold that is made for the run [default: 4g]
     #[arg(long, value_name = "SIZE")]
-    max_workspace: Option<Size>,
+    max_workspace: Option<ByteSize>,
 
     /// Between SIGTERM and SIGKILL [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     grace: Option<Duration>,
 
     /// The sandbox's first process, or `none` [default: the cogni-init that this program carries]
@@ -150,8 +151,8 @@ struct Args {
     init: Option<PathBuf>,
 
     /// A few lines on how it goes, on standard error, in place of the log
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
 
     /// The users of this machine that sandboxes run as, each its own; one number is one user for all
     #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS", default_value_t)]
@@ -162,10 +163,10 @@ struct Args {
     uid: Option<UserRange>,
 
     #[command(flatten)]
-    places: Places,
+    places: SandboxPathArgs,
 
     #[command(flatten)]
-    repository: repository::Args,
+    repository: repository::RunRepositoryArgs,
 
     /// The program and its arguments, executed as they stand
     #[arg(last = true)]
@@ -174,35 +175,35 @@ struct Args {
 
 /// Which agents there are.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct Agents {
+pub(super) struct AgentsDirArgs {
     /// The catalog: a directory with a file for each agent [default: the agents that this program brings along]
     #[arg(long, value_name = "DIR", env = "COGNI_AGENTS_DIR")]
     agents_dir: Option<PathBuf>,
 }
 
-impl Agents {
-    pub(super) fn catalog(&self) -> anyhow::Result<Catalog> {
+impl AgentsDirArgs {
+    pub(super) fn load_catalog(&self) -> anyhow::Result<AgentCatalog> {
         self.catalog_of(None)
     }
 
     /// The catalog, by a directory that a file names where no other is given.
-    pub(super) fn catalog_of(&self, in_file: Option<PathBuf>) -> anyhow::Result<Catalog> {
+    pub(super) fn catalog_of(&self, in_file: Option<PathBuf>) -> anyhow::Result<AgentCatalog> {
         match self.agents_dir.clone().or(in_file) {
-            Some(directory) => Ok(Catalog::load(&directory)?),
-            None => Ok(Catalog::builtin()),
+            Some(directory) => Ok(AgentCatalog::load_directory(&directory)?),
+            None => Ok(AgentCatalog::builtin()),
         }
     }
 }
 
 /// Where sandboxes are made, and their runs have their directories.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct Places {
+pub(super) struct SandboxPathArgs {
     /// Docker Engine's socket, or Podman's [default: where Docker's own command line looks]
     #[arg(
         long,
         value_name = "PATH",
         env = "COGNI_DOCKER_SOCKET",
-        default_value_os_t = docker_socket(),
+        default_value_os_t = default_docker_socket(),
         hide_default_value = true
     )]
     pub(super) docker_socket: PathBuf,
@@ -214,10 +215,10 @@ pub(super) struct Places {
 
 /// Who serves the gateway.
 #[derive(Clone, Debug, clap::Args)]
-struct ProxyArgs {
+struct GatewayPlacementArgs {
     /// Who serves the gateway
-    #[arg(long, value_enum, default_value_t = Proxy::Process, env = "COGNI_PROXY")]
-    proxy: Proxy,
+    #[arg(long, value_enum, default_value_t = GatewayPlacement::Process, env = "COGNI_PROXY")]
+    proxy: GatewayPlacement,
 
     /// The image of the gateway's container
     #[arg(
@@ -234,7 +235,7 @@ struct ProxyArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Proxy {
+enum GatewayPlacement {
     /// This process
     Process,
     /// A container of Docker Engine's, which alone has the upstream's key
@@ -242,7 +243,7 @@ enum Proxy {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum When {
+enum ProgressMode {
     /// Where standard error is a terminal
     #[default]
     Auto,
@@ -250,8 +251,8 @@ enum When {
     Never,
 }
 
-impl When {
-    fn is_now(self) -> bool {
+impl ProgressMode {
+    fn is_enabled(self) -> bool {
         self == Self::Always || self == Self::Auto && io::stderr().is_terminal()
     }
 }
@@ -259,40 +260,41 @@ impl When {
 /// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not, 3 it is, and its work is not
 /// delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let (mut order, asked) = asked(matches, |name| env::var(name).ok())?;
+    let (mut order, asked) = parse_run(matches, |name| env::var(name).ok())?;
     runner::check_run_dir(&order.run_dir)?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
-        let sweep = order.sweep();
+        let sweep = order.leftover_sweeper();
         let ended = CancellationToken::new();
         let run = async {
             let _ended = ended.clone().drop_guard();
-            let skipped = matches!(asked, Asked::Skipped).then(Relayed::skipped);
-            if let Asked::Branch(branch) = asked {
+            let skipped = matches!(asked, RepositoryRequest::Skipped)
+                .then(DeliveryReport::skipped_without_branch);
+            if let RepositoryRequest::Branch(branch) = asked {
                 let agent = order.agent.as_ref().map(|agent| &*agent.entry);
-                let keys = Keys::of(&order.config);
-                order.target = Some(Box::pin(branch.target(agent, keys)).await?);
+                let keys = RunSecrets::from_config(&order.config);
+                order.target = Some(Box::pin(branch.acquire_target(agent, keys)).await?);
             }
-            let mut result = Box::pin(until_signalled(order, progress)).await?;
+            let mut result = Box::pin(run_with_signals(order, progress)).await?;
             result.relay = result.relay.or(skipped);
             // The run has been, and nothing was wrong about how it was asked for.
-            if let Err(error) = tell(&result, out) {
+            if let Err(error) = print_result(&result, out) {
                 tracing::error!(run = result.run_id, %error, "the result cannot be written");
                 return Ok(ExitCode::FAILURE);
             }
-            let is_delivered = result.relay.as_ref().is_none_or(Relayed::is_well);
+            let is_delivered = result.relay.as_ref().is_none_or(DeliveryReport::is_complete);
             Ok(match (result.ok, is_delivered) {
                 (true, true) => ExitCode::SUCCESS,
-                (true, false) => ExitCode::from(UNDELIVERED),
-                (false, _) if result.error_code.is_some_and(ErrorCode::is_before_start) => {
-                    ExitCode::from(WRONG_USE)
+                (true, false) => ExitCode::from(EXIT_NOT_DELIVERED),
+                (false, _) if result.error_code.is_some_and(RunErrorCode::is_before_start) => {
+                    ExitCode::from(EXIT_USAGE)
                 }
                 (false, _) => ExitCode::FAILURE,
             })
         };
         // Beside the run, which it must not hold: its result is told before the last sweep is done.
-        let (run, ()) = tokio::join!(run, sweep.forever(SWEEP_EVERY, ended.clone()));
+        let (run, ()) = tokio::join!(run, sweep.run_periodically(SWEEP_INTERVAL, ended.clone()));
         run
     });
     // What is still being shown may wait for somebody who does not look.
@@ -300,53 +302,58 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     done
 }
 
-fn tell(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
+fn print_result(result: &RunResult, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, result)?;
     writeln!(out)?;
     out.flush()
 }
 
-async fn until_signalled(order: Order, progress: When) -> anyhow::Result<RunResult> {
-    let is_shown = progress.is_now();
-    let is_told = order.agent.as_ref().is_some_and(|agent| agent.entry.stream == Stream::Events);
-    let signals = Signals::listen()?;
-    let beginning = progress::beginning(&order);
-    let prepared = Prepared::new(order)?;
-    let place = Place::default();
+async fn run_with_signals(order: RunPlan, progress: ProgressMode) -> anyhow::Result<RunResult> {
+    let is_shown = progress.is_enabled();
+    let is_told =
+        order.agent.as_ref().is_some_and(|agent| agent.entry.stream == AgentStreamFormat::Events);
+    let signals = TerminationSignals::register()?;
+    let beginning = progress::start_line(&order);
+    let prepared = PreparedRun::new(order)?;
+    let place = OpenLineFlag::default();
     if !is_shown {
-        let live = stderr()?;
+        let live = open_stderr()?;
         // A file is given every byte, a terminal none that it would obey.
         return Ok(if io::stderr().is_terminal() {
-            until(prepared, Shown::text(live, place), signals).await
+            run_until_cancelled(prepared, OutputRenderer::for_text(live, place), signals).await
         } else {
-            until(prepared, live, signals).await
+            run_until_cancelled(prepared, live, signals).await
         });
     }
-    let mut follower = Follower::new(prepared.ledger(), stderr()?, place.clone());
-    follower.write(&beginning).await;
-    let live = stderr()?;
-    let shown = if is_told { Shown::events(live, place) } else { Shown::text(live, place) };
-    let result = tokio::select! {
-        result = Box::pin(until(prepared, shown, signals)) => result,
-        never = follower.follow() => match never {},
+    let mut follower = ProgressPrinter::new(prepared.ledger(), open_stderr()?, place.clone());
+    follower.write_lines(&beginning).await;
+    let live = open_stderr()?;
+    let shown = if is_told {
+        OutputRenderer::for_events(live, place)
+    } else {
+        OutputRenderer::for_text(live, place)
     };
-    follower.tell().await;
-    follower.write(&progress::ending(&result)).await;
+    let result = tokio::select! {
+        result = Box::pin(run_until_cancelled(prepared, shown, signals)) => result,
+        never = follower.follow_calls() => match never {},
+    };
+    follower.print_new_calls().await;
+    follower.write_lines(&progress::end_line(&result)).await;
     Ok(result)
 }
 
 /// Runs to the end. Whoever asks for it is given that with the program's grace, and whoever asks twice at once; what is on
 /// its way to a branch by then is left to `relay retry`.
-async fn until(
-    prepared: Prepared,
+async fn run_until_cancelled(
+    prepared: PreparedRun,
     live: impl AsyncWrite + Unpin,
-    mut signals: Signals,
+    mut signals: TerminationSignals,
 ) -> RunResult {
     let (cancel, leave) = (CancellationToken::new(), CancellationToken::new());
-    let hurry = prepared.hurry();
-    let output = Output::new(prepared.max_output_bytes(), live);
-    let reins = Reins { cancel: cancel.clone(), leave: leave.clone(), answered: None };
-    let run = Box::pin(prepared.run_into(output, reins));
+    let hurry = prepared.force_kill_token();
+    let output = OutputCapture::new(prepared.max_output_bytes(), live);
+    let reins = RunHandles { cancel: cancel.clone(), leave: leave.clone(), answered: None };
+    let run = Box::pin(prepared.run_with_output(output, reins));
     let asked = async {
         signals.next().await;
         cancel.cancel();
@@ -363,50 +370,50 @@ async fn until(
 
 /// Whether progress is shown, in place of this process's own log.
 pub fn shows_progress(matches: &ArgMatches) -> bool {
-    matches.get_one("progress").is_some_and(|when: &When| when.is_now())
+    matches.get_one("progress").is_some_and(|when: &ProgressMode| when.is_enabled())
 }
 
 /// What the flags, variables and files ask for.
-pub fn order(
+pub fn plan_from_args(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Order> {
-    asked(matches, variable).map(|(order, _)| order)
+) -> anyhow::Result<RunPlan> {
+    parse_run(matches, variable).map(|(order, _)| order)
 }
 
-fn asked(
+fn parse_run(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<(Order, Asked)> {
-    let args = Args::from_arg_matches(matches)?;
+) -> anyhow::Result<(RunPlan, RepositoryRequest)> {
+    let args = RunArgs::from_arg_matches(matches)?;
     let proxy = match args.proxy.proxy {
-        Proxy::Process => None,
-        Proxy::Container => Some(runner::proxy::Settings {
+        GatewayPlacement::Process => None,
+        GatewayPlacement::Container => Some(runner::proxy::GatewayContainerConfig {
             docker_socket: args.places.docker_socket.clone(),
             image: args.proxy.proxy_image.clone(),
             network: args.proxy.proxy_network.clone(),
-            given: flags::given(settings(), matches, &variable)?,
-            config_file: flags::config_file(matches, &variable).map(PathBuf::from),
+            given: flags::explicit_settings(run_settings(), matches, &variable)?,
+            config_file: flags::config_file_path(matches, &variable).map(PathBuf::from),
         }),
     };
-    let file = args.spec.as_deref().map(Request::read).transpose()?.unwrap_or_default();
+    let file = args.spec.as_deref().map(RunRequest::from_file).transpose()?.unwrap_or_default();
     let (repository, given) = (args.repository.clone(), args.init.clone());
     let uids = args.uid.unwrap_or(args.uids);
-    let Places { docker_socket, run_dir } = args.places.clone();
-    let catalog = args.agents.catalog()?;
-    let request = args.request()?.over(file);
-    let init = init(given, repository.state_dir())?;
-    let host = Host { docker_socket, run_dir, init, uids };
-    let mut config = configure(matches, variable, &request)?;
-    config.files.extend(repository.private());
-    let asked = repository.asked(&config.identity.run)?;
-    if proxy.is_some() && !matches!(asked, Asked::Nothing) {
+    let SandboxPathArgs { docker_socket, run_dir } = args.places.clone();
+    let catalog = args.agents.load_catalog()?;
+    let request = args.into_request()?.with_defaults(file);
+    let init = resolve_init_binary(given, repository.state_dir())?;
+    let host = HostEnvironment { docker_socket, run_dir, init, uids };
+    let mut config = load_config(matches, variable, &request)?;
+    config.files.extend(repository.private_paths());
+    let asked = repository.into_repository_request(&config.identity.run)?;
+    if proxy.is_some() && !matches!(asked, RepositoryRequest::Nothing) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
-    let order = Order { proxy, ..request.order(config, host, &catalog)? };
+    let order = RunPlan { proxy, ..request.resolve(config, host, &catalog)? };
     // The agent would be paid for work in a workspace that has nothing of the repository in it.
-    if matches!(asked, Asked::Skipped)
-        && matches!(order.spec.workspace, Workspace::None | Workspace::Fresh)
+    if matches!(asked, RepositoryRequest::Skipped)
+        && matches!(order.spec.workspace, WorkspaceMount::None | WorkspaceMount::Fresh)
     {
         bail!(
             "`--repo` is given without a key for its branch, and without it the workspace would stay empty; name the \
@@ -416,18 +423,18 @@ fn asked(
     Ok((order, asked))
 }
 
-impl Args {
-    fn request(self) -> anyhow::Result<Request> {
-        Ok(Request {
+impl RunArgs {
+    fn into_request(self) -> anyhow::Result<RunRequest> {
+        Ok(RunRequest {
             agent: self.agent,
-            message: self.message.map(message).transpose()?,
+            message: self.message.map(read_message).transpose()?,
             driver: self.driver,
             allow_unlimited: self.allow_unlimited.then_some(true),
             image: self.image,
             rootfs: self.rootfs,
             argv: self.argv,
             env: self.env.into_iter().collect(),
-            limits: Wanted {
+            limits: LimitOverrides {
                 max_runtime: self.max_runtime,
                 max_memory: self.max_memory,
                 pids: self.pids,
@@ -435,27 +442,27 @@ impl Args {
                 max_output: self.max_output,
                 max_workspace: self.max_workspace,
             },
-            workspace: self.workspace.as_deref().map(workspace),
+            workspace: self.workspace.as_deref().map(parse_workspace),
             roots: self.root,
             grace: self.grace,
-            llm: Llm { model: self.model, ..Llm::default() },
-            ..Request::default()
+            llm: GatewayOverrides { model: self.model, ..GatewayOverrides::default() },
+            ..RunRequest::default()
         })
     }
 }
 
 /// The gateway's configuration. Standard output is the result's, so the access log is not written there.
-fn configure(
+fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-    request: &Request,
-) -> anyhow::Result<Config> {
-    let told = |config: &mut Config| request.configure(config);
-    let mut config = flags::read_with(settings(), matches, variable, told)?;
+    request: &RunRequest,
+) -> anyhow::Result<GatewayConfig> {
+    let told = |config: &mut GatewayConfig| request.apply_to_config(config);
+    let mut config = flags::read_config_with(run_settings(), matches, variable, told)?;
     if config.shared.is_some() {
         bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
     }
-    if config.admin != Admin::default() {
+    if config.admin != AdminConfig::default() {
         bail!(
             "`[admin]` is for `cogni-gateway proxy` and `cogni-gateway shared`; take it out: a signal ends this run"
         );
@@ -463,38 +470,39 @@ fn configure(
     if config.identity.run.is_empty() {
         config.identity.run = format!("run-{}", Uuid::now_v7());
     }
-    if config.access_log == Destination::Stdout {
-        config.access_log = Destination::Off;
+    if config.access_log == AccessLogDestination::Stdout {
+        config.access_log = AccessLogDestination::Off;
     }
-    config.check()?;
+    config.validate()?;
     Ok(config)
 }
 
 /// Where the socket is and whose, the runner decides; and whoever runs it can end it.
-fn settings() -> impl Iterator<Item = &'static Setting> {
-    let is_here =
-        |setting: &&Setting| !setting.name.starts_with("SOCKET_") && !setting.is_of_its_operator();
+fn run_settings() -> impl Iterator<Item = &'static ConfigSetting> {
+    let is_here = |setting: &&ConfigSetting| {
+        !setting.name.starts_with("SOCKET_") && !setting.is_operator_only()
+    };
     SETTINGS.iter().filter(is_here)
 }
 
 /// Where Docker's own command line would look, as far as that is a socket of this machine.
-fn docker_socket() -> PathBuf {
+fn default_docker_socket() -> PathBuf {
     let host = env::var("DOCKER_HOST").unwrap_or_default();
     host.strip_prefix("unix://").unwrap_or("/var/run/docker.sock").into()
 }
 
-fn workspace(given: &str) -> Workspace {
+fn parse_workspace(given: &str) -> WorkspaceMount {
     let (path, access) = match given.rsplit_once(':') {
-        None if given == "none" => return Workspace::None,
-        Some((_, "none")) => return Workspace::None,
-        Some((path, "ro")) => (path, Access::ReadOnly),
-        Some((path, "rw")) => (path, Access::ReadWrite),
-        _ => (given, Access::ReadOnly),
+        None if given == "none" => return WorkspaceMount::None,
+        Some((_, "none")) => return WorkspaceMount::None,
+        Some((path, "ro")) => (path, MountAccess::ReadOnly),
+        Some((path, "rw")) => (path, MountAccess::ReadWrite),
+        _ => (given, MountAccess::ReadOnly),
     };
-    Workspace::Directory { path: path.into(), access }
+    WorkspaceMount::Directory { path: path.into(), access }
 }
 
-fn message(given: String) -> anyhow::Result<String> {
+fn read_message(given: String) -> anyhow::Result<String> {
     if given != "-" {
         return Ok(given);
     }
@@ -503,10 +511,13 @@ fn message(given: String) -> anyhow::Result<String> {
 
 /// Returns the first process of sandboxes: the file that the operator has named, or the built-in one, which is written to the
 /// state directory.
-pub(super) fn init(given: Option<PathBuf>, state_dir: PathBuf) -> anyhow::Result<First> {
-    let Some(path) = given else { return Ok(First::BuiltIn { directory: state_dir }) };
+pub(super) fn resolve_init_binary(
+    given: Option<PathBuf>,
+    state_dir: PathBuf,
+) -> anyhow::Result<InitBinary> {
+    let Some(path) = given else { return Ok(InitBinary::BuiltIn { directory: state_dir }) };
     if path == Path::new("none") {
-        return Ok(First::None);
+        return Ok(InitBinary::None);
     }
     let found = path.canonicalize().ok().filter(|found| found.is_file());
     let found = found.with_context(|| {
@@ -515,14 +526,14 @@ pub(super) fn init(given: Option<PathBuf>, state_dir: PathBuf) -> anyhow::Result
             path.display()
         )
     })?;
-    Ok(First::Given(found))
+    Ok(InitBinary::Given(found))
 }
 
 /// How this process is asked to end.
-struct Signals([Signal; 3]);
+struct TerminationSignals([Signal; 3]);
 
-impl Signals {
-    fn listen() -> io::Result<Self> {
+impl TerminationSignals {
+    fn register() -> io::Result<Self> {
         let [terminate, interrupt, hangup] =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
         Ok(Self([terminate?, interrupt?, hangup?]))
@@ -539,22 +550,22 @@ impl Signals {
 }
 
 /// Standard error as a file, whose writes wait on a thread of their own: the gateway is not held by a terminal.
-fn stderr() -> io::Result<tokio::fs::File> {
+fn open_stderr() -> io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(File::from(io::stderr().as_fd().try_clone_to_owned()?)))
 }
 
 fn user(given: &str) -> Result<UserRange, &'static str> {
-    let user = given.parse().ok().filter(|range: &UserRange| range.single().is_some());
+    let user = given.parse().ok().filter(|range: &UserRange| range.only_user().is_some());
     user.ok_or("give the number of one user, from 1 to 2147483647, such as 1000")
 }
 
-fn variable(given: &str) -> Result<(String, String), String> {
+fn parse_variable(given: &str) -> Result<(String, String), String> {
     let (name, value) = given.split_once('=').ok_or("give NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
 /// 2 is for what could not begin.
-const UNDELIVERED: u8 = 3;
+const EXIT_NOT_DELIVERED: u8 = 3;
 
 /// How often a long run looks for what others have left.
-const SWEEP_EVERY: Duration = Duration::from_mins(5);
+const SWEEP_INTERVAL: Duration = Duration::from_mins(5);

@@ -13,7 +13,7 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::run::shown::harmless;
+use super::run::shown::escape_for_terminal;
 use client::{Client, Service};
 use events::{Event, Events};
 
@@ -124,7 +124,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
                 }
                 let stream = if stderr { "stderr" } else { "stdout" };
                 let printed = printed[stream].as_str().unwrap_or_default();
-                write!(out, "{}", harmless(printed))?;
+                write!(out, "{}", escape_for_terminal(printed))?;
                 Ok(ExitCode::SUCCESS)
             }
         }
@@ -169,7 +169,9 @@ fn print_event(Event { name, data, .. }: &Event, out: &mut impl Write) -> anyhow
         "run_started" => {
             writeln!(out, "run {}: {} begins", text(&data["run"]), text(&data["agent"]))?;
         }
-        "text_delta" => write!(out, "{}", harmless(data["text"].as_str().unwrap_or_default()))?,
+        "text_delta" => {
+            write!(out, "{}", escape_for_terminal(data["text"].as_str().unwrap_or_default()))?;
+        }
         "usage_report" => writeln!(
             out,
             "\ncall of {}: {} in, {} out, ${}",
@@ -232,7 +234,7 @@ fn print_run(run: &Value, out: &mut impl Write) -> anyhow::Result<()> {
 fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     let end = match result["error_code"].as_str() {
         None => "ok".to_owned(),
-        Some(code) => format!("{}: {}", harmless(code), text(&result["error"])),
+        Some(code) => format!("{}: {}", escape_for_terminal(code), text(&result["error"])),
     };
     writeln!(out, "{:11} {end}", "result")?;
     let usage = &result["usage"];
@@ -244,7 +246,7 @@ fn print_result(result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
             text(&usage["turns"]),
             text(&usage["input"]),
             text(&usage["output"]),
-            usage["cost_usd"].as_str().map_or_else(|| "0".to_owned(), harmless),
+            usage["cost_usd"].as_str().map_or_else(|| "0".to_owned(), escape_for_terminal),
         )?;
     }
     let relay = &result["relay"];
@@ -270,7 +272,7 @@ fn code(result: &Value) -> ExitCode {
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => harmless(text),
+        Value::String(text) => escape_for_terminal(text),
         other => other.to_string(),
     }
 }

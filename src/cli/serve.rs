@@ -14,112 +14,118 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::relay::Keys;
-use super::{flags, without_values};
-use crate::api::{Api, Limits, Listener, Proofs, Shares, Turns};
-use crate::app::{self, Seats, ServerSignals};
-use crate::base::db::Database;
-use crate::base::drain::Drain;
+use super::relay::RunSecrets;
+use super::{flags, hide_env_values};
+use crate::api::{
+    ApiLimits, ApiListener, ApiState, GrantShareLimiter, GrantWorkLimiter, ProofCache,
+};
+use crate::app::{self, GatewayHost, ServerSignals};
+use crate::base::db::SqliteDatabase;
+use crate::base::drain::TaskGroup;
 use crate::base::private_dir;
-use crate::billing::{self, Books};
-use crate::catalog::available::{Availability, MAX_AGE, Machine};
-use crate::config::{SETTINGS, Setting};
-use crate::delivery::{Error, Relay};
+use crate::billing::{self, BillingStore};
+use crate::catalog::available::{AvailabilityCache, CACHE_TTL, HostCapabilities};
+use crate::config::{ConfigSetting, SETTINGS};
+use crate::delivery::{DeliveryError, DeliveryService};
 use crate::git;
-use crate::grant::{self, Grants};
-use crate::journal::{self, Journal};
+use crate::grant::{self, GrantStore};
+use crate::journal::{self, RunStore};
 use crate::relay;
 use crate::runner;
-use crate::supervisor::{Lock, Parts, Settings, Supervisor};
+use crate::supervisor::{RunService, RunServiceConfig, RunServiceDeps, StateDirLock};
 
-pub use given::Given;
+pub use given::ServeOptions;
 
-use reload::{Bookkeeper, Reload};
+use reload::{ReconcileRunner, ServiceReloader};
 
 /// The command and its flags: its own, and one for each setting that is not about one run.
 pub fn command() -> Command {
-    Command::new("serve").about(ABOUT).defer(arguments)
+    Command::new("serve").about(ABOUT).defer(add_arguments)
 }
 
-fn arguments(command: Command) -> Command {
+fn add_arguments(command: Command) -> Command {
     // The words about it come last: flags that are put in bring their own.
-    let command = given::augment(command.after_help(EXAMPLE).args(flags::of(settings())));
-    without_values(command)
+    let command =
+        given::add_flags(command.after_help(AFTER_HELP).args(flags::flags_for(service_settings())));
+    hide_env_values(command)
         .about(ABOUT)
-        .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::AFTER_THE_END))
+        .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::DRAIN_TIMEOUT_HELP))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets runs end.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     flags::check_environment()?;
     let matches = matches.clone();
-    let read = move || Given::read(&matches, |name| std::env::var(name).ok());
+    let read = move || ServeOptions::load(&matches, |name| std::env::var(name).ok());
     let given = read()?;
-    app::descriptors::raise();
+    app::descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(Box::pin(serve(given, read)));
+    let served = runtime.block_on(Box::pin(run_service(given, read)));
     // What git is still at is in the outbox.
-    runtime.shutdown_timeout(LAST_WORDS);
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served.map(|()| ExitCode::SUCCESS)
 }
 
-async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow::Result<()> {
+async fn run_service(
+    given: ServeOptions,
+    read: impl Fn() -> anyhow::Result<ServeOptions>,
+) -> anyhow::Result<()> {
     let serve = given.serve.clone();
     // A signal that comes before the service is ready must not end it half-way.
-    let signals = ServerSignals::register()?;
+    let signals = ServerSignals::register_handlers()?;
     // First of all else: who finds another process at its place must not touch its records.
-    let listener = Listener::bind(&serve.listen)?;
+    let listener = ApiListener::bind_listener(&serve.listen)?;
     let metrics = given.config.metrics.address.map(app::bind_metrics).transpose()?;
     // And who finds another at its state must not bring that to another version.
-    let lock = Lock::take(&serve.state_dir()).await?;
-    make(&serve.run_dir)?;
-    let schemas = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
-    let seats = Seats::new(&given.config)?;
-    let writes = seats.metrics().state_writes();
-    let file = serve.database();
-    let database = Database::open_watched(&file, &schemas, writes)
+    let lock = StateDirLock::acquire(&serve.state_directory()).await?;
+    create_run_dir(&serve.run_dir)?;
+    let schemas = [grant::GRANT_SCHEMA, journal::SCHEMA, billing::SCHEMA];
+    let seats = GatewayHost::new(&given.config)?;
+    let writes = seats.metrics().state_write_recorder();
+    let file = serve.database_path();
+    let database = SqliteDatabase::open_with_commit_observer(&file, &schemas, writes)
         .with_context(|| format!("cannot serve from `{}`", file.display()))?;
-    let books = Books::new(database.clone()).with_bound(serve.receipt_bound);
-    let grants = Grants::new(database.clone());
-    let parts = Parts {
+    let books = BillingStore::new(database.clone()).with_bound(serve.receipt_bound);
+    let grants = GrantStore::new(database.clone());
+    let parts = RunServiceDeps {
         lock,
         config: given.config.clone(),
         catalog: given.catalog.clone(),
         seats: seats.clone(),
-        journal: Journal::new(database),
+        journal: RunStore::new(database),
         grants: grants.clone(),
         books: books.clone(),
-        relay: relay(&given)?,
+        relay: open_delivery_service(&given)?,
     };
-    let settings = given.settings()?;
-    let machine = machine(&settings);
-    let supervisor = Box::pin(Supervisor::open(settings, parts)).await?;
-    let api = Arc::new(Api {
+    let settings = given.run_service_config()?;
+    let machine = host_capabilities(&settings);
+    let supervisor = Box::pin(RunService::open(settings, parts)).await?;
+    let api = Arc::new(ApiState {
         books: books.clone(),
         grants,
-        anybody: serve.insecure_no_auth.then(|| Arc::new(Api::anybody())),
+        anybody: serve.insecure_no_auth.then(|| Arc::new(ApiState::anonymous_grant())),
         supervisor: supervisor.clone(),
-        availability: Availability::new(machine, MAX_AGE),
+        availability: AvailabilityCache::new(machine, CACHE_TTL),
         metrics: Arc::clone(seats.metrics()),
-        watchers: Shares::new(serve.max_watchers, serve.max_connections),
-        downloads: Shares::new(DOWNLOADS_PER_GRANT, DOWNLOADS),
-        long_reads: Turns::new(LONG_READS_PER_GRANT),
-        proofs: Proofs::new(half_of_the_processors()),
-        reports: Turns::new(REPORTS_PER_GRANT).within(REPORTS),
-        limits: Limits { connections: serve.max_connections, patience: serve.request_timeout },
-        tasks: Drain::default(),
+        watchers: GrantShareLimiter::new(serve.max_watchers, serve.max_connections),
+        downloads: GrantShareLimiter::new(MAX_DOWNLOADS_PER_GRANT, MAX_DOWNLOADS),
+        long_reads: GrantWorkLimiter::new(MAX_LONG_READS_PER_GRANT),
+        proofs: ProofCache::new(proof_concurrency()),
+        reports: GrantWorkLimiter::new(MAX_REPORTS_PER_GRANT).with_total_limit(MAX_REPORTS),
+        limits: ApiLimits { connections: serve.max_connections, patience: serve.request_timeout },
+        tasks: TaskGroup::default(),
     });
-    let stop = app::Stop::default();
+    let stop = app::StopRequest::default();
     let common = (books, Arc::clone(seats.metrics()));
-    let (bookkeeper, litellm) = Bookkeeper::new(common, &given.config, serve.reconcile_every)?;
-    let over = Reload { first: &given, supervisor: &supervisor, seats: &seats, litellm };
+    let (bookkeeper, litellm) = ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
+    let over = ServiceReloader { first: &given, supervisor: &supervisor, seats: &seats, litellm };
     let reload = || {
-        let done = read().and_then(|fresh| over.take_over(fresh));
-        seats.metrics().reloaded(done.is_ok());
+        let done = read().and_then(|fresh| over.apply(fresh));
+        seats.metrics().set_reload_status(done.is_ok());
         done
     };
-    let signals = signals.obey(stop.clone(), seats.access_log(), reload);
-    let service = Service {
+    let signals = signals.handle_signals(stop.clone(), seats.access_log(), reload);
+    let service = RunningService {
         listener,
         metrics,
         seats: seats.clone(),
@@ -135,46 +141,46 @@ async fn serve(given: Given, read: impl Fn() -> anyhow::Result<Given>) -> anyhow
 }
 
 /// All that runs until it is told to end.
-struct Service {
-    listener: Listener,
+struct RunningService {
+    listener: ApiListener,
     metrics: Option<TcpListener>,
-    seats: Seats,
-    supervisor: Supervisor,
-    api: Arc<Api>,
-    bookkeeper: Bookkeeper,
+    seats: GatewayHost,
+    supervisor: RunService,
+    api: Arc<ApiState>,
+    bookkeeper: ReconcileRunner,
 }
 
-impl Service {
-    async fn run(self, told: app::Stop, patience: Duration) -> anyhow::Result<()> {
+impl RunningService {
+    async fn run(self, told: app::StopRequest, patience: Duration) -> anyhow::Result<()> {
         let Self { listener, metrics, seats, supervisor, api, bookkeeper } = self;
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
         tracing::info!(
-            address = listener.address().map(tracing::field::display),
-            socket = listener.path().map(|path| tracing::field::display(path.display())),
+            address = listener.listen_address().map(tracing::field::display),
+            socket = listener.socket_path().map(|path| tracing::field::display(path.display())),
             metrics = metrics_address.map(tracing::field::display),
             grants = api.anybody.is_none(),
             "ready"
         );
-        let pages = seats.pages();
+        let pages = seats.metrics_pages();
         let scraped = async {
             let Some(metrics) = metrics else { return };
-            crate::base::metrics::serve(metrics, pages, stop.cancelled()).await;
+            crate::base::metrics::serve_pages(metrics, pages, stop.cancelled()).await;
         };
         let ended = async {
             told.shutdown.cancelled().await;
-            tracing::info!(runs = supervisor.live(), "draining");
+            tracing::info!(runs = supervisor.live_count(), "draining");
             // Who asks whether we are ready is answered, and who watches a run sees its end.
             supervisor.drain(Instant::now() + patience, &told.hurry).await;
             stop.cancel();
-            tasks.finish(LAST_WORDS).await;
+            tasks.shut_down(CLOSE_TIMEOUT).await;
         };
-        let served = listener.serve(&api);
-        let kept = supervisor.keep(stop.clone());
+        let served = listener.serve_api(&api);
+        let kept = supervisor.run_maintenance(stop.clone());
         let (served, (), (), (), ()) =
             tokio::join!(served, scraped, kept, bookkeeper.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;
-        seats.finish().await?;
+        seats.finish_all().await?;
         tracing::info!("stopped");
         Ok(())
     }
@@ -182,9 +188,9 @@ impl Service {
 
 /// A service without git has no repositories; whoever asks for one is told. What else is wrong with a relay is put right
 /// before anybody depends on it.
-fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
-    let keys = Keys::of(&given.config);
-    match given.relay.clone().open(|name| std::env::var(name).ok(), keys) {
+fn open_delivery_service(given: &ServeOptions) -> anyhow::Result<Option<Arc<DeliveryService>>> {
+    let keys = RunSecrets::from_config(&given.config);
+    match given.relay.clone().open_service(|name| std::env::var(name).ok(), keys) {
         Ok(relay) => Ok(Some(Arc::new(relay))),
         Err(error) if is_without_git(&error) => {
             tracing::warn!("there is no relay: {error:#}");
@@ -195,21 +201,22 @@ fn relay(given: &Given) -> anyhow::Result<Option<Arc<Relay>>> {
 }
 
 fn is_without_git(error: &anyhow::Error) -> bool {
-    let without_git =
-        |error: &_| matches!(error, Error::Relay(relay::Error::Git(git::Error::Unfit { .. })));
+    let without_git = |error: &_| {
+        matches!(error, DeliveryError::Relay(relay::RepoError::Git(git::GitError::Unfit { .. })))
+    };
     error.downcast_ref().is_some_and(without_git)
 }
 
 /// Where runs have their directories. Others may pass through, and see nothing.
-fn make(run_dir: &Path) -> anyhow::Result<()> {
+fn create_run_dir(run_dir: &Path) -> anyhow::Result<()> {
     let unusable = || format!("`serve.run_dir` is `{}`, which cannot be used", run_dir.display());
     private_dir::make(run_dir, 0o711).with_context(unusable)?;
     runner::check_run_dir(run_dir).with_context(unusable)
 }
 
 /// What this machine has for agents.
-fn machine(settings: &Settings) -> Machine {
-    Machine {
+fn host_capabilities(settings: &RunServiceConfig) -> HostCapabilities {
+    HostCapabilities {
         docker_socket: settings.host.docker_socket.clone(),
         driver: settings.driver,
         init: settings.host.init.clone(),
@@ -218,33 +225,33 @@ fn machine(settings: &Settings) -> Machine {
 }
 
 /// Proofs of audit logs at the same time: each takes a processor for as long as it reads.
-fn half_of_the_processors() -> usize {
+fn proof_concurrency() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / 2).max(1)
 }
 
-fn settings() -> impl Iterator<Item = &'static Setting> {
-    let is_here = |setting: &&Setting| !setting.is_of_one_run() && !setting.is_of_its_operator();
+fn service_settings() -> impl Iterator<Item = &'static ConfigSetting> {
+    let is_here = |setting: &&ConfigSetting| !setting.is_per_run() && !setting.is_operator_only();
     SETTINGS.iter().filter(is_here).filter(|setting| setting.name != "WORKERS")
 }
 
 /// Lists and proofs of one grant at the same time; the database has four connections for long reads of all grants.
-const LONG_READS_PER_GRANT: usize = 2;
+const MAX_LONG_READS_PER_GRANT: usize = 2;
 
 /// Files that are sent to one grant at the same time, and to all. Ours: a client needs one.
-const DOWNLOADS_PER_GRANT: usize = 4;
-const DOWNLOADS: usize = 64;
+const MAX_DOWNLOADS_PER_GRANT: usize = 4;
+const MAX_DOWNLOADS: usize = 64;
 
 /// Reports of costs that are received at the same time, of a grant and of all: each may have 16 MiB.
-const REPORTS_PER_GRANT: usize = 2;
-const REPORTS: usize = 4;
+const MAX_REPORTS_PER_GRANT: usize = 2;
+const MAX_REPORTS: usize = 4;
 
 /// For answers that are being written when the last run has ended.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const ABOUT: &str = "Serve agents, chats and runs over HTTP, for those who hold a grant";
 
-const EXAMPLE: &str = "\
+const AFTER_HELP: &str = "\
 The service's own settings stand in the file's `[serve]`; the others are what a run has that says nothing else.
 
 SIGTERM drains: `/readyz` says so, nothing new is accepted, and runs may end within `serve.drain_timeout`. SIGHUP reads

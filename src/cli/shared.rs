@@ -6,40 +6,40 @@ use anyhow::bail;
 use clap::{ArgMatches, Command};
 
 use super::{flags, proxy};
-use crate::config::{Config, SETTINGS, Setting};
+use crate::config::{ConfigSetting, GatewayConfig, SETTINGS};
 
 /// The command and its flags: one for each setting that is not about one run.
 pub fn command() -> Command {
     Command::new("shared")
         .about("Serve many runs on one address, told apart by run tokens")
-        .defer(|command| command.after_help(EXAMPLE).args(flags::of(settings())))
+        .defer(|command| command.after_help(AFTER_HELP).args(flags::flags_for(shared_settings())))
 }
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, then lets open calls finish.
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     flags::check_environment()?;
     let matches = matches.clone();
-    proxy::serve(move || configure(&matches, |name| std::env::var(name).ok()))
+    proxy::serve_runs(move || load_config(&matches, |name| std::env::var(name).ok()))
 }
 
 /// The configuration: the file, then the environment, then the flags.
-pub fn configure(
+pub fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Config> {
-    let config = flags::read(settings(), matches, variable)?;
+) -> anyhow::Result<GatewayConfig> {
+    let config = flags::read_config(shared_settings(), matches, variable)?;
     if config.shared.is_none() {
         bail!("there is no `[shared]`; name a file that has it with `--config`");
     }
-    config.check()?;
+    config.validate()?;
     Ok(config)
 }
 
-fn settings() -> impl Iterator<Item = &'static Setting> {
-    SETTINGS.iter().filter(|setting| !setting.is_of_one_run())
+fn shared_settings() -> impl Iterator<Item = &'static ConfigSetting> {
+    SETTINGS.iter().filter(|setting| !setting.is_per_run())
 }
 
-const EXAMPLE: &str = "\
+const AFTER_HELP: &str = "\
 The listener, its keys and the runs stand in the file's `[shared]`. Budgets and policy are what a
 run has that says nothing else. A client is given its run's token as its API key.
 

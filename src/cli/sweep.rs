@@ -7,13 +7,15 @@ use anyhow::bail;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 
-use super::run::Places;
-use crate::runner::sweep::{Engine, Fate, Found, Kind, Sweep, Swept};
+use super::run::SandboxPathArgs;
+use crate::runner::sweep::{
+    EngineSweepStatus, LeftoverKind, LeftoverSweeper, SweepItem, SweepOutcome, SweepReport,
+};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct SweepArgs {
     #[command(flatten)]
-    places: Places,
+    places: SandboxPathArgs,
 
     /// Remove what is orphaned; without this it is only shown
     #[arg(long)]
@@ -26,14 +28,14 @@ pub struct Args {
 
 /// Exit status 1 where something is still left behind, or could not be looked at.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let args = Args::from_arg_matches(matches)?;
+    let args = SweepArgs::from_arg_matches(matches)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Places { docker_socket, run_dir } = args.places.clone();
+    let SandboxPathArgs { docker_socket, run_dir } = args.places.clone();
     let socket = docker_socket.display().to_string();
-    let sweep = Sweep { docker_socket, run_dir, apply: args.apply, all: args.all };
+    let sweep = LeftoverSweeper { docker_socket, run_dir, apply: args.apply, all: args.all };
     let is_named = matches.value_source("run_dir") == Some(ValueSource::CommandLine);
     let is_missing = is_named && !sweep.run_dir.exists();
-    let Swept { found, engine } = runtime.block_on(sweep.sweep())?;
+    let SweepReport { found, engine } = runtime.block_on(sweep.sweep())?;
     // After a reboot only the engine may still have something of a directory's runs.
     if is_missing && found.is_empty() {
         bail!(
@@ -41,27 +43,30 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             sweep.run_dir.display()
         );
     }
-    for Found { kind, name, fate } in &found {
+    for SweepItem { kind, name, fate } in &found {
         let kind = match kind {
-            Kind::Container => "container",
-            Kind::Directory => "directory",
-            Kind::Group => "group",
+            LeftoverKind::Container => "container",
+            LeftoverKind::Directory => "directory",
+            LeftoverKind::Group => "group",
         };
-        writeln!(out, "{kind} {name}: {}", describe(fate))?;
+        writeln!(out, "{kind} {name}: {}", describe_outcome(fate))?;
     }
     match &engine {
-        Engine::Asked => (),
-        Engine::Absent => writeln!(out, "engine {socket}: not there, and so are no containers")?,
-        Engine::Failed(error) => writeln!(out, "engine {socket}: {error:#}")?,
+        EngineSweepStatus::Asked => (),
+        EngineSweepStatus::Absent => {
+            writeln!(out, "engine {socket}: not there, and so are no containers")?;
+        }
+        EngineSweepStatus::Failed(error) => writeln!(out, "engine {socket}: {error:#}")?,
     }
-    let is_left = |found: &Found| matches!(found.fate, Fate::Orphaned | Fate::Stuck(_));
+    let is_left =
+        |found: &SweepItem| matches!(found.fate, SweepOutcome::Orphaned | SweepOutcome::Stuck(_));
     let left = found.iter().filter(|found| is_left(found)).count();
     if left > 0 {
         let remedy = if args.apply { "" } else { "; `--apply` removes it" };
         writeln!(out, "{left} left behind{remedy}")?;
         return Ok(ExitCode::FAILURE);
     }
-    if let Engine::Failed(_) = engine {
+    if let EngineSweepStatus::Failed(_) = engine {
         writeln!(out, "nothing else is left behind")?;
         return Ok(ExitCode::FAILURE);
     }
@@ -69,13 +74,13 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(fate: &Fate) -> String {
+fn describe_outcome(fate: &SweepOutcome) -> String {
     match fate {
-        Fate::InUse => "in use".to_owned(),
-        Fate::Unclear => "kept: nobody can tell whose it is".to_owned(),
-        Fate::Elsewhere(run_dir) => format!("kept: of the runs in `{run_dir}`"),
-        Fate::Orphaned => "orphaned".to_owned(),
-        Fate::Removed => "removed".to_owned(),
-        Fate::Stuck(error) => format!("cannot be removed: {error}"),
+        SweepOutcome::InUse => "in use".to_owned(),
+        SweepOutcome::Unclear => "kept: nobody can tell whose it is".to_owned(),
+        SweepOutcome::Elsewhere(run_dir) => format!("kept: of the runs in `{run_dir}`"),
+        SweepOutcome::Orphaned => "orphaned".to_owned(),
+        SweepOutcome::Removed => "removed".to_owned(),
+        SweepOutcome::Stuck(error) => format!("cannot be removed: {error}"),
     }
 }

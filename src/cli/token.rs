@@ -7,18 +7,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 
-use crate::run::token::{Claims, Keys, MAX_AUDIENCE_BYTES, MAX_TOKEN_BYTES, is_audience};
+use crate::run::token::{
+    MAX_AUDIENCE_BYTES, MAX_TOKEN_BYTES, RunTokenClaims, RunTokenKeys, is_audience,
+};
 
 /// Make run tokens, or look into them.
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Command {
+pub enum TokenCommand {
     /// Print a token that a run's client uses as its API key.
     Mint {
         /// The run that the token stands for.
         #[arg(long, value_name = "ID")]
         run_id: String,
         /// How long it is valid, such as `1h` or `30m`.
-        #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::time)]
+        #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
         ttl: Duration,
         /// The key that signs it [default: the first of the file].
         #[arg(long, value_name = "ID")]
@@ -42,43 +44,49 @@ pub enum Command {
 }
 
 /// Runs the command. The exit code is 1 where a token can be read and is not valid.
-pub fn run(command: &Command, input: impl Read, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(
+    command: &TokenCommand,
+    input: impl Read,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Mint { run_id, ttl, key_id, audience, keys_file } => {
-            let keys = Keys::read(keys_file)?.for_audience(audience.as_deref());
-            let token = keys.mint(run_id, *ttl, key_id.as_deref(), SystemTime::now())?;
+        TokenCommand::Mint { run_id, ttl, key_id, audience, keys_file } => {
+            let keys = RunTokenKeys::read_file(keys_file)?.for_audience(audience.as_deref());
+            let token = keys.mint_token(run_id, *ttl, key_id.as_deref(), SystemTime::now())?;
             writeln!(out, "{token}")?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Inspect { audience, keys_file } => {
-            let token = read(input)?;
-            let keys = keys_file.as_deref().map(Keys::read).transpose()?;
+        TokenCommand::Inspect { audience, keys_file } => {
+            let token = read_token(input)?;
+            let keys = keys_file.as_deref().map(RunTokenKeys::read_file).transpose()?;
             let keys = keys.map(|keys| keys.for_audience(audience.as_deref()));
-            inspect(token.trim(), keys.as_ref(), SystemTime::now(), out)
+            inspect_token(token.trim(), keys.as_ref(), SystemTime::now(), out)
         }
     }
 }
 
 /// Says what a token says, and whether it may be believed at `now`.
-pub fn inspect(
+pub fn inspect_token(
     token: &str,
-    keys: Option<&Keys>,
+    keys: Option<&RunTokenKeys>,
     now: SystemTime,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let Some((key_id, claims)) = Claims::peek(token) else { bail!(NOT_A_TOKEN) };
+    let Some((key_id, claims)) = RunTokenClaims::decode_unverified(token) else {
+        bail!(NOT_A_TOKEN_MESSAGE)
+    };
     writeln!(out, "run      {}", claims.run)?;
     if let Some(audience) = &claims.audience {
         writeln!(out, "audience {audience}")?;
     }
     writeln!(out, "key      {key_id}")?;
-    writeln!(out, "issued   {}", date(claims.issued))?;
-    writeln!(out, "expires  {}", date(claims.expires))?;
+    writeln!(out, "issued   {}", format_date(claims.issued))?;
+    writeln!(out, "expires  {}", format_date(claims.expires))?;
     let Some(keys) = keys else {
         writeln!(out, "valid    not known; name the keys with --keys-file")?;
         return Ok(ExitCode::FAILURE);
     };
-    match keys.verify(token, now) {
+    match keys.verify_token(token, now) {
         Ok(_) => {
             writeln!(out, "valid    yes")?;
             Ok(ExitCode::SUCCESS)
@@ -91,7 +99,7 @@ pub fn inspect(
 }
 
 /// A token and a line end, but not more than that: what is no token is not read to its end.
-fn read(input: impl Read) -> anyhow::Result<String> {
+fn read_token(input: impl Read) -> anyhow::Result<String> {
     let mut token = String::new();
     let limit = MAX_TOKEN_BYTES as u64 + 2;
     input.take(limit).read_to_string(&mut token).context("cannot read a token from stdin")?;
@@ -105,15 +113,15 @@ fn audience(given: &str) -> Result<String, String> {
     })
 }
 
-fn date(seconds: u64) -> String {
-    if seconds > END_OF_9999 {
+fn format_date(seconds: u64) -> String {
+    if seconds > MAX_RFC3339_SECONDS {
         return format!("{seconds} seconds after 1970");
     }
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
 }
 
-const NOT_A_TOKEN: &str =
+const NOT_A_TOKEN_MESSAGE: &str =
     "this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)";
 
 /// The last second that RFC 3339 can write.
-const END_OF_9999: u64 = 253_402_300_799;
+const MAX_RFC3339_SECONDS: u64 = 253_402_300_799;

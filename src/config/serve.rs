@@ -11,25 +11,25 @@ use serde::Deserialize;
 
 use crate::base::time::MAX_TIME;
 use crate::billing::books::MIN_RETENTION;
-use crate::catalog::Maker;
+use crate::catalog::DriverChoice;
 use crate::sandbox::UserRange;
 
 /// Agents, chats and runs over HTTP: `cogni-gateway serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Serve {
-    pub listen: Place,
+pub struct ServiceConfig {
+    pub listen: ListenAddress,
     /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket.
     pub insecure_no_auth: bool,
     /// Everything that has to outlive the process. Nothing in it is ever shown to a sandbox. Without it, it is where every
-    /// command looks: [`Serve::state_dir()`].
+    /// command looks: [`ServiceConfig::state_directory()`].
     pub state_dir: Option<PathBuf>,
     /// Where runs have their directories, which go with them.
     pub run_dir: PathBuf,
     /// A file for each agent; without it, those that this program brings along.
     pub agents_dir: Option<PathBuf>,
     /// For agents that do not say.
-    pub driver: Maker,
+    pub driver: DriverChoice,
     pub docker_socket: PathBuf,
     /// Whether the embedded driver may do without limits on memory, processes and processors.
     pub allow_unlimited: bool,
@@ -73,33 +73,35 @@ pub struct Serve {
 /// Where a service listens.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub enum Place {
+pub enum ListenAddress {
     Tcp(SocketAddr),
     /// Open to its owner only.
     Unix(PathBuf),
 }
 
-impl Serve {
+impl ServiceConfig {
     /// # Errors
     /// What does not fit together, and what to do about it.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn validate(&self) -> anyhow::Result<()> {
         let counts = [
             ("max_runs", self.max_runs),
             ("max_connections", self.max_connections),
             ("max_watchers", self.max_watchers),
         ];
         if let Some((name, given)) =
-            counts.into_iter().find(|(_, given)| !(1..=MOST).contains(given))
+            counts.into_iter().find(|(_, given)| !(1..=MAX_COUNT).contains(given))
         {
-            bail!("`serve.{name}` is `{given}`; give 1 to {MOST}");
+            bail!("`serve.{name}` is `{given}`; give 1 to {MAX_COUNT}");
         }
-        self.check_times()?;
+        self.validate_times()?;
         match &self.listen {
-            Place::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => bail!(
-                "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; whoever reaches that address \
+            ListenAddress::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => {
+                bail!(
+                    "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; whoever reaches that address \
                  could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants"
-            ),
-            Place::Unix(path) if path.starts_with(&self.run_dir) => bail!(
+                )
+            }
+            ListenAddress::Unix(path) if path.starts_with(&self.run_dir) => bail!(
                 "`serve.listen` is `unix:{}`, below `serve.run_dir`, where sandboxes have their sockets; give it a \
                  directory of its own",
                 path.display()
@@ -109,7 +111,7 @@ impl Serve {
     }
 
     /// What is longer cannot be counted to, and some must take a while.
-    fn check_times(&self) -> anyhow::Result<()> {
+    fn validate_times(&self) -> anyhow::Result<()> {
         let (any, some, a_while) =
             (Duration::ZERO, Duration::from_millis(1), Duration::from_secs(1));
         let times = [
@@ -123,17 +125,21 @@ impl Serve {
             ("receipt_bound", self.receipt_bound, any),
             ("reconcile_every", self.reconcile_every, a_while),
         ];
-        let wrong = times.into_iter().find(|(_, given, least)| !(*least..=LONGEST).contains(given));
+        let wrong =
+            times.into_iter().find(|(_, given, least)| !(*least..=MAX_DURATION).contains(given));
         let Some((name, given, least)) = wrong else { return Ok(()) };
         let (given, least) = (humantime::format_duration(given), humantime::format_duration(least));
-        bail!("`serve.{name}` is `{given}`; give {least} to {}d", LONGEST.as_secs() / DAY)
+        bail!(
+            "`serve.{name}` is `{given}`; give {least} to {}d",
+            MAX_DURATION.as_secs() / SECONDS_PER_DAY
+        )
     }
 
     /// Says whether others may follow these while the service runs.
     ///
     /// # Errors
     /// What needs a restart.
-    pub fn check_lasting(&self, next: &Self) -> anyhow::Result<()> {
+    pub fn check_reloadable(&self, next: &Self) -> anyhow::Result<()> {
         // Agents are read again, from wherever they are now.
         let same = Self { agents_dir: self.agents_dir.clone(), ..next.clone() };
         if same != *self {
@@ -145,28 +151,28 @@ impl Serve {
     }
 
     /// Where everything is that has to outlive the process.
-    pub fn state_dir(&self) -> PathBuf {
-        self.state_dir.clone().unwrap_or_else(default_state)
+    pub fn state_directory(&self) -> PathBuf {
+        self.state_dir.clone().unwrap_or_else(default_state_directory)
     }
 
     /// The service's database.
-    pub fn database(&self) -> PathBuf {
-        self.state_dir().join("state.db")
+    pub fn database_path(&self) -> PathBuf {
+        self.state_directory().join("state.db")
     }
 }
 
-impl Default for Serve {
+impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
-            listen: Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070))),
+            listen: ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070))),
             insecure_no_auth: false,
             state_dir: None,
             run_dir: PathBuf::from("/run/cogni"),
             agents_dir: None,
-            driver: Maker::Auto,
+            driver: DriverChoice::Auto,
             docker_socket: PathBuf::from("/var/run/docker.sock"),
             allow_unlimited: false,
-            uids: UserRange::DEFAULT,
+            uids: UserRange::DEFAULT_RANGE,
             // A sandbox is given 512 MiB by default, of which few use all.
             max_runs: 64,
             // A watcher for each of a thousand runs, and as many who look in between.
@@ -185,7 +191,7 @@ impl Default for Serve {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for ListenAddress {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
@@ -199,7 +205,7 @@ impl FromStr for Place {
     }
 }
 
-impl TryFrom<String> for Place {
+impl TryFrom<String> for ListenAddress {
     type Error = String;
 
     fn try_from(given: String) -> Result<Self, String> {
@@ -207,7 +213,7 @@ impl TryFrom<String> for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -218,7 +224,7 @@ impl fmt::Display for Place {
 
 /// Where what outlives a process is kept when nobody says: for root the machine's place, for others their own (XDG Base
 /// Directory Specification).
-pub fn default_state() -> PathBuf {
+pub fn default_state_directory() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/var/lib/cogni");
     }
@@ -229,10 +235,10 @@ pub fn default_state() -> PathBuf {
 }
 
 /// Of whatever is waited for or kept: a hundred years, to which every clock can count.
-pub const LONGEST: Duration = MAX_TIME;
+pub const MAX_DURATION: Duration = MAX_TIME;
 
 /// In seconds.
-const DAY: u64 = 24 * 60 * 60;
+const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
 /// Of whatever is counted here: more than any machine serves, and less than a semaphore takes.
-const MOST: usize = 1_000_000;
+const MAX_COUNT: usize = 1_000_000;

@@ -8,18 +8,18 @@ use anyhow::bail;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::Config;
+use super::GatewayConfig;
 use crate::base::{tls, trace};
-use crate::budget::Limits;
+use crate::budget::BudgetLimits;
 use crate::gateway::server::MAX_COUNT;
-use crate::run::Identity;
-use crate::run::token::{Keys, KeysError, MAX_AUDIENCE_BYTES, is_audience};
-use crate::upstream::Kind;
+use crate::run::RunIdentity;
+use crate::run::token::{MAX_AUDIENCE_BYTES, RunTokenKeys, RunTokenKeysError, is_audience};
+use crate::upstream::UpstreamKind;
 
 /// The listener, and the runs that are there from the start.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Shared {
+pub struct SharedListenerConfig {
     pub listen: SocketAddr,
     pub tls_cert_file: Option<PathBuf>,
     pub tls_key_file: Option<PathBuf>,
@@ -38,15 +38,15 @@ pub struct Shared {
     pub token_audience: Option<String>,
     /// Where each run has an audit log of its own, named after it.
     pub audit_dir: Option<PathBuf>,
-    pub runs: Vec<RunSpec>,
+    pub runs: Vec<SharedRunConfig>,
 }
 
 /// One run: who it is, and what it may spend.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RunSpec {
+pub struct SharedRunConfig {
     pub run_id: String,
-    #[serde(default = "first")]
+    #[serde(default = "first_attempt")]
     pub attempt: String,
     /// The billing account.
     #[serde(default)]
@@ -55,16 +55,16 @@ pub struct RunSpec {
     pub metadata: Map<String, Value>,
     /// The span that the run is part of, as a W3C `traceparent`.
     #[serde(default)]
-    pub traceparent: Option<trace::Context>,
+    pub traceparent: Option<trace::TraceContext>,
     /// What it says wins over `[budget]`.
     #[serde(default)]
-    pub budget: Limits,
+    pub budget: BudgetLimits,
 }
 
-impl Shared {
+impl SharedListenerConfig {
     /// The files that TLS needs; `None` without TLS.
-    pub fn tls(&self) -> Option<tls::Files<'_>> {
-        Some(tls::Files {
+    pub fn tls_files(&self) -> Option<tls::TlsFiles<'_>> {
+        Some(tls::TlsFiles {
             certificate: self.tls_cert_file.as_deref()?,
             key: self.tls_key_file.as_deref()?,
             client_authorities: self.client_ca_file.as_deref(),
@@ -75,13 +75,14 @@ impl Shared {
     ///
     /// # Errors
     /// The file cannot be read or understood.
-    pub fn token_keys(&self) -> Result<Keys, KeysError> {
-        Ok(Keys::read(&self.token_keys_file)?.for_audience(self.token_audience.as_deref()))
+    pub fn token_keys(&self) -> Result<RunTokenKeys, RunTokenKeysError> {
+        Ok(RunTokenKeys::read_file(&self.token_keys_file)?
+            .for_audience(self.token_audience.as_deref()))
     }
 
     /// # Errors
     /// What is missing or does not fit together, and what to do about it.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn validate(&self) -> anyhow::Result<()> {
         if self.token_keys_file.as_os_str().is_empty() {
             bail!("`shared.token_keys_file` is not set; tokens tell the runs apart");
         }
@@ -93,7 +94,7 @@ impl Shared {
             );
         }
         let files = [&self.tls_cert_file, &self.tls_key_file, &self.client_ca_file];
-        match (self.plaintext, self.tls().is_some()) {
+        match (self.plaintext, self.tls_files().is_some()) {
             (true, _) if files.into_iter().any(Option::is_some) => bail!(
                 "`shared.plaintext` is `true` and files for TLS are given; take one of them out"
             ),
@@ -118,22 +119,26 @@ impl Shared {
     }
 }
 
-impl RunSpec {
+impl SharedRunConfig {
     /// The configuration of this run in a process that has many; what it does not say is as in `base`.
     ///
     /// # Errors
     /// A name that is not valid, or missing.
-    pub fn within(self, base: &Config, audit_dir: Option<&Path>) -> anyhow::Result<Config> {
+    pub fn resolve_config(
+        self,
+        base: &GatewayConfig,
+        audit_dir: Option<&Path>,
+    ) -> anyhow::Result<GatewayConfig> {
         let Self { run_id, attempt, account, metadata, traceparent, budget } = self;
-        if base.upstream.kind == Kind::Litellm && account.is_empty() {
+        if base.upstream.kind == UpstreamKind::Litellm && account.is_empty() {
             bail!("run `{run_id}` has no `account`; LiteLLM bills it as the end user");
         }
         let deployment = base.identity.deployment.clone();
         let identity =
-            Identity { run: run_id, attempt, account, metadata, deployment, trace: traceparent };
-        identity.check()?;
-        let mut config = Config { budget: budget.or(&base.budget), ..base.clone() };
-        config.audit.path = audit_dir.map(|folder| folder.join(file_name(&identity.run)));
+            RunIdentity { run: run_id, attempt, account, metadata, deployment, trace: traceparent };
+        identity.validate()?;
+        let mut config = GatewayConfig { budget: budget.or_defaults(&base.budget), ..base.clone() };
+        config.audit.path = audit_dir.map(|folder| folder.join(run_file_name(&identity.run)));
         config.identity = identity;
         Ok(config)
     }
@@ -141,15 +146,15 @@ impl RunSpec {
 
 /// A file's name for a run. An id may hold `/`, which a name may not; `%` stands in no id, so no two runs
 /// get the same name.
-fn file_name(run: &str) -> String {
+fn run_file_name(run: &str) -> String {
     run.replace('/', "%2F") + ".jsonl"
 }
 
-fn first() -> String {
+fn first_attempt() -> String {
     "0".to_owned()
 }
 
-impl Default for Shared {
+impl Default for SharedListenerConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8443)),

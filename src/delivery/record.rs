@@ -7,28 +7,32 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use super::outbox::Job;
-use crate::audit::record::{Finished, Started};
+use super::outbox::DeliveryJob;
+use crate::audit::record::{RunFinishedRecord, RunStartedRecord};
 use crate::audit::relay as event;
-use crate::audit::{Config, Error, Log};
-use crate::base::secret::Secret;
-use crate::budget::Amount;
+use crate::audit::{AuditConfig, AuditError, AuditLog};
+use crate::base::secret::SecretString;
+use crate::budget::BudgetAmount;
 
 /// A row's log, while somebody is at it.
-pub struct Record(Log);
+pub struct JobAuditLog(AuditLog);
 
-impl Record {
+impl JobAuditLog {
     /// Opens a row's log below the relay's directory. Blocks.
     ///
     /// # Errors
     /// It cannot be used, or is not as it was written: then nothing more is done to the row.
-    pub fn open(state: &Path, job: &Job, signing_key: Option<Secret>) -> Result<Self, Error> {
-        let path = path(state, &job.id);
+    pub fn open(
+        state: &Path,
+        job: &DeliveryJob,
+        signing_key: Option<SecretString>,
+    ) -> Result<Self, AuditError> {
+        let path = log_path(state, &job.id);
         let directory = path.with_file_name("");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        made.map_err(|source| Error::File { path: directory, source })?;
+        made.map_err(|source| AuditError::File { path: directory, source })?;
         let facts = &job.order.facts;
-        let started = Started {
+        let started = RunStartedRecord {
             run: facts.run.clone(),
             attempt: format!("relay {}", job.id),
             account: "-".to_owned(),
@@ -38,31 +42,35 @@ impl Record {
             trace: None,
             upstream: "-",
         };
-        let config = Config { path: Some(path), signing_key, ..Config::default() };
-        Log::open(&config, &started).map(|(log, _)| Self(log))
+        let config = AuditConfig { path: Some(path), signing_key, ..AuditConfig::default() };
+        AuditLog::open_log(&config, &started).map(|(log, _)| Self(log))
     }
 
-    pub fn log(&self) -> &Log {
+    pub fn log(&self) -> &AuditLog {
         &self.0
     }
 
     /// Somebody has brought the work into a clone.
-    pub fn applied(&self, job: &Job) {
-        let Job { id, head, order, .. } = job;
+    pub fn record_applied(&self, job: &DeliveryJob) {
+        let DeliveryJob { id, head, order, .. } = job;
         let head = head.unwrap_or(order.announced.tip).to_string();
-        self.0.relayed(&event::Applied { relay: id, head: &head });
+        self.0.record_delivery(&event::WorkAppliedRecord { relay: id, head: &head });
     }
 
     /// The row is let go of: what is in the log is signed, and on the disk. Blocks.
     ///
     /// # Errors
     /// The disk does not take it.
-    pub fn finish(self) -> Result<(), Error> {
-        self.0.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 })
+    pub fn finish(self) -> Result<(), AuditError> {
+        self.0.finish_log(&RunFinishedRecord {
+            spent: BudgetAmount::default(),
+            admitted: 0,
+            refused: 0,
+        })
     }
 }
 
 /// Where a row's log is, if it has one.
-pub fn path(state: &Path, id: &str) -> PathBuf {
+pub fn log_path(state: &Path, id: &str) -> PathBuf {
     state.join("audit").join(format!("{id}.jsonl"))
 }

@@ -7,15 +7,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::audit::{PublicKey, SigningKey};
+use crate::audit::{AuditPublicKey, AuditSigningKey};
 use crate::base::b64;
-use crate::budget::Amount;
-use crate::relay::Sha;
+use crate::budget::BudgetAmount;
+use crate::relay::ObjectId;
 
 /// What is known of a run when its work is delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Facts {
+pub struct RunFacts {
     pub run: String,
     pub agent: String,
     /// What the sandbox was made of: an image's id, or a root directory's.
@@ -23,22 +23,22 @@ pub struct Facts {
     /// The hash of the configuration that the run's calls were judged by.
     pub policy: String,
     /// What the run's calls have cost.
-    pub spent: Amount,
+    pub spent: BudgetAmount,
 }
 
 /// What is said about a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Statement {
+pub struct ProvenanceStatement {
     #[serde(flatten)]
-    pub facts: Facts,
-    /// The repository, as [`key`](crate::relay::repository::Repository::key) says it.
+    pub facts: RunFacts,
+    /// The repository, as [`key`](crate::relay::repository::RepositoryUrl::canonical_key) says it.
     pub repository: String,
     pub branch: String,
     /// What it builds on.
-    pub base: Sha,
-    pub head: Sha,
-    pub tree: Sha,
-    /// The hash of the [rules](super::rules::Rules) that judged it; earlier versions did not say.
+    pub base: ObjectId,
+    pub head: ObjectId,
+    pub tree: ObjectId,
+    /// The hash of the [rules](super::rules::ReviewRules) that judged it; earlier versions did not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rules: String,
     pub verdict: String,
@@ -49,11 +49,11 @@ pub struct Statement {
 
 /// Why a text is not a statement of somebody's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum StatementError {
     #[error("it is not a signed statement")]
     Form,
     #[error("it was not signed by `{0}`")]
-    Signature(PublicKey),
+    Signature(AuditPublicKey),
     #[error("it is signed, but not by a relay for a commit")]
     Kind,
     #[error("it is about another commit than it says")]
@@ -61,63 +61,63 @@ pub enum Invalid {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Envelope {
+struct DsseEnvelope {
     #[serde(rename = "payloadType")]
     payload_type: String,
     payload: String,
-    signatures: Vec<Signature>,
+    signatures: Vec<DsseSignature>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Signature {
+struct DsseSignature {
     keyid: String,
     sig: String,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Payload {
+struct InTotoPayload {
     #[serde(rename = "_type")]
     kind: String,
-    subject: Vec<Subject>,
+    subject: Vec<StatementSubject>,
     #[serde(rename = "predicateType")]
     predicate_type: String,
-    predicate: Statement,
+    predicate: ProvenanceStatement,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Subject {
+struct StatementSubject {
     name: String,
-    digest: Digest,
+    digest: SubjectDigest,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Digest {
+struct SubjectDigest {
     #[serde(rename = "gitCommit")]
-    commit: Sha,
+    commit: ObjectId,
     #[serde(rename = "gitTree")]
-    tree: Sha,
+    tree: ObjectId,
 }
 
-impl Statement {
+impl ProvenanceStatement {
     /// The statement as a note: one line.
-    pub fn sign(&self, key: &SigningKey) -> String {
-        let payload = Payload {
-            kind: STATEMENT.to_owned(),
-            subject: vec![Subject {
+    pub fn sign(&self, key: &AuditSigningKey) -> String {
+        let payload = InTotoPayload {
+            kind: STATEMENT_TYPE.to_owned(),
+            subject: vec![StatementSubject {
                 name: format!("{}@{}", self.repository, self.branch),
-                digest: Digest { commit: self.head, tree: self.tree },
+                digest: SubjectDigest { commit: self.head, tree: self.tree },
             }],
-            predicate_type: PREDICATE.to_owned(),
+            predicate_type: PREDICATE_TYPE.to_owned(),
             predicate: self.clone(),
         };
         let payload = serde_json::to_vec(&payload).expect("a statement has string keys");
-        let signature = key.sign_text(&signed(PAYLOAD_TYPE, &payload));
-        let envelope = Envelope {
+        let signature = key.sign_message(&dsse_signing_input(PAYLOAD_TYPE, &payload));
+        let envelope = DsseEnvelope {
             payload_type: PAYLOAD_TYPE.to_owned(),
-            payload: packed(&payload),
-            signatures: vec![Signature {
-                keyid: key.public().to_string(),
-                sig: packed(&signature),
+            payload: base64_encode(&payload),
+            signatures: vec![DsseSignature {
+                keyid: key.public_key().to_string(),
+                sig: base64_encode(&signature),
             }],
         };
         serde_json::to_string(&envelope).expect("an envelope has string keys")
@@ -127,57 +127,59 @@ impl Statement {
     ///
     /// # Errors
     /// It is none, was changed, or is of somebody else.
-    pub fn verify(note: &str, key: &PublicKey) -> Result<Self, Invalid> {
-        let envelope: Envelope = serde_json::from_str(note).map_err(|_| Invalid::Form)?;
-        let payload = unpacked(&envelope.payload).ok_or(Invalid::Form)?;
-        let text = signed(&envelope.payload_type, &payload);
-        let is_theirs = |signature: &Signature| {
-            unpacked(&signature.sig).is_some_and(|bytes| key.verifies_text(&text, &bytes))
+    pub fn verify(note: &str, key: &AuditPublicKey) -> Result<Self, StatementError> {
+        let envelope: DsseEnvelope =
+            serde_json::from_str(note).map_err(|_| StatementError::Form)?;
+        let payload = base64_decode(&envelope.payload).ok_or(StatementError::Form)?;
+        let text = dsse_signing_input(&envelope.payload_type, &payload);
+        let is_theirs = |signature: &DsseSignature| {
+            base64_decode(&signature.sig).is_some_and(|bytes| key.verify_message(&text, &bytes))
         };
         if !envelope.signatures.iter().any(is_theirs) {
-            return Err(Invalid::Signature(*key));
+            return Err(StatementError::Signature(*key));
         }
-        let payload: Payload = serde_json::from_slice(&payload).map_err(|_| Invalid::Kind)?;
-        if payload.kind != STATEMENT || payload.predicate_type != PREDICATE {
-            return Err(Invalid::Kind);
+        let payload: InTotoPayload =
+            serde_json::from_slice(&payload).map_err(|_| StatementError::Kind)?;
+        if payload.kind != STATEMENT_TYPE || payload.predicate_type != PREDICATE_TYPE {
+            return Err(StatementError::Kind);
         }
         let statement = payload.predicate;
-        let is_it = |one: &Subject| {
+        let is_it = |one: &StatementSubject| {
             one.digest.commit == statement.head && one.digest.tree == statement.tree
         };
         if payload.subject.len() == 1 && payload.subject.iter().all(is_it) {
             Ok(statement)
         } else {
-            Err(Invalid::Subject)
+            Err(StatementError::Subject)
         }
     }
 }
 
 /// What a signature is of (DSSE's `PAE`). No other text that the key signs begins so.
-fn signed(kind: &str, payload: &[u8]) -> Vec<u8> {
+fn dsse_signing_input(kind: &str, payload: &[u8]) -> Vec<u8> {
     let mut text = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len()).into_bytes();
     text.extend_from_slice(payload);
     text
 }
 
 /// With padding: the envelope leaves the alphabet open, and not every reader does without.
-fn packed(bytes: &[u8]) -> String {
+fn base64_encode(bytes: &[u8]) -> String {
     let mut text = String::new();
-    b64::encode(bytes, &mut text);
+    b64::encode_base64(bytes, &mut text);
     while !text.len().is_multiple_of(4) {
         text.push('=');
     }
     text
 }
 
-fn unpacked(text: &str) -> Option<Vec<u8>> {
+fn base64_decode(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=').replace('+', "-").replace('/', "_");
     let mut bytes = vec![0; text.len()];
-    let length = b64::decode(&text, &mut bytes)?;
+    let length = b64::decode_base64(&text, &mut bytes)?;
     bytes.truncate(length);
     Some(bytes)
 }
 
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
-const STATEMENT: &str = "https://in-toto.io/Statement/v1";
-const PREDICATE: &str = "urn:cogni-gateway:relay:v1";
+const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
+const PREDICATE_TYPE: &str = "urn:cogni-gateway:relay:v1";

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::Error;
-use super::outbox::{self, Job, MOVED, OBJECTS, Outbox, Progress};
+use super::DeliveryError;
+use super::outbox::{self, CODE_MOVED, CODE_OBJECTS, DeliveryJob, DeliveryOutbox, StepOutcome};
 use crate::forge::github;
 use crate::relay;
-use crate::relay::quarantine::Refusal;
+use crate::relay::quarantine::QuarantineError;
 
 /// An end, or a pause.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum StepStop {
     /// People have to look at the work.
     Held { code: &'static str, why: String },
     /// It will not work, until somebody changes something and asks again.
@@ -20,10 +20,10 @@ pub(super) enum Stop {
     /// A credential is not known here that must not be in the work. It waits for whoever knows it.
     Ignorant { name: String },
     /// Nothing can be written down.
-    Outbox(outbox::Error),
+    Outbox(outbox::OutboxError),
 }
 
-impl Stop {
+impl StepStop {
     pub(super) fn held(code: &'static str, why: String) -> Self {
         Self::Held { code, why }
     }
@@ -32,49 +32,55 @@ impl Stop {
         Self::Failed { why: why.to_owned() }
     }
 
-    fn later(why: String) -> Self {
+    fn retry_later(why: String) -> Self {
         Self::Later { after: Duration::ZERO, why }
     }
 
     /// Writes it down, and returns what the row is then: what has been tried often enough is at its end.
-    pub(super) fn write(self, outbox: &Outbox, job: &Job) -> Result<Job, Error> {
+    pub(super) fn persist(
+        self,
+        outbox: &DeliveryOutbox,
+        job: &DeliveryJob,
+    ) -> Result<DeliveryJob, DeliveryError> {
         Ok(match self {
-            Self::Held { code, why } => outbox.advance(job, Progress::Held { code, why })?,
+            Self::Held { code, why } => outbox.advance_job(job, StepOutcome::Held { code, why })?,
             // Whoever comes before its time has not waited for anything to be better.
-            Self::Later { after, why } if !job.is_due() => outbox.put_off(job, after, &why)?,
-            Self::Later { after, why } => match wait_after(job.attempts) {
-                Some(wait) => outbox.postpone(job, after.max(wait), &why)?,
-                None => outbox.advance(job, Progress::Failed { why })?,
+            Self::Later { after, why } if !job.is_due() => outbox.reschedule(job, after, &why)?,
+            Self::Later { after, why } => match retry_delay(job.attempts) {
+                Some(wait) => outbox.reschedule_after_failure(job, after.max(wait), &why)?,
+                None => outbox.advance_job(job, StepOutcome::Failed { why })?,
             },
-            Self::Ignorant { name } => {
-                outbox.put_off(job, WAIT, &Error::Ignorant { name }.to_string())?
-            }
-            Self::Failed { why } => outbox.advance(job, Progress::Failed { why })?,
+            Self::Ignorant { name } => outbox.reschedule(
+                job,
+                MIN_RETRY_DELAY,
+                &DeliveryError::Ignorant { name }.to_string(),
+            )?,
+            Self::Failed { why } => outbox.advance_job(job, StepOutcome::Failed { why })?,
             Self::Outbox(error) => return Err(error.into()),
         })
     }
 }
 
 /// How long to wait before the next attempt after so many; none where it was tried often enough.
-pub fn wait_after(attempts: u32) -> Option<Duration> {
-    let wait = WAIT.saturating_mul(1 << attempts.min(10)).min(LONGEST);
-    (attempts < ATTEMPTS).then_some(wait)
+pub fn retry_delay(attempts: u32) -> Option<Duration> {
+    let wait = MIN_RETRY_DELAY.saturating_mul(1 << attempts.min(10)).min(MAX_RETRY_DELAY);
+    (attempts < MAX_ATTEMPTS).then_some(wait)
 }
 
-impl From<relay::Error> for Stop {
-    fn from(error: relay::Error) -> Self {
-        use relay::Error as E;
+impl From<relay::RepoError> for StepStop {
+    fn from(error: relay::RepoError) -> Self {
+        use relay::RepoError as E;
         let why = error.to_string();
         match error {
             E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } | E::Costly { .. } => {
-                Self::later(why)
+                Self::retry_later(why)
             }
-            E::Git(error) if error.is_passing() => Self::later(why),
+            E::Git(error) if error.is_transient() => Self::retry_later(why),
             // Somebody else is at the ref, for a moment.
-            E::Declined { why: said } if is_passing(&said) => Self::later(why),
-            E::Moved { .. } => Self::held(MOVED, why),
+            E::Declined { why: said } if is_transient(&said) => Self::retry_later(why),
+            E::Moved { .. } => Self::held(CODE_MOVED, why),
             E::Declined { .. } => Self::held("declined", why),
-            E::Refused(Refusal::Objects(_)) => Self::held(OBJECTS, why),
+            E::Refused(QuarantineError::Objects(_)) => Self::held(CODE_OBJECTS, why),
             E::Refused(_) | E::Bundle(_) | E::Unlike { .. } | E::TooMuch { .. } => {
                 Self::held("refused", why)
             }
@@ -83,54 +89,54 @@ impl From<relay::Error> for Stop {
     }
 }
 
-impl From<github::Error> for Stop {
-    fn from(error: github::Error) -> Self {
+impl From<github::GithubError> for StepStop {
+    fn from(error: github::GithubError) -> Self {
         let why = error.to_string();
-        match error.later() {
+        match error.retry_after() {
             Some(after) => Self::Later { after, why },
             None => Self::Failed { why },
         }
     }
 }
 
-impl From<outbox::Error> for Stop {
-    fn from(error: outbox::Error) -> Self {
+impl From<outbox::OutboxError> for StepStop {
+    fn from(error: outbox::OutboxError) -> Self {
         Self::Outbox(error)
     }
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
+impl From<DeliveryError> for StepStop {
+    fn from(error: DeliveryError) -> Self {
         match error {
-            Error::Outbox(error) => error.into(),
-            Error::Relay(error) => error.into(),
-            Error::GitHub(error) => error.into(),
-            Error::Ignorant { name } => Self::Ignorant { name },
-            error @ (Error::Overtaken { .. }
-            | Error::Waiting { .. }
-            | Error::OnItsWay
-            | Error::Audit(_)
-            | Error::Ended(_)
-            | Error::Rules(_)) => Self::Failed { why: error.to_string() },
+            DeliveryError::Outbox(error) => error.into(),
+            DeliveryError::Relay(error) => error.into(),
+            DeliveryError::GitHub(error) => error.into(),
+            DeliveryError::Ignorant { name } => Self::Ignorant { name },
+            error @ (DeliveryError::Overtaken { .. }
+            | DeliveryError::Waiting { .. }
+            | DeliveryError::OnItsWay
+            | DeliveryError::Audit(_)
+            | DeliveryError::Ended(_)
+            | DeliveryError::Rules(_)) => Self::Failed { why: error.to_string() },
         }
     }
 }
 
-impl From<tokio::task::JoinError> for Stop {
+impl From<tokio::task::JoinError> for StepStop {
     fn from(error: tokio::task::JoinError) -> Self {
         Self::Failed { why: error.to_string() }
     }
 }
 
 /// Another is at the ref; or has a branch where this one would be a directory, which does not pass.
-fn is_passing(said: &str) -> bool {
+fn is_transient(said: &str) -> bool {
     said.contains("cannot lock ref") && !said.contains("' exists; cannot create")
 }
 
 /// So often it is tried again: some two days, at the longest wait.
-const ATTEMPTS: u32 = 50;
+const MAX_ATTEMPTS: u32 = 50;
 
 /// The first wait for what may be better later; it doubles.
-const WAIT: Duration = Duration::from_secs(30);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(30);
 
-const LONGEST: Duration = Duration::from_hours(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_hours(1);

@@ -9,29 +9,33 @@ use std::fmt;
 
 use serde::de::IgnoredAny;
 
-use super::github::{Api, Error};
-use crate::base::secret::Secret;
-use crate::relay::repository::Hosted;
+use super::github::{GithubClient, GithubError};
+use crate::base::secret::SecretString;
+use crate::relay::repository::HostedRepository;
 
-pub use app::App;
+pub use app::GithubApp;
 
 /// Who the relay is.
-pub enum Credential {
+pub enum ForgeCredential {
     /// A personal or fine-grained token, as it was given.
-    Token(Secret),
+    Token(SecretString),
     /// A GitHub App.
-    App(Box<App>),
+    App(Box<GithubApp>),
 }
 
-impl Credential {
+impl ForgeCredential {
     /// A token that is good for one repository for some minutes at least.
     ///
     /// # Errors
     /// The repository is not on the API's host; or the app has no access to it; or as every call.
-    pub async fn token(&self, api: &Api, repository: &Hosted) -> Result<Secret, Error> {
-        if !api.serves(repository) {
+    pub async fn token(
+        &self,
+        api: &GithubClient,
+        repository: &HostedRepository,
+    ) -> Result<SecretString, GithubError> {
+        if !api.serves_repository(repository) {
             let (api, host) = (api.to_string(), repository.authority().to_owned());
-            return Err(Error::Foreign { api, host });
+            return Err(GithubError::Foreign { api, host });
         }
         match self {
             Self::Token(token) => Ok(token.clone()),
@@ -44,13 +48,13 @@ impl Credential {
     ///
     /// # Errors
     /// As every call.
-    pub async fn check(&self, api: &Api) -> Result<(), Error> {
+    pub async fn check(&self, api: &GithubClient) -> Result<(), GithubError> {
         let asked = match self {
             Self::Token(token) => api.get(token, "/rate_limit").await,
             Self::App(app) => app.check(api).await,
         };
         match asked {
-            Ok(IgnoredAny) | Err(Error::NotFound) => Ok(()),
+            Ok(IgnoredAny) | Err(GithubError::NotFound) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -58,20 +62,20 @@ impl Credential {
     /// Does something with a token; once more with a new one, where an app's was taken back before its time.
     ///
     /// # Errors
-    /// As [`Credential::token`], and what `attempt` says.
-    pub async fn with<T, F>(
+    /// As [`ForgeCredential::token`], and what `attempt` says.
+    pub async fn with_token<T, F>(
         &self,
-        api: &Api,
-        repository: &Hosted,
-        attempt: impl Fn(Secret) -> F,
-    ) -> Result<T, Error>
+        api: &GithubClient,
+        repository: &HostedRepository,
+        attempt: impl Fn(SecretString) -> F,
+    ) -> Result<T, GithubError>
     where
-        F: Future<Output = Result<T, Error>>,
+        F: Future<Output = Result<T, GithubError>>,
     {
         let first = Box::pin(attempt(self.token(api, repository).await?)).await;
         match (self, first) {
-            (Self::App(app), Err(Error::Unauthorized(_))) => {
-                app.forget(repository).await;
+            (Self::App(app), Err(GithubError::Unauthorized(_))) => {
+                app.invalidate(repository).await;
                 Box::pin(attempt(self.token(api, repository).await?)).await
             }
             (_, done) => done,
@@ -79,7 +83,7 @@ impl Credential {
     }
 }
 
-impl fmt::Debug for Credential {
+impl fmt::Debug for ForgeCredential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Token(_) => f.write_str("Token(***)"),

@@ -19,37 +19,37 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::base;
-use crate::base::secret::Secret;
-use crate::git::Network;
-use crate::relay::repository::Hosted;
-use way::Way;
+use crate::base::secret::SecretString;
+use crate::git::OutboundConfig;
+use crate::relay::repository::HostedRepository;
+use way::GithubTransport;
 
-pub use error::{Error, Reason};
-pub use patience::Patience;
+pub use error::{GithubError, ValidationProblem};
+pub use patience::RetryPolicy;
 
 /// Where the API is, and how long it may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct GithubConfig {
     /// `https://api.github.com`, or `https://HOST/api/v3` of GitHub Enterprise.
     pub url: Uri,
-    pub network: Network,
+    pub network: OutboundConfig,
     /// For a connection.
     pub connect_timeout: Duration,
     /// For a call, its answer included.
     pub timeout: Duration,
-    pub patience: Patience,
+    pub patience: RetryPolicy,
 }
 
 /// A client of one forge's API.
 #[derive(Clone)]
-pub struct Api {
-    way: Way,
-    config: Config,
+pub struct GithubClient {
+    way: GithubTransport,
+    config: GithubConfig,
 }
 
 /// What a repository says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct About {
+pub struct RepositoryInfo {
     pub default_branch: String,
     #[serde(default)]
     pub archived: bool,
@@ -57,52 +57,52 @@ pub struct About {
 
 /// What a branch says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub struct Branch {
+pub struct BranchInfo {
     pub protected: bool,
 }
 
 /// What a query is answered with; what it found is left out.
 #[derive(Deserialize)]
-struct Answer {
+struct GraphqlResponse {
     #[serde(default)]
-    errors: Vec<QueryError>,
+    errors: Vec<GraphqlError>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct QueryError {
+struct GraphqlError {
     #[serde(rename = "type")]
     kind: String,
     message: String,
 }
 
-impl Default for Config {
+impl Default for GithubConfig {
     fn default() -> Self {
         Self {
             url: Uri::from_static("https://api.github.com"),
-            network: Network::default(),
+            network: OutboundConfig::default(),
             connect_timeout: Duration::from_secs(10),
             timeout: Duration::from_secs(30),
-            patience: Patience::default(),
+            patience: RetryPolicy::default(),
         }
     }
 }
 
-impl Api {
+impl GithubClient {
     /// # Errors
     /// The authorities cannot be read.
-    pub fn new(config: Config) -> io::Result<Self> {
-        Ok(Self { way: Way::new(&config)?, config })
+    pub fn new(config: GithubConfig) -> io::Result<Self> {
+        Ok(Self { way: GithubTransport::new(&config)?, config })
     }
 
-    pub fn patience(&self) -> &Patience {
+    pub fn retry_policy(&self) -> &RetryPolicy {
         &self.config.patience
     }
 
     /// Whether this API is the one of the repository's host, so that a token for one may be shown to the other.
     ///
     /// `https://api.github.com` is that of `github.com`; an Enterprise's own is on its host.
-    pub fn serves(&self, repository: &Hosted) -> bool {
+    pub fn serves_repository(&self, repository: &HostedRepository) -> bool {
         let Some(api) = self.config.url.authority() else { return false };
         let (api, host) = (api.as_str().to_ascii_lowercase(), repository.authority());
         api.strip_prefix("api.").unwrap_or(&api) == host.to_ascii_lowercase()
@@ -111,151 +111,174 @@ impl Api {
 
     /// # Errors
     /// As every call.
-    pub async fn about(&self, token: &Secret, repository: &Hosted) -> Result<About, Error> {
-        self.get(token, &path(repository, "")).await
+    pub async fn repository_info(
+        &self,
+        token: &SecretString,
+        repository: &HostedRepository,
+    ) -> Result<RepositoryInfo, GithubError> {
+        self.get(token, &repository_path(repository, "")).await
     }
 
     /// What is known of a branch; `None` where there is none of that name.
     ///
     /// # Errors
     /// As every call.
-    pub async fn branch(
+    pub async fn branch_info(
         &self,
-        token: &Secret,
-        repository: &Hosted,
+        token: &SecretString,
+        repository: &HostedRepository,
         branch: &str,
-    ) -> Result<Option<Branch>, Error> {
-        match self.get(token, &path(repository, &format!("/branches/{}", encoded(branch)))).await {
+    ) -> Result<Option<BranchInfo>, GithubError> {
+        match self
+            .get(
+                token,
+                &repository_path(repository, &format!("/branches/{}", percent_encode(branch))),
+            )
+            .await
+        {
             Ok(branch) => Ok(Some(branch)),
-            Err(Error::NotFound) => Ok(None),
+            Err(GithubError::NotFound) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     pub(super) async fn get<T: DeserializeOwned>(
         &self,
-        token: &Secret,
+        token: &SecretString,
         path: &str,
-    ) -> Result<T, Error> {
-        self.call(token, Method::GET, path, None::<&()>).await
+    ) -> Result<T, GithubError> {
+        self.call_once(token, Method::GET, path, None::<&()>).await
     }
 
     /// One mutation of the API that is not REST, for what REST cannot do. What it answers is not needed.
-    pub(super) async fn mutate(&self, token: &Secret, query: &str, id: &str) -> Result<(), Error> {
+    pub(super) async fn graphql_mutation(
+        &self,
+        token: &SecretString,
+        query: &str,
+        id: &str,
+    ) -> Result<(), GithubError> {
         let body = serde_json::json!({ "query": query, "variables": { "id": id } });
-        let called = Box::pin(self.exchange(token, (Method::POST, GRAPH), Some(&body)));
-        let answer: Answer = self.in_time(called).await?;
+        let called =
+            Box::pin(self.send_and_parse(token, (Method::POST, GRAPHQL_PATH), Some(&body)));
+        let answer: GraphqlResponse = self.with_timeout(called).await?;
         match answer.errors.first() {
-            Some(error) => Err(Error::of_query(&error.kind, &error.message)),
+            Some(error) => Err(GithubError::from_graphql(&error.kind, &error.message)),
             None => Ok(()),
         }
     }
 
     /// One call, once: whoever may repeat it knows whether it may have been done already.
-    pub(super) async fn call<T: DeserializeOwned>(
+    pub(super) async fn call_once<T: DeserializeOwned>(
         &self,
-        token: &Secret,
+        token: &SecretString,
         method: Method,
         path: &str,
         body: Option<&impl Serialize>,
-    ) -> Result<T, Error> {
-        self.in_time(Box::pin(self.exchange(token, (method, path), body))).await
+    ) -> Result<T, GithubError> {
+        self.with_timeout(Box::pin(self.send_and_parse(token, (method, path), body))).await
     }
 
-    async fn in_time<T>(&self, called: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    async fn with_timeout<T>(
+        &self,
+        called: impl Future<Output = Result<T, GithubError>>,
+    ) -> Result<T, GithubError> {
         match tokio::time::timeout(self.config.timeout, called).await {
             Ok(answered) => answered,
             Err(_elapsed) => {
-                Err(Error::Unanswered(format!("nothing within {:?}", self.config.timeout)))
+                Err(GithubError::Unanswered(format!("nothing within {:?}", self.config.timeout)))
             }
         }
     }
 
-    async fn exchange<T: DeserializeOwned>(
+    async fn send_and_parse<T: DeserializeOwned>(
         &self,
-        token: &Secret,
+        token: &SecretString,
         (method, path): (Method, &str),
         body: Option<&impl Serialize>,
-    ) -> Result<T, Error> {
-        let request = self.request(token, (method, path), body)?;
+    ) -> Result<T, GithubError> {
+        let request = self.build_request(token, (method, path), body)?;
         let response = self.way.send(request).await?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_LIMIT).collect().await;
-        let body = body.map_err(|error| Error::Unanswered(lost(&*error)))?.to_bytes();
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+        let body = body
+            .map_err(|error| GithubError::Unanswered(broken_response_message(&*error)))?
+            .to_bytes();
         if !head.status.is_success() {
-            return Err(Error::refused(&head, &body));
+            return Err(GithubError::from_response(&head, &body));
         }
         // The work is done; an answer that cannot be read is as good as one that was lost.
         serde_json::from_slice(&body).map_err(|error| {
-            Error::Unanswered(format!("its answer is not what its API describes ({error})"))
+            GithubError::Unanswered(format!("its answer is not what its API describes ({error})"))
         })
     }
 
     /// Builds a request to the API's own address, which is the only one that a token is shown to.
-    fn request(
+    fn build_request(
         &self,
-        token: &Secret,
+        token: &SecretString,
         (method, path): (Method, &str),
         body: Option<&impl Serialize>,
-    ) -> Result<Request<Full<Bytes>>, Error> {
-        let mut token = HeaderValue::try_from(format!("Bearer {}", token.expose()))
-            .map_err(|_| Error::Unauthorized("no header may have its characters".to_owned()))?;
+    ) -> Result<Request<Full<Bytes>>, GithubError> {
+        let mut token = HeaderValue::try_from(format!("Bearer {}", token.expose_secret()))
+            .map_err(|_| {
+                GithubError::Unauthorized("no header may have its characters".to_owned())
+            })?;
         token.set_sensitive(true);
         let request = Request::builder()
             .method(method)
-            .uri(self.address(path).map_err(unsendable)?)
-            .header(USER_AGENT, AGENT)
+            .uri(self.absolute_uri(path).map_err(invalid_request_error)?)
+            .header(USER_AGENT, USER_AGENT_VALUE)
             .header(ACCEPT, "application/vnd.github+json")
             .header("x-github-api-version", API_VERSION)
             .header(AUTHORIZATION, token);
         let request = match body {
             None => request.body(Full::default()),
             Some(body) => {
-                let body = serde_json::to_vec(body).map_err(unsendable)?;
+                let body = serde_json::to_vec(body).map_err(invalid_request_error)?;
                 request.header(CONTENT_TYPE, "application/json").body(body.into())
             }
         };
-        request.map_err(unsendable)
+        request.map_err(invalid_request_error)
     }
 
     /// Joins the API's address and a path. An Enterprise has the other API beside the REST API, not in it.
-    fn address(&self, path: &str) -> Result<Uri, http::Error> {
+    fn absolute_uri(&self, path: &str) -> Result<Uri, http::Error> {
         let url = &self.config.url;
         let base = url.path().trim_end_matches('/');
-        let beside = base.strip_suffix("/v3").filter(|_| path == GRAPH);
+        let beside = base.strip_suffix("/v3").filter(|_| path == GRAPHQL_PATH);
         let mut parts = url.clone().into_parts();
         parts.path_and_query = Some(format!("{}{path}", beside.unwrap_or(base)).parse()?);
         Ok(Uri::from_parts(parts)?)
     }
 }
 
-impl fmt::Debug for Api {
+impl fmt::Debug for GithubClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Api").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
 /// The API's address.
-impl fmt::Display for Api {
+impl fmt::Display for GithubClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.config.url)
     }
 }
 
 /// Below a repository. Its parts are made of what a URL may have as it is.
-pub(super) fn path(repository: &Hosted, rest: &str) -> String {
+pub(super) fn repository_path(repository: &HostedRepository, rest: &str) -> String {
     format!("/repos/{}/{}{rest}", repository.owner(), repository.name())
 }
 
 /// Text as a part of a URL: a branch's name in a path, a value in a query.
-pub(super) fn encoded(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             encoded.push(char::from(byte));
         } else {
             let mut digits = [0; 2];
-            base::hex::encode(&[byte], &mut digits);
+            base::hex::encode_hex(&[byte], &mut digits);
             encoded.push('%');
             encoded.extend(digits.map(|digit| char::from(digit.to_ascii_uppercase())));
         }
@@ -264,26 +287,28 @@ pub(super) fn encoded(text: &str) -> String {
 }
 
 /// Tells why an answer that has begun did not end.
-fn lost(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+fn broken_response_message(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     if error.is::<LengthLimitError>() {
-        return format!("its answer is longer than {} MiB", ANSWER_LIMIT >> 20);
+        return format!("its answer is longer than {} MiB", MAX_RESPONSE_BYTES >> 20);
     }
     format!("its answer broke off ({})", way::root_cause(error))
 }
 
 /// Tells why a request could not be made, which takes a repository's name that no URL can have.
-fn unsendable(error: impl fmt::Display) -> Error {
-    Error::Unanswered(format!("it cannot be asked for this ({error}); check the repository's URL"))
+fn invalid_request_error(error: impl fmt::Display) -> GithubError {
+    GithubError::Unanswered(format!(
+        "it cannot be asked for this ({error}); check the repository's URL"
+    ))
 }
 
 /// The API that is not REST.
-const GRAPH: &str = "/graphql";
+const GRAPHQL_PATH: &str = "/graphql";
 
 /// The version of the REST API that the calls are written for.
 const API_VERSION: &str = "2022-11-28";
 
 /// GitHub wants to know who calls.
-const AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
+const USER_AGENT_VALUE: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
 
 /// A page of pull requests has some hundred KiB, most of it addresses.
-const ANSWER_LIMIT: usize = 4 << 20;
+const MAX_RESPONSE_BYTES: usize = 4 << 20;

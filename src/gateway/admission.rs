@@ -3,30 +3,32 @@
 
 use std::sync::Arc;
 
-use super::policy::Policy;
-use super::rejection::Rejection;
+use super::policy::GatewayPolicy;
+use super::rejection::CallRejection;
 use super::rule;
-use crate::body::{self, Body, Call};
-use crate::budget::{Ask, CallKind, Entry, Ledger, Reservation, Tokens};
-use crate::protocol::Route;
-use crate::run::Identity;
-use crate::upstream::headers::Outgoing;
+use crate::body::{self, LlmCall, ScannedBody};
+use crate::budget::{
+    BudgetLedger, BudgetReservation, CallKind, OpenCallPermit, ReserveRequest, Tokens,
+};
+use crate::protocol::GatewayRoute;
+use crate::run::RunIdentity;
+use crate::upstream::headers::UpstreamRequestHead;
 
 /// By what a run's calls are judged.
 #[derive(Clone, Copy, Debug)]
-pub struct Admission<'a> {
-    pub policy: &'a Policy,
-    pub identity: &'a Identity,
-    pub ledger: &'a Arc<Ledger>,
+pub struct CallAdmission<'a> {
+    pub policy: &'a GatewayPolicy,
+    pub identity: &'a RunIdentity,
+    pub ledger: &'a Arc<BudgetLedger>,
 }
 
-impl Admission<'_> {
+impl CallAdmission<'_> {
     /// Lets a call in by its head alone.
     ///
     /// # Errors
     /// The limit that stands in the way, whatever its body says.
-    pub fn enter(&self, route: Route) -> Result<Entry, Rejection> {
-        Ok(self.ledger.enter(kind_of(route), self.policy.prices.counts_every_model())?)
+    pub fn enter_call(&self, route: GatewayRoute) -> Result<OpenCallPermit, CallRejection> {
+        Ok(self.ledger.enter_call(call_kind(route), self.policy.prices.prices_every_model())?)
     }
 
     /// Judges a body, and makes the changes to it and to its head that have to be made. Also names
@@ -34,25 +36,25 @@ impl Admission<'_> {
     ///
     /// # Errors
     /// What the body may not say, or the rule that refuses it.
-    pub fn judge(
+    pub fn check_body(
         &self,
-        body: Body,
-        head: &mut Outgoing,
-    ) -> Result<(Call, Vec<Arc<str>>), Rejection> {
+        body: ScannedBody,
+        head: &mut UpstreamRequestHead,
+    ) -> Result<(LlmCall, Vec<Arc<str>>), CallRejection> {
         let (route, bytes) = (body.route(), body.len());
-        let Policy { config, rules, .. } = self.policy;
-        let mut call = body::admit(&config.body, body)?;
+        let GatewayPolicy { config, rules, .. } = self.policy;
+        let mut call = body::admit_body(&config.body, body)?;
         call.drop_without_beta(&config.headers.anthropic_beta);
         if rules.is_empty() {
             return Ok((call, vec![]));
         }
-        let facts = rule::Facts {
-            request: rule::Request::of(route, bytes, &call),
-            usage: rule::Usage::of(&self.ledger.status()),
-            ..rule::Facts::of(self.identity)
+        let facts = rule::RuleContext {
+            request: rule::RuleRequestContext::from_call(route, bytes, &call),
+            usage: rule::RuleUsageContext::from_status(&self.ledger.budget_status()),
+            ..rule::RuleContext::from_identity(self.identity)
         };
-        let verdict = rules.judge(&facts)?;
-        verdict.apply(&mut call, head);
+        let verdict = rules.evaluate_rules(&facts)?;
+        verdict.apply_to_call(&mut call, head);
         Ok((call, verdict.matched))
     }
 
@@ -60,34 +62,34 @@ impl Admission<'_> {
     ///
     /// # Errors
     /// A model without a price, or the limit that stands in the way.
-    pub fn reserve(
+    pub fn reserve_budget(
         &self,
-        entry: Entry,
-        route: Route,
-        call: &mut Call,
-    ) -> Result<Reservation, Rejection> {
+        entry: OpenCallPermit,
+        route: GatewayRoute,
+        call: &mut LlmCall,
+    ) -> Result<BudgetReservation, CallRejection> {
         let model = call.model.as_deref().unwrap_or_default();
         let price = if route.spends_tokens() {
-            self.policy.prices.price(model, self.ledger.counts_cost())?
+            self.policy.prices.price_for(model, self.ledger.counts_cost())?
         } else {
             None
         };
-        let reservation = entry.reserve(&Ask {
-            is_turn: route.is_turn(),
+        let reservation = entry.reserve_budget(&ReserveRequest {
+            is_turn: route.counts_as_turn(),
             input: if route.spends_tokens() { call.input_estimate } else { Tokens::ZERO },
-            output: call.output(),
-            choices: call.texts(),
+            output: call.max_output(),
+            choices: call.generated_texts(),
             price,
         })?;
         if let Some(Tokens(limit)) = reservation.output_limit() {
-            call.limit_output(Tokens(limit / u64::from(call.texts())));
+            call.limit_output(Tokens(limit / u64::from(call.generated_texts())));
         }
         Ok(reservation)
     }
 }
 
-fn kind_of(route: Route) -> CallKind {
-    match (route.is_turn(), route.spends_tokens()) {
+fn call_kind(route: GatewayRoute) -> CallKind {
+    match (route.counts_as_turn(), route.spends_tokens()) {
         (true, _) => CallKind::Turn,
         (false, true) => CallKind::Tokens,
         (false, false) => CallKind::Free,

@@ -8,46 +8,46 @@ use http::{HeaderValue, Response, StatusCode, header};
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
-use super::Gateway;
-use super::exchange::{Broken, Followed};
-use super::policy::Policy;
+use super::RunGateway;
+use super::exchange::{ObservedBody, ResponseBodyError};
+use super::policy::GatewayPolicy;
 use crate::base::header_lines::HeaderLines;
-use crate::protocol::Route;
+use crate::protocol::GatewayRoute;
 use crate::upstream::headers::ClientHead;
 
 /// An answer on its way to its client, for the server of the connection to frame.
 pub struct ClientReply {
     pub status: StatusCode,
     pub fields: HeaderLines,
-    pub body: Answer,
+    pub body: ResponseBody,
 }
 
 /// The body of an answer: a text of our own, or what comes from upstream.
-pub enum Answer {
+pub enum ResponseBody {
     Text(Option<Bytes>),
-    Followed(Followed),
+    Followed(ObservedBody),
 }
 
 /// The answer to a route that needs no model.
 ///
 /// The model list is ours where the run has one, and the upstream's otherwise.
 pub fn own(
-    gateway: &Gateway,
-    policy: &Policy,
-    route: Route,
+    gateway: &RunGateway,
+    policy: &GatewayPolicy,
+    route: GatewayRoute,
     request: &impl ClientHead,
 ) -> Option<Response<String>> {
-    if !is_own(policy, route) {
+    if !is_local_route(policy, route) {
         return None;
     }
     let names = &policy.config.body.models;
     let as_anthropic = request.values("anthropic-version").next().is_some();
     let mut response = Response::new(String::new());
     *response.body_mut() = match route {
-        Route::Health => health(gateway),
-        Route::RunStatus => status(gateway).to_string(),
-        Route::Model => {
-            let asked = request.path().trim_start_matches(Route::Model.path());
+        GatewayRoute::Health => health_json(gateway),
+        GatewayRoute::RunStatus => run_status_json(gateway).to_string(),
+        GatewayRoute::Model => {
+            let asked = request.path().trim_start_matches(GatewayRoute::Model.path());
             let found = names.iter().find(|name| *name == asked);
             if found.is_none() {
                 *response.status_mut() = StatusCode::NOT_FOUND;
@@ -56,7 +56,7 @@ pub fn own(
                 .map_or_else(|| no_model(asked, as_anthropic), |name| model(name, as_anthropic))
                 .to_string()
         }
-        _ => models(names, as_anthropic).to_string(),
+        _ => model_list_json(names, as_anthropic).to_string(),
     };
     response
         .headers_mut()
@@ -65,27 +65,27 @@ pub fn own(
 }
 
 /// Whether a route is answered by us.
-pub fn is_own(policy: &Policy, route: Route) -> bool {
+pub fn is_local_route(policy: &GatewayPolicy, route: GatewayRoute) -> bool {
     match route {
-        Route::Health | Route::RunStatus => true,
-        Route::Models | Route::Model => !policy.config.body.models.is_empty(),
+        GatewayRoute::Health | GatewayRoute::RunStatus => true,
+        GatewayRoute::Models | GatewayRoute::Model => !policy.config.body.models.is_empty(),
         _ => false,
     }
 }
 
 /// Byte for byte what the proxy before us said: scripts compare it.
-fn health(gateway: &Gateway) -> String {
+fn health_json(gateway: &RunGateway) -> String {
     let run = Value::from(gateway.run.identity.run.as_str());
     format!(r#"{{"status":"ok","runId":{run}}}"#)
 }
 
 /// What the agent may know of its own run.
-fn status(gateway: &Gateway) -> Value {
+fn run_status_json(gateway: &RunGateway) -> Value {
     let identity = &gateway.run.identity;
-    json!({"runId": identity.run, "attempt": identity.attempt, "budget": gateway.run.ledger.status()})
+    json!({"runId": identity.run, "attempt": identity.attempt, "budget": gateway.run.ledger.budget_status()})
 }
 
-fn models(names: &[String], as_anthropic: bool) -> Value {
+fn model_list_json(names: &[String], as_anthropic: bool) -> Value {
     let list: Vec<_> = names.iter().map(|name| model(name, as_anthropic)).collect();
     if as_anthropic {
         return json!({"data": list, "has_more": false, "first_id": names.first(), "last_id": names.last()});
@@ -115,11 +115,11 @@ impl ClientReply {
     pub fn own(response: Response<String>) -> Self {
         let (head, text) = response.into_parts();
         let fields = HeaderLines::from(&head.headers);
-        Self { status: head.status, fields, body: Answer::text(text) }
+        Self { status: head.status, fields, body: ResponseBody::from_text(text) }
     }
 
     /// The answer as hyper wants it.
-    pub fn into_response(self) -> Response<Answer> {
+    pub fn into_response(self) -> Response<ResponseBody> {
         let mut response = Response::new(self.body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.fields.into_headers();
@@ -127,20 +127,20 @@ impl ClientReply {
     }
 }
 
-impl Answer {
-    pub fn text(text: String) -> Self {
+impl ResponseBody {
+    pub fn from_text(text: String) -> Self {
         Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
     }
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.get_mut() {
             Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Self::Followed(body) => Pin::new(body).poll_frame(cx),

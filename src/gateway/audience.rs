@@ -5,13 +5,13 @@
 
 use memchr::memmem;
 
-use crate::protocol::Protocol;
+use crate::protocol::LlmProtocol;
 use crate::upstream::headers::ClientHead;
 
 /// Who is told of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Audience {
-    pub protocol: Protocol,
+    pub protocol: LlmProtocol,
     pub family: ClientFamily,
 }
 
@@ -29,7 +29,7 @@ pub enum ClientFamily {
 
 impl Audience {
     /// The family by the headers of a request.
-    pub fn of(protocol: Protocol, head: &impl ClientHead) -> Self {
+    pub fn of(protocol: LlmProtocol, head: &impl ClientHead) -> Self {
         let agent = head.values("user-agent").next().and_then(known_agent);
         let family = match (agent, protocol) {
             (Some(LITELLM), _) => ClientFamily::Litellm,
@@ -37,15 +37,15 @@ impl Audience {
             (Some(OPENAI), _) if head.values(RAW_RESPONSE).next().is_some() => {
                 ClientFamily::Litellm
             }
-            (Some(AI_SDK), Protocol::Responses) => ClientFamily::AiSdk,
+            (Some(AI_SDK), LlmProtocol::Responses) => ClientFamily::AiSdk,
             _ => ClientFamily::Usual,
         };
         Self { protocol, family }
     }
 }
 
-impl From<Protocol> for Audience {
-    fn from(protocol: Protocol) -> Self {
+impl From<LlmProtocol> for Audience {
+    fn from(protocol: LlmProtocol) -> Self {
         Self { protocol, family: ClientFamily::Usual }
     }
 }

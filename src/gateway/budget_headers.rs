@@ -1,10 +1,10 @@
 //! What is left of the budget, in headers that the agent can read.
 
 use crate::base::header_lines::HeaderLines;
-use crate::budget::Status;
+use crate::budget::BudgetStatus;
 
 /// Adds a header for each limit that the run has. What open calls hold reserved counts as gone.
-pub fn tell(fields: &mut HeaderLines, status: &Status) {
+pub fn insert_budget_headers(fields: &mut HeaderLines, status: &BudgetStatus) {
     let numbers = [
         ("x-cogni-budget-turns-left", status.turns_left),
         ("x-cogni-budget-input-tokens-left", status.input_tokens_left.map(|left| left.0)),

@@ -18,32 +18,32 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::answer::Answer;
-use super::exchange::{Broken, Exchange};
-use super::receive::Arriving;
-use super::registry::Registry;
-use super::rejection::Rejection;
-use super::{Gateway, handle, request};
-use crate::base::drain::Drain;
-use crate::observe::access_log::{self, Line};
-use crate::observe::metrics::{self, Metrics};
-use crate::protocol::{Protocol, Route};
+use super::answer::ResponseBody;
+use super::exchange::{GatewayExchange, ResponseBodyError};
+use super::receive::IncomingRequestBody;
+use super::registry::GatewayRegistry;
+use super::rejection::CallRejection;
+use super::{RunGateway, handle_request, request};
+use crate::base::drain::TaskGroup;
+use crate::observe::access_log::{self, AccessLogEntry};
+use crate::observe::metrics::{self, MetricsRegistry};
+use crate::protocol::{GatewayRoute, LlmProtocol};
 use crate::run::RequestId;
-use crate::run::token::{self, Keys};
+use crate::run::token::{self, RunTokenKeys};
 
 /// What tells the runs of a listener apart. One for all workers.
-pub struct Door {
-    pub keys: ArcSwap<Keys>,
-    pub runs: Arc<Registry>,
-    pub metrics: Arc<Metrics>,
+pub struct RunTokenAuth {
+    pub keys: ArcSwap<RunTokenKeys>,
+    pub runs: Arc<GatewayRegistry>,
+    pub metrics: Arc<MetricsRegistry>,
     /// For requests that belong to no run.
-    pub access_log: access_log::Log,
-    pub tasks: Drain,
+    pub access_log: access_log::AccessLog,
+    pub tasks: TaskGroup,
 }
 
 /// Why a request belongs to no run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum AuthError {
     #[error("there is no run token; give it as the API key")]
     Missing,
     #[error("the run token is not valid")]
@@ -59,7 +59,7 @@ pub enum Refusal {
 }
 
 /// Who is at the other end of one connection.
-pub struct Visitor {
+pub struct ConnectionState {
     worker: usize,
     /// A place among the connections of each run that it has shown a good token of.
     places: Mutex<Vec<OwnedSemaphorePermit>>,
@@ -68,79 +68,91 @@ pub struct Visitor {
 }
 
 /// A response of one run among many. The run's end waits for it.
-pub struct Guest {
-    answer: Answer,
+pub struct TrackedBody {
+    answer: ResponseBody,
     /// `None` where it is of no run.
     _call: Option<TaskTrackerToken>,
 }
 
 /// A request that is refused, and the run that it is held against, if it is known.
-struct Refused {
-    why: Refusal,
-    run: Option<Arc<Gateway>>,
+struct AuthFailure {
+    why: AuthError,
+    run: Option<Arc<RunGateway>>,
 }
 
-impl Door {
-    /// Handles one request of a connection. Never fails, as [`handle`] does not.
-    pub async fn handle(
+impl RunTokenAuth {
+    /// Handles one request of a connection. Never fails, as [`handle_request`] does not.
+    pub async fn handle_request(
         &self,
-        visitor: &Visitor,
+        visitor: &ConnectionState,
         request: Request<Incoming>,
-    ) -> Result<Response<Guest>, Infallible> {
-        let found = self.find(visitor.worker, request.headers()).and_then(|gateway| {
-            if !visitor.joins(&gateway) {
+    ) -> Result<Response<TrackedBody>, Infallible> {
+        let found = self.authenticate(visitor.worker, request.headers()).and_then(|gateway| {
+            if !visitor.try_join_run(&gateway) {
                 visitor.turned_away.notify_one();
-                return Err(Refused { why: Refusal::Crowded, run: Some(gateway) });
+                return Err(AuthFailure { why: AuthError::Crowded, run: Some(gateway) });
             }
-            let call = gateway.tasks.enter();
-            call.map(|call| (gateway, call)).ok_or(Refusal::Closing.into())
+            let call = gateway.tasks.track_work();
+            call.map(|call| (gateway, call)).ok_or(AuthError::Closing.into())
         });
         match found {
             Ok((gateway, call)) => {
                 // Boxed: a shared listener's connections are many, and most of the time without a call.
-                let Ok(response) = Box::pin(handle(gateway, None, request)).await;
-                Ok(response.map(|answer| Guest { answer, _call: Some(call) }))
+                let Ok(response) = Box::pin(handle_request(gateway, None, request)).await;
+                Ok(response.map(|answer| TrackedBody { answer, _call: Some(call) }))
             }
             Err(refused) => {
-                let (request, body) = Arriving::split(request);
-                body.discard(&self.tasks);
-                let response = self.refuse(refused, &request);
-                Ok(response.map(|answer| Guest { answer, _call: None }))
+                let (request, body) = IncomingRequestBody::split_request(request);
+                body.discard_rest(&self.tasks);
+                let response = self.reject_request(refused, &request);
+                Ok(response.map(|answer| TrackedBody { answer, _call: None }))
             }
         }
     }
 
-    fn find(&self, worker: usize, headers: &HeaderMap) -> Result<Arc<Gateway>, Refused> {
-        let claims =
-            self.keys.load().authenticate(token(headers)?).map_err(|_| Refusal::Invalid)?;
-        let run = self.runs.find(&claims.run).and_then(|run| run.get(worker).cloned());
-        match claims.check(SystemTime::now()) {
-            Ok(()) => run.ok_or(Refusal::UnknownRun.into()),
-            Err(token::Invalid::Expired) => Err(Refused { why: Refusal::Expired, run }),
-            Err(_) => Err(Refused { why: Refusal::Invalid, run }),
+    fn authenticate(
+        &self,
+        worker: usize,
+        headers: &HeaderMap,
+    ) -> Result<Arc<RunGateway>, AuthFailure> {
+        let claims = self
+            .keys
+            .load()
+            .verify_signature(extract_run_token(headers)?)
+            .map_err(|_| AuthError::Invalid)?;
+        let run = self.runs.find_run(&claims.run).and_then(|run| run.get(worker).cloned());
+        match claims.check_validity_period(SystemTime::now()) {
+            Ok(()) => run.ok_or(AuthError::UnknownRun.into()),
+            Err(token::RunTokenError::Expired) => Err(AuthFailure { why: AuthError::Expired, run }),
+            Err(_) => Err(AuthFailure { why: AuthError::Invalid, run }),
         }
     }
 
     /// Answers what is of no run, and what was of one: that is held against the run.
-    fn refuse(&self, refused: Refused, request: &Request<()>) -> Response<Answer> {
+    fn reject_request(
+        &self,
+        refused: AuthFailure,
+        request: &Request<()>,
+    ) -> Response<ResponseBody> {
         let (begun, route) = (Instant::now(), request::route(request).ok());
-        if refused.why == Refusal::Missing && route == Some(Route::Health) {
-            return health().map(Answer::text);
+        if refused.why == AuthError::Missing && route == Some(GatewayRoute::Health) {
+            return anonymous_health().map(ResponseBody::from_text);
         }
-        let rejection = Rejection::Stranger(refused.why);
+        let rejection = CallRejection::Stranger(refused.why);
         // Counted like a call: nothing may be recorded of a run after its end.
-        let run = refused.run.and_then(|run| run.tasks.enter().map(|call| (run, call)));
+        let run = refused.run.and_then(|run| run.tasks.track_work().map(|call| (run, call)));
         if let Some((gateway, _call)) = run {
-            let mut exchange = Exchange::begin(gateway, None, request.method());
+            let mut exchange = GatewayExchange::begin(gateway, None, request.method());
             if let Some(route) = route {
-                exchange.routed(route, request);
+                exchange.set_route(route, request);
             }
-            return exchange.reject(&rejection).into_response();
+            return exchange.finish_rejected(&rejection).into_response();
         }
-        let response = rejection.response(route.map_or(Protocol::Chat, Route::protocol));
+        let response =
+            rejection.to_response(route.map_or(LlmProtocol::Chat, GatewayRoute::protocol));
         let (code, status) = (rejection.code(), response.status().as_u16());
-        self.metrics.refused(&metrics::Refused { route, code, status });
-        self.access_log.write(&Line {
+        self.metrics.record_refusal(&metrics::RefusedRequest { route, code, status });
+        self.access_log.write_entry(&AccessLogEntry {
             time: SystemTime::now(),
             method: request.method().as_str(),
             route,
@@ -157,19 +169,19 @@ impl Door {
             usage: None,
             outcome: code,
         });
-        response.map(Answer::text)
+        response.map(ResponseBody::from_text)
     }
 }
 
-impl Visitor {
+impl ConnectionState {
     /// Of a connection on this worker.
     pub fn new(worker: usize) -> Self {
         Self { worker, places: Mutex::default(), turned_away: Notify::new() }
     }
 
     /// Whether the connection has belonged to a run, be it for one request.
-    pub fn is_known(&self) -> bool {
-        !self.places().is_empty()
+    pub fn is_authenticated(&self) -> bool {
+        !self.lock_permits().is_empty()
     }
 
     /// Returns once a run has had no place for the connection.
@@ -178,8 +190,8 @@ impl Visitor {
     }
 
     /// Counts the connection as one of the run's, once; `false` if the run has too many.
-    fn joins(&self, gateway: &Gateway) -> bool {
-        let mut places = self.places();
+    fn try_join_run(&self, gateway: &RunGateway) -> bool {
+        let mut places = self.lock_permits();
         if places.iter().any(|place| Arc::ptr_eq(place.semaphore(), &gateway.slots)) {
             return true;
         }
@@ -187,12 +199,12 @@ impl Visitor {
         place.map(|place| places.push(place)).is_ok()
     }
 
-    fn places(&self) -> MutexGuard<'_, Vec<OwnedSemaphorePermit>> {
+    fn lock_permits(&self) -> MutexGuard<'_, Vec<OwnedSemaphorePermit>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Refusal {
+impl AuthError {
     pub fn code(self) -> &'static str {
         match self {
             Self::Missing => "run_token_missing",
@@ -205,20 +217,20 @@ impl Refusal {
     }
 }
 
-impl From<Refusal> for Refused {
-    fn from(why: Refusal) -> Self {
+impl From<AuthError> for AuthFailure {
+    fn from(why: AuthError) -> Self {
         Self { why, run: None }
     }
 }
 
-impl Body for Guest {
+impl Body for TrackedBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         Pin::new(&mut self.answer).poll_frame(cx)
     }
 
@@ -232,33 +244,33 @@ impl Body for Guest {
 }
 
 /// The token that a client was given as its API key, wherever its protocol puts that.
-fn token(headers: &HeaderMap) -> Result<&str, Refusal> {
+fn extract_run_token(headers: &HeaderMap) -> Result<&str, AuthError> {
     let mut found = None;
-    for key in keys(headers).filter(|key| key.starts_with(token::PREFIX)) {
+    for key in api_keys(headers).filter(|key| key.starts_with(token::TOKEN_PREFIX)) {
         if found.is_some_and(|other| other != key) {
             // Which of them was meant is not ours to guess.
-            return Err(Refusal::Invalid);
+            return Err(AuthError::Invalid);
         }
         found = Some(key);
     }
-    found.ok_or(Refusal::Missing)
+    found.ok_or(AuthError::Missing)
 }
 
 /// All API keys of a request: OpenAI's clients send theirs as `Bearer`, Anthropic's as `x-api-key`, some both.
-fn keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+fn api_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let bearers = headers.get_all(header::AUTHORIZATION).iter().filter_map(|value| {
         let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    bearers.chain(headers.get_all(API_KEY).iter().filter_map(|value| value.to_str().ok()))
+    bearers.chain(headers.get_all(API_KEY_HEADER).iter().filter_map(|value| value.to_str().ok()))
 }
 
 /// For load balancers, which have no token; of the runs it says nothing.
-fn health() -> Response<String> {
+fn anonymous_health() -> Response<String> {
     let mut response = Response::new(r#"{"status":"ok"}"#.to_owned());
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response
 }
 
-const API_KEY: &str = "x-api-key";
+const API_KEY_HEADER: &str = "x-api-key";

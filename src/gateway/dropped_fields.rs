@@ -1,14 +1,14 @@
 //! The response header that names what was left out of a request's body: whoever wonders why a field does nothing reads it there.
 
-use crate::body::{Change, What};
+use crate::body::{FieldChange, FieldChangeKind};
 
 /// The header's name.
 pub const NAME: &str = "x-cogni-dropped-fields";
 
 /// The header's value: the names of what was dropped, and how many more there are than have room; `None` where nothing was,
 /// without an allocation.
-pub fn named(changes: &[Change]) -> Option<Box<str>> {
-    let dropped = || changes.iter().filter(|change| change.what == What::Dropped);
+pub fn named(changes: &[FieldChange]) -> Option<Box<str>> {
+    let dropped = || changes.iter().filter(|change| change.what == FieldChangeKind::Dropped);
     dropped().next()?;
     let mut text = String::new();
     for (number, change) in dropped().enumerate() {
@@ -31,16 +31,21 @@ const MAX_BYTES: usize = 512;
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, What, named};
-    use crate::body::Why;
+    use super::{FieldChange, FieldChangeKind, named};
+    use crate::body::FieldChangeReason;
 
     #[test]
     fn what_is_dropped_is_named_within_bounds() {
-        let change = |field: String, what| Change { field: field.into(), what, why: Why::Unknown };
-        assert_eq!(named(&[change("model".into(), What::Renamed)]), None);
-        let two = ["user", "wibble"].map(|name| change(name.into(), What::Dropped));
+        let change = |field: String, what| FieldChange {
+            field: field.into(),
+            what,
+            why: FieldChangeReason::Unknown,
+        };
+        assert_eq!(named(&[change("model".into(), FieldChangeKind::Renamed)]), None);
+        let two = ["user", "wibble"].map(|name| change(name.into(), FieldChangeKind::Dropped));
         assert_eq!(&*named(&two).unwrap(), "user, wibble");
-        let many: Vec<_> = (0..256).map(|n| change(format!("{n:0>128}"), What::Dropped)).collect();
+        let many: Vec<_> =
+            (0..256).map(|n| change(format!("{n:0>128}"), FieldChangeKind::Dropped)).collect();
         let named = named(&many).unwrap();
         assert!(named.len() < 600 && named.ends_with(", and 253 more"), "{named:?}");
     }

@@ -1,6 +1,6 @@
 //! One request and its response, from first byte to last, settled exactly once.
 //!
-//! Dropping an [`Exchange`] settles the budget and writes the records, so that a cancelled call is
+//! Dropping an [`GatewayExchange`] settles the budget and writes the records, so that a cancelled call is
 //! accounted for like any other.
 
 mod charge;
@@ -15,46 +15,48 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use http::{Method, Response};
 
-use super::Gateway;
-use super::admission::Admission;
-use super::answer::{Answer, ClientReply};
+use super::RunGateway;
+use super::admission::CallAdmission;
+use super::answer::{ClientReply, ResponseBody};
 use super::audience::Audience;
 use super::budget_headers;
 use super::dropped_fields;
 use super::limits::RequestPermit;
-use super::policy::Policy;
-use super::receive::{self, Arriving, RequestBody};
-use super::rejection::{Rejection, outcome_of};
-use crate::audit::record::{Admitted, Outcome, Refused, Settled};
+use super::policy::GatewayPolicy;
+use super::receive::{self, IncomingRequestBody, RequestBody};
+use super::rejection::{CallRejection, audit_outcome};
+use crate::audit::record::{CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::header_lines::HeaderLines;
-use crate::body::{Body, Call, What};
-use crate::budget::{Amount, Entry, Nanodollars, Reservation, Source, Tokens, Usage};
-use crate::observe::access_log::Line;
-use crate::observe::metrics::{self, InFlight};
+use crate::body::{FieldChangeKind, LlmCall, ScannedBody};
+use crate::budget::{
+    BudgetAmount, BudgetReservation, Nanodollars, OpenCallPermit, TokenUsage, Tokens, UsageSource,
+};
+use crate::observe::access_log::AccessLogEntry;
+use crate::observe::metrics::{self, InFlightGuard};
 use crate::observe::trace;
-use crate::protocol::{Protocol, Route};
+use crate::protocol::{GatewayRoute, LlmProtocol};
 use crate::run::RequestId;
-use crate::stream::{Allowance, Format, Observer, UsageChunk};
-use crate::upstream::headers::{self, ClientHead, Facts, Outgoing};
-use crate::upstream::redactor::Redactor;
+use crate::stream::{CallAllowance, ResponseFormat, ResponseObserver, UsageChunkMode};
+use crate::upstream::headers::{self, ClientHead, ResponseMetadata, UpstreamRequestHead};
+use crate::upstream::redactor::SecretRedactor;
 use crate::upstream::{self, ProviderAnswer};
 
-use charge::Silence;
+use charge::SilenceTimer;
 use error_body::ErrorBody;
-pub use followed::{Broken, Followed};
+pub use followed::{ObservedBody, ResponseBodyError};
 
 /// A request being served. It rides in the response's body and ends with it.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Exchange {
-    gateway: Arc<Gateway>,
+pub struct GatewayExchange {
+    gateway: Arc<RunGateway>,
     /// The one that was in force when the request came.
-    pub(super) policy: Arc<Policy>,
+    pub(super) policy: Arc<GatewayPolicy>,
     pub(super) id: RequestId,
     method: Method,
     /// Of the process that called, where it is known.
     pid: Option<u32>,
-    route: Option<Route>,
+    route: Option<GatewayRoute>,
     /// Who is told of a refusal.
     audience: Audience,
     started: Instant,
@@ -62,24 +64,24 @@ pub struct Exchange {
     model: Option<Box<str>>,
     /// The rules that matched, or the one that refused.
     rules: Vec<Arc<str>>,
-    stage: Stage,
+    stage: ExchangeStage,
     status: u16,
     code: Option<&'static str>,
-    outcome: Outcome,
-    facts: Facts,
+    outcome: CallOutcome,
+    facts: ResponseMetadata,
     first_byte: Option<Duration>,
     last_frame: Instant,
     response_bytes: u64,
     frames: u64,
-    reported: Option<Usage>,
-    /// See [`Observer::output_at_least`].
+    reported: Option<TokenUsage>,
+    /// See [`ResponseObserver::output_lower_bound`].
     at_least: Tokens,
-    /// See [`Observer::output_estimate`].
+    /// See [`ResponseObserver::output_estimate`].
     estimate: Tokens,
     cost: Option<Nanodollars>,
     /// When the call went upstream.
     sent: Option<Instant>,
-    silence: Silence,
+    silence: SilenceTimer,
     /// The upstream's own, where `status` is what the client sees.
     upstream_status: Option<u16>,
     /// The fields that do not go up, where there are any.
@@ -94,40 +96,40 @@ pub struct Exchange {
     /// The answer is of a form that is not read, or was lost in it.
     is_unreadable: bool,
     /// The model's metrics, once the upstream has accepted its name.
-    metered: Option<Arc<metrics::Model>>,
+    metered: Option<Arc<metrics::ModelMetrics>>,
     /// Cancelled when an operator cuts the call.
     cut: CancelWatch,
     /// The request's place among those in flight, and the bytes of its body; kept to the end, drains included.
     permit: Option<RequestPermit>,
     /// For an answer that is an error, or may be one.
-    redactor: Option<Box<Redactor>>,
+    redactor: Option<Box<SecretRedactor>>,
     /// For an answer that is an error.
     error_body: Option<Box<ErrorBody>>,
     /// What the text of an error is taken for.
     error_tokens: Tokens,
-    _in_flight: InFlight,
+    _in_flight: InFlightGuard,
 }
 
 /// How far a request has come.
-enum Stage {
+enum ExchangeStage {
     /// Nothing is reserved; ending here is a refusal or an answer of our own.
     Arrived,
     /// It has a place among the open calls, and its body is being read; ending here is a refusal.
-    Entered(Entry),
+    Entered(OpenCallPermit),
     /// Being written down. Ending here gives the reservation back: the log settles the record itself.
-    Admitting(Reservation),
+    Admitting(BudgetReservation),
     /// Written down and reserved for; ending here must settle.
-    Admitted(Reservation),
+    Admitted(BudgetReservation),
     /// Written down, but given back, since it never reached the upstream.
     Undelivered,
     /// Answered by ourselves.
     Answered,
 }
 
-impl Exchange {
-    pub(super) fn begin(gateway: Arc<Gateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
-        let in_flight = gateway.metrics.begin();
-        let cut = CancelWatch::new(gateway.run.gate.until_cut());
+impl GatewayExchange {
+    pub(super) fn begin(gateway: Arc<RunGateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
+        let in_flight = gateway.metrics.track_request();
+        let cut = CancelWatch::new(gateway.run.gate.abort_token());
         let now = Instant::now();
         Box::new(Self {
             policy: gateway.policy.load_full(),
@@ -136,16 +138,16 @@ impl Exchange {
             method: method.clone(),
             pid,
             route: None,
-            audience: Protocol::Chat.into(),
+            audience: LlmProtocol::Chat.into(),
             started: now,
             request_bytes: 0,
             model: None,
             rules: vec![],
-            stage: Stage::Arrived,
+            stage: ExchangeStage::Arrived,
             status: 0,
             code: None,
-            outcome: Outcome::ClientGone,
-            facts: Facts::default(),
+            outcome: CallOutcome::ClientGone,
+            facts: ResponseMetadata::default(),
             first_byte: None,
             last_frame: now,
             response_bytes: 0,
@@ -155,7 +157,7 @@ impl Exchange {
             estimate: Tokens::ZERO,
             cost: None,
             sent: None,
-            silence: Silence::begin(now),
+            silence: SilenceTimer::start_at(now),
             upstream_status: None,
             dropped: None,
             choices: 1,
@@ -173,43 +175,43 @@ impl Exchange {
         })
     }
 
-    pub(super) fn gateway(&self) -> &Gateway {
+    pub(super) fn gateway(&self) -> &RunGateway {
         &self.gateway
     }
 
-    pub(super) fn routed(&mut self, route: Route, head: &impl ClientHead) {
+    pub(super) fn set_route(&mut self, route: GatewayRoute, head: &impl ClientHead) {
         self.route = Some(route);
         self.audience = Audience::of(route.protocol(), head);
     }
 
     /// Lets the request in by its head alone.
-    pub(super) fn enter(&mut self, route: Route) -> Result<(), Rejection> {
-        self.gateway.run.gate.check()?;
-        self.permit = Some(self.gateway.capacity.admit()?);
-        self.stage = Stage::Entered(self.admission().enter(route)?);
+    pub(super) fn enter_call(&mut self, route: GatewayRoute) -> Result<(), CallRejection> {
+        self.gateway.run.gate.check_accepting()?;
+        self.permit = Some(self.gateway.capacity.admit_request()?);
+        self.stage = ExchangeStage::Entered(self.call_admission().enter_call(route)?);
         Ok(())
     }
 
     /// Reads the body of a request that was let in.
-    pub(super) async fn receive(
+    pub(super) async fn read_body(
         &mut self,
-        route: Route,
-        body: &mut Arriving<impl RequestBody>,
-    ) -> Result<Body, receive::Error> {
+        route: GatewayRoute,
+        body: &mut IncomingRequestBody<impl RequestBody>,
+    ) -> Result<ScannedBody, receive::BodyReadError> {
         let permit = self.permit.as_mut().expect("a request that was let in has a place");
-        let body = body.receive(route, &self.policy.config, permit).await?;
+        let body = body.read_body(route, &self.policy.config, permit).await?;
         self.request_bytes = body.len();
         Ok(body)
     }
 
     /// Takes our credential out of an error's body, and of an event that is an error: all from there on is looked at. An
     /// event that a frame has begun and not ended may become one.
-    fn redact(&mut self, frame: Bytes, may_be_error: bool) -> Bytes {
+    fn redact_frame(&mut self, frame: Bytes, may_be_error: bool) -> Bytes {
         if may_be_error && self.redactor.is_none() {
             self.redact_errors();
         }
         match &mut self.redactor {
-            Some(redactor) => redactor.frame(&frame),
+            Some(redactor) => redactor.redact_frame(&frame),
             None => frame,
         }
     }
@@ -226,37 +228,43 @@ impl Exchange {
     }
 
     /// Tells the upstream which span of the run's trace the call is.
-    pub(super) fn trace(&self, head: &mut Outgoing) {
+    pub(super) fn set_traceparent(&self, head: &mut UpstreamRequestHead) {
         if let Some(trace) = &self.gateway.run.trace
             && self.policy.config.headers.traceparent
         {
-            head.trace(&trace.traceparent(&self.id.span()));
+            head.set_traceparent(&trace.traceparent(&self.id.span_id()));
         }
     }
 
     /// By what the call is judged.
-    pub(super) fn admission(&self) -> Admission<'_> {
+    pub(super) fn call_admission(&self) -> CallAdmission<'_> {
         let run = &self.gateway.run;
-        Admission { policy: &self.policy, identity: &run.identity, ledger: &run.ledger }
+        CallAdmission { policy: &self.policy, identity: &run.identity, ledger: &run.ledger }
     }
 
-    pub(super) fn ruled(&mut self, rules: Vec<Arc<str>>) {
+    pub(super) fn set_matched_rules(&mut self, rules: Vec<Arc<str>>) {
         self.rules = rules;
     }
 
     /// Reserves for the call and writes it down; only then may anything go upstream.
-    pub(super) async fn admit(&mut self, route: Route, call: &mut Call) -> Result<(), Rejection> {
-        self.gateway.run.gate.check()?;
+    pub(super) async fn admit_call(
+        &mut self,
+        route: GatewayRoute,
+        call: &mut LlmCall,
+    ) -> Result<(), CallRejection> {
+        self.gateway.run.gate.check_accepting()?;
         let gateway = Arc::clone(&self.gateway);
-        let Stage::Entered(entry) = std::mem::replace(&mut self.stage, Stage::Arrived) else {
+        let ExchangeStage::Entered(entry) =
+            std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
+        else {
             unreachable!("a call is admitted once, after it was let in");
         };
-        let reservation = self.admission().reserve(entry, route, call);
+        let reservation = self.call_admission().reserve_budget(entry, route, call);
         self.model = call.model.take();
         let reservation = reservation?;
-        let reserved = reservation.granted();
-        self.stage = Stage::Admitting(reservation);
-        let record = Admitted {
+        let reserved = reservation.granted_amount();
+        self.stage = ExchangeStage::Admitting(reservation);
+        let record = CallAdmittedRecord {
             request: self.id.as_str(),
             route: route.name(),
             model: self.model.as_deref(),
@@ -266,75 +274,78 @@ impl Exchange {
             pid: self.pid,
             reserved,
         };
-        let admitted = gateway.run.audit.admitted(&record).await;
-        if let Stage::Admitting(reservation) = std::mem::replace(&mut self.stage, Stage::Arrived) {
+        let admitted = gateway.run.audit.record_admission(&record).await;
+        if let ExchangeStage::Admitting(reservation) =
+            std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
+        {
             match admitted {
                 // Whoever paused the run while the record was on its way to the disk wants no call to go out.
-                Ok(()) => match gateway.run.gate.check() {
-                    Ok(()) => self.stage = Stage::Admitted(reservation),
+                Ok(()) => match gateway.run.gate.check_accepting() {
+                    Ok(()) => self.stage = ExchangeStage::Admitted(reservation),
                     Err(shut) => {
-                        reservation.release();
-                        self.stage = Stage::Undelivered;
-                        self.outcome = Outcome::NotSent;
+                        reservation.release_unspent();
+                        self.stage = ExchangeStage::Undelivered;
+                        self.outcome = CallOutcome::NotSent;
                         return Err(shut.into());
                     }
                 },
                 Err(error) => {
-                    reservation.release();
+                    reservation.release_unspent();
                     return Err(error.into());
                 }
             }
         }
         gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
-        for change in call.changes.iter().filter(|change| change.what == What::Dropped) {
-            gateway.metrics.dropped_field(route, change.why.as_str());
+        for change in call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped) {
+            gateway.metrics.record_dropped_field(route, change.why.as_str());
         }
         self.dropped = dropped_fields::named(&call.changes);
         self.is_stream = call.stream;
         self.choices = call.choices;
         let now = Instant::now();
         self.sent = Some(now);
-        self.silence = Silence::begin(now);
+        self.silence = SilenceTimer::start_at(now);
         Ok(())
     }
 
     /// Ends with an answer of our own, which costs nothing.
-    pub(super) fn answer(mut self: Box<Self>, response: &Response<String>) {
+    pub(super) fn finish_local(mut self: Box<Self>, response: &Response<String>) {
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
-        self.outcome = Outcome::Completed;
-        self.stage = Stage::Answered;
+        self.outcome = CallOutcome::Completed;
+        self.stage = ExchangeStage::Answered;
     }
 
     /// Ends with an error in the shape of the route's protocol.
-    pub(super) fn reject(mut self: Box<Self>, rejection: &Rejection) -> ClientReply {
-        let response = rejection.response(self.audience);
+    pub(super) fn finish_rejected(mut self: Box<Self>, rejection: &CallRejection) -> ClientReply {
+        let response = rejection.to_response(self.audience);
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
         let mut answer = ClientReply::own(response);
-        self.tell_budget(&mut answer.fields);
+        self.add_budget_headers(&mut answer.fields);
         self.code = Some(rejection.code());
-        if let Rejection::Cut = rejection {
-            self.outcome = Outcome::ShutDown;
+        if let CallRejection::Cut = rejection {
+            self.outcome = CallOutcome::ShutDown;
         }
-        if let Rejection::UpstreamAuth = rejection {
-            self.outcome = Outcome::UpstreamFailed;
-            self.gateway.metrics.upstream_error(rejection.code());
+        if let CallRejection::UpstreamAuth = rejection {
+            self.outcome = CallOutcome::UpstreamFailed;
+            self.gateway.metrics.record_upstream_error(rejection.code());
             // The upstream did nothing, and says so by its status.
-            self.reported = Some(Usage { source: Source::Provider, ..Usage::default() });
+            self.reported =
+                Some(TokenUsage { source: UsageSource::Provider, ..TokenUsage::default() });
         }
-        if let Rejection::Rule(refusal) = rejection {
-            self.rules = vec![refusal.rule()];
+        if let CallRejection::Rule(refusal) = rejection {
+            self.rules = vec![refusal.rule_name()];
         }
-        if let Rejection::Upstream(error) = rejection {
-            self.fail(error);
-            self.gateway.metrics.upstream_error(error.code());
+        if let CallRejection::Upstream(error) = rejection {
+            self.set_upstream_error(error);
+            self.gateway.metrics.record_upstream_error(error.code());
             self.gateway.upstream.failures().failed(error);
-            if error.is_undelivered()
-                && let Stage::Admitted(reservation) =
-                    std::mem::replace(&mut self.stage, Stage::Undelivered)
+            if error.is_certainly_undelivered()
+                && let ExchangeStage::Admitted(reservation) =
+                    std::mem::replace(&mut self.stage, ExchangeStage::Undelivered)
             {
-                reservation.release();
+                reservation.release_unspent();
                 self.gateway.run.counts.unreached.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -342,68 +353,87 @@ impl Exchange {
     }
 
     /// Passes the answer on; the exchange ends when its body does.
-    fn follow(mut self: Box<Self>, usage_chunk: UsageChunk, answer: ProviderAnswer) -> ClientReply {
+    fn stream_response(
+        mut self: Box<Self>,
+        usage_chunk: UsageChunkMode,
+        answer: ProviderAnswer,
+    ) -> ClientReply {
         let ProviderAnswer { status, mut fields, body } = answer;
         if status.is_success() && is_encoded(&fields) {
-            return self.reject(&upstream::Error::Malformed(ENCODED).into());
+            return self.finish_rejected(
+                &upstream::UpstreamError::Malformed(ENCODED_RESPONSE_MESSAGE).into(),
+            );
         }
         self.status = status.as_u16();
         self.upstream_status = Some(self.status);
         if status.is_success()
             // An answer that costs nothing vouches for no name: any name gets one.
-            && self.route.is_some_and(Route::spends_tokens)
+            && self.route.is_some_and(GatewayRoute::spends_tokens)
             && let Some(model) = &self.model
         {
-            self.metered = Some(self.gateway.metrics.model(model));
+            self.metered = Some(self.gateway.metrics.model_metrics(model));
         }
-        let format = Format::of(fields.get("content-type"), fields.get("content-encoding"));
+        let format = ResponseFormat::from_headers(
+            fields.get("content-type"),
+            fields.get("content-encoding"),
+        );
         if status.is_client_error() || status.is_server_error() {
             self.redact_errors();
-            let is_json = format == Format::Json;
+            let is_json = format == ResponseFormat::Json;
             let error_body = ErrorBody::new(self.audience.protocol, status, is_json);
             self.error_body = Some(Box::new(error_body));
         }
         self.policy.overwrites.remove_reflected(&mut fields);
-        self.facts = headers::to_client(&mut fields, &self.policy.config.headers);
+        self.facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
         if let Some(dropped) = &self.dropped {
             fields.push(dropped_fields::NAME, dropped.as_bytes());
         }
-        self.tell_budget(&mut fields);
-        self.is_unreadable = format == Format::Opaque;
-        self.is_stream &= format != Format::Json;
-        let mut observer = Observer::new(self.route.unwrap_or(Route::Models), format, usage_chunk);
-        if let Some(allowance) = self.allowance() {
-            observer = observer.limited(allowance);
+        self.add_budget_headers(&mut fields);
+        self.is_unreadable = format == ResponseFormat::Opaque;
+        self.is_stream &= format != ResponseFormat::Json;
+        let mut observer =
+            ResponseObserver::new(self.route.unwrap_or(GatewayRoute::Models), format, usage_chunk);
+        if let Some(allowance) = self.call_allowance() {
+            observer = observer.with_allowance(allowance);
         }
-        ClientReply { status, fields, body: Answer::Followed(Followed::new(body, observer, self)) }
+        ClientReply {
+            status,
+            fields,
+            body: ResponseBody::Followed(ObservedBody::new(body, observer, self)),
+        }
     }
 
     /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.
-    fn tell_budget(&self, fields: &mut HeaderLines) {
-        if !self.route.is_some_and(Route::spends_tokens) {
+    fn add_budget_headers(&self, fields: &mut HeaderLines) {
+        if !self.route.is_some_and(GatewayRoute::spends_tokens) {
             return;
         }
         let own = match &self.stage {
-            Stage::Admitted(reservation) => Amount { turns: 0, ..reservation.granted() },
-            _ => Amount::default(),
+            ExchangeStage::Admitted(reservation) => {
+                BudgetAmount { turns: 0, ..reservation.granted_amount() }
+            }
+            _ => BudgetAmount::default(),
         };
-        budget_headers::tell(fields, &self.gateway.run.ledger.status_beside(own));
+        budget_headers::insert_budget_headers(
+            fields,
+            &self.gateway.run.ledger.status_excluding(own),
+        );
     }
 
     /// What holds the response to what was reserved for it; `None` where no budget limits it.
-    fn allowance(&self) -> Option<Allowance> {
-        let Stage::Admitted(reservation) = &self.stage else { return None };
-        let (output, input) = (reservation.output_limit()?, reservation.granted().input);
-        Some(Allowance { input, output, cutoff: self.policy.config.cutoff })
+    fn call_allowance(&self) -> Option<CallAllowance> {
+        let ExchangeStage::Admitted(reservation) = &self.stage else { return None };
+        let (output, input) = (reservation.output_limit()?, reservation.granted_amount().input);
+        Some(CallAllowance { input, output, cutoff: self.policy.config.cutoff })
     }
 
-    fn fail(&mut self, error: &upstream::Error) {
+    fn set_upstream_error(&mut self, error: &upstream::UpstreamError) {
         self.code = Some(error.code());
-        self.outcome = outcome_of(error);
+        self.outcome = audit_outcome(error);
     }
 
     /// Counts a frame that the upstream sent.
-    fn frame(&mut self, length: usize) {
+    fn count_frame(&mut self, length: usize) {
         let now = Instant::now();
         let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
         let model = self.metered.as_deref();
@@ -411,17 +441,17 @@ impl Exchange {
             let elapsed = now.duration_since(self.started);
             self.first_byte = Some(elapsed);
             if let Some(model) = model {
-                model.first_byte(elapsed);
+                model.record_first_byte(elapsed);
             }
         }
-        self.gateway.metrics.frame(model, gap, length);
+        self.gateway.metrics.record_frame(model, gap, length);
         self.last_frame = now;
         self.frames += 1;
         self.response_bytes += length as u64;
     }
 
-    fn settle(&self, usage: Usage, charged: Amount, now: Instant) {
-        self.gateway.run.audit.settled(&Settled {
+    fn settle_call(&self, usage: TokenUsage, charged: BudgetAmount, now: Instant) {
+        self.gateway.run.audit.record_settlement(&CallSettledRecord {
             request: self.id.as_str(),
             outcome: self.outcome,
             status: self.status,
@@ -433,42 +463,46 @@ impl Exchange {
             litellm_call_id: self.facts.call_id.as_deref(),
             litellm_response_cost: self.facts.response_cost.as_deref(),
             reported_cost_usd: self.cost,
-            first_byte_ms: self.first_byte.map(milliseconds),
-            duration_ms: milliseconds(now.duration_since(self.started)),
+            first_byte_ms: self.first_byte.map(to_milliseconds),
+            duration_ms: to_milliseconds(now.duration_since(self.started)),
         });
     }
 
-    fn refuse(&self, code: &'static str) {
+    fn record_refusal(&self, code: &'static str) {
         let (gateway, status) = (&self.gateway, self.status);
         gateway.run.counts.refused.fetch_add(1, Ordering::Relaxed);
-        gateway.metrics.refused(&metrics::Refused { route: self.route, code, status });
+        gateway.metrics.record_refusal(&metrics::RefusedRequest {
+            route: self.route,
+            code,
+            status,
+        });
         if self.code.is_none() {
-            gateway.metrics.client_gone();
+            gateway.metrics.record_client_gone();
         }
-        gateway.run.audit.refused(&Refused {
+        gateway.run.audit.record_refusal(&CallRefusedRecord {
             request: self.id.as_str(),
             code,
             status,
             method: self.method.as_str(),
-            route: self.route.map_or("-", Route::name),
+            route: self.route.map_or("-", GatewayRoute::name),
             model: self.model.as_deref(),
             rules: &self.rules,
             request_bytes: self.request_bytes,
-            exhausted: gateway.run.ledger.exhausted().is_cancelled(),
+            exhausted: gateway.run.ledger.exhausted_token().is_cancelled(),
             pid: self.pid,
         });
     }
 
     /// Tells those who watch: the metrics and the trace, where a call was made, and the access log.
-    fn tell(&self, usage: Option<Usage>, now: Instant) {
+    fn emit_telemetry(&self, usage: Option<TokenUsage>, now: Instant) {
         let duration = now.duration_since(self.started);
-        let Facts { call_id, response_cost } = &self.facts;
+        let ResponseMetadata { call_id, response_cost } = &self.facts;
         let (call_id, cost) = (call_id.as_deref(), response_cost.as_deref());
         let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
         if let (Some(_), Some(route)) = (self.sent, self.route)
             && (usage.is_some() || trace.is_some())
         {
-            let settled = metrics::Settled {
+            let settled = metrics::SettledCall {
                 route,
                 model: &self.metered_model(),
                 status: self.status,
@@ -482,11 +516,11 @@ impl Exchange {
                 is_stream: self.is_stream,
             };
             if usage.is_some() {
-                self.gateway.metrics.settled(&settled);
+                self.gateway.metrics.record_settled_call(&settled);
             }
             if let Some(trace) = trace {
-                trace.call(&trace::Call {
-                    span: self.id.span(),
+                trace.record_call(&trace::TracedCall {
+                    span: self.id.span_id(),
                     request_id: self.id.as_str(),
                     model: self.model.as_deref(),
                     code: self.code,
@@ -494,11 +528,11 @@ impl Exchange {
                 });
             }
         }
-        self.gateway.access_log.write(&Line {
+        self.gateway.access_log.write_entry(&AccessLogEntry {
             time: SystemTime::now(),
             method: self.method.as_str(),
             route: self.route,
-            status: if self.status == 0 { CLIENT_CLOSED_REQUEST } else { self.status },
+            status: if self.status == 0 { STATUS_CLIENT_CLOSED_REQUEST } else { self.status },
             bytes: self.response_bytes,
             request_bytes: self.request_bytes,
             model: self.model.as_deref(),
@@ -513,47 +547,49 @@ impl Exchange {
         });
     }
 
-    fn metered_model(&self) -> Arc<metrics::Model> {
+    fn metered_model(&self) -> Arc<metrics::ModelMetrics> {
         let seen = self.metered.clone();
         seen.unwrap_or_else(|| {
-            self.gateway.metrics.known_model(self.model.as_deref().unwrap_or_default())
+            self.gateway.metrics.existing_model_metrics(self.model.as_deref().unwrap_or_default())
         })
     }
 }
 
-impl Drop for Exchange {
+impl Drop for GatewayExchange {
     fn drop(&mut self) {
-        if self.outcome == Outcome::ClientGone && self.gateway.tasks.cut().is_cancelled() {
-            self.outcome = Outcome::ShutDown;
+        if self.outcome == CallOutcome::ClientGone
+            && self.gateway.tasks.abort_token().is_cancelled()
+        {
+            self.outcome = CallOutcome::ShutDown;
         }
         let now = Instant::now();
-        let usage = match std::mem::replace(&mut self.stage, Stage::Answered) {
-            Stage::Arrived | Stage::Entered(_) => {
-                self.refuse(self.code.unwrap_or("client_gone"));
+        let usage = match std::mem::replace(&mut self.stage, ExchangeStage::Answered) {
+            ExchangeStage::Arrived | ExchangeStage::Entered(_) => {
+                self.record_refusal(self.code.unwrap_or("client_gone"));
                 None
             }
-            Stage::Admitting(reservation) => {
-                reservation.release();
-                self.refuse("client_gone");
+            ExchangeStage::Admitting(reservation) => {
+                reservation.release_unspent();
+                self.record_refusal("client_gone");
                 None
             }
-            Stage::Answered => {
-                self.gateway.metrics.answered(self.route, self.status);
+            ExchangeStage::Answered => {
+                self.gateway.metrics.record_local_answer(self.route, self.status);
                 None
             }
-            Stage::Undelivered => {
-                self.gateway.metrics.answered(self.route, self.status);
-                self.settle(Usage::default(), Amount::default(), now);
+            ExchangeStage::Undelivered => {
+                self.gateway.metrics.record_local_answer(self.route, self.status);
+                self.settle_call(TokenUsage::default(), BudgetAmount::default(), now);
                 None
             }
-            Stage::Admitted(reservation) => {
-                let usage = self.usage(reservation.granted(), now);
-                let charged = reservation.settle(&usage);
-                self.settle(usage, charged, now);
+            ExchangeStage::Admitted(reservation) => {
+                let usage = self.usage_at(reservation.granted_amount(), now);
+                let charged = reservation.settle_usage(&usage);
+                self.settle_call(usage, charged, now);
                 Some(usage)
             }
         };
-        self.tell(usage, now);
+        self.emit_telemetry(usage, now);
     }
 }
 
@@ -562,11 +598,11 @@ fn is_encoded(fields: &HeaderLines) -> bool {
     fields.get_all("content-encoding").any(|encoding| !encoding.eq_ignore_ascii_case(b"identity"))
 }
 
-fn milliseconds(duration: Duration) -> f64 {
+fn to_milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
 /// nginx's status for a client that left before there was an answer; log readers know it.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
+const STATUS_CLIENT_CLOSED_REQUEST: u16 = 499;
 
-const ENCODED: &str = "an encoded answer, which was not asked for";
+const ENCODED_RESPONSE_MESSAGE: &str = "an encoded answer, which was not asked for";

@@ -9,20 +9,20 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 
-use super::rule::{self, Rules};
+use super::rule::{self, RuleSet};
 use crate::body;
-use crate::budget::Prices;
-use crate::stream::Cutoff;
-use crate::upstream::headers::{self, Overwrites};
+use crate::budget::PriceTable;
+use crate::stream::CutoffMode;
+use crate::upstream::headers::{self, InjectedHeaders};
 
 /// What a run's requests may be and do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
-    pub headers: headers::Config,
-    pub body: body::Policy,
+pub struct PolicyConfig {
+    pub headers: headers::HeaderConfig,
+    pub body: body::BodyPolicy,
     /// Asked about each call that has a body, in their order.
-    pub rules: Vec<rule::Config>,
+    pub rules: Vec<rule::RuleConfig>,
     /// Largest request body.
     pub max_body_bytes: u64,
     /// How long a client may take to send its body.
@@ -31,7 +31,7 @@ pub struct Config {
     /// What happens to the upstream's answer when the client has left.
     pub on_client_gone: OnClientGone,
     /// How a stream ends that writes more than its call was granted.
-    pub cutoff: Cutoff,
+    pub cutoff: CutoffMode,
 }
 
 /// What happens to a call whose client has left.
@@ -48,19 +48,19 @@ pub enum OnClientGone {
 }
 
 /// The policy in force. Readers never wait, and never see half of a change.
-pub type Live = ArcSwap<Policy>;
+pub type SharedPolicy = ArcSwap<GatewayPolicy>;
 
 /// A configuration that has been found good, with all that it names.
 #[derive(Clone, Debug)]
-pub struct Policy {
-    pub config: Arc<Config>,
-    pub rules: Arc<Rules>,
-    pub prices: Arc<Prices>,
+pub struct GatewayPolicy {
+    pub config: Arc<PolicyConfig>,
+    pub rules: Arc<RuleSet>,
+    pub prices: Arc<PriceTable>,
     /// The headers that are ours, for the run that the policy is for.
-    pub overwrites: Arc<Overwrites>,
+    pub overwrites: Arc<InjectedHeaders>,
 }
 
-impl Config {
+impl PolicyConfig {
     /// The same, where the betas pass that belong to what is granted.
     #[must_use]
     pub fn with_granted_betas(&self) -> Self {
@@ -75,17 +75,17 @@ impl Config {
     }
 }
 
-impl Default for Config {
+impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
-            headers: headers::Config::default(),
-            body: body::Policy::default(),
+            headers: headers::HeaderConfig::default(),
+            body: body::BodyPolicy::default(),
             rules: vec![],
             // As the proxy before us had it.
             max_body_bytes: 50 * 1024 * 1024,
             body_timeout: Duration::from_mins(1),
             on_client_gone: OnClientGone::default(),
-            cutoff: Cutoff::default(),
+            cutoff: CutoffMode::default(),
         }
     }
 }

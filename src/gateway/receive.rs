@@ -8,19 +8,19 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
-use super::limits::{Overload, RequestPermit};
-use super::policy::Config;
-use crate::base::drain::Drain;
-use crate::base::json::Invalid;
+use super::limits::{OverloadError, RequestPermit};
+use super::policy::PolicyConfig;
+use crate::base::drain::TaskGroup;
+use crate::base::json::JsonError;
 use crate::base::time::timeout_unless_ready;
-use crate::body::{Body, Reader};
-use crate::protocol::Route;
+use crate::body::{BodyReader, ScannedBody};
+use crate::protocol::GatewayRoute;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type BoxedBodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a body could not be received.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BodyReadError {
     #[error("the request body is larger than the limit of {limit} bytes")]
     TooLarge { limit: u64 },
     #[error("the request body {0}; send JSON in UTF-8 as it is")]
@@ -28,20 +28,23 @@ pub enum Error {
     #[error("the request body did not arrive within {}", humantime::format_duration(*.0))]
     Timeout(Duration),
     #[error("the request body is not acceptable JSON: {0}")]
-    Json(#[from] Invalid),
+    Json(#[from] JsonError),
     #[error("the request body broke off")]
-    BrokenOff(#[source] BoxError),
+    BrokenOff(#[source] BoxedBodyError),
     #[error(transparent)]
-    Overload(#[from] Overload),
+    Overload(#[from] OverloadError),
 }
 
 /// The body of a request, as the server of its connection reads it.
-pub trait RequestBody: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin {}
+pub trait RequestBody:
+    hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin
+{
+}
 
-impl<B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin> RequestBody for B {}
+impl<B: hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin> RequestBody for B {}
 
 /// A request's body on its way to us.
-pub struct Arriving<B> {
+pub struct IncomingRequestBody<B> {
     body: B,
     /// A stream of HTTP/2 ends for itself, with a code that says so.
     is_http1: bool,
@@ -49,13 +52,13 @@ pub struct Arriving<B> {
     must_be_read: bool,
 }
 
-impl<B: RequestBody> Arriving<B> {
+impl<B: RequestBody> IncomingRequestBody<B> {
     /// Takes a request apart.
-    pub fn split(request: Request<B>) -> (Request<()>, Self) {
+    pub fn split_request(request: Request<B>) -> (Request<()>, Self) {
         let (head, body) = request.into_parts();
         let head = Request::from_parts(head, ());
         let is_http1 = head.version() <= Version::HTTP_11;
-        let must_be_read = is_http1 && !body.is_end_stream() && !waits_for_continue(head.headers());
+        let must_be_read = is_http1 && !body.is_end_stream() && !expects_continue(head.headers());
         (head, Self { body, is_http1, must_be_read })
     }
 
@@ -69,67 +72,67 @@ impl<B: RequestBody> Arriving<B> {
     ///
     /// # Errors
     /// It is not acceptable, or did not arrive.
-    pub async fn receive(
+    pub async fn read_body(
         &mut self,
-        route: Route,
-        policy: &Config,
+        route: GatewayRoute,
+        policy: &PolicyConfig,
         permit: &mut RequestPermit,
-    ) -> Result<Body, Error> {
+    ) -> Result<ScannedBody, BodyReadError> {
         let limit = policy.body_timeout;
         // A client that waited to be told to send is told by the first read.
         self.must_be_read = self.is_http1;
-        let received = timeout_unless_ready(limit, self.read(route, policy, permit)).await;
-        let received = received.unwrap_or(Err(Error::Timeout(limit)));
-        if let Ok(_) | Err(Error::Timeout(_) | Error::BrokenOff(_)) = &received {
+        let received = timeout_unless_ready(limit, self.read_frames(route, policy, permit)).await;
+        let received = received.unwrap_or(Err(BodyReadError::Timeout(limit)));
+        if let Ok(_) | Err(BodyReadError::Timeout(_) | BodyReadError::BrokenOff(_)) = &received {
             self.must_be_read = false;
         }
         received
     }
 
-    async fn read(
+    async fn read_frames(
         &mut self,
-        route: Route,
-        policy: &Config,
+        route: GatewayRoute,
+        policy: &PolicyConfig,
         permit: &mut RequestPermit,
-    ) -> Result<Body, Error> {
+    ) -> Result<ScannedBody, BodyReadError> {
         let mut reader = None;
         while let Some(frame) = self.body.frame().await {
-            let frame = frame.map_err(|error| Error::BrokenOff(error.into()))?;
+            let frame = frame.map_err(|error| BodyReadError::BrokenOff(error.into()))?;
             let Ok(data) = frame.into_data() else { continue };
             permit.take_bytes(data.len())?;
             if reader.is_none() {
                 check_start(&data)?;
             }
             if reader.is_none() && self.body.is_end_stream() {
-                return whole(route, data, policy);
+                return parse_body(route, data, policy);
             }
-            take(reader.get_or_insert_with(|| Reader::new(route)), data, policy)?;
+            push_frame(reader.get_or_insert_with(|| BodyReader::new(route)), data, policy)?;
         }
-        Ok(reader.unwrap_or_else(|| Reader::new(route)).finish()?)
+        Ok(reader.unwrap_or_else(|| BodyReader::new(route)).finish_body()?)
     }
 
-    /// The body, and whether what is left of it is to be [read away](read_away).
-    pub fn into_rest(self) -> (B, bool) {
+    /// The body, and whether what is left of it is to be [read away](discard_rest_of_body).
+    pub fn into_unread_body(self) -> (B, bool) {
         (self.body, self.must_be_read)
     }
 }
 
-impl Arriving<Incoming> {
+impl IncomingRequestBody<Incoming> {
     /// Throws away what is still to come, beside the answer.
-    pub fn discard(self, tasks: &Drain) {
-        let (mut body, must_be_read) = self.into_rest();
+    pub fn discard_rest(self, tasks: &TaskGroup) {
+        let (mut body, must_be_read) = self.into_unread_body();
         if must_be_read && !body.is_end_stream() {
             let own = tasks.clone();
-            tasks.spawn(async move { read_away(&mut body, &own).await });
+            tasks.spawn_task(async move { discard_rest_of_body(&mut body, &own).await });
         }
     }
 }
 
 /// Throws away the rest of a body, within bounds: a client that cannot send its request to the end sees a broken pipe
 /// and no answer.
-pub async fn read_away(body: &mut impl RequestBody, tasks: &Drain) {
+pub async fn discard_rest_of_body(body: &mut impl RequestBody, tasks: &TaskGroup) {
     let read = timeout(MAX_DISCARD_TIME, read_to_end(body));
-    tasks.closing().run_until_cancelled(read).await;
+    tasks.shutdown_token().run_until_cancelled(read).await;
 }
 
 async fn read_to_end(body: &mut impl RequestBody) {
@@ -143,7 +146,7 @@ async fn read_to_end(body: &mut impl RequestBody) {
 }
 
 /// Whether the client sends its body only when it is told to: an answer in place of that is all it needs.
-fn waits_for_continue(headers: &HeaderMap) -> bool {
+fn expects_continue(headers: &HeaderMap) -> bool {
     let expect = headers.get(header::EXPECT);
     expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
@@ -152,32 +155,40 @@ fn waits_for_continue(headers: &HeaderMap) -> bool {
 ///
 /// # Errors
 /// It is too large, or not acceptable JSON.
-pub fn whole(route: Route, body: Bytes, policy: &Config) -> Result<Body, Error> {
+pub fn parse_body(
+    route: GatewayRoute,
+    body: Bytes,
+    policy: &PolicyConfig,
+) -> Result<ScannedBody, BodyReadError> {
     check_length(body.len() as u64, policy)?;
-    Ok(Body::read(route, body)?)
+    Ok(ScannedBody::scan_frame(route, body)?)
 }
 
 /// What some clients send in the place of JSON, by how it begins.
-fn check_start(body: &[u8]) -> Result<(), Error> {
+fn check_start(body: &[u8]) -> Result<(), BodyReadError> {
     match body {
-        [0xef, 0xbb, 0xbf, ..] => Err(Error::Encoded("begins with a byte order mark")),
-        [0xfe, 0xff, ..] | [0xff, 0xfe, ..] => Err(Error::Encoded("is UTF-16")),
-        [0x1f, 0x8b, ..] => Err(Error::Encoded("is compressed")),
+        [0xef, 0xbb, 0xbf, ..] => Err(BodyReadError::Encoded("begins with a byte order mark")),
+        [0xfe, 0xff, ..] | [0xff, 0xfe, ..] => Err(BodyReadError::Encoded("is UTF-16")),
+        [0x1f, 0x8b, ..] => Err(BodyReadError::Encoded("is compressed")),
         _ => Ok(()),
     }
 }
 
-fn take(reader: &mut Reader, data: Bytes, policy: &Config) -> Result<(), Error> {
+fn push_frame(
+    reader: &mut BodyReader,
+    data: Bytes,
+    policy: &PolicyConfig,
+) -> Result<(), BodyReadError> {
     check_length(reader.len() + data.len() as u64, policy)?;
     Ok(reader.push(data)?)
 }
 
-fn check_length(length: u64, policy: &Config) -> Result<(), Error> {
+fn check_length(length: u64, policy: &PolicyConfig) -> Result<(), BodyReadError> {
     let limit = policy.max_body_bytes;
-    if length > limit { Err(Error::TooLarge { limit }) } else { Ok(()) }
+    if length > limit { Err(BodyReadError::TooLarge { limit }) } else { Ok(()) }
 }
 
-impl Error {
+impl BodyReadError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::TooLarge { .. } => "request_too_large",

@@ -11,52 +11,52 @@ use serde_json::json;
 
 use super::audience::{Audience, ClientFamily};
 use super::door;
-use super::limits::Overload;
+use super::limits::OverloadError;
 use super::receive;
 use super::rule;
-use crate::audit::{self, record::Outcome};
+use crate::audit::{self, record::CallOutcome};
 use crate::body;
 use crate::budget;
-use crate::protocol::Protocol;
+use crate::protocol::LlmProtocol;
 use crate::run::gate;
 use crate::upstream;
 
 /// Why a call did not begin, or did not bring a response.
 #[derive(Debug, thiserror::Error)]
-pub enum Rejection {
+pub enum CallRejection {
     #[error(transparent)]
-    Stranger(#[from] door::Refusal),
+    Stranger(#[from] door::AuthError),
     #[error("the path is not served")]
     NotServed,
     #[error("the content type is not application/json")]
     NotJson,
     #[error(transparent)]
-    Receive(#[from] receive::Error),
+    Receive(#[from] receive::BodyReadError),
     #[error(transparent)]
-    Body(#[from] body::Refusal),
+    Body(#[from] body::BodyPolicyError),
     #[error(transparent)]
-    Overload(#[from] Overload),
+    Overload(#[from] OverloadError),
     #[error(transparent)]
-    Gate(#[from] gate::Shut),
+    Gate(#[from] gate::NotAcceptingError),
     #[error("an operator has cut this call")]
     Cut,
     #[error(transparent)]
-    Rule(#[from] rule::Refusal),
+    Rule(#[from] rule::RuleError),
     #[error(transparent)]
-    Price(#[from] budget::price::Missing),
+    Price(#[from] budget::price::UnknownPriceError),
     #[error(transparent)]
-    Budget(#[from] budget::Refusal),
+    Budget(#[from] budget::BudgetError),
     #[error("the audit log cannot be written")]
-    Audit(#[from] audit::Error),
+    Audit(#[from] audit::AuditError),
     #[error(
         "the upstream does not accept the gateway's credential; the operator has to look at it"
     )]
     UpstreamAuth,
     #[error(transparent)]
-    Upstream(#[from] upstream::Error),
+    Upstream(#[from] upstream::UpstreamError),
 }
 
-impl Rejection {
+impl CallRejection {
     /// The stable code that body, records and metrics carry.
     pub fn code(&self) -> &'static str {
         match self {
@@ -66,14 +66,14 @@ impl Rejection {
             Self::Receive(error) => error.code(),
             Self::Overload(overload) => overload.code(),
             Self::Body(refusal) => refusal.code(),
-            Self::Gate(gate::Shut::Paused) => "run_paused",
-            Self::Gate(gate::Shut::Ended) => "run_ended",
-            Self::Cut => CUT,
+            Self::Gate(gate::NotAcceptingError::Paused) => "run_paused",
+            Self::Gate(gate::NotAcceptingError::Ended) => "run_ended",
+            Self::Cut => ABORTED_BY_OPERATOR,
             Self::Rule(refusal) => refusal.code(),
             Self::Price(_) => "price_unknown",
-            Self::Budget(refusal) => budget_code(refusal),
+            Self::Budget(refusal) => budget_error_code(refusal),
             Self::Audit(_) => "audit_unavailable",
-            Self::UpstreamAuth => UPSTREAM_AUTH,
+            Self::UpstreamAuth => UPSTREAM_AUTH_CODE,
             Self::Upstream(error) => error.code(),
         }
     }
@@ -85,7 +85,7 @@ impl Rejection {
         match family {
             // It repeats a 429, even the one at which alone Codex stops.
             ClientFamily::AiSdk => self.protocol_status(match protocol {
-                Protocol::Responses => Protocol::Chat,
+                LlmProtocol::Responses => LlmProtocol::Chat,
                 same => same,
             }),
             // It stops at 400, 401 and 404 only.
@@ -100,44 +100,44 @@ impl Rejection {
     }
 
     /// The status that the usual clients of `protocol` obey.
-    fn protocol_status(&self, protocol: Protocol) -> StatusCode {
+    fn protocol_status(&self, protocol: LlmProtocol) -> StatusCode {
         // Codex stops at a 400 and at a 429 of type `usage_limit_reached`, and repeats all else five times.
-        match (self.usual_status(), protocol) {
-            (StatusCode::PAYMENT_REQUIRED, Protocol::Responses) => StatusCode::TOO_MANY_REQUESTS,
+        match (self.default_status(), protocol) {
+            (StatusCode::PAYMENT_REQUIRED, LlmProtocol::Responses) => StatusCode::TOO_MANY_REQUESTS,
             (
                 StatusCode::FORBIDDEN
                 | StatusCode::PAYLOAD_TOO_LARGE
                 | StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                Protocol::Responses,
+                LlmProtocol::Responses,
             ) => StatusCode::BAD_REQUEST,
             (status, _) => status,
         }
     }
 
     /// The status that stops every client but Codex.
-    fn usual_status(&self) -> StatusCode {
+    fn default_status(&self) -> StatusCode {
         match self {
-            Self::Stranger(door::Refusal::Closing | door::Refusal::Crowded) | Self::Audit(_) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Stranger(door::AuthError::Closing | door::AuthError::Crowded)
+            | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
             // At a 503 Codex comes thirty times.
-            Self::Gate(gate::Shut::Paused) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Gate(gate::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
             Self::Stranger(_) => StatusCode::UNAUTHORIZED,
             Self::NotServed => StatusCode::NOT_FOUND,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Receive(error) => error.status(),
             Self::Overload(overload) => overload.status(),
             Self::Body(refusal) => refusal.status(),
-            Self::Gate(gate::Shut::Ended) | Self::Cut | Self::Rule(_) | Self::Price(_) => {
-                StatusCode::FORBIDDEN
-            }
+            Self::Gate(gate::NotAcceptingError::Ended)
+            | Self::Cut
+            | Self::Rule(_)
+            | Self::Price(_) => StatusCode::FORBIDDEN,
             Self::Budget(_) if self.retry_after().is_some() => StatusCode::TOO_MANY_REQUESTS,
             Self::Budget(_) => StatusCode::PAYMENT_REQUIRED,
             Self::Upstream(
-                upstream::Error::ConnectTimeout(_)
-                | upstream::Error::FirstByteTimeout(_)
-                | upstream::Error::IdleTimeout(_)
-                | upstream::Error::Deadline,
+                upstream::UpstreamError::ConnectTimeout(_)
+                | upstream::UpstreamError::FirstByteTimeout(_)
+                | upstream::UpstreamError::IdleTimeout(_)
+                | upstream::UpstreamError::Deadline,
             ) => StatusCode::GATEWAY_TIMEOUT,
             Self::Upstream(_) | Self::UpstreamAuth => StatusCode::BAD_GATEWAY,
         }
@@ -146,30 +146,30 @@ impl Rejection {
     /// How long to wait, where waiting helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Budget(budget::Refusal::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::Stranger(door::Refusal::Closing | door::Refusal::Crowded)
+            Self::Budget(budget::BudgetError::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::Stranger(door::AuthError::Closing | door::AuthError::Crowded)
             | Self::Overload(_)
-            | Self::Receive(receive::Error::Overload(_))
+            | Self::Receive(receive::BodyReadError::Overload(_))
             | Self::Budget(
-                budget::Refusal::Concurrency { .. } | budget::Refusal::Reserved { .. },
+                budget::BudgetError::Concurrency { .. } | budget::BudgetError::Reserved { .. },
             ) => Some(Duration::from_secs(1)),
-            Self::Gate(gate::Shut::Paused) => Some(PAUSE),
+            Self::Gate(gate::NotAcceptingError::Paused) => Some(PAUSED_RETRY_AFTER),
             _ => None,
         }
     }
 
     /// The response, in the protocol's own shape.
-    pub fn response(&self, audience: impl Into<Audience>) -> Response<String> {
+    pub fn to_response(&self, audience: impl Into<Audience>) -> Response<String> {
         let audience = audience.into();
         let protocol = audience.protocol;
         let body = match (self, protocol) {
             (Self::NotServed, _) => json!({"error": "not_found"}),
-            (_, Protocol::Messages) => json!({
+            (_, LlmProtocol::Messages) => json!({
                 "type": "error",
-                "error": {"type": self.kind(protocol), "message": self.public(), "code": self.code()},
+                "error": {"type": self.error_type(protocol), "message": self.public_message(), "code": self.code()},
             }),
             _ => json!({
-                "error": {"message": self.public(), "type": self.kind(protocol), "param": self.param(), "code": self.code()},
+                "error": {"message": self.public_message(), "type": self.error_type(protocol), "param": self.field_at_fault(), "code": self.code()},
             }),
         };
         let mut response = Response::new(body.to_string());
@@ -181,7 +181,7 @@ impl Rejection {
         }
         match self.retry_after() {
             Some(wait) => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(ceil_seconds(wait)));
             }
             None if self.tells_to_stop() => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
@@ -192,84 +192,85 @@ impl Rejection {
     }
 
     /// What the client may read: its own mistake in full, ours and the upstream's in general.
-    fn public(&self) -> String {
+    fn public_message(&self) -> String {
         self.to_string()
     }
 
     /// The field that is at fault, where one is.
-    fn param(&self) -> Option<&str> {
+    fn field_at_fault(&self) -> Option<&str> {
         match self {
-            Self::Body(refusal) => Some(refusal.field()),
+            Self::Body(refusal) => Some(refusal.field_at_fault()),
             Self::Price(_) => Some("model"),
             _ => None,
         }
     }
 
     /// Whether the same request would be refused again.
-    fn is_final(&self) -> bool {
+    fn is_permanent(&self) -> bool {
         let is_final = matches!(
             self,
-            Self::Upstream(upstream::Error::Deadline) | Self::Audit(audit::Error::Full { .. })
+            Self::Upstream(upstream::UpstreamError::Deadline)
+                | Self::Audit(audit::AuditError::Full { .. })
         );
         is_final || !matches!(self, Self::Upstream(_) | Self::Audit(_))
     }
 
     /// Whether the answer says that a repetition cannot help.
     fn tells_to_stop(&self) -> bool {
-        self.retry_after().is_none() && self.is_final()
+        self.retry_after().is_none() && self.is_permanent()
     }
 
-    fn kind(&self, protocol: Protocol) -> &'static str {
+    fn error_type(&self, protocol: LlmProtocol) -> &'static str {
         match (self.protocol_status(protocol), protocol) {
-            (StatusCode::PAYMENT_REQUIRED, Protocol::Messages) => "billing_error",
+            (StatusCode::PAYMENT_REQUIRED, LlmProtocol::Messages) => "billing_error",
             (StatusCode::PAYMENT_REQUIRED, _) => "insufficient_quota",
-            (StatusCode::TOO_MANY_REQUESTS, Protocol::Responses) if self.tells_to_stop() => {
+            (StatusCode::TOO_MANY_REQUESTS, LlmProtocol::Responses) if self.tells_to_stop() => {
                 "usage_limit_reached"
             }
             (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",
             (StatusCode::UNAUTHORIZED, _) => "authentication_error",
             (StatusCode::FORBIDDEN, _) => "permission_error",
-            (StatusCode::PAYLOAD_TOO_LARGE, Protocol::Messages) => "request_too_large",
+            (StatusCode::PAYLOAD_TOO_LARGE, LlmProtocol::Messages) => "request_too_large",
             (status, _) if status.is_client_error() => "invalid_request_error",
-            (_, Protocol::Messages) => "api_error",
+            (_, LlmProtocol::Messages) => "api_error",
             _ => "server_error",
         }
     }
 }
 
 /// Rounded up: who comes back too early is refused again.
-fn whole_seconds(wait: Duration) -> u64 {
+fn ceil_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
 /// The code of a call that an operator cut.
-pub const CUT: &str = "cut_by_operator";
+pub const ABORTED_BY_OPERATOR: &str = "cut_by_operator";
 
 /// The code of a call that the upstream refused because of our credential.
-pub const UPSTREAM_AUTH: &str = "upstream_auth";
+pub const UPSTREAM_AUTH_CODE: &str = "upstream_auth";
 
 /// When to ask again whether a pause is over. Ours: a person paused it, and a person resumes it.
-const PAUSE: Duration = Duration::from_secs(10);
+const PAUSED_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// What the records say of an upstream failure.
-pub fn outcome_of(error: &upstream::Error) -> Outcome {
+pub fn audit_outcome(error: &upstream::UpstreamError) -> CallOutcome {
     match error {
-        upstream::Error::ConnectTimeout(_)
-        | upstream::Error::FirstByteTimeout(_)
-        | upstream::Error::IdleTimeout(_) => Outcome::UpstreamTimeout,
-        upstream::Error::Deadline => Outcome::DeadlineExceeded,
-        _ => Outcome::UpstreamFailed,
+        upstream::UpstreamError::ConnectTimeout(_)
+        | upstream::UpstreamError::FirstByteTimeout(_)
+        | upstream::UpstreamError::IdleTimeout(_) => CallOutcome::UpstreamTimeout,
+        upstream::UpstreamError::Deadline => CallOutcome::DeadlineExceeded,
+        _ => CallOutcome::UpstreamFailed,
     }
 }
 
-fn budget_code(refusal: &budget::Refusal) -> &'static str {
+fn budget_error_code(refusal: &budget::BudgetError) -> &'static str {
     match refusal {
-        budget::Refusal::Turns { .. } => "turn_budget_exhausted",
-        budget::Refusal::Tokens { .. } => "token_budget_exhausted",
-        budget::Refusal::Cost { .. } => "cost_budget_exhausted",
-        budget::Refusal::Deadline { .. } => "deadline_exceeded",
-        budget::Refusal::Concurrency { .. } => "too_many_concurrent_requests",
-        budget::Refusal::Reserved { .. } => "budget_reserved",
-        budget::Refusal::Rate { .. } => "rate_limited",
+        budget::BudgetError::Turns { .. } => "turn_budget_exhausted",
+        budget::BudgetError::Tokens { .. } => "token_budget_exhausted",
+        budget::BudgetError::Cost { .. } => "cost_budget_exhausted",
+        budget::BudgetError::Deadline { .. } => "deadline_exceeded",
+        budget::BudgetError::Concurrency { .. } => "too_many_concurrent_requests",
+        budget::BudgetError::Reserved { .. } => "budget_reserved",
+        budget::BudgetError::Rate { .. } => "rate_limited",
     }
 }

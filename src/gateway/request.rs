@@ -3,27 +3,27 @@
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Method, Request, Uri, Version, header};
 
-use super::policy::Config;
+use super::policy::PolicyConfig;
 use super::receive;
-use super::rejection::Rejection;
-use crate::protocol::Route;
+use super::rejection::CallRejection;
+use crate::protocol::GatewayRoute;
 use crate::upstream::headers::ClientHead;
 
 /// The head of a request, as the server of its connection has read it.
 pub trait JudgedHead: ClientHead {
     /// See [`route`].
-    fn route(&self) -> Result<Route, Rejection>;
+    fn route(&self) -> Result<GatewayRoute, CallRejection>;
 
     /// See [`check_head`].
-    fn check(&self, policy: &Config) -> Result<(), Rejection>;
+    fn check(&self, policy: &PolicyConfig) -> Result<(), CallRejection>;
 }
 
 impl<B> JudgedHead for Request<B> {
-    fn route(&self) -> Result<Route, Rejection> {
+    fn route(&self) -> Result<GatewayRoute, CallRejection> {
         route(self)
     }
 
-    fn check(&self, policy: &Config) -> Result<(), Rejection> {
+    fn check(&self, policy: &PolicyConfig) -> Result<(), CallRejection> {
         check_head(self, policy)
     }
 }
@@ -32,30 +32,31 @@ impl<B> JudgedHead for Request<B> {
 ///
 /// # Errors
 /// The request is for nothing that is served, or in a form that could be read in two ways.
-pub fn route<B>(request: &Request<B>) -> Result<Route, Rejection> {
+pub fn route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
     // HTTP/2 always names a host; the upstream's comes from configuration all the same.
-    let is_for_us = request.version() == Version::HTTP_2 || names_us(request.uri());
-    if !is_for_us || asks_for_upgrade(request.headers()) {
-        return Err(Rejection::NotServed);
+    let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
+    if !is_for_us || requests_upgrade(request.headers()) {
+        return Err(CallRejection::NotServed);
     }
-    Route::find(request.method(), request.uri().path()).ok_or(Rejection::NotServed)
+    GatewayRoute::from_request_line(request.method(), request.uri().path())
+        .ok_or(CallRejection::NotServed)
 }
 
 /// # Errors
 /// A body that is not JSON, or too long to be worth reading.
-pub fn check_head<B>(request: &Request<B>, policy: &Config) -> Result<(), Rejection> {
+pub fn check_head<B>(request: &Request<B>, policy: &PolicyConfig) -> Result<(), CallRejection> {
     if request.method() != Method::POST {
         return Ok(());
     }
     let content_type =
         request.headers().get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
     if !content_type.is_some_and(is_json) {
-        return Err(Rejection::NotJson);
+        return Err(CallRejection::NotJson);
     }
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
         && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
     {
-        return Err(receive::Error::Encoded("has a `content-encoding`").into());
+        return Err(receive::BodyReadError::Encoded("has a `content-encoding`").into());
     }
     let declared = request
         .headers()
@@ -66,27 +67,27 @@ pub fn check_head<B>(request: &Request<B>, policy: &Config) -> Result<(), Reject
 
 /// # Errors
 /// A body too long to be worth reading.
-pub(super) fn check_length(declared: u64, policy: &Config) -> Result<(), Rejection> {
+pub(super) fn check_length(declared: u64, policy: &PolicyConfig) -> Result<(), CallRejection> {
     let limit = policy.max_body_bytes;
-    if declared > limit { Err(receive::Error::TooLarge { limit }.into()) } else { Ok(()) }
+    if declared > limit { Err(receive::BodyReadError::TooLarge { limit }.into()) } else { Ok(()) }
 }
 
 /// Whether a target is a path alone, or an absolute URL of this machine: a client takes us for the proxy of the URL it was
 /// given, which is ours. `CONNECT` has an authority and no scheme.
-fn names_us(target: &Uri) -> bool {
+fn is_target_local(target: &Uri) -> bool {
     let Some(authority) = target.authority() else { return true };
-    target.scheme() == Some(&Scheme::HTTP) && is_own(authority)
+    target.scheme() == Some(&Scheme::HTTP) && is_own_authority(authority)
 }
 
-fn is_own(authority: &Authority) -> bool {
+fn is_own_authority(authority: &Authority) -> bool {
     let host = authority.host();
     let has_user = authority.as_str().contains('@');
-    !has_user && OWN_HOSTS.iter().any(|own| host.eq_ignore_ascii_case(own))
+    !has_user && LOCAL_HOSTS.iter().any(|own| host.eq_ignore_ascii_case(own))
 }
 
 /// Whether a client asks for another protocol. It only offers `h2c`, as Java's client does in each of its first requests:
 /// such an offer is ignored (RFC 9110, section 7.8), and none of its headers goes upstream.
-fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+fn requests_upgrade(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::UPGRADE).iter();
     let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
@@ -99,4 +100,4 @@ pub(super) fn is_json(content_type: &[u8]) -> bool {
 }
 
 /// Hosts in a target that are this machine, at any port: a sandbox's port is not the one that we listen at.
-const OWN_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

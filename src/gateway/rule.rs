@@ -1,6 +1,6 @@
 //! Rules: an operator's own conditions on a call, and what follows from them.
 //!
-//! A condition is a CEL expression over the [`Facts`]; `rules.md` in the manual says what may stand
+//! A condition is a CEL expression over the [`RuleContext`]; `rules.md` in the manual says what may stand
 //! in it. Names, types and the rule's own examples are checked when the configuration is loaded, so
 //! that a rule that loads can be asked at each call, at a cost that is bounded by its size.
 //!
@@ -19,24 +19,27 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue};
 
-use self::expression::Node;
-use crate::body::{Call, Why};
+use self::expression::RuleExpr;
+use crate::body::{FieldChangeReason, LlmCall};
 use crate::budget::Tokens;
-use crate::upstream::headers::Outgoing;
+use crate::upstream::headers::UpstreamRequestHead;
 
-pub use compile::Invalid;
-pub use expression::Fault;
-pub use facts::{Agent, Facts, Left, Request, Run, Usage};
-pub use load::{Config, Error, Problem};
+pub use compile::RuleCompileError;
+pub use expression::RuleEvalError;
+pub use facts::{
+    RuleAgentContext, RuleContext, RuleRemainingBudget, RuleRequestContext, RuleRunContext,
+    RuleUsageContext,
+};
+pub use load::{RuleConfig, RuleConfigError, RuleProblem};
 
 /// All rules of a run, ready to be asked.
 #[derive(Debug, Default)]
-pub struct Rules(Box<[Rule]>);
+pub struct RuleSet(Box<[CompiledRule]>);
 
 #[derive(Debug)]
-struct Rule {
+struct CompiledRule {
     name: Arc<str>,
-    when: Node,
+    when: RuleExpr,
     refuse: Option<Arc<str>>,
     model: Option<Box<str>>,
     max_output: Option<Tokens>,
@@ -45,7 +48,7 @@ struct Rule {
 
 /// What the rules change about a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict<'a> {
+pub struct RuleEffects<'a> {
     /// The rules that matched, in their order.
     pub matched: Vec<Arc<str>>,
     /// The model to use instead, by the upstream's name. The operator's word: the list of models
@@ -59,20 +62,20 @@ pub struct Verdict<'a> {
 
 /// Why the rules do not let a call through.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RuleError {
     #[error("refused by the rule `{rule}`: {reason}")]
     Refused { rule: Arc<str>, reason: Arc<str> },
     #[error("the rule `{rule}` cannot be answered: {fault}; tell who operates this gateway")]
-    Failed { rule: Arc<str>, fault: Fault },
+    Failed { rule: Arc<str>, fault: RuleEvalError },
 }
 
-impl Rules {
+impl RuleSet {
     /// Checks the rules, and their examples.
     ///
     /// # Errors
     /// The first mistake: in which rule, where, and what to do about it.
-    pub fn compile(rules: &[Config]) -> Result<Self, Error> {
-        load::rules(rules).map(|rules| Self(rules.into()))
+    pub fn compile_rules(rules: &[RuleConfig]) -> Result<Self, RuleConfigError> {
+        load::compile_rules(rules).map(|rules| Self(rules.into()))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -83,21 +86,21 @@ impl Rules {
     ///
     /// # Errors
     /// The first rule that refuses it, or cannot be answered.
-    pub fn judge(&self, facts: &Facts<'_>) -> Result<Verdict<'_>, Refusal> {
-        let mut verdict = Verdict::default();
+    pub fn evaluate_rules(&self, facts: &RuleContext<'_>) -> Result<RuleEffects<'_>, RuleError> {
+        let mut verdict = RuleEffects::default();
         for rule in &self.0 {
-            let failed = |fault| Refusal::Failed { rule: Arc::clone(&rule.name), fault };
-            if rule.when.holds(facts).map_err(failed)? {
-                rule.apply(&mut verdict)?;
+            let failed = |fault| RuleError::Failed { rule: Arc::clone(&rule.name), fault };
+            if rule.when.eval_bool(facts).map_err(failed)? {
+                rule.collect_effects(&mut verdict)?;
             }
         }
         Ok(verdict)
     }
 }
 
-impl Verdict<'_> {
+impl RuleEffects<'_> {
     /// Changes a call as the rules say.
-    pub fn apply(&self, call: &mut Call, head: &mut Outgoing) {
+    pub fn apply_to_call(&self, call: &mut LlmCall, head: &mut UpstreamRequestHead) {
         let before = call.changes.len();
         if let Some(model) = self.model {
             call.rename_model(model);
@@ -106,7 +109,7 @@ impl Verdict<'_> {
             call.limit_output(limit);
         }
         for change in &mut call.changes[before..] {
-            change.why = Why::Rule;
+            change.why = FieldChangeReason::Rule;
         }
         for (name, value) in &self.headers {
             head.push(name, value);
@@ -114,11 +117,11 @@ impl Verdict<'_> {
     }
 }
 
-impl Rule {
-    fn apply<'a>(&'a self, verdict: &mut Verdict<'a>) -> Result<(), Refusal> {
+impl CompiledRule {
+    fn collect_effects<'a>(&'a self, verdict: &mut RuleEffects<'a>) -> Result<(), RuleError> {
         if let Some(reason) = &self.refuse {
             let (rule, reason) = (Arc::clone(&self.name), Arc::clone(reason));
-            return Err(Refusal::Refused { rule, reason });
+            return Err(RuleError::Refused { rule, reason });
         }
         verdict.matched.push(Arc::clone(&self.name));
         verdict.model = self.model.as_deref().or(verdict.model);
@@ -131,7 +134,7 @@ impl Rule {
     }
 }
 
-impl Refusal {
+impl RuleError {
     /// The stable code that clients, metrics and the audit see.
     pub fn code(&self) -> &'static str {
         match self {
@@ -141,7 +144,7 @@ impl Refusal {
     }
 
     /// The name of the rule.
-    pub fn rule(&self) -> Arc<str> {
+    pub fn rule_name(&self) -> Arc<str> {
         let (Self::Refused { rule, .. } | Self::Failed { rule, .. }) = self;
         Arc::clone(rule)
     }

@@ -23,14 +23,14 @@ use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::base::drain::Drain;
+use crate::base::drain::TaskGroup;
 use crate::base::memory;
-use crate::base::socket::Stream;
+use crate::base::socket::ServerStream;
 
 /// Limits of a run's connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct HttpServerConfig {
     /// Open at the same time, for each run on each worker; further ones are answered with 503.
     pub max_connections: usize,
     /// How long a client may take to send the head of a request.
@@ -68,7 +68,7 @@ pub enum LaneMode {
 /// A limit that leaves nothing to serve with, or for which there is no room.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`server.{name}` is `{given}`; give {least} to {most}")]
-pub struct Invalid {
+pub struct HttpServerConfigError {
     name: &'static str,
     given: u64,
     least: u64,
@@ -76,38 +76,38 @@ pub struct Invalid {
 }
 
 /// Why a connection ended early. Nobody is told but the log.
-type Ended = Box<dyn Error + Send + Sync>;
+type ConnectionError = Box<dyn Error + Send + Sync>;
 
 /// How the connections of a listener are served.
-struct Connections<'a> {
-    config: &'a Config,
-    tasks: &'a Drain,
+struct ConnectionServer<'a> {
+    config: &'a HttpServerConfig,
+    tasks: &'a TaskGroup,
     /// How often an HTTP/2 client is asked whether it is still there.
     ping: Option<Duration>,
 }
 
-impl Connections<'_> {
+impl ConnectionServer<'_> {
     /// Tells which protocol a client speaks, waiting for no longer than it may take for a head; `None` if
     /// we are told to finish before.
-    async fn opens_http2(&self, stream: &Stream) -> Result<Option<bool>, Ended> {
-        let opening = tokio::time::timeout(self.config.header_timeout, stream.opens_http2());
-        match self.tasks.closing().run_until_cancelled(opening).await {
+    async fn detect_http2(&self, stream: &ServerStream) -> Result<Option<bool>, ConnectionError> {
+        let opening = tokio::time::timeout(self.config.header_timeout, stream.peek_http2_preface());
+        match self.tasks.shutdown_token().run_until_cancelled(opening).await {
             Some(is_http2) => Ok(Some(is_http2??)),
             None => Ok(None),
         }
     }
 
     /// Serves a connection to its end, each request by `answer`.
-    async fn serve<F, B, E>(
+    async fn serve_connection<F, B, E>(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         is_http2: bool,
         answer: impl Fn(Request<Incoming>) -> F + Send + 'static,
-    ) -> Result<(), Ended>
+    ) -> Result<(), ConnectionError>
     where
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-        B: Body<Data = Bytes, Error: Into<Ended>> + Send + 'static,
-        E: Into<Ended>,
+        B: Body<Data = Bytes, Error: Into<ConnectionError>> + Send + 'static,
+        E: Into<ConnectionError>,
     {
         let Self { config, tasks, ping } = *self;
         let (stream, timer, service) =
@@ -121,43 +121,46 @@ impl Connections<'_> {
                 .max_concurrent_streams(MAX_HTTP2_STREAMS)
                 .max_send_buf_size(config.buffer_bytes);
             let connection = http2.serve_connection(stream, service);
-            return until_told(pin!(connection), tasks).await.map_err(Into::into);
+            return serve_until_shutdown(pin!(connection), tasks).await.map_err(Into::into);
         }
         let mut http1 = http1::Builder::new();
         http1.timer(timer).header_read_timeout(config.header_timeout);
         http1.max_buf_size(config.buffer_bytes).max_headers(config.max_headers);
         let connection = http1.serve_connection(stream, service);
-        until_told(pin!(connection), tasks).await.map_err(Into::into)
+        serve_until_shutdown(pin!(connection), tasks).await.map_err(Into::into)
     }
 }
 
 /// Overload answers: who waits without knowing why hangs, who is told tries again.
-fn turn_away(socket: &OwnedFd) {
+fn send_overloaded(socket: &OwnedFd) {
     // A new connection has room for these few bytes, or a peer that has left already.
-    let _ = rustix::net::send(socket, OVERLOADED, SendFlags::NOSIGNAL);
+    let _ = rustix::net::send(socket, OVERLOADED_RESPONSE, SendFlags::NOSIGNAL);
 }
 
 /// Serves a connection to its end: its own, the end of its last exchange, or the end of our patience.
-async fn until_told<C>(mut connection: Pin<&mut C>, tasks: &Drain) -> Result<(), C::Error>
+async fn serve_until_shutdown<C>(
+    mut connection: Pin<&mut C>,
+    tasks: &TaskGroup,
+) -> Result<(), C::Error>
 where
     C: GracefulConnection,
 {
     tokio::select! {
         biased;
         done = connection.as_mut() => return done,
-        () = tasks.closing().cancelled() => connection.as_mut().graceful_shutdown(),
+        () = tasks.shutdown_token().cancelled() => connection.as_mut().graceful_shutdown(),
     }
     tokio::select! {
         biased;
         done = connection => done,
-        () = tasks.cut().cancelled() => Ok(()),
+        () = tasks.abort_token().cancelled() => Ok(()),
     }
 }
 
-impl Config {
+impl HttpServerConfig {
     /// # Errors
     /// The first limit that is too low or too high.
-    pub fn check(&self) -> Result<(), Invalid> {
+    pub fn validate(&self) -> Result<(), HttpServerConfigError> {
         let limits = [
             ("max_connections", self.max_connections as u64, 1, MAX_COUNT),
             ("buffer_bytes", self.buffer_bytes as u64, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES),
@@ -168,23 +171,25 @@ impl Config {
         ];
         let invalid =
             limits.into_iter().find(|(_, given, least, most)| !(least..=most).contains(&given));
-        invalid
-            .map_or(Ok(()), |(name, given, least, most)| Err(Invalid { name, given, least, most }))
-    }
-}
-
-impl Config {
-    /// Bytes of request bodies that all runs together may hold.
-    pub fn process_body_bytes(&self) -> u64 {
-        self.max_process_body_bytes.unwrap_or_else(|| {
-            let quarter = memory::available().map_or(MAX_PROCESS_BODY_BYTES, |bytes| bytes / 4);
-            // The largest body that is allowed by default must fit.
-            quarter.clamp(MIN_PROCESS_BODY_BYTES, MAX_PROCESS_BODY_BYTES)
+        invalid.map_or(Ok(()), |(name, given, least, most)| {
+            Err(HttpServerConfigError { name, given, least, most })
         })
     }
 }
 
-impl Default for Config {
+impl HttpServerConfig {
+    /// Bytes of request bodies that all runs together may hold.
+    pub fn process_body_bytes(&self) -> u64 {
+        self.max_process_body_bytes.unwrap_or_else(|| {
+            let quarter =
+                memory::available_memory().map_or(DEFAULT_PROCESS_BODY_BYTES, |bytes| bytes / 4);
+            // The largest body that is allowed by default must fit.
+            quarter.clamp(MIN_PROCESS_BODY_BYTES, DEFAULT_PROCESS_BODY_BYTES)
+        })
+    }
+}
+
+impl Default for HttpServerConfig {
     fn default() -> Self {
         Self {
             // An agent opens a handful; this is for those that fan out.
@@ -228,11 +233,11 @@ const MIN_BODY_BYTES: u64 = 64 * 1024;
 const MAX_BODY_BYTES: u64 = 1 << 48;
 
 /// Bytes of request bodies of all runs, on a machine that has four times as many.
-const MAX_PROCESS_BODY_BYTES: u64 = 512 * 1024 * 1024;
+const DEFAULT_PROCESS_BODY_BYTES: u64 = 512 * 1024 * 1024;
 const MIN_PROCESS_BODY_BYTES: u64 = 50 * 1024 * 1024;
 
 /// The answer to a connection too many, whatever it was going to ask.
-const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+const OVERLOADED_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/json\r\n\
     content-length: 32\r\n\
     retry-after: 1\r\n\

@@ -10,29 +10,29 @@ use std::process::Command;
 use http::Uri;
 use http::uri::Scheme;
 
-use super::batch::{Part, Reader};
-use super::process::{self, Limits, Sink};
-use super::seal::{ENVIRONMENT, SETTINGS};
-use super::{Error, Network, Place};
-use crate::base::reach::{HostError, Reach};
-use crate::base::secret::Secret;
+use super::batch::{BatchPart, BatchReader};
+use super::process::{self, GitLimits, OutputSink};
+use super::seal::{SAFE_ENVIRONMENT, SAFE_SETTINGS};
+use super::{GitEnvironment, GitError, OutboundConfig};
+use crate::base::reach::{HostReach, HostReachError};
+use crate::base::secret::SecretString;
 
 /// What git is to be told. Words are arguments of their own, never a shell's.
 #[must_use = "nothing happens before it is run"]
-pub struct Call<'a> {
-    place: &'a Place,
+pub struct GitCommand<'a> {
+    place: &'a GitEnvironment,
     subcommand: &'static str,
     settings: Vec<String>,
     words: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
-    input: Input,
-    limits: Limits,
-    secrets: Vec<Secret>,
+    input: GitInput,
+    limits: GitLimits,
+    secrets: Vec<SecretString>,
 }
 
 /// What git reads.
 #[derive(Debug, Default)]
-pub enum Input {
+pub enum GitInput {
     #[default]
     Nothing,
     Bytes(Vec<u8>),
@@ -40,93 +40,96 @@ pub enum Input {
     File(File),
 }
 
-impl<'a> Call<'a> {
-    pub(super) fn new(place: &'a Place, subcommand: &'static str) -> Self {
+impl<'a> GitCommand<'a> {
+    pub(super) fn new(place: &'a GitEnvironment, subcommand: &'static str) -> Self {
         Self {
             place,
             subcommand,
             settings: vec![],
             words: vec![],
             environment: vec![],
-            input: Input::Nothing,
-            limits: Limits::default(),
+            input: GitInput::Nothing,
+            limits: GitLimits::default(),
             secrets: vec![],
         }
     }
 
-    pub fn word(mut self, word: impl AsRef<OsStr>) -> Self {
+    pub fn arg(mut self, word: impl AsRef<OsStr>) -> Self {
         self.words.push(word.as_ref().to_owned());
         self
     }
 
-    pub fn words<W: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = W>) -> Self {
+    pub fn args<W: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = W>) -> Self {
         self.words.extend(words.into_iter().map(|word| word.as_ref().to_owned()));
         self
     }
 
     /// A setting of this call alone, `key=value`.
-    pub fn setting(mut self, setting: impl Into<String>) -> Self {
+    pub fn config(mut self, setting: impl Into<String>) -> Self {
         self.settings.push(setting.into());
         self
     }
 
     /// The repository. Without one there is none: git does not look for it.
     pub fn repository(self, git_dir: &Path) -> Self {
-        self.variable("GIT_DIR", git_dir)
+        self.env("GIT_DIR", git_dir)
     }
 
-    pub fn variable(mut self, name: &'static str, value: impl AsRef<OsStr>) -> Self {
+    pub fn env(mut self, name: &'static str, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name, value.as_ref().to_owned()));
         self
     }
 
-    pub fn input(mut self, input: Input) -> Self {
+    pub fn input(mut self, input: GitInput) -> Self {
         self.input = input;
         self
     }
 
-    pub fn limits(mut self, limits: Limits) -> Self {
+    pub fn limits(mut self, limits: GitLimits) -> Self {
         self.limits = limits;
         self
     }
 
     /// An HTTP header for the server at `url`, and for no other: its value is in the environment of this call alone.
-    pub fn header(mut self, url: &str, value: &Secret) -> Self {
+    pub fn http_header(mut self, url: &str, value: &SecretString) -> Self {
         // Git has no other way to be given a setting that is not in its arguments.
-        self = self.variable("GIT_CONFIG_COUNT", "1");
-        self = self.variable("GIT_CONFIG_KEY_0", format!("http.{url}.extraHeader"));
-        self = self.variable("GIT_CONFIG_VALUE_0", value.expose());
-        self.secret(value)
+        self = self.env("GIT_CONFIG_COUNT", "1");
+        self = self.env("GIT_CONFIG_KEY_0", format!("http.{url}.extraHeader"));
+        self = self.env("GIT_CONFIG_VALUE_0", value.expose_secret());
+        self.redact_secret(value)
     }
 
     /// For a call that talks to a remote: by which way, to which addresses, and whom it trusts there. No other call is told.
     ///
     /// # Errors
     /// The remote's host leads to no address within `reach`. A proxy looks names up itself: there, only the text is judged.
-    pub fn over_network(mut self, remote: &Uri, reach: Reach) -> Result<Self, HostError> {
+    pub fn with_remote(mut self, remote: &Uri, reach: HostReach) -> Result<Self, HostReachError> {
         let place = self.place;
-        let Network { ca_file, proxy } = &place.network;
+        let OutboundConfig { ca_file, proxy } = &place.network;
         if let Some(ca_file) = ca_file {
             // In place of the system's, not beside them: the empty directory takes the place of its own.
-            self = self.variable("GIT_SSL_CAINFO", ca_file);
-            self = self.variable("GIT_SSL_CAPATH", &place.home);
+            self = self.env("GIT_SSL_CAINFO", ca_file);
+            self = self.env("GIT_SSL_CAPATH", &place.home);
         }
         let host = remote.host().unwrap_or_default().trim_matches(['[', ']']);
-        if let Some(proxy) = proxy.as_ref().filter(|_| place.network.proxy_to(remote).is_some()) {
+        if let Some(proxy) = proxy.as_ref().filter(|_| place.network.proxy_for(remote).is_some()) {
             if !reach.allows_host(host) {
-                return Err(HostError::NotPublic { host: host.to_owned() });
+                return Err(HostReachError::NotPublic { host: host.to_owned() });
             }
-            self = self.variable("https_proxy", proxy.url().expose());
-            return Ok(proxy.password().iter().fold(self.secret(proxy.url()), Self::secret));
+            self = self.env("https_proxy", proxy.url().expose_secret());
+            return Ok(proxy
+                .url_password()
+                .iter()
+                .fold(self.redact_secret(proxy.url()), Self::redact_secret));
         }
         let is_tls = remote.scheme() == Some(&Scheme::HTTPS);
         let port = remote.port_u16().unwrap_or(if is_tls { HTTPS_PORT } else { HTTP_PORT });
-        let addresses = reach.addresses(host, port)?;
-        Ok(self.pinned((host, port), &addresses))
+        let addresses = reach.resolve_host(host, port)?;
+        Ok(self.with_pinned_addresses((host, port), &addresses))
     }
 
     /// Has git connect to these addresses where it would look the host's name up.
-    pub fn pinned(self, (host, port): (&str, u16), addresses: &[IpAddr]) -> Self {
+    pub fn with_pinned_addresses(self, (host, port): (&str, u16), addresses: &[IpAddr]) -> Self {
         let addresses: Vec<_> = addresses
             .iter()
             .map(|address| match address {
@@ -138,49 +141,49 @@ impl<'a> Call<'a> {
         if host.parse::<IpAddr>().is_ok() {
             return self;
         }
-        self.setting(format!("http.curloptResolve={host}:{port}:{}", addresses.join(",")))
+        self.config(format!("http.curloptResolve={host}:{port}:{}", addresses.join(",")))
     }
 
     /// What must not be in anything that comes back.
-    pub fn secret(mut self, secret: &Secret) -> Self {
+    pub fn redact_secret(mut self, secret: &SecretString) -> Self {
         self.secrets.push(secret.clone());
         self
     }
 
     /// Runs it, and returns what it printed.
-    pub fn bytes(self) -> Result<Vec<u8>, Error> {
+    pub fn output_bytes(self) -> Result<Vec<u8>, GitError> {
         let mut output = vec![];
-        self.run(&mut Sink::Bytes(&mut output))?;
+        self.run_to_sink(&mut OutputSink::Bytes(&mut output))?;
         Ok(output)
     }
 
     /// Runs it, and returns what it printed, where git writes ASCII.
-    pub fn text(self) -> Result<String, Error> {
+    pub fn output_text(self) -> Result<String, GitError> {
         let what = self.subcommand.to_owned();
-        String::from_utf8(self.bytes()?).map_err(|_| Error::Senseless { what })
+        String::from_utf8(self.output_bytes()?).map_err(|_| GitError::Senseless { what })
     }
 
     /// Runs it, and hands on what it prints, piece by piece.
-    pub fn pieces(self, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
-        self.run(&mut Sink::Pieces(&mut take))
+    pub fn stream_output(self, mut take: impl FnMut(&[u8])) -> Result<(), GitError> {
+        self.run_to_sink(&mut OutputSink::Pieces(&mut take))
     }
 
     /// Runs a `cat-file --batch`, and hands on the objects, part by part.
-    pub fn objects(self, mut take: impl FnMut(Part<'_>)) -> Result<(), Error> {
+    pub fn read_objects(self, mut take: impl FnMut(BatchPart<'_>)) -> Result<(), GitError> {
         let what = self.subcommand.to_owned();
-        let (mut reader, mut is_sound) = (Reader::default(), true);
-        self.pieces(|piece| is_sound &= is_sound && reader.push(piece, &mut take).is_ok())?;
-        if is_sound { Ok(()) } else { Err(Error::Senseless { what }) }
+        let (mut reader, mut is_sound) = (BatchReader::default(), true);
+        self.stream_output(|piece| is_sound &= is_sound && reader.push(piece, &mut take).is_ok())?;
+        if is_sound { Ok(()) } else { Err(GitError::Senseless { what }) }
     }
 
     /// Runs it for what it does; what it prints is dropped.
-    pub fn done(self) -> Result<(), Error> {
-        self.pieces(|_| ())
+    pub fn execute(self) -> Result<(), GitError> {
+        self.stream_output(|_| ())
     }
 
     /// Runs it as a question that git answers by its exit code: 0 is yes, 1 is no.
-    pub fn is_so(self) -> Result<bool, Error> {
-        let (ended, what) = self.end(&mut Sink::Pieces(&mut |_| ()))?;
+    pub fn run_predicate(self) -> Result<bool, GitError> {
+        let (ended, what) = self.spawn_and_wait(&mut OutputSink::Pieces(&mut |_| ()))?;
         match ended.status.code() {
             Some(0) => Ok(true),
             Some(1) => Ok(false),
@@ -189,35 +192,39 @@ impl<'a> Call<'a> {
     }
 
     /// Runs it, and returns what it printed however it ended, with secrets left out, and how it ended.
-    pub fn told(self) -> Result<(String, Result<(), Error>), Error> {
+    pub fn output_and_status(self) -> Result<(String, Result<(), GitError>), GitError> {
         let (mut output, secrets) = (vec![], self.secrets.clone());
-        let (ended, what) = self.end(&mut Sink::Bytes(&mut output))?;
-        let output = redacted(&String::from_utf8_lossy(&output), &secrets);
+        let (ended, what) = self.spawn_and_wait(&mut OutputSink::Bytes(&mut output))?;
+        let output = redact_secrets(&String::from_utf8_lossy(&output), &secrets);
         Ok((output, ended.into_result(what)))
     }
 
-    fn run(self, sink: &mut Sink<'_>) -> Result<(), Error> {
-        let (ended, what) = self.end(sink)?;
+    fn run_to_sink(self, sink: &mut OutputSink<'_>) -> Result<(), GitError> {
+        let (ended, what) = self.spawn_and_wait(sink)?;
         ended.into_result(what)
     }
 
-    fn end(mut self, sink: &mut Sink<'_>) -> Result<(process::Ended, &'static str), Error> {
-        let mut command = self.command();
+    fn spawn_and_wait(
+        mut self,
+        sink: &mut OutputSink<'_>,
+    ) -> Result<(process::ProcessExit, &'static str), GitError> {
+        let mut command = self.build_command();
         let input = std::mem::take(&mut self.input);
-        let ended = process::run(&mut command, input, sink, &self.limits);
+        let ended = process::run_process(&mut command, input, sink, &self.limits);
         let mut ended = ended.map_err(|fault| fault.into_error(self.subcommand))?;
-        ended.said = redacted(&ended.said, &self.secrets);
+        ended.said = redact_secrets(&ended.said, &self.secrets);
         Ok((ended, self.subcommand))
     }
 
-    fn command(&self) -> Command {
-        let Place { program, home, .. } = self.place;
+    fn build_command(&self) -> Command {
+        let GitEnvironment { program, home, .. } = self.place;
         let mut command = Command::new(program);
         command.env_clear().current_dir(home).env("HOME", home).env("XDG_CONFIG_HOME", home);
         // There is no repository but the one that is named.
         command.env("GIT_DIR", home.join("none"));
-        command.envs(ENVIRONMENT.iter().copied()).envs(self.environment.iter().cloned());
-        for setting in SETTINGS.iter().copied().chain(self.settings.iter().map(String::as_str)) {
+        command.envs(SAFE_ENVIRONMENT.iter().copied()).envs(self.environment.iter().cloned());
+        for setting in SAFE_SETTINGS.iter().copied().chain(self.settings.iter().map(String::as_str))
+        {
             command.args(["-c", setting]);
         }
         command.arg(self.subcommand).args(&self.words);
@@ -225,41 +232,41 @@ impl<'a> Call<'a> {
     }
 }
 
-impl process::Ended {
-    fn into_result(self, what: &str) -> Result<(), Error> {
+impl process::ProcessExit {
+    fn into_result(self, what: &str) -> Result<(), GitError> {
         if self.status.success() { Ok(()) } else { Err(self.into_error(what)) }
     }
 
-    fn into_error(self, what: &str) -> Error {
-        Error::Failed { what: what.to_owned(), end: self.status, said: self.said }
+    fn into_error(self, what: &str) -> GitError {
+        GitError::Failed { what: what.to_owned(), end: self.status, said: self.said }
     }
 }
 
-impl process::Fault {
-    fn into_error(self, what: &str) -> Error {
+impl process::ProcessError {
+    fn into_error(self, what: &str) -> GitError {
         let what = what.to_owned();
         match self {
-            Self::Io(source) => Error::Io(source),
-            Self::Late(after) => Error::Late { what, after },
-            Self::TooMuch(limit) => Error::TooMuch { what, limit },
+            Self::Io(source) => GitError::Io(source),
+            Self::Late(after) => GitError::Late { what, after },
+            Self::TooMuch(limit) => GitError::TooMuch { what, limit },
         }
     }
 }
 
 /// Word by word: git and servers repeat parts of a header.
-fn redacted(text: &str, secrets: &[Secret]) -> String {
-    let words = secrets.iter().flat_map(|secret| secret.expose().split_ascii_whitespace());
-    let secret = words.filter(|word| word.len() >= SHORTEST_SECRET);
+fn redact_secrets(text: &str, secrets: &[SecretString]) -> String {
+    let words = secrets.iter().flat_map(|secret| secret.expose_secret().split_ascii_whitespace());
+    let secret = words.filter(|word| word.len() >= MIN_SECRET_BYTES);
     secret.fold(text.to_owned(), |text, word| text.replace(word, "***"))
 }
 
 /// For paths that git takes as a list: none may have what separates or quotes one.
-pub(crate) fn is_plain(path: &Path) -> bool {
+pub(crate) fn is_plain_path(path: &Path) -> bool {
     path.is_absolute() && !path.as_os_str().as_bytes().iter().any(|byte| b":\"\n".contains(byte))
 }
 
 /// `Basic` and `Bearer` are none.
-const SHORTEST_SECRET: usize = 8;
+const MIN_SECRET_BYTES: usize = 8;
 
 const HTTPS_PORT: u16 = 443;
 const HTTP_PORT: u16 = 80;

@@ -12,11 +12,11 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process_group, pidfd_open, setrlimit,
 };
 
-use super::call::Input;
+use super::call::GitInput;
 
 /// What one call may take. The defaults are for questions about a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct GitLimits {
     pub time: Duration,
     /// What it may print.
     pub output_bytes: u64,
@@ -27,14 +27,14 @@ pub struct Limits {
 }
 
 /// What becomes of what a process prints.
-pub(super) enum Sink<'a> {
+pub(super) enum OutputSink<'a> {
     Bytes(&'a mut Vec<u8>),
     Pieces(&'a mut dyn FnMut(&[u8])),
 }
 
 /// How a process ended.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct ProcessExit {
     pub(super) status: ExitStatus,
     /// The beginning of its standard error, and the end.
     pub(super) said: String,
@@ -42,13 +42,13 @@ pub(super) struct Ended {
 
 /// Why it did not end by itself.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum ProcessError {
     Io(io::Error),
     Late(Duration),
     TooMuch(u64),
 }
 
-impl Default for Limits {
+impl Default for GitLimits {
     fn default() -> Self {
         Self {
             time: Duration::from_mins(1),
@@ -59,50 +59,51 @@ impl Default for Limits {
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for ProcessError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl From<Errno> for Fault {
+impl From<Errno> for ProcessError {
     fn from(error: Errno) -> Self {
         Self::Io(error.into())
     }
 }
 
 /// Runs a process to its end; it and what it has started are gone when this returns.
-pub(super) fn run(
+pub(super) fn run_process(
     command: &mut Command,
-    input: Input,
-    sink: &mut Sink<'_>,
-    limits: &Limits,
-) -> Result<Ended, Fault> {
-    let deadline = Instant::now() + limits.time.min(LONGEST);
+    input: GitInput,
+    sink: &mut OutputSink<'_>,
+    limits: &GitLimits,
+) -> Result<ProcessExit, ProcessError> {
+    let deadline = Instant::now() + limits.time.min(MAX_TIME);
     let (stdin, bytes) = match input {
-        Input::Nothing => (Stdio::null(), vec![]),
-        Input::Bytes(bytes) => (Stdio::piped(), bytes),
-        Input::File(file) => (file.into(), vec![]),
+        GitInput::Nothing => (Stdio::null(), vec![]),
+        GitInput::Bytes(bytes) => (Stdio::piped(), bytes),
+        GitInput::File(file) => (file.into(), vec![]),
     };
     // A group of its own, so that git's helpers go with it.
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    restrain(command, limits);
-    let mut group = Group { child: command.spawn()?, is_reaped: false };
-    let feed = Feed { bytes, at: 0 };
-    let said = Conversation { group: &mut group, feed, sink, limits, deadline }.hold()?;
+    set_rlimits(command, limits);
+    let mut group = ProcessGroup { child: command.spawn()?, is_reaped: false };
+    let feed = StdinFeed { bytes, at: 0 };
+    let said =
+        GitProcessIo { group: &mut group, feed, sink, limits, deadline }.pump_until_exit()?;
     let status = group.child.wait()?;
     group.is_reaped = true;
-    Ok(Ended { status, said })
+    Ok(ProcessExit { status, said })
 }
 
 /// Has the process limited before its program begins, so that nothing which it starts is ever without limits. A limit that
 /// this process has itself is never raised.
 #[expect(unsafe_code, reason = "only what runs between fork and exec comes before the program")]
-fn restrain(command: &mut Command, limits: &Limits) {
+fn set_rlimits(command: &mut Command, limits: &GitLimits) {
     let most = [
         (Resource::As, limits.memory_bytes),
         (Resource::Fsize, limits.file_bytes),
-        (Resource::Cpu, limits.time.min(LONGEST).as_secs() + 1),
+        (Resource::Cpu, limits.time.min(MAX_TIME).as_secs() + 1),
         (Resource::Core, 0),
     ]
     .map(|(resource, most)| {
@@ -116,12 +117,12 @@ fn restrain(command: &mut Command, limits: &Limits) {
 }
 
 /// A process and all that it starts, killed when dropped.
-struct Group {
+struct ProcessGroup {
     child: Child,
     is_reaped: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
@@ -132,7 +133,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if !self.is_reaped {
             self.kill();
@@ -141,22 +142,22 @@ impl Drop for Group {
     }
 }
 
-struct Feed {
+struct StdinFeed {
     bytes: Vec<u8>,
     at: usize,
 }
 
-struct Conversation<'a, 'b> {
-    group: &'a mut Group,
-    feed: Feed,
-    sink: &'a mut Sink<'b>,
-    limits: &'a Limits,
+struct GitProcessIo<'a, 'b> {
+    group: &'a mut ProcessGroup,
+    feed: StdinFeed,
+    sink: &'a mut OutputSink<'b>,
+    limits: &'a GitLimits,
     deadline: Instant,
 }
 
-impl Conversation<'_, '_> {
+impl GitProcessIo<'_, '_> {
     /// Until the process has ended and its outputs are read; returns what it said on standard error.
-    fn hold(mut self) -> Result<String, Fault> {
+    fn pump_until_exit(mut self) -> Result<String, ProcessError> {
         let ending = pidfd_open(self.group.pid(), PidfdFlags::empty())?;
         let child = &mut self.group.child;
         let (mut stdin, mut stdout, mut stderr) =
@@ -168,7 +169,7 @@ impl Conversation<'_, '_> {
         }
         let (mut said, mut printed, mut has_ended) = (vec![], 0, false);
         while !has_ended || stdout.is_some() || stderr.is_some() {
-            self.wait([
+            self.wait_ready([
                 (!has_ended).then(|| PollFd::new(&ending, PollFlags::IN)),
                 stdin.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::OUT)),
                 stdout.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)),
@@ -179,13 +180,15 @@ impl Conversation<'_, '_> {
                 // What it leaves running would hold the pipes open.
                 self.group.kill();
             }
-            stdin = self.write(stdin)?;
-            stdout = read(stdout, |piece| self.take(piece, &mut printed))?;
-            stderr = read(stderr, |piece| {
+            stdin = self.write_stdin(stdin)?;
+            stdout = read_pipe(stdout, |piece| self.take_output(piece, &mut printed))?;
+            stderr = read_pipe(stderr, |piece| {
                 said.extend_from_slice(piece);
                 // What goes is in the middle: the last line says why.
-                let over = said.len().saturating_sub(SAID_BYTES);
-                said.drain(HALF.min(said.len())..(HALF + over).min(said.len()));
+                let over = said.len().saturating_sub(STDERR_BYTES);
+                said.drain(
+                    STDERR_HALF_BYTES.min(said.len())..(STDERR_HALF_BYTES + over).min(said.len()),
+                );
                 Ok(())
             })?;
         }
@@ -193,12 +196,12 @@ impl Conversation<'_, '_> {
     }
 
     /// Until one of them has something, or the time is up.
-    fn wait(&self, watched: [Option<PollFd<'_>>; 4]) -> Result<(), Fault> {
+    fn wait_ready(&self, watched: [Option<PollFd<'_>>; 4]) -> Result<(), ProcessError> {
         let mut watched: Vec<_> = watched.into_iter().flatten().collect();
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Fault::Late(self.limits.time));
+                return Err(ProcessError::Late(self.limits.time));
             }
             let left = Timespec::try_from(left).expect("a call's time is no age");
             match poll(&mut watched, Some(&left)) {
@@ -210,9 +213,12 @@ impl Conversation<'_, '_> {
     }
 
     /// As much as the pipe takes; it is closed after the last byte, or when git wants no more.
-    fn write(&mut self, stdin: Option<ChildStdin>) -> Result<Option<ChildStdin>, Fault> {
+    fn write_stdin(
+        &mut self,
+        stdin: Option<ChildStdin>,
+    ) -> Result<Option<ChildStdin>, ProcessError> {
         let Some(mut stdin) = stdin else { return Ok(None) };
-        let Feed { bytes, at } = &mut self.feed;
+        let StdinFeed { bytes, at } = &mut self.feed;
         while *at < bytes.len() {
             match stdin.write(&bytes[*at..]) {
                 Ok(written) => *at += written,
@@ -225,14 +231,14 @@ impl Conversation<'_, '_> {
         Ok(None)
     }
 
-    fn take(&mut self, piece: &[u8], printed: &mut u64) -> Result<(), Fault> {
+    fn take_output(&mut self, piece: &[u8], printed: &mut u64) -> Result<(), ProcessError> {
         *printed += piece.len() as u64;
         if *printed > self.limits.output_bytes {
-            return Err(Fault::TooMuch(self.limits.output_bytes));
+            return Err(ProcessError::TooMuch(self.limits.output_bytes));
         }
         match self.sink {
-            Sink::Bytes(bytes) => bytes.extend_from_slice(piece),
-            Sink::Pieces(take) => {
+            OutputSink::Bytes(bytes) => bytes.extend_from_slice(piece),
+            OutputSink::Pieces(take) => {
                 // What is made of it here is not git's time.
                 let begun = Instant::now();
                 take(piece);
@@ -244,14 +250,14 @@ impl Conversation<'_, '_> {
 }
 
 /// What there is; the pipe goes at its end.
-fn read<P: Read>(
+fn read_pipe<P: Read>(
     pipe: Option<P>,
-    mut take: impl FnMut(&[u8]) -> Result<(), Fault>,
-) -> Result<Option<P>, Fault> {
+    mut take: impl FnMut(&[u8]) -> Result<(), ProcessError>,
+) -> Result<Option<P>, ProcessError> {
     let Some(mut pipe) = pipe else { return Ok(None) };
-    let mut piece = [0; PIECE_BYTES];
+    let mut piece = [0; READ_BUFFER_BYTES];
     // Not to the end: a process that never stops must not keep the deadline from being looked at.
-    for _ in 0..PIECES_AT_A_TIME {
+    for _ in 0..MAX_READS_PER_TURN {
         match pipe.read(&mut piece) {
             Ok(0) => return Ok(None),
             Ok(length) => take(&piece[..length])?,
@@ -268,12 +274,12 @@ fn is_ready(fd: &impl AsFd) -> Result<bool, Errno> {
 }
 
 /// More is no limit, and more than a clock can count would be none either.
-const LONGEST: Duration = Duration::from_hours(24 * 365);
+const MAX_TIME: Duration = Duration::from_hours(24 * 365);
 
 /// Git's complaints are a few lines.
-const SAID_BYTES: usize = 8 << 10;
-const HALF: usize = SAID_BYTES / 2;
+const STDERR_BYTES: usize = 8 << 10;
+const STDERR_HALF_BYTES: usize = STDERR_BYTES / 2;
 
 /// A full pipe, in four.
-const PIECE_BYTES: usize = 16 << 10;
-const PIECES_AT_A_TIME: usize = 16;
+const READ_BUFFER_BYTES: usize = 16 << 10;
+const MAX_READS_PER_TURN: usize = 16;

@@ -1,6 +1,6 @@
 //! What every git is told, so that nobody else can tell it anything.
 
-pub(super) const ENVIRONMENT: &[(&str, &str)] = &[
+pub(super) const SAFE_ENVIRONMENT: &[(&str, &str)] = &[
     // Git's programs find each other by it, and nothing of a user's.
     ("PATH", "/usr/local/bin:/usr/bin:/bin"),
     ("GIT_CONFIG_NOSYSTEM", "1"),
@@ -22,7 +22,7 @@ pub(super) const ENVIRONMENT: &[(&str, &str)] = &[
     ("TZ", "UTC"),
 ];
 
-pub(super) const SETTINGS: &[&str] = &[
+pub(super) const SAFE_SETTINGS: &[&str] = &[
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
     "core.untrackedCache=false",

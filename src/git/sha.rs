@@ -11,14 +11,14 @@ use crate::base::hex;
 /// A SHA-1 name. Repositories that use another hash are refused where they are opened.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Sha([u8; 20]);
+pub struct ObjectId([u8; 20]);
 
 /// The text is not 40 hexadecimal digits.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an object's name has 40 hexadecimal digits")]
-pub struct Invalid;
+pub struct ObjectIdError;
 
-impl Sha {
+impl ObjectId {
     /// What git writes where there is no object.
     pub const NONE: Self = Self([0; 20]);
 
@@ -26,11 +26,11 @@ impl Sha {
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = str::from_utf8(text).ok()?;
         let is_lower = !text.bytes().any(|byte| byte.is_ascii_uppercase());
-        hex::decode(text).filter(|_| is_lower).map(Self)
+        hex::decode_hex(text).filter(|_| is_lower).map(Self)
     }
 
     /// The name that git gives to an object of this kind and content.
-    pub fn of(kind: &str, content: &[u8]) -> Self {
+    pub fn hash_object(kind: &str, content: &[u8]) -> Self {
         let mut object = format!("{kind} {}\0", content.len()).into_bytes();
         object.extend_from_slice(content);
         let mut name = [0; 20];
@@ -39,37 +39,37 @@ impl Sha {
     }
 }
 
-impl FromStr for Sha {
-    type Err = Invalid;
+impl FromStr for ObjectId {
+    type Err = ObjectIdError;
 
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        Self::parse(text.as_bytes()).ok_or(Invalid)
+    fn from_str(text: &str) -> Result<Self, ObjectIdError> {
+        Self::parse(text.as_bytes()).ok_or(ObjectIdError)
     }
 }
 
-impl TryFrom<String> for Sha {
-    type Error = Invalid;
+impl TryFrom<String> for ObjectId {
+    type Error = ObjectIdError;
 
-    fn try_from(text: String) -> Result<Self, Invalid> {
+    fn try_from(text: String) -> Result<Self, ObjectIdError> {
         text.parse()
     }
 }
 
-impl From<Sha> for String {
-    fn from(sha: Sha) -> Self {
+impl From<ObjectId> for String {
+    fn from(sha: ObjectId) -> Self {
         sha.to_string()
     }
 }
 
-impl fmt::Display for Sha {
+impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = [0; 40];
-        hex::encode(&self.0, &mut text);
+        hex::encode_hex(&self.0, &mut text);
         f.write_str(str::from_utf8(&text).expect("digits are ASCII"))
     }
 }
 
-impl fmt::Debug for Sha {
+impl fmt::Debug for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// One kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum GrantScope {
     /// List agents, and look at its own runs.
     Read,
     /// Begin runs, as chats or otherwise, and end its own.
@@ -19,7 +19,7 @@ pub enum Access {
     Admin,
 }
 
-impl Access {
+impl GrantScope {
     /// All kinds, in the order in which they are shown.
     pub const ALL: [Self; 4] = [Self::Read, Self::Runs, Self::Billing, Self::Admin];
 
@@ -33,13 +33,13 @@ impl Access {
     }
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for GrantScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Access {
+impl FromStr for GrantScope {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {

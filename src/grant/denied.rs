@@ -1,10 +1,10 @@
 //! Why somebody may not do what they ask for.
 
-use super::Access;
+use super::GrantScope;
 
 /// The reason, as its code and as a sentence. What the token was, nobody is told.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AccessDeniedError {
     #[error("a grant is needed; send `Authorization: Bearer` and its token")]
     Missing,
     #[error("there is no grant with this token")]
@@ -14,7 +14,7 @@ pub enum Denied {
     #[error("this grant has expired")]
     Expired,
     #[error("this grant does not come with `{0}` access")]
-    Access(Access),
+    Access(GrantScope),
     #[error("this grant does not allow agents in sandboxes")]
     Sandbox,
     #[error("this grant does not allow the agent `{0}`")]
@@ -29,7 +29,7 @@ pub enum Denied {
     Runs(u32),
 }
 
-impl Denied {
+impl AccessDeniedError {
     /// Stable, and documented in the manual.
     pub fn code(&self) -> &'static str {
         match self {

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Pattern(String);
+pub struct GrantPattern(String);
 
-impl Pattern {
+impl GrantPattern {
     pub fn matches(&self, text: &str) -> bool {
         match self.0.strip_suffix('*') {
             Some(beginning) => text.starts_with(beginning),
@@ -27,7 +27,7 @@ impl Pattern {
     }
 
     /// The one text that it stands for; `None` where it stands for many.
-    pub fn exact(&self) -> Option<&str> {
+    pub fn exact_text(&self) -> Option<&str> {
         (!self.0.ends_with('*')).then_some(&*self.0)
     }
 
@@ -36,26 +36,26 @@ impl Pattern {
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for GrantPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl FromStr for Pattern {
+impl FromStr for GrantPattern {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
         let inner = given.strip_suffix('*').unwrap_or(given);
         let is_plain = inner.chars().all(|c| c.is_ascii_graphic() && c != '*');
-        if given.is_empty() || !is_plain || given.len() > MAX_BYTES {
+        if given.is_empty() || !is_plain || given.len() > MAX_PATTERN_BYTES {
             return Err("give a name, or the beginning of names and a `*`");
         }
         Ok(Self(given.to_owned()))
     }
 }
 
-impl TryFrom<String> for Pattern {
+impl TryFrom<String> for GrantPattern {
     type Error = &'static str;
 
     fn try_from(given: String) -> Result<Self, Self::Error> {
@@ -63,11 +63,11 @@ impl TryFrom<String> for Pattern {
     }
 }
 
-impl From<Pattern> for String {
-    fn from(pattern: Pattern) -> Self {
+impl From<GrantPattern> for String {
+    fn from(pattern: GrantPattern) -> Self {
         pattern.0
     }
 }
 
 /// Longer than any URL of a repository that is in use.
-const MAX_BYTES: usize = 512;
+const MAX_PATTERN_BYTES: usize = 512;

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{Denied, Grant, Invalid, Terms, token};
-use crate::base::db::{self, Database, Schema};
-use crate::base::secret::Secret;
+use super::{AccessDeniedError, AccessGrant, GrantTerms, GrantTermsError, token};
+use crate::base::db::{self, DatabaseSchema, SqliteDatabase};
+use crate::base::secret::SecretString;
 
 /// The tables of this room.
-pub const SCHEMA: Schema = Schema {
+pub const GRANT_SCHEMA: DatabaseSchema = DatabaseSchema {
     room: "grant",
     steps: &[
         "CREATE TABLE grants (
@@ -35,50 +35,50 @@ pub const SCHEMA: Schema = Schema {
 
 /// The grants of one database. Clones share what is remembered.
 #[derive(Clone, Debug)]
-pub struct Grants {
-    database: Database,
-    known: Arc<Mutex<HashMap<String, Known>>>,
+pub struct GrantStore {
+    database: SqliteDatabase,
+    known: Arc<Mutex<HashMap<String, CachedGrant>>>,
 }
 
 /// A grant as it was a moment ago.
 #[derive(Debug)]
-struct Known {
-    grant: Arc<Grant>,
+struct CachedGrant {
+    grant: Arc<AccessGrant>,
     until: Instant,
 }
 
 /// Why grants cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum GrantStoreError {
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] AccessDeniedError),
     #[error(transparent)]
-    Invalid(#[from] Invalid),
+    Invalid(#[from] GrantTermsError),
     #[error("there is no grant `{0}`; `cogni-gateway grant list` shows them")]
     NoSuchGrant(String),
     #[error("the kernel gives no random bytes")]
     NoRandom,
     #[error(transparent)]
-    Database(#[from] db::Error),
+    Database(#[from] db::DatabaseError),
 }
 
-impl Grants {
-    pub fn new(database: Database) -> Self {
+impl GrantStore {
+    pub fn new(database: SqliteDatabase) -> Self {
         Self { database, known: Arc::default() }
     }
 
     /// The grant that a token stands for.
     ///
     /// # Errors
-    /// [`Error::Denied`] where it stands for none that is good now.
-    pub async fn check(&self, token: &str) -> Result<Arc<Grant>, Error> {
-        let hash = token::hash(token).ok_or(Denied::Unknown)?;
+    /// [`GrantStoreError::Denied`] where it stands for none that is good now.
+    pub async fn check_token(&self, token: &str) -> Result<Arc<AccessGrant>, GrantStoreError> {
+        let hash = token::hash_token(token).ok_or(AccessDeniedError::Unknown)?;
         let now = SystemTime::now();
-        let grant = match self.remembered(&hash) {
+        let grant = match self.find_cached(&hash) {
             Some(grant) => grant,
-            None => self.look_up(hash, now).await?,
+            None => self.load_by_hash(hash, now).await?,
         };
-        grant.check_at(now)?;
+        grant.check_valid_at(now)?;
         Ok(grant)
     }
 
@@ -86,44 +86,51 @@ impl Grants {
     /// database is that of a service which asks for none, or of an earlier file: nothing can be said against it.
     ///
     /// # Errors
-    /// [`Error::Denied`] where the grant is revoked or expired.
-    pub async fn check_id(&self, id: &str) -> Result<(), Error> {
+    /// [`GrantStoreError::Denied`] where the grant is revoked or expired.
+    pub async fn check_id(&self, id: &str) -> Result<(), GrantStoreError> {
         let now = SystemTime::now();
-        if let Some(grant) = self.remembered(id) {
-            return Ok(grant.check_at(now)?);
+        if let Some(grant) = self.find_cached(id) {
+            return Ok(grant.check_valid_at(now)?);
         }
-        let (until, wanted) = (Instant::now() + MEMORY, id.to_owned());
-        let found = self.database.read_quick(move |view| {
-            view.prepare_cached(&select("id = ?1"))?.query_row([wanted], read).optional()
+        let (until, wanted) = (Instant::now() + CACHE_TTL, id.to_owned());
+        let found = self.database.read_priority(move |view| {
+            view.prepare_cached(&select_sql("id = ?1"))?.query_row([wanted], read_row).optional()
         });
         let Some(grant) = found.await?.map(Arc::new) else { return Ok(()) };
-        self.remember(id.to_owned(), Known { grant: Arc::clone(&grant), until });
-        Ok(grant.check_at(now)?)
+        self.cache_grant(id.to_owned(), CachedGrant { grant: Arc::clone(&grant), until });
+        Ok(grant.check_valid_at(now)?)
     }
 
     /// Makes a grant, and returns it with its token, which nobody can see again.
     ///
     /// # Errors
     /// Its terms make no sense, or it cannot be stored.
-    pub async fn mint(
+    pub async fn mint_grant(
         &self,
         name: &str,
-        terms: Terms,
+        terms: GrantTerms,
         expires: Option<SystemTime>,
-    ) -> Result<(Grant, Secret), Error> {
-        terms.check()?;
-        if !is_name(name) {
-            return Err(Invalid::Name.into());
+    ) -> Result<(AccessGrant, SecretString), GrantStoreError> {
+        terms.validate()?;
+        if !is_valid_name(name) {
+            return Err(GrantTermsError::Name.into());
         }
-        let token = token::mint().map_err(|_| Error::NoRandom)?;
-        let hash = token::hash(token.expose()).expect("it was just made so");
-        let created = from_millis(millis(SystemTime::now()));
-        let expires = expires.map(millis).map(from_millis);
+        let token = token::mint_token().map_err(|_| GrantStoreError::NoRandom)?;
+        let hash = token::hash_token(token.expose_secret()).expect("it was just made so");
+        let created = from_unix_millis(to_unix_millis(SystemTime::now()));
+        let expires = expires.map(to_unix_millis).map(from_unix_millis);
         let id = format!("grant-{}", Uuid::now_v7());
-        let grant =
-            Grant { id, name: name.to_owned(), terms, created, expires, revoked: None, used: None };
+        let grant = AccessGrant {
+            id,
+            name: name.to_owned(),
+            terms,
+            created,
+            expires,
+            revoked: None,
+            used: None,
+        };
         let row = grant.clone();
-        self.database.write(move |change| insert(change, &row, &hash)).await?;
+        self.database.write_in_transaction(move |change| insert_grant(change, &row, &hash)).await?;
         Ok((grant, token))
     }
 
@@ -131,28 +138,28 @@ impl Grants {
     ///
     /// # Errors
     /// They cannot be read.
-    pub async fn list(&self) -> Result<Vec<Grant>, Error> {
+    pub async fn list_grants(&self) -> Result<Vec<AccessGrant>, GrantStoreError> {
         let all = |view: &Connection| {
-            let mut rows = view.prepare_cached(&select("1 ORDER BY created, id"))?;
-            rows.query_map([], read)?.collect()
+            let mut rows = view.prepare_cached(&select_sql("1 ORDER BY created, id"))?;
+            rows.query_map([], read_row)?.collect()
         };
-        Ok(self.database.read(all).await?)
+        Ok(self.database.read_committed(all).await?)
     }
 
     /// # Errors
     /// There is no such grant, or it cannot be read.
-    pub async fn show(&self, id: &str) -> Result<Grant, Error> {
+    pub async fn find_grant(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
         let wanted = id.to_owned();
-        let found = self
-            .database
-            .read(move |view| view.query_row(&select("id = ?1"), [wanted], read).optional());
+        let found = self.database.read_committed(move |view| {
+            view.query_row(&select_sql("id = ?1"), [wanted], read_row).optional()
+        });
         found.await?.ok_or_else(|| no_such_grant(id))
     }
 
     /// Returns whether a grant names one account and no pattern. A grant that cannot be read may name more.
     pub async fn has_one_account(&self, id: &str) -> bool {
-        self.show(id).await.is_ok_and(|grant| match &grant.terms.accounts[..] {
-            [only] => only.exact().is_some(),
+        self.find_grant(id).await.is_ok_and(|grant| match &grant.terms.accounts[..] {
+            [only] => only.exact_text().is_some(),
             _ => false,
         })
     }
@@ -162,145 +169,153 @@ impl Grants {
     ///
     /// # Errors
     /// There is no such grant, or it cannot be written.
-    pub async fn revoke(&self, id: &str) -> Result<Grant, Error> {
-        let (wanted, now) = (id.to_owned(), millis(SystemTime::now()));
-        let revoked = self.database.write(move |change| {
+    pub async fn revoke_grant(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
+        let (wanted, now) = (id.to_owned(), to_unix_millis(SystemTime::now()));
+        let revoked = self.database.write_in_transaction(move |change| {
             let revoke = "UPDATE grants SET revoked = coalesce(revoked, ?2) WHERE id = ?1";
             change.execute(revoke, params![wanted, now])
         });
         let revoked = revoked.await?;
-        self.known().clear();
+        self.lock_cache().clear();
         if revoked == 0 {
             return Err(no_such_grant(id));
         }
-        self.show(id).await
+        self.find_grant(id).await
     }
 
-    /// Revokes a grant as [`revoke`](Self::revoke) does, and has its runs cancelled by the service.
+    /// Revokes a grant as [`revoke`](Self::revoke_grant) does, and has its runs cancelled by the service.
     ///
     /// # Errors
     /// There is no such grant, or it cannot be written.
-    pub async fn revoke_with_runs(&self, id: &str) -> Result<Grant, Error> {
+    pub async fn revoke_and_cancel_runs(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
         let wanted = id.to_owned();
         let mark = "UPDATE grants SET cancels_runs = 1 WHERE id = ?1";
-        self.database.write(move |change| change.execute(mark, [wanted])).await?;
-        self.revoke(id).await
+        self.database.write_in_transaction(move |change| change.execute(mark, [wanted])).await?;
+        self.revoke_grant(id).await
     }
 
     /// The ids of revoked grants whose runs are to be cancelled.
     ///
     /// # Errors
     /// They cannot be read.
-    pub async fn cancelled_ids(&self) -> Result<HashSet<String>, Error> {
+    pub async fn ids_with_cancelled_runs(&self) -> Result<HashSet<String>, GrantStoreError> {
         let all = |view: &Connection| {
             let mut rows = view.prepare_cached(
                 "SELECT id FROM grants WHERE cancels_runs AND revoked IS NOT NULL",
             )?;
             rows.query_map([], |row| row.get(0))?.collect()
         };
-        Ok(self.database.read_quick(all).await?)
+        Ok(self.database.read_priority(all).await?)
     }
 
-    fn remembered(&self, hash: &str) -> Option<Arc<Grant>> {
-        let known = self.known();
-        let Known { grant, until } = known.get(hash)?;
+    fn find_cached(&self, hash: &str) -> Option<Arc<AccessGrant>> {
+        let known = self.lock_cache();
+        let CachedGrant { grant, until } = known.get(hash)?;
         (Instant::now() < *until).then(|| Arc::clone(grant))
     }
 
-    async fn look_up(&self, hash: String, now: SystemTime) -> Result<Arc<Grant>, Error> {
+    async fn load_by_hash(
+        &self,
+        hash: String,
+        now: SystemTime,
+    ) -> Result<Arc<AccessGrant>, GrantStoreError> {
         // Before the look, so that a revocation meanwhile is not remembered for longer than it may.
-        let until = Instant::now() + MEMORY;
+        let until = Instant::now() + CACHE_TTL;
         let wanted = hash.clone();
-        let found = self.database.read_quick(move |view| {
-            view.prepare_cached(&select("hash = ?1"))?.query_row([wanted], read).optional()
+        let found = self.database.read_priority(move |view| {
+            view.prepare_cached(&select_sql("hash = ?1"))?.query_row([wanted], read_row).optional()
         });
-        let grant = Arc::new(found.await?.ok_or(Denied::Unknown)?);
-        grant.check_at(now)?;
-        self.remember(hash, Known { grant: Arc::clone(&grant), until });
-        self.note_use(&grant, now).await;
+        let grant = Arc::new(found.await?.ok_or(AccessDeniedError::Unknown)?);
+        grant.check_valid_at(now)?;
+        self.cache_grant(hash, CachedGrant { grant: Arc::clone(&grant), until });
+        self.record_use(&grant, now).await;
         Ok(grant)
     }
 
-    fn remember(&self, hash: String, grant: Known) {
-        let mut known = self.known();
-        if known.len() >= REMEMBERED {
+    fn cache_grant(&self, hash: String, grant: CachedGrant) {
+        let mut known = self.lock_cache();
+        if known.len() >= MAX_CACHED_GRANTS {
             known.clear();
         }
         known.insert(hash, grant);
     }
 
     /// Whoever cannot write it down still has a good grant.
-    async fn note_use(&self, grant: &Grant, now: SystemTime) {
-        let is_recent = |used| now.duration_since(used).is_ok_and(|since| since < USE_EVERY);
+    async fn record_use(&self, grant: &AccessGrant, now: SystemTime) {
+        let is_recent =
+            |used| now.duration_since(used).is_ok_and(|since| since < RECORD_USE_INTERVAL);
         if grant.used.is_some_and(is_recent) {
             return;
         }
-        let (id, now) = (grant.id.clone(), millis(now));
+        let (id, now) = (grant.id.clone(), to_unix_millis(now));
         let note = "UPDATE grants SET used = ?2 WHERE id = ?1";
-        let noted = self.database.write(move |change| change.execute(note, params![id, now])).await;
+        let noted = self
+            .database
+            .write_in_transaction(move |change| change.execute(note, params![id, now]))
+            .await;
         if let Err(error) = noted {
             tracing::warn!(grant = grant.id, %error, "the use of a grant cannot be written down");
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+    fn lock_cache(&self) -> MutexGuard<'_, HashMap<String, CachedGrant>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn insert(change: &Connection, grant: &Grant, hash: &str) -> rusqlite::Result<usize> {
-    let Grant { id, name, terms, created, expires, .. } = grant;
+fn insert_grant(change: &Connection, grant: &AccessGrant, hash: &str) -> rusqlite::Result<usize> {
+    let AccessGrant { id, name, terms, created, expires, .. } = grant;
     let terms = serde_json::to_string(terms).expect("terms have string keys");
     change.execute(
         "INSERT INTO grants (id, hash, name, terms, created, expires) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        params![id, hash, name, terms, millis(*created), expires.map(millis)],
+        params![id, hash, name, terms, to_unix_millis(*created), expires.map(to_unix_millis)],
     )
 }
 
-fn select(what: &str) -> String {
+fn select_sql(what: &str) -> String {
     format!("SELECT id, name, terms, created, expires, revoked, used FROM grants WHERE {what}")
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<Grant> {
+fn read_row(row: &Row<'_>) -> rusqlite::Result<AccessGrant> {
     let terms: String = row.get(2)?;
     let terms = serde_json::from_str(&terms).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(2, rusqlite::types::Type::Text, error.into())
     })?;
     let time =
-        |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(from_millis));
-    Ok(Grant {
+        |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(from_unix_millis));
+    Ok(AccessGrant {
         id: row.get(0)?,
         name: row.get(1)?,
         terms,
-        created: from_millis(row.get(3)?),
+        created: from_unix_millis(row.get(3)?),
         expires: time(4)?,
         revoked: time(5)?,
         used: time(6)?,
     })
 }
 
-fn no_such_grant(id: &str) -> Error {
-    Error::NoSuchGrant(id.chars().take(80).collect())
+fn no_such_grant(id: &str) -> GrantStoreError {
+    GrantStoreError::NoSuchGrant(id.chars().take(80).collect())
 }
 
-fn is_name(name: &str) -> bool {
+fn is_valid_name(name: &str) -> bool {
     (1..=128).contains(&name.chars().count()) && !name.chars().any(char::is_control)
 }
 
-fn millis(time: SystemTime) -> i64 {
+fn to_unix_millis(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn from_millis(millis: i64) -> SystemTime {
+fn from_unix_millis(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.try_into().unwrap_or_default())
 }
 
 /// How long a revocation by another process may take.
-const MEMORY: Duration = Duration::from_millis(500);
+const CACHE_TTL: Duration = Duration::from_millis(500);
 
 /// Grants that are remembered. Ours: more programs than that do not share one service.
-const REMEMBERED: usize = 4096;
+const MAX_CACHED_GRANTS: usize = 4096;
 
 /// How often a grant's use is written down.
-const USE_EVERY: Duration = Duration::from_mins(1);
+const RECORD_USE_INTERVAL: Duration = Duration::from_mins(1);

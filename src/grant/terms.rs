@@ -4,24 +4,24 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Pattern};
-use crate::budget::{Limits, Nanodollars};
+use super::{GrantPattern, GrantScope};
+use crate::budget::{BudgetLimits, Nanodollars};
 
 /// The scopes of a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Terms {
-    pub access: BTreeSet<Access>,
+pub struct GrantTerms {
+    pub access: BTreeSet<GrantScope>,
     /// Agents that run in sandboxes may be asked for, which all of ours do.
     pub allow_sandbox: bool,
     /// Agents, by their names.
-    pub agents: Vec<Pattern>,
+    pub agents: Vec<GrantPattern>,
     /// Who may be made to pay. The first pays where nobody is named.
-    pub accounts: Vec<Pattern>,
+    pub accounts: Vec<GrantPattern>,
     /// Repositories, by their URLs: `https://host/owner/*`.
-    pub repositories: Vec<Pattern>,
+    pub repositories: Vec<GrantPattern>,
     /// What one run may spend at most, whatever else is asked for.
-    pub budget: Limits,
+    pub budget: BudgetLimits,
     /// Runs that have not ended.
     pub max_runs: Option<u32>,
     /// Money that all runs may cost together, for as long as the grant exists.
@@ -34,7 +34,7 @@ pub struct Terms {
 
 /// Terms that would allow nothing, or not what they seem to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum GrantTermsError {
     #[error("the grant has no access; give some of read, runs, billing and admin")]
     Access,
     #[error("the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`")]
@@ -55,39 +55,39 @@ pub enum Invalid {
     Name,
 }
 
-impl Terms {
+impl GrantTerms {
     /// Whether a grant with these terms can be used at all.
     ///
     /// # Errors
     /// What is missing.
-    pub fn check(&self) -> Result<(), Invalid> {
+    pub fn validate(&self) -> Result<(), GrantTermsError> {
         if self.access.is_empty() {
-            return Err(Invalid::Access);
+            return Err(GrantTermsError::Access);
         }
         if self.max_runs == Some(0) {
-            return Err(Invalid::MaxRuns);
+            return Err(GrantTermsError::MaxRuns);
         }
         let caps = [self.max_cost_usd_total, self.max_cost_usd_per_day];
         if caps.contains(&Some(Nanodollars::ZERO)) {
-            return Err(Invalid::Cap);
+            return Err(GrantTermsError::Cap);
         }
         if !self.repositories.iter().all(is_bounded) {
-            return Err(Invalid::Repositories);
+            return Err(GrantTermsError::Repositories);
         }
-        if !self.access.contains(&Access::Runs) {
+        if !self.access.contains(&GrantScope::Runs) {
             return Ok(());
         }
         match self {
-            Self { allow_sandbox: false, .. } => Err(Invalid::Sandbox),
-            Self { agents, .. } if agents.is_empty() => Err(Invalid::Agents),
-            Self { accounts, .. } if accounts.is_empty() => Err(Invalid::Accounts),
+            Self { allow_sandbox: false, .. } => Err(GrantTermsError::Sandbox),
+            Self { agents, .. } if agents.is_empty() => Err(GrantTermsError::Agents),
+            Self { accounts, .. } if accounts.is_empty() => Err(GrantTermsError::Accounts),
             _ => Ok(()),
         }
     }
 }
 
 /// Whether a pattern ends where a name does.
-fn is_bounded(pattern: &Pattern) -> bool {
+fn is_bounded(pattern: &GrantPattern) -> bool {
     let beginning = pattern.as_str().strip_suffix('*');
     beginning.is_none_or(|text| text.is_empty() || text.ends_with(['/', ':']))
 }

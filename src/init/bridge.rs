@@ -4,7 +4,7 @@
 //! to a socket that took no more, and for the end of each, once. So there is no state in which the loop turns and does
 //! nothing. It is not asked by epoll, whose watches the kernel counts by user: there may be none left.
 //!
-//! **Invariant:** what is not yet delivered is bounded, per connection and direction, by one read ([`CHUNK`]); while
+//! **Invariant:** what is not yet delivered is bounded, per connection and direction, by one read ([`READ_BUFFER_BYTES`]); while
 //! there is any, nothing more is read, and the kernel tells the sender to wait.
 
 mod connection;
@@ -18,15 +18,15 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags, sockopt};
 use rustix::time::Timespec;
 
-use super::say;
+use super::log_line;
 use super::socket::{RunSocket, sleep};
-use connection::{Connection, Next, Side};
+use connection::{BridgedConnection, ConnectionAction, ConnectionSide};
 
-pub(crate) struct Bridge {
+pub(crate) struct SocketBridge {
     /// None where nothing is to be bridged.
     listener: Option<OwnedFd>,
     socket: RunSocket,
-    connections: Vec<Option<Connection>>,
+    connections: Vec<Option<BridgedConnection>>,
     /// Connections with something to do, each once.
     due: Vec<usize>,
     /// Whether the listener may have more.
@@ -37,10 +37,10 @@ pub(crate) struct Bridge {
     refused: bool,
     scratch: Vec<u8>,
     /// Of the last wait, by the indices of their connections.
-    events: Vec<(usize, Side, PollFlags)>,
+    events: Vec<(usize, ConnectionSide, PollFlags)>,
 }
 
-impl Bridge {
+impl SocketBridge {
     pub(crate) fn new(listener: Option<OwnedFd>, socket: RunSocket) -> Self {
         Self {
             listener,
@@ -50,41 +50,41 @@ impl Bridge {
             accepting: false,
             waiting: None,
             refused: false,
-            scratch: vec![0; CHUNK],
+            scratch: vec![0; READ_BUFFER_BYTES],
             events: vec![],
         }
     }
 
     /// Waits for something to happen, for `time` at most, and does what there is to do. Tells whether there is something
     /// to read from one of the `guests`, which the caller does then.
-    pub(crate) fn turn(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
-        let has_guest = self.wait(self.patience(time), guests);
+    pub(crate) fn poll_once(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
+        let has_guest = self.wait_for_events(self.next_timeout(time), guests);
         for place in 0..self.events.len() {
             let (index, side, flags) = self.events[place];
-            self.note(index, side, flags);
+            self.record_event(index, side, flags);
         }
         // Those that are put on the list meanwhile have their turn next time.
         let due = self.due.len();
         for place in 0..due {
-            self.advance(self.due[place]);
+            self.advance_connection(self.due[place]);
         }
         self.due.drain(..due);
         // Last, so that an event of this turn never meets a newer connection in an old one's place.
-        self.accept();
+        self.accept_clients();
         has_guest
     }
 
-    fn patience(&self, time: Option<Duration>) -> Option<Duration> {
+    fn next_timeout(&self, time: Option<Duration>) -> Option<Duration> {
         let stuck = self.accepting && self.has_room();
         match (self.due.is_empty(), stuck) {
             (false, _) => Some(Duration::ZERO),
-            (true, true) => Some(time.unwrap_or(RETRY).min(RETRY)),
+            (true, true) => Some(time.unwrap_or(RETRY_INTERVAL).min(RETRY_INTERVAL)),
             (true, false) => time,
         }
     }
 
     /// Keeps what has happened to the connections. Tells whether something has to a guest.
-    fn wait(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
+    fn wait_for_events(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
         let time = time.map(|time| Timespec::try_from(time).expect("options end at 10000 hours"));
         // A listener with connections that there is no room for would be ready all the time.
         let may_accept = !self.accepting && self.has_room();
@@ -92,7 +92,9 @@ impl Bridge {
         let open = self.connections.iter().enumerate();
         let open = open.filter_map(|(index, connection)| Some((index, connection.as_ref()?)));
         let ends = open.flat_map(|(index, connection)| {
-            connection.wanted().map(move |(side, socket, flags)| (index, side, socket, flags))
+            connection
+                .poll_interests()
+                .map(move |(side, socket, flags)| (index, side, socket, flags))
         });
         let (mut sources, mut polled) =
             (vec![], Vec::with_capacity(2 * self.connections.len() + 3));
@@ -108,7 +110,7 @@ impl Bridge {
             Err(Errno::INTR) | Ok(0) => return false,
             // The kernel has no memory, or our limit of open files was lowered: the guests must not wait for that.
             Err(_) => {
-                sleep(RETRY);
+                sleep(RETRY_INTERVAL);
                 return true;
             }
             Ok(_) => (),
@@ -123,24 +125,24 @@ impl Bridge {
         has_guest
     }
 
-    fn note(&mut self, index: usize, side: Side, flags: PollFlags) {
+    fn record_event(&mut self, index: usize, side: ConnectionSide, flags: PollFlags) {
         if let Some(Some(connection)) = self.connections.get_mut(index)
-            && connection.note(side, flags)
+            && connection.record_readiness(side, flags)
         {
             self.due.push(index);
         }
     }
 
-    fn advance(&mut self, index: usize) {
+    fn advance_connection(&mut self, index: usize) {
         let Some(connection) = &mut self.connections[index] else { return };
         match connection.advance(&mut self.scratch) {
-            Next::Wait => {}
-            Next::Again => self.due.push(index),
-            Next::Close => self.connections[index] = None,
+            ConnectionAction::Wait => {}
+            ConnectionAction::Again => self.due.push(index),
+            ConnectionAction::Close => self.connections[index] = None,
         }
     }
 
-    fn accept(&mut self) {
+    fn accept_clients(&mut self) {
         while self.accepting && self.has_room() {
             let client = match self.next_client() {
                 Ok(client) => client,
@@ -152,13 +154,13 @@ impl Bridge {
             match self.socket.connect() {
                 Ok(upstream) => {
                     self.refused = false;
-                    self.join(client, upstream);
+                    self.connect_pair(client, upstream);
                 }
                 Err(Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     self.waiting = Some(client);
                     return;
                 }
-                Err(error) => self.refuse(error),
+                Err(error) => self.report_refusal(error),
             }
         }
     }
@@ -172,21 +174,21 @@ impl Bridge {
     }
 
     /// The client, which is dropped, sees its connection closed. Said once, however often the agent tries.
-    fn refuse(&mut self, error: Errno) {
+    fn report_refusal(&mut self, error: Errno) {
         if !mem::replace(&mut self.refused, true) {
-            say(self.socket.explain(error));
+            log_line(self.socket.describe_error(error));
         }
     }
 
-    fn join(&mut self, client: OwnedFd, upstream: OwnedFd) {
+    fn connect_pair(&mut self, client: OwnedFd, upstream: OwnedFd) {
         // An event of a stream is a few bytes: without this the kernel would wait for more.
         let _ = sockopt::set_tcp_nodelay(&client, true);
-        let index = self.free_slot();
-        self.connections[index] = Some(Connection::new(client, upstream));
+        let index = self.free_index();
+        self.connections[index] = Some(BridgedConnection::new(client, upstream));
         self.due.push(index);
     }
 
-    fn free_slot(&mut self) -> usize {
+    fn free_index(&mut self) -> usize {
         self.connections.iter().position(Option::is_none).unwrap_or_else(|| {
             self.connections.push(None);
             self.connections.len() - 1
@@ -202,7 +204,7 @@ impl Bridge {
 const MAX_CONNECTIONS: usize = 256;
 
 /// One read. As much as a pipe or a unix socket's usual buffers hold at one time.
-const CHUNK: usize = 64 << 10;
+const READ_BUFFER_BYTES: usize = 64 << 10;
 
 /// When a connection is tried again that neither we nor the gateway had room for.
-const RETRY: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);

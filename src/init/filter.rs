@@ -18,14 +18,14 @@ use std::io;
 
 use libc::sock_filter;
 
-use super::options::UnixSockets;
+use super::options::UnixSocketPolicy;
 
 /// Puts the filter on the calling thread, for good. Needs no privilege, but `no_new_privs`.
 #[expect(unsafe_code, reason = "there is no safe call that sets a filter of system calls")]
-pub(crate) fn restrict_calls(unix_sockets: UnixSockets) -> io::Result<()> {
+pub(crate) fn restrict_calls(unix_sockets: UnixSocketPolicy) -> io::Result<()> {
     let instructions = match unix_sockets {
-        UnixSockets::Denied => &DENY_UNIX_SOCKETS,
-        UnixSockets::Allowed => &ALLOW_UNIX_SOCKETS,
+        UnixSocketPolicy::Denied => &DENY_UNIX_SOCKETS,
+        UnixSocketPolicy::Allowed => &ALLOW_UNIX_SOCKETS,
     };
     let program = libc::sock_fprog {
         len: instructions.len().try_into().expect("the program has twenty instructions"),
@@ -44,53 +44,53 @@ static ALLOW_UNIX_SOCKETS: [sock_filter; 20] = program(libc::SECCOMP_RET_ALLOW);
 /// `socket(AF_UNIX, …)`.
 const fn program(unix: u32) -> [sock_filter; 20] {
     [
-        /* 0 */ load(ARCH),
+        /* 0 */ bpf_load(OFFSET_ARCH),
         // Another architecture numbers its calls in another way: i386's `socketcall` on x86-64 would go by unseen.
         /* 1 */
-        jump_if_equal(NATIVE, 1, 0),
-        /* 2 */ answer(libc::SECCOMP_RET_KILL_PROCESS),
-        /* 3 */ load(NUMBER),
+        jump_if_equal(NATIVE_ARCH, 1, 0),
+        /* 2 */ bpf_return(libc::SECCOMP_RET_KILL_PROCESS),
+        /* 3 */ bpf_load(OFFSET_SYSCALL),
         // So would the calls of x32, which have the architecture of x86-64, and this bit.
         /* 4 */
-        jump_if_at_least(X32, 11, 0),
+        jump_if_at_least(X32_SYSCALL_BIT, 11, 0),
         // A ring makes sockets without a system call for each.
         /* 5 */
         jump_if_equal(libc::SYS_io_uring_setup as u32, 10, 0),
         /* 6 */ jump_if_equal(libc::SYS_seccomp as u32, 12, 0),
         /* 7 */ jump_if_equal(libc::SYS_prctl as u32, 2, 0),
         /* 8 */ jump_if_equal(libc::SYS_socket as u32, 3, 0),
-        /* 9 */ answer(libc::SECCOMP_RET_ALLOW),
-        /* 10 */ load(FIRST_ARGUMENT),
+        /* 9 */ bpf_return(libc::SECCOMP_RET_ALLOW),
+        /* 10 */ bpf_load(FIRST_ARGUMENT),
         /* 11 */ jump_if_equal(libc::PR_SET_SECCOMP as u32, 5, 3),
-        /* 12 */ load(FIRST_ARGUMENT),
+        /* 12 */ bpf_load(FIRST_ARGUMENT),
         /* 13 */ jump_if_equal(libc::AF_UNIX as u32, 4, 0),
         /* 14 */ jump_if_equal(libc::AF_NETLINK as u32, 4, 0),
-        /* 15 */ answer(libc::SECCOMP_RET_ALLOW),
-        /* 16 */ answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        /* 15 */ bpf_return(libc::SECCOMP_RET_ALLOW),
+        /* 16 */ bpf_return(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         // What a kernel without filters says; then one without the call, or without this family of sockets.
         /* 17 */
-        answer(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
-        /* 18 */ answer(unix),
-        /* 19 */ answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        bpf_return(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        /* 18 */ bpf_return(unix),
+        /* 19 */ bpf_return(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
     ]
 }
 
 /// Offsets in `struct seccomp_data`. A family and an option are an `int` each, so that the lower half of the first argument is
 /// all of it.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
+const OFFSET_SYSCALL: u32 = 0;
+const OFFSET_ARCH: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
 
 /// `AUDIT_ARCH_X86_64` and `AUDIT_ARCH_AARCH64` of linux/audit.h: the ELF machine, 64 bits, little endian.
 #[cfg(target_arch = "x86_64")]
-const NATIVE: u32 = 0xc000_003e;
+const NATIVE_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const NATIVE: u32 = 0xc000_00b7;
 
 /// `__X32_SYSCALL_BIT`; no call of another architecture has a number as high.
-const X32: u32 = 0x4000_0000;
+const X32_SYSCALL_BIT: u32 = 0x4000_0000;
 
-const fn load(offset: u32) -> sock_filter {
+const fn bpf_load(offset: u32) -> sock_filter {
     sock_filter {
         code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
         jt: 0,
@@ -107,6 +107,6 @@ const fn jump_if_at_least(value: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code: (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16, jt, jf, k: value }
 }
 
-const fn answer(value: u32) -> sock_filter {
+const fn bpf_return(value: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: value }
 }

@@ -8,26 +8,27 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::Failure;
+use super::InitFailure;
 
 /// Binds and listens. In a network namespace whose loopback interface nobody has brought up, this does it, if it may.
-pub(crate) fn bind(address: SocketAddr) -> Result<OwnedFd, Failure> {
+pub(crate) fn bind_listener(address: SocketAddr) -> Result<OwnedFd, InitFailure> {
     let what = format!("listen on `{address}`");
     let failure = |error| match error {
-        Errno::ADDRINUSE => Failure::setup(
+        Errno::ADDRINUSE => InitFailure::setup_failure(
             &what,
             "another process of the sandbox does; give another port with --listen",
         ),
-        Errno::ACCESS => {
-            Failure::setup(&what, "ports below 1024 are root's; give a higher one with --listen")
-        }
-        other => Failure::setup(&what, io::Error::from(other)),
+        Errno::ACCESS => InitFailure::setup_failure(
+            &what,
+            "ports below 1024 are root's; give a higher one with --listen",
+        ),
+        other => InitFailure::setup_failure(&what, io::Error::from(other)),
     };
-    let listener = listen(address).map_err(failure)?;
+    let listener = listen_on(address).map_err(failure)?;
     if !is_reachable(address) {
         bring_up_loopback().map_err(|error| {
             let remedy = "let the runner do it: `ip link set lo up` in the sandbox's network namespace";
-            Failure::setup(
+            InitFailure::setup_failure(
                 &what,
                 format_args!("the loopback interface is down, and is not ours to bring up ({error}); {remedy}"),
             )
@@ -39,13 +40,14 @@ pub(crate) fn bind(address: SocketAddr) -> Result<OwnedFd, Failure> {
 /// The kernel binds to addresses of an interface that is down, and refuses to connect to them. Connecting a datagram
 /// socket asks it for the way, and sends nothing.
 fn is_reachable(address: SocketAddr) -> bool {
-    let probe = net::socket_with(family(address), SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let probe =
+        net::socket_with(address_family(address), SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     probe.and_then(|probe| net::connect(&probe, &address)) != Err(Errno::NETUNREACH)
 }
 
-fn listen(address: SocketAddr) -> Result<OwnedFd, Errno> {
+fn listen_on(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = net::socket_with(family(address), SocketType::STREAM, flags, None)?;
+    let socket = net::socket_with(address_family(address), SocketType::STREAM, flags, None)?;
     // Connections of an earlier process that linger in the namespace do not keep the port.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     net::bind(&socket, &address)?;
@@ -53,7 +55,7 @@ fn listen(address: SocketAddr) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn family(address: SocketAddr) -> AddressFamily {
+fn address_family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 

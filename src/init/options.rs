@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// How to start one agent.
-pub(crate) struct Options {
+pub(crate) struct InitOptions {
     /// Where the bridge listens.
     pub(crate) listen: SocketAddr,
     /// The run's socket.
     pub(crate) socket: PathBuf,
-    pub(crate) gateway: Gateway,
+    pub(crate) gateway: GatewayMode,
     /// How long the socket may take to answer.
     pub(crate) socket_timeout: Duration,
     /// When the agent is ended, whoever else has forgotten it.
@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// How long processes have between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
     /// Whether the agent may make sockets of the family of the run's own.
-    pub(crate) unix_sockets: UnixSockets,
+    pub(crate) unix_sockets: UnixSocketPolicy,
     /// Where the agent may write; anywhere that mounts and modes let it, where nothing is said.
     pub(crate) writable: Vec<PathBuf>,
     /// Whether another agent may be started after this one. Only a slot can be told so.
@@ -33,19 +33,19 @@ pub(crate) struct Options {
 
 /// Whether there is anything at the run's socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gateway {
+pub(crate) enum GatewayMode {
     Bridged,
     None,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum UnixSockets {
+pub(crate) enum UnixSocketPolicy {
     Denied,
     Allowed,
 }
 
-pub(crate) enum Invocation {
-    Start(Box<Options>),
+pub(crate) enum InitCommand {
+    Start(Box<InitOptions>),
     /// `--slot`: what to start is told there.
     Wait(PathBuf),
     /// `--help` or `--version`.
@@ -53,15 +53,15 @@ pub(crate) enum Invocation {
 }
 
 /// Reads the arguments after the program's own name. An error says which one is wrong, and what would be right.
-pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Invocation, String> {
-    let mut options = Options {
+pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<InitCommand, String> {
+    let mut options = InitOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
         socket: PathBuf::from("/llm-sock/llm.sock"),
-        gateway: Gateway::Bridged,
+        gateway: GatewayMode::Bridged,
         socket_timeout: Duration::from_secs(5),
         max_runtime: None,
         grace: Duration::from_secs(2),
-        unix_sockets: UnixSockets::Denied,
+        unix_sockets: UnixSocketPolicy::Denied,
         writable: vec![],
         is_resident: false,
         env: vec![],
@@ -79,46 +79,46 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Inv
         let mut value =
             || value.take().or_else(|| arguments.next()).ok_or(format!("`{name}` needs a value"));
         match name {
-            "--listen" => options.listen = address(name, &value()?)?,
+            "--listen" => options.listen = parse_address(name, &value()?)?,
             "--socket" => options.socket = PathBuf::from(value()?),
-            "--socket-timeout" => options.socket_timeout = duration(name, &value()?)?,
-            "--no-gateway" => options.gateway = Gateway::None,
-            "--max-runtime" => options.max_runtime = Some(duration(name, &value()?)?),
-            "--grace" => options.grace = duration(name, &value()?)?,
-            "--env" => options.env.push(variable(value()?)?),
+            "--socket-timeout" => options.socket_timeout = parse_duration(name, &value()?)?,
+            "--no-gateway" => options.gateway = GatewayMode::None,
+            "--max-runtime" => options.max_runtime = Some(parse_duration(name, &value()?)?),
+            "--grace" => options.grace = parse_duration(name, &value()?)?,
+            "--env" => options.env.push(parse_variable(value()?)?),
             "--write" => options.writable.push(PathBuf::from(value()?)),
             "--resident" => options.is_resident = true,
-            "--slot" => return Ok(Invocation::Wait(PathBuf::from(value()?))),
-            "--allow-unix-sockets" => options.unix_sockets = UnixSockets::Allowed,
-            "--help" => return Ok(Invocation::Print(HELP.to_owned())),
-            "--version" => return Ok(Invocation::Print(VERSION.to_owned())),
+            "--slot" => return Ok(InitCommand::Wait(PathBuf::from(value()?))),
+            "--allow-unix-sockets" => options.unix_sockets = UnixSocketPolicy::Allowed,
+            "--help" => return Ok(InitCommand::Print(HELP_TEXT.to_owned())),
+            "--version" => return Ok(InitCommand::Print(VERSION_TEXT.to_owned())),
             "--" => break,
             _ => return Err(format!("there is no option `{flag}`")),
         }
     }
     options.argv.extend(arguments);
     match options.argv.first() {
-        Some(program) if !program.is_empty() => Ok(Invocation::Start(Box::new(options))),
+        Some(program) if !program.is_empty() => Ok(InitCommand::Start(Box::new(options))),
         _ => {
             Err("there is no program to start; give one, with its arguments, after `--`".to_owned())
         }
     }
 }
 
-fn address(name: &str, value: &OsStr) -> Result<SocketAddr, String> {
+fn parse_address(name: &str, value: &OsStr) -> Result<SocketAddr, String> {
     let text = value.to_string_lossy();
     text.parse()
         .map_err(|_| format!("`{name}` is `{text}`; give an address such as `127.0.0.1:8080`"))
 }
 
-fn variable(value: OsString) -> Result<OsString, String> {
+fn parse_variable(value: OsString) -> Result<OsString, String> {
     match value.as_bytes().iter().position(|byte| *byte == b'=') {
         Some(1..) => Ok(value),
         _ => Err(format!("`--env` is `{}`; give NAME=VALUE", value.to_string_lossy())),
     }
 }
 
-fn duration(name: &str, value: &OsStr) -> Result<Duration, String> {
+fn parse_duration(name: &str, value: &OsStr) -> Result<Duration, String> {
     let text = value.to_string_lossy();
     let (number, unit) =
         text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -131,16 +131,16 @@ fn duration(name: &str, value: &OsStr) -> Result<Duration, String> {
         "h" => seconds(3600),
         _ => None,
     };
-    let parsed = parsed.filter(|duration| *duration <= LONGEST);
+    let parsed = parsed.filter(|duration| *duration <= MAX_DURATION);
     parsed.ok_or_else(|| format!("`{name}` is `{text}`; give a time of up to 10000h, such as `500ms`, `5s`, `10m` or `1h`"))
 }
 
 /// Above a year nobody means it, and arithmetic with clocks stays far from its ends.
-const LONGEST: Duration = Duration::from_hours(10_000);
+const MAX_DURATION: Duration = Duration::from_hours(10_000);
 
-const VERSION: &str = concat!("cogni-init ", env!("CARGO_PKG_VERSION"), "\n");
+const VERSION_TEXT: &str = concat!("cogni-init ", env!("CARGO_PKG_VERSION"), "\n");
 
-const HELP: &str = "\
+const HELP_TEXT: &str = "\
 The first process of a sandbox: gives the agent the run's socket as a local port, starts it, and ends with it.
 
 Usage: cogni-init [OPTIONS] [--] PROGRAM [ARGUMENT]...

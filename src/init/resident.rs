@@ -14,85 +14,93 @@ use rustix::process::{self, Resource, Rlimit, WaitOptions};
 use rustix::stdio::{dup2_stderr, dup2_stdout, stderr, stdout};
 use rustix::thread;
 
-use super::slot::{Claim, Host};
-use super::supervisor::Supervisor;
-use super::{Failure, SETUP_FAILED, go_on, status_of, wipe};
+use super::slot::{AgentClaim, HostChannel};
+use super::supervisor::ProcessReaper;
+use super::{EXIT_SETUP_FAILED, InitFailure, exit_status, run_agent, wipe};
 
 /// Serves one claim after the other, until the host is gone.
-pub(crate) fn serve(host: &Host, supervisor: &Supervisor, mut claim: Claim) -> Result<u8, Failure> {
+pub(crate) fn serve_claims(
+    host: &HostChannel,
+    supervisor: &ProcessReaper,
+    mut claim: AgentClaim,
+) -> Result<u8, InitFailure> {
     if !process::getpid().is_init() {
-        return Err(Failure::setup("be a resident", "it is not its sandbox's first process"));
+        return Err(InitFailure::setup_failure(
+            "be a resident",
+            "it is not its sandbox's first process",
+        ));
     }
-    let setup = |error: Errno| Failure::setup("be a resident", error);
+    let setup = |error: Errno| InitFailure::setup_failure("be a resident", error);
     let own = [stdout(), stderr()].map(|own| rustix::io::fcntl_dupfd_cloexec(own, 3));
     let [own_stdout, own_stderr] = own;
     let (own_stdout, own_stderr) = (own_stdout.map_err(setup)?, own_stderr.map_err(setup)?);
-    let before = Nature::of_this().map_err(setup)?;
+    let before = InheritedState::capture().map_err(setup)?;
     loop {
-        let Claim { options, output } = claim;
-        let [stdout, stderr] = <[OwnedFd; 2]>::try_from(output)
-            .map_err(|_| Failure::setup("take the claim", "it comes without its output"))?;
+        let AgentClaim { options, output } = claim;
+        let [stdout, stderr] = <[OwnedFd; 2]>::try_from(output).map_err(|_| {
+            InitFailure::setup_failure("take the claim", "it comes without its output")
+        })?;
         // As it would be in a sandbox of its own: what we have to say of it is in its error output, too.
-        wear(stdout, stderr).map_err(setup)?;
-        let status = status_of(go_on(supervisor, &options, Some(host)));
+        redirect_stdio(stdout, stderr).map_err(setup)?;
+        let status = exit_status(run_agent(supervisor, &options, Some(host)));
         dup2_stdout(&own_stdout).map_err(setup)?;
         dup2_stderr(&own_stderr).map_err(setup)?;
-        host.say(&[status])?;
-        if Nature::of_this().ok().as_ref() != Some(&before) {
-            return Err(spoiled("its first process is not as it was"));
+        host.send_bytes(&[status])?;
+        if InheritedState::capture().ok().as_ref() != Some(&before) {
+            return Err(unusable_failure("its first process is not as it was"));
         }
         if !matches!(process::wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
-            return Err(spoiled("a process does not die"));
+            return Err(unusable_failure("a process does not die"));
         }
-        wipe::memory().map_err(|error| spoiled(&error.to_string()))?;
-        wipe::queues().map_err(|error| spoiled(&error.to_string()))?;
-        host.say(&[READY])?;
-        claim = host.claim(supervisor)?;
+        wipe::clear_tmpfs().map_err(|error| unusable_failure(&error.to_string()))?;
+        wipe::clear_sysv_ipc().map_err(|error| unusable_failure(&error.to_string()))?;
+        host.send_bytes(&[READY_BYTE])?;
+        claim = host.receive_claim(supervisor)?;
     }
 }
 
-fn wear(stdout: OwnedFd, stderr: OwnedFd) -> Result<(), Errno> {
+fn redirect_stdio(stdout: OwnedFd, stderr: OwnedFd) -> Result<(), Errno> {
     dup2_stdout(stdout)?;
     dup2_stderr(stderr)
 }
 
-fn spoiled(why: &str) -> Failure {
+fn unusable_failure(why: &str) -> InitFailure {
     let message = format!("something of the agent is left, and the sandbox is given up: {why}");
-    Failure { status: SETUP_FAILED, message }
+    InitFailure { status: EXIT_SETUP_FAILED, message }
 }
 
 /// What an agent, whose user is ours, can change of this process, and would be the next one's.
 #[derive(PartialEq)]
-struct Nature {
+struct InheritedState {
     limits: [Rlimit; 16],
     priority: i32,
-    scheduling: Scheduling,
+    scheduling: SchedAttributes,
     processors: Vec<bool>,
 }
 
 /// How the kernel shares out processors and disks: `struct sched_attr`, as it was first, and the class of input and output.
 /// What a kernel does not say stays as it is made.
 #[derive(Default, PartialEq)]
-struct Scheduling {
+struct SchedAttributes {
     attributes: [u64; 6],
     class_of_io: libc::c_long,
 }
 
-impl Nature {
-    fn of_this() -> Result<Self, Errno> {
+impl InheritedState {
+    fn capture() -> Result<Self, Errno> {
         let processors = thread::sched_getaffinity(None)?;
         Ok(Self {
-            limits: LIMITS.map(process::getrlimit),
+            limits: RESOURCE_LIMITS.map(process::getrlimit),
             priority: process::getpriority_process(None)?,
-            scheduling: Scheduling::of_this(),
+            scheduling: SchedAttributes::capture(),
             processors: (0..thread::CpuSet::MAX_CPU).map(|cpu| processors.is_set(cpu)).collect(),
         })
     }
 }
 
-impl Scheduling {
+impl SchedAttributes {
     #[expect(unsafe_code, reason = "there are no safe calls that say this")]
-    fn of_this() -> Self {
+    fn capture() -> Self {
         let mut this = Self::default();
         let size = size_of_val(&this.attributes);
         // SAFETY: the kernel writes `size` bytes at most, and these are ours, and may be any.
@@ -103,7 +111,7 @@ impl Scheduling {
     }
 }
 
-const LIMITS: [Resource; 16] = [
+const RESOURCE_LIMITS: [Resource; 16] = [
     Resource::As,
     Resource::Core,
     Resource::Cpu,
@@ -126,4 +134,4 @@ const LIMITS: [Resource; 16] = [
 const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 
 /// The last word on an agent.
-const READY: u8 = 0;
+const READY_BYTE: u8 = 0;

@@ -35,14 +35,14 @@ impl RunSocket {
     }
 
     /// Whoever starts the gateway beside us may be slower than we are, so that a refusal is final after `timeout` only.
-    pub(crate) fn wait_until_it_answers(&self, timeout: Duration) -> Result<(), String> {
+    pub(crate) fn wait_until_ready(&self, timeout: Duration) -> Result<(), String> {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
             let Err(error) = self.connect() else { return Ok(()) };
             let left = timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                return Err(self.explain(error));
+                return Err(self.describe_error(error));
             }
             sleep(pause.min(left));
             pause = (pause * 2).min(Duration::from_millis(50));
@@ -50,7 +50,7 @@ impl RunSocket {
     }
 
     /// What is wrong, and what to do about it.
-    pub(crate) fn explain(&self, error: Errno) -> String {
+    pub(crate) fn describe_error(&self, error: Errno) -> String {
         let path = self.path.display();
         match error {
             Errno::NOENT | Errno::NOTDIR => format!(

@@ -11,16 +11,16 @@ use rustix::io::Errno;
 use rustix::process::{self, DumpableBehavior, Pid, Signal, WaitOptions, WaitStatus};
 
 use super::accept_queue::{CHECK_INTERVAL, WaitingConnections};
-use super::bridge::Bridge;
-use super::options::Options;
-use super::slot::{Host, Word};
-use super::{TIMED_OUT, say};
+use super::bridge::SocketBridge;
+use super::options::InitOptions;
+use super::slot::{HostChannel, HostCommand};
+use super::{EXIT_TIMED_OUT, log_line};
 
-pub(crate) struct Supervisor {
+pub(crate) struct ProcessReaper {
     signals: OwnedFd,
 }
 
-impl Supervisor {
+impl ProcessReaper {
     /// Before anything is started: from here on signals wait for us, and orphans come to us.
     pub(crate) fn prepare() -> io::Result<Self> {
         // The agent has our uid. It must not attach to us, who are not behind its filter, nor take our descriptors.
@@ -28,22 +28,22 @@ impl Supervisor {
         if !process::getpid().is_init() {
             process::set_child_subreaper(Some(process::getpid()))?;
         }
-        Ok(Self { signals: signals()? })
+        Ok(Self { signals: block_signals()? })
     }
 
     /// Serves the bridge until the agent and all that it has started are gone. What the host says meanwhile is done.
-    pub(crate) fn run(
+    pub(crate) fn run_until_exit(
         &self,
-        mut bridge: Bridge,
+        mut bridge: SocketBridge,
         agent: Pid,
-        options: &Options,
-        mut host: Option<&Host>,
+        options: &InitOptions,
+        mut host: Option<&HostChannel>,
     ) -> u8 {
-        let mut watch = Watch {
+        let mut watch = AgentLifecycle {
             agent,
             status: None,
             timed_out: false,
-            stage: Stage::Running,
+            stage: AgentStage::Running,
             deadline: options.max_runtime.map(|time| Instant::now() + time),
             grace: options.grace,
         };
@@ -52,16 +52,18 @@ impl Supervisor {
             let until = watch.deadline.map_or(next_check, |deadline| deadline.min(next_check));
             let left = Some(until.saturating_duration_since(Instant::now()));
             let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)];
-            if bridge.turn(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
-                self.take_signals(&watch);
-                host = host.filter(|host| watch.obey(host));
-                if watch.reap() == Left::Nobody {
-                    return watch.status();
+            if bridge.poll_once(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
+                self.handle_signals(&watch);
+                host = host.filter(|host| watch.handle_host_commands(host));
+                if watch.reap_children() == ChildrenLeft::Nobody {
+                    return watch.exit_status();
                 }
             }
             let now = Instant::now();
-            if watch.deadline.is_some_and(|at| at <= now) && watch.escalate() == Left::Nobody {
-                return watch.status();
+            if watch.deadline.is_some_and(|at| at <= now)
+                && watch.on_deadline() == ChildrenLeft::Nobody
+            {
+                return watch.exit_status();
             }
             if next_check <= now {
                 watch.check_accept_queues();
@@ -70,10 +72,10 @@ impl Supervisor {
         }
     }
 
-    fn take_signals(&self, watch: &Watch) {
+    fn handle_signals(&self, watch: &AgentLifecycle) {
         while let Some(signal) = self.next_signal() {
             if signal != Signal::CHILD {
-                watch.forward(signal);
+                watch.forward_signal(signal);
             }
         }
     }
@@ -88,25 +90,25 @@ impl Supervisor {
     }
 
     /// Readable once a signal has arrived.
-    pub(crate) fn signals(&self) -> &OwnedFd {
+    pub(crate) fn signal_fd(&self) -> &OwnedFd {
         &self.signals
     }
 }
 
 /// One agent's life.
-struct Watch {
+struct AgentLifecycle {
     agent: Pid,
     /// How it ended.
     status: Option<WaitStatus>,
     timed_out: bool,
-    stage: Stage,
+    stage: AgentStage,
     /// When the next stage begins, if nothing happens before.
     deadline: Option<Instant>,
     grace: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum AgentStage {
     Running,
     /// Everybody has been asked to end.
     Asked,
@@ -115,13 +117,13 @@ enum Stage {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum ChildrenLeft {
     Nobody,
     Somebody,
 }
 
-impl Watch {
-    fn forward(&self, signal: Signal) {
+impl AgentLifecycle {
+    fn forward_signal(&self, signal: Signal) {
         // The pid of an agent that was reaped may be another process by now.
         if self.status.is_none() {
             let _ = process::kill_process(self.agent, signal);
@@ -129,13 +131,13 @@ impl Watch {
     }
 
     /// Does what the host has said. Tells whether it may say more.
-    fn obey(&mut self, host: &Host) -> bool {
-        while let Some(word) = host.word() {
+    fn handle_host_commands(&mut self, host: &HostChannel) -> bool {
+        while let Some(word) = host.poll_command() {
             match word {
-                Word::Terminate => self.forward(Signal::TERM),
-                Word::Kill => self.kill(),
-                Word::Gone => {
-                    self.kill();
+                HostCommand::Terminate => self.forward_signal(Signal::TERM),
+                HostCommand::Kill => self.send_sigkill(),
+                HostCommand::Gone => {
+                    self.send_sigkill();
                     return false;
                 }
             }
@@ -144,74 +146,74 @@ impl Watch {
     }
 
     /// Takes every child's end. With the agent's own, the others' begins.
-    fn reap(&mut self) -> Left {
+    fn reap_children(&mut self) -> ChildrenLeft {
         loop {
             match process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.agent => self.status = Some(status),
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
-                Err(_) => return Left::Nobody,
+                Err(_) => return ChildrenLeft::Nobody,
             }
         }
         match self.stage {
-            Stage::Running if self.status.is_some() => self.ask(),
+            AgentStage::Running if self.status.is_some() => self.send_sigterm(),
             // An orphan of one that was killed has just become our child.
-            Stage::Killed => signal_children(Signal::KILL),
+            AgentStage::Killed => signal_children(Signal::KILL),
             _ => {}
         }
-        Left::Somebody
+        ChildrenLeft::Somebody
     }
 
     /// The deadline has passed.
-    fn escalate(&mut self) -> Left {
+    fn on_deadline(&mut self) -> ChildrenLeft {
         match self.stage {
-            Stage::Running => {
-                say("the agent has reached --max-runtime, and is ended");
+            AgentStage::Running => {
+                log_line("the agent has reached --max-runtime, and is ended");
                 self.timed_out = true;
-                self.ask();
+                self.send_sigterm();
             }
-            Stage::Asked => self.kill(),
-            Stage::Killed => {
-                say("a process does not die, and is left to the kernel");
-                return Left::Nobody;
+            AgentStage::Asked => self.send_sigkill(),
+            AgentStage::Killed => {
+                log_line("a process does not die, and is left to the kernel");
+                return ChildrenLeft::Nobody;
             }
         }
-        Left::Somebody
+        ChildrenLeft::Somebody
     }
 
     /// Ends everything at once where connections that no process accepts hold too much.
     fn check_accept_queues(&mut self) {
-        if self.stage == Stage::Killed {
+        if self.stage == AgentStage::Killed {
             return;
         }
         let waiting = WaitingConnections::read();
         if waiting.is_too_much() {
             let WaitingConnections { count, bytes } = waiting;
-            say(format_args!(
+            log_line(format_args!(
                 "{count} TCP connections with {bytes} bytes wait for a process to accept them, which is more than a sandbox may \
                  have; it is ended"
             ));
-            self.kill();
+            self.send_sigkill();
         }
     }
 
-    fn ask(&mut self) {
+    fn send_sigterm(&mut self) {
         signal_all(self.agent, Signal::TERM);
         // One that is stopped would hear of it only when it is continued.
         signal_all(self.agent, Signal::CONT);
-        self.stage = Stage::Asked;
+        self.stage = AgentStage::Asked;
         self.deadline = Some(Instant::now() + self.grace);
     }
 
-    fn kill(&mut self) {
+    fn send_sigkill(&mut self) {
         signal_all(self.agent, Signal::KILL);
-        self.stage = Stage::Killed;
-        self.deadline = Some(Instant::now() + LAST_WAIT);
+        self.stage = AgentStage::Killed;
+        self.deadline = Some(Instant::now() + REAP_TIMEOUT);
     }
 
-    fn status(&self) -> u8 {
+    fn exit_status(&self) -> u8 {
         let Some(status) = self.status.filter(|_| !self.timed_out) else {
-            return TIMED_OUT;
+            return EXIT_TIMED_OUT;
         };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal));
         code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
@@ -241,8 +243,8 @@ fn signal_children(signal: Signal) {
 /// A descriptor from which the signals are read that are blocked by this, which is how the kernel lets a first process
 /// have signals at all: it drops those that would have their default effect.
 #[expect(unsafe_code, reason = "there is no safe call that makes a descriptor of signals")]
-fn signals() -> io::Result<OwnedFd> {
-    let set = mask(libc::SIG_BLOCK)?;
+fn block_signals() -> io::Result<OwnedFd> {
+    let set = change_signal_mask(libc::SIG_BLOCK)?;
     // SAFETY: the call only reads the set.
     let descriptor =
         unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
@@ -255,15 +257,15 @@ fn signals() -> io::Result<OwnedFd> {
 
 /// For a child that is about to be the agent: what is blocked stays so when a program is executed.
 pub(crate) fn unblock_signals() -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK).map(drop)
+    change_signal_mask(libc::SIG_UNBLOCK).map(drop)
 }
 
 /// Blocks or unblocks our signals, and returns the set of them.
 #[expect(unsafe_code, reason = "there are no safe calls for masks of signals")]
-fn mask(how: libc::c_int) -> io::Result<libc::sigset_t> {
+fn change_signal_mask(how: libc::c_int) -> io::Result<libc::sigset_t> {
     // SAFETY: a set of signals is plain data, for which zeroes are a value.
     let mut set: libc::sigset_t = unsafe { mem::zeroed() };
-    for signal in SIGNALS {
+    for signal in HANDLED_SIGNALS {
         // SAFETY: the set is ours, and the number is a signal's.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
@@ -273,7 +275,7 @@ fn mask(how: libc::c_int) -> io::Result<libc::sigset_t> {
 }
 
 /// The end of a child, and what is passed on to the agent.
-const SIGNALS: [libc::c_int; 7] = [
+const HANDLED_SIGNALS: [libc::c_int; 7] = [
     libc::SIGCHLD,
     libc::SIGTERM,
     libc::SIGINT,
@@ -284,4 +286,4 @@ const SIGNALS: [libc::c_int; 7] = [
 ];
 
 /// For processes in the middle of something that the kernel does not interrupt.
-const LAST_WAIT: Duration = Duration::from_secs(2);
+const REAP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -10,12 +10,12 @@ use std::path::Path;
 use rustix::process::getuid;
 
 /// Everything below the directories that are in memory.
-pub(crate) fn memory() -> io::Result<()> {
-    for directory in DIRECTORIES.map(Path::new) {
-        match empty(directory, DEEPEST) {
+pub(crate) fn clear_tmpfs() -> io::Result<()> {
+    for directory in TMPFS_DIRECTORIES.map(Path::new) {
+        match remove_owned_entries(directory, MAX_DEPTH) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             emptied => {
-                emptied.map_err(|error| describe(directory, &error))?;
+                emptied.map_err(|error| error_with_path(directory, &error))?;
             }
         }
     }
@@ -23,55 +23,55 @@ pub(crate) fn memory() -> io::Result<()> {
 }
 
 /// Nobody is there who could change anything under our hands.
-fn empty(directory: &Path, depth: usize) -> io::Result<()> {
+fn remove_owned_entries(directory: &Path, depth: usize) -> io::Result<()> {
     if depth == 0 {
         return Err(io::Error::other("its directories are too deep"));
     }
-    if is_own(&fs::symlink_metadata(directory)?) {
+    if is_owned(&fs::symlink_metadata(directory)?) {
         fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     }
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let (path, found) = (entry.path(), entry.metadata()?);
         if found.is_dir() {
-            match empty(&path, depth - 1) {
-                Err(error) if error.kind() == ErrorKind::PermissionDenied && !is_own(&found) => {}
+            match remove_owned_entries(&path, depth - 1) {
+                Err(error) if error.kind() == ErrorKind::PermissionDenied && !is_owned(&found) => {}
                 emptied => emptied?,
             }
-            if is_own(&found) {
+            if is_owned(&found) {
                 fs::remove_dir(&path)?;
             }
-        } else if is_own(&found) {
+        } else if is_owned(&found) {
             fs::remove_file(&path)?;
         }
     }
     Ok(())
 }
 
-fn is_own(found: &fs::Metadata) -> bool {
+fn is_owned(found: &fs::Metadata) -> bool {
     found.uid() == getuid().as_raw()
 }
 
 /// Shared memory, semaphores and messages of System V, which live on without a process.
-pub(crate) fn queues() -> io::Result<()> {
-    for (kind, call) in KINDS {
+pub(crate) fn clear_sysv_ipc() -> io::Result<()> {
+    for (kind, call) in IPC_KINDS {
         let path = Path::new("/proc/sysvipc").join(kind);
         let listed = match fs::read_to_string(&path) {
             // A kernel without them.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            listed => listed.map_err(|error| describe(&path, &error))?,
+            listed => listed.map_err(|error| error_with_path(&path, &error))?,
         };
         // Below a line of names: its key, its id, and more.
         let ids = listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1));
         for id in ids.filter_map(|id| id.parse().ok()) {
-            remove(call, id).map_err(|error| describe(&path, &error))?;
+            remove_ipc_object(call, id).map_err(|error| error_with_path(&path, &error))?;
         }
     }
     Ok(())
 }
 
 #[expect(unsafe_code, reason = "there is no safe call that removes one")]
-fn remove(call: libc::c_long, id: libc::c_int) -> io::Result<()> {
+fn remove_ipc_object(call: libc::c_long, id: libc::c_int) -> io::Result<()> {
     // `semctl` takes the command as its third argument, and the second is not looked at; the others have it as their
     // second.
     let command = libc::IPC_RMID;
@@ -80,14 +80,14 @@ fn remove(call: libc::c_long, id: libc::c_int) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn describe(path: &Path, error: &io::Error) -> io::Error {
+fn error_with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("`{}`: {error}", path.display()))
 }
 
-const DIRECTORIES: [&str; 4] = ["/dev/mqueue", "/dev/shm", "/run", "/tmp"];
+const TMPFS_DIRECTORIES: [&str; 4] = ["/dev/mqueue", "/dev/shm", "/run", "/tmp"];
 
 /// Of directories in another. More than programs make, and less than the stack has room for.
-const DEEPEST: usize = 128;
+const MAX_DEPTH: usize = 128;
 
-const KINDS: [(&str, libc::c_long); 3] =
+const IPC_KINDS: [(&str, libc::c_long); 3] =
     [("shm", libc::SYS_shmctl), ("sem", libc::SYS_semctl), ("msg", libc::SYS_msgctl)];

@@ -9,12 +9,12 @@ use serde_json::Value;
 
 /// One thing that happened in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct RunEvent {
     /// Counts the run's events from 1, and from the next hundred thousand where another process has taken the run up.
     pub seq: u64,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    pub kind: Kind,
+    pub kind: RunEventKind,
     /// A JSON object.
     pub data: Arc<str>,
 }
@@ -22,7 +22,7 @@ pub struct Event {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum RunEventKind {
     /// The sandbox is being made.
     RunStarted,
     /// The agent has said something, a part of its answer.
@@ -42,14 +42,14 @@ pub enum Kind {
     Final,
 }
 
-impl Event {
+impl RunEvent {
     /// As it happens.
-    pub(super) fn now(seq: u64, kind: Kind, data: &Value) -> Self {
-        Self { seq, at_ms: super::now(), kind, data: data.to_string().into() }
+    pub(super) fn created_now(seq: u64, kind: RunEventKind, data: &Value) -> Self {
+        Self { seq, at_ms: super::now_millis(), kind, data: data.to_string().into() }
     }
 }
 
-impl Kind {
+impl RunEventKind {
     /// As an SSE event's name.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -66,36 +66,36 @@ impl Kind {
     }
 
     /// Whether watchers can do without, where there is too much of it.
-    pub(super) fn is_detail(self) -> bool {
+    pub(super) fn is_droppable(self) -> bool {
         matches!(self, Self::TextDelta | Self::ToolCall | Self::ToolResult | Self::UsageReport)
     }
 
     fn parse(text: &str) -> Option<Self> {
-        ALL.iter().copied().find(|kind| kind.as_str() == text)
+        ALL_KINDS.iter().copied().find(|kind| kind.as_str() == text)
     }
 }
 
 /// A row of `seq, at, kind, data`.
-pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Event> {
+pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<RunEvent> {
     let kind: String = row.get(2)?;
     let odd =
         || rusqlite::Error::FromSqlConversionFailure(2, Type::Text, "no kind of event".into());
-    Ok(Event {
+    Ok(RunEvent {
         seq: row.get::<_, i64>(0)?.cast_unsigned(),
         at_ms: row.get(1)?,
-        kind: Kind::parse(&kind).ok_or_else(odd)?,
+        kind: RunEventKind::parse(&kind).ok_or_else(odd)?,
         data: row.get::<_, String>(3)?.into(),
     })
 }
 
-const ALL: &[Kind] = &[
-    Kind::RunStarted,
-    Kind::TextDelta,
-    Kind::ToolCall,
-    Kind::ToolResult,
-    Kind::UsageReport,
-    Kind::AssistantFinal,
-    Kind::Error,
-    Kind::Done,
-    Kind::Final,
+const ALL_KINDS: &[RunEventKind] = &[
+    RunEventKind::RunStarted,
+    RunEventKind::TextDelta,
+    RunEventKind::ToolCall,
+    RunEventKind::ToolResult,
+    RunEventKind::UsageReport,
+    RunEventKind::AssistantFinal,
+    RunEventKind::Error,
+    RunEventKind::Done,
+    RunEventKind::Final,
 ];

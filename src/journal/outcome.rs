@@ -1,7 +1,7 @@
 //! What came of a run, with the agent's answer in it once.
 //!
 //! An agent's answer is on its standard output, in the result, and in the last events. It may be long, so it is written
-//! down by itself, and wherever else it stands there is a [`MARK`] in its place:
+//! down by itself, and wherever else it stands there is a [`ANSWER_MARKER`] in its place:
 //!
 //! ```text
 //! answer  forty-two, because …
@@ -14,58 +14,64 @@
 use memchr::memmem::Finder;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
-use super::row::Ended;
-use super::{Event, spending};
-use crate::audit::seal::Seal;
+use super::row::RunEnd;
+use super::{RunEvent, spending};
+use crate::audit::seal::AuditLogSeal;
 
 /// An end as it is written, with the answer cut out. What is cut, and out of what, was the agent's to choose, so it is done
 /// before anybody waits for the writer.
 #[derive(Debug)]
-pub(super) struct Ending {
-    ended: Ended,
+pub(super) struct StoredRunEnd {
+    ended: RunEnd,
     answer: Option<String>,
     /// Those that come with the end.
-    events: Vec<Event>,
+    events: Vec<RunEvent>,
     /// Events that were written before, by their numbers: what is to stand in their place.
     told: Vec<(u64, String)>,
 }
 
 /// An event that was written before the end.
-pub(super) type Told = (u64, String);
+pub(super) type StoredEvent = (u64, String);
 
-impl Ending {
+impl StoredRunEnd {
     /// Cuts the answer out of all that is written with it, and of `told`.
-    pub(super) fn new(mut ended: Ended, mut events: Vec<Event>, told: Vec<Told>) -> Self {
-        let answer = answer(&ended).map(str::to_owned);
+    pub(super) fn new(
+        mut ended: RunEnd,
+        mut events: Vec<RunEvent>,
+        told: Vec<StoredEvent>,
+    ) -> Self {
+        let answer = find_answer(&ended).map(str::to_owned);
         let mut cut = vec![];
         if let Some(answer) = &answer {
             let answer = Finder::new(answer);
             let replace = |text: &mut String| {
-                if let Some(cut) = cut_out(&answer, text) {
+                if let Some(cut) = replace_with_marker(&answer, text) {
                     *text = cut;
                 }
             };
             ended.result.iter_mut().for_each(replace);
             replace(&mut ended.stdout);
             for event in &mut events {
-                if let Some(data) = cut_out(&answer, &event.data) {
+                if let Some(data) = replace_with_marker(&answer, &event.data) {
                     event.data = data.into();
                 }
             }
             let told = told.into_iter();
-            cut = told.filter_map(|(seq, data)| Some((seq, cut_out(&answer, &data)?))).collect();
+            cut = told
+                .filter_map(|(seq, data)| Some((seq, replace_with_marker(&answer, &data)?)))
+                .collect();
         }
         Self { ended, answer, events, told: cut }
     }
 }
 
 /// Writes an end down, with the events that come with it. Returns whether the run had not ended before.
-pub(super) fn write(
+pub(super) fn write_end(
     change: &Transaction<'_>,
     (run, now): (&str, i64),
-    ending: &Ending,
+    ending: &StoredRunEnd,
 ) -> rusqlite::Result<bool> {
-    let Ending { ended, answer, events, told } = ending;
+    let StoredRunEnd { ended, answer, events, told } = ending;
     let log = ended.log.as_ref();
     let moved = change.execute(
         "UPDATE run SET state = 'ended', ended = :now, error_code = :code, log_records = :records, log_head = :head,
@@ -82,7 +88,7 @@ pub(super) fn write(
     if moved == 0 {
         return Ok(false);
     }
-    spending::settle(change, run, ended.charged)?;
+    spending::settle_reservation(change, run, ended.charged)?;
     change.execute(
         "INSERT INTO outcome (run, answer, result, stdout, stderr) VALUES (:run, :answer, :result, :stdout, :stderr)",
         named_params! {
@@ -98,19 +104,27 @@ pub(super) fn write(
     for (seq, data) in told {
         update.execute(params![run, seq.cast_signed(), data])?;
     }
-    super::save(change, run, events)?;
+    super::insert_events(change, run, events)?;
     Ok(true)
 }
 
 /// Reads the events of a run, written by now, that may hold its answer.
-pub(super) fn told(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<Vec<Told>> {
+pub(super) fn events_with_answer(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Vec<StoredEvent>> {
     let query = "SELECT seq, data FROM event WHERE run = ?1 AND octet_length(data) >= ?2";
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?));
-    view.prepare_cached(query)?.query_map(params![run, LONG.cast_signed()], read)?.collect()
+    view.prepare_cached(query)?
+        .query_map(params![run, MIN_DEDUP_BYTES.cast_signed()], read)?
+        .collect()
 }
 
 /// A run's result; none where it has not ended.
-pub(super) fn result(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<Option<String>> {
+pub(super) fn read_result(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Option<String>> {
     let query =
         "SELECT coalesce(replace(result, char(1), answer), result) FROM outcome WHERE run = ?1";
     let found = view.prepare_cached(query)?.query_row([run], |row| row.get(0)).optional()?;
@@ -118,7 +132,7 @@ pub(super) fn result(view: &rusqlite::Connection, run: &str) -> rusqlite::Result
 }
 
 /// What a run has printed; none where it has not ended.
-pub(super) fn output(
+pub(super) fn read_output(
     view: &rusqlite::Connection,
     run: &str,
 ) -> rusqlite::Result<Option<(String, String)>> {
@@ -128,18 +142,25 @@ pub(super) fn output(
 }
 
 /// What a run's log is held against.
-pub(super) fn seal(view: &rusqlite::Connection, run: &str) -> rusqlite::Result<Option<Seal>> {
+pub(super) fn read_seal(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Option<AuditLogSeal>> {
     let query =
         "SELECT log_records, log_head, log_key FROM run WHERE id = ?1 AND log_records IS NOT NULL";
     let read = |row: &rusqlite::Row<'_>| {
         let records = row.get::<_, i64>(0)?.cast_unsigned();
-        Ok(Seal { records, head: row.get(1)?, public_key: row.get(2)? })
+        Ok(AuditLogSeal { records, head: row.get(1)?, public_key: row.get(2)? })
     };
     view.prepare_cached(query)?.query_row([run], read).optional()
 }
 
 /// Writes down what the log of an ended run is, where nothing is known of it.
-pub(super) fn seal_ended(change: &Transaction<'_>, run: &str, seal: &Seal) -> rusqlite::Result<()> {
+pub(super) fn record_seal(
+    change: &Transaction<'_>,
+    run: &str,
+    seal: &AuditLogSeal,
+) -> rusqlite::Result<()> {
     let update = "UPDATE run SET log_records = ?2, log_head = ?3, log_key = ?4
          WHERE id = ?1 AND state = 'ended' AND log_records IS NULL";
     let given = params![run, seal.records.cast_signed(), seal.head, seal.public_key];
@@ -148,16 +169,16 @@ pub(super) fn seal_ended(change: &Transaction<'_>, run: &str, seal: &Seal) -> ru
 }
 
 /// Deletes what there is of the oldest runs that ended before, up to some number of rows; returns how many runs.
-pub(super) fn forget_some(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
+pub(super) fn forget_batch(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
     let old = "SELECT id FROM run WHERE state = 'ended' AND ended < ?1 ORDER BY ended LIMIT ?2";
     let mut old = change.prepare_cached(old)?;
-    let old = old.query_map([before, AT_ONCE], |row| row.get::<_, String>(0))?;
+    let old = old.query_map([before, MAX_RUNS_PER_TX], |row| row.get::<_, String>(0))?;
     let (mut runs, mut rows) = (0, 0);
     for run in old.collect::<Result<Vec<_>, _>>()? {
         rows += change.prepare_cached("DELETE FROM event WHERE run = ?1")?.execute([&run])?;
         change.prepare_cached("DELETE FROM run WHERE id = ?1")?.execute([&run])?;
         runs += 1;
-        if rows >= MANY {
+        if rows >= MAX_EVENTS_PER_TX {
             break;
         }
     }
@@ -165,22 +186,22 @@ pub(super) fn forget_some(change: &Transaction<'_>, before: i64) -> rusqlite::Re
 }
 
 /// An event's columns, of the run that is the statement's first parameter.
-pub(super) const EVENT: &str = "seq, at, kind, coalesce(
+pub(super) const EVENT_COLUMNS: &str = "seq, at, kind, coalesce(
     replace(data, char(1), (SELECT answer FROM outcome WHERE run = ?1)), data)";
 
 /// The longest text of a result, where it is worth it. Nothing is cut where the mark could be the program's own.
-fn answer(ended: &Ended) -> Option<&str> {
+fn find_answer(ended: &RunEnd) -> Option<&str> {
     let text = ended.result.as_deref().map(longest_text).unwrap_or_default();
-    (text.len() >= LONG && !ended.stdout.contains(MARK)).then_some(text)
+    (text.len() >= MIN_DEDUP_BYTES && !ended.stdout.contains(ANSWER_MARKER)).then_some(text)
 }
 
 /// Returns the text with a mark in place of each answer; none where there is no answer in it.
-fn cut_out(answer: &Finder<'_>, text: &str) -> Option<String> {
+fn replace_with_marker(answer: &Finder<'_>, text: &str) -> Option<String> {
     let length = answer.needle().len();
     let (mut cut, mut from) = (String::new(), 0);
     for at in answer.find_iter(text.as_bytes()) {
         cut.push_str(&text[from..at]);
-        cut.push_str(MARK);
+        cut.push_str(ANSWER_MARKER);
         from = at + length;
     }
     (from > 0).then(|| cut + &text[from..])
@@ -189,15 +210,15 @@ fn cut_out(answer: &Finder<'_>, text: &str) -> Option<String> {
 /// The longest text in a JSON document, as it stands there.
 fn longest_text(json: &str) -> &str {
     let (mut longest, mut at) = ("", 0);
-    while let Some(quote) = find(json, at, |byte| byte == b'"') {
+    while let Some(quote) = find_byte(json, at, |byte| byte == b'"') {
         let begin = quote + 1;
         let mut end = begin;
-        while let Some(escape) = find(json, end, |byte| byte == b'"' || byte == b'\\')
+        while let Some(escape) = find_byte(json, end, |byte| byte == b'"' || byte == b'\\')
             && json.as_bytes()[escape] == b'\\'
         {
             end = escape + 2;
         }
-        let Some(close) = find(json, end, |byte| byte == b'"') else { break };
+        let Some(close) = find_byte(json, end, |byte| byte == b'"') else { break };
         if close - begin > longest.len() {
             longest = &json[begin..close];
         }
@@ -206,21 +227,21 @@ fn longest_text(json: &str) -> &str {
     longest
 }
 
-fn find(text: &str, from: usize, is_it: impl Fn(u8) -> bool) -> Option<usize> {
+fn find_byte(text: &str, from: usize, is_it: impl Fn(u8) -> bool) -> Option<usize> {
     Some(from + text.as_bytes().get(from..)?.iter().position(|byte| is_it(*byte))?)
 }
 
 /// No JSON document has it: a control character is escaped there.
-const MARK: &str = "\u{1}";
+const ANSWER_MARKER: &str = "\u{1}";
 
 /// Runs that are forgotten in one transaction.
-const AT_ONCE: i64 = 64;
+const MAX_RUNS_PER_TX: i64 = 64;
 
 /// Events after which the next run is left to the next transaction.
-const MANY: usize = 2000;
+const MAX_EVENTS_PER_TX: usize = 2000;
 
 /// Bytes from which on a text is worth it.
-const LONG: usize = 1024;
+const MIN_DEDUP_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -1,11 +1,11 @@
 //! The journal's tables.
 
-use crate::base::db::Schema;
+use crate::base::db::DatabaseSchema;
 
-/// For [`Database::open`](crate::base::db::Database::open).
-pub const SCHEMA: Schema = Schema { room: "journal", steps: STEPS };
+/// For [`Database::open`](crate::base::db::SqliteDatabase::open_database).
+pub const SCHEMA: DatabaseSchema = DatabaseSchema { room: "journal", steps: MIGRATIONS };
 
-const STEPS: &[&str] = &[
+const MIGRATIONS: &[&str] = &[
     "
 CREATE TABLE run (
     id              TEXT NOT NULL PRIMARY KEY,
@@ -90,25 +90,25 @@ CREATE TABLE clock (
 mod tests {
     use rusqlite::{Connection, params_from_iter};
 
-    use crate::journal::{Filter, State};
+    use crate::journal::{RunFilter, RunPhase};
 
     /// A grant's lists walk its own rows, in their order, whatever else is asked for.
     #[test]
     fn a_grants_lists_are_read_from_its_index() {
         let file = Connection::open_in_memory().unwrap();
-        for step in super::STEPS {
+        for step in super::MIGRATIONS {
             file.execute_batch(step).unwrap();
         }
         let some = |is_given: bool, text: &str| is_given.then(|| text.to_owned());
         for number in 0..8 {
-            let filter = Filter {
+            let filter = RunFilter {
                 grant: Some("g".to_owned()),
                 agent: some(number & 1 > 0, "a"),
-                state: (number & 2 > 0).then_some(State::Ended),
+                state: (number & 2 > 0).then_some(RunPhase::Ended),
                 before: some(number & 4 > 0, "r"),
                 limit: 50,
             };
-            let (query, given) = filter.statement();
+            let (query, given) = filter.build_statement();
             let mut plan = file.prepare(&format!("EXPLAIN QUERY PLAN {query}")).unwrap();
             let lines = plan.query_map(params_from_iter(given), |row| row.get::<_, String>(3));
             let plan = lines.unwrap().collect::<Result<Vec<_>, _>>().unwrap().join("; ");

@@ -12,7 +12,7 @@
 //! them. Of a run's, the first of each second have lines; then one line with `outcome=repeated` has `repeats=`, the
 //! number of the others, at its end.
 //!
-//! **Invariant:** every line has every key of [`KEYS`], in that order, and no value holds a space, a
+//! **Invariant:** every line has every key of [`FIELD_KEYS`], in that order, and no value holds a space, a
 //! quote, `=` or a control character, whatever a client or an upstream sent.
 
 mod flood;
@@ -31,27 +31,27 @@ use std::time::SystemTime;
 use serde::{Deserialize, Deserializer};
 
 use crate::base::trace::TraceId;
-use crate::observe::printable::Printable;
+use crate::observe::printable::SanitizedText;
 
-pub use line::{KEYS, Line};
+pub use line::{AccessLogEntry, FIELD_KEYS};
 
-use flood::Flood;
-use line::Constant;
-use writer::{Rotation, Writer};
+use flood::LineFloodLimiter;
+use line::AccessLogRunFields;
+use writer::{AccessLogRotation, AccessLogWriter};
 
 /// The access log of one run. Clones, and logs of other runs made from it, share the destination.
 #[derive(Clone, Debug)]
-pub struct Log {
-    constant: Constant,
-    destination: Destination,
-    writer: Option<Arc<Writer>>,
+pub struct AccessLog {
+    constant: AccessLogRunFields,
+    destination: AccessLogDestination,
+    writer: Option<Arc<AccessLogWriter>>,
     /// Of requests that made no call.
-    flood: Arc<Flood>,
+    flood: Arc<LineFloodLimiter>,
 }
 
 /// Where the lines go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Destination {
+pub enum AccessLogDestination {
     Off,
     #[default]
     Stdout,
@@ -61,94 +61,105 @@ pub enum Destination {
 
 /// Whose requests are logged.
 #[derive(Clone, Copy, Debug)]
-pub struct Identity<'a> {
+pub struct AccessLogIdentity<'a> {
     pub run: &'a str,
     pub attempt: &'a str,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum AccessLogError {
     #[error(
         "cannot open the access log `{destination}`; name a file in a directory that this user may write, `-` for stdout, or `off`"
     )]
-    Open { destination: Destination, source: io::Error },
+    Open { destination: AccessLogDestination, source: io::Error },
     #[error("cannot start the thread that writes the access log")]
     Thread(#[source] io::Error),
 }
 
-impl Log {
+impl AccessLog {
     /// Opens the destination; a file is appended to, or created with mode 0640.
     ///
     /// # Errors
     /// The destination cannot be opened, or the writer's thread not be started.
-    pub fn open(destination: &Destination, identity: &Identity<'_>) -> Result<Self, Error> {
-        Self::open_bounded(destination, identity, MAX_FILE_BYTES)
+    pub fn open_log(
+        destination: &AccessLogDestination,
+        identity: &AccessLogIdentity<'_>,
+    ) -> Result<Self, AccessLogError> {
+        Self::open_with_max_size(destination, identity, MAX_FILE_BYTES)
     }
 
     /// Opens the destination. A file of `max_bytes` is moved to its name with `.1`, and begun anew.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
-    pub fn open_bounded(
-        destination: &Destination,
-        identity: &Identity<'_>,
+    /// As for [`open`](Self::open_log).
+    pub fn open_with_max_size(
+        destination: &AccessLogDestination,
+        identity: &AccessLogIdentity<'_>,
         max_bytes: u64,
-    ) -> Result<Self, Error> {
-        let rotation = destination.file().map(|path| Rotation { path: path.to_owned(), max_bytes });
-        let start = |output| Writer::start(output, rotation).map(Arc::new).map_err(Error::Thread);
-        let writer = destination.open()?.map(start).transpose()?;
-        let constant = Constant { identity: identity.prefix(), trace: NO_TRACE.into() };
+    ) -> Result<Self, AccessLogError> {
+        let rotation = destination
+            .file_path()
+            .map(|path| AccessLogRotation { path: path.to_owned(), max_bytes });
+        let start = |output| {
+            AccessLogWriter::start_thread(output, rotation)
+                .map(Arc::new)
+                .map_err(AccessLogError::Thread)
+        };
+        let writer = destination.open_output()?.map(start).transpose()?;
+        let constant =
+            AccessLogRunFields { identity: identity.run_fields(), trace: NO_TRACE.into() };
         let flood = Arc::default();
         Ok(Self { constant, destination: destination.clone(), writer, flood })
     }
 
     /// A log for another run, to the same destination.
     #[must_use]
-    pub fn for_run(&self, identity: &Identity<'_>) -> Self {
-        let constant = Constant { identity: identity.prefix(), ..self.constant.clone() };
+    pub fn for_run(&self, identity: &AccessLogIdentity<'_>) -> Self {
+        let constant =
+            AccessLogRunFields { identity: identity.run_fields(), ..self.constant.clone() };
         Self { constant, flood: Arc::default(), ..self.clone() }
     }
 
     /// The same log of a run that is part of a trace.
     #[must_use]
-    pub fn within(mut self, trace: &TraceId) -> Self {
+    pub fn with_trace(mut self, trace: &TraceId) -> Self {
         self.constant.trace = trace.to_string().into();
         self
     }
 
     /// Appends a line. Never waits for the destination. Of requests that made no call, only the first of each
     /// second have a line; the others are counted in one more.
-    pub fn write(&self, line: &Line<'_>) {
+    pub fn write_entry(&self, line: &AccessLogEntry<'_>) {
         let Some(writer) = &self.writer else { return };
         let mut is_written = true;
         if line.upstream_time.is_none() {
             let repeats;
-            (is_written, repeats) = self.flood.count(line.time);
+            (is_written, repeats) = self.flood.count_line(line.time);
             self.append_repeats(line.time, repeats);
         }
         if is_written {
-            writer.append(|buffer, clock| line.append_to(&self.constant, clock, buffer));
+            writer.append_line(|buffer, clock| line.append_to(&self.constant, clock, buffer));
         }
     }
 
     /// Writes down what is counted and has no line yet, at the end of a run.
     pub fn write_repeats(&self) {
-        self.append_repeats(SystemTime::now(), self.flood.take());
+        self.append_repeats(SystemTime::now(), self.flood.take_suppressed());
     }
 
     fn append_repeats(&self, time: SystemTime, repeats: u64) {
         if let Some(writer) = self.writer.as_ref().filter(|_| repeats > 0) {
-            writer.append(|buffer, clock| {
-                Line::repeated(time).append_to(&self.constant, clock, buffer);
+            writer.append_line(|buffer, clock| {
+                AccessLogEntry::for_repeats(time).append_to(&self.constant, clock, buffer);
                 line::append_repeats(repeats, buffer);
             });
         }
     }
 
     /// Has everything written that was appended so far, and waits for it, a second at most.
-    pub fn flush(&self) {
+    pub fn flush_log(&self) {
         if let Some(writer) = &self.writer {
-            writer.flush();
+            writer.wait_flushed();
         }
     }
 
@@ -156,24 +167,25 @@ impl Log {
     ///
     /// # Errors
     /// The file cannot be opened; lines go on into the old one.
-    pub fn reopen(&self) -> Result<(), Error> {
-        let (Destination::File(_), Some(writer)) = (&self.destination, &self.writer) else {
+    pub fn reopen_file(&self) -> Result<(), AccessLogError> {
+        let (AccessLogDestination::File(_), Some(writer)) = (&self.destination, &self.writer)
+        else {
             return Ok(());
         };
-        if let Some(output) = self.destination.open()? {
-            writer.replace(output);
+        if let Some(output) = self.destination.open_output()? {
+            writer.replace_file(output);
         }
         Ok(())
     }
 
     /// Lines that could not be written so far.
-    pub fn lost(&self) -> u64 {
-        self.writer.as_ref().map_or(0, |writer| writer.lost())
+    pub fn lost_lines(&self) -> u64 {
+        self.writer.as_ref().map_or(0, |writer| writer.lost_lines())
     }
 }
 
-impl Destination {
-    fn file(&self) -> Option<&Path> {
+impl AccessLogDestination {
+    fn file_path(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
             Self::Off | Self::Stdout | Self::Stderr => None,
@@ -182,19 +194,21 @@ impl Destination {
 
     /// Stdout is duplicated, not opened by name: behind `/dev/stdout` of a container is a pipe or a
     /// socket that belongs to someone else, which a user without rights cannot open again.
-    fn open(&self) -> Result<Option<File>, Error> {
+    fn open_output(&self) -> Result<Option<File>, AccessLogError> {
         let opened = match self {
             Self::Off => return Ok(None),
             Self::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
             Self::Stderr => io::stderr().as_fd().try_clone_to_owned().map(File::from),
             Self::File(path) => open_file(path),
         };
-        opened.map(Some).map_err(|source| Error::Open { destination: self.clone(), source })
+        opened
+            .map(Some)
+            .map_err(|source| AccessLogError::Open { destination: self.clone(), source })
     }
 }
 
 /// `off`, `-` or `/dev/stdout`, `/dev/stderr`, else a path.
-impl From<&str> for Destination {
+impl From<&str> for AccessLogDestination {
     fn from(name: &str) -> Self {
         match name {
             "off" => Self::Off,
@@ -205,13 +219,13 @@ impl From<&str> for Destination {
     }
 }
 
-impl<'de> Deserialize<'de> for Destination {
+impl<'de> Deserialize<'de> for AccessLogDestination {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer).map(|name| Self::from(name.as_str()))
     }
 }
 
-impl fmt::Display for Destination {
+impl fmt::Display for AccessLogDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("off"),
@@ -222,15 +236,20 @@ impl fmt::Display for Destination {
     }
 }
 
-impl Identity<'_> {
-    fn prefix(&self) -> Arc<str> {
+impl AccessLogIdentity<'_> {
+    fn run_fields(&self) -> Arc<str> {
         let Self { run, attempt } = self;
-        format!("runId={} attempt={}", Printable(run).text(), Printable(attempt).text()).into()
+        format!(
+            "runId={} attempt={}",
+            SanitizedText(run).to_text(),
+            SanitizedText(attempt).to_text()
+        )
+        .into()
     }
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(MODE).open(path)
+    OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)
 }
 
 /// Bytes of a log that is a file, and of the one before it. Ours: three million requests each.
@@ -240,4 +259,4 @@ pub const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
 const NO_TRACE: &str = "-";
 
 /// Readable for the group that collects logs, for nobody else.
-const MODE: u32 = 0o640;
+const FILE_MODE: u32 = 0o640;

@@ -5,39 +5,40 @@
 
 use std::borrow::Cow;
 
-/// Shows at most [`Printable::LIMIT`] bytes out of `[A-Za-z0-9._:/@+,-]` and `%XX`.
+/// Shows at most [`SanitizedText::MAX_BYTES`] bytes out of `[A-Za-z0-9._:/@+,-]` and `%XX`.
 #[derive(Clone, Copy, Debug)]
-pub struct Printable<'a>(pub &'a str);
+pub struct SanitizedText<'a>(pub &'a str);
 
-impl<'a> Printable<'a> {
+impl<'a> SanitizedText<'a> {
     /// The longest a value gets, in bytes. Ours: model names and call ids are under 100.
-    pub const LIMIT: usize = 128;
+    pub const MAX_BYTES: usize = 128;
 
     /// The text made safe, `-` for none; borrowed where it is safe already.
-    pub fn text(self) -> Cow<'a, str> {
+    pub fn to_text(self) -> Cow<'a, str> {
         if self.0.is_empty() {
             return Cow::Borrowed("-");
         }
-        if self.0.len() <= Self::LIMIT && self.0.bytes().all(is_plain) {
+        if self.0.len() <= Self::MAX_BYTES && self.0.bytes().all(is_safe_byte) {
             return Cow::Borrowed(self.0);
         }
-        let mut text = Vec::with_capacity(Self::LIMIT);
+        let mut text = Vec::with_capacity(Self::MAX_BYTES);
         self.append_to(&mut text);
         Cow::Owned(String::from_utf8(text).expect("plain bytes and percent signs are ASCII"))
     }
 
-    /// Appends what [`Printable::text`] says, without an allocation of its own.
+    /// Appends what [`SanitizedText::to_text`] says, without an allocation of its own.
     pub fn append_to(self, line: &mut Vec<u8>) {
         let bytes = if self.0.is_empty() { b"-" } else { self.0.as_bytes() };
         // Nearly always; and without a branch for each byte, so that many are looked at together.
-        if bytes.len() <= Self::LIMIT && bytes.iter().fold(true, |all, byte| all & is_plain(*byte))
+        if bytes.len() <= Self::MAX_BYTES
+            && bytes.iter().fold(true, |all, byte| all & is_safe_byte(*byte))
         {
             return line.extend_from_slice(bytes);
         }
-        let mut room = Self::LIMIT;
+        let mut room = Self::MAX_BYTES;
         for &byte in bytes {
-            let [high, low] = HEX[usize::from(byte)];
-            let encoded: &[u8] = if is_plain(byte) { &[byte] } else { &[b'%', high, low] };
+            let [high, low] = HEX_DIGIT_PAIRS[usize::from(byte)];
+            let encoded: &[u8] = if is_safe_byte(byte) { &[byte] } else { &[b'%', high, low] };
             if encoded.len() > room {
                 break;
             }
@@ -48,12 +49,12 @@ impl<'a> Printable<'a> {
 }
 
 /// Whether a byte goes as it is. In ASCII `+,-./`, the digits and `:` follow one another, as do `@` and the capitals.
-fn is_plain(byte: u8) -> bool {
+fn is_safe_byte(byte: u8) -> bool {
     matches!(byte, b'+'..=b':' | b'@'..=b'Z' | b'_' | b'a'..=b'z')
 }
 
 /// Upper-case hexadecimal digits of every byte.
-const HEX: [[u8; 2]; 256] = {
+const HEX_DIGIT_PAIRS: [[u8; 2]; 256] = {
     let digits = b"0123456789ABCDEF";
     let mut table = [[0; 2]; 256];
     let mut byte = 0;

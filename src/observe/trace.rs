@@ -23,25 +23,25 @@ use std::time::SystemTime;
 use http::HeaderValue;
 use serde::Deserialize;
 
-use crate::base::secret::Secret;
-use crate::base::trace::{Context, SpanId, TraceId, traceparent};
+use crate::base::secret::SecretString;
+use crate::base::trace::{SpanId, TraceContext, TraceId, format_traceparent};
 
-pub use call::Call;
-pub use export::Counts;
-pub use otlp::Value;
+pub use call::TracedCall;
+pub use export::SpanCounters;
+pub use otlp::SpanAttributeValue;
 
-use collector::{Address, Collector, Headers};
-use export::Exporter;
+use collector::{CollectorClient, CollectorHeaders, CollectorUrl};
+use export::SpanExporter;
 
 /// Where spans go; nowhere by default.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct TracingConfig {
     /// The collector: OTLP over HTTP, in protobuf. `/v1/traces` is added.
-    pub otlp_endpoint: Option<Address>,
+    pub otlp_endpoint: Option<CollectorUrl>,
     /// Sent with each request, as `name=value,…`; come from the environment or a file, never from this configuration.
     #[serde(skip)]
-    pub otlp_headers: Secret,
+    pub otlp_headers: SecretString,
     /// Who we are, for whoever looks at the spans.
     pub service_name: String,
     /// The share of the runs without a trace of their host's that is recorded; such a trace says so itself.
@@ -50,40 +50,40 @@ pub struct Config {
 
 /// What makes the traces of a process. Clones share the queue.
 #[derive(Clone, Debug, Default)]
-pub struct Tracer {
-    exporter: Option<Exporter>,
+pub struct ProcessTracer {
+    exporter: Option<SpanExporter>,
     sample_ratio: f64,
     provider: &'static str,
 }
 
 /// A run's place in its trace. Its spans, and those of its calls, are told here.
-pub struct Trace {
-    context: Context,
+pub struct RunTrace {
+    context: TraceContext,
     /// The run's own.
     span: SpanId,
     started: SystemTime,
     provider: &'static str,
     /// `None` where nobody records.
-    exporter: Option<Exporter>,
-    notes: Mutex<Notes>,
+    exporter: Option<SpanExporter>,
+    notes: Mutex<RunSpanAttributes>,
 }
 
 /// Something that has happened within a run and is over.
 #[derive(Clone, Debug)]
-pub struct Span {
+pub struct FinishedSpan {
     pub id: SpanId,
     pub name: String,
-    pub kind: Kind,
+    pub kind: TraceSpanKind,
     pub started: SystemTime,
     pub ended: SystemTime,
-    pub attributes: Vec<(&'static str, Value)>,
+    pub attributes: Vec<(&'static str, SpanAttributeValue)>,
     /// What went wrong: one of our own words, or the upstream's status.
     pub error: Option<Cow<'static, str>>,
 }
 
 /// Whose work a span tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TraceSpanKind {
     Internal,
     /// Something that we have asked of others.
     Client,
@@ -91,58 +91,62 @@ pub enum Kind {
 
 /// What the run's own span will say.
 #[derive(Debug, Default)]
-struct Notes {
-    attributes: Vec<(&'static str, Value)>,
+struct RunSpanAttributes {
+    attributes: Vec<(&'static str, SpanAttributeValue)>,
     error: Option<Cow<'static, str>>,
     is_over: bool,
 }
 
 /// A span with its place, as it waits to be sent.
 #[derive(Debug)]
-struct Placed {
+struct QueuedSpan {
     trace: TraceId,
     parent: Option<SpanId>,
     /// The parent is a span of our host's.
     is_parent_remote: bool,
-    span: Span,
+    span: FinishedSpan,
 }
 
-impl Config {
+impl TracingConfig {
     /// # Errors
     /// What is not valid, and what would be.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn validate(&self) -> anyhow::Result<()> {
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             anyhow::bail!(
                 "`telemetry.sample_ratio` is `{}`; give a share from 0 to 1",
                 self.sample_ratio
             );
         }
-        Headers::parse(&self.otlp_headers).map(drop)
+        CollectorHeaders::parse_headers(&self.otlp_headers).map(drop)
     }
 }
 
-impl Tracer {
+impl ProcessTracer {
     /// Without a collector, only what a host says of its traces is passed on. `provider` is the upstream's kind.
     ///
     /// # Errors
     /// The system's authorities cannot be read, or the thread not be started.
-    pub fn start(config: &Config, provider: &'static str, counts: Counts) -> io::Result<Self> {
+    pub fn start_tracer(
+        config: &TracingConfig,
+        provider: &'static str,
+        counts: SpanCounters,
+    ) -> io::Result<Self> {
         let start = |address| {
-            let collector = Collector::new(address, config)?;
-            Exporter::start(collector, counts)
+            let collector = CollectorClient::new(address, config)?;
+            SpanExporter::start_thread(collector, counts)
         };
         let exporter = config.otlp_endpoint.as_ref().map(start).transpose()?;
         Ok(Self { exporter, sample_ratio: config.sample_ratio, provider })
     }
 
     /// A run's place in the trace it was given or, where spans are recorded, in one of its own.
-    pub fn trace(&self, given: Option<Context>) -> Option<Arc<Trace>> {
+    pub fn start_run_trace(&self, given: Option<TraceContext>) -> Option<Arc<RunTrace>> {
         let fresh = || {
             let trace = TraceId::random();
-            Context::root(trace, trace.is_within(self.sample_ratio))
+            TraceContext::root_context(trace, trace.is_sampled_at(self.sample_ratio))
         };
         let context = given.or_else(|| self.exporter.is_some().then(fresh))?;
-        Some(Arc::new(Trace {
+        Some(Arc::new(RunTrace {
             context,
             span: SpanId::random(),
             started: SystemTime::now(),
@@ -153,15 +157,15 @@ impl Tracer {
     }
 
     /// Sends what is waiting. A collector that does not take it in time loses it.
-    pub async fn finish(&self) {
+    pub async fn finish_export(&self) {
         if let Some(exporter) = &self.exporter {
-            exporter.finish().await;
+            exporter.finish_export().await;
         }
     }
 }
 
-impl Trace {
-    pub fn id(&self) -> &TraceId {
+impl RunTrace {
+    pub fn trace_id(&self) -> &TraceId {
         &self.context.trace
     }
 
@@ -172,49 +176,49 @@ impl Trace {
 
     /// What a call of the run tells the upstream.
     pub fn traceparent(&self, call: &SpanId) -> HeaderValue {
-        traceparent(&self.context.trace, call, self.context.is_sampled)
+        format_traceparent(&self.context.trace, call, self.context.is_sampled)
     }
 
     /// Tells of something that has happened within the run.
-    pub fn tell(&self, span: Span) {
-        self.put(Some(self.span), false, span);
+    pub fn record_span(&self, span: FinishedSpan) {
+        self.enqueue_span(Some(self.span), false, span);
     }
 
     /// Tells of a call. Whoever minds what that costs asks first whether [anybody records](Self::is_recorded).
-    pub fn call(&self, call: &Call<'_>) {
-        self.tell(call.span(self.provider));
+    pub fn record_call(&self, call: &TracedCall<'_>) {
+        self.record_span(call.to_span(self.provider));
     }
 
     /// Adds to what the run's own span will say.
-    pub fn note(&self, name: &'static str, value: impl Into<Value>) {
+    pub fn set_attribute(&self, name: &'static str, value: impl Into<SpanAttributeValue>) {
         if self.is_recorded() {
-            self.with_notes(|notes| notes.attributes.push((name, value.into())));
+            self.with_run_attributes(|notes| notes.attributes.push((name, value.into())));
         }
     }
 
     /// Says that the run has gone wrong.
-    pub fn fail(&self, error: &'static str) {
-        self.with_notes(|notes| notes.error = Some(error.into()));
+    pub fn mark_failed(&self, error: &'static str) {
+        self.with_run_attributes(|notes| notes.error = Some(error.into()));
     }
 
     /// Tells of the run itself, which is over; it is told once.
-    pub fn end(&self) {
-        let Some((attributes, error)) = self.with_notes(|notes| {
+    pub fn finish_run_span(&self) {
+        let Some((attributes, error)) = self.with_run_attributes(|notes| {
             let was_over = std::mem::replace(&mut notes.is_over, true);
             (!was_over).then(|| (std::mem::take(&mut notes.attributes), notes.error.take()))
         }) else {
             return;
         };
-        let span = Span { attributes, error, ..self.begun("run", self.started) };
-        self.put(self.context.parent, true, Span { id: self.span, ..span });
+        let span = FinishedSpan { attributes, error, ..self.span_since("run", self.started) };
+        self.enqueue_span(self.context.parent, true, FinishedSpan { id: self.span, ..span });
     }
 
     /// A span of ours that began at `started` and ends now.
-    pub fn begun(&self, name: &str, started: SystemTime) -> Span {
-        Span {
+    pub fn span_since(&self, name: &str, started: SystemTime) -> FinishedSpan {
+        FinishedSpan {
             id: SpanId::random(),
             name: name.to_owned(),
-            kind: Kind::Internal,
+            kind: TraceSpanKind::Internal,
             started,
             ended: SystemTime::now(),
             attributes: vec![],
@@ -222,28 +226,33 @@ impl Trace {
         }
     }
 
-    fn put(&self, parent: Option<SpanId>, is_parent_remote: bool, span: Span) {
+    fn enqueue_span(&self, parent: Option<SpanId>, is_parent_remote: bool, span: FinishedSpan) {
         if let Some(exporter) = &self.exporter {
-            exporter.put(Placed { trace: self.context.trace, parent, is_parent_remote, span });
+            exporter.enqueue_span(QueuedSpan {
+                trace: self.context.trace,
+                parent,
+                is_parent_remote,
+                span,
+            });
         }
     }
 
-    fn with_notes<T>(&self, work: impl FnOnce(&mut Notes) -> T) -> T {
+    fn with_run_attributes<T>(&self, work: impl FnOnce(&mut RunSpanAttributes) -> T) -> T {
         work(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl fmt::Debug for Trace {
+impl fmt::Debug for RunTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Trace").field("context", &self.context).finish_non_exhaustive()
     }
 }
 
-impl Default for Config {
+impl Default for TracingConfig {
     fn default() -> Self {
         Self {
             otlp_endpoint: None,
-            otlp_headers: Secret::default(),
+            otlp_headers: SecretString::default(),
             service_name: "cogni-gateway".to_owned(),
             sample_ratio: 1.0,
         }

@@ -4,14 +4,14 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::script::{self, Script};
+use super::script::{self, ProviderScript};
 
 /// A request's body, of any protocol.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Ask<'a> {
+pub(super) struct ProviderRequest<'a> {
     pub(super) model: Option<String>,
     stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
+    stream_options: Option<StreamOptionsField>,
     max_tokens: Option<u64>,
     max_completion_tokens: Option<u64>,
     max_output_tokens: Option<u64>,
@@ -24,23 +24,23 @@ pub(super) struct Ask<'a> {
 }
 
 #[derive(Debug, Deserialize)]
-struct StreamOptions {
+struct StreamOptionsField {
     include_usage: Option<bool>,
 }
 
 /// One turn of a conversation, as far as it is text.
 #[derive(Debug, Deserialize)]
-struct Turn {
+struct ChatTurn {
     content: Option<String>,
     output: Option<String>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> ProviderRequest<'a> {
     pub(super) fn parse(body: &'a [u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(body)
     }
 
-    pub(super) fn streams(&self) -> bool {
+    pub(super) fn is_streaming(&self) -> bool {
         self.stream == Some(true)
     }
 
@@ -50,7 +50,7 @@ impl<'a> Ask<'a> {
     }
 
     /// The most output tokens the request allows.
-    pub(super) fn limit(&self) -> Option<u64> {
+    pub(super) fn output_limit(&self) -> Option<u64> {
         self.max_completion_tokens.or(self.max_output_tokens).or(self.max_tokens)
     }
 
@@ -65,21 +65,24 @@ impl<'a> Ask<'a> {
     }
 
     /// The text that the conversation ends with, of a user or a tool; none where it is no plain text.
-    pub(super) fn last_words(&self) -> Option<String> {
+    pub(super) fn last_text(&self) -> Option<String> {
         let conversation = self.messages.or(self.input)?;
-        let mut turns: Vec<Turn> = serde_json::from_str(conversation.get()).ok()?;
+        let mut turns: Vec<ChatTurn> = serde_json::from_str(conversation.get()).ok()?;
         let last = turns.pop()?;
         last.content.or(last.output).filter(|words| !words.is_empty())
     }
 
     /// The script of a model named `fake/SCRIPT`, over the provider's own; of any other, that.
-    pub(super) fn script(&self, default: &Script) -> Result<Script, script::Error> {
-        match self.model.as_deref().and_then(|model| model.strip_prefix(PREFIX)) {
-            Some(text) => default.overlay(text),
+    pub(super) fn resolve_script(
+        &self,
+        default: &ProviderScript,
+    ) -> Result<ProviderScript, script::ScriptError> {
+        match self.model.as_deref().and_then(|model| model.strip_prefix(MODEL_PREFIX)) {
+            Some(text) => default.with_overrides(text),
             None => Ok(default.clone()),
         }
     }
 }
 
 /// A model name that begins so goes on as a script: names pass through any proxy unharmed.
-const PREFIX: &str = "fake/";
+const MODEL_PREFIX: &str = "fake/";

@@ -12,66 +12,67 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
 /// A body that is being written.
-pub(super) struct Body {
-    author: Option<Author>,
-    page: Page,
+pub(super) struct GeneratedBody {
+    author: Option<BodyFuture>,
+    page: PendingFrame,
     /// A frame was just handed over; the connection shall write it before it gets another.
     pause: bool,
     length: Option<u64>,
 }
 
 /// Where an author puts frames.
-pub(super) struct Pen {
-    page: Page,
+pub(super) struct BodyWriter {
+    page: PendingFrame,
 }
 
 /// The answer ends here, and not in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("broken off, as the script says")]
-pub(super) struct Broken;
+pub(super) struct BodyAbortedError;
 
-type Author = Pin<Box<dyn Future<Output = Result<(), Broken>> + Send>>;
-type Page = Arc<Mutex<Option<Bytes>>>;
+type BodyFuture = Pin<Box<dyn Future<Output = Result<(), BodyAbortedError>> + Send>>;
+type PendingFrame = Arc<Mutex<Option<Bytes>>>;
 
-impl Body {
+impl GeneratedBody {
     /// A body that `write` writes; with a `length` it is not chunked.
-    pub(super) fn written<F>(length: Option<u64>, write: impl FnOnce(Pen) -> F) -> Self
+    pub(super) fn from_writer<F>(length: Option<u64>, write: impl FnOnce(BodyWriter) -> F) -> Self
     where
-        F: Future<Output = Result<(), Broken>> + Send + 'static,
+        F: Future<Output = Result<(), BodyAbortedError>> + Send + 'static,
     {
-        let page = Page::default();
-        let author = write(Pen { page: page.clone() });
+        let page = PendingFrame::default();
+        let author = write(BodyWriter { page: page.clone() });
         Self { author: Some(Box::pin(author)), page, pause: false, length }
     }
 
     /// A body that is all there.
-    pub(super) fn full(bytes: Bytes) -> Self {
+    pub(super) fn from_bytes(bytes: Bytes) -> Self {
         let length = Some(bytes.len() as u64);
         Self { author: None, page: Arc::new(Mutex::new(Some(bytes))), pause: false, length }
     }
 }
 
-impl Pen {
+impl BodyWriter {
     /// Hands a frame over, and returns when the connection asks for the next.
     pub(super) async fn send(&self, frame: Bytes) {
-        self.leave(frame);
-        poll_fn(|_| if look(&self.page).is_some() { Poll::Pending } else { Poll::Ready(()) }).await;
+        self.send_last(frame);
+        poll_fn(|_| if lock_frame(&self.page).is_some() { Poll::Pending } else { Poll::Ready(()) })
+            .await;
     }
 
     /// Hands the last frame over; nobody may ask for another.
-    pub(super) fn leave(&self, frame: Bytes) {
-        *look(&self.page) = Some(frame).filter(|frame| !frame.is_empty());
+    pub(super) fn send_last(&self, frame: Bytes) {
+        *lock_frame(&self.page) = Some(frame).filter(|frame| !frame.is_empty());
     }
 }
 
-impl hyper::body::Body for Body {
+impl hyper::body::Body for GeneratedBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyAbortedError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyAbortedError>>> {
         if std::mem::take(&mut self.pause) {
             // hyper writes what it holds when a body has nothing more to give.
             cx.waker().wake_by_ref();
@@ -84,7 +85,7 @@ impl hyper::body::Body for Body {
         if ended.is_ready() {
             self.author = None;
         }
-        let frame = look(&self.page).take();
+        let frame = lock_frame(&self.page).take();
         if let Some(frame) = frame {
             self.pause = true;
             return Poll::Ready(Some(Ok(Frame::data(frame))));
@@ -98,6 +99,6 @@ impl hyper::body::Body for Body {
 }
 
 /// The lock is held for a move only, so a poisoned one still holds a whole value.
-fn look(page: &Mutex<Option<Bytes>>) -> std::sync::MutexGuard<'_, Option<Bytes>> {
+fn lock_frame(page: &Mutex<Option<Bytes>>) -> std::sync::MutexGuard<'_, Option<Bytes>> {
     page.lock().unwrap_or_else(PoisonError::into_inner)
 }

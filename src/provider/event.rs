@@ -4,23 +4,23 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
 /// Stands in a rendered event for the time it is sent, zero-padded: `t=` and 19 digits.
-pub(super) const STAMP: &str = "\u{e000}";
+pub(super) const STAMP_MARK: &str = "\u{e000}";
 /// Stands, as a JSON string, for the event's number in its stream.
-pub(super) const SEQUENCE: &str = "\u{e001}";
-/// Stands for [`Event`]'s filler.
-pub(super) const FILLER: &str = "\u{e002}";
+pub(super) const SEQUENCE_MARK: &str = "\u{e001}";
+/// Stands for [`RenderedEvent`]'s filler.
+pub(super) const FILLER_MARK: &str = "\u{e002}";
 /// Filler up to this length is rendered ahead; a longer one is sent in pieces of it, so that an
 /// event of a gigabyte takes no memory.
-pub(super) const PIECE: usize = 64 * 1024;
+pub(super) const FILLER_CHUNK_BYTES: usize = 64 * 1024;
 
 /// One event, ready but for what is known only when it is sent.
 #[derive(Clone, Debug)]
-pub(super) struct Event {
-    pub(super) parts: Vec<Part>,
+pub(super) struct RenderedEvent {
+    pub(super) parts: Vec<EventPart>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Part {
+pub(super) enum EventPart {
     Bytes(Bytes),
     Stamp,
     Sequence,
@@ -28,14 +28,14 @@ pub(super) enum Part {
     Filler(u64),
 }
 
-impl Event {
-    /// Splits a rendered event at its marks; `filler` is the length of each [`FILLER`].
+impl RenderedEvent {
+    /// Splits a rendered event at its marks; `filler` is the length of each [`FILLER_MARK`].
     pub(super) fn new(rendered: &str, filler: u64) -> Self {
-        let sequence = format!("\"{SEQUENCE}\"");
+        let sequence = format!("\"{SEQUENCE_MARK}\"");
         let marks = [
-            (STAMP, Part::Stamp),
-            (sequence.as_str(), Part::Sequence),
-            (FILLER, Part::Filler(filler)),
+            (STAMP_MARK, EventPart::Stamp),
+            (sequence.as_str(), EventPart::Sequence),
+            (FILLER_MARK, EventPart::Filler(filler)),
         ];
         let mut event = Self { parts: Vec::new() };
         let mut rest = rendered;
@@ -49,33 +49,36 @@ impl Event {
                 .map(|(at, length, part)| (at, length, part.clone()))
         };
         while let Some((at, length, part)) = first(rest) {
-            event.push(&rest.as_bytes()[..at]);
+            event.push_bytes(&rest.as_bytes()[..at]);
             match part {
-                Part::Filler(n) if n <= PIECE as u64 => event.push(&filler_bytes(n)),
+                EventPart::Filler(n) if n <= FILLER_CHUNK_BYTES as u64 => {
+                    event.push_bytes(&filler_bytes(n));
+                }
                 part => event.parts.push(part),
             }
             rest = &rest[at + length..];
         }
-        event.push(rest.as_bytes());
+        event.push_bytes(rest.as_bytes());
         event
     }
 
     /// Appends to the last part where that is bytes too.
-    fn push(&mut self, bytes: &[u8]) {
-        if let Some(Part::Bytes(last)) = self.parts.last_mut() {
+    fn push_bytes(&mut self, bytes: &[u8]) {
+        if let Some(EventPart::Bytes(last)) = self.parts.last_mut() {
             let mut joined = BytesMut::with_capacity(last.len() + bytes.len());
             joined.extend_from_slice(last);
             joined.extend_from_slice(bytes);
             *last = joined.freeze();
         } else if !bytes.is_empty() {
-            self.parts.push(Part::Bytes(Bytes::copy_from_slice(bytes)));
+            self.parts.push(EventPart::Bytes(Bytes::copy_from_slice(bytes)));
         }
     }
 }
 
-/// At most one [`PIECE`] of filler.
+/// At most one [`FILLER_CHUNK_BYTES`] of filler.
 pub(super) fn filler_bytes(length: u64) -> Bytes {
-    static FILL: [u8; PIECE] = [b'x'; PIECE];
-    let length = usize::try_from(length).map_or(PIECE, |length| length.min(PIECE));
-    Bytes::from_static(&FILL[..length])
+    static FILLER_CHUNK: [u8; FILLER_CHUNK_BYTES] = [b'x'; FILLER_CHUNK_BYTES];
+    let length =
+        usize::try_from(length).map_or(FILLER_CHUNK_BYTES, |length| length.min(FILLER_CHUNK_BYTES));
+    Bytes::from_static(&FILLER_CHUNK[..length])
 }

@@ -4,46 +4,46 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, SERVER, SET_COOKIE}
 use http::{HeaderMap, HeaderName, HeaderValue};
 use uuid::Uuid;
 
-use super::script::Script;
+use super::script::ProviderScript;
 
 /// What `LiteLLM` 1.109 says of every call, the request's call id handed back.
-pub(super) fn litellm(request: &HeaderMap) -> HeaderMap {
-    let fresh = || text(&Uuid::now_v7().to_string());
+pub(super) fn litellm_headers(request: &HeaderMap) -> HeaderMap {
+    let fresh = || header_value(&Uuid::now_v7().to_string());
     let call = request.get(&CALL_ID).cloned().unwrap_or_else(fresh);
     let mut headers = HeaderMap::with_capacity(16);
     headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
     headers.insert(SET_COOKIE, HeaderValue::from_static("litellm=fake; HttpOnly; Path=/"));
     headers.insert(PROVIDER_REQUEST_ID, fresh());
     headers.insert(CALL_ID, call);
-    for (name, value) in FIXED {
+    for (name, value) in FIXED_HEADERS {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     headers
 }
 
-pub(super) fn json(headers: &mut HeaderMap) {
+pub(super) fn set_json(headers: &mut HeaderMap) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
 }
 
 /// Unary answers tell their cost.
-pub(super) fn unary(headers: &mut HeaderMap, cost: Option<f64>) {
-    json(headers);
+pub(super) fn set_unary(headers: &mut HeaderMap, cost: Option<f64>) {
+    set_json(headers);
     if let Some(cost) = cost {
-        let cost = text(&python_float(cost));
+        let cost = header_value(&python_float(cost));
         headers.insert(COST, cost.clone());
         headers.insert(COST_ORIGINAL, cost);
     }
 }
 
 /// Streams do not: what they say of the cost is wrong.
-pub(super) fn stream(headers: &mut HeaderMap) {
+pub(super) fn set_stream(headers: &mut HeaderMap) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
     headers.insert(COST_ORIGINAL, HeaderValue::from_static("0.0"));
 }
 
-pub(super) fn error(headers: &mut HeaderMap, script: &Script) {
+pub(super) fn set_error(headers: &mut HeaderMap, script: &ProviderScript) {
     if let Some(seconds) = script.retry_after {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
@@ -65,7 +65,7 @@ fn python_float(number: f64) -> String {
     }
 }
 
-fn text(value: &str) -> HeaderValue {
+fn header_value(value: &str) -> HeaderValue {
     HeaderValue::from_str(value).expect("ids and numbers are visible ASCII")
 }
 
@@ -76,7 +76,7 @@ const PROVIDER_REQUEST_ID: HeaderName = HeaderName::from_static("llm_provider-x-
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// The address and the key's spend are what must not reach a sandbox.
-const FIXED: [(&str, &str); 5] = [
+const FIXED_HEADERS: [(&str, &str); 5] = [
     ("x-litellm-model-id", "5f2a7c1e9b3d4a68"),
     ("x-litellm-model-group", "fake"),
     ("x-litellm-model-api-base", "http://10.0.0.7:8091/v1"),

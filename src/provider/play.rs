@@ -9,29 +9,29 @@ use bytes::{Bytes, BytesMut};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 
-use super::answer::Answer;
-use super::body::{Broken, Pen};
-use super::event::{Event, Part, filler_bytes};
-use super::protocol::Protocol;
-use super::record::{Ended, Ticket};
-use super::script::{Fault, Position, Script, Trouble};
-use super::socket::Breaker;
-use crate::base::gate::Gate;
+use super::answer::ScriptedAnswer;
+use super::body::{BodyAbortedError, BodyWriter};
+use super::event::{EventPart, RenderedEvent, filler_bytes};
+use super::protocol::ProviderProtocol;
+use super::record::{AnswerEnd, RequestLogGuard};
+use super::script::{AnswerPosition, FaultKind, ProviderScript, ScriptedFault};
+use super::socket::ConnectionBreaker;
+use crate::base::gate::ResponseGate;
 
 /// Where one answer waits and where it fails.
 #[derive(Debug)]
-pub(super) struct Course {
-    wait: Option<Position>,
-    fault: Option<Fault>,
-    gate: Gate,
+pub(super) struct FaultPlan {
+    wait: Option<AnswerPosition>,
+    fault: Option<ScriptedFault>,
+    gate: ResponseGate,
     /// None over HTTP/2, where a connection carries more answers than one: there every break is a
     /// reset of the stream.
-    breaker: Option<Arc<Breaker>>,
+    breaker: Option<Arc<ConnectionBreaker>>,
 }
 
 /// Writes frames as the script cuts and joins them.
-pub(super) struct Writer {
-    pen: Pen,
+pub(super) struct FrameWriter {
+    pen: BodyWriter,
     coalesce: u32,
     split: usize,
     held: BytesMut,
@@ -40,133 +40,139 @@ pub(super) struct Writer {
 }
 
 /// Writes a stream from the first event to the end of the body.
-pub(super) async fn stream(
-    protocol: Protocol,
-    answer: Answer,
-    course: Course,
-    mut out: Writer,
-    ticket: Ticket,
-) -> Result<(), Broken> {
-    let result = match events(protocol, &answer, &course, &mut out, &ticket).await {
-        Ok(()) | Err(Trouble::Truncate) => Ok(()),
-        Err(Trouble::Error) => {
-            for event in protocol.failure(&answer) {
-                out.event(&Event::new(&event, 0)).await;
+pub(super) async fn play_stream(
+    protocol: ProviderProtocol,
+    answer: ScriptedAnswer,
+    course: FaultPlan,
+    mut out: FrameWriter,
+    ticket: RequestLogGuard,
+) -> Result<(), BodyAbortedError> {
+    let result = match play_events(protocol, &answer, &course, &mut out, &ticket).await {
+        Ok(()) | Err(FaultKind::Truncate) => Ok(()),
+        Err(FaultKind::Error) => {
+            for event in protocol.failure_events(&answer) {
+                out.write_event(&RenderedEvent::new(&event, 0)).await;
             }
             Ok(())
         }
-        Err(_) => Err(Broken),
+        Err(_) => Err(BodyAbortedError),
     };
     out.flush().await;
-    ticket.end(if result.is_ok() { Ended::Completed } else { Ended::Broken });
+    ticket.set_end(if result.is_ok() { AnswerEnd::Completed } else { AnswerEnd::Broken });
     result
 }
 
 /// The events, as far as the course goes.
-async fn events(
-    protocol: Protocol,
-    answer: &Answer,
-    course: &Course,
-    out: &mut Writer,
-    ticket: &Ticket,
-) -> Result<(), Trouble> {
-    for event in protocol.opening(answer) {
-        out.event(&Event::new(&event, 0)).await;
+async fn play_events(
+    protocol: ProviderProtocol,
+    answer: &ScriptedAnswer,
+    course: &FaultPlan,
+    out: &mut FrameWriter,
+    ticket: &RequestLogGuard,
+) -> Result<(), FaultKind> {
+    for event in protocol.opening_events(answer) {
+        out.write_event(&RenderedEvent::new(&event, 0)).await;
     }
-    let chunks: Vec<Event> = answer
-        .content()
-        .map(|(content, filler)| Event::new(&protocol.chunk(answer, &content), filler))
+    let chunks: Vec<RenderedEvent> = answer
+        .chunk_contents()
+        .map(|(content, filler)| {
+            RenderedEvent::new(&protocol.chunk_event(answer, &content), filler)
+        })
         .collect();
-    let schedule = Schedule::new(&answer.script);
+    let schedule = WriteSchedule::new(&answer.script);
     for (sent, chunk) in (0..answer.chunks).zip(chunks.iter().cycle()) {
-        course.pass(Position::Chunk(sent), out).await?;
-        schedule.wait(sent, out).await;
-        out.event(chunk).await;
-        ticket.sent();
+        course.apply_at(AnswerPosition::Chunk(sent), out).await?;
+        schedule.wait_until_due(sent, out).await;
+        out.write_event(chunk).await;
+        ticket.count_chunk();
     }
-    course.pass(Position::Chunk(answer.chunks), out).await?;
-    for event in protocol.closing(answer) {
-        out.event(&Event::new(&event, 0)).await;
+    course.apply_at(AnswerPosition::Chunk(answer.chunks), out).await?;
+    for event in protocol.closing_events(answer) {
+        out.write_event(&RenderedEvent::new(&event, 0)).await;
     }
-    course.pass(Position::End, out).await
+    course.apply_at(AnswerPosition::End, out).await
 }
 
 /// Writes a unary body, in two halves where something happens between them.
-pub(super) async fn unary(
+pub(super) async fn play_unary(
     mut body: Bytes,
-    course: Course,
-    mut out: Writer,
-    ticket: Ticket,
-) -> Result<(), Broken> {
-    if course.concerns(HALF) {
-        out.frame(body.split_to(body.len() / 2)).await;
-        if course.pass(HALF, &mut out).await.is_err() {
-            ticket.end(Ended::Broken);
-            return Err(Broken);
+    course: FaultPlan,
+    mut out: FrameWriter,
+    ticket: RequestLogGuard,
+) -> Result<(), BodyAbortedError> {
+    if course.applies_at(UNARY_MIDDLE) {
+        out.send_frame(body.split_to(body.len() / 2)).await;
+        if course.apply_at(UNARY_MIDDLE, &mut out).await.is_err() {
+            ticket.set_end(AnswerEnd::Broken);
+            return Err(BodyAbortedError);
         }
     }
     // Nobody asks again after the last byte of a known length.
-    out.last_frame(body).await;
-    ticket.end(Ended::Completed);
+    out.send_last_frame(body).await;
+    ticket.set_end(AnswerEnd::Completed);
     Ok(())
 }
 
-impl Course {
+impl FaultPlan {
     /// The course of a stream of so many `chunks`, or of a unary answer.
     pub(super) fn new(
-        script: &Script,
+        script: &ProviderScript,
         chunks: Option<u32>,
-        gate: Gate,
-        breaker: Option<Arc<Breaker>>,
+        gate: ResponseGate,
+        breaker: Option<Arc<ConnectionBreaker>>,
     ) -> Self {
         let place = |position| match (position, chunks) {
-            (Position::Chunk(sent), Some(chunks)) => Position::Chunk(sent.min(chunks)),
-            (Position::Chunk(_) | Position::End, None) => HALF,
+            (AnswerPosition::Chunk(sent), Some(chunks)) => AnswerPosition::Chunk(sent.min(chunks)),
+            (AnswerPosition::Chunk(_) | AnswerPosition::End, None) => UNARY_MIDDLE,
             (position, _) => position,
         };
         let fault = script.fault.map(|fault| match (fault.trouble, chunks) {
             // A body cannot turn into an error half-way; a status can say it.
-            (Trouble::Error, None) => Fault { at: Position::Head, ..fault },
-            _ => Fault { at: place(fault.at), ..fault },
+            (FaultKind::Error, None) => ScriptedFault { at: AnswerPosition::Head, ..fault },
+            _ => ScriptedFault { at: place(fault.at), ..fault },
         });
         Self { wait: script.gate.map(place), fault, gate, breaker }
     }
 
     /// Waits and fails before the response head, where the script says so.
-    pub(super) async fn begin(&self) -> Result<(), Trouble> {
-        if self.concerns(Position::Head) { self.happen(Position::Head).await } else { Ok(()) }
+    pub(super) async fn apply_before_head(&self) -> Result<(), FaultKind> {
+        if self.applies_at(AnswerPosition::Head) {
+            self.trigger(AnswerPosition::Head).await
+        } else {
+            Ok(())
+        }
     }
 
     /// The same in the midst of an answer; what is held is sent first.
-    async fn pass(&self, here: Position, out: &mut Writer) -> Result<(), Trouble> {
-        if self.concerns(here) {
+    async fn apply_at(&self, here: AnswerPosition, out: &mut FrameWriter) -> Result<(), FaultKind> {
+        if self.applies_at(here) {
             out.flush().await;
-            self.happen(here).await?;
+            self.trigger(here).await?;
         }
         Ok(())
     }
 
-    fn concerns(&self, here: Position) -> bool {
+    fn applies_at(&self, here: AnswerPosition) -> bool {
         self.wait == Some(here) || self.fault.is_some_and(|fault| fault.at == here)
     }
 
-    async fn happen(&self, here: Position) -> Result<(), Trouble> {
+    async fn trigger(&self, here: AnswerPosition) -> Result<(), FaultKind> {
         if self.wait == Some(here) {
-            self.gate.pass().await;
+            self.gate.wait_for_pass().await;
         }
         let Some(fault) = self.fault.filter(|fault| fault.at == here) else { return Ok(()) };
         match (fault.trouble, &self.breaker) {
-            (Trouble::Stall, _) => pending().await,
-            (Trouble::Reset, Some(breaker)) => breaker.reset(),
-            (Trouble::Garbage, Some(breaker)) => breaker.garbage(),
+            (FaultKind::Stall, _) => pending().await,
+            (FaultKind::Reset, Some(breaker)) => breaker.break_with_reset(),
+            (FaultKind::Garbage, Some(breaker)) => breaker.break_with_garbage(),
             _ => (),
         }
         Err(fault.trouble)
     }
 }
 
-impl Writer {
-    pub(super) fn new(pen: Pen, script: &Script) -> Self {
+impl FrameWriter {
+    pub(super) fn new(pen: BodyWriter, script: &ProviderScript) -> Self {
         Self {
             pen,
             coalesce: script.coalesce,
@@ -177,20 +183,22 @@ impl Writer {
         }
     }
 
-    async fn event(&mut self, event: &Event) {
-        if let ([Part::Bytes(bytes)], 1) = (event.parts.as_slice(), self.coalesce) {
-            return self.frame(bytes.clone()).await;
+    async fn write_event(&mut self, event: &RenderedEvent) {
+        if let ([EventPart::Bytes(bytes)], 1) = (event.parts.as_slice(), self.coalesce) {
+            return self.send_frame(bytes.clone()).await;
         }
         for part in &event.parts {
             match part {
-                Part::Bytes(bytes) => self.held.extend_from_slice(bytes),
-                Part::Stamp => self.print(format_args!("{:019}", monotonic_nanoseconds())),
-                Part::Sequence => {
+                EventPart::Bytes(bytes) => self.held.extend_from_slice(bytes),
+                EventPart::Stamp => {
+                    self.buffer_text(format_args!("{:019}", monotonic_nanoseconds()));
+                }
+                EventPart::Sequence => {
                     let sequence = self.sequence;
                     self.sequence += 1;
-                    self.print(format_args!("{sequence}"));
+                    self.buffer_text(format_args!("{sequence}"));
                 }
-                Part::Filler(length) => self.filler(*length).await,
+                EventPart::Filler(length) => self.write_filler(*length).await,
             }
         }
         self.events += 1;
@@ -199,16 +207,16 @@ impl Writer {
         }
     }
 
-    fn print(&mut self, text: std::fmt::Arguments<'_>) {
+    fn buffer_text(&mut self, text: std::fmt::Arguments<'_>) {
         self.held.write_fmt(text).expect("a buffer in memory takes all");
     }
 
-    async fn filler(&mut self, mut length: u64) {
+    async fn write_filler(&mut self, mut length: u64) {
         self.flush().await;
         while length > 0 {
             let piece = filler_bytes(length);
             length -= piece.len() as u64;
-            self.frame(piece).await;
+            self.send_frame(piece).await;
         }
     }
 
@@ -216,39 +224,39 @@ impl Writer {
         self.events = 0;
         let held = self.held.split().freeze();
         if !held.is_empty() {
-            self.frame(held).await;
+            self.send_frame(held).await;
         }
     }
 
-    async fn frame(&mut self, mut frame: Bytes) {
+    async fn send_frame(&mut self, mut frame: Bytes) {
         while frame.len() > self.split {
             self.pen.send(frame.split_to(self.split)).await;
         }
         self.pen.send(frame).await;
     }
 
-    async fn last_frame(&mut self, mut frame: Bytes) {
+    async fn send_last_frame(&mut self, mut frame: Bytes) {
         while frame.len() > self.split {
             self.pen.send(frame.split_to(self.split)).await;
         }
-        self.pen.leave(frame);
+        self.pen.send_last(frame);
     }
 }
 
 /// When each write is due. Kept from the start of the content, whatever the client does: a late
 /// chunk does not delay those after it, so that lag is measured and not hidden.
-struct Schedule {
+struct WriteSchedule {
     start: Instant,
     interval: Duration,
     coalesce: u32,
 }
 
-impl Schedule {
-    fn new(script: &Script) -> Self {
+impl WriteSchedule {
+    fn new(script: &ProviderScript) -> Self {
         Self { start: Instant::now(), interval: script.interval, coalesce: script.coalesce }
     }
 
-    async fn wait(&self, sent: u32, out: &mut Writer) {
+    async fn wait_until_due(&self, sent: u32, out: &mut FrameWriter) {
         if self.interval.is_zero() || !sent.is_multiple_of(self.coalesce) {
             return;
         }
@@ -268,4 +276,4 @@ fn monotonic_nanoseconds() -> u128 {
 }
 
 /// The one place within a unary answer.
-const HALF: Position = Position::Chunk(0);
+const UNARY_MIDDLE: AnswerPosition = AnswerPosition::Chunk(0);

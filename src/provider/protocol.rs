@@ -7,11 +7,11 @@ mod responses;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::answer::Answer;
+use super::answer::ScriptedAnswer;
 
 /// How an answer is put on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum ProviderProtocol {
     /// `OpenAI` chat completions.
     Chat,
     /// The older completions, which know no tools.
@@ -22,56 +22,58 @@ pub(super) enum Protocol {
     Messages,
 }
 
-impl Protocol {
+impl ProviderProtocol {
     /// The body of a unary answer.
-    pub(super) fn unary(self, answer: &Answer) -> Value {
+    pub(super) fn unary_body(self, answer: &ScriptedAnswer) -> Value {
         match self {
-            Self::Chat | Self::Completions => chat::unary(answer, self == Self::Completions),
-            Self::Responses => responses::unary(answer),
-            Self::Messages => messages::unary(answer),
+            Self::Chat | Self::Completions => chat::unary_body(answer, self == Self::Completions),
+            Self::Responses => responses::unary_body(answer),
+            Self::Messages => messages::unary_body(answer),
         }
     }
 
     /// The events before the content.
-    pub(super) fn opening(self, answer: &Answer) -> Vec<String> {
+    pub(super) fn opening_events(self, answer: &ScriptedAnswer) -> Vec<String> {
         match self {
-            Self::Chat => chat::opening(answer),
+            Self::Chat => chat::opening_events(answer),
             Self::Completions => Vec::new(),
-            Self::Responses => responses::opening(answer),
-            Self::Messages => messages::opening(answer),
+            Self::Responses => responses::opening_events(answer),
+            Self::Messages => messages::opening_events(answer),
         }
     }
 
     /// The event with one chunk of content.
-    pub(super) fn chunk(self, answer: &Answer, content: &str) -> String {
+    pub(super) fn chunk_event(self, answer: &ScriptedAnswer, content: &str) -> String {
         match self {
-            Self::Chat => chat::chunk(answer, content),
-            Self::Completions => chat::text_chunk(answer, content),
-            Self::Responses => responses::chunk(answer, content),
-            Self::Messages => messages::chunk(answer, content),
+            Self::Chat => chat::chunk_event(answer, content),
+            Self::Completions => chat::text_chunk_event(answer, content),
+            Self::Responses => responses::chunk_event(answer, content),
+            Self::Messages => messages::chunk_event(answer, content),
         }
     }
 
     /// The events after the content.
-    pub(super) fn closing(self, answer: &Answer) -> Vec<String> {
+    pub(super) fn closing_events(self, answer: &ScriptedAnswer) -> Vec<String> {
         match self {
-            Self::Chat | Self::Completions => chat::closing(answer, self == Self::Completions),
-            Self::Responses => responses::closing(answer),
-            Self::Messages => messages::closing(answer),
+            Self::Chat | Self::Completions => {
+                chat::closing_events(answer, self == Self::Completions)
+            }
+            Self::Responses => responses::closing_events(answer),
+            Self::Messages => messages::closing_events(answer),
         }
     }
 
     /// The events that end a stream that failed on the way, as `LiteLLM` passes them on.
-    pub(super) fn failure(self, answer: &Answer) -> Vec<String> {
+    pub(super) fn failure_events(self, answer: &ScriptedAnswer) -> Vec<String> {
         match self {
-            Self::Chat | Self::Completions => chat::failure(answer),
-            Self::Responses => responses::failure(answer),
-            Self::Messages => messages::failure(),
+            Self::Chat | Self::Completions => chat::failure_events(answer),
+            Self::Responses => responses::failure_events(answer),
+            Self::Messages => messages::failure_events(),
         }
     }
 
     /// The body of an error.
-    pub(super) fn error(self, status: StatusCode, message: &str) -> Value {
+    pub(super) fn error_body(self, status: StatusCode, message: &str) -> Value {
         // LiteLLM says so of its own budgets, in this envelope on every route.
         let budget = status == StatusCode::UNPROCESSABLE_ENTITY;
         if self == Self::Messages && !budget {
@@ -91,15 +93,15 @@ impl Protocol {
 }
 
 /// An event without a name.
-fn data(data: &Value) -> String {
+fn data_event(data: &Value) -> String {
     format!("data: {data}\n\n")
 }
 
 /// An event named by its own `type`.
-fn named(data: &Value) -> String {
+fn named_event(data: &Value) -> String {
     let name = data["type"].as_str().unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n")
 }
 
-/// The message of [`Protocol::failure`].
-const FAILURE: &str = "the fake provider failed on the way, as its script says";
+/// The message of [`ProviderProtocol::failure_events`].
+const FAILURE_MESSAGE: &str = "the fake provider failed on the way, as its script says";

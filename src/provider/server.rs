@@ -9,76 +9,76 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
-use super::answer::Answer;
-use super::ask::Ask;
-use super::body::{Body, Broken};
-use super::play::{self, Course, Writer};
-use super::protocol::Protocol;
-use super::record::{Ended, KEPT, Seen, Ticket};
-use super::script::{Script, Trouble};
-use super::socket::Breaker;
+use super::answer::ScriptedAnswer;
+use super::ask::ProviderRequest;
+use super::body::{BodyAbortedError, GeneratedBody};
+use super::play::{self, FaultPlan, FrameWriter};
+use super::protocol::ProviderProtocol;
+use super::record::{AnswerEnd, MAX_KEPT_REQUESTS, ProviderRequestLog, RequestLogGuard};
+use super::script::{FaultKind, ProviderScript};
+use super::socket::ConnectionBreaker;
 use super::{embeddings, headers};
-use crate::base::gate::Gate;
+use crate::base::gate::ResponseGate;
 
 /// What all connections share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) script: Script,
-    pub(super) seen: Arc<Seen>,
-    pub(super) gate: Gate,
+pub(super) struct ProviderShared {
+    pub(super) script: ProviderScript,
+    pub(super) seen: Arc<ProviderRequestLog>,
+    pub(super) gate: ResponseGate,
 }
 
 /// What is served, scripted and recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
-    Turn(Protocol),
+enum ProviderRoute {
+    Turn(ProviderProtocol),
     CountTokens,
     Embeddings,
     Models,
 }
 
 /// One request on its way to its answer.
-struct Call<'a> {
-    shared: &'a Shared,
-    breaker: Option<Arc<Breaker>>,
-    ticket: Ticket,
+struct ProviderCall<'a> {
+    shared: &'a ProviderShared,
+    breaker: Option<Arc<ConnectionBreaker>>,
+    ticket: RequestLogGuard,
     /// Of the response.
     headers: HeaderMap,
 }
 
 /// Answers one request; an error is a connection to break.
 pub(super) async fn handle(
-    shared: &Shared,
-    breaker: &Arc<Breaker>,
+    shared: &ProviderShared,
+    breaker: &Arc<ConnectionBreaker>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Broken> {
+) -> Result<Response<GeneratedBody>, BodyAbortedError> {
     let (head, body) = request.into_parts();
-    if let Some(answer) = own(shared, &head) {
+    if let Some(answer) = control_response(shared, &head) {
         return Ok(answer);
     }
-    let call = Call {
+    let call = ProviderCall {
         breaker: (head.version != Version::HTTP_2).then(|| breaker.clone()),
-        headers: headers::litellm(&head.headers),
-        ticket: shared.seen.arrived(head),
+        headers: headers::litellm_headers(&head.headers),
+        ticket: shared.seen.track_request(head),
         shared,
     };
     // A body that breaks off is a client that left: the ticket says so when it is dropped.
-    let body = Limited::new(body, BODY_LIMIT).collect().await.map_err(|_| Broken)?;
+    let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(|_| BodyAbortedError)?;
     call.respond(body.to_bytes()).await
 }
 
 /// The provider's own routes: neither scripted nor recorded.
-fn own(shared: &Shared, head: &Parts) -> Option<Response<Body>> {
+fn control_response(shared: &ProviderShared, head: &Parts) -> Option<Response<GeneratedBody>> {
     let body = match (&head.method, head.uri.path()) {
         (&Method::GET, "/health") => json!({ "status": "ok" }),
-        (&Method::GET, "/_seen") => shared.seen.summary(last(head.uri.query())),
+        (&Method::GET, "/_seen") => shared.seen.summary_json(requested_count(head.uri.query())),
         (&Method::DELETE, "/_seen") => {
             shared.seen.clear();
             json!({})
         }
         (&Method::POST, "/_gate") => {
-            let waiting = shared.gate.waiting();
-            shared.gate.open(1);
+            let waiting = shared.gate.waiting_answers();
+            shared.gate.allow_answers(1);
             json!({ "waiting": waiting })
         }
         _ => return None,
@@ -87,133 +87,150 @@ fn own(shared: &Shared, head: &Parts) -> Option<Response<Body>> {
 }
 
 /// The number in `last=N`.
-fn last(query: Option<&str>) -> usize {
-    query.and_then(|query| query.strip_prefix("last=")?.parse().ok()).unwrap_or(KEPT)
+fn requested_count(query: Option<&str>) -> usize {
+    query.and_then(|query| query.strip_prefix("last=")?.parse().ok()).unwrap_or(MAX_KEPT_REQUESTS)
 }
 
-impl Call<'_> {
-    async fn respond(self, body: Bytes) -> Result<Response<Body>, Broken> {
-        self.ticket.body(&body);
+impl ProviderCall<'_> {
+    async fn respond(self, body: Bytes) -> Result<Response<GeneratedBody>, BodyAbortedError> {
+        self.ticket.set_body(&body);
         let head = self.ticket.head();
-        let route = match Route::find(&head.method, head.uri.path()) {
+        let route = match ProviderRoute::match_route(&head.method, head.uri.path()) {
             Ok(route) => route,
             // As FastAPI says it, which LiteLLM is built on.
             Err(status) => {
                 let detail = status.canonical_reason();
-                return Ok(self.refuse(status, &json!({ "detail": detail })));
+                return Ok(self.refusal_response(status, &json!({ "detail": detail })));
             }
         };
-        match self.read(&body, route) {
-            Ok((ask, script)) => self.perform(route, &ask, script).await,
+        match self.parse_request(&body, route) {
+            Ok((ask, script)) => self.play_answer(route, &ask, script).await,
             Err(message) => {
                 let status = StatusCode::BAD_REQUEST;
-                Ok(self.refuse(status, &route.protocol().error(status, &message)))
+                Ok(self.refusal_response(status, &route.protocol().error_body(status, &message)))
             }
         }
     }
 
     /// What is asked, and the script that answers it; or what is wrong with either.
-    fn read<'b>(&self, body: &'b Bytes, route: Route) -> Result<(Ask<'b>, Script), String> {
+    fn parse_request<'b>(
+        &self,
+        body: &'b Bytes,
+        route: ProviderRoute,
+    ) -> Result<(ProviderRequest<'b>, ProviderScript), String> {
         let ask = match route {
-            Route::Models => Ask::default(),
-            _ => Ask::parse(body).map_err(|error| format!("the body cannot be read: {error}"))?,
+            ProviderRoute::Models => ProviderRequest::default(),
+            _ => ProviderRequest::parse(body)
+                .map_err(|error| format!("the body cannot be read: {error}"))?,
         };
         let mut script = ask
-            .script(&self.shared.script)
+            .resolve_script(&self.shared.script)
             .map_err(|error| format!("the model's script cannot be read: {error}"))?;
-        route.restrict(&mut script);
+        route.drop_unsupported(&mut script);
         Ok((ask, script))
     }
 
     /// What the script says before the head, and then the head.
-    async fn perform(
+    async fn play_answer(
         self,
-        route: Route,
-        ask: &Ask<'_>,
-        script: Script,
-    ) -> Result<Response<Body>, Broken> {
-        let answer = Answer::new(ask, script);
+        route: ProviderRoute,
+        ask: &ProviderRequest<'_>,
+        script: ProviderScript,
+    ) -> Result<Response<GeneratedBody>, BodyAbortedError> {
+        let answer = ScriptedAnswer::new(ask, script);
         let streamed = match route {
-            Route::Turn(protocol) => Some(protocol).filter(|_| ask.streams()),
+            ProviderRoute::Turn(protocol) => Some(protocol).filter(|_| ask.is_streaming()),
             _ => None,
         };
         let chunks = streamed.map(|_| answer.chunks);
         let (gate, breaker) = (self.shared.gate.clone(), self.breaker.clone());
-        let course = Course::new(&answer.script, chunks, gate, breaker);
+        let course = FaultPlan::new(&answer.script, chunks, gate, breaker);
         if !answer.script.first_byte.is_zero() {
             tokio::time::sleep(answer.script.first_byte).await;
         }
-        let status = match course.begin().await {
+        let status = match course.apply_before_head().await {
             Ok(()) => answer.script.status,
-            Err(Trouble::Error) => 500,
+            Err(FaultKind::Error) => 500,
             Err(_) => {
-                self.ticket.end(Ended::Broken);
-                return Err(Broken);
+                self.ticket.set_end(AnswerEnd::Broken);
+                return Err(BodyAbortedError);
             }
         };
         let status = StatusCode::from_u16(status).expect("a script has 200 or 400 to 599");
         Ok(match streamed {
-            _ if status != StatusCode::OK => self.fail(status, route.protocol(), &answer.script),
-            Some(protocol) => self.stream(protocol, answer, course),
-            None => self.unary(route, ask, &answer, course),
+            _ if status != StatusCode::OK => {
+                self.error_response(status, route.protocol(), &answer.script)
+            }
+            Some(protocol) => self.stream_response(protocol, answer, course),
+            None => self.unary_response(route, ask, &answer, course),
         })
     }
 
-    fn stream(mut self, protocol: Protocol, answer: Answer, course: Course) -> Response<Body> {
-        headers::stream(&mut self.headers);
-        self.ticket.status(StatusCode::OK);
+    fn stream_response(
+        mut self,
+        protocol: ProviderProtocol,
+        answer: ScriptedAnswer,
+        course: FaultPlan,
+    ) -> Response<GeneratedBody> {
+        headers::set_stream(&mut self.headers);
+        self.ticket.set_status(StatusCode::OK);
         let ticket = self.ticket;
-        let body = Body::written(None, |pen| {
-            let out = Writer::new(pen, &answer.script);
-            play::stream(protocol, answer, course, out, ticket)
+        let body = GeneratedBody::from_writer(None, |pen| {
+            let out = FrameWriter::new(pen, &answer.script);
+            play::play_stream(protocol, answer, course, out, ticket)
         });
-        response(StatusCode::OK, self.headers, body)
+        build_response(StatusCode::OK, self.headers, body)
     }
 
-    fn unary(
+    fn unary_response(
         mut self,
-        route: Route,
-        ask: &Ask<'_>,
-        answer: &Answer,
-        course: Course,
-    ) -> Response<Body> {
+        route: ProviderRoute,
+        ask: &ProviderRequest<'_>,
+        answer: &ScriptedAnswer,
+        course: FaultPlan,
+    ) -> Response<GeneratedBody> {
         let body = match route {
-            Route::Turn(protocol) => protocol.unary(answer),
-            Route::CountTokens => json!({ "input_tokens": answer.input }),
-            Route::Embeddings => embeddings::answer(ask, &answer.script),
-            Route::Models => models(&self.ticket.head().headers),
+            ProviderRoute::Turn(protocol) => protocol.unary_body(answer),
+            ProviderRoute::CountTokens => json!({ "input_tokens": answer.input }),
+            ProviderRoute::Embeddings => embeddings::embeddings_response(ask, &answer.script),
+            ProviderRoute::Models => model_list_json(&self.ticket.head().headers),
         };
-        headers::unary(&mut self.headers, route.is_billed().then(|| answer.cost()));
-        self.ticket.status(StatusCode::OK);
+        headers::set_unary(&mut self.headers, route.is_billed().then(|| answer.cost_dollars()));
+        self.ticket.set_status(StatusCode::OK);
         let bytes = Bytes::from(body.to_string());
         let ticket = self.ticket;
-        let body = Body::written(Some(bytes.len() as u64), |pen| {
-            play::unary(bytes, course, Writer::new(pen, &answer.script), ticket)
+        let body = GeneratedBody::from_writer(Some(bytes.len() as u64), |pen| {
+            play::play_unary(bytes, course, FrameWriter::new(pen, &answer.script), ticket)
         });
-        response(StatusCode::OK, self.headers, body)
+        build_response(StatusCode::OK, self.headers, body)
     }
 
     /// The error status a script asks for.
-    fn fail(mut self, status: StatusCode, protocol: Protocol, script: &Script) -> Response<Body> {
-        headers::error(&mut self.headers, script);
+    fn error_response(
+        mut self,
+        status: StatusCode,
+        protocol: ProviderProtocol,
+        script: &ProviderScript,
+    ) -> Response<GeneratedBody> {
+        headers::set_error(&mut self.headers, script);
         let message = format!("the fake provider answers {status}, as its script says");
-        self.refuse(status, &protocol.error(status, &message))
+        self.refusal_response(status, &protocol.error_body(status, &message))
     }
 
-    fn refuse(self, status: StatusCode, body: &Value) -> Response<Body> {
-        self.ticket.status(status);
-        self.ticket.end(Ended::Completed);
+    fn refusal_response(self, status: StatusCode, body: &Value) -> Response<GeneratedBody> {
+        self.ticket.set_status(status);
+        self.ticket.set_end(AnswerEnd::Completed);
         json_response(status, self.headers, body)
     }
 }
 
-impl Route {
-    fn find(method: &Method, path: &str) -> Result<Self, StatusCode> {
+impl ProviderRoute {
+    fn match_route(method: &Method, path: &str) -> Result<Self, StatusCode> {
         let (route, served) = match path {
-            "/v1/chat/completions" => (Self::Turn(Protocol::Chat), Method::POST),
-            "/v1/completions" => (Self::Turn(Protocol::Completions), Method::POST),
-            "/v1/responses" => (Self::Turn(Protocol::Responses), Method::POST),
-            "/v1/messages" => (Self::Turn(Protocol::Messages), Method::POST),
+            "/v1/chat/completions" => (Self::Turn(ProviderProtocol::Chat), Method::POST),
+            "/v1/completions" => (Self::Turn(ProviderProtocol::Completions), Method::POST),
+            "/v1/responses" => (Self::Turn(ProviderProtocol::Responses), Method::POST),
+            "/v1/messages" => (Self::Turn(ProviderProtocol::Messages), Method::POST),
             "/v1/messages/count_tokens" => (Self::CountTokens, Method::POST),
             "/v1/embeddings" => (Self::Embeddings, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
@@ -224,11 +241,11 @@ impl Route {
         if *method == served { Ok(route) } else { Err(StatusCode::METHOD_NOT_ALLOWED) }
     }
 
-    fn protocol(self) -> Protocol {
+    fn protocol(self) -> ProviderProtocol {
         match self {
             Self::Turn(protocol) => protocol,
-            Self::CountTokens => Protocol::Messages,
-            Self::Embeddings | Self::Models => Protocol::Chat,
+            Self::CountTokens => ProviderProtocol::Messages,
+            Self::Embeddings | Self::Models => ProviderProtocol::Chat,
         }
     }
 
@@ -237,9 +254,9 @@ impl Route {
     }
 
     /// Takes out of a script what the route does not have.
-    fn restrict(self, script: &mut Script) {
+    fn drop_unsupported(self, script: &mut ProviderScript) {
         match self {
-            Self::Turn(Protocol::Completions) => script.tool = None,
+            Self::Turn(ProviderProtocol::Completions) => script.tool = None,
             Self::Turn(_) => (),
             _ => script.output = Some(0),
         }
@@ -247,7 +264,7 @@ impl Route {
 }
 
 /// The list of models, in Anthropic's shape for Anthropic's clients.
-fn models(request: &HeaderMap) -> Value {
+fn model_list_json(request: &HeaderMap) -> Value {
     if request.contains_key("anthropic-version") {
         let model = |id: &&str| {
             json!({
@@ -258,23 +275,31 @@ fn models(request: &HeaderMap) -> Value {
             })
         };
         return json!({
-            "data": MODELS.iter().map(model).collect::<Vec<_>>(),
-            "first_id": MODELS[0],
-            "last_id": MODELS[MODELS.len() - 1],
+            "data": MODEL_NAMES.iter().map(model).collect::<Vec<_>>(),
+            "first_id": MODEL_NAMES[0],
+            "last_id": MODEL_NAMES[MODEL_NAMES.len() - 1],
             "has_more": false,
         });
     }
     let model =
         |id: &&str| json!({ "id": id, "object": "model", "created": 1, "owned_by": "fake" });
-    json!({ "object": "list", "data": MODELS.iter().map(model).collect::<Vec<_>>() })
+    json!({ "object": "list", "data": MODEL_NAMES.iter().map(model).collect::<Vec<_>>() })
 }
 
-fn json_response(status: StatusCode, mut headers: HeaderMap, body: &Value) -> Response<Body> {
-    headers::json(&mut headers);
-    response(status, headers, Body::full(Bytes::from(body.to_string())))
+fn json_response(
+    status: StatusCode,
+    mut headers: HeaderMap,
+    body: &Value,
+) -> Response<GeneratedBody> {
+    headers::set_json(&mut headers);
+    build_response(status, headers, GeneratedBody::from_bytes(Bytes::from(body.to_string())))
 }
 
-fn response(status: StatusCode, headers: HeaderMap, body: Body) -> Response<Body> {
+fn build_response(
+    status: StatusCode,
+    headers: HeaderMap,
+    body: GeneratedBody,
+) -> Response<GeneratedBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     *response.headers_mut() = headers;
@@ -282,6 +307,6 @@ fn response(status: StatusCode, headers: HeaderMap, body: Body) -> Response<Body
 }
 
 /// What `GET /v1/models` lists; any other name is answered too.
-const MODELS: [&str; 2] = ["fake-small", "fake-large"];
+const MODEL_NAMES: [&str; 2] = ["fake-small", "fake-large"];
 /// Twice what the gateway lets through by default.
-const BODY_LIMIT: usize = 64 << 20;
+const MAX_BODY_BYTES: usize = 64 << 20;

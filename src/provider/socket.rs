@@ -9,38 +9,38 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A TCP stream that ends as its [`Breaker`] says.
-pub(super) struct Socket {
+/// A TCP stream that ends as its [`ConnectionBreaker`] says.
+pub(super) struct BreakableSocket {
     stream: TcpStream,
-    breaker: Arc<Breaker>,
+    breaker: Arc<ConnectionBreaker>,
 }
 
 /// Says how a connection shall end once hyper lets go of it. By itself: with a FIN.
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub(super) struct ConnectionBreaker {
     reset: AtomicBool,
     garbage: AtomicBool,
 }
 
-impl Socket {
-    pub(super) fn new(stream: TcpStream, breaker: Arc<Breaker>) -> Self {
+impl BreakableSocket {
+    pub(super) fn new(stream: TcpStream, breaker: Arc<ConnectionBreaker>) -> Self {
         Self { stream, breaker }
     }
 }
 
-impl Breaker {
+impl ConnectionBreaker {
     /// Ends the connection with an RST.
-    pub(super) fn reset(&self) {
+    pub(super) fn break_with_reset(&self) {
         self.reset.store(true, Relaxed);
     }
 
     /// Ends the connection with bytes that are neither a response head nor a chunk.
-    pub(super) fn garbage(&self) {
+    pub(super) fn break_with_garbage(&self) {
         self.garbage.store(true, Relaxed);
     }
 }
 
-impl Drop for Socket {
+impl Drop for BreakableSocket {
     fn drop(&mut self) {
         // There is nobody to tell when the peer is gone already.
         if self.breaker.garbage.load(Relaxed) {
@@ -52,7 +52,7 @@ impl Drop for Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for BreakableSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -62,7 +62,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for BreakableSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

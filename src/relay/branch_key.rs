@@ -12,11 +12,11 @@ pub struct BranchKey(String);
 /// A branch that the relay may move: there is no way to make one that is not below `sandbox/`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Branch(BranchKey);
+pub struct SandboxBranch(BranchKey);
 
 /// Where a key may come from, in the order in which they are asked. What is empty is not there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sources<'a> {
+pub struct BranchKeySources<'a> {
     /// Somebody chose it.
     pub explicit: Option<&'a str>,
     /// The work item that the run is about.
@@ -29,9 +29,9 @@ pub struct Sources<'a> {
 
 /// Why a text is no key. It is never made into one: two texts that become the same branch would share it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum BranchKeyError {
     #[error(
-        "`{0}` cannot name a branch; use 1 to {MAX_BYTES} letters, digits, `.`, `_` or `-`, and begin with a letter or \
+        "`{0}` cannot name a branch; use 1 to {MAX_KEY_BYTES} letters, digits, `.`, `_` or `-`, and begin with a letter or \
          a digit"
     )]
     Characters(String),
@@ -45,16 +45,16 @@ pub enum Invalid {
 
 impl BranchKey {
     /// Checks a text against the rules that hold for every key.
-    pub fn parse(text: &str) -> Result<Self, Invalid> {
+    pub fn parse(text: &str) -> Result<Self, BranchKeyError> {
         let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-        if !begins_well || text.len() > MAX_BYTES || !text.bytes().all(is_inner) {
-            return Err(Invalid::Characters(printable(text)));
+        if !begins_well || text.len() > MAX_KEY_BYTES || !text.bytes().all(is_inner) {
+            return Err(BranchKeyError::Characters(escape_for_message(text)));
         }
         // Git itself forbids `.lock`; on file systems that ignore case the others are the same file.
         let is_lock = text.len() >= 5 && text[text.len() - 5..].eq_ignore_ascii_case(".lock");
         if text.contains("..") || text.ends_with('.') || is_lock {
-            return Err(Invalid::Form(text.to_owned()));
+            return Err(BranchKeyError::Form(text.to_owned()));
         }
         Ok(Self(text.to_owned()))
     }
@@ -64,14 +64,17 @@ impl BranchKey {
     /// # Errors
     /// The first source that says something says what cannot be a key; the ones after it are not asked, since the
     /// work would end up on a branch that nobody meant.
-    pub fn choose(sources: Sources<'_>, run: &str) -> Result<Option<Self>, Invalid> {
-        let Sources { explicit, work_item, state, may_use_state } = sources;
+    pub fn from_sources(
+        sources: BranchKeySources<'_>,
+        run: &str,
+    ) -> Result<Option<Self>, BranchKeyError> {
+        let BranchKeySources { explicit, work_item, state, may_use_state } = sources;
         let state = state.filter(|_| may_use_state);
         let given =
             [explicit, work_item, state].into_iter().flatten().find(|text| !text.is_empty());
         let Some(text) = given else { return Ok(None) };
         if text == run {
-            return Err(Invalid::Run(printable(text)));
+            return Err(BranchKeyError::Run(escape_for_message(text)));
         }
         Self::parse(text).map(Some)
     }
@@ -81,8 +84,8 @@ impl BranchKey {
     }
 }
 
-impl Branch {
-    pub fn of(key: BranchKey) -> Self {
+impl SandboxBranch {
+    pub fn from_key(key: BranchKey) -> Self {
         Self(key)
     }
 
@@ -103,16 +106,16 @@ impl fmt::Display for BranchKey {
 }
 
 /// `sandbox/<key>`.
-impl fmt::Display for Branch {
+impl fmt::Display for SandboxBranch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sandbox/{}", self.0)
     }
 }
 
 impl TryFrom<String> for BranchKey {
-    type Error = Invalid;
+    type Error = BranchKeyError;
 
-    fn try_from(text: String) -> Result<Self, Invalid> {
+    fn try_from(text: String) -> Result<Self, BranchKeyError> {
         Self::parse(&text)
     }
 }
@@ -124,9 +127,9 @@ impl From<BranchKey> for String {
 }
 
 /// For messages: whoever sent it chose it.
-fn printable(text: &str) -> String {
-    text.chars().take(MAX_BYTES + 1).flat_map(char::escape_debug).collect()
+fn escape_for_message(text: &str) -> String {
+    text.chars().take(MAX_KEY_BYTES + 1).flat_map(char::escape_debug).collect()
 }
 
 /// Enough for a work item's title, and short enough for a file name beside suffixes.
-const MAX_BYTES: usize = 100;
+const MAX_KEY_BYTES: usize = 100;

@@ -15,11 +15,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{BranchState, Sha};
+use super::{BranchState, ObjectId};
 
 /// One program to execute in the sandbox, as the agent's user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command {
+pub struct ExtractCommand {
     pub argv: Vec<String>,
     pub env: Vec<(&'static str, String)>,
     /// After this it is killed.
@@ -30,28 +30,28 @@ pub struct Command {
 
 /// What is asked, in this order. Where [`facts`](Self::facts) says that there is nothing, the other two need not be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commands {
-    /// Answered in a few lines; see [`Announced::parse`].
-    pub facts: Command,
-    /// Where the agent has its work checked out; see [`Announced::with_head`].
-    pub head: Command,
+pub struct ExtractCommandSet {
+    /// Answered in a few lines; see [`AnnouncedBranch::parse`].
+    pub facts: ExtractCommand,
+    /// Where the agent has its work checked out; see [`AnnouncedBranch::with_head`].
+    pub head: ExtractCommand,
     /// A commit that is on no branch but others, if there is one. Those are not relayed.
-    pub elsewhere: Command,
-    /// What is committed nowhere, and not ignored. It is asked of a [repository of the relay's own](make_repository): the
+    pub elsewhere: ExtractCommand,
+    /// What is committed nowhere, and not ignored. It is asked of a [repository of the relay's own](create_stub_repository): the
     /// workspace's settings and attributes name programs to read its files with, and none of them is started.
-    pub uncommitted: Command,
+    pub uncommitted: ExtractCommand,
     /// What is ignored, each path with a NUL behind it, asked in the same way.
-    pub ignored: Command,
+    pub ignored: ExtractCommand,
     /// For people, and to be compared with the commits.
-    pub patches: Command,
+    pub patches: ExtractCommand,
     /// The commits.
-    pub bundle: Command,
+    pub bundle: ExtractCommand,
 }
 
 /// What may come out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct ExtractLimits {
     pub commits: u32,
     pub patches_bytes: u64,
     pub bundle_bytes: u64,
@@ -62,22 +62,22 @@ pub struct Limits {
 
 /// What the sandbox's git says about the branch. Nothing depends on its being true.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Announced {
-    pub tip: Sha,
-    pub tree: Sha,
+pub struct AnnouncedBranch {
+    pub tip: ObjectId,
+    pub tree: ObjectId,
     pub commits: u32,
     pub merges: u32,
     /// The checked-out commit, where it is not the branch's: there may be work that is on another branch, and is not
     /// relayed.
-    pub head: Option<Sha>,
+    pub head: Option<ObjectId>,
 }
 
 /// The answer is not what git answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the sandbox's git cannot say what is on the branch; look for it in the workspace")]
-pub struct Unclear;
+pub struct ExtractOutputError;
 
-impl Default for Limits {
+impl Default for ExtractLimits {
     fn default() -> Self {
         Self {
             commits: 1000,
@@ -88,50 +88,53 @@ impl Default for Limits {
     }
 }
 
-impl Commands {
-    /// `workspace` is where the sandbox sees it, and `own` is where it sees the relay's [repository](make_repository).
-    pub fn new(state: &BranchState, workspace: &str, own: &str, limits: &Limits) -> Self {
-        let range = || [state.branch.to_ref()].into_iter().chain(state.known());
+impl ExtractCommandSet {
+    /// `workspace` is where the sandbox sees it, and `own` is where it sees the relay's [repository](create_stub_repository).
+    pub fn new(state: &BranchState, workspace: &str, own: &str, limits: &ExtractLimits) -> Self {
+        let range = || [state.branch.to_ref()].into_iter().chain(state.base_revisions());
         let git = |words: &[&str], range: &mut dyn Iterator<Item = String>, output_bytes| {
-            let mut argv = start(&format!("{workspace}/.git"));
+            let mut argv = base_argv(&format!("{workspace}/.git"));
             argv.extend(words.iter().copied().map(str::to_owned).chain(range));
-            Command { argv, env: environment(), time: limits.time, output_bytes }
+            ExtractCommand { argv, env: git_environment(), time: limits.time, output_bytes }
         };
         // One more than there may be, to see that there are too many.
         let count = format!("--max-count={}", u64::from(limits.commits) + 1);
         let facts = ["rev-list", "--no-commit-header", "--format=tformat:%H %T %P", &count];
-        let facts_bytes = (u64::from(limits.commits) + 1) * FACT_BYTES;
+        let facts_bytes = (u64::from(limits.commits) + 1) * MAX_HEAD_OUTPUT_BYTES;
         let head = ["rev-parse", "--verify", "--end-of-options"];
         Self {
             facts: git(&facts, &mut range(), facts_bytes),
-            head: git(&head, &mut ["HEAD^{commit}".to_owned()].into_iter(), FACT_BYTES),
+            head: git(&head, &mut ["HEAD^{commit}".to_owned()].into_iter(), MAX_HEAD_OUTPUT_BYTES),
             elsewhere: git(
                 &["rev-list", "--max-count=1", "--all", "--not"],
                 &mut [state.branch.to_ref(), state.start.to_string(), state.base_tip.to_string()]
                     .into_iter(),
-                FACT_BYTES,
+                MAX_HEAD_OUTPUT_BYTES,
             ),
-            uncommitted: of_files(STATUS, (workspace, own), limits),
-            ignored: of_files(IGNORED, (workspace, own), limits),
-            patches: git(FORMAT_PATCH, &mut range(), limits.patches_bytes),
+            uncommitted: file_command(STATUS_ARGS, (workspace, own), limits),
+            ignored: file_command(IGNORED_ARGS, (workspace, own), limits),
+            patches: git(FORMAT_PATCH_ARGS, &mut range(), limits.patches_bytes),
             bundle: git(&["bundle", "create", "--quiet", "-"], &mut range(), limits.bundle_bytes),
         }
     }
 }
 
-impl Announced {
-    /// Reads the answer to [`Commands::facts`], which ended with `exit_code`; `None` where nothing was committed.
-    pub fn parse(output: &[u8], exit_code: i64) -> Result<Option<Self>, Unclear> {
+impl AnnouncedBranch {
+    /// Reads the answer to [`ExtractCommandSet::facts`], which ended with `exit_code`; `None` where nothing was committed.
+    pub fn parse(output: &[u8], exit_code: i64) -> Result<Option<Self>, ExtractOutputError> {
         match (exit_code, output) {
             (0, []) => return Ok(None),
             (0, _) => (),
             // The branch is gone, or the repository: there may be work all the same.
-            _ => return Err(Unclear),
+            _ => return Err(ExtractOutputError),
         }
-        let lines = output.strip_suffix(b"\n").ok_or(Unclear)?.split(|byte| *byte == b'\n');
+        let lines =
+            output.strip_suffix(b"\n").ok_or(ExtractOutputError)?.split(|byte| *byte == b'\n');
         let mut announced: Option<Self> = None;
         for line in lines {
-            let [tip, tree, parents @ ..] = &names(line)?[..] else { return Err(Unclear) };
+            let [tip, tree, parents @ ..] = &parse_object_ids(line)?[..] else {
+                return Err(ExtractOutputError);
+            };
             // The newest comes first: there is but one that nothing else leads to.
             let first = Self { tip: *tip, tree: *tree, commits: 0, merges: 0, head: None };
             let announced = announced.get_or_insert(first);
@@ -141,10 +144,10 @@ impl Announced {
         Ok(announced)
     }
 
-    /// Adds the answer to [`Commands::head`]. A `HEAD` that names nothing is none.
+    /// Adds the answer to [`ExtractCommandSet::head`]. A `HEAD` that names nothing is none.
     #[must_use]
     pub fn with_head(self, output: &[u8]) -> Self {
-        let head = Sha::parse(output.trim_ascii_end()).filter(|head| *head != self.tip);
+        let head = ObjectId::parse(output.trim_ascii_end()).filter(|head| *head != self.tip);
         Self { head, ..self }
     }
 }
@@ -154,7 +157,7 @@ impl Announced {
 ///
 /// # Errors
 /// The disk does not take it.
-pub fn make_repository(path: &Path, head: Sha) -> io::Result<()> {
+pub fn create_stub_repository(path: &Path, head: ObjectId) -> io::Result<()> {
     for folder in [path, &path.join("refs"), &path.join("objects")] {
         fs::create_dir(folder)?;
         fs::set_permissions(folder, Permissions::from_mode(0o755))?;
@@ -169,42 +172,46 @@ pub fn make_repository(path: &Path, head: Sha) -> io::Result<()> {
 }
 
 /// Asks the relay's own repository about a workspace's files.
-fn of_files(words: &[&str], (workspace, own): (&str, &str), limits: &Limits) -> Command {
-    let mut argv = start(own);
+fn file_command(
+    words: &[&str],
+    (workspace, own): (&str, &str),
+    limits: &ExtractLimits,
+) -> ExtractCommand {
+    let mut argv = base_argv(own);
     argv.push(format!("--work-tree={workspace}"));
     argv.extend(["-c".to_owned(), format!("core.excludesFile={workspace}/.git/info/exclude")]);
     argv.extend(words.iter().copied().map(str::to_owned));
-    let mut env = environment();
+    let mut env = git_environment();
     env.push(("GIT_INDEX_FILE", format!("{workspace}/.git/index")));
     env.push(("GIT_OBJECT_DIRECTORY", format!("{workspace}/.git/objects")));
-    Command { argv, env, time: limits.time, output_bytes: limits.patches_bytes }
+    ExtractCommand { argv, env, time: limits.time, output_bytes: limits.patches_bytes }
 }
 
 /// The words that every call begins with.
-fn start(git_dir: &str) -> Vec<String> {
+fn base_argv(git_dir: &str) -> Vec<String> {
     let mut argv =
-        vec![GIT.to_owned(), format!("--git-dir={git_dir}"), "--literal-pathspecs".to_owned()];
-    argv.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]).map(str::to_owned));
+        vec![GIT_PATH.to_owned(), format!("--git-dir={git_dir}"), "--literal-pathspecs".to_owned()];
+    argv.extend(GIT_SETTINGS.iter().flat_map(|setting| ["-c", setting]).map(str::to_owned));
     argv
 }
 
-fn environment() -> Vec<(&'static str, String)> {
-    ENVIRONMENT.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
+fn git_environment() -> Vec<(&'static str, String)> {
+    GIT_ENVIRONMENT.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
 }
 
-fn names(line: &[u8]) -> Result<Vec<Sha>, Unclear> {
+fn parse_object_ids(line: &[u8]) -> Result<Vec<ObjectId>, ExtractOutputError> {
     let words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
-    words.map(|word| Sha::parse(word).ok_or(Unclear)).collect()
+    words.map(|word| ObjectId::parse(word).ok_or(ExtractOutputError)).collect()
 }
 
 /// Where a sandbox finds the relay's own repository.
-pub const OWN_REPOSITORY: &str = "/relay-git";
+pub const RELAY_REPOSITORY_TARGET: &str = "/relay-git";
 
 /// Not what the agent's `PATH` finds.
-const GIT: &str = "/usr/bin/git";
+const GIT_PATH: &str = "/usr/bin/git";
 
 /// Each of these has been seen to change the bytes where it was not there, or to start a program.
-const SETTINGS: &[&str] = &[
+const GIT_SETTINGS: &[&str] = &[
     "safe.directory=*",
     "core.fsmonitor=false",
     "core.hooksPath=/dev/null",
@@ -238,7 +245,7 @@ const SETTINGS: &[&str] = &[
     "bundle.version=2",
 ];
 
-const ENVIRONMENT: &[(&str, &str)] = &[
+const GIT_ENVIRONMENT: &[(&str, &str)] = &[
     ("HOME", "/tmp"),
     ("XDG_CONFIG_HOME", "/tmp"),
     ("GIT_CONFIG_NOSYSTEM", "1"),
@@ -256,7 +263,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("TZ", "UTC"),
 ];
 
-const STATUS: &[&str] = &[
+const STATUS_ARGS: &[&str] = &[
     "status",
     "--porcelain=v1",
     "-z",
@@ -265,11 +272,11 @@ const STATUS: &[&str] = &[
     "--no-renames",
 ];
 
-const IGNORED: &[&str] =
+const IGNORED_ARGS: &[&str] =
     &["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"];
 
 /// With these the output is the same with any configuration that was tried against it.
-const FORMAT_PATCH: &[&str] = &[
+const FORMAT_PATCH_ARGS: &[&str] = &[
     "format-patch",
     "--stdout",
     "--keep-subject",
@@ -304,4 +311,4 @@ const FORMAT_PATCH: &[&str] = &[
 ];
 
 /// A commit's line, with more parents than any has.
-const FACT_BYTES: u64 = 4 << 10;
+const MAX_HEAD_OUTPUT_BYTES: u64 = 4 << 10;

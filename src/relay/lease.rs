@@ -7,52 +7,56 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::{Branch, BranchKey, Error};
+use super::{BranchKey, RepoError, SandboxBranch};
 
 /// The right to move a branch, for as long as a clone of it lives. The kernel takes it back from a process that is
 /// killed, so nothing is ever left locked.
 #[derive(Clone, Debug)]
-pub struct Lease {
-    held: Arc<Held>,
+pub struct BranchLease {
+    held: Arc<LeaseFile>,
 }
 
 #[derive(Debug)]
-struct Held {
-    branch: Branch,
+struct LeaseFile {
+    branch: SandboxBranch,
     directory: PathBuf,
     fence: u64,
     lock: File,
 }
 
-impl Lease {
+impl BranchLease {
     /// Takes the lease of a branch, whose files are in a directory of its own below `parent`.
     ///
     /// # Errors
-    /// [`Error::Busy`] where another run has it.
-    pub fn take(parent: &Path, key: &BranchKey) -> Result<Self, Error> {
+    /// [`RepoError::Busy`] where another run has it.
+    pub fn try_acquire(parent: &Path, key: &BranchKey) -> Result<Self, RepoError> {
         let directory = parent.join(key.as_str());
-        let disk = |source| Error::Disk { path: directory.clone(), source };
+        let disk = |source| RepoError::Disk { path: directory.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(disk)?;
         let path = directory.join("lease");
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let mut lock = open.map_err(disk)?;
-        let branch = Branch::of(key.clone());
+        let branch = SandboxBranch::from_key(key.clone());
         match lock.try_lock() {
             Ok(()) => (),
-            Err(TryLockError::WouldBlock) => return Err(Error::Busy { branch }),
+            Err(TryLockError::WouldBlock) => return Err(RepoError::Busy { branch }),
             Err(TryLockError::Error(source)) => return Err(disk(source)),
         }
-        let fence = count_up(&mut lock).map_err(disk)?;
-        Ok(Self { held: Arc::new(Held { branch, directory, fence, lock }) })
+        let fence = next_fence(&mut lock).map_err(disk)?;
+        Ok(Self { held: Arc::new(LeaseFile { branch, directory, fence, lock }) })
     }
 
-    /// Takes the lease as soon as nobody else has it, or says [`Error::Busy`] after `patience`.
-    pub async fn wait(parent: &Path, key: &BranchKey, patience: Duration) -> Result<Self, Error> {
+    /// Takes the lease as soon as nobody else has it, or says [`RepoError::Busy`] after `patience`.
+    pub async fn acquire_with_timeout(
+        parent: &Path,
+        key: &BranchKey,
+        patience: Duration,
+    ) -> Result<Self, RepoError> {
         let begun = Instant::now();
         loop {
-            match Self::take(parent, key) {
-                Err(Error::Busy { .. }) if begun.elapsed() < patience => {
-                    tokio::time::sleep(PAUSE).await;
+            match Self::try_acquire(parent, key) {
+                Err(RepoError::Busy { .. }) if begun.elapsed() < patience => {
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
                 taken => return taken,
             }
@@ -61,9 +65,9 @@ impl Lease {
 
     /// Whether somebody has the lease of a branch. To look is not to take: nothing is made or written, though whoever asks
     /// for it in the same moment may be told that it is taken.
-    pub fn is_taken(parent: &Path, key: &BranchKey) -> Result<bool, Error> {
+    pub fn is_leased(parent: &Path, key: &BranchKey) -> Result<bool, RepoError> {
         let path = parent.join(key.as_str()).join("lease");
-        let disk = |source| Error::Disk { path: path.clone(), source };
+        let disk = |source| RepoError::Disk { path: path.clone(), source };
         let file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(disk)?,
@@ -75,7 +79,7 @@ impl Lease {
         }
     }
 
-    pub fn branch(&self) -> &Branch {
+    pub fn branch(&self) -> &SandboxBranch {
         &self.held.branch
     }
 
@@ -85,9 +89,9 @@ impl Lease {
     }
 
     /// An empty directory of this name, for as long as the lease is held. What an earlier holder left in it is removed.
-    pub(super) fn directory(&self, name: &str) -> Result<PathBuf, Error> {
+    pub(super) fn create_scratch_dir(&self, name: &str) -> Result<PathBuf, RepoError> {
         let path = self.held.directory.join(name);
-        let disk = |source| Error::Disk { path: path.clone(), source };
+        let disk = |source| RepoError::Disk { path: path.clone(), source };
         if path.exists() {
             fs::remove_dir_all(&path).map_err(disk)?;
         }
@@ -97,7 +101,7 @@ impl Lease {
 }
 
 /// What was looked at in quarantine goes with whoever looked at it, while nobody else can be here.
-impl Drop for Held {
+impl Drop for LeaseFile {
     fn drop(&mut self) {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         for used in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
@@ -111,7 +115,7 @@ impl Drop for Held {
 
 /// The file may have been lost, or emptied, by a power cut or by somebody; rows are older than that, so what it says is
 /// never less than the time.
-fn count_up(file: &mut File) -> io::Result<u64> {
+fn next_fence(file: &mut File) -> io::Result<u64> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -125,4 +129,4 @@ fn count_up(file: &mut File) -> io::Result<u64> {
 }
 
 /// Runs are minutes long.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);

@@ -9,33 +9,33 @@ use http::Uri;
 use http::uri::{Authority, Scheme};
 use serde::{Deserialize, Serialize};
 
-use crate::base::reach::{Reach, is_host};
+use crate::base::reach::{HostReach, is_canonical_host};
 
 /// A repository on a forge, or on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Stored", into = "Stored")]
-pub enum Repository {
-    Hosted(Hosted),
+#[serde(try_from = "StoredRepository", into = "StoredRepository")]
+pub enum RepositoryUrl {
+    Hosted(HostedRepository),
     /// A bare repository, by its absolute path. Nothing is asked about it, and nothing can be requested there.
     Local(PathBuf),
 }
 
 /// A repository on a forge. Its names keep the case they were given in; forges ignore it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Hosted {
+pub struct HostedRepository {
     is_tls: bool,
     authority: Authority,
     owner: String,
     name: String,
-    reach: Reach,
+    reach: HostReach,
 }
 
 /// A repository as it is written down. Rows of earlier versions have no `reach`; their work has begun already.
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct StoredRepository {
     repository: String,
-    #[serde(default = "named")]
-    reach: Reach,
+    #[serde(default = "default_reach")]
+    reach: HostReach,
 }
 
 /// Why a text names no repository. It is not repeated: some people put a password there.
@@ -43,10 +43,10 @@ struct Stored {
 #[error(
     "the repository's URL {0}; give `https://host/owner/name`, `git@host:owner/name` or `/path/to/bare.git`"
 )]
-pub struct Invalid(&'static str);
+pub struct RepositoryUrlError(&'static str);
 
-impl Repository {
-    /// Reads a URL as people copy it, from the operator; see [`Repository::within`] for a tenant's. One for SSH means the same repository over HTTPS, where a token is good.
+impl RepositoryUrl {
+    /// Reads a URL as people copy it, from the operator; see [`RepositoryUrl::with_reach`] for a tenant's. One for SSH means the same repository over HTTPS, where a token is good.
     ///
     /// ```
     /// # use cogni_gateway::relay::repository::Repository;
@@ -58,51 +58,52 @@ impl Repository {
     ///
     /// # Errors
     /// It has a form that is not read, or one that would give a secret away.
-    pub fn parse(text: &str) -> Result<Self, Invalid> {
+    pub fn parse(text: &str) -> Result<Self, RepositoryUrlError> {
         if let Some(path) = text.strip_prefix("file://") {
-            return local(path);
+            return parse_local(path);
         }
         if text.starts_with('/') {
-            return local(text);
+            return parse_local(text);
         }
         let is_plain =
             text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '\\' | '%'));
         if !is_plain {
-            return Err(Invalid("has characters that it cannot have"));
+            return Err(RepositoryUrlError("has characters that it cannot have"));
         }
         if let Some((host, path)) = text.strip_prefix("git@").and_then(|rest| rest.split_once(':'))
         {
-            return hosted(true, host, path);
+            return parse_hosted(true, host, path);
         }
         if let Some(rest) = text.strip_prefix("ssh://git@") {
-            let (host, path) = rest.split_once('/').ok_or(Invalid("has no owner and name"))?;
+            let (host, path) =
+                rest.split_once('/').ok_or(RepositoryUrlError("has no owner and name"))?;
             // The port is that of SSH.
             let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
-            return hosted(true, port.map_or(host, |(host, _)| host), path);
+            return parse_hosted(true, port.map_or(host, |(host, _)| host), path);
         }
-        let uri: Uri = text.parse().map_err(|_| Invalid("is not a URL"))?;
-        let authority = uri.authority().ok_or(Invalid("has no host"))?.as_str();
+        let uri: Uri = text.parse().map_err(|_| RepositoryUrlError("is not a URL"))?;
+        let authority = uri.authority().ok_or(RepositoryUrlError("has no host"))?.as_str();
         if authority.contains('@') {
-            return Err(Invalid(USER));
+            return Err(RepositoryUrlError(USER_INFO_MESSAGE));
         }
         let path = uri.path();
         match uri.scheme() {
-            Some(scheme) if *scheme == Scheme::HTTPS => hosted(true, authority, path),
-            Some(scheme) if *scheme == Scheme::HTTP && is_here(&uri) => {
-                hosted(false, authority, path)
+            Some(scheme) if *scheme == Scheme::HTTPS => parse_hosted(true, authority, path),
+            Some(scheme) if *scheme == Scheme::HTTP && is_local(&uri) => {
+                parse_hosted(false, authority, path)
             }
             Some(scheme) if *scheme == Scheme::HTTP => {
-                Err(Invalid("would send a token over a network in the clear"))
+                Err(RepositoryUrlError("would send a token over a network in the clear"))
             }
-            _ => Err(Invalid("has a scheme that is not read")),
+            _ => Err(RepositoryUrlError("has a scheme that is not read")),
         }
     }
 
     /// The same repository, whose host leads this far.
     #[must_use]
-    pub fn within(self, reach: Reach) -> Self {
+    pub fn with_reach(self, reach: HostReach) -> Self {
         match self {
-            Self::Hosted(hosted) => Self::Hosted(Hosted { reach, ..hosted }),
+            Self::Hosted(hosted) => Self::Hosted(HostedRepository { reach, ..hosted }),
             Self::Local(path) => Self::Local(path),
         }
     }
@@ -116,16 +117,16 @@ impl Repository {
     }
 
     /// The same for every spelling: what leases and stored rows go by.
-    pub fn key(&self) -> String {
+    pub fn canonical_key(&self) -> String {
         match self {
-            Self::Hosted(Hosted { authority, owner, name, .. }) => {
+            Self::Hosted(HostedRepository { authority, owner, name, .. }) => {
                 format!("{authority}/{owner}/{name}").to_ascii_lowercase()
             }
             Self::Local(path) => format!("file://{}", path.display()),
         }
     }
 
-    pub fn hosted(&self) -> Option<&Hosted> {
+    pub fn as_hosted(&self) -> Option<&HostedRepository> {
         match self {
             Self::Hosted(hosted) => Some(hosted),
             Self::Local(_) => None,
@@ -133,7 +134,7 @@ impl Repository {
     }
 }
 
-impl Hosted {
+impl HostedRepository {
     /// The host, with its port where it is not the usual one.
     pub fn authority(&self) -> &str {
         self.authority.as_str()
@@ -148,12 +149,12 @@ impl Hosted {
     }
 
     /// Which addresses its host may have.
-    pub fn reach(&self) -> Reach {
+    pub fn reach(&self) -> HostReach {
         self.reach
     }
 
     /// The server that the repository is on.
-    pub fn server(&self) -> Uri {
+    pub fn server_uri(&self) -> Uri {
         let scheme = if self.is_tls { Scheme::HTTPS } else { Scheme::HTTP };
         let server = Uri::builder().scheme(scheme).authority(self.authority.clone());
         server.path_and_query("/").build().expect("it has all three parts")
@@ -166,60 +167,67 @@ impl Hosted {
     }
 }
 
-fn local(path: &str) -> Result<Repository, Invalid> {
+fn parse_local(path: &str) -> Result<RepositoryUrl, RepositoryUrlError> {
     // Git would decode the one, and the other ends a line of its own protocol.
     if path.chars().any(|c| c.is_control() || c == '%') {
-        return Err(Invalid("has characters that it cannot have"));
+        return Err(RepositoryUrlError("has characters that it cannot have"));
     }
     let path = Path::new(path);
     let is_whole = path.is_absolute() && !path.components().any(|part| part.as_os_str() == "..");
     if !is_whole {
-        return Err(Invalid("names no absolute path"));
+        return Err(RepositoryUrlError("names no absolute path"));
     }
     // Without what makes no difference: doubled slashes, dots and the last slash.
-    Ok(Repository::Local(path.components().collect()))
+    Ok(RepositoryUrl::Local(path.components().collect()))
 }
 
-fn hosted(is_tls: bool, host: &str, path: &str) -> Result<Repository, Invalid> {
-    let authority = authority(host)?;
+fn parse_hosted(is_tls: bool, host: &str, path: &str) -> Result<RepositoryUrl, RepositoryUrlError> {
+    let authority = parse_authority(host)?;
     let path = path.trim_start_matches('/').trim_end_matches('/');
-    let (owner, name) = path.split_once('/').ok_or(Invalid("has no owner and name"))?;
+    let (owner, name) = path.split_once('/').ok_or(RepositoryUrlError("has no owner and name"))?;
     let name = name.strip_suffix(".git").unwrap_or(name);
-    if !is_part(owner) || !is_part(name) {
-        return Err(Invalid("has an owner or a name that no repository has"));
+    if !is_name_part(owner) || !is_name_part(name) {
+        return Err(RepositoryUrlError("has an owner or a name that no repository has"));
     }
     let (owner, name) = (owner.to_owned(), name.to_owned());
-    Ok(Repository::Hosted(Hosted { is_tls, authority, owner, name, reach: named() }))
+    Ok(RepositoryUrl::Hosted(HostedRepository {
+        is_tls,
+        authority,
+        owner,
+        name,
+        reach: default_reach(),
+    }))
 }
 
 /// A host in its one spelling, with its port where there is one.
-fn authority(text: &str) -> Result<Authority, Invalid> {
+fn parse_authority(text: &str) -> Result<Authority, RepositoryUrlError> {
     if text.contains('@') {
-        return Err(Invalid(USER));
+        return Err(RepositoryUrlError(USER_INFO_MESSAGE));
     }
-    let authority = Authority::from_str(text).map_err(|_| Invalid("has no host"))?;
+    let authority = Authority::from_str(text).map_err(|_| RepositoryUrlError("has no host"))?;
     let (host, after) = text.split_at(authority.host().len());
     // The dot at a name's end makes no difference to where the name leads.
     let host = host.strip_suffix('.').unwrap_or(host);
     let is_sound = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
-        None => host.parse::<Ipv6Addr>().is_err() && is_host(host),
+        None => host.parse::<Ipv6Addr>().is_err() && is_canonical_host(host),
     };
     if !is_sound {
-        return Err(Invalid(ODD_HOST));
+        return Err(RepositoryUrlError(INVALID_HOST_MESSAGE));
     }
     let port = match after.strip_prefix(':') {
         None | Some("") => String::new(),
         Some(port) => {
             let port = port.parse::<u16>().ok().filter(|port| *port > 0);
-            format!(":{}", port.ok_or(Invalid("has a port that there is not"))?)
+            format!(":{}", port.ok_or(RepositoryUrlError("has a port that there is not"))?)
         }
     };
-    Authority::try_from(format!("{host}{port}")).map_err(|_| Invalid(ODD_HOST))
+    Authority::try_from(format!("{host}{port}"))
+        .map_err(|_| RepositoryUrlError(INVALID_HOST_MESSAGE))
 }
 
 /// What GitHub allows in the name of a repository; owners have fewer. No dots alone, nothing like an option.
-fn is_part(text: &str) -> bool {
+fn is_name_part(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let has_dots_only = text.bytes().all(|byte| byte == b'.');
     (1..=100).contains(&text.len())
@@ -229,44 +237,46 @@ fn is_part(text: &str) -> bool {
 }
 
 /// Whether it never leaves this machine.
-pub fn is_here(uri: &Uri) -> bool {
+pub fn is_local(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// As it is cloned: a URL without a secret.
-impl fmt::Display for Repository {
+impl fmt::Display for RepositoryUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.clone_url())
     }
 }
 
-impl FromStr for Repository {
-    type Err = Invalid;
+impl FromStr for RepositoryUrl {
+    type Err = RepositoryUrlError;
 
-    fn from_str(text: &str) -> Result<Self, Invalid> {
+    fn from_str(text: &str) -> Result<Self, RepositoryUrlError> {
         Self::parse(text)
     }
 }
 
-impl TryFrom<Stored> for Repository {
-    type Error = Invalid;
+impl TryFrom<StoredRepository> for RepositoryUrl {
+    type Error = RepositoryUrlError;
 
-    fn try_from(Stored { repository, reach }: Stored) -> Result<Self, Invalid> {
-        Ok(Self::parse(&repository)?.within(reach))
+    fn try_from(
+        StoredRepository { repository, reach }: StoredRepository,
+    ) -> Result<Self, RepositoryUrlError> {
+        Ok(Self::parse(&repository)?.with_reach(reach))
     }
 }
 
-impl From<Repository> for Stored {
-    fn from(repository: Repository) -> Self {
-        let reach = repository.hosted().map_or(Reach::Named, Hosted::reach);
+impl From<RepositoryUrl> for StoredRepository {
+    fn from(repository: RepositoryUrl) -> Self {
+        let reach = repository.as_hosted().map_or(HostReach::Named, HostedRepository::reach);
         Self { repository: repository.clone_url(), reach }
     }
 }
 
-fn named() -> Reach {
-    Reach::Named
+fn default_reach() -> HostReach {
+    HostReach::Named
 }
 
-const USER: &str = "holds a user or a password, which has no place there";
-const ODD_HOST: &str = "has a host that is neither a name nor an address in full";
+const USER_INFO_MESSAGE: &str = "holds a user or a password, which has no place there";
+const INVALID_HOST_MESSAGE: &str = "has a host that is neither a name nor an address in full";

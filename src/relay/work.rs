@@ -1,29 +1,35 @@
 //! The one way from what came out of a sandbox to what a judge is shown.
 
-use super::extract::Announced;
-use super::quarantine::{Limits, Provenance};
-use super::{Artifacts, BranchState, Bundle, Error, Lease, Mirror, Quarantined};
+use super::extract::AnnouncedBranch;
+use super::quarantine::{CommitProvenance, QuarantineLimits};
+use super::{
+    ArtifactDir, BranchLease, BranchState, GitBundle, QuarantinedWork, RepoError, RepoMirror,
+};
 
 /// One run's work, as it came out. The way may be gone any number of times, and ends at the same commit.
 #[derive(Clone, Debug)]
-pub struct Work<'a> {
-    pub mirror: &'a Mirror,
-    pub lease: &'a Lease,
+pub struct ExtractedWork<'a> {
+    pub mirror: &'a RepoMirror,
+    pub lease: &'a BranchLease,
     pub state: BranchState,
-    pub announced: Announced,
+    pub announced: AnnouncedBranch,
     /// With the bundle and the patches.
-    pub artifacts: &'a Artifacts,
+    pub artifacts: &'a ArtifactDir,
 }
 
-impl Work<'_> {
+impl ExtractedWork<'_> {
     /// Takes the bundle into quarantine, makes its commits anew, and sees whether the patches tell what they are.
     ///
     /// # Errors
-    /// As [`Bundle::admit`].
-    pub fn admit(self, limits: &Limits, provenance: &Provenance) -> Result<Quarantined, Error> {
+    /// As [`GitBundle::into_quarantine`].
+    pub fn into_quarantine(
+        self,
+        limits: &QuarantineLimits,
+        provenance: &CommitProvenance,
+    ) -> Result<QuarantinedWork, RepoError> {
         let Self { mirror, lease, state, announced, artifacts } = self;
-        Bundle::open(&artifacts.bundle(), state, announced)?
-            .admit(mirror, lease, limits)?
-            .replay(&artifacts.patches(), provenance)
+        GitBundle::open(&artifacts.bundle_path(), state, announced)?
+            .into_quarantine(mirror, lease, limits)?
+            .rewrite_and_compare(&artifacts.patches_path(), provenance)
     }
 }

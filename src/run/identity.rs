@@ -9,11 +9,11 @@ use http::HeaderValue;
 use serde_json::{Map, Value};
 
 use crate::base::hex;
-use crate::base::trace::{Context, SpanId, TraceId};
+use crate::base::trace::{SpanId, TraceContext, TraceId};
 
 /// What the host says about a run. None of it comes from the sandbox.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Identity {
+pub struct RunIdentity {
     pub run: String,
     pub attempt: String,
     /// The billing account, which LiteLLM knows as the end user.
@@ -23,7 +23,7 @@ pub struct Identity {
     /// Whose books the run's calls stand in, where it has a service's.
     pub deployment: Option<String>,
     /// The span that the run is part of.
-    pub trace: Option<Context>,
+    pub trace: Option<TraceContext>,
 }
 
 /// The id of one request. The upstream learns it as the call id, so it joins all records.
@@ -33,38 +33,39 @@ pub struct RequestId([u8; 36]);
 /// What is wrong with a name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{given}` is not a valid {what}; {NAME_RULE}")]
-pub struct Invalid {
+pub struct RunIdentityError {
     what: &'static str,
     given: String,
 }
 
-impl Identity {
+impl RunIdentity {
     /// Checks the names, which stand in headers, logs and labels as they are.
     ///
     /// # Errors
     /// The first name that is empty, too long, or has a character that would need escaping somewhere.
     /// Only the account may be missing: not every upstream bills one.
-    pub fn check(&self) -> Result<(), Invalid> {
+    pub fn validate(&self) -> Result<(), RunIdentityError> {
         let names =
             [("run id", &self.run), ("attempt", &self.attempt), ("billing account", &self.account)];
         let optional = |what: &str, name: &str| what == "billing account" && name.is_empty();
         let invalid =
             names.into_iter().find(|(what, name)| !is_name(name) && !optional(what, name));
-        invalid.map_or(Ok(()), |(what, given)| Err(Invalid { what, given: given.clone() }))
+        invalid.map_or(Ok(()), |(what, given)| Err(RunIdentityError { what, given: given.clone() }))
     }
 
     /// The trace that the run is part of: the one it was given, else the one that LiteLLM is told of, where that has a
     /// name that all can read.
-    pub fn trace(&self) -> Option<Context> {
-        let told = || self.metadata.get("existing_trace_id")?.as_str().and_then(TraceId::parse);
-        self.trace.or_else(|| told().map(|trace| Context::root(trace, true)))
+    pub fn trace_context(&self) -> Option<TraceContext> {
+        let told =
+            || self.metadata.get("existing_trace_id")?.as_str().and_then(TraceId::parse_trace_id);
+        self.trace.or_else(|| told().map(|trace| TraceContext::root_context(trace, true)))
     }
 
     /// The metadata, and whose books there are: nobody who begins a run can say so in our place.
-    pub fn facts(&self) -> Map<String, Value> {
+    pub fn litellm_metadata(&self) -> Map<String, Value> {
         let mut facts = self.metadata.clone();
         if let Some(deployment) = &self.deployment {
-            facts.insert(DEPLOYMENT.into(), Value::from(deployment.clone()));
+            facts.insert(DEPLOYMENT_FIELD.into(), Value::from(deployment.clone()));
         }
         facts
     }
@@ -75,7 +76,7 @@ impl Identity {
             .attempt
             .parse::<u64>()
             .map_or_else(|_| Value::from(self.attempt.clone()), Value::from);
-        let mut metadata = self.facts();
+        let mut metadata = self.litellm_metadata();
         metadata.insert("run_id".into(), Value::from(self.run.clone()));
         metadata.insert("attempt".into(), attempt);
         escape_non_ascii(&Value::Object(metadata).to_string())
@@ -85,17 +86,17 @@ impl Identity {
 impl RequestId {
     /// A new id, a UUID of version 7 (RFC 9562); those of one worker ascend.
     pub fn new() -> Self {
-        SEQUENCE.with(|sequence| Self::write(sequence.next(SystemTime::now())))
+        SEQUENCE.with(|sequence| Self::format_uuid(sequence.next_halves(SystemTime::now())))
     }
 
-    fn write((high, low): (u64, u64)) -> Self {
+    fn format_uuid((high, low): (u64, u64)) -> Self {
         let (high, low) = (high.to_be_bytes(), low.to_be_bytes());
         let mut text = [b'-'; 36];
-        hex::encode(&high[..4], &mut text[..8]);
-        hex::encode(&high[4..6], &mut text[9..13]);
-        hex::encode(&high[6..], &mut text[14..18]);
-        hex::encode(&low[..2], &mut text[19..23]);
-        hex::encode(&low[2..], &mut text[24..]);
+        hex::encode_hex(&high[..4], &mut text[..8]);
+        hex::encode_hex(&high[4..6], &mut text[9..13]);
+        hex::encode_hex(&high[6..], &mut text[14..18]);
+        hex::encode_hex(&low[..2], &mut text[19..23]);
+        hex::encode_hex(&low[2..], &mut text[24..]);
         Self(text)
     }
 
@@ -104,7 +105,7 @@ impl RequestId {
     }
 
     /// The request as a span of its run's trace: the id's last 16 digits, which hold what is random about it.
-    pub fn span(self) -> SpanId {
+    pub fn span_id(self) -> SpanId {
         let (first, last) = (&self.as_str()[19..23], &self.as_str()[24..]);
         let digits =
             |text| u64::from_str_radix(text, 16).expect("a uuid is written in hexadecimal");
@@ -118,7 +119,7 @@ impl RequestId {
 }
 
 /// What makes the ids of one thread: nothing is shared with another.
-struct Sequence {
+struct RequestIdSequence {
     /// The time of the last id, in parts of 4,096 to the millisecond, or one more than that of the one before.
     last: Cell<u64>,
     made: Cell<u64>,
@@ -127,13 +128,13 @@ struct Sequence {
 }
 
 thread_local! {
-    static SEQUENCE: Sequence =
-        Sequence { last: Cell::new(0), made: Cell::new(0), random: RandomState::new() };
+    static SEQUENCE: RequestIdSequence =
+        RequestIdSequence { last: Cell::new(0), made: Cell::new(0), random: RandomState::new() };
 }
 
-impl Sequence {
+impl RequestIdSequence {
     /// The halves of the next id.
-    fn next(&self, now: SystemTime) -> (u64, u64) {
+    fn next_halves(&self, now: SystemTime) -> (u64, u64) {
         let time = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let milliseconds = time.as_secs() * 1000 + u64::from(time.subsec_millis());
         let part = u64::from(time.subsec_nanos() % 1_000_000) * 4096 / 1_000_000;
@@ -141,13 +142,13 @@ impl Sequence {
         self.last.set(time);
         let made = self.made.get() + 1;
         self.made.set(made);
-        let high = (time >> 12) << 16 | VERSION << 12 | time & 0xfff;
-        (high, self.random.hash_one(made) >> 2 | VARIANT << 62)
+        let high = (time >> 12) << 16 | UUID_VERSION << 12 | time & 0xfff;
+        (high, self.random.hash_one(made) >> 2 | UUID_VARIANT << 62)
     }
 }
 
-const VERSION: u64 = 7;
-const VARIANT: u64 = 0b10;
+const UUID_VERSION: u64 = 7;
+const UUID_VARIANT: u64 = 0b10;
 
 impl Default for RequestId {
     fn default() -> Self {
@@ -159,7 +160,7 @@ impl Default for RequestId {
 /// a caller of the service may not set such a key.
 pub fn is_reserved_key(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    RESERVED_KEYS.contains(&&*key) || key.starts_with(RESERVED_PREFIX)
+    RESERVED_METADATA_KEYS.contains(&&*key) || key.starts_with(RESERVED_METADATA_PREFIX)
 }
 
 /// Whether a text may stand in headers, logs and labels as it is.
@@ -184,13 +185,13 @@ fn escape_non_ascii(json: &str) -> String {
 }
 
 /// The field of LiteLLM's spend logs that says whose books a call stands in. LiteLLM has deployments of its own.
-const DEPLOYMENT: &str = "cogni_deployment_id";
+const DEPLOYMENT_FIELD: &str = "cogni_deployment_id";
 
 /// Keys of a run's metadata that [`is_reserved_key`] knows, beside those with its prefix. A trace is entered by the
 /// header `traceparent`, which the trace's owner gives away.
-const RESERVED_KEYS: [&str; 4] = ["graph_id", "run_id", "attempt", "existing_trace_id"];
+const RESERVED_METADATA_KEYS: [&str; 4] = ["graph_id", "run_id", "attempt", "existing_trace_id"];
 
-const RESERVED_PREFIX: &str = "cogni_";
+const RESERVED_METADATA_PREFIX: &str = "cogni_";
 
 /// What [`is_name`] asks for.
 pub const NAME_RULE: &str = "use 1 to 128 letters, digits, `.`, `_`, `:`, `@`, `/` or `-`";
@@ -216,7 +217,7 @@ mod tests {
         for id in ids {
             let uuid = Uuid::parse_str(id.as_str()).unwrap();
             assert_eq!((uuid.get_version_num(), uuid.get_variant()), (7, uuid::Variant::RFC4122));
-            assert_eq!(id.span().to_string(), id.as_str()[19..].replace('-', ""));
+            assert_eq!(id.span_id().to_string(), id.as_str()[19..].replace('-', ""));
         }
     }
 
@@ -225,7 +226,7 @@ mod tests {
     fn request_ids_ascend_when_the_clock_does_not() {
         let at = |seconds| {
             let time = UNIX_EPOCH + Duration::from_secs(seconds);
-            RequestId::write(SEQUENCE.with(|sequence| sequence.next(time)))
+            RequestId::format_uuid(SEQUENCE.with(|sequence| sequence.next_halves(time)))
         };
         let ids = [4_000_000_000, 4_000_000_000, 1_000_000_000, 0].map(at);
         assert!(ids.is_sorted_by_key(RequestId::as_str), "{ids:?}");

@@ -23,12 +23,12 @@ use serde::{Deserialize, Serialize};
 use super::is_name;
 use crate::base::b64;
 
-pub use keys::{Keys, KeysError};
+pub use keys::{RunTokenKeys, RunTokenKeysError};
 
 /// What a token says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Claims {
+pub struct RunTokenClaims {
     pub run: String,
     /// The installation that the token is for. Two that share keys and a run's id are told apart by it.
     #[serde(rename = "aud", default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ pub struct Claims {
 
 /// Why a token proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum RunTokenError {
     #[error("it does not have the form of a run token")]
     Form,
     #[error("it names a key that is not among ours")]
@@ -62,60 +62,71 @@ pub enum Invalid {
 
 /// Why a token cannot be made.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MintError {
+pub enum RunTokenMintError {
     #[error("`{given}` is not a valid run id; {}", super::NAME_RULE)]
     Run { given: String },
     #[error("there is no key `{given}`; there are: {known}")]
     Key { given: String, known: String },
     #[error("a token must be valid for at least a second")]
     TooShort,
-    #[error("a token may be valid for {} at most", humantime::format_duration(MAX_LIFETIME))]
+    #[error("a token may be valid for {} at most", humantime::format_duration(MAX_TOKEN_LIFETIME))]
     TooLong,
 }
 
-impl Keys {
+impl RunTokenKeys {
     /// Makes a token for `run` that is valid for `ttl`, signed with the named key or the first.
     ///
     /// # Errors
     /// The run has no valid name, there is no such key, or the time is out of bounds.
-    pub fn mint(
+    pub fn mint_token(
         &self,
         run: &str,
         ttl: Duration,
         key_id: Option<&str>,
         now: SystemTime,
-    ) -> Result<String, MintError> {
+    ) -> Result<String, RunTokenMintError> {
         if !is_name(run) {
-            return Err(MintError::Run { given: run.to_owned() });
+            return Err(RunTokenMintError::Run { given: run.to_owned() });
         }
         match ttl {
-            ttl if ttl < Duration::from_secs(1) => return Err(MintError::TooShort),
-            ttl if ttl > MAX_LIFETIME => return Err(MintError::TooLong),
+            ttl if ttl < Duration::from_secs(1) => return Err(RunTokenMintError::TooShort),
+            ttl if ttl > MAX_TOKEN_LIFETIME => return Err(RunTokenMintError::TooLong),
             _ => {}
         }
-        let issued = seconds(now);
+        let issued = unix_seconds(now);
         let audience = self.audience().map(str::to_owned);
-        let claims =
-            Claims { run: run.to_owned(), audience, issued, expires: issued + ttl.as_secs() };
-        self.sign(&claims, key_id)
+        let claims = RunTokenClaims {
+            run: run.to_owned(),
+            audience,
+            issued,
+            expires: issued + ttl.as_secs(),
+        };
+        self.sign_claims(&claims, key_id)
     }
 
     /// Signs claims as they are.
     ///
     /// # Errors
     /// There is no such key.
-    pub fn sign(&self, claims: &Claims, key_id: Option<&str>) -> Result<String, MintError> {
-        let unknown = |given: &str| MintError::Key { given: given.to_owned(), known: self.ids() };
-        let key = match key_id {
-            Some(id) => self.find(id).ok_or_else(|| unknown(id))?,
-            None => self.first(),
+    pub fn sign_claims(
+        &self,
+        claims: &RunTokenClaims,
+        key_id: Option<&str>,
+    ) -> Result<String, RunTokenMintError> {
+        let unknown = |given: &str| RunTokenMintError::Key {
+            given: given.to_owned(),
+            known: self.format_ids(),
         };
-        let mut token = format!("{PREFIX}{}.", key.id());
+        let key = match key_id {
+            Some(id) => self.find_key(id).ok_or_else(|| unknown(id))?,
+            None => self.signing_key(),
+        };
+        let mut token = format!("{TOKEN_PREFIX}{}.", key.id());
         let claims = serde_json::to_vec(claims).expect("text and numbers are JSON");
-        b64::encode(&claims, &mut token);
+        b64::encode_base64(&claims, &mut token);
         let mac = hmac::sign(key.hmac(), token.as_bytes());
         token.push('.');
-        b64::encode(mac.as_ref(), &mut token);
+        b64::encode_base64(mac.as_ref(), &mut token);
         Ok(token)
     }
 
@@ -123,9 +134,13 @@ impl Keys {
     ///
     /// # Errors
     /// Why it may not.
-    pub fn verify(&self, token: &str, now: SystemTime) -> Result<Claims, Invalid> {
-        let claims = self.authenticate(token)?;
-        claims.check(now)?;
+    pub fn verify_token(
+        &self,
+        token: &str,
+        now: SystemTime,
+    ) -> Result<RunTokenClaims, RunTokenError> {
+        let claims = self.verify_signature(token)?;
+        claims.check_validity_period(now)?;
         Ok(claims)
     }
 
@@ -133,48 +148,49 @@ impl Keys {
     ///
     /// # Errors
     /// The token was not signed by us, or is for another installation.
-    pub fn authenticate(&self, token: &str) -> Result<Claims, Invalid> {
-        let parts = Parts::of(token)?;
-        let key = self.find(parts.key_id).ok_or(Invalid::UnknownKey)?;
+    pub fn verify_signature(&self, token: &str) -> Result<RunTokenClaims, RunTokenError> {
+        let parts = RunTokenParts::split_token(token)?;
+        let key = self.find_key(parts.key_id).ok_or(RunTokenError::UnknownKey)?;
         let mut mac = [0; MAC_BYTES];
-        if b64::decode(parts.mac, &mut mac) != Some(MAC_BYTES) {
-            return Err(Invalid::Form);
+        if b64::decode_base64(parts.mac, &mut mac) != Some(MAC_BYTES) {
+            return Err(RunTokenError::Form);
         }
         // Takes the same time wherever the two differ.
-        hmac::verify(key.hmac(), parts.signed.as_bytes(), &mac).map_err(|_| Invalid::Signature)?;
-        let claims = parts.claims().ok_or(Invalid::Form)?;
+        hmac::verify(key.hmac(), parts.signed.as_bytes(), &mac)
+            .map_err(|_| RunTokenError::Signature)?;
+        let claims = parts.decode_claims().ok_or(RunTokenError::Form)?;
         if claims.audience.as_deref() != self.audience() {
-            return Err(Invalid::Audience);
+            return Err(RunTokenError::Audience);
         }
         Ok(claims)
     }
 }
 
-impl Claims {
+impl RunTokenClaims {
     /// What a token says of itself and its key, for a person to read: it proves nothing.
-    pub fn peek(token: &str) -> Option<(&str, Self)> {
-        let parts = Parts::of(token).ok()?;
-        Some((parts.key_id, parts.claims()?))
+    pub fn decode_unverified(token: &str) -> Option<(&str, Self)> {
+        let parts = RunTokenParts::split_token(token).ok()?;
+        Some((parts.key_id, parts.decode_claims()?))
     }
 
     /// Whether this is the time for the token.
     ///
     /// # Errors
     /// It is over, to the second; or it has not begun, by more than clocks differ.
-    pub fn check(&self, now: SystemTime) -> Result<(), Invalid> {
-        let now = seconds(now);
+    pub fn check_validity_period(&self, now: SystemTime) -> Result<(), RunTokenError> {
+        let now = unix_seconds(now);
         if now >= self.expires {
-            return Err(Invalid::Expired);
+            return Err(RunTokenError::Expired);
         }
         if self.issued > now.saturating_add(MAX_CLOCK_SKEW.as_secs()) {
-            return Err(Invalid::Future);
+            return Err(RunTokenError::Future);
         }
         Ok(())
     }
 }
 
 /// A token taken apart, and nothing of it believed.
-struct Parts<'a> {
+struct RunTokenParts<'a> {
     /// Everything that the signature is of.
     signed: &'a str,
     key_id: &'a str,
@@ -182,21 +198,21 @@ struct Parts<'a> {
     mac: &'a str,
 }
 
-impl<'a> Parts<'a> {
-    fn of(token: &'a str) -> Result<Self, Invalid> {
+impl<'a> RunTokenParts<'a> {
+    fn split_token(token: &'a str) -> Result<Self, RunTokenError> {
         if token.len() > MAX_TOKEN_BYTES {
-            return Err(Invalid::Form);
+            return Err(RunTokenError::Form);
         }
-        let (signed, mac) = token.rsplit_once('.').ok_or(Invalid::Form)?;
-        let rest = signed.strip_prefix(PREFIX).ok_or(Invalid::Form)?;
-        let (key_id, claims) = rest.split_once('.').ok_or(Invalid::Form)?;
+        let (signed, mac) = token.rsplit_once('.').ok_or(RunTokenError::Form)?;
+        let rest = signed.strip_prefix(TOKEN_PREFIX).ok_or(RunTokenError::Form)?;
+        let (key_id, claims) = rest.split_once('.').ok_or(RunTokenError::Form)?;
         Ok(Self { signed, key_id, claims, mac })
     }
 
-    fn claims(&self) -> Option<Claims> {
+    fn decode_claims(&self) -> Option<RunTokenClaims> {
         let mut json = [0; MAX_TOKEN_BYTES];
-        let length = b64::decode(self.claims, &mut json)?;
-        let claims: Claims = serde_json::from_slice(&json[..length]).ok()?;
+        let length = b64::decode_base64(self.claims, &mut json)?;
+        let claims: RunTokenClaims = serde_json::from_slice(&json[..length]).ok()?;
         is_name(&claims.run).then_some(claims)
     }
 }
@@ -207,18 +223,18 @@ pub fn is_audience(name: &str) -> bool {
 }
 
 /// Before 1970 nothing was issued, and nothing has expired.
-fn seconds(time: SystemTime) -> u64 {
+fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// What every token begins with: the kind and its version.
-pub const PREFIX: &str = "cgr1.";
+pub const TOKEN_PREFIX: &str = "cgr1.";
 
 /// Longer than any token that we make: the longest run id, key id and audience are under 450 bytes. Ours.
 pub const MAX_TOKEN_BYTES: usize = 512;
 
 /// No run lasts longer, and a token that leaks should not outlive its run by much. Ours.
-pub const MAX_LIFETIME: Duration = Duration::from_hours(30 * 24);
+pub const MAX_TOKEN_LIFETIME: Duration = Duration::from_hours(30 * 24);
 
 /// How far ahead of us the clock of the machine that issues tokens may be. Being early harms nobody; at
 /// the other end, where it would, a token is worth nothing from its last second on. Ours.

@@ -7,21 +7,21 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::directory::Directory;
+use super::directory::RunDirectory;
 use super::openclaw;
-use super::workspace::Writer;
-use crate::catalog::entry::Text;
-use crate::catalog::placeholder::{TooLong, Values};
-use crate::catalog::{Entry, Setup};
-use crate::sandbox::spec::{Access, Mount, Workspace};
-use crate::sandbox::{RunSpec, name_of};
+use super::workspace::WorkspaceWriter;
+use crate::catalog::entry::FileContent;
+use crate::catalog::placeholder::{ArgumentTooLongError, PlaceholderValues};
+use crate::catalog::{AgentDefinition, WorkspaceSetup};
+use crate::sandbox::spec::{BindMount, MountAccess, WorkspaceMount};
+use crate::sandbox::{SandboxSpec, sandbox_name};
 
 /// An agent, and what it is asked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Agent {
-    pub entry: Arc<Entry>,
+pub struct AgentInvocation {
+    pub entry: Arc<AgentDefinition>,
     /// All that was said; none where the workspace has the conversation already.
-    pub messages: Vec<Message>,
+    pub messages: Vec<ChatMessage>,
     /// The model that it begins with.
     pub model: String,
     /// The models that it may choose from, as far as it is told.
@@ -33,15 +33,15 @@ pub struct Agent {
 /// Something that was said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Message {
-    pub role: Role,
+pub struct ChatMessage {
+    pub role: ChatRole,
     pub content: String,
 }
 
 /// Who has said it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum ChatRole {
     System,
     User,
     Assistant,
@@ -49,105 +49,114 @@ pub enum Role {
 
 /// What an agent finds in its workspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Files {
+pub(super) struct AgentFiles {
     /// Written anew for each run.
     pub(super) own: Vec<(&'static str, String)>,
     /// What it makes itself, and is none of its work.
     pub(super) made: &'static [&'static str],
 }
 
-impl Message {
+impl ChatMessage {
     pub fn user(content: impl Into<String>) -> Self {
-        Self { role: Role::User, content: content.into() }
+        Self { role: ChatRole::User, content: content.into() }
     }
 }
 
-impl Agent {
+impl AgentInvocation {
     /// The program and its arguments, as they are executed.
     ///
     /// # Errors
     /// A message is longer than an argument may be.
-    pub fn argv(&self, run: &str) -> Result<Vec<String>, TooLong> {
-        let values = Values {
+    pub fn argv(&self, run: &str) -> Result<Vec<String>, ArgumentTooLongError> {
+        let values = PlaceholderValues {
             run_id: run.to_owned(),
-            session_id: name_of(run),
+            session_id: sandbox_name(run),
             model: self.model.clone(),
             agent: self.entry.openclaw.agent.clone(),
-            message: self.last().map(|(_, message)| message.to_owned()).unwrap_or_default(),
+            message: self
+                .last_user_message()
+                .map(|(_, message)| message.to_owned())
+                .unwrap_or_default(),
             timeout: self.timeout,
         };
-        values.fill(&self.entry.argv)
+        values.expand(&self.entry.argv)
     }
 
     /// The last thing that a user has said, and its place among all that was said.
-    pub(super) fn last(&self) -> Option<(usize, &str)> {
-        let place = self.messages.iter().rposition(|message| message.role == Role::User)?;
+    pub(super) fn last_user_message(&self) -> Option<(usize, &str)> {
+        let place = self.messages.iter().rposition(|message| message.role == ChatRole::User)?;
         Some((place, &self.messages[place].content))
     }
 
     /// Gives the sandbox what the agent needs of us. An agent without a workspace gets one that goes with the run.
-    pub(super) fn prepare(
+    pub(super) fn prepare_sandbox(
         &self,
-        spec: &mut RunSpec,
-        directory: &Directory,
+        spec: &mut SandboxSpec,
+        directory: &RunDirectory,
         is_repository: bool,
     ) -> anyhow::Result<()> {
-        if spec.workspace == Workspace::None {
-            let path = directory.make_workspace()?;
-            spec.workspace = Workspace::Directory { path, access: Access::ReadWrite };
+        if spec.workspace == WorkspaceMount::None {
+            let path = directory.create_workspace()?;
+            spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         }
-        if let Workspace::Directory { path, access: Access::ReadWrite } = &spec.workspace {
-            self.write(path, spec.uid, is_repository)?;
+        if let WorkspaceMount::Directory { path, access: MountAccess::ReadWrite } = &spec.workspace
+        {
+            self.write_workspace(path, spec.uid, is_repository)?;
         }
-        spec.mounts.extend(self.program(spec));
+        spec.mounts.extend(self.program_mount(spec));
         Ok(())
     }
 
     /// Its program, where that is ours: it is in the file of the sandbox's first process.
-    pub(super) fn program(&self, spec: &RunSpec) -> Option<Mount> {
+    pub(super) fn program_mount(&self, spec: &SandboxSpec) -> Option<BindMount> {
         let (source, target) = (spec.init.clone()?, self.entry.program.clone()?);
-        Some(Mount { source, target, access: Access::ReadOnly })
+        Some(BindMount { source, target, access: MountAccess::ReadOnly })
     }
 
     /// Writes what the agent finds in its workspace, and sees to it that none of that is taken for its work.
-    fn write(&self, workspace: &Path, uid: u32, is_repository: bool) -> anyhow::Result<()> {
-        let Files { own, made } = self.files()?;
-        let writer = Writer::open(workspace, uid)?;
+    fn write_workspace(
+        &self,
+        workspace: &Path,
+        uid: u32,
+        is_repository: bool,
+    ) -> anyhow::Result<()> {
+        let AgentFiles { own, made } = self.workspace_files()?;
+        let writer = WorkspaceWriter::open(workspace, uid)?;
         let mut ignored: Vec<_> = made.iter().map(|name| format!("/{name}")).collect();
         for (place, text) in &own {
-            writer.put(Path::new(place), text)?;
+            writer.write_file(Path::new(place), text)?;
             ignored.push(format!("/{place}"));
         }
         for (place, text) in &self.entry.files {
-            let Text::Here(text) = text else { continue };
-            if writer.put_new(place, text)? {
+            let FileContent::Here(text) = text else { continue };
+            if writer.write_new_file(place, text)? {
                 ignored.push(format!("/{}", place.display()));
             }
         }
         if is_repository {
-            writer.put(Path::new(".git/info/exclude"), &(ignored.join("\n") + "\n"))?;
+            writer.write_file(Path::new(".git/info/exclude"), &(ignored.join("\n") + "\n"))?;
         }
         Ok(())
     }
 
-    fn files(&self) -> anyhow::Result<Files> {
+    fn workspace_files(&self) -> anyhow::Result<AgentFiles> {
         match self.entry.setup {
-            Setup::OpenClaw => Ok(openclaw::files(self)?),
-            Setup::Messages if self.messages.is_empty() => Ok(Files::default()),
-            Setup::Messages => {
+            WorkspaceSetup::OpenClaw => Ok(openclaw::workspace_files(self)?),
+            WorkspaceSetup::Messages if self.messages.is_empty() => Ok(AgentFiles::default()),
+            WorkspaceSetup::Messages => {
                 let conversation = json!({ "messages": self.messages });
-                Ok(Files { own: vec![(MESSAGES, conversation.to_string())], made: &[] })
+                Ok(AgentFiles { own: vec![(MESSAGES_PATH, conversation.to_string())], made: &[] })
             }
         }
     }
 }
 
 /// Where an agent finds what it is to answer.
-pub(super) fn place(setup: Setup) -> &'static str {
+pub(super) fn input_path(setup: WorkspaceSetup) -> &'static str {
     match setup {
-        Setup::Messages => MESSAGES,
-        Setup::OpenClaw => openclaw::PROMPT,
+        WorkspaceSetup::Messages => MESSAGES_PATH,
+        WorkspaceSetup::OpenClaw => openclaw::PROMPT_PATH,
     }
 }
 
-const MESSAGES: &str = ".cogni/messages.json";
+const MESSAGES_PATH: &str = ".cogni/messages.json";

@@ -14,25 +14,25 @@ use tokio::time::timeout;
 
 use crate::base::unix::MAX_PATH_BYTES;
 use crate::base::{private_dir, tree};
-use crate::sandbox::spec::{HOSTS, HOSTS_TEXT, UID};
-use crate::sandbox::{Owner, UserLease, UserRange, left, name_of};
+use crate::sandbox::spec::{HOSTS_FILE, HOSTS_TEXT, SANDBOX_UID};
+use crate::sandbox::{OwnerProcess, UserLease, UserRange, left, sandbox_name};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
 /// before a reboot is known by it.
-pub(super) fn real(run_dir: &Path) -> io::Result<PathBuf> {
+pub(super) fn canonical_run_dir(run_dir: &Path) -> io::Result<PathBuf> {
     let run_dir = path::absolute(run_dir)?;
     match (fs::canonicalize(&run_dir), run_dir.parent(), run_dir.file_name()) {
         (Err(error), Some(parent), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
-            Ok(real(parent)?.join(name))
+            Ok(canonical_run_dir(parent)?.join(name))
         }
         (found, ..) => found,
     }
 }
 
-/// Goes with its run: [`Directory::remove`] waits for that, and who drops it does not. How much is in it was for an agent to
+/// Goes with its run: [`RunDirectory::remove`] waits for that, and who drops it does not. How much is in it was for an agent to
 /// choose, so it is removed on a thread of its own. Its name says whose it is, so there is no moment at which nobody knows.
 #[derive(Debug)]
-pub(super) struct Directory {
+pub(super) struct RunDirectory {
     path: PathBuf,
     is_roots: bool,
     proxy_user: (u32, u32),
@@ -40,19 +40,19 @@ pub(super) struct Directory {
     user: UserLease,
 }
 
-impl Directory {
+impl RunDirectory {
     /// For what has no sandbox.
-    pub(super) fn create(parent: &Path, run: &str, owner: &Owner) -> anyhow::Result<Self> {
-        Self::create_for(UserRange::SHARED, parent, run, owner)
+    pub(super) fn create(parent: &Path, run: &str, owner: &OwnerProcess) -> anyhow::Result<Self> {
+        Self::create_for_users(UserRange::SHARED_USER, parent, run, owner)
     }
 
     /// Checks that the path of a run's socket below `parent` is no longer than the kernel allows.
     ///
     /// # Errors
     /// The path is longer.
-    pub(super) fn check_length(parent: &Path, owner: &Owner) -> anyhow::Result<()> {
+    pub(super) fn check_length(parent: &Path, owner: &OwnerProcess) -> anyhow::Result<()> {
         let parent = path::absolute(parent)?;
-        let name = format!("{}-{}", name_of(""), owner.to_file_name());
+        let name = format!("{}-{}", sandbox_name(""), owner.to_file_name());
         let length = parent.join(name).join("sock/llm.sock").as_os_str().len();
         if let Some(excess) = length.checked_sub(MAX_PATH_BYTES).filter(|excess| *excess > 0) {
             bail!(
@@ -65,23 +65,24 @@ impl Directory {
     }
 
     /// For a sandbox, which is given one of these users.
-    pub(super) fn create_for(
+    pub(super) fn create_for_users(
         users: UserRange,
         parent: &Path,
         run: &str,
-        owner: &Owner,
+        owner: &OwnerProcess,
     ) -> anyhow::Result<Self> {
         let cannot =
             |path: &Path| format!("the run's directory `{}` cannot be made", path.display());
         // Others may pass through, and see nothing.
         private_dir::make(parent, 0o711).with_context(|| cannot(parent))?;
-        let parent = real(parent).with_context(|| cannot(parent))?;
-        let path = parent.join(format!("{}-{}", name_of(run), owner.to_file_name()));
-        let user = users.lease(None, &path)?;
+        let parent = canonical_run_dir(parent).with_context(|| cannot(parent))?;
+        let path = parent.join(format!("{}-{}", sandbox_name(run), owner.to_file_name()));
+        let user = users.lease_user(None, &path)?;
         DirBuilder::new().mode(0o700).create(&path).with_context(|| cannot(&path))?;
-        let mut directory = Self { path, is_roots: false, proxy_user: (UID, UID), user };
+        let mut directory =
+            Self { path, is_roots: false, proxy_user: (SANDBOX_UID, SANDBOX_UID), user };
         let socket_dir = directory.socket_dir();
-        make_socket_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
+        create_socket_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
         let made = fs::metadata(&socket_dir)?;
         directory.is_roots = made.uid() == 0;
         if !directory.is_roots {
@@ -105,14 +106,14 @@ impl Directory {
     }
 
     /// Where a workspace is that goes with the run.
-    pub(super) fn workspace(&self) -> PathBuf {
+    pub(super) fn workspace_path(&self) -> PathBuf {
         self.path.join("workspace")
     }
 
     /// Makes it, writable for the sandbox's user, and for others only where we may not give
     /// it away.
-    pub(super) fn make_workspace(&self) -> anyhow::Result<PathBuf> {
-        let path = self.workspace();
+    pub(super) fn create_workspace(&self) -> anyhow::Result<PathBuf> {
+        let path = self.workspace_path();
         let cannot = || format!("the workspace `{}` cannot be made", path.display());
         DirBuilder::new().mode(0o700).create(&path).with_context(cannot)?;
         if self.is_roots {
@@ -124,7 +125,7 @@ impl Directory {
     }
 
     /// Who a gateway's container runs as. One that may not give files away keeps them, and runs it as itself.
-    pub(super) fn proxy_user(&self) -> (u32, u32) {
+    pub(super) fn gateway_user(&self) -> (u32, u32) {
         self.proxy_user
     }
 
@@ -134,77 +135,77 @@ impl Directory {
     }
 
     /// Whether this process makes files as root.
-    pub(super) fn is_roots(&self) -> bool {
+    pub(super) fn runs_as_root(&self) -> bool {
         self.is_roots
     }
 
-    fn take(&mut self) -> (PathBuf, UserLease) {
-        (mem::take(&mut self.path), mem::replace(&mut self.user, UserLease::shared()))
+    fn take_parts(&mut self) -> (PathBuf, UserLease) {
+        (mem::take(&mut self.path), mem::replace(&mut self.user, UserLease::shared_user()))
     }
 
     /// Removes it. What takes longer than there is time goes on behind whoever waits; where this process ends before, the
     /// next sweep does the rest.
     pub(super) async fn remove(mut self) {
-        let (path, user) = self.take();
-        let removal = spawn_blocking(move || take_away(&path, user));
-        if timeout(REMOVAL, removal).await.is_err() {
+        let (path, user) = self.take_parts();
+        let removal = spawn_blocking(move || remove_best_effort(&path, user));
+        if timeout(REMOVE_TIMEOUT, removal).await.is_err() {
             tracing::warn!("a run's directory holds so much that nobody waits for its end");
         }
     }
 }
 
-impl Drop for Directory {
+impl Drop for RunDirectory {
     fn drop(&mut self) {
-        let (path, user) = self.take();
+        let (path, user) = self.take_parts();
         if path.as_os_str().is_empty() {
             return;
         }
         match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || take_away(&path, user))),
-            Err(_) => take_away(&path, user),
+            Ok(runtime) => drop(runtime.spawn_blocking(move || remove_best_effort(&path, user))),
+            Err(_) => remove_best_effort(&path, user),
         }
     }
 }
 
-fn take_away(path: &Path, user: UserLease) {
-    if let Err(error) = remove(path) {
-        user.abandon();
+fn remove_best_effort(path: &Path, user: UserLease) {
+    if let Err(error) = remove_run_dir(path) {
+        user.keep_locked();
         tracing::error!(%error, path = %path.display(), "the run's directory is left behind");
         if let Some(name) = path.file_name() {
-            left::note(name.to_string_lossy());
+            left::register(name.to_string_lossy());
         }
     }
 }
 
 /// Makes what a sandbox sees as its socket's directory, without a socket.
-pub(super) fn make_socket_dir(path: &Path) -> io::Result<()> {
+pub(super) fn create_socket_dir(path: &Path) -> io::Result<()> {
     fs::create_dir(path)?;
     // The sandbox sees this one, and its user must be able to go through.
     fs::set_permissions(path, Permissions::from_mode(0o755))?;
-    let hosts = path.join(HOSTS);
+    let hosts = path.join(HOSTS_FILE);
     fs::write(&hosts, HOSTS_TEXT)?;
     fs::set_permissions(&hosts, Permissions::from_mode(0o644))
 }
 
 /// Removes a run's directory; one that is not there is as good as removed. Where something is mounted in it, it is kept:
 /// what would be removed is somebody else's.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(super) fn remove_run_dir(path: &Path) -> io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mut targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     if let Some(target) = targets.find(|target| Path::new(target).starts_with(path)) {
         return Err(io::Error::other(format!("something is mounted at `{target}`")));
     }
-    tree::remove(path)
+    tree::remove_tree(path)
 }
 
 /// Who made a directory of this name.
-pub(super) fn owner_of(file_name: &str) -> Option<Owner> {
+pub(super) fn owner_from_name(file_name: &str) -> Option<OwnerProcess> {
     let (_, owner) = file_name.strip_prefix("cogni-")?.split_once('-')?;
-    Owner::parse(owner)
+    OwnerProcess::parse(owner)
 }
 
 /// How long a run's end waits for it: some hundred thousand names.
-const REMOVAL: Duration = Duration::from_secs(5);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -234,9 +235,9 @@ mod tests {
         });
     }
 
-    fn filled(place: &Path, run: &str) -> Directory {
-        let owner = Owner::this().expect("it is there");
-        let directory = Directory::create(place, run, &owner).expect("made");
+    fn filled(place: &Path, run: &str) -> RunDirectory {
+        let owner = OwnerProcess::this_process().expect("it is there");
+        let directory = RunDirectory::create(place, run, &owner).expect("made");
         for number in 0..20_000 {
             fs::write(directory.path().join(number.to_string()), "").expect("written");
         }

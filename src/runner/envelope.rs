@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 
 /// An agent's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Envelope {
+pub struct AgentEnvelope {
     pub payloads: Vec<Value>,
     pub meta: Map<String, Value>,
 }
 
 /// Why there is no answer on an agent's standard output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum AgentEnvelopeError {
     #[error("the agent has printed nothing on standard output, where its answer should be")]
     Empty,
     #[error(
@@ -34,49 +34,49 @@ pub enum Invalid {
     TooMany,
 }
 
-impl Envelope {
+impl AgentEnvelope {
     /// Reads all of an agent's standard output.
     ///
     /// # Errors
     /// It ends in something else, or in more than one answer.
-    pub fn parse(stdout: &str) -> Result<Self, Invalid> {
+    pub fn parse(stdout: &str) -> Result<Self, AgentEnvelopeError> {
         if stdout.trim().is_empty() {
-            return Err(Invalid::Empty);
+            return Err(AgentEnvelopeError::Empty);
         }
         let (mut answers, mut documents) = (0, 0);
         let mut last = None;
         let mut rest = stdout;
-        while let Some(at) = next_object(rest) {
+        while let Some(at) = find_next_object(rest) {
             let text = &rest[at..];
             let mut reader = serde_json::Deserializer::from_str(text).into_iter::<Value>();
             match reader.next() {
                 Some(Ok(document)) => {
                     documents += 1;
                     if documents > MAX_DOCUMENTS {
-                        return Err(Invalid::TooMany);
+                        return Err(AgentEnvelopeError::TooMany);
                     }
                     rest = &text[reader.byte_offset()..];
-                    let read = Self::read(document);
+                    let read = Self::from_document(document);
                     answers += usize::from(read.is_ok());
                     last = Some((read, rest));
                 }
                 // What is no object is the noise of others, up to the line that says so.
-                Some(Err(error)) => rest = from_line(text, error.line().max(2)),
+                Some(Err(error)) => rest = text_from_line(text, error.line().max(2)),
                 None => break,
             }
         }
         // Looked at once: behind each of many objects it would be the same blanks again.
         let last = last.filter(|(_, after)| after.trim_start().is_empty()).map(|(read, _)| read);
         match last {
-            Some(Ok(_)) if answers > 1 => Err(Invalid::Several(answers)),
+            Some(Ok(_)) if answers > 1 => Err(AgentEnvelopeError::Several(answers)),
             Some(Ok(envelope)) => Ok(envelope),
-            Some(Err(error)) => Err(Invalid::NotEnvelope(error.to_string())),
-            None => Err(Invalid::NotJson(why(stdout))),
+            Some(Err(error)) => Err(AgentEnvelopeError::NotEnvelope(error.to_string())),
+            None => Err(AgentEnvelopeError::NotJson(describe_last_line(stdout))),
         }
     }
 
     /// An answer, or what `OpenClaw` prints in place of one: `{"ok": false, "error": {"type": …, "message": …}}`.
-    fn read(document: Value) -> Result<Self, serde_json::Error> {
+    fn from_document(document: Value) -> Result<Self, serde_json::Error> {
         let error = &document["error"];
         if document["ok"] != false || error.is_null() {
             return serde_json::from_value(document);
@@ -98,9 +98,9 @@ impl Envelope {
     }
 
     /// What went wrong, as the agent tells it.
-    pub fn error(&self) -> Option<String> {
+    pub fn error_message(&self) -> Option<String> {
         match self.meta.get("error") {
-            None | Some(Value::Null) => self.unfinished(),
+            None | Some(Value::Null) => self.incomplete_reason(),
             Some(Value::String(message)) => Some(message.clone()),
             Some(error) => {
                 let text = |key: &str| error[key].as_str();
@@ -115,7 +115,7 @@ impl Envelope {
 
     /// An agent may say in other words that it is not done: `OpenClaw` marks an answer that is only an error, and a run
     /// that it has broken off.
-    fn unfinished(&self) -> Option<String> {
+    fn incomplete_reason(&self) -> Option<String> {
         let is_error = |payload: &Value| payload["isError"] == true;
         if !self.payloads.is_empty() && self.payloads.iter().all(is_error) {
             return Some(self.text());
@@ -130,7 +130,7 @@ impl Envelope {
 
 /// Where the next line begins that may be an object. No line's end is looked for before what begins the line is known: many
 /// objects may stand on one.
-fn next_object(text: &str) -> Option<usize> {
+fn find_next_object(text: &str) -> Option<usize> {
     let mut rest = text;
     loop {
         rest = rest.trim_start();
@@ -142,18 +142,19 @@ fn next_object(text: &str) -> Option<usize> {
 }
 
 /// From a line on; the first is 1.
-fn from_line(text: &str, line: usize) -> &str {
+fn text_from_line(text: &str, line: usize) -> &str {
     let mut ends = text.match_indices('\n').map(|(at, _)| at + 1);
     ends.nth(line - 2).map_or("", |at| &text[at..])
 }
 
 /// What is wrong with the last line, for whoever has made the agent.
-fn why(stdout: &str) -> String {
+fn describe_last_line(stdout: &str) -> String {
     let last = stdout.trim_end().lines().next_back().unwrap_or_default();
     match serde_json::from_str::<Value>(last) {
         Ok(_) => "its last line is another kind of JSON".to_owned(),
         Err(error) => {
-            let shown: String = last.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+            let shown: String =
+                last.chars().filter(|c| !c.is_control()).take(MAX_EXCERPT_CHARS).collect();
             format!("{error} of its last line, `{shown}`")
         }
     }
@@ -163,4 +164,4 @@ fn why(stdout: &str) -> String {
 const MAX_DOCUMENTS: usize = 100_000;
 
 /// Enough of a line to recognise it.
-const SHOWN: usize = 80;
+const MAX_EXCERPT_CHARS: usize = 80;

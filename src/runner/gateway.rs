@@ -5,26 +5,26 @@ use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
-use super::proxy::Proxy;
-use crate::app::{App, Seat, Seats, Shutdown};
-use crate::budget::Amount;
-use crate::config::Config;
-use crate::run::Run;
+use super::proxy::PreparedGatewayContainer;
+use crate::app::{GatewayHost, GatewayProcess, HostedGateway, RunShutdown};
+use crate::budget::BudgetAmount;
+use crate::config::GatewayConfig;
+use crate::run::AgentRun;
 
-pub(super) enum Gateway {
+pub(super) enum RunGatewayBackend {
     /// Its socket is bound, and its log open.
     Here {
-        app: Box<App>,
-        run: Arc<Run>,
+        app: Box<GatewayProcess>,
+        run: Arc<AgentRun>,
     },
     /// The same, in a process that has others.
-    Seat(Box<Seat>),
-    Container(Box<Proxy>),
+    Seat(Box<HostedGateway>),
+    Container(Box<PreparedGatewayContainer>),
 }
 
 /// What a gateway tells while it serves.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Signals {
+pub(super) struct GatewaySignals {
     /// Whoever connects is served.
     pub(super) ready: CancellationToken,
     /// No further call of the run will be let through.
@@ -35,8 +35,8 @@ pub(super) struct Signals {
 
 /// What became of the run's calls.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Calls {
-    pub(super) spent: Amount,
+pub(super) struct CallSummary {
+    pub(super) spent: BudgetAmount,
     pub(super) admitted: u64,
     pub(super) refused: u64,
     /// Those of them that did not reach the upstream.
@@ -45,19 +45,19 @@ pub(super) struct Calls {
     pub(super) is_denied: bool,
 }
 
-impl Gateway {
+impl RunGatewayBackend {
     /// Binds the run's socket and opens its log, in this process.
-    pub(super) fn open(config: Config, seats: Option<&Seats>) -> anyhow::Result<Self> {
+    pub(super) fn open(config: GatewayConfig, seats: Option<&GatewayHost>) -> anyhow::Result<Self> {
         if let Some(seats) = seats {
-            return Ok(Self::Seat(Box::new(seats.open(config)?)));
+            return Ok(Self::Seat(Box::new(seats.open_gateway(config)?)));
         }
-        let app = App::build(config)?;
-        let run = app.runs().list().pop().expect("an app on a socket has one run");
+        let app = GatewayProcess::build_process(config)?;
+        let run = app.run_manager().list_runs().pop().expect("an app on a socket has one run");
         Ok(Self::Here { app: Box::new(app), run })
     }
 
     /// The run, where it is here that its log is kept.
-    pub(super) fn run(&self) -> Option<Arc<Run>> {
+    pub(super) fn run(&self) -> Option<Arc<AgentRun>> {
         match self {
             Self::Here { run, .. } => Some(Arc::clone(run)),
             Self::Seat(seat) => Some(Arc::clone(seat.run())),
@@ -65,10 +65,10 @@ impl Gateway {
         }
     }
 
-    pub(super) fn signals(&self) -> Signals {
-        let mut signals = Signals::default();
+    pub(super) fn signals(&self) -> GatewaySignals {
+        let mut signals = GatewaySignals::default();
         if let Some(run) = self.run() {
-            signals.exhausted = run.ledger.exhausted().clone();
+            signals.exhausted = run.ledger.exhausted_token().clone();
             signals.ready.cancel();
         }
         signals
@@ -87,15 +87,17 @@ impl Gateway {
     /// records, and so closes them with its calls.
     pub(super) async fn serve(
         self,
-        signals: &Signals,
-        closing: Shutdown,
-    ) -> (anyhow::Result<()>, Calls) {
+        signals: &GatewaySignals,
+        closing: RunShutdown,
+    ) -> (anyhow::Result<()>, CallSummary) {
         let (quiet, calls) = (closing.quiet.clone(), closing.calls.clone());
         let (served, calls) = match self {
-            Self::Here { app, run } => (Box::pin(app.serve_until(closing)).await, calls_of(&run)),
+            Self::Here { app, run } => {
+                (Box::pin(app.serve_in_two_steps(closing)).await, call_summary(&run))
+            }
             Self::Seat(seat) => {
                 let run = Arc::clone(seat.run());
-                (Box::pin(seat.serve_until(closing)).await, calls_of(&run))
+                (Box::pin(seat.serve_in_two_steps(closing)).await, call_summary(&run))
             }
             Self::Container(proxy) => Box::pin(proxy.serve(signals, calls)).await,
         };
@@ -105,12 +107,12 @@ impl Gateway {
     }
 }
 
-fn calls_of(run: &Run) -> Calls {
-    Calls {
-        spent: run.ledger.spent(),
-        admitted: run.counts.admitted(),
-        refused: run.counts.refused(),
+fn call_summary(run: &AgentRun) -> CallSummary {
+    CallSummary {
+        spent: run.ledger.spent_amount(),
+        admitted: run.counts.admitted_calls(),
+        refused: run.counts.refused_calls(),
         unreached: run.counts.unreached(),
-        is_denied: run.ledger.is_denied(),
+        is_denied: run.ledger.was_last_call_denied(),
     }
 }

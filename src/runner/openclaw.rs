@@ -5,39 +5,42 @@
 
 use serde_json::{Value, json};
 
-use super::agent::{Agent, Files, Message, Role};
+use super::agent::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
 
 /// What is too long for it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the message has {given} bytes, and OpenClaw takes {MOST}; give less, or put it into a file of the workspace"
+    "the message has {given} bytes, and OpenClaw takes {MAX_MESSAGE_BYTES}; give less, or put it into a file of the workspace"
 )]
-pub(super) struct TooLong {
+pub(super) struct MessageTooLongError {
     given: usize,
 }
 
 /// The files that it finds. Where nothing is asked, the workspace has that already.
-pub(super) fn files(agent: &Agent) -> Result<Files, TooLong> {
-    let mut own = vec![(SETTINGS, format!("{:#}\n", settings(agent)))];
-    if let Some((place, message)) = agent.last() {
+pub(super) fn workspace_files(agent: &AgentInvocation) -> Result<AgentFiles, MessageTooLongError> {
+    let mut own = vec![(SETTINGS_PATH, format!("{:#}\n", settings_json(agent)))];
+    if let Some((place, message)) = agent.last_user_message() {
         let before: Vec<_> =
             agent.messages.iter().enumerate().filter(|(at, _)| *at != place).collect();
         let mut prompt = message.to_owned();
         if !before.is_empty() {
-            own.push((CONVERSATION, conversation(before.iter().map(|(_, message)| *message))));
-            prompt = format!("{READ_FIRST}\n\n{message}");
+            own.push((
+                CONVERSATION_PATH,
+                render_conversation(before.iter().map(|(_, message)| *message)),
+            ));
+            prompt = format!("{CONVERSATION_HINT}\n\n{message}");
         }
-        if prompt.len() > MOST {
-            return Err(TooLong { given: prompt.len() });
+        if prompt.len() > MAX_MESSAGE_BYTES {
+            return Err(MessageTooLongError { given: prompt.len() });
         }
-        own.push((PROMPT, prompt));
+        own.push((PROMPT_PATH, prompt));
     }
-    Ok(Files { own, made: &[".openclaw/", ".openclaw-state/", ".cache/", ".npm/"] })
+    Ok(AgentFiles { own, made: &[".openclaw/", ".openclaw-state/", ".cache/", ".npm/"] })
 }
 
-fn settings(agent: &Agent) -> Value {
+fn settings_json(agent: &AgentInvocation) -> Value {
     let claw = &agent.entry.openclaw;
-    let mut deny: Vec<&str> = DENIED.to_vec();
+    let mut deny: Vec<&str> = DENIED_TOOLS.to_vec();
     deny.extend(claw.deny.iter().map(String::as_str));
     json!({
         "models": {
@@ -47,7 +50,7 @@ fn settings(agent: &Agent) -> Value {
                     "baseUrl": "http://localhost:8080/v1",
                     "api": "openai-completions",
                     "apiKey": "placeholder",
-                    "models": models(agent),
+                    "models": models_json(agent),
                 },
             },
         },
@@ -68,7 +71,7 @@ fn settings(agent: &Agent) -> Value {
 }
 
 /// The run's model first; what they cost is nothing that it has to know.
-fn models(agent: &Agent) -> Vec<Value> {
+fn models_json(agent: &AgentInvocation) -> Vec<Value> {
     let others = agent.models.iter().filter(|model| **model != agent.model);
     let claw = &agent.entry.openclaw;
     let model = |id: &String| {
@@ -85,30 +88,30 @@ fn models(agent: &Agent) -> Vec<Value> {
     std::iter::once(&agent.model).chain(others).map(model).collect()
 }
 
-fn conversation<'a>(messages: impl Iterator<Item = &'a Message>) -> String {
-    let said = messages.map(|Message { role, content }| {
+fn render_conversation<'a>(messages: impl Iterator<Item = &'a ChatMessage>) -> String {
+    let said = messages.map(|ChatMessage { role, content }| {
         let who = match role {
-            Role::System => "Instructions",
-            Role::User => "The user",
-            Role::Assistant => "You",
+            ChatRole::System => "Instructions",
+            ChatRole::User => "The user",
+            ChatRole::Assistant => "You",
         };
         format!("\n## {who}\n\n{content}\n")
     });
     format!("# What was said before\n{}", said.collect::<String>())
 }
 
-const SETTINGS: &str = ".openclaw/openclaw.json";
+const SETTINGS_PATH: &str = ".openclaw/openclaw.json";
 
 /// The last thing that a user has said, where `PROMPT_FILE` leads.
-pub(super) const PROMPT: &str = ".cogni/prompt.txt";
+pub(super) const PROMPT_PATH: &str = ".cogni/prompt.txt";
 
-const CONVERSATION: &str = ".cogni/conversation.md";
+const CONVERSATION_PATH: &str = ".cogni/conversation.md";
 
-const READ_FIRST: &str = "(What was said before this is in `.cogni/conversation.md`, with your instructions. Read that file first, then do what follows.)";
+const CONVERSATION_HINT: &str = "(What was said before this is in `.cogni/conversation.md`, with your instructions. Read that file first, then do what follows.)";
 
 /// Tools that need what a sandbox has not: a network, a display, other machines, somebody to talk to, or a process that
 /// stays.
-const DENIED: [&str; 8] = [
+const DENIED_TOOLS: [&str; 8] = [
     "group:web",
     "browser",
     "cron",
@@ -120,4 +123,4 @@ const DENIED: [&str; 8] = [
 ];
 
 /// `--message-file` of 2026.9.6 takes 4 MiB.
-const MOST: usize = 4 << 20;
+const MAX_MESSAGE_BYTES: usize = 4 << 20;

@@ -16,36 +16,36 @@ use crate::base::tree;
 
 /// A workspace, and its bound.
 #[derive(Clone, Debug)]
-pub(super) struct Quota {
+pub(super) struct WorkspaceQuota {
     path: PathBuf,
     most: u64,
 }
 
 /// It holds more than it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the workspace holds more than {}, which is as much as it may (`max_workspace` of the limits)", Bytes(*most))]
-pub struct Exceeded {
+#[error("the workspace holds more than {}, which is as much as it may (`max_workspace` of the limits)", HumanBytes(*most))]
+pub struct QuotaExceededError {
     pub(super) most: u64,
 }
 
-impl Quota {
+impl WorkspaceQuota {
     pub(super) fn new(path: PathBuf, most: u64) -> Self {
         Self { path, most }
     }
 
     /// # Errors
     /// It holds more than it may. What cannot be measured is told, and let be.
-    pub(super) async fn check(&self) -> Result<(), Exceeded> {
-        self.look().await.map(drop)
+    pub(super) async fn check(&self) -> Result<(), QuotaExceededError> {
+        self.measure().await.map(drop)
     }
 
     /// As [`check`](Self::check); returns the processor time that it took. How long it waited for a thread or for a
     /// processor is not the workspace's doing, and no reason to look less often.
-    async fn look(&self) -> Result<Duration, Exceeded> {
+    async fn measure(&self) -> Result<Duration, QuotaExceededError> {
         let Self { path, most } = self.clone();
         let measure = move || {
             let begun = thread_time();
-            let measured = tree::measure(&path, most);
+            let measured = tree::disk_usage(&path, most);
             (measured, thread_time().saturating_sub(begun))
         };
         let (measured, took) = match spawn_blocking(measure).await {
@@ -53,7 +53,7 @@ impl Quota {
             Err(error) => (Err(error.into()), Duration::ZERO),
         };
         match measured {
-            Ok(bytes) if bytes > most => Err(Exceeded { most }),
+            Ok(bytes) if bytes > most => Err(QuotaExceededError { most }),
             Ok(_) => Ok(took),
             Err(error) => {
                 tracing::warn!(%error, path = %self.path.display(), "a workspace cannot be measured");
@@ -63,10 +63,13 @@ impl Quota {
     }
 
     /// Returns when it holds more than it may.
-    pub(super) async fn exceeded(&self) -> Exceeded {
+    pub(super) async fn wait_until_exceeded(&self) -> QuotaExceededError {
         loop {
-            match self.look().await {
-                Ok(took) => sleep((took * SHARE).clamp(LOOK, LONGEST)).await,
+            match self.measure().await {
+                Ok(took) => {
+                    sleep((took * POLL_BACKOFF_FACTOR).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL))
+                        .await;
+                }
                 Err(exceeded) => return exceeded,
             }
         }
@@ -79,9 +82,9 @@ fn thread_time() -> Duration {
 }
 
 /// For people: `4 GiB`, `1.5 MiB`.
-pub struct Bytes(pub u64);
+pub struct HumanBytes(pub u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for HumanBytes {
     #[expect(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut number, mut unit) = (self.0 as f64, "bytes");
@@ -97,10 +100,10 @@ impl fmt::Display for Bytes {
 }
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_secs(1);
+const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A look at a million files takes its time; the pause after it is so many times that,
-const SHARE: u32 = 20;
+const POLL_BACKOFF_FACTOR: u32 = 20;
 
 /// and never longer than this.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use super::delivery::Relayed;
-use super::envelope::{Envelope, Invalid};
-use super::gateway::Calls;
-use super::quota::Exceeded;
-use crate::budget::Amount;
-use crate::sandbox::output::Captured;
-use crate::sandbox::{self, Cause, Ended};
+use super::delivery::DeliveryReport;
+use super::envelope::{AgentEnvelope, AgentEnvelopeError};
+use super::gateway::CallSummary;
+use super::quota::QuotaExceededError;
+use crate::budget::BudgetAmount;
+use crate::sandbox::output::CapturedOutput;
+use crate::sandbox::{self, SandboxExit, StopReason};
 
 /// The result of a run: one JSON object.
 #[derive(Clone, Debug, Serialize)]
@@ -22,7 +22,7 @@ pub struct RunResult {
     pub ok: bool,
     pub exit_code: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub error_code: Option<ErrorCode>,
+    pub error_code: Option<RunErrorCode>,
     /// What went wrong outside of the sandbox, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -34,17 +34,17 @@ pub struct RunResult {
     pub truncated: bool,
     /// What an agent of the catalog has answered.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub agent: Option<Envelope>,
+    pub agent: Option<AgentEnvelope>,
     /// What has become of its commits, where it had a repository.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub relay: Option<Relayed>,
-    pub usage: Usage,
-    pub timings: Timings,
+    pub relay: Option<DeliveryReport>,
+    pub usage: RunUsage,
+    pub timings: RunTimings,
 }
 
 /// Why a run is not ok.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorCode {
+pub enum RunErrorCode {
     /// It ran for as long as it may.
     Timeout,
     /// The kernel ended it for want of memory.
@@ -77,7 +77,7 @@ pub enum ErrorCode {
     UpstreamUnreachable,
 }
 
-impl ErrorCode {
+impl RunErrorCode {
     /// As in the result.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ impl ErrorCode {
     }
 
     /// For people, where there is nothing better to say.
-    pub fn reason(self) -> &'static str {
+    pub fn default_message(self) -> &'static str {
         match self {
             Self::Timeout => "the run has not ended in its time, and was ended",
             Self::OomKilled => "the run has used up its memory",
@@ -134,29 +134,29 @@ impl ErrorCode {
     }
 
     /// The code of a run whose sandbox could not be made, or was lost.
-    fn of(error: &sandbox::Error) -> Self {
+    fn of(error: &sandbox::SandboxError) -> Self {
         match error {
-            sandbox::Error::NoImage(_) => Self::ImageNotFound,
-            sandbox::Error::NoVolume(_) => Self::VolumeNotFound,
-            sandbox::Error::NoEngine { .. } => Self::EngineUnreachable,
-            sandbox::Error::Spec { .. }
-            | sandbox::Error::HostPath { .. }
-            | sandbox::Error::ImageVolume { .. }
-            | sandbox::Error::Volume { .. }
-            | sandbox::Error::Taken(_)
-            | sandbox::Error::Unlimited(_) => Self::SandboxUnavailable,
+            sandbox::SandboxError::NoImage(_) => Self::ImageNotFound,
+            sandbox::SandboxError::NoVolume(_) => Self::VolumeNotFound,
+            sandbox::SandboxError::NoEngine { .. } => Self::EngineUnreachable,
+            sandbox::SandboxError::Spec { .. }
+            | sandbox::SandboxError::HostPath { .. }
+            | sandbox::SandboxError::ImageVolume { .. }
+            | sandbox::SandboxError::Volume { .. }
+            | sandbox::SandboxError::Taken(_)
+            | sandbox::SandboxError::Unlimited(_) => Self::SandboxUnavailable,
             _ => Self::Internal,
         }
     }
 }
 
-impl fmt::Display for ErrorCode {
+impl fmt::Display for RunErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl Serialize for ErrorCode {
+impl Serialize for RunErrorCode {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
@@ -164,16 +164,16 @@ impl Serialize for ErrorCode {
 
 /// What the run's calls came to.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Usage {
+pub struct RunUsage {
     #[serde(flatten)]
-    pub spent: Amount,
+    pub spent: BudgetAmount,
     pub admitted: u64,
     pub refused: u64,
 }
 
 /// Milliseconds since the deadline was armed.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Timings {
+pub struct RunTimings {
     /// Until the program was started; none where it was not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_ms: Option<u64>,
@@ -182,15 +182,15 @@ pub struct Timings {
 }
 
 /// All that a result is made of.
-pub(super) struct Outcome {
-    pub(super) ended: Result<Ended, sandbox::Error>,
+pub(super) struct RunResultParts {
+    pub(super) ended: Result<SandboxExit, sandbox::SandboxError>,
     pub(super) served: anyhow::Result<()>,
-    pub(super) calls: Calls,
-    pub(super) stdout: Captured,
-    pub(super) stderr: Captured,
+    pub(super) calls: CallSummary,
+    pub(super) stdout: CapturedOutput,
+    pub(super) stderr: CapturedOutput,
     /// What stands on the standard output of a program that is an agent.
-    pub(super) answer: Option<Result<Envelope, Invalid>>,
-    pub(super) relayed: Option<Relayed>,
+    pub(super) answer: Option<Result<AgentEnvelope, AgentEnvelopeError>>,
+    pub(super) relayed: Option<DeliveryReport>,
     /// No further call would have been let through.
     pub(super) is_exhausted: bool,
     /// What its workspace may hold.
@@ -198,22 +198,22 @@ pub(super) struct Outcome {
     pub(super) elapsed: Duration,
 }
 
-impl Outcome {
+impl RunResultParts {
     pub(super) fn into_result(self, run: String) -> RunResult {
         let error_code = self.error_code(self.answer.as_ref());
-        let is_full = error_code == Some(ErrorCode::WorkspaceFull);
-        let full = is_full.then(|| Exceeded { most: self.max_workspace }.to_string());
+        let is_full = error_code == Some(RunErrorCode::WorkspaceFull);
+        let full = is_full.then(|| QuotaExceededError { most: self.max_workspace }.to_string());
         let Self { answer: agent, ended, served, calls, stdout, stderr, relayed, elapsed, .. } =
             self;
         let (ended, error) = match (ended, served) {
             (Err(error), _) => {
-                (Ended::default(), Some(format!("{:#}", anyhow::Error::from(error))))
+                (SandboxExit::default(), Some(format!("{:#}", anyhow::Error::from(error))))
             }
             (Ok(ended), Err(error)) => (ended, Some(format!("{error:#}"))),
             (Ok(mut ended), Ok(())) => {
                 let error = ended.not_started.take().or(full).or_else(|| {
-                    let last_words = last_words(&stderr.text);
-                    said(error_code?, agent.as_ref()?, ended.exit_code, last_words)
+                    let last_words = last_stderr_line(&stderr.text);
+                    agent_error_message(error_code?, agent.as_ref()?, ended.exit_code, last_words)
                 });
                 (ended, error)
             }
@@ -231,42 +231,52 @@ impl Outcome {
             stderr_bytes: stderr.bytes,
             agent: agent.and_then(Result::ok),
             relay: relayed,
-            usage: Usage { spent: calls.spent, admitted: calls.admitted, refused: calls.refused },
-            timings: Timings { start_ms: ended.start.map(millis), total_ms: millis(elapsed) },
+            usage: RunUsage {
+                spent: calls.spent,
+                admitted: calls.admitted,
+                refused: calls.refused,
+            },
+            timings: RunTimings {
+                start_ms: ended.start.map(duration_millis),
+                total_ms: duration_millis(elapsed),
+            },
         }
     }
 
     /// Why the run was ended comes before how it took it: an agent may leave with any exit code when it is told to.
-    fn error_code(&self, agent: Option<&Result<Envelope, Invalid>>) -> Option<ErrorCode> {
+    fn error_code(
+        &self,
+        agent: Option<&Result<AgentEnvelope, AgentEnvelopeError>>,
+    ) -> Option<RunErrorCode> {
         let ended = match (&self.ended, &self.served) {
             (Ok(ended), Ok(())) => ended,
             (Ok(_), Err(error)) => {
-                return Some(error.downcast_ref().map_or(ErrorCode::Internal, ErrorCode::of));
+                return Some(error.downcast_ref().map_or(RunErrorCode::Internal, RunErrorCode::of));
             }
-            (Err(error), _) => return Some(ErrorCode::of(error)),
+            (Err(error), _) => return Some(RunErrorCode::of(error)),
         };
         match (ended.cause, ended.exit_code) {
-            (Some(Cause::Deadline), _) => Some(ErrorCode::Timeout),
-            (Some(Cause::Cancelled), _) => Some(ErrorCode::Cancelled),
-            (Some(Cause::Budget), _) => Some(ErrorCode::BudgetExhausted),
-            (Some(Cause::Workspace), _) => Some(ErrorCode::WorkspaceFull),
+            (Some(StopReason::Deadline), _) => Some(RunErrorCode::Timeout),
+            (Some(StopReason::Cancelled), _) => Some(RunErrorCode::Cancelled),
+            (Some(StopReason::Budget), _) => Some(RunErrorCode::BudgetExhausted),
+            (Some(StopReason::Workspace), _) => Some(RunErrorCode::WorkspaceFull),
             // It was quicker than we were.
-            (None, _) if self.is_exhausted => Some(ErrorCode::BudgetExhausted),
-            (None, None) => Some(ErrorCode::Internal),
+            (None, _) if self.is_exhausted => Some(RunErrorCode::BudgetExhausted),
+            (None, None) => Some(RunErrorCode::Internal),
             (None, Some(_)) if has_error(agent) && self.calls.is_denied => {
-                Some(ErrorCode::BudgetExhausted)
+                Some(RunErrorCode::BudgetExhausted)
             }
             (None, Some(_)) if has_error(agent) && self.is_cut_off() => {
-                Some(ErrorCode::UpstreamUnreachable)
+                Some(RunErrorCode::UpstreamUnreachable)
             }
-            (None, Some(_)) if has_error(agent) => Some(ErrorCode::AgentFailed),
+            (None, Some(_)) if has_error(agent) => Some(RunErrorCode::AgentFailed),
             // A program that lived on after the kernel had killed one of its children has dealt with it.
-            (None, Some(0)) if self.stdout.truncated => Some(ErrorCode::OutputTruncated),
-            (None, Some(0)) => matches!(agent, Some(Err(_))).then_some(ErrorCode::InvalidOutput),
-            (None, Some(_)) if ended.oom_killed => Some(ErrorCode::OomKilled),
-            (None, Some(_)) if self.calls.is_denied => Some(ErrorCode::BudgetExhausted),
-            (None, Some(_)) if self.is_cut_off() => Some(ErrorCode::UpstreamUnreachable),
-            (None, Some(_)) => Some(ErrorCode::ContainerFailed),
+            (None, Some(0)) if self.stdout.truncated => Some(RunErrorCode::OutputTruncated),
+            (None, Some(0)) => matches!(agent, Some(Err(_))).then_some(RunErrorCode::InvalidOutput),
+            (None, Some(_)) if ended.oom_killed => Some(RunErrorCode::OomKilled),
+            (None, Some(_)) if self.calls.is_denied => Some(RunErrorCode::BudgetExhausted),
+            (None, Some(_)) if self.is_cut_off() => Some(RunErrorCode::UpstreamUnreachable),
+            (None, Some(_)) => Some(RunErrorCode::ContainerFailed),
         }
     }
 
@@ -276,41 +286,41 @@ impl Outcome {
     }
 }
 
-fn has_error(agent: Option<&Result<Envelope, Invalid>>) -> bool {
-    matches!(agent, Some(Ok(envelope)) if envelope.error().is_some())
+fn has_error(agent: Option<&Result<AgentEnvelope, AgentEnvelopeError>>) -> bool {
+    matches!(agent, Some(Ok(envelope)) if envelope.error_message().is_some())
 }
 
 /// Why an agent has no answer, in its own words where it has any.
-fn said(
-    error_code: ErrorCode,
-    agent: &Result<Envelope, Invalid>,
+fn agent_error_message(
+    error_code: RunErrorCode,
+    agent: &Result<AgentEnvelope, AgentEnvelopeError>,
     exit_code: Option<i64>,
     last_words: Option<&str>,
 ) -> Option<String> {
-    let own = agent.as_ref().ok().and_then(Envelope::error);
+    let own = agent.as_ref().ok().and_then(AgentEnvelope::error_message);
     let exit_code = exit_code.unwrap_or_default();
     let after = last_words.map(|words| format!("; its last words: {words}")).unwrap_or_default();
     match (error_code, agent) {
-        (ErrorCode::UpstreamUnreachable, _) => {
+        (RunErrorCode::UpstreamUnreachable, _) => {
             let own = own.map(|own| format!("; the agent says: {own}")).unwrap_or_default();
-            Some(format!("{}{own}", error_code.reason()))
+            Some(format!("{}{own}", error_code.default_message()))
         }
         _ if own.is_some() => own,
-        (ErrorCode::InvalidOutput, Err(error)) => Some(error.to_string()),
-        (ErrorCode::OutputTruncated, _) => {
+        (RunErrorCode::InvalidOutput, Err(error)) => Some(error.to_string()),
+        (RunErrorCode::OutputTruncated, _) => {
             Some("the agent has printed more than the result keeps of standard output".to_owned())
         }
-        (ErrorCode::OomKilled, _) => {
+        (RunErrorCode::OomKilled, _) => {
             Some("the agent was killed for want of memory; give it more, or less to do".to_owned())
         }
-        (ErrorCode::ContainerFailed, _) if SIGNALLED.contains(&exit_code) => {
+        (RunErrorCode::ContainerFailed, _) if SIGNAL_EXIT_CODES.contains(&exit_code) => {
             let signal = exit_code - 128;
             Some(format!("the agent was ended by signal {signal}, without an answer{after}"))
         }
-        (ErrorCode::ContainerFailed, Ok(_)) => Some(format!(
+        (RunErrorCode::ContainerFailed, Ok(_)) => Some(format!(
             "the agent has answered, and then ended with exit code {exit_code}{after}"
         )),
-        (ErrorCode::ContainerFailed, Err(_)) => Some(format!(
+        (RunErrorCode::ContainerFailed, Err(_)) => Some(format!(
             "the agent has ended with exit code {exit_code}, without an answer{after}"
         )),
         _ => None,
@@ -318,18 +328,18 @@ fn said(
 }
 
 /// The last line of standard error, as far as it is short.
-fn last_words(stderr: &str) -> Option<&str> {
+fn last_stderr_line(stderr: &str) -> Option<&str> {
     let line = stderr.trim_end().lines().next_back()?.trim();
-    let end = line.char_indices().nth(LAST_WORDS).map_or(line.len(), |(at, _)| at);
+    let end = line.char_indices().nth(MAX_STDERR_LINE_CHARS).map_or(line.len(), |(at, _)| at);
     Some(&line[..end]).filter(|words| !words.is_empty())
 }
 
-fn millis(duration: Duration) -> u64 {
+fn duration_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Exit codes that tell of a signal.
-const SIGNALLED: RangeInclusive<i64> = 129..=192;
+const SIGNAL_EXIT_CODES: RangeInclusive<i64> = 129..=192;
 
 /// Enough to recognise a message.
-const LAST_WORDS: usize = 300;
+const MAX_STDERR_LINE_CHARS: usize = 300;

@@ -17,29 +17,31 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::directory::Directory;
-use super::gateway::Gateway;
-use super::quota::Quota;
-use super::{Inside, Order, Prepared, place};
-use crate::sandbox::spec::{Access, Limits, Mount, Root, Stamp, Workspace};
-use crate::sandbox::{self, Driver, Owner, RunSpec, Slot, UserRange};
+use super::directory::RunDirectory;
+use super::gateway::RunGatewayBackend;
+use super::quota::WorkspaceQuota;
+use super::{PreparedRun, RunPlan, SandboxSource, configure_socket};
+use crate::sandbox::spec::{
+    BindMount, MountAccess, OwnerLabels, RootSource, SandboxLimits, WorkspaceMount,
+};
+use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, UserRange, WarmSlot};
 
-/// Slots of one kind, kept ready by [`Pool::keep`].
-pub struct Pool {
-    kind: Kind,
-    stock: Stock,
+/// Slots of one kind, kept ready by [`WarmPool::maintain`].
+pub struct WarmPool {
+    kind: SlotProfile,
+    stock: WarmPoolConfig,
     run_dir: PathBuf,
     uids: UserRange,
-    ready: Mutex<VecDeque<Ready>>,
+    ready: Mutex<VecDeque<ReadySlot>>,
     /// To be taken away.
-    spent: Mutex<Vec<Ready>>,
+    spent: Mutex<Vec<ReadySlot>>,
     /// One was claimed.
     changed: Notify,
 }
 
 /// How many slots are kept, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Stock {
+pub struct WarmPoolConfig {
     pub count: usize,
     /// An older one is replaced: what its root was made of may have changed since.
     pub max_age: Duration,
@@ -47,7 +49,7 @@ pub struct Stock {
 
 /// Why a run has no slot. It can still be run as every other.
 #[derive(Debug, thiserror::Error)]
-pub enum Unclaimed {
+pub enum WarmClaimError {
     #[error("no slot is ready")]
     NoneReady,
     #[error("a slot cannot be given {0} any more")]
@@ -62,39 +64,39 @@ pub enum Unclaimed {
 
 /// What slots have in common with the runs that they are for.
 #[derive(Clone, Debug, PartialEq)]
-struct Kind {
-    driver: Driver,
-    root: Root,
+struct SlotProfile {
+    driver: SandboxDriver,
+    root: RootSource,
     init: PathBuf,
-    workspace: Workspace,
+    workspace: WorkspaceMount,
     /// The program of an agent, where that is ours.
-    program: Option<Mount>,
-    limits: Limits,
+    program: Option<BindMount>,
+    limits: SandboxLimits,
 }
 
-struct Ready {
+struct ReadySlot {
     id: String,
-    slot: Slot,
-    directory: Directory,
-    workspace: Workspace,
+    slot: WarmSlot,
+    directory: RunDirectory,
+    workspace: WorkspaceMount,
     born: Instant,
 }
 
 /// What a run has beside its slot.
-struct Bound {
-    gateway: Gateway,
-    spec: RunSpec,
-    stamp: Stamp,
-    name: Directory,
+struct SlotBinding {
+    gateway: RunGatewayBackend,
+    spec: SandboxSpec,
+    stamp: OwnerLabels,
+    name: RunDirectory,
 }
 
-impl Pool {
-    /// For runs such as `order`. Nothing is started before [`Pool::keep`].
+impl WarmPool {
+    /// For runs such as `order`. Nothing is started before [`WarmPool::maintain`].
     ///
     /// # Errors
     /// What is wrong with the order, or why there are no slots for such runs.
-    pub fn new(order: &Order, stock: Stock) -> Result<Self, Unclaimed> {
-        let kind = Kind::of(order)?;
+    pub fn new(order: &RunPlan, stock: WarmPoolConfig) -> Result<Self, WarmClaimError> {
+        let kind = SlotProfile::from_plan(order)?;
         order.check()?;
         let (run_dir, uids) = (order.run_dir.clone(), order.uids);
         let (ready, spent, changed) = (Mutex::default(), Mutex::default(), Notify::new());
@@ -102,33 +104,33 @@ impl Pool {
     }
 
     /// How many are ready.
-    pub fn ready(&self) -> usize {
-        lock(&self.ready).len()
+    pub fn ready_count(&self) -> usize {
+        lock_mutex(&self.ready).len()
     }
 
     /// Gives a slot to a run. Its workspace may be filled before it is run. Must be called within a runtime.
     ///
     /// # Errors
     /// Why there is none for this run, or what is wrong with its order.
-    pub fn claim(&self, order: Order) -> Result<Prepared, Unclaimed> {
+    pub fn claim(&self, order: RunPlan) -> Result<PreparedRun, WarmClaimError> {
         order.check()?;
-        self.kind.suits(&Kind::of(&order)?)?;
-        let ready = self.take().ok_or(Unclaimed::NoneReady)?;
+        self.kind.check_compatible(&SlotProfile::from_plan(&order)?)?;
+        let ready = self.take_oldest_usable().ok_or(WarmClaimError::NoneReady)?;
         self.changed.notify_one();
-        match self.bind(&order, &ready) {
-            Ok(Bound { gateway, spec, stamp, name }) => {
+        match self.bind_slot(&order, &ready) {
+            Ok(SlotBinding { gateway, spec, stamp, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 let directory = ready.directory.path().to_owned();
                 let sandbox = ready.slot.claim(&spec);
                 let quota = spec.workspace_path();
-                let quota =
-                    quota.map(|path| Quota::new(path.to_owned(), spec.limits.max_workspace));
-                Ok(Prepared {
+                let quota = quota
+                    .map(|path| WorkspaceQuota::new(path.to_owned(), spec.limits.max_workspace));
+                Ok(PreparedRun {
                     gateway,
                     run: spec.run.clone(),
                     driver: order.driver,
-                    order: sandbox::Order { spec, stamp, directory },
-                    sandbox: Inside::Own(Some(Box::new(sandbox))),
+                    order: sandbox::SandboxRequest { spec, stamp, directory },
+                    sandbox: SandboxSource::Own(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
                     is_agent: order.agent.is_some(),
                     target: None,
@@ -136,103 +138,103 @@ impl Pool {
                 })
             }
             Err(error) => {
-                lock(&self.spent).push(ready);
+                lock_mutex(&self.spent).push(ready);
                 Err(error.into())
             }
         }
     }
 
     /// Opens the run's log, and binds its socket where the slot finds it.
-    fn bind(&self, order: &Order, ready: &Ready) -> anyhow::Result<Bound> {
+    fn bind_slot(&self, order: &RunPlan, ready: &ReadySlot) -> anyhow::Result<SlotBinding> {
         let (mut config, mut spec) = (order.config.clone(), order.spec.clone());
-        let owner = Owner::this().context("`/proc` cannot be read")?;
-        let name = Directory::create(&self.run_dir, &config.identity.run, &owner)?;
+        let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
+        let name = RunDirectory::create(&self.run_dir, &config.identity.run, &owner)?;
         spec.uid = ready.directory.uid();
-        place(&mut config, &mut spec, &ready.directory);
+        configure_socket(&mut config, &mut spec, &ready.directory);
         spec.workspace = ready.workspace.clone();
         if let Some(agent) = &order.agent {
-            agent.prepare(&mut spec, &ready.directory, false)?;
+            agent.prepare_sandbox(&mut spec, &ready.directory, false)?;
         }
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let stamp = Stamp { owner, run_dir: name.parent(), deadline };
-        let gateway = Gateway::open(config, order.seats.as_ref())?;
-        Ok(Bound { gateway, spec, stamp, name })
+        let stamp = OwnerLabels { owner, run_dir: name.parent(), deadline };
+        let gateway = RunGatewayBackend::open(config, order.seats.as_ref())?;
+        Ok(SlotBinding { gateway, spec, stamp, name })
     }
 
     /// Keeps the stock until `stop`, which is the way to end it, and then takes away what is left of it.
-    pub async fn keep(&self, stop: CancellationToken) {
-        let mut pause = FIRST_PAUSE;
+    pub async fn maintain(&self, stop: CancellationToken) {
+        let mut pause = MIN_RETRY_DELAY;
         while !stop.is_cancelled() {
-            self.take_away_spent().await;
-            let mut wait = LOOK;
-            if self.ready() < self.stock.count {
-                match Box::pin(self.make(&stop)).await {
+            self.remove_spent().await;
+            let mut wait = CHECK_INTERVAL;
+            if self.ready_count() < self.stock.count {
+                match Box::pin(self.create_slot(&stop)).await {
                     Ok(ready) => {
-                        lock(&self.ready).push_back(ready);
-                        pause = FIRST_PAUSE;
+                        lock_mutex(&self.ready).push_back(ready);
+                        pause = MIN_RETRY_DELAY;
                         continue;
                     }
                     Err(_) if stop.is_cancelled() => break,
                     Err(error) => tracing::warn!("cannot make a slot: {error:#}"),
                 }
                 wait = pause;
-                pause = (pause * 2).min(LAST_PAUSE);
+                pause = (pause * 2).min(MAX_RETRY_DELAY);
             }
             tokio::select! {
                 () = sleep(wait) => (),
-                () = self.changed.notified(), if wait == LOOK => (),
+                () = self.changed.notified(), if wait == CHECK_INTERVAL => (),
                 () = stop.cancelled() => (),
             }
         }
-        let all = lock(&self.ready).drain(..).collect::<Vec<_>>();
-        lock(&self.spent).extend(all);
-        self.take_away_spent().await;
+        let all = lock_mutex(&self.ready).drain(..).collect::<Vec<_>>();
+        lock_mutex(&self.spent).extend(all);
+        self.remove_spent().await;
     }
 
     /// The oldest that is good.
-    fn take(&self) -> Option<Ready> {
+    fn take_oldest_usable(&self) -> Option<ReadySlot> {
         loop {
-            let ready = lock(&self.ready).pop_front()?;
-            if self.is_good(&ready) {
+            let ready = lock_mutex(&self.ready).pop_front()?;
+            if self.is_usable(&ready) {
                 return Some(ready);
             }
-            lock(&self.spent).push(ready);
+            lock_mutex(&self.spent).push(ready);
         }
     }
 
-    fn is_good(&self, ready: &Ready) -> bool {
+    fn is_usable(&self, ready: &ReadySlot) -> bool {
         ready.slot.is_waiting() && ready.born.elapsed() < self.stock.max_age
     }
 
-    async fn take_away_spent(&self) {
+    async fn remove_spent(&self) {
         let bad: Vec<_> = {
-            let mut ready = lock(&self.ready);
-            let (good, bad) = ready.drain(..).partition(|ready| self.is_good(ready));
+            let mut ready = lock_mutex(&self.ready);
+            let (good, bad) = ready.drain(..).partition(|ready| self.is_usable(ready));
             *ready = good;
             bad.into()
         };
-        let spent = mem::take(&mut *lock(&self.spent));
-        for Ready { slot, directory, .. } in bad.into_iter().chain(spent) {
+        let spent = mem::take(&mut *lock_mutex(&self.spent));
+        for ReadySlot { slot, directory, .. } in bad.into_iter().chain(spent) {
             slot.remove().await;
             directory.remove().await;
         }
     }
 
-    async fn make(&self, stop: &CancellationToken) -> anyhow::Result<Ready> {
-        let Kind { driver, root, init, workspace, program, limits } = &self.kind;
-        let owner = Owner::this().context("`/proc` cannot be read")?;
+    async fn create_slot(&self, stop: &CancellationToken) -> anyhow::Result<ReadySlot> {
+        let SlotProfile { driver, root, init, workspace, program, limits } = &self.kind;
+        let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let id = format!("slot-{}", Uuid::now_v7());
-        let directory = Directory::create_for(self.uids, &self.run_dir, &id, &owner)?;
+        let directory = RunDirectory::create_for_users(self.uids, &self.run_dir, &id, &owner)?;
         let workspace = match workspace {
-            Workspace::Fresh => {
-                let path = directory.make_workspace()?;
-                Workspace::Directory { path, access: Access::ReadWrite }
+            WorkspaceMount::Fresh => {
+                let path = directory.create_workspace()?;
+                WorkspaceMount::Directory { path, access: MountAccess::ReadWrite }
             }
             other => other.clone(),
         };
         let deadline = SystemTime::now() + self.stock.max_age + limits.max_runtime;
-        let order = sandbox::Order {
-            spec: RunSpec {
+        let order = sandbox::SandboxRequest {
+            spec: SandboxSpec {
                 run: id.clone(),
                 root: root.clone(),
                 argv: vec![],
@@ -247,47 +249,49 @@ impl Pool {
                 init: Some(init.clone()),
                 has_gateway: true,
             },
-            stamp: Stamp { owner, run_dir: directory.parent(), deadline },
+            stamp: OwnerLabels { owner, run_dir: directory.parent(), deadline },
             directory: directory.path().to_owned(),
         };
-        let slot = Slot::start(driver, order, stop.cancelled()).await?;
+        let slot = WarmSlot::start(driver, order, stop.cancelled()).await?;
         tracing::debug!(slot = id, "a slot is ready");
-        Ok(Ready { id, slot, directory, workspace, born: Instant::now() })
+        Ok(ReadySlot { id, slot, directory, workspace, born: Instant::now() })
     }
 }
 
-impl Kind {
-    fn of(Order { driver, spec, agent, target, proxy, .. }: &Order) -> Result<Self, Unclaimed> {
+impl SlotProfile {
+    fn from_plan(
+        RunPlan { driver, spec, agent, target, proxy, .. }: &RunPlan,
+    ) -> Result<Self, WarmClaimError> {
         if target.is_some() {
-            return Err(Unclaimed::Late("a branch to work on"));
+            return Err(WarmClaimError::Late("a branch to work on"));
         }
         if proxy.is_some() {
-            return Err(Unclaimed::Late("a gateway in a container"));
+            return Err(WarmClaimError::Late("a gateway in a container"));
         }
         if !spec.mounts.is_empty() {
-            return Err(Unclaimed::Late("a mount"));
+            return Err(WarmClaimError::Late("a mount"));
         }
         if !spec.volumes.is_empty() {
-            return Err(Unclaimed::Late("a volume"));
+            return Err(WarmClaimError::Late("a volume"));
         }
-        if matches!(spec.workspace, Workspace::Directory { .. }) {
-            return Err(Unclaimed::Late("a directory as its workspace"));
+        if matches!(spec.workspace, WorkspaceMount::Directory { .. }) {
+            return Err(WarmClaimError::Late("a directory as its workspace"));
         }
         Ok(Self {
             driver: driver.clone(),
             root: spec.root.clone(),
-            init: spec.init.clone().ok_or(Unclaimed::NoInit)?,
+            init: spec.init.clone().ok_or(WarmClaimError::NoInit)?,
             // An agent is never without one.
-            workspace: if agent.is_some() { Workspace::Fresh } else { spec.workspace.clone() },
-            program: agent.as_ref().and_then(|agent| agent.program(spec)),
+            workspace: if agent.is_some() { WorkspaceMount::Fresh } else { spec.workspace.clone() },
+            program: agent.as_ref().and_then(|agent| agent.program_mount(spec)),
             limits: spec.limits,
         })
     }
 
-    fn suits(&self, of_run: &Self) -> Result<(), Unclaimed> {
+    fn check_compatible(&self, of_run: &Self) -> Result<(), WarmClaimError> {
         // How long a run takes and how much it says is not the sandbox's own limit.
-        let Limits { max_runtime, max_output_bytes, max_workspace, .. } = of_run.limits;
-        let limits = Limits { max_runtime, max_output_bytes, max_workspace, ..self.limits };
+        let SandboxLimits { max_runtime, max_output_bytes, max_workspace, .. } = of_run.limits;
+        let limits = SandboxLimits { max_runtime, max_output_bytes, max_workspace, ..self.limits };
         let differ = [
             ("driver", self.driver != of_run.driver),
             ("root", self.root != of_run.root),
@@ -297,19 +301,19 @@ impl Kind {
             ("limit of memory, processes or processors", limits != of_run.limits),
         ];
         match differ.into_iter().find(|(_, differs)| *differs) {
-            Some((what, _)) => Err(Unclaimed::Other(what)),
+            Some((what, _)) => Err(WarmClaimError::Other(what)),
             None => Ok(()),
         }
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How often it is looked whether all of them still wait.
-const LOOK: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Before another try to make one, and again before the next.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_mins(1);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);

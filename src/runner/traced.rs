@@ -2,67 +2,71 @@
 
 use std::time::SystemTime;
 
-use crate::observe::trace::{Span, Trace};
-use crate::run::Run;
-use crate::runner::delivery::Relayed;
-use crate::sandbox::{self, Cause, Ended};
+use crate::observe::trace::{FinishedSpan, RunTrace};
+use crate::run::AgentRun;
+use crate::runner::delivery::DeliveryReport;
+use crate::sandbox::{self, SandboxExit, StopReason};
 
 /// Says which agent the run is of.
-pub(super) fn agent(run: &Run, name: &str) {
+pub(super) fn record_agent(run: &AgentRun, name: &str) {
     if let Some(trace) = &run.trace {
-        trace.note("gen_ai.operation.name", "invoke_agent");
-        trace.note("gen_ai.agent.name", name);
+        trace.set_attribute("gen_ai.operation.name", "invoke_agent");
+        trace.set_attribute("gen_ai.agent.name", name);
     }
 }
 
 /// Tells of a sandbox that was asked for at `asked` and is gone, and of how long it took to start.
-pub(super) fn sandbox(
-    trace: &Trace,
+pub(super) fn record_sandbox_span(
+    trace: &RunTrace,
     driver: &'static str,
     asked: SystemTime,
-    ended: &Result<Ended, sandbox::Error>,
+    ended: &Result<SandboxExit, sandbox::SandboxError>,
 ) {
     if let Some(start) = ended.as_ref().ok().and_then(|ended| ended.start) {
         let attributes = vec![("cogni.sandbox.driver", driver.into())];
-        let begun = trace.begun("sandbox start", asked);
-        trace.tell(Span { ended: asked + start, attributes, ..begun });
+        let begun = trace.span_since("sandbox start", asked);
+        trace.record_span(FinishedSpan { ended: asked + start, attributes, ..begun });
     }
     let mut attributes = vec![("cogni.sandbox.driver", driver.into())];
     let exit_code = ended.as_ref().ok().and_then(|ended| ended.exit_code);
     attributes.extend(exit_code.map(|code| ("process.exit.code", code.unsigned_abs().into())));
-    let error = error_of(ended);
-    trace.tell(Span { attributes, error: error.map(Into::into), ..trace.begun("sandbox", asked) });
+    let error = error_code(ended);
+    trace.record_span(FinishedSpan {
+        attributes,
+        error: error.map(Into::into),
+        ..trace.span_since("sandbox", asked)
+    });
     if let Some(error) = error {
-        trace.fail(error);
+        trace.mark_failed(error);
     }
 }
 
 /// Tells of a delivery that began at `begun`.
-pub(super) fn relay(trace: &Trace, begun: SystemTime, relayed: &Relayed) {
+pub(super) fn record_delivery_span(trace: &RunTrace, begun: SystemTime, relayed: &DeliveryReport) {
     let mut attributes = vec![];
     let mut error = None;
     match relayed {
-        Relayed::Delivered(delivered) => {
+        DeliveryReport::Delivered(delivered) => {
             attributes.push(("cogni.relay.step", delivered.step.into()));
             attributes
                 .extend(delivered.verdict.map(|verdict| ("cogni.relay.verdict", verdict.into())));
             attributes.push(("cogni.relay.is_pushed", delivered.is_pushed.into()));
         }
-        Relayed::Skipped { .. } | Relayed::Not { is_well: true, .. } => (),
-        Relayed::Not { .. } => error = Some("not_delivered".into()),
+        DeliveryReport::Skipped { .. } | DeliveryReport::Not { is_well: true, .. } => (),
+        DeliveryReport::Not { .. } => error = Some("not_delivered".into()),
     }
-    trace.tell(Span { attributes, error, ..trace.begun("relay", begun) });
+    trace.record_span(FinishedSpan { attributes, error, ..trace.span_since("relay", begun) });
 }
 
-fn error_of(ended: &Result<Ended, sandbox::Error>) -> Option<&'static str> {
+fn error_code(ended: &Result<SandboxExit, sandbox::SandboxError>) -> Option<&'static str> {
     match ended {
         Err(_) => Some("no_sandbox"),
-        Ok(Ended { cause: Some(Cause::Deadline), .. }) => Some("timeout"),
-        Ok(Ended { cause: Some(Cause::Budget), .. }) => Some("budget_exhausted"),
-        Ok(Ended { cause: Some(Cause::Cancelled), .. }) => Some("cancelled"),
-        Ok(Ended { cause: Some(Cause::Workspace), .. }) => Some("workspace_full"),
-        Ok(Ended { oom_killed: true, .. }) => Some("oom_killed"),
-        Ok(Ended { exit_code: Some(0), .. }) => None,
+        Ok(SandboxExit { cause: Some(StopReason::Deadline), .. }) => Some("timeout"),
+        Ok(SandboxExit { cause: Some(StopReason::Budget), .. }) => Some("budget_exhausted"),
+        Ok(SandboxExit { cause: Some(StopReason::Cancelled), .. }) => Some("cancelled"),
+        Ok(SandboxExit { cause: Some(StopReason::Workspace), .. }) => Some("workspace_full"),
+        Ok(SandboxExit { oom_killed: true, .. }) => Some("oom_killed"),
+        Ok(SandboxExit { exit_code: Some(0), .. }) => None,
         Ok(_) => Some("container_failed"),
     }
 }

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 /// Why it is not there.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum WorkspaceWriteError {
     #[error("`{}` leads through a symlink; what is in a workspace must not lead out of it", .0.display())]
     Symlink(PathBuf),
     #[error("`{}` cannot be written", path.display())]
@@ -30,47 +30,57 @@ pub(super) enum Error {
 
 /// A workspace that is written to.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct WorkspaceWriter {
     folder: OwnedFd,
     uid: u32,
 }
 
-impl Writer {
+impl WorkspaceWriter {
     /// What is written is for the sandbox's user, `uid`.
     ///
     /// # Errors
     /// It cannot be opened, or not without following a symlink.
-    pub(super) fn open(workspace: &Path, uid: u32) -> Result<Self, Error> {
-        let folder = openat2(CWD, workspace, FOLDER, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-        Ok(Self { folder: folder.map_err(|error| failed(workspace, error))?, uid })
+    pub(super) fn open(workspace: &Path, uid: u32) -> Result<Self, WorkspaceWriteError> {
+        let folder = openat2(CWD, workspace, DIR_FLAGS, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        Ok(Self { folder: folder.map_err(|error| write_error(workspace, error))?, uid })
     }
 
     /// Writes a file at `place`, which is a relative path, in place of what is there.
     ///
     /// # Errors
     /// It cannot be written, or not without following a symlink.
-    pub(super) fn put(&self, place: &Path, text: &str) -> Result<(), Error> {
-        self.within(place, |folder, name| replace(folder, name, text.as_bytes(), self.uid))
+    pub(super) fn write_file(&self, place: &Path, text: &str) -> Result<(), WorkspaceWriteError> {
+        self.with_parent_dir(place, |folder, name| {
+            replace_file(folder, name, text.as_bytes(), self.uid)
+        })
     }
 
     /// Writes a file where nothing is, and says whether it did.
     ///
     /// # Errors
     /// It cannot be written, or not without following a symlink.
-    pub(super) fn put_new(&self, place: &Path, text: &str) -> Result<bool, Error> {
-        self.within(place, |folder, name| match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(_) => Ok(false),
-            Err(Errno::NOENT) => replace(folder, name, text.as_bytes(), self.uid).map(|()| true),
-            Err(error) => Err(error),
+    pub(super) fn write_new_file(
+        &self,
+        place: &Path,
+        text: &str,
+    ) -> Result<bool, WorkspaceWriteError> {
+        self.with_parent_dir(place, |folder, name| {
+            match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => Ok(false),
+                Err(Errno::NOENT) => {
+                    replace_file(folder, name, text.as_bytes(), self.uid).map(|()| true)
+                }
+                Err(error) => Err(error),
+            }
         })
     }
 
     /// Does something with a name in the folder that `place` leads to, which is made where it is not there.
-    fn within<T>(
+    fn with_parent_dir<T>(
         &self,
         place: &Path,
         act: impl FnOnce(&OwnedFd, &Path) -> Result<T, Errno>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, WorkspaceWriteError> {
         let mut names: Vec<_> = place
             .components()
             .filter_map(|part| match part {
@@ -78,40 +88,41 @@ impl Writer {
                 _ => None,
             })
             .collect();
-        let Some(file_name) = names.pop() else { return Err(failed(place, Errno::ISDIR)) };
+        let Some(file_name) = names.pop() else { return Err(write_error(place, Errno::ISDIR)) };
         let (mut here, mut entered) = (PathBuf::new(), None);
         for name in names {
             here.push(name);
-            let folder = enter(entered.as_ref().unwrap_or(&self.folder), name, self.uid);
-            entered = Some(folder.map_err(|error| failed(&here, error))?);
+            let folder =
+                open_or_create_dir(entered.as_ref().unwrap_or(&self.folder), name, self.uid);
+            entered = Some(folder.map_err(|error| write_error(&here, error))?);
         }
         here.push(file_name);
         act(entered.as_ref().unwrap_or(&self.folder), file_name)
-            .map_err(|error| failed(&here, error))
+            .map_err(|error| write_error(&here, error))
     }
 }
 
 /// Opens a folder, which is made where it is not there.
-fn enter(parent: &OwnedFd, name: &Path, uid: u32) -> Result<OwnedFd, Errno> {
+fn open_or_create_dir(parent: &OwnedFd, name: &Path, uid: u32) -> Result<OwnedFd, Errno> {
     let is_new = match mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(error) => return Err(error),
     };
-    let folder = openat2(parent, name, FOLDER, Mode::empty(), RESOLVE)?;
+    let folder = openat2(parent, name, DIR_FLAGS, Mode::empty(), RESOLVE_FLAGS)?;
     if is_new {
-        give_away(&folder, 0o755, uid)?;
+        chown_to_sandbox(&folder, 0o755, uid)?;
     }
     Ok(folder)
 }
 
 /// Puts a new file where another may be, or a symlink, which is replaced and not followed.
-fn replace(folder: &OwnedFd, name: &Path, text: &[u8], uid: u32) -> Result<(), Errno> {
+fn replace_file(folder: &OwnedFd, name: &Path, text: &[u8], uid: u32) -> Result<(), Errno> {
     let temporary = format!(".{}", Uuid::now_v7());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = openat2(folder, &temporary, flags, Mode::from_raw_mode(0o600), RESOLVE)?;
-    let written = give_away(&file, 0o644, uid)
-        .and_then(|()| File::from(file).write_all(text).map_err(|error| errno(&error)))
+    let file = openat2(folder, &temporary, flags, Mode::from_raw_mode(0o600), RESOLVE_FLAGS)?;
+    let written = chown_to_sandbox(&file, 0o644, uid)
+        .and_then(|()| File::from(file).write_all(text).map_err(|error| to_errno(&error)))
         .and_then(|()| renameat(folder, &temporary, folder, name));
     written.inspect_err(|_| {
         let _ = unlinkat(folder, &temporary, AtFlags::empty());
@@ -119,7 +130,7 @@ fn replace(folder: &OwnedFd, name: &Path, text: &[u8], uid: u32) -> Result<(), E
 }
 
 /// Whoever may give files away gives this one to the sandbox's user.
-fn give_away(file: &OwnedFd, mode: u32, uid: u32) -> Result<(), Errno> {
+fn chown_to_sandbox(file: &OwnedFd, mode: u32, uid: u32) -> Result<(), Errno> {
     fchmod(file, Mode::from_raw_mode(mode))?;
     if geteuid().is_root() {
         fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?;
@@ -127,18 +138,18 @@ fn give_away(file: &OwnedFd, mode: u32, uid: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-fn failed(path: &Path, error: Errno) -> Error {
+fn write_error(path: &Path, error: Errno) -> WorkspaceWriteError {
     match error {
-        Errno::LOOP => Error::Symlink(path.to_owned()),
-        error => Error::Io { path: path.to_owned(), source: error.into() },
+        Errno::LOOP => WorkspaceWriteError::Symlink(path.to_owned()),
+        error => WorkspaceWriteError::Io { path: path.to_owned(), source: error.into() },
     }
 }
 
-fn errno(error: &io::Error) -> Errno {
+fn to_errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const DIR_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-const RESOLVE: ResolveFlags =
+const RESOLVE_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);

@@ -1,6 +1,6 @@
 //! The driver for Docker Engine: makes a container, watches it to its end, and takes it away again.
 //!
-//! **Invariant:** whatever has become of its start, [`Sandbox::remove`] asks for the container's removal. What an engine
+//! **Invariant:** whatever has become of its start, [`DockerSandbox::remove`] asks for the container's removal. What an engine
 //! does not do within its time is left to the sweep, which knows the container by its labels: this process's own finds
 //! it in what it has [`left`].
 
@@ -23,23 +23,27 @@ use rustix::process::{Resource, getrlimit};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::driver::Started;
-use super::output::Output;
-use super::owner::State;
-use super::spec::docker::{DEADLINE_LABEL, DIR_LABEL, OWNER_LABEL, RUN_LABEL, create_body, podman};
-use super::spec::{SECCOMP, Stamp};
-use super::{Cause, Ended, Error, Order, Owner, left, name_of};
-use container::{Container, Outcome, Running};
+use super::driver::SandboxStartOutcome;
+use super::output::OutputCapture;
+use super::owner::OwnerState;
+use super::spec::docker::{
+    DEADLINE_LABEL, DIR_LABEL, OWNER_LABEL, RUN_LABEL, container_body, podman,
+};
+use super::spec::{OwnerLabels, SECCOMP_PROFILE};
+use super::{
+    OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason, left, sandbox_name,
+};
+use container::{ContainerStartOutcome, CreatedContainer, RunningContainer};
 
 /// A connection to an engine.
 #[derive(Clone, Debug)]
-pub struct Docker {
+pub struct DockerEngine {
     client: bollard::Docker,
 }
 
 /// A container that carries our labels.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ManagedContainer {
     pub id: String,
     pub name: String,
     pub owner: String,
@@ -50,16 +54,17 @@ pub struct Found {
     pub deadline: Option<SystemTime>,
 }
 
-impl Docker {
+impl DockerEngine {
     /// Connects, and agrees on the API's version: an engine of 2020 is as good as this year's.
     ///
     /// # Errors
     /// Nobody answers at `socket`.
-    pub async fn connect(socket: &Path) -> Result<Self, Error> {
+    pub async fn connect(socket: &Path) -> Result<Self, SandboxError> {
         let unreachable =
-            |error| Error::NoEngine { socket: socket.to_owned(), why: innermost(&error) };
+            |error| SandboxError::NoEngine { socket: socket.to_owned(), why: innermost(&error) };
         let path = socket.display().to_string();
-        let client = bollard::Docker::connect_with_unix(&path, ANSWER_SECONDS, API_DEFAULT_VERSION);
+        let client =
+            bollard::Docker::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, API_DEFAULT_VERSION);
         let client = client.map_err(unreachable)?.negotiate_version().await.map_err(unreachable)?;
         Ok(Self { client })
     }
@@ -68,23 +73,25 @@ impl Docker {
     ///
     /// # Errors
     /// There is no such image.
-    pub async fn image_id(&self, name: &str) -> Result<String, Error> {
-        id_of(self.image(name).await?.id, name)
+    pub async fn image_id(&self, name: &str) -> Result<String, SandboxError> {
+        require_id(self.inspect_image(name).await?.id, name)
     }
 
-    async fn image(&self, name: &str) -> Result<ImageInspect, Error> {
+    async fn inspect_image(&self, name: &str) -> Result<ImageInspect, SandboxError> {
         match self.client.inspect_image(name).await {
             Ok(found) => Ok(found),
-            Err(error) if is_status(&error, NOT_FOUND) => Err(Error::NoImage(name.to_owned())),
-            Err(source) => Err(Error::Engine { doing: "look at the image", source }),
+            Err(error) if has_status(&error, HTTP_NOT_FOUND) => {
+                Err(SandboxError::NoImage(name.to_owned()))
+            }
+            Err(source) => Err(SandboxError::Engine { doing: "look at the image", source }),
         }
     }
 
     /// Whether the engine is Podman, which knows Docker Engine's API and some other words.
-    async fn is_podman(&self) -> Result<bool, Error> {
+    async fn is_podman(&self) -> Result<bool, SandboxError> {
         let version = self.client.version().await;
         let version =
-            version.map_err(|source| Error::Engine { doing: "say what it is", source })?;
+            version.map_err(|source| SandboxError::Engine { doing: "say what it is", source })?;
         let is_podman = |part: &SystemVersionComponents| part.name == "Podman Engine";
         Ok(version.components.unwrap_or_default().iter().any(is_podman))
     }
@@ -93,23 +100,29 @@ impl Docker {
     ///
     /// # Errors
     /// The engine does not say.
-    pub async fn ours(&self, run_dir: Option<&Path>) -> Result<Vec<Found>, Error> {
+    pub async fn list_managed(
+        &self,
+        run_dir: Option<&Path>,
+    ) -> Result<Vec<ManagedContainer>, SandboxError> {
         let dir = run_dir.map(|run_dir| format!("{DIR_LABEL}={}", run_dir.display()));
         let labels = std::iter::once(OWNER_LABEL).chain(dir.as_deref()).collect();
         let filters = HashMap::from([("label", labels)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
         let listed = self.client.list_containers(Some(options)).await;
-        let listed = listed.map_err(|source| Error::Engine { doing: "list containers", source })?;
+        let listed =
+            listed.map_err(|source| SandboxError::Engine { doing: "list containers", source })?;
         let found = listed.into_iter().map(|found| {
             let mut labels = found.labels.unwrap_or_default();
             let name = found.names.unwrap_or_default().pop().unwrap_or_default();
-            Found {
+            ManagedContainer {
                 id: found.id.unwrap_or_default(),
                 name: name.trim_start_matches('/').to_owned(),
                 owner: labels.remove(OWNER_LABEL).unwrap_or_default(),
                 run: labels.remove(RUN_LABEL).unwrap_or_default(),
                 run_dir: labels.remove(DIR_LABEL).unwrap_or_default(),
-                deadline: labels.remove(DEADLINE_LABEL).and_then(|deadline| time(&deadline)),
+                deadline: labels
+                    .remove(DEADLINE_LABEL)
+                    .and_then(|deadline| parse_deadline(&deadline)),
             }
         });
         Ok(found.collect())
@@ -120,202 +133,237 @@ impl Docker {
     ///
     /// # Errors
     /// It is still there.
-    pub async fn remove(&self, container: &str) -> Result<(), Error> {
+    pub async fn remove(&self, container: &str) -> Result<(), SandboxError> {
         let begun = Instant::now();
         loop {
             let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
             match self.client.remove_container(container, Some(options)).await {
                 Ok(()) => return Ok(()),
-                Err(error) if is_status(&error, NOT_FOUND) => return Ok(()),
-                Err(error) if is_status(&error, CONFLICT) && begun.elapsed() < REMOVAL => (),
-                Err(source) => return Err(Error::Engine { doing: "remove the container", source }),
+                Err(error) if has_status(&error, HTTP_NOT_FOUND) => return Ok(()),
+                Err(error)
+                    if has_status(&error, HTTP_CONFLICT) && begun.elapsed() < REMOVE_TIMEOUT => {}
+                Err(source) => {
+                    return Err(SandboxError::Engine { doing: "remove the container", source });
+                }
             }
-            sleep(PAUSE).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
     /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
     /// goes by its id.
-    async fn create(&self, image: &str, order: &Order) -> Result<Container, Error> {
-        let Order { spec, stamp, directory } = order;
+    async fn create_container(
+        &self,
+        image: &str,
+        order: &SandboxRequest,
+    ) -> Result<CreatedContainer, SandboxError> {
+        let SandboxRequest { spec, stamp, directory } = order;
         let (image, is_podman, ()) = tokio::try_join!(
-            self.image_for(image, spec),
+            self.resolve_image(image, spec),
             self.is_podman(),
             self.check_volumes(&spec.volumes)
         )?;
-        let mut body = create_body(spec, &image, stamp);
+        let mut body = container_body(spec, &image, stamp);
         if is_podman {
             let seccomp = directory.join("seccomp.json");
-            fs::write(&seccomp, SECCOMP).map_err(|error| Error::HostPath {
+            fs::write(&seccomp, SECCOMP_PROFILE).map_err(|error| SandboxError::HostPath {
                 path: seccomp.clone(),
                 why: error.to_string(),
             })?;
-            podman::translate(&mut body, &seccomp, processes());
+            podman::translate_for_podman(&mut body, &seccomp, max_user_processes());
         }
-        Box::pin(self.make(&name_of(&spec.run), body, stamp)).await
+        Box::pin(self.create_replacing_stale(&sandbox_name(&spec.run), body, stamp)).await
     }
 
     /// Creates a container of this name. One that a dead runner has left of the same run is taken away.
-    async fn make(
+    async fn create_replacing_stale(
         &self,
         name: &str,
         body: ContainerCreateBody,
-        stamp: &Stamp,
-    ) -> Result<Container, Error> {
+        stamp: &OwnerLabels,
+    ) -> Result<CreatedContainer, SandboxError> {
         // From here on there may be another of this name.
-        let was_left = left::forget(name);
+        let was_left = left::unregister(name);
         let mut tries = 0;
         loop {
             tries += 1;
             let options = CreateContainerOptionsBuilder::default().name(name).build();
             match self.client.create_container(Some(options), body.clone()).await {
-                Ok(created) => return Ok(Container::new(self.client.clone(), created.id)),
-                Err(error) if is_status(&error, CONFLICT) => {
-                    let left = self.find(name, stamp, |owner| owner.state() == State::Dead).await;
-                    match left.filter(|_| tries < CREATIONS) {
+                Ok(created) => return Ok(CreatedContainer::new(self.client.clone(), created.id)),
+                Err(error) if has_status(&error, HTTP_CONFLICT) => {
+                    let left = self
+                        .find_container(name, stamp, |owner| owner.state() == OwnerState::Dead)
+                        .await;
+                    match left.filter(|_| tries < MAX_CREATE_ATTEMPTS) {
                         Some(left) => self.remove(&left).await?,
                         // A sweep, which begins with every run, was quicker.
-                        None if tries < CREATIONS && self.is_gone(name).await => (),
+                        None if tries < MAX_CREATE_ATTEMPTS && self.is_removed(name).await => (),
                         None => {
                             if was_left {
-                                left::note(name);
+                                left::register(name);
                             }
                             let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
-                            return Err(Error::Taken(run.unwrap_or_default()));
+                            return Err(SandboxError::Taken(run.unwrap_or_default()));
                         }
                     }
                 }
-                Err(source) => return Err(Error::Engine { doing: "create the container", source }),
+                Err(source) => {
+                    return Err(SandboxError::Engine { doing: "create the container", source });
+                }
             }
         }
     }
 
     /// The id of the container of this name, if there is one by now, in this installation and of such an owner.
-    async fn find(
+    async fn find_container(
         &self,
         name: &str,
-        stamp: &Stamp,
-        is_it: impl Fn(&Owner) -> bool,
+        stamp: &OwnerLabels,
+        is_it: impl Fn(&OwnerProcess) -> bool,
     ) -> Option<String> {
-        let found = timeout(ANSWER, self.client.inspect_container(name, None)).await.ok()?.ok()?;
+        let found = timeout(REMOVE_CALL_TIMEOUT, self.client.inspect_container(name, None))
+            .await
+            .ok()?
+            .ok()?;
         let labels = found.config?.labels?;
         let is_ours = labels.get(DIR_LABEL).is_some_and(|dir| Path::new(dir) == stamp.run_dir);
-        let owner = Owner::parse(labels.get(OWNER_LABEL)?)?;
+        let owner = OwnerProcess::parse(labels.get(OWNER_LABEL)?)?;
         found.id.filter(|_| is_ours && is_it(&owner))
     }
 
     /// Whether there is no container of this name any more.
-    async fn is_gone(&self, name: &str) -> bool {
-        let found = timeout(ANSWER, self.client.inspect_container(name, None)).await;
-        matches!(found, Ok(Err(error)) if is_status(&error, NOT_FOUND))
+    async fn is_removed(&self, name: &str) -> bool {
+        let found = timeout(REMOVE_CALL_TIMEOUT, self.client.inspect_container(name, None)).await;
+        matches!(found, Ok(Err(error)) if has_status(&error, HTTP_NOT_FOUND))
     }
 
     /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
     /// time to come out with it; what it makes after that is left behind.
-    async fn late(&self, name: &str, stamp: &Stamp, was_cut: bool) -> Option<String> {
+    async fn find_late_creation(
+        &self,
+        name: &str,
+        stamp: &OwnerLabels,
+        was_cut: bool,
+    ) -> Option<String> {
         let begun = Instant::now();
         loop {
-            let found = self.find(name, stamp, |owner| *owner == stamp.owner).await;
+            let found = self.find_container(name, stamp, |owner| *owner == stamp.owner).await;
             if found.is_some() || !was_cut {
                 return found;
             }
-            if begun.elapsed() > LATE {
-                left::note(name);
+            if begun.elapsed() > LATE_CREATE_WAIT {
+                left::register(name);
                 return None;
             }
-            sleep(PAUSE).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
     /// An engine that has just come back, or is busy, is asked more than once.
-    async fn tidy_up(&self, id: &str) {
-        let removed = timeout(REMOVAL, async {
+    async fn remove_with_retries(&self, id: &str) {
+        let removed = timeout(REMOVE_TIMEOUT, async {
             loop {
-                match timeout(ANSWER, self.remove(id)).await {
+                match timeout(REMOVE_CALL_TIMEOUT, self.remove(id)).await {
                     Ok(Ok(())) => return,
                     Ok(Err(error)) => {
                         tracing::debug!(%error, container = id, "cannot remove the container yet");
                     }
                     Err(_) => tracing::debug!(container = id, "no answer to the removal yet"),
                 }
-                sleep(PAUSE).await;
+                sleep(RETRY_INTERVAL).await;
             }
         });
         if removed.await.is_err() {
-            let error = Error::Silent("remove a container");
+            let error = SandboxError::Silent("remove a container");
             tracing::error!(%error, container = id, "the container is left behind");
-            left::note(id);
+            left::register(id);
         }
     }
 }
 
 /// One container of the engine, from before it is made until it is gone.
-pub(super) struct Sandbox {
+pub(super) struct DockerSandbox {
     socket: PathBuf,
     image: String,
-    docker: Option<Docker>,
+    docker: Option<DockerEngine>,
     id: Option<String>,
-    running: Option<Running>,
+    running: Option<RunningContainer>,
     /// Some answer of the engine is not there yet, and may never have been waited for.
     is_starting: bool,
 }
 
-impl Sandbox {
+impl DockerSandbox {
     pub(super) fn new(socket: &Path, image: &str) -> Self {
         let (socket, image) = (socket.to_owned(), image.to_owned());
         Self { socket, image, docker: None, id: None, running: None, is_starting: false }
     }
 
-    pub(super) async fn start(&mut self, order: &Order) -> Result<Started, Error> {
+    pub(super) async fn start(
+        &mut self,
+        order: &SandboxRequest,
+    ) -> Result<SandboxStartOutcome, SandboxError> {
         self.is_starting = true;
         let started = self.create_and_start(order).await;
-        self.is_starting = matches!(&started, Err(error) if !is_settled(error));
+        self.is_starting = matches!(&started, Err(error) if !is_definitive(error));
         started
     }
 
-    async fn create_and_start(&mut self, order: &Order) -> Result<Started, Error> {
-        let docker = self.docker.insert(Docker::connect(&self.socket).await?);
-        let container = Box::pin(docker.create(&self.image, order)).await?;
+    async fn create_and_start(
+        &mut self,
+        order: &SandboxRequest,
+    ) -> Result<SandboxStartOutcome, SandboxError> {
+        let docker = self.docker.insert(DockerEngine::connect(&self.socket).await?);
+        let container = Box::pin(docker.create_container(&self.image, order)).await?;
         self.id = Some(container.id().to_owned());
         Ok(match container.start().await? {
-            Outcome::Running(running) => {
+            ContainerStartOutcome::Running(running) => {
                 self.running = Some(running);
-                Started::Running
+                SandboxStartOutcome::Running
             }
-            Outcome::Not { exit_code, message } => Started::Not { exit_code, message },
+            ContainerStartOutcome::Not { exit_code, message } => {
+                SandboxStartOutcome::Not { exit_code, message }
+            }
         })
     }
 
     /// Follows what was started to its end. From `until` on it is told to end, and has `grace` for it.
-    pub(super) async fn watch<W: AsyncWrite + Unpin>(
+    pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         &mut self,
-        output: &mut Output<W>,
-        until: impl Future<Output = Cause>,
+        output: &mut OutputCapture<W>,
+        until: impl Future<Output = StopReason>,
         grace: impl Future<Output = ()>,
-    ) -> Result<Ended, Error> {
+    ) -> Result<SandboxExit, SandboxError> {
         let running = self.running.take().expect("it was started, and is watched once");
-        running.watch(output, until, grace).await
+        running.follow_until_exit(output, until, grace).await
     }
 
-    pub(super) async fn remove(self, order: &Order) {
+    pub(super) async fn remove(self, order: &SandboxRequest) {
         let Some(docker) = self.docker else { return };
         let id = match self.id {
             Some(id) => Some(id),
-            None => docker.late(&name_of(&order.spec.run), &order.stamp, self.is_starting).await,
+            None => {
+                docker
+                    .find_late_creation(
+                        &sandbox_name(&order.spec.run),
+                        &order.stamp,
+                        self.is_starting,
+                    )
+                    .await
+            }
         };
         if let Some(id) = id {
-            docker.tidy_up(&id).await;
+            docker.remove_with_retries(&id).await;
         }
     }
 }
 
 /// Whether nothing may come any more of what has failed so: we have not asked for it, or the engine itself has said no.
-fn is_settled(error: &Error) -> bool {
+fn is_definitive(error: &SandboxError) -> bool {
     match error {
-        Error::Engine { source, .. } => {
+        SandboxError::Engine { source, .. } => {
             matches!(source, EngineError::DockerResponseServerError { .. })
         }
-        Error::Silent(_) => false,
+        SandboxError::Silent(_) => false,
         _ => true,
     }
 }
@@ -330,42 +378,42 @@ fn innermost(error: &EngineError) -> String {
 }
 
 /// How many processes a user may have here, as far as we can tell.
-fn processes() -> u64 {
-    getrlimit(Resource::Nproc).maximum.unwrap_or(MANY).min(MANY)
+fn max_user_processes() -> u64 {
+    getrlimit(Resource::Nproc).maximum.unwrap_or(DEFAULT_NPROC).min(DEFAULT_NPROC)
 }
 
-fn time(label: &str) -> Option<SystemTime> {
+fn parse_deadline(label: &str) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_secs(label.parse().ok()?))
 }
 
-fn id_of(found: Option<String>, name: &str) -> Result<String, Error> {
-    found.ok_or_else(|| Error::NoImage(name.to_owned()))
+fn require_id(found: Option<String>, name: &str) -> Result<String, SandboxError> {
+    found.ok_or_else(|| SandboxError::NoImage(name.to_owned()))
 }
 
-fn is_status(error: &EngineError, status: u16) -> bool {
+fn has_status(error: &EngineError, status: u16) -> bool {
     matches!(error, EngineError::DockerResponseServerError { status_code, .. } if *status_code == status)
 }
 
 /// The time for one answer of the engine. Creating takes some 200 ms, and ten times that on a busy machine; the
 /// run's deadline is over all of it.
-const ANSWER_SECONDS: u64 = 60;
+const REQUEST_TIMEOUT_SECONDS: u64 = 60;
 
 /// The time for an answer when nothing but the removal is left to be done, and it can be asked again.
-const ANSWER: Duration = Duration::from_secs(5);
+const REMOVE_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All the time that an engine has to remove a container.
-const REMOVAL: Duration = Duration::from_secs(20);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// From our giving up on an answer to the container that it was about.
-const LATE: Duration = Duration::from_secs(3);
+const LATE_CREATE_WAIT: Duration = Duration::from_secs(3);
 
 /// How often a container is created, where somebody else's stands in the way and then does not.
-const CREATIONS: u32 = 4;
+const MAX_CREATE_ATTEMPTS: u32 = 4;
 
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The kernel's own first limit, to which Podman keeps itself.
-const MANY: u64 = 32_768;
+const DEFAULT_NPROC: u64 = 32_768;
 
-const NOT_FOUND: u16 = 404;
-const CONFLICT: u16 = 409;
+const HTTP_NOT_FOUND: u16 = 404;
+const HTTP_CONFLICT: u16 = 409;

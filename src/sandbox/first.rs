@@ -11,7 +11,7 @@ use crate::base::private_dir::{self, DirectoryError};
 
 /// The first process of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum First {
+pub enum InitBinary {
     /// Nothing of ours: the root brings a bridge of its own.
     #[default]
     None,
@@ -30,28 +30,28 @@ pub enum First {
     "`{}` cannot be written: {source}; name a directory that can be, or a cogni-init of your own with `--init`",
     path.display()
 )]
-pub struct InstallError {
+pub struct InitInstallError {
     path: PathBuf,
     source: io::Error,
 }
 
-impl First {
+impl InitBinary {
     /// Returns the file that a sandbox mounts, and writes it first where it is not there yet.
     ///
     /// # Errors
     /// The directory of a built-in `cogni-init` cannot be written.
-    pub fn file(&self) -> Result<Option<PathBuf>, InstallError> {
+    pub fn install_file(&self) -> Result<Option<PathBuf>, InitInstallError> {
         match self {
             Self::None => Ok(None),
             Self::Given(path) => Ok(Some(path.clone())),
             Self::BuiltIn { directory } => {
                 // A container engine mounts by absolute paths only.
-                let path = path::absolute(directory.join(FILE_NAME));
+                let path = path::absolute(directory.join(INIT_FILE_NAME));
                 let path =
-                    path.map_err(|source| InstallError { path: directory.clone(), source })?;
-                match install(&path) {
+                    path.map_err(|source| InitInstallError { path: directory.clone(), source })?;
+                match install_built_in(&path) {
                     Ok(()) => Ok(Some(path)),
-                    Err(source) => Err(InstallError { path, source }),
+                    Err(source) => Err(InitInstallError { path, source }),
                 }
             }
         }
@@ -59,24 +59,24 @@ impl First {
 }
 
 /// Makes sure that the built-in `cogni-init` is at this path.
-fn install(path: &Path) -> io::Result<()> {
+fn install_built_in(path: &Path) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     // Like a run's directory: other users pass through it, and see nothing.
     private_dir::make(directory, 0o711).map_err(|error| match error {
         DirectoryError::Unusable { source, .. } => source,
         error => io::Error::other(error),
     })?;
-    if !is_private(directory)? {
+    if !is_safely_owned(directory)? {
         return Err(io::Error::other("another user owns the directory"));
     }
-    match is_private(path) {
-        Ok(true) if fs::metadata(path)?.len() == COGNI_INIT.len() as u64 => Ok(()),
-        _ => write_program(path, COGNI_INIT),
+    match is_safely_owned(path) {
+        Ok(true) if fs::metadata(path)?.len() == BUILT_IN_INIT.len() as u64 => Ok(()),
+        _ => write_program_atomically(path, BUILT_IN_INIT),
     }
 }
 
 /// Whether root or this process's user owns the file, and no other user can write to it.
-fn is_private(path: &Path) -> io::Result<bool> {
+fn is_safely_owned(path: &Path) -> io::Result<bool> {
     let found = fs::metadata(path)?;
     let owners = [0, rustix::process::geteuid().as_raw()];
     Ok(owners.contains(&found.uid()) && found.mode() & 0o022 == 0)
@@ -86,7 +86,7 @@ fn is_private(path: &Path) -> io::Result<bool> {
 ///
 /// # Errors
 /// The directory is not there or cannot be written.
-pub fn write_program(path: &Path, program: &[u8]) -> io::Result<()> {
+pub fn write_program_atomically(path: &Path, program: &[u8]) -> io::Result<()> {
     // Two runs may need the program at the same moment: each writes a partial file of its own.
     let mut partial = path.to_owned().into_os_string();
     partial.push(format!(".{}", Uuid::now_v7()));
@@ -108,10 +108,10 @@ pub fn write_program(path: &Path, program: &[u8]) -> io::Result<()> {
 }
 
 /// The name says the version: runs of two versions of this program share a state directory.
-const FILE_NAME: &str = concat!("cogni-init-", env!("COGNI_INIT_DIGEST"));
+const INIT_FILE_NAME: &str = concat!("cogni-init-", env!("COGNI_INIT_DIGEST"));
 
 /// The static program that `docker/cogni-init/embed.rs` has built.
-pub const COGNI_INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cogni-init"));
+pub const BUILT_IN_INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cogni-init"));
 
 #[cfg(test)]
 mod tests {
@@ -124,13 +124,13 @@ mod tests {
         let state = tempfile::tempdir().expect("there is a place for it");
         for round in 0..20 {
             let directory = state.path().join(round.to_string());
-            let first = First::BuiltIn { directory: directory.clone() };
+            let first = InitBinary::BuiltIn { directory: directory.clone() };
             thread::scope(|threads| {
                 for _ in 0..16 {
                     threads.spawn(|| {
-                        let file = first.file().expect("the directory can be written");
+                        let file = first.install_file().expect("the directory can be written");
                         let file = file.expect("a built-in program has a file");
-                        assert_eq!(fs::read(file).expect("it is there"), COGNI_INIT);
+                        assert_eq!(fs::read(file).expect("it is there"), BUILT_IN_INIT);
                     });
                 }
             });

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf, absolute};
 
 use rustix::process::{getegid, geteuid};
 
-use super::spec::{Access, Root, RunSpec, UID, Workspace};
-use super::{Error, UserRange};
+use super::spec::{MountAccess, RootSource, SANDBOX_UID, SandboxSpec, WorkspaceMount};
+use super::{SandboxError, UserRange};
 
 /// Checks every path of `spec` that is somebody else's than ours, for a sandbox with one of these users.
 ///
@@ -18,34 +18,34 @@ use super::{Error, UserRange};
 /// # Errors
 /// The first that is not absolute, not there, leads through a symlink, is not below one of `roots`, is what no sandbox
 /// may see, shows one of `ours`, or does not let the sandbox's user in.
-pub fn check(
-    spec: &RunSpec,
+pub fn check_host_paths(
+    spec: &SandboxSpec,
     users: UserRange,
     roots: &[PathBuf],
     ours: &[PathBuf],
-) -> Result<(), Error> {
+) -> Result<(), SandboxError> {
     let judge = |path: &Path, user| {
-        judge(path, roots, user)?;
-        shows_none(path, ours)
+        check_path(path, roots, user)?;
+        check_not_private(path, ours)
     };
-    let wrong = |path: &Path, why| Error::HostPath { path: path.to_owned(), why };
-    let user = User::of(&spec.root, users);
-    if let Root::Directory(path) = &spec.root {
+    let wrong = |path: &Path, why| SandboxError::HostPath { path: path.to_owned(), why };
+    let user = SandboxUser::from_root(&spec.root, users);
+    if let RootSource::Directory(path) = &spec.root {
         judge(path, user).map_err(|why| wrong(path, why))?;
     }
     let workspace = match &spec.workspace {
-        Workspace::None | Workspace::Fresh => None,
-        Workspace::Directory { path, access } => Some((path, *access)),
+        WorkspaceMount::None | WorkspaceMount::Fresh => None,
+        WorkspaceMount::Directory { path, access } => Some((path, *access)),
     };
     let mounts = spec.mounts.iter().map(|mount| (&mount.source, mount.access));
     for (path, access) in workspace.into_iter().chain(mounts) {
-        let judged = judge(path, user).and_then(|()| user.let_in(path, access));
+        let judged = judge(path, user).and_then(|()| user.check_access(path, access));
         judged.map_err(|why| wrong(path, why))?;
     }
     Ok(())
 }
 
-fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
+fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), String> {
     if !path.is_absolute() {
         return Err("it is not absolute".to_owned());
     }
@@ -59,7 +59,7 @@ fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
         return Err("it is neither a directory nor a file".to_owned());
     }
     // Both ways: a directory above one of these shows it too.
-    let forbidden = FORBIDDEN.iter().map(Path::new);
+    let forbidden = FORBIDDEN_PATHS.iter().map(Path::new);
     if let Some(sight) = forbidden.clone().find(|of| path.starts_with(of) || of.starts_with(path)) {
         return Err(format!("it would show `{}`, which no sandbox may see", sight.display()));
     }
@@ -70,9 +70,9 @@ fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
     };
     let steps = path.ancestors().zip(path.ancestors().skip(1));
     for (entry, directory) in steps.take_while(|(_, directory)| directory.starts_with(&root)) {
-        if user.may_turn(entry, directory).map_err(|error| error.to_string())? {
+        if user.could_replace_entry(entry, directory).map_err(|error| error.to_string())? {
             return Err(format!(
-                "a sandbox may write to `{}`, and turn it elsewhere; keep it where no sandbox's user ({}, {UID}) may write",
+                "a sandbox may write to `{}`, and turn it elsewhere; keep it where no sandbox's user ({}, {SANDBOX_UID}) may write",
                 directory.display(),
                 user.range
             ));
@@ -82,10 +82,11 @@ fn judge(path: &Path, roots: &[PathBuf], user: User) -> Result<(), String> {
 }
 
 /// Whether nothing of ours is there: our secrets, our records, what we make for others. It may not be there yet.
-fn shows_none(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
+fn check_not_private(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
     // Where it is named, and where it really is: whoever may write at either place has it.
     let shown = |of: &Path| path.starts_with(of) || of.starts_with(path);
-    let is_shown = |of: &&PathBuf| absolute(of).is_ok_and(|of| shown(&of) || shown(&real(&of)));
+    let is_shown =
+        |of: &&PathBuf| absolute(of).is_ok_and(|of| shown(&of) || shown(&canonical_prefix(&of)));
     match ours.iter().find(is_shown) {
         Some(of) => Err(format!(
             "it would show `{}`, which is the gateway's own; keep that elsewhere",
@@ -96,7 +97,7 @@ fn shows_none(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
 }
 
 /// Where a path leads, as far as it is there.
-fn real(path: &Path) -> PathBuf {
+fn canonical_prefix(path: &Path) -> PathBuf {
     let found = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
     let Some((above, real)) = found else { return path.to_owned() };
     match path.strip_prefix(above) {
@@ -107,59 +108,60 @@ fn real(path: &Path) -> PathBuf {
 
 /// The users that the sandbox may have, as this machine sees them.
 #[derive(Clone, Copy)]
-struct User {
+struct SandboxUser {
     range: UserRange,
     /// The group, where it is another than the user's.
     gid: Option<u32>,
 }
 
-impl User {
+impl SandboxUser {
     /// A container that somebody else than root has made of this machine's programs is that user's here.
-    fn of(root: &Root, users: UserRange) -> Self {
+    fn from_root(root: &RootSource, users: UserRange) -> Self {
         let (uid, gid) = (geteuid(), getegid());
-        let is_own = matches!(root, Root::Host | Root::Directory(_));
+        let is_own = matches!(root, RootSource::Host | RootSource::Directory(_));
         match uid.is_root() {
             true => Self { range: users, gid: None },
             false if is_own => {
-                Self { range: UserRange::one(uid.as_raw()), gid: Some(gid.as_raw()) }
+                Self { range: UserRange::single_user(uid.as_raw()), gid: Some(gid.as_raw()) }
             }
-            false => Self { range: UserRange::SHARED, gid: None },
+            false => Self { range: UserRange::SHARED_USER, gid: None },
         }
     }
 
     /// Whether a sandbox that is given the directory could put something else in the place of its entry: this sandbox, or
     /// another one that has the directory, too.
-    fn may_turn(self, entry: &Path, directory: &Path) -> io::Result<bool> {
+    fn could_replace_entry(self, entry: &Path, directory: &Path) -> io::Result<bool> {
         // Where all of this is the runner's own user's, there is nobody to keep out.
-        if self.range.single() == Some(geteuid().as_raw()) {
+        if self.range.only_user() == Some(geteuid().as_raw()) {
             return Ok(false);
         }
         let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
-        let is_sticky = directory.mode() & STICKY != 0;
-        let is_kept = is_sticky && !self.is_sandboxes(entry.uid());
-        let by_group = self.is_sandboxes(directory.gid()) && directory.mode() >> 3 & WRITE != 0;
-        let by_all = directory.mode() & WRITE != 0;
-        Ok(self.is_sandboxes(directory.uid()) || ((by_group || by_all) && !is_kept))
+        let is_sticky = directory.mode() & MODE_STICKY != 0;
+        let is_kept = is_sticky && !self.is_sandbox_id(entry.uid());
+        let by_group =
+            self.is_sandbox_id(directory.gid()) && directory.mode() >> 3 & MODE_WRITE != 0;
+        let by_all = directory.mode() & MODE_WRITE != 0;
+        Ok(self.is_sandbox_id(directory.uid()) || ((by_group || by_all) && !is_kept))
     }
 
     /// Whether a sandbox may have this user, or group.
-    fn is_sandboxes(self, id: u32) -> bool {
-        self.range.contains(id) || self.gid.map_or(id == UID, |gid| gid == id)
+    fn is_sandbox_id(self, id: u32) -> bool {
+        self.range.contains(id) || self.gid.map_or(id == SANDBOX_UID, |gid| gid == id)
     }
 
     /// Whether it may do with the path what it is given for. An access list may say more than a mode.
-    fn let_in(self, path: &Path, access: Access) -> Result<(), String> {
+    fn check_access(self, path: &Path, access: MountAccess) -> Result<(), String> {
         let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
-        let search = if found.is_dir() { SEARCH } else { 0 };
+        let search = if found.is_dir() { MODE_SEARCH } else { 0 };
         let (wanted, to) = match access {
-            Access::ReadOnly => (READ | search, "read"),
-            Access::ReadWrite => (READ | WRITE | search, "write"),
+            MountAccess::ReadOnly => (MODE_READ | search, "read"),
+            MountAccess::ReadWrite => (MODE_READ | MODE_WRITE | search, "write"),
         };
-        let has_list = || rustix::fs::getxattr(path, ACCESS_LIST, &mut [0; 0]).is_ok();
-        if self.may(&found, wanted) || has_list() {
+        let has_list = || rustix::fs::getxattr(path, ACL_XATTR, &mut [0; 0]).is_ok();
+        if self.has_permissions(&found, wanted) || has_list() {
             return Ok(());
         }
-        Err(match self.range.single() {
+        Err(match self.range.only_user() {
             Some(uid) => format!(
                 "user {uid}, which the sandbox runs as, may not {to} there; `chown {uid}` it, change its mode, or name another user with `--uid`"
             ),
@@ -171,9 +173,9 @@ impl User {
     }
 
     /// Whether it has all of these permissions, by the mode alone.
-    fn may(self, found: &Metadata, wanted: u32) -> bool {
+    fn has_permissions(self, found: &Metadata, wanted: u32) -> bool {
         // Of several users, the sandbox's own is not known yet.
-        let own = self.range.single();
+        let own = self.range.only_user();
         let shift = match (own == Some(found.uid()), self.gid.or(own) == Some(found.gid())) {
             (true, _) => 6,
             (false, true) => 3,
@@ -183,17 +185,17 @@ impl User {
     }
 }
 
-const READ: u32 = 4;
-const WRITE: u32 = 2;
-const SEARCH: u32 = 1;
+const MODE_READ: u32 = 4;
+const MODE_WRITE: u32 = 2;
+const MODE_SEARCH: u32 = 1;
 
 /// Of a directory: only its owner, and that of an entry, may move the entry.
-const STICKY: u32 = 0o1000;
+const MODE_STICKY: u32 = 0o1000;
 
-const ACCESS_LIST: &str = "system.posix_acl_access";
+const ACL_XATTR: &str = "system.posix_acl_access";
 
 /// Engines' sockets and states, devices, the kernel's own trees, and where secrets are kept.
-const FORBIDDEN: &[&str] = &[
+const FORBIDDEN_PATHS: &[&str] = &[
     "/boot",
     "/dev",
     "/etc",

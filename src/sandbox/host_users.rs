@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::Deserialize;
 
-use super::spec::UID;
+use super::spec::SANDBOX_UID;
 
 /// Users of this machine, by their numbers, from the first to the last. The group of each has the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -51,9 +51,9 @@ struct UserLock {
 
 /// Why a sandbox has no user.
 #[derive(Debug, thiserror::Error)]
-pub enum UserError {
+pub enum HostUserError {
     #[error(
-        "the lock of a sandbox's user in `{}` failed: {source}; let this process write there, or give all sandboxes one user with `--uids {UID}`",
+        "the lock of a sandbox's user in `{}` failed: {source}; let this process write there, or give all sandboxes one user with `--uids {SANDBOX_UID}`",
         path.display()
     )]
     Lock { path: PathBuf, source: io::Error },
@@ -71,18 +71,18 @@ impl UserRange {
     /// <https://systemd.io/UIDS-GIDS/>; above what `useradd` gives as subordinate users (`SUB_UID_MAX`, 600100000, in
     /// login.defs(5)); above what SSSD makes of users of Active Directory (up to 2000200000, sssd-ad(5)). The sign bit
     /// is clear, as Docker Engine demands.
-    pub const DEFAULT: Self = Self { first: 2_100_000_000, last: 2_100_065_535 };
+    pub const DEFAULT_RANGE: Self = Self { first: 2_100_000_000, last: 2_100_065_535 };
 
     /// The user that images know, for all sandboxes together.
-    pub const SHARED: Self = Self::one(UID);
+    pub const SHARED_USER: Self = Self::single_user(SANDBOX_UID);
 
     /// One user for all sandboxes.
-    pub const fn one(uid: u32) -> Self {
+    pub const fn single_user(uid: u32) -> Self {
         Self { first: uid, last: uid }
     }
 
     /// The only user, where there is one.
-    pub fn single(self) -> Option<u32> {
+    pub fn only_user(self) -> Option<u32> {
         (self.first == self.last).then_some(self.first)
     }
 
@@ -95,31 +95,35 @@ impl UserRange {
     ///
     /// # Errors
     /// There is no free user, or none can be locked.
-    pub fn lease(self, preferred: Option<u32>, holder: &Path) -> Result<UserLease, UserError> {
-        let shared = if geteuid().is_root() { self.single() } else { Some(UID) };
+    pub fn lease_user(
+        self,
+        preferred: Option<u32>,
+        holder: &Path,
+    ) -> Result<UserLease, HostUserError> {
+        let shared = if geteuid().is_root() { self.only_user() } else { Some(SANDBOX_UID) };
         if let Some(uid) = shared {
             return Ok(UserLease { uid, lock: None });
         }
-        let failed = |source| UserError::Lock { path: LOCKS.into(), source };
+        let failed = |source| HostUserError::Lock { path: LOCK_DIR.into(), source };
         self.check_mapped()?;
-        DirBuilder::new().recursive(true).mode(0o700).create(LOCKS).map_err(failed)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(LOCK_DIR).map_err(failed)?;
         let preferred = preferred.filter(|uid| self.contains(*uid));
-        for uid in preferred.into_iter().chain(self.in_turn()) {
-            if let Some(lock) = UserLock::take(uid, holder).map_err(failed)? {
+        for uid in preferred.into_iter().chain(self.search_order()) {
+            if let Some(lock) = UserLock::try_lock(uid, holder).map_err(failed)? {
                 return Ok(UserLease { uid, lock: Some(lock) });
             }
         }
-        Err(UserError::Exhausted(self))
+        Err(HostUserError::Exhausted(self))
     }
 
     /// Each user once. A user that was given back comes late: something may still count for it.
-    fn in_turn(self) -> impl Iterator<Item = u32> {
+    fn search_order(self) -> impl Iterator<Item = u32> {
         let count = self.last - self.first + 1;
-        let start = NEXT.fetch_add(1, Ordering::Relaxed) % count;
+        let start = SEARCH_START.fetch_add(1, Ordering::Relaxed) % count;
         (start..count).chain(0..start).map(move |offset| self.first + offset)
     }
 
-    fn check_mapped(self) -> Result<(), UserError> {
+    fn check_mapped(self) -> Result<(), HostUserError> {
         let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let is_mapped = |line: &str| {
             let mut numbers = line.split_whitespace().map(str::parse::<u64>);
@@ -130,15 +134,15 @@ impl UserRange {
         if map.is_empty() || map.lines().any(|line| is_mapped(line) == Some(true)) {
             Ok(())
         } else {
-            Err(UserError::Unmapped(self))
+            Err(HostUserError::Unmapped(self))
         }
     }
 }
 
 impl UserLease {
     /// The user of images, which sandboxes share.
-    pub fn shared() -> Self {
-        Self { uid: UID, lock: None }
+    pub fn shared_user() -> Self {
+        Self { uid: SANDBOX_UID, lock: None }
     }
 
     pub fn uid(&self) -> u32 {
@@ -146,7 +150,7 @@ impl UserLease {
     }
 
     /// Leaves the user to what could not be removed: nothing else gets it while the holder's files are there.
-    pub fn abandon(mut self) {
+    pub fn keep_locked(mut self) {
         if let Some(lock) = &mut self.lock {
             lock.path = PathBuf::new();
         }
@@ -155,8 +159,8 @@ impl UserLease {
 
 impl UserLock {
     /// None where the user is another sandbox's.
-    fn take(uid: u32, holder: &Path) -> io::Result<Option<Self>> {
-        let path = Path::new(LOCKS).join(uid.to_string());
+    fn try_lock(uid: u32, holder: &Path) -> io::Result<Option<Self>> {
+        let path = Path::new(LOCK_DIR).join(uid.to_string());
         let mut options = File::options();
         let mut file =
             options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
@@ -197,13 +201,13 @@ impl FromStr for UserRange {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
-        const RULE: &str = "give the first and the last user, such as 2100000000-2100065535, or one for all sandboxes; \
+        const RANGE_RULE: &str = "give the first and the last user, such as 2100000000-2100065535, or one for all sandboxes; \
                             none is root, or above 2147483647";
         let (first, last) = given.split_once('-').unwrap_or((given, given));
-        let number = |text: &str| text.parse().map_err(|_| RULE);
+        let number = |text: &str| text.parse().map_err(|_| RANGE_RULE);
         let range = Self { first: number(first)?, last: number(last)? };
-        let is_valid = 0 < range.first && range.first <= range.last && range.last <= LAST;
-        if is_valid { Ok(range) } else { Err(RULE) }
+        let is_valid = 0 < range.first && range.first <= range.last && range.last <= MAX_UID;
+        if is_valid { Ok(range) } else { Err(RANGE_RULE) }
     }
 }
 
@@ -217,13 +221,13 @@ impl TryFrom<String> for UserRange {
 
 impl Default for UserRange {
     fn default() -> Self {
-        Self::DEFAULT
+        Self::DEFAULT_RANGE
     }
 }
 
 impl fmt::Display for UserRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.single() {
+        match self.only_user() {
             Some(uid) => uid.fmt(f),
             None => write!(f, "{}-{}", self.first, self.last),
         }
@@ -232,13 +236,13 @@ impl fmt::Display for UserRange {
 
 /// Where the users of this machine's sandboxes are locked, whatever installation a sandbox is of. Root's alone, and
 /// gone with a reboot, as sandboxes are.
-const LOCKS: &str = "/run/cogni-uids";
+const LOCK_DIR: &str = "/run/cogni-uids";
 
 /// Docker Engine's last user.
-const LAST: u32 = i32::MAX as u32;
+const MAX_UID: u32 = i32::MAX as u32;
 
 /// The place in a range at which the search for a free user begins. Each process begins elsewhere.
-static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
+static SEARCH_START: LazyLock<AtomicU32> = LazyLock::new(|| {
     let [_, _, _, _, low @ ..] = RandomState::new().hash_one(std::process::id()).to_be_bytes();
     AtomicU32::new(u32::from_be_bytes(low))
 });
@@ -259,32 +263,33 @@ mod tests {
         let users = range(&format!("{first}-{}", first + 1));
         let place = tempfile::tempdir().expect("there is a place for it");
         let holder = |name: &str| place.path().join(name);
-        let one = users.lease(None, &holder("one")).expect("both are free");
-        let other = users.lease(Some(one.uid()), &holder("other")).expect("one is free");
+        let one = users.lease_user(None, &holder("one")).expect("both are free");
+        let other = users.lease_user(Some(one.uid()), &holder("other")).expect("one is free");
         assert_ne!(one.uid(), other.uid());
-        let none = users.lease(None, &holder("third")).expect_err("both are in use");
-        assert!(matches!(none, UserError::Exhausted(_)), "{none}");
+        let none = users.lease_user(None, &holder("third")).expect_err("both are in use");
+        assert!(matches!(none, HostUserError::Exhausted(_)), "{none}");
         let (freed, kept) = (one.uid(), other.uid());
         drop(one);
-        let third = users.lease(None, &holder("third")).expect("one was given back");
+        let third = users.lease_user(None, &holder("third")).expect("one was given back");
         assert_eq!(third.uid(), freed);
         // As after the death of its process, before a sweep.
         fs::create_dir(holder("other")).expect("made");
-        other.abandon();
-        users.lease(Some(kept), &holder("fourth")).expect_err("something of it may still run");
-        let again = users.lease(None, &holder("other")).expect("its own files are its own");
+        other.keep_locked();
+        users.lease_user(Some(kept), &holder("fourth")).expect_err("something of it may still run");
+        let again = users.lease_user(None, &holder("other")).expect("its own files are its own");
         assert_eq!(again.uid(), kept);
-        again.abandon();
+        again.keep_locked();
         fs::remove_dir(holder("other")).expect("it is empty");
-        let fourth = users.lease(None, &holder("fourth")).expect("it was swept");
+        let fourth = users.lease_user(None, &holder("fourth")).expect("it was swept");
         assert_eq!(fourth.uid(), kept);
     }
 
     #[test]
     fn a_range_of_one_user_is_shared() {
         let holder = Path::new("/nowhere");
-        let leases = [(); 2].map(|()| range("1001").lease(None, holder).expect("it is shared"));
-        assert_eq!(leases.map(|lease| lease.uid()), [UID, UID]);
+        let leases =
+            [(); 2].map(|()| range("1001").lease_user(None, holder).expect("it is shared"));
+        assert_eq!(leases.map(|lease| lease.uid()), [SANDBOX_UID, SANDBOX_UID]);
     }
 
     #[test]

@@ -7,17 +7,17 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One of them, in the hands of whoever tries once more. It stays noted, unless that is [forgotten](Taken::forget).
+/// One of them, in the hands of whoever tries once more. It stays noted, unless that is [forgotten](unregister).
 #[derive(Debug)]
-pub struct Taken(Option<String>);
+pub struct LeftoverClaim(Option<String>);
 
 /// Notes a name, or an engine's id. More than there is room for push out the oldest.
-pub fn note(name: impl Into<String>) {
-    let (mut all, name) = (all(), name.into());
+pub fn register(name: impl Into<String>) {
+    let (mut all, name) = (lock_registry(), name.into());
     if all.contains(&name) {
         return;
     }
-    if all.len() >= MOST
+    if all.len() >= MAX_LEFTOVERS
         && let Some(name) = all.pop_front()
     {
         tracing::warn!(name, "so much is left behind that this waits for the end of the process");
@@ -25,41 +25,41 @@ pub fn note(name: impl Into<String>) {
     all.push_back(name);
 }
 
-pub fn is_noted(name: &str) -> bool {
-    all().iter().any(|noted| noted == name)
+pub fn is_registered(name: &str) -> bool {
+    lock_registry().iter().any(|noted| noted == name)
 }
 
 /// Whether it was noted; it is no more.
-pub fn forget(name: &str) -> bool {
-    take(name).map(Taken::forget).is_some()
+pub fn unregister(name: &str) -> bool {
+    claim(name).map(LeftoverClaim::complete).is_some()
 }
 
 /// Nobody else has it meanwhile: by the time that it is removed, there may be another of its name.
-pub fn take(name: &str) -> Option<Taken> {
-    let mut all = all();
+pub fn claim(name: &str) -> Option<LeftoverClaim> {
+    let mut all = lock_registry();
     let index = all.iter().position(|noted| noted == name)?;
-    Some(Taken(all.remove(index)))
+    Some(LeftoverClaim(all.remove(index)))
 }
 
-impl Taken {
-    pub fn forget(mut self) {
+impl LeftoverClaim {
+    pub fn complete(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Taken {
+impl Drop for LeftoverClaim {
     fn drop(&mut self) {
         if let Some(name) = self.0.take() {
-            note(name);
+            register(name);
         }
     }
 }
 
-fn all() -> MutexGuard<'static, VecDeque<String>> {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_registry() -> MutexGuard<'static, VecDeque<String>> {
+    LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A process's, as their owner is one.
-static LEFT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+static LEFTOVERS: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-const MOST: usize = 1024;
+const MAX_LEFTOVERS: usize = 1024;

@@ -2,8 +2,8 @@
 //!
 //! **Invariant:** however much is printed, no more than the limit of each stream and one chunk is held in memory.
 //!
-//! **Invariant:** however fast a sandbox prints, its run gives way to other tasks after each [`TURN`] of output, and takes no
-//! more than [`RATE`] a second from the sandbox's pipes: what is more waits in them, and slows the sandbox down.
+//! **Invariant:** however fast a sandbox prints, its run gives way to other tasks after each [`TURN_BYTES`] of output, and takes no
+//! more than [`MAX_BYTES_PER_SECOND`] a second from the sandbox's pipes: what is more waits in them, and slows the sandbox down.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,35 +17,35 @@ use tokio_util::sync::CancellationToken;
 
 /// The two streams of a sandbox, and who listens to them.
 #[derive(Debug)]
-pub struct Output<W> {
-    pub stdout: Capture,
-    pub stderr: Capture,
+pub struct OutputCapture<W> {
+    pub stdout: HeadTailBuffer,
+    pub stderr: HeadTailBuffer,
     /// `None` once nobody listens any more.
     live: Option<W>,
     /// The one stream that is listened to, where it is not both.
-    only: Option<Stream>,
+    only: Option<OutputStream>,
     hurry: CancellationToken,
-    pace: Pace,
+    pace: OutputPace,
 }
 
 /// How much of a sandbox's output was taken, and when more may be.
 #[derive(Debug)]
-struct Pace {
+struct OutputPace {
     /// Taken since the last turn ended.
     turn: u64,
-    /// When all that was taken would have been taken at [`RATE`].
+    /// When all that was taken would have been taken at [`MAX_BYTES_PER_SECOND`].
     due: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum OutputStream {
     Stdout,
     Stderr,
 }
 
 /// The beginning and the end of one stream.
 #[derive(Clone, Debug)]
-pub struct Capture {
+pub struct HeadTailBuffer {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     max_head: usize,
@@ -55,7 +55,7 @@ pub struct Capture {
 
 /// What is kept of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Captured {
+pub struct CapturedOutput {
     /// Where something is left out, a line in the middle says how much. What is not UTF-8 is replaced.
     pub text: String,
     /// How much was printed.
@@ -63,35 +63,35 @@ pub struct Captured {
     pub truncated: bool,
 }
 
-impl<W: AsyncWrite + Unpin> Output<W> {
+impl<W: AsyncWrite + Unpin> OutputCapture<W> {
     /// `limit` is for each stream, in bytes; `live` is given what both print, as it comes.
     pub fn new(limit: usize, live: W) -> Self {
-        let (stdout, stderr) = (Capture::new(limit), Capture::new(limit));
+        let (stdout, stderr) = (HeadTailBuffer::new(limit), HeadTailBuffer::new(limit));
         let hurry = CancellationToken::new();
-        Self { stdout, stderr, live: Some(live), only: None, hurry, pace: Pace::new() }
+        Self { stdout, stderr, live: Some(live), only: None, hurry, pace: OutputPace::new() }
     }
 
     /// As [`new`](Self::new), for somebody who listens to one of the two.
-    pub fn of(stream: Stream, limit: usize, live: W) -> Self {
+    pub fn for_stream(stream: OutputStream, limit: usize, live: W) -> Self {
         Self { only: Some(stream), ..Self::new(limit, live) }
     }
 
     /// When it is cancelled, nobody waits for the listener any more.
-    pub(super) fn hurry(&self) -> CancellationToken {
+    pub(super) fn detach_token(&self) -> CancellationToken {
         self.hurry.clone()
     }
 
     /// Takes what one stream has printed. A listener that is slow slows the sandbox down; one that cannot be written to,
     /// or takes nothing for a time, is not asked again. Returns when more may be taken.
-    pub async fn push(&mut self, stream: Stream, chunk: &[u8]) {
-        self.keep(stream, chunk).await;
-        self.pace.take(chunk.len()).await;
+    pub async fn push(&mut self, stream: OutputStream, chunk: &[u8]) {
+        self.store_and_forward(stream, chunk).await;
+        self.pace.throttle(chunk.len()).await;
     }
 
-    async fn keep(&mut self, stream: Stream, chunk: &[u8]) {
+    async fn store_and_forward(&mut self, stream: OutputStream, chunk: &[u8]) {
         match stream {
-            Stream::Stdout => self.stdout.push(chunk),
-            Stream::Stderr => self.stderr.push(chunk),
+            OutputStream::Stdout => self.stdout.push(chunk),
+            OutputStream::Stderr => self.stderr.push(chunk),
         }
         if self.only.is_some_and(|only| only != stream) {
             return;
@@ -101,57 +101,58 @@ impl<W: AsyncWrite + Unpin> Output<W> {
             live.write_all(chunk).await?;
             live.flush().await
         };
-        if self.is_heard(copied).await {
+        if self.write_to_listener(copied).await {
             self.live = Some(live);
         }
     }
 
     /// Tells the listener that nothing more comes, also where a line has not ended.
-    pub async fn end(&mut self) {
+    pub async fn close_listener(&mut self) {
         if let Some(mut live) = self.live.take() {
-            self.is_heard(live.shutdown()).await;
+            self.write_to_listener(live.shutdown()).await;
         }
     }
 
-    async fn is_heard(&self, told: impl Future<Output = io::Result<()>>) -> bool {
+    async fn write_to_listener(&self, told: impl Future<Output = io::Result<()>>) -> bool {
         tokio::select! {
-            told = timeout(LISTENER, told) => matches!(told, Ok(Ok(()))),
+            told = timeout(LISTENER_TIMEOUT, told) => matches!(told, Ok(Ok(()))),
             () = self.hurry.cancelled() => false,
         }
     }
 }
 
-impl Pace {
+impl OutputPace {
     fn new() -> Self {
         Self { turn: 0, due: Instant::now() }
     }
 
     /// Counts a chunk. A reader that always finds more would keep its worker: tokio's own budget counts reads, not what
     /// is done with the bytes, and once it is used up no timer of the same task fires.
-    async fn take(&mut self, length: usize) {
-        let cost = length as u64 + CHUNK_COST;
+    async fn throttle(&mut self, length: usize) {
+        let cost = length as u64 + CHUNK_COST_BYTES;
         self.turn += cost;
-        if self.turn < TURN {
+        if self.turn < TURN_BYTES {
             return;
         }
         yield_now().await;
         let now = Instant::now();
-        let due = self.end_turn(now);
+        let due = self.next_turn_start(now);
         if due > now {
             sleep_until(due).await;
         }
     }
 
     /// Says when the next turn may begin.
-    fn end_turn(&mut self, now: Instant) -> Instant {
-        let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let took = Duration::from_nanos(self.turn.saturating_mul(1_000_000_000) / RATE);
+    fn next_turn_start(&mut self, now: Instant) -> Instant {
+        let earliest = now.checked_sub(BURST_WINDOW).unwrap_or(now);
+        let took =
+            Duration::from_nanos(self.turn.saturating_mul(1_000_000_000) / MAX_BYTES_PER_SECOND);
         (self.turn, self.due) = (0, self.due.max(earliest) + took);
         self.due
     }
 }
 
-impl Capture {
+impl HeadTailBuffer {
     /// Keeps up to `limit` bytes: half of it from the beginning, the rest from the end.
     pub fn new(limit: usize) -> Self {
         let max_head = limit / 2;
@@ -168,7 +169,7 @@ impl Capture {
         self.tail.extend(rest);
     }
 
-    pub fn finish(self) -> Captured {
+    pub fn finish(self) -> CapturedOutput {
         let Self { head: mut kept, tail, bytes, .. } = self;
         let left_out = bytes - (kept.len() + tail.len()) as u64;
         if left_out > 0 {
@@ -176,13 +177,13 @@ impl Capture {
         }
         kept.extend(tail);
         let text = String::from_utf8_lossy(&kept).into_owned();
-        Captured { text, bytes, truncated: left_out > 0 }
+        CapturedOutput { text, bytes, truncated: left_out > 0 }
     }
 }
 
 /// What `end` comes to, once the output is read to its end, or is late: a process that holds it open, or an engine that
 /// forgets to close it, must not hold the run.
-pub(super) async fn follow<T, E>(
+pub(super) async fn join_with_output<T, E>(
     end: impl Future<Output = Result<T, E>>,
     pump: impl Future<Output = ()>,
     hurry: &CancellationToken,
@@ -195,10 +196,10 @@ pub(super) async fn follow<T, E>(
             () = &mut pump, if !is_read => is_read = true,
         }
     };
-    if !is_read && timeout(REST_OF_OUTPUT, &mut pump).await.is_err() {
+    if !is_read && timeout(OUTPUT_DRAIN_TIMEOUT, &mut pump).await.is_err() {
         // It may be the listener that is late.
         hurry.cancel();
-        if timeout(LAST_OF_OUTPUT, pump).await.is_err() {
+        if timeout(FORCED_DRAIN_TIMEOUT, pump).await.is_err() {
             tracing::warn!("the output did not end with the sandbox; the rest is left out");
         }
     }
@@ -206,25 +207,25 @@ pub(super) async fn follow<T, E>(
 }
 
 /// From the end to the end of the output. What is on its way by then is some pipes full.
-const REST_OF_OUTPUT: Duration = Duration::from_secs(2);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// After that, for what nobody listens to.
-const LAST_OF_OUTPUT: Duration = Duration::from_secs(1);
+const FORCED_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// For a listener to take one chunk.
-const LISTENER: Duration = Duration::from_secs(10);
+const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of output after which other tasks have their turn: as much as is read at once.
-const TURN: u64 = 16 << 10;
+const TURN_BYTES: u64 = 16 << 10;
 
 /// What a chunk costs beside its bytes, so that many small ones are no way around a turn.
-const CHUNK_COST: u64 = 256;
+const CHUNK_COST_BYTES: u64 = 256;
 
 /// Bytes a second that are taken of one run's output.
-const RATE: u64 = 32 << 20;
+const MAX_BYTES_PER_SECOND: u64 = 32 << 20;
 
 /// A sandbox that was quiet for so long has the bytes of that time to spend at once.
-const BURST: Duration = Duration::from_millis(250);
+const BURST_WINDOW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
@@ -251,9 +252,9 @@ mod tests {
             });
             let seen = tasks.run_until(async {
                 let printed = spawn_local(async move {
-                    let mut output = Output::new(64, sink());
+                    let mut output = OutputCapture::new(64, sink());
                     for _ in 0..count {
-                        output.push(Stream::Stderr, &vec![b'\n'; chunk]).await;
+                        output.push(OutputStream::Stderr, &vec![b'\n'; chunk]).await;
                     }
                     turns.get()
                 });
@@ -268,14 +269,17 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn a_run_prints_no_faster_than_its_rate() {
         let begun = Instant::now();
-        let (mut pace, mut now, mut taken) = (Pace::new(), begun + BURST * 8, 0);
+        let (mut pace, mut now, mut taken) = (OutputPace::new(), begun + BURST_WINDOW * 8, 0);
         let second = now + Duration::from_secs(1);
         while now < second {
-            pace.turn = TURN;
+            pace.turn = TURN_BYTES;
             taken += pace.turn;
-            now = now.max(pace.end_turn(now));
+            now = now.max(pace.next_turn_start(now));
         }
-        let burst = RATE / 4;
-        assert!((RATE..=RATE + burst + TURN).contains(&taken), "{taken}");
+        let burst = MAX_BYTES_PER_SECOND / 4;
+        assert!(
+            (MAX_BYTES_PER_SECOND..=MAX_BYTES_PER_SECOND + burst + TURN_BYTES).contains(&taken),
+            "{taken}"
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::process;
 
 /// A process, told from all others of this machine, before and after: pids come again, start times with them do not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct OwnerProcess {
     /// The kernel's id of its boot, without dashes.
     boot: String,
     pid: u32,
@@ -20,48 +20,50 @@ pub struct Owner {
 
 /// What can be said about an owner from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum OwnerState {
     Alive,
     Dead,
     /// It cannot be seen from here, so nothing of it may be touched.
     Unknown,
 }
 
-impl Owner {
+impl OwnerProcess {
     /// This process.
     ///
     /// # Errors
     /// `/proc` cannot be read.
-    pub fn this() -> io::Result<Self> {
+    pub fn this_process() -> io::Result<Self> {
         let pid = process::id();
-        let started = started(pid)?.ok_or(io::ErrorKind::NotFound)?;
-        Ok(Self { boot: boot()?, pid, started, namespace: namespace()? })
+        let started = process_start_time(pid)?.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self { boot: read_boot_id()?, pid, started, namespace: pid_namespace()? })
     }
 
-    /// Reads what [`Owner`]'s `Display` wrote.
+    /// Reads what [`OwnerProcess`]'s `Display` wrote.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(SEPARATORS);
-        let boot = parts.next().filter(|boot| is_boot(boot))?.to_owned();
+        let boot = parts.next().filter(|boot| is_boot_id(boot))?.to_owned();
         let pid = parts.next()?.parse().ok().filter(|pid| *pid > 0)?;
         let (started, namespace) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
         parts.next().is_none().then_some(Self { boot, pid, started, namespace })
     }
 
     /// Whether it still runs. Only what is certain is called dead.
-    pub fn state(&self) -> State {
-        let (Ok(boot), Ok(namespace)) = (boot(), namespace()) else { return State::Unknown };
+    pub fn state(&self) -> OwnerState {
+        let (Ok(boot), Ok(namespace)) = (read_boot_id(), pid_namespace()) else {
+            return OwnerState::Unknown;
+        };
         if self.boot != boot {
-            return State::Dead;
+            return OwnerState::Dead;
         }
         if self.namespace != namespace {
-            return State::Unknown;
+            return OwnerState::Unknown;
         }
-        match started(self.pid) {
-            Ok(Some(started)) if started == self.started => State::Alive,
-            Ok(Some(_)) => State::Dead,
+        match process_start_time(self.pid) {
+            Ok(Some(started)) if started == self.started => OwnerState::Alive,
+            Ok(Some(_)) => OwnerState::Dead,
             // A `/proc` that hides other users' processes looks the same; where it shows init, it hides nobody.
-            Ok(None) if matches!(started(1), Ok(Some(_))) => State::Dead,
-            _ => State::Unknown,
+            Ok(None) if matches!(process_start_time(1), Ok(Some(_))) => OwnerState::Dead,
+            _ => OwnerState::Unknown,
         }
     }
 
@@ -71,28 +73,28 @@ impl Owner {
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for OwnerProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}:{}", self.boot, self.pid, self.started, self.namespace)
     }
 }
 
-fn is_boot(text: &str) -> bool {
-    text.len() == BOOT_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+fn is_boot_id(text: &str) -> bool {
+    text.len() == BOOT_ID_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The first digits of the boot's id: enough to tell this boot from others, short enough for a socket's path.
-fn boot() -> io::Result<String> {
+fn read_boot_id() -> io::Result<String> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.replace('-', "");
-    text.get(..BOOT_DIGITS).map(str::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    text.get(..BOOT_ID_DIGITS).map(str::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn namespace() -> io::Result<u64> {
+fn pid_namespace() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/pid").map(|found| found.ino())
 }
 
 /// When a process started; `None` where there is none of that pid, or only its remains.
-fn started(pid: u32) -> io::Result<Option<u64>> {
+fn process_start_time(pid: u32) -> io::Result<Option<u64>> {
     let stat = match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -112,7 +114,7 @@ fn started(pid: u32) -> io::Result<Option<u64>> {
 
 const SEPARATORS: [char; 2] = [':', '-'];
 
-const BOOT_DIGITS: usize = 16;
+const BOOT_ID_DIGITS: usize = 16;
 
 /// `starttime` is field 22 of `stat` (proc(5)), the state is field 3.
 const STARTTIME_AFTER_STATE: usize = 18;

@@ -1,6 +1,6 @@
 //! What this machine can enforce, what it cannot, and how to get that.
 //!
-//! [`machine`] and [`engine`] look, and find [`Facts`]; [`Report::of`] judges them, and looks at nothing itself.
+//! [`machine`] and [`engine`] look, and find [`HostFacts`]; [`DoctorReport::from_facts`] judges them, and looks at nothing itself.
 
 pub mod engine;
 mod landlock;
@@ -12,26 +12,26 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::First;
+use super::InitBinary;
 
 /// What was found. A fact that could not be found is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct HostFacts {
     pub kernel: String,
     pub is_root: bool,
-    pub cgroups: Cgroups,
+    pub cgroups: CgroupSupport,
     /// How many user namespaces a user may have.
     pub user_namespaces: u64,
     /// Whether the kernel takes filters of system calls.
     pub has_seccomp: bool,
     /// The version of Landlock; none where the kernel has none.
     pub landlock: Option<u32>,
-    pub docker: Engine,
+    pub docker: EngineProbe,
     /// A socket of Podman's.
     pub podman: Option<PathBuf>,
     pub git: Option<String>,
     /// What sandboxes have as their first process.
-    pub init: First,
+    pub init: InitBinary,
     pub run_dir: PathBuf,
     /// What a user may have of inotify; a sandbox has a user of its own.
     pub inotify_instances: Option<u64>,
@@ -47,7 +47,7 @@ pub struct Facts {
 
 /// How groups of processes can be limited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cgroups {
+pub struct CgroupSupport {
     /// 1 or 2; 0 where none are mounted.
     pub version: u8,
     pub controllers: BTreeSet<String>,
@@ -55,17 +55,17 @@ pub struct Cgroups {
 
 /// An engine, as far as it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Engine {
+pub enum EngineProbe {
     #[default]
     Absent,
     /// There is one, and it does not answer.
     Silent(String),
-    Answers(Answers),
+    Answers(EngineInfo),
 }
 
 /// What an engine says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answers {
+pub struct EngineInfo {
     pub version: String,
     pub api: String,
     /// Its runtime's name and version.
@@ -79,25 +79,25 @@ pub struct Answers {
 
 /// What becomes of the facts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// Whether at least one driver can enforce everything.
     pub ok: bool,
-    pub drivers: Drivers,
-    pub findings: Vec<Finding>,
+    pub drivers: DriverSupport,
+    pub findings: Vec<DoctorFinding>,
 }
 
 /// Which drivers can enforce everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Drivers {
+pub struct DriverSupport {
     pub docker: bool,
     pub embedded: bool,
 }
 
 /// One thing, and how it is here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DoctorFinding {
     pub name: &'static str,
-    pub level: Level,
+    pub level: FindingLevel,
     pub found: String,
     /// What to do about it, where there is something.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,7 +107,7 @@ pub struct Finding {
 /// How it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum FindingLevel {
     Ok,
     /// It works, and could be safer.
     Warn,
@@ -115,16 +115,16 @@ pub enum Level {
     Missing,
 }
 
-impl Report {
+impl DoctorReport {
     /// Judges what was found.
-    pub fn of(facts: &Facts) -> Self {
+    pub fn from_facts(facts: &HostFacts) -> Self {
         let mut findings = machine_findings(facts);
-        let embedded = embedded(facts);
-        let docker = docker(facts);
-        let is_ok = |finding: &Finding| finding.level != Level::Missing;
-        let drivers = Drivers { docker: is_ok(&docker), embedded: is_ok(&embedded) };
+        let embedded = embedded_finding(facts);
+        let docker = docker_finding(facts);
+        let is_ok = |finding: &DoctorFinding| finding.level != FindingLevel::Missing;
+        let drivers = DriverSupport { docker: is_ok(&docker), embedded: is_ok(&embedded) };
         findings.extend([embedded, docker]);
-        if let Engine::Answers(answers) = &facts.docker {
+        if let EngineProbe::Answers(answers) = &facts.docker {
             findings.extend(engine_findings(answers));
         }
         findings.extend(tool_findings(facts));
@@ -132,64 +132,71 @@ impl Report {
     }
 }
 
-impl Report {
+impl DoctorReport {
     /// Adds what was found elsewhere; what is missing there counts.
-    pub fn add(&mut self, findings: Vec<Finding>) {
-        self.ok &= findings.iter().all(|finding| finding.level != Level::Missing);
+    pub fn add(&mut self, findings: Vec<DoctorFinding>) {
+        self.ok &= findings.iter().all(|finding| finding.level != FindingLevel::Missing);
         self.findings.extend(findings);
     }
 }
 
-fn machine_findings(facts: &Facts) -> Vec<Finding> {
-    let Cgroups { version, controllers } = &facts.cgroups;
+fn machine_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
+    let CgroupSupport { version, controllers } = &facts.cgroups;
     let cgroups = match version {
-        0 => missing(
+        0 => missing_finding(
             "cgroups",
             "none are mounted",
             "mount them: an init system does, or cgroupfs-mount",
         ),
-        _ => ok("cgroups", format!("version {version}: {}", list(controllers))),
+        _ => ok_finding("cgroups", format!("version {version}: {}", join_names(controllers))),
     };
     let namespaces = match facts.user_namespaces {
-        0 => warn(
+        0 => warn_finding(
             "user namespaces",
             "no user may have any",
             "only root runs sandboxes of our own here; `sysctl user.max_user_namespaces=10000` lets others",
         ),
-        count => ok("user namespaces", format!("{count} for a user")),
+        count => ok_finding("user namespaces", format!("{count} for a user")),
     };
     let seccomp = if facts.has_seccomp {
-        ok("seccomp", "the kernel takes filters of system calls")
+        ok_finding("seccomp", "the kernel takes filters of system calls")
     } else {
-        missing("seccomp", "the kernel takes no filters", "use a kernel with CONFIG_SECCOMP_FILTER")
+        missing_finding(
+            "seccomp",
+            "the kernel takes no filters",
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        )
     };
     let landlock = match facts.landlock {
-        Some(version @ 6..) => {
-            ok("landlock", format!("version {version}: keeps agents to their files and signals"))
-        }
+        Some(version @ 6..) => ok_finding(
+            "landlock",
+            format!("version {version}: keeps agents to their files and signals"),
+        ),
         Some(version @ 2..) => {
-            ok("landlock", format!("version {version}: keeps agents to their files"))
+            ok_finding("landlock", format!("version {version}: keeps agents to their files"))
         }
-        Some(version) => warn(
+        Some(version) => warn_finding(
             "landlock",
             format!("version {version}, which is not used: it would keep agents from moving files"),
             "a kernel of 5.19 or newer keeps agents to their files twice; without it, mounts and modes do",
         ),
-        None => warn(
+        None => warn_finding(
             "landlock",
             "the kernel has none",
             "a kernel of 5.19 or newer with `lsm=landlock,…` keeps agents to their files twice; without it, mounts and modes do",
         ),
     };
-    let all = vec![ok("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock];
-    let all = all.into_iter().chain(socket_memory(facts));
-    let of_a_user = facts.inotify_instances.map(inotify).into_iter().chain(user_limits(facts));
-    let core = facts.core_pattern.as_deref().map(core_dumps);
+    let all =
+        vec![ok_finding("kernel", facts.kernel.as_str()), cgroups, namespaces, seccomp, landlock];
+    let all = all.into_iter().chain(socket_memory_finding(facts));
+    let of_a_user =
+        facts.inotify_instances.map(inotify_finding).into_iter().chain(user_limits_finding(facts));
+    let core = facts.core_pattern.as_deref().map(core_dump_finding);
     all.chain(of_a_user).chain(core).collect()
 }
 
 /// None where the buffers of sockets count as memory, as with version 2, or nothing is limited.
-fn socket_memory(facts: &Facts) -> Option<Finding> {
+fn socket_memory_finding(facts: &HostFacts) -> Option<DoctorFinding> {
     let found = match (facts.cgroups.version, facts.limits_sockets) {
         (1, true) => {
             "a sandbox of our own has its memory limit once more for them, one of Docker's has no limit"
@@ -199,27 +206,28 @@ fn socket_memory(facts: &Facts) -> Option<Finding> {
         }
         _ => return None,
     };
-    Some(warn("buffers of sockets", found, "use cgroup v2, where they count as memory"))
+    Some(warn_finding("buffers of sockets", found, "use cgroup v2, where they count as memory"))
 }
 
-fn inotify(instances: u64) -> Finding {
+fn inotify_finding(instances: u64) -> DoctorFinding {
     let found = format!("{instances} instances for a sandbox");
-    if instances < INSTANCES {
-        warn(
+    if instances < MIN_INOTIFY_INSTANCES {
+        warn_finding(
             "inotify",
             found,
             "`sysctl fs.inotify.max_user_instances=8192`: agents that watch files need some; with one user for all sandboxes, one of them may take all",
         )
     } else {
-        ok("inotify", found)
+        ok_finding("inotify", found)
     }
 }
 
 /// None where the kernel says nothing of any.
-fn user_limits(facts: &Facts) -> Option<Finding> {
+fn user_limits_finding(facts: &HostFacts) -> Option<DoctorFinding> {
     const NAME: &str = "limits of a user";
-    let least =
-        |name: &str| LEAST.iter().find(|(known, _)| *known == name).map(|(_, least)| *least);
+    let least = |name: &str| {
+        MIN_USER_LIMITS.iter().find(|(known, _)| *known == name).map(|(_, least)| *least)
+    };
     let limits = facts.user_limits.iter();
     let low = limits.filter_map(|(name, found)| {
         least(name).filter(|least| found < least).map(|least| (name, found, least))
@@ -229,22 +237,22 @@ fn user_limits(facts: &Facts) -> Option<Finding> {
     if facts.user_limits.is_empty() {
         None
     } else if low.is_empty() {
-        Some(ok(NAME, "enough for a sandbox"))
+        Some(ok_finding(NAME, "enough for a sandbox"))
     } else {
-        Some(warn(
+        Some(warn_finding(
             NAME,
-            list(low),
+            join_names(low),
             "raise them with `sysctl`, and processes with `ulimit -u` or `LimitNPROC=`: a sandbox may not start, or its programs fail",
         ))
     }
 }
 
 /// A limit of none does not keep the kernel from a program that reads the memory from a pipe.
-fn core_dumps(pattern: &str) -> Finding {
+fn core_dump_finding(pattern: &str) -> DoctorFinding {
     const NAME: &str = "core dumps";
     match pattern.strip_prefix('|') {
-        None => ok(NAME, "files, of which a sandbox writes none"),
-        Some(program) => warn(
+        None => ok_finding(NAME, "files, of which a sandbox writes none"),
+        Some(program) => warn_finding(
             NAME,
             format!("are piped to `{}`", program.trim()),
             "`sysctl kernel.core_pattern=core`: the kernel starts that program as root for each crash in a sandbox, outside of its limits, and it reads what the sandbox chose",
@@ -253,114 +261,126 @@ fn core_dumps(pattern: &str) -> Finding {
 }
 
 /// The driver that needs nothing else.
-fn embedded(facts: &Facts) -> Finding {
+fn embedded_finding(facts: &HostFacts) -> DoctorFinding {
     const NAME: &str = "driver embedded";
-    let lacking: Vec<_> =
-        NEEDED.into_iter().filter(|name| !facts.cgroups.controllers.contains(*name)).collect();
+    let lacking: Vec<_> = REQUIRED_CONTROLLERS
+        .into_iter()
+        .filter(|name| !facts.cgroups.controllers.contains(*name))
+        .collect();
     if !facts.is_root {
-        missing(
+        missing_finding(
             NAME,
             "this process is not root's, and may set no limits",
             "run it as root, or use Docker",
         )
     } else if !lacking.is_empty() {
-        missing(
+        missing_finding(
             NAME,
-            format!("there are no limits on {}", list(&lacking)),
+            format!("there are no limits on {}", join_names(&lacking)),
             "mount the cgroup controllers, or say `--allow-unlimited` and do without",
         )
     } else if !facts.has_seccomp {
-        missing(
+        missing_finding(
             NAME,
             "there is no filter of system calls",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         )
     } else {
-        ok(NAME, "enforces everything")
+        ok_finding(NAME, "enforces everything")
     }
 }
 
-fn docker(facts: &Facts) -> Finding {
+fn docker_finding(facts: &HostFacts) -> DoctorFinding {
     const NAME: &str = "driver docker";
     match &facts.docker {
-        Engine::Absent => missing(
+        EngineProbe::Absent => missing_finding(
             NAME,
             "there is no engine",
             "install Docker Engine, or name its socket with `--docker-socket`",
         ),
-        Engine::Silent(error) => missing(
+        EngineProbe::Silent(error) => missing_finding(
             NAME,
             format!("the engine does not answer: {error}"),
             "start it, or look into its log",
         ),
-        Engine::Answers(answers) if !answers.has_seccomp => missing(
+        EngineProbe::Answers(answers) if !answers.has_seccomp => missing_finding(
             NAME,
             "the engine sets no filter of system calls",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         ),
-        Engine::Answers(Answers { no_limits, .. }) if !no_limits.is_empty() => missing(
-            NAME,
-            format!("the engine sets no limits on {}", list(no_limits)),
-            "let the kernel have the cgroup controllers; for swap, boot with `swapaccount=1`",
-        ),
-        Engine::Answers(Answers { version, api, .. }) => {
-            ok(NAME, format!("enforces everything, with engine {version}, API {api}"))
+        EngineProbe::Answers(EngineInfo { no_limits, .. }) if !no_limits.is_empty() => {
+            missing_finding(
+                NAME,
+                format!("the engine sets no limits on {}", join_names(no_limits)),
+                "let the kernel have the cgroup controllers; for swap, boot with `swapaccount=1`",
+            )
+        }
+        EngineProbe::Answers(EngineInfo { version, api, .. }) => {
+            ok_finding(NAME, format!("enforces everything, with engine {version}, API {api}"))
         }
     }
 }
 
-fn engine_findings(answers: &Answers) -> Vec<Finding> {
+fn engine_findings(answers: &EngineInfo) -> Vec<DoctorFinding> {
     let runtime = answers.runtime.as_ref().map(|(name, version)| {
         let found = format!("{name} {version}");
         if name == "runc" && is_old_runc(version) {
-            warn("container runtime", found, "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 lead out of it: use runc 1.2.8, 1.3.3 or newer, or one that your distribution has mended")
+            warn_finding("container runtime", found, "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 lead out of it: use runc 1.2.8, 1.3.3 or newer, or one that your distribution has mended")
         } else {
-            ok("container runtime", found)
+            ok_finding("container runtime", found)
         }
     });
     let userns = answers.has_userns_remap.then(|| {
-        warn(
+        warn_finding(
             "userns-remap",
             "on",
             "a sandbox's user is somebody else outside, to whom the run's socket is shut: use an engine without",
         )
     });
     let runsc = if answers.has_runsc {
-        ok("runsc", "the engine has it; it is used where it is the engine's default")
+        ok_finding("runsc", "the engine has it; it is used where it is the engine's default")
     } else {
-        warn("runsc", "not there", "nothing needs it; gVisor keeps agents away from the kernel")
+        warn_finding(
+            "runsc",
+            "not there",
+            "nothing needs it; gVisor keeps agents away from the kernel",
+        )
     };
     runtime.into_iter().chain(userns).chain([runsc]).collect()
 }
 
-fn tool_findings(facts: &Facts) -> Vec<Finding> {
+fn tool_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
     let podman = facts.podman.as_deref().map(|socket| {
-        ok("podman", format!("answers at {}; name it with `--docker-socket`", socket.display()))
+        ok_finding(
+            "podman",
+            format!("answers at {}; name it with `--docker-socket`", socket.display()),
+        )
     });
     let init = match &facts.init {
-        First::Given(path) => ok("cogni-init", path.display().to_string()),
-        First::BuiltIn { directory } => {
-            ok("cogni-init", format!("built in; sandboxes get it from {}", directory.display()))
-        }
-        First::None => warn("cogni-init", "none", "images need a bridge of their own"),
+        InitBinary::Given(path) => ok_finding("cogni-init", path.display().to_string()),
+        InitBinary::BuiltIn { directory } => ok_finding(
+            "cogni-init",
+            format!("built in; sandboxes get it from {}", directory.display()),
+        ),
+        InitBinary::None => warn_finding("cogni-init", "none", "images need a bridge of their own"),
     };
     let git = match facts.git.as_deref() {
-        None => missing("git", "not there", "the relay needs 2.39 or newer; install it"),
-        Some(version) if numbers(version) < Some(OLDEST_GIT) => {
-            missing("git", version, "the relay needs 2.39 or newer; install it")
+        None => missing_finding("git", "not there", "the relay needs 2.39 or newer; install it"),
+        Some(version) if parse_version(version) < Some(MIN_GIT_VERSION) => {
+            missing_finding("git", version, "the relay needs 2.39 or newer; install it")
         }
-        Some(version) => ok("git", version),
+        Some(version) => ok_finding("git", version),
     };
     let space = facts.free.map(|free| {
         let found = format!("{} MiB free at {}", free >> 20, facts.run_dir.display());
-        if free < SPACE {
-            warn(
+        if free < MIN_FREE_BYTES {
+            warn_finding(
                 "space",
                 found,
                 "workspaces of agents are there; make room, or choose another with `--run-dir`",
             )
         } else {
-            ok("space", found)
+            ok_finding("space", found)
         }
     });
     podman.into_iter().chain([init, git]).chain(space).collect()
@@ -368,7 +388,7 @@ fn tool_findings(facts: &Facts) -> Vec<Finding> {
 
 /// Mended in 1.2.8 and 1.3.3.
 fn is_old_runc(version: &str) -> bool {
-    match numbers(version) {
+    match parse_version(version) {
         Some([1, 3, patch]) => patch < 3,
         Some(version) => version < [1, 2, 8],
         None => false,
@@ -376,30 +396,38 @@ fn is_old_runc(version: &str) -> bool {
 }
 
 /// `1.1.5+ds1` is 1.1.5.
-fn numbers(version: &str) -> Option<[u32; 3]> {
+fn parse_version(version: &str) -> Option<[u32; 3]> {
     let end = version.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(version.len());
     let mut parts = version[..end].split('.').map(|part| part.parse().ok());
     Some([parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)])
 }
 
-fn list(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+fn join_names(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let names: Vec<_> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
     names.join(", ")
 }
 
-pub fn ok(name: &'static str, found: impl Into<String>) -> Finding {
-    Finding { name, level: Level::Ok, found: found.into(), remedy: None }
+pub fn ok_finding(name: &'static str, found: impl Into<String>) -> DoctorFinding {
+    DoctorFinding { name, level: FindingLevel::Ok, found: found.into(), remedy: None }
 }
 
-pub fn warn(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
-    Finding { name, level: Level::Warn, found: found.into(), remedy: Some(remedy) }
+pub fn warn_finding(
+    name: &'static str,
+    found: impl Into<String>,
+    remedy: &'static str,
+) -> DoctorFinding {
+    DoctorFinding { name, level: FindingLevel::Warn, found: found.into(), remedy: Some(remedy) }
 }
 
-pub fn missing(name: &'static str, found: impl Into<String>, remedy: &'static str) -> Finding {
-    Finding { name, level: Level::Missing, found: found.into(), remedy: Some(remedy) }
+pub fn missing_finding(
+    name: &'static str,
+    found: impl Into<String>,
+    remedy: &'static str,
+) -> DoctorFinding {
+    DoctorFinding { name, level: FindingLevel::Missing, found: found.into(), remedy: Some(remedy) }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for FindingLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ok => "ok",
@@ -410,33 +438,33 @@ impl fmt::Display for Level {
 }
 
 /// The controllers that our limits need.
-const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
+const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// Older ones have holes that the relay relies on being closed.
-const OLDEST_GIT: [u32; 3] = [2, 39, 0];
+const MIN_GIT_VERSION: [u32; 3] = [2, 39, 0];
 
 /// The kernel's own first limit.
-const INSTANCES: u64 = 128;
+const MIN_INOTIFY_INSTANCES: u64 = 128;
 
 /// What else a sandbox needs of its user: no less than the kernel's own first limits, or a fraction of those that grow with
 /// a machine's memory. Processes are the sandbox's own limit, with its first ones.
-pub(crate) const LEAST: [(&str, u64); 6] = [
+pub(crate) const MIN_USER_LIMITS: [(&str, u64); 6] = [
     ("fs.epoll.max_user_watches", 16_384),
     ("fs.inotify.max_user_watches", 8192),
     ("fs.mqueue.queues_max", 16),
     ("fs.pipe-user-pages-soft", 1024),
     ("kernel.keys.maxkeys", 200),
-    (PROCESSES, 512),
+    (NPROC_LIMIT_NAME, 512),
 ];
 
 /// A limit of a process, which it hands on.
-pub(crate) const PROCESSES: &str = "RLIMIT_NPROC";
+pub(crate) const NPROC_LIMIT_NAME: &str = "RLIMIT_NPROC";
 
 /// Less than this is no place for workspaces.
-const SPACE: u64 = 1 << 30;
+const MIN_FREE_BYTES: u64 = 1 << 30;
 
 /// Where Podman listens for root, and where it listens for others below `XDG_RUNTIME_DIR`.
-pub(crate) fn podman_sockets(runtime_dir: Option<&Path>) -> Vec<PathBuf> {
+pub(crate) fn podman_socket_paths(runtime_dir: Option<&Path>) -> Vec<PathBuf> {
     let own = runtime_dir.map(|dir| dir.join("podman/podman.sock"));
     [PathBuf::from("/run/podman/podman.sock")].into_iter().chain(own).collect()
 }

@@ -13,40 +13,40 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use super::driver::Started;
-use super::spec::SLOT;
-use super::{Driver, Error, Order, RunSpec, Sandbox};
+use super::driver::SandboxStartOutcome;
+use super::spec::CLAIM_SOCKET;
+use super::{SandboxDriver, SandboxError, SandboxHandle, SandboxRequest, SandboxSpec};
 
-/// A sandbox that runs and waits. Dropped, it ends; what is left of it then is for [`Slot::remove`] or the sweep.
-pub struct Slot {
-    pub(super) sandbox: Sandbox,
+/// A sandbox that runs and waits. Dropped, it ends; what is left of it then is for [`WarmSlot::remove`] or the sweep.
+pub struct WarmSlot {
+    pub(super) sandbox: SandboxHandle,
     pub(super) host: UnixStream,
 }
 
 /// What a slot is to be told.
-pub(super) struct Claim {
+pub(super) struct SlotClaim {
     host: UnixStream,
     run: String,
     text: Vec<u8>,
 }
 
-impl Slot {
+impl WarmSlot {
     /// Starts one, and returns when it waits, or `stop` has come before. After an error nothing is left of it.
     ///
     /// # Errors
     /// It could not be made, or does not come to wait.
     pub async fn start(
-        driver: &Driver,
-        order: Order,
+        driver: &SandboxDriver,
+        order: SandboxRequest,
         stop: impl Future<Output = ()>,
-    ) -> Result<Self, Error> {
-        let mut sandbox = Sandbox::new(driver, order)?;
+    ) -> Result<Self, SandboxError> {
+        let mut sandbox = SandboxHandle::new(driver, order)?;
         let started = tokio::select! {
             biased;
-            () = stop => Err(Error::Slot("it was not needed any more".to_owned())),
-            started = timeout(START, Box::pin(wait_for(&mut sandbox))) => match started {
+            () = stop => Err(SandboxError::Slot("it was not needed any more".to_owned())),
+            started = timeout(START_TIMEOUT, Box::pin(accept_init(&mut sandbox))) => match started {
                 Ok(started) => started,
-                Err(_) => Err(Error::Slot("its start takes too long".to_owned())),
+                Err(_) => Err(SandboxError::Slot("its start takes too long".to_owned())),
             },
         };
         match started {
@@ -65,10 +65,10 @@ impl Slot {
         matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Makes it this run's sandbox, which is told so when it is [run](Sandbox::run).
-    pub fn claim(self, spec: &RunSpec) -> Sandbox {
-        let claim = Claim { host: self.host, run: spec.run.clone(), text: spec.claim() };
-        self.sandbox.claimed(claim, spec.grace)
+    /// Makes it this run's sandbox, which is told so when it is [run](SandboxHandle::run).
+    pub fn claim(self, spec: &SandboxSpec) -> SandboxHandle {
+        let claim = SlotClaim { host: self.host, run: spec.run.clone(), text: spec.encode_claim() };
+        self.sandbox.with_claim(claim, spec.grace)
     }
 
     pub async fn remove(self) {
@@ -77,33 +77,35 @@ impl Slot {
     }
 }
 
-impl Claim {
+impl SlotClaim {
     /// Whose it is.
-    pub(super) fn run(&self) -> &str {
+    pub(super) fn run_id(&self) -> &str {
         &self.run
     }
 
     /// Returns when it has been heard.
-    pub(super) async fn tell(mut self) -> Result<(), Error> {
-        let told = timeout(ANSWER, async {
+    pub(super) async fn send_claim(mut self) -> Result<(), SandboxError> {
+        let told = timeout(CLAIM_TIMEOUT, async {
             self.host.write_all(&self.text).await?;
             self.host.read_u8().await
         });
         match told.await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(Error::Slot(format!("it did not take the claim: {error}"))),
-            Err(_) => Err(Error::Slot("it does not answer".to_owned())),
+            Ok(Err(error)) => {
+                Err(SandboxError::Slot(format!("it did not take the claim: {error}")))
+            }
+            Err(_) => Err(SandboxError::Slot("it does not answer".to_owned())),
         }
     }
 }
 
-async fn wait_for(sandbox: &mut Sandbox) -> Result<UnixStream, Error> {
-    let path = sandbox.order().spec.socket_dir.join(SLOT);
-    let cannot = |error: io::Error| Error::Slot(format!("`{}`: {error}", path.display()));
-    let listener = listen(&path).map_err(cannot)?;
+async fn accept_init(sandbox: &mut SandboxHandle) -> Result<UnixStream, SandboxError> {
+    let path = sandbox.request().spec.socket_dir.join(CLAIM_SOCKET);
+    let cannot = |error: io::Error| SandboxError::Slot(format!("`{}`: {error}", path.display()));
+    let listener = bind_claim_socket(&path).map_err(cannot)?;
     match sandbox.start().await? {
-        Started::Running => (),
-        Started::Not { message, .. } => return Err(Error::Slot(message)),
+        SandboxStartOutcome::Running => (),
+        SandboxStartOutcome::Not { message, .. } => return Err(SandboxError::Slot(message)),
     }
     let (host, _) = listener.accept().await.map_err(cannot)?;
     fs::remove_file(&path).map_err(cannot)?;
@@ -111,14 +113,14 @@ async fn wait_for(sandbox: &mut Sandbox) -> Result<UnixStream, Error> {
 }
 
 /// For the sandbox's user, behind a directory that only we can enter.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn bind_claim_socket(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, Permissions::from_mode(0o666))?;
     Ok(listener)
 }
 
 /// From nothing to a sandbox that waits, on a busy machine.
-const START: Duration = Duration::from_mins(2);
+const START_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// For a process that does nothing but wait for this.
-pub(super) const ANSWER: Duration = Duration::from_secs(5);
+pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);

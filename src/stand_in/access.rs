@@ -12,22 +12,22 @@ use crate::base::b64;
 
 /// The tokens that are good, and the apps that may have some.
 #[derive(Debug)]
-pub(super) struct Access {
+pub(super) struct FakeAccess {
     tokens: Vec<String>,
     /// Given to apps: what for, and until when.
-    issued: BTreeMap<String, Issued>,
-    apps: Vec<App>,
+    issued: BTreeMap<String, IssuedToken>,
+    apps: Vec<FakeGithubApp>,
     pub(super) lifetime: u64,
 }
 
 #[derive(Debug)]
-struct Issued {
+struct IssuedToken {
     names: Vec<String>,
     expires: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct App {
+pub(super) struct FakeGithubApp {
     id: String,
     public_key: Vec<u8>,
     pub(super) installation: u64,
@@ -36,25 +36,25 @@ pub(super) struct App {
 
 /// What an app says of itself.
 #[derive(Deserialize)]
-struct Claims {
+struct AppClaims {
     iss: String,
     iat: u64,
     exp: u64,
 }
 
-impl Default for Access {
+impl Default for FakeAccess {
     fn default() -> Self {
         Self { tokens: vec![], issued: BTreeMap::new(), apps: vec![], lifetime: 3600 }
     }
 }
 
-impl Access {
-    pub(super) fn accept(&mut self, token: &str) {
+impl FakeAccess {
+    pub(super) fn accept_token(&mut self, token: &str) {
         self.tokens.push(token.to_owned());
     }
 
-    pub(super) fn install(&mut self, app: &str, public_key: &[u8], names: &[&str]) {
-        self.apps.push(App {
+    pub(super) fn install_app(&mut self, app: &str, public_key: &[u8], names: &[&str]) {
+        self.apps.push(FakeGithubApp {
             id: app.to_owned(),
             public_key: public_key.to_owned(),
             installation: 7000 + self.apps.len() as u64,
@@ -62,69 +62,73 @@ impl Access {
         });
     }
 
-    pub(super) fn revoke(&mut self) {
+    pub(super) fn revoke_all(&mut self) {
         self.issued.clear();
     }
 
     /// A new token for some repositories, and when it ends.
-    pub(super) fn issue(&mut self, names: Vec<String>) -> (String, u64) {
-        let expires = now() + self.lifetime;
+    pub(super) fn issue_token(&mut self, names: Vec<String>) -> (String, u64) {
+        let expires = unix_seconds() + self.lifetime;
         let token = format!("ghs_standin{:03}", self.issued.len() + 1);
-        self.issued.insert(token.clone(), Issued { names, expires });
+        self.issued.insert(token.clone(), IssuedToken { names, expires });
         (token, expires)
     }
 
     /// Whether a request may see a repository.
-    pub(super) fn admits(&self, head: &Parts, name: &str) -> bool {
-        token(head).is_some_and(|token| {
+    pub(super) fn can_access(&self, head: &Parts, name: &str) -> bool {
+        bearer_token(head).is_some_and(|token| {
             let issued = self.issued.get(&token);
             self.tokens.contains(&token)
                 || issued.is_some_and(|issued| {
-                    issued.expires > now() && issued.names.iter().any(|one| one == name)
+                    issued.expires > unix_seconds() && issued.names.iter().any(|one| one == name)
                 })
         })
     }
 
     /// Whether a request has a token that was ever good; one without is not told that a repository is missing.
-    pub(super) fn knows(&self, head: &Parts) -> bool {
-        token(head).is_some_and(|token| {
+    pub(super) fn knows_token(&self, head: &Parts) -> bool {
+        bearer_token(head).is_some_and(|token| {
             let issued = self.issued.get(&token);
-            self.tokens.contains(&token) || issued.is_some_and(|issued| issued.expires > now())
+            self.tokens.contains(&token)
+                || issued.is_some_and(|issued| issued.expires > unix_seconds())
         })
     }
 
     /// The app that signed a request.
-    pub(super) fn app(&self, head: &Parts) -> Option<&App> {
-        let token = token(head)?;
+    pub(super) fn find_app(&self, head: &Parts) -> Option<&FakeGithubApp> {
+        let token = bearer_token(head)?;
         let (signed, signature) = token.rsplit_once('.')?;
-        let claims: Claims = serde_json::from_slice(&unpacked(signed.split_once('.')?.1)?).ok()?;
+        let claims: AppClaims =
+            serde_json::from_slice(&base64url_decode(signed.split_once('.')?.1)?).ok()?;
         let app = self.apps.iter().find(|app| app.id == claims.iss)?;
         let key = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &app.public_key);
-        key.verify(signed.as_bytes(), &unpacked(signature)?).ok()?;
+        key.verify(signed.as_bytes(), &base64url_decode(signature)?).ok()?;
         // GitHub refuses what is signed for longer than ten minutes, and what is signed in the future.
-        let is_timely = claims.iat <= now() && claims.exp > now() && claims.exp <= now() + 600;
+        let is_timely = claims.iat <= unix_seconds()
+            && claims.exp > unix_seconds()
+            && claims.exp <= unix_seconds() + 600;
         is_timely.then_some(app)
     }
 }
 
 /// The token of a request: GitHub's API takes it as a bearer's, and its git as a password.
-fn token(head: &Parts) -> Option<String> {
+fn bearer_token(head: &Parts) -> Option<String> {
     let (kind, value) = head.headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     if kind.eq_ignore_ascii_case("bearer") || kind.eq_ignore_ascii_case("token") {
         return Some(value.to_owned());
     }
-    let pair = unpacked(&value.trim_end_matches('=').replace('+', "-").replace('/', "_"))?;
+    let pair = base64url_decode(&value.trim_end_matches('=').replace('+', "-").replace('/', "_"))?;
     let pair = String::from_utf8(pair).ok()?;
     pair.split_once(':').map(|(_, password)| password.to_owned())
 }
 
-fn unpacked(text: &str) -> Option<Vec<u8>> {
+fn base64url_decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = vec![0; text.len()];
-    let length = b64::decode(text, &mut bytes)?;
+    let length = b64::decode_base64(text, &mut bytes)?;
     bytes.truncate(length);
     Some(bytes)
 }
 
-fn now() -> u64 {
+fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

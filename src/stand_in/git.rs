@@ -9,39 +9,44 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use super::hub::Hub;
-use super::reply::Reply;
-use super::route::Git;
+use super::hub::FakeGithubHandle;
+use super::reply::FakeResponse;
+use super::route::GitRoute;
 
-pub(super) async fn answer(hub: &Hub, ask: &Git, head: &Parts, body: Bytes) -> Reply {
+pub(super) async fn handle_git(
+    hub: &FakeGithubHandle,
+    ask: &GitRoute,
+    head: &Parts,
+    body: Bytes,
+) -> FakeResponse {
     let path = {
-        let state = hub.state();
-        if !state.access.admits(head, &ask.name) {
+        let state = hub.lock_state();
+        if !state.access.can_access(head, &ask.name) {
             let realm = "Basic realm=\"GitHub\"".to_owned();
-            return Reply::bad_credentials().with("www-authenticate", realm);
+            return FakeResponse::bad_credentials().with_header("www-authenticate", realm);
         }
         state.repositories.get(&ask.name).map(|repository| repository.path.clone())
     };
-    let Some(path) = path else { return Reply::not_found() };
-    let call = Call::new(&path, ask, head);
-    let done = tokio::task::spawn_blocking(move || call.run(&body)).await;
-    match done.map_err(io::Error::other).and_then(|output| parse(&output?)) {
+    let Some(path) = path else { return FakeResponse::not_found() };
+    let call = CgiRequest::new(&path, ask, head);
+    let done = tokio::task::spawn_blocking(move || call.run_backend(&body)).await;
+    match done.map_err(io::Error::other).and_then(|output| parse_cgi_output(&output?)) {
         Ok(reply) => reply,
         Err(error) => {
             tracing::warn!(%error, "git's server program failed");
-            Reply::error(StatusCode::INTERNAL_SERVER_ERROR, "git failed")
+            FakeResponse::error(StatusCode::INTERNAL_SERVER_ERROR, "git failed")
         }
     }
 }
 
 /// What the program is told of a request (RFC 3875).
-struct Call {
+struct CgiRequest {
     path: PathBuf,
     variables: Vec<(&'static str, String)>,
 }
 
-impl Call {
-    fn new(path: &Path, ask: &Git, head: &Parts) -> Self {
+impl CgiRequest {
+    fn new(path: &Path, ask: &GitRoute, head: &Parts) -> Self {
         let header = |name: &str| {
             let value = head.headers.get(name).and_then(|value| value.to_str().ok());
             value.unwrap_or_default().to_owned()
@@ -61,7 +66,7 @@ impl Call {
         Self { path: path.to_path_buf(), variables }
     }
 
-    fn run(self, body: &[u8]) -> io::Result<Vec<u8>> {
+    fn run_backend(self, body: &[u8]) -> io::Result<Vec<u8>> {
         let mut child = Command::new("git")
             .arg("http-backend")
             .env_clear()
@@ -89,7 +94,7 @@ impl Call {
 }
 
 /// A program's answer: header lines, an empty one, the body.
-fn parse(output: &[u8]) -> io::Result<Reply> {
+fn parse_cgi_output(output: &[u8]) -> io::Result<FakeResponse> {
     let end = output.windows(4).position(|bytes| bytes == b"\r\n\r\n");
     let end = end.ok_or(io::ErrorKind::InvalidData)?;
     let (lines, body) = (&output[..end], &output[end + 4..]);
@@ -105,5 +110,5 @@ fn parse(output: &[u8]) -> io::Result<Reply> {
         let name = HeaderName::try_from(name).map_err(io::Error::other)?;
         headers.push((name, HeaderValue::try_from(value).map_err(io::Error::other)?));
     }
-    Ok(Reply::bytes(status, headers, Bytes::copy_from_slice(body)))
+    Ok(FakeResponse::bytes(status, headers, Bytes::copy_from_slice(body)))
 }

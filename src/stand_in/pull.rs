@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// One pull request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pull {
+pub struct FakePullRequest {
     pub number: u64,
     pub title: String,
     pub body: Option<String>,
@@ -19,7 +19,7 @@ pub struct Pull {
 }
 
 /// Where a pull request is shown: what it does not know itself.
-pub(super) struct Place<'a> {
+pub(super) struct PullRequestContext<'a> {
     pub(super) url: &'a str,
     pub(super) repository: &'a str,
     pub(super) id: u64,
@@ -27,32 +27,32 @@ pub(super) struct Place<'a> {
     pub(super) base: &'a str,
 }
 
-impl Pull {
+impl FakePullRequest {
     /// Its name among all that GitHub has, where `id` is its repository's.
-    pub(super) fn node(&self, id: u64) -> String {
+    pub(super) fn node_id(&self, id: u64) -> String {
         format!("PR_{id}_{}", self.number)
     }
 
-    pub(super) fn shown(&self, place: &Place<'_>) -> Value {
-        let Place { url, repository, id, head, base } = place;
+    pub(super) fn to_json(&self, place: &PullRequestContext<'_>) -> Value {
+        let PullRequestContext { url, repository, id, head, base } = place;
         let number = self.number;
         json!({
             "id": 1000 + number,
             "number": number,
-            "node_id": self.node(*id),
+            "node_id": self.node_id(*id),
             "url": format!("{url}/repos/{repository}/pulls/{number}"),
             "html_url": format!("{url}/{repository}/pull/{number}"),
             "state": if self.is_open { "open" } else { "closed" },
             "draft": self.is_draft,
             "title": self.title,
             "body": self.body,
-            "head": side(self.fork.as_deref().unwrap_or(repository), *id, &self.head, head),
-            "base": side(repository, *id, &self.base, base),
+            "head": side_json(self.fork.as_deref().unwrap_or(repository), *id, &self.head, head),
+            "base": side_json(repository, *id, &self.base, base),
         })
     }
 }
 
-fn side(repository: &str, id: u64, branch: &str, sha: &str) -> Value {
+fn side_json(repository: &str, id: u64, branch: &str, sha: &str) -> Value {
     let owner = repository.split('/').next().unwrap_or_default();
     json!({
         "label": format!("{owner}:{branch}"),

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 /// A status, a body, and the headers that are not on every answer.
 #[derive(Clone, Debug)]
-pub struct Reply {
+pub struct FakeResponse {
     status: StatusCode,
     headers: Vec<(HeaderName, HeaderValue)>,
     body: Bytes,
 }
 
-impl Reply {
+impl FakeResponse {
     pub(super) fn json(status: StatusCode, body: &Value) -> Self {
         let json = HeaderValue::from_static("application/json; charset=utf-8");
         Self { status, headers: vec![(CONTENT_TYPE, json)], body: body.to_string().into() }
@@ -33,7 +33,7 @@ impl Reply {
     }
 
     pub(super) fn error(status: StatusCode, message: &str) -> Self {
-        Self::json(status, &error(status, message))
+        Self::json(status, &error_json(status, message))
     }
 
     /// What a token that may not see a repository is told, too.
@@ -56,7 +56,7 @@ impl Reply {
     }
 
     /// What is wrong with a query, with a status that says that all is well.
-    pub(super) fn graph_error(kind: &str, message: &str) -> Self {
+    pub(super) fn graphql_error(kind: &str, message: &str) -> Self {
         let error =
             json!({ "type": kind, "path": ["convertPullRequestToDraft"], "message": message });
         Self::ok(&json!({ "data": null, "errors": [error] }))
@@ -64,14 +64,14 @@ impl Reply {
 
     fn unprocessable(reason: &Value) -> Self {
         let status = StatusCode::UNPROCESSABLE_ENTITY;
-        let mut body = error(status, "Validation Failed");
+        let mut body = error_json(status, "Validation Failed");
         body["errors"] = json!([reason]);
         Self::json(status, &body)
     }
 
     /// The same with a header more.
     #[must_use]
-    pub(super) fn with(mut self, name: &'static str, value: String) -> Self {
+    pub(super) fn with_header(mut self, name: &'static str, value: String) -> Self {
         let value = HeaderValue::try_from(value).expect("what the stand-in says is printable");
         self.headers.push((HeaderName::from_static(name), value));
         self
@@ -92,7 +92,7 @@ impl Reply {
     }
 }
 
-fn error(status: StatusCode, message: &str) -> Value {
+fn error_json(status: StatusCode, message: &str) -> Value {
     json!({
         "message": message,
         "documentation_url": "https://docs.github.com/rest",

@@ -3,9 +3,9 @@
 use http::Method;
 use http::request::Parts;
 
-/// What is asked for, as the log and a [`Fault`](super::Fault) name it.
+/// What is asked for, as the log and a [`Fault`](super::FaultRule) name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum GithubOperation {
     Repository,
     RepositoryById,
     Branch,
@@ -25,13 +25,13 @@ pub enum Operation {
 
 /// A request's address, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Route {
-    Rest(Rest),
-    Git(Git),
+pub(super) enum FakeGithubRoute {
+    Rest(RestRoute),
+    Git(GitRoute),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum RestRoute {
     Repository { name: String },
     RepositoryById { id: u64 },
     Branch { name: String, branch: String },
@@ -45,77 +45,85 @@ pub(super) enum Rest {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Git {
+pub(super) struct GitRoute {
     /// `owner/repository`, without `.git`.
     pub(super) name: String,
     /// Below the repository, as git's own server program takes it.
     pub(super) path: String,
 }
 
-impl Route {
+impl FakeGithubRoute {
     /// `None` where GitHub has something, and this stand-in has nothing.
-    pub(super) fn find(head: &Parts) -> Option<Self> {
+    pub(super) fn match_route(head: &Parts) -> Option<Self> {
         let path = head.uri.path();
         if let Some((name, rest)) = path.split_once(".git/") {
-            let git = Git { name: name.trim_start_matches('/').into(), path: format!("/{rest}") };
+            let git =
+                GitRoute { name: name.trim_start_matches('/').into(), path: format!("/{rest}") };
             return Some(Self::Git(git));
         }
         // GitHub Enterprise has its API here.
         let path = path.strip_prefix("/api/v3").unwrap_or(path);
         let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
-        rest(&head.method, &parts).map(Self::Rest)
+        match_rest(&head.method, &parts).map(Self::Rest)
     }
 
-    pub(super) fn operation(&self) -> Operation {
+    pub(super) fn operation(&self) -> GithubOperation {
         match self {
-            Self::Rest(Rest::Repository { .. }) => Operation::Repository,
-            Self::Rest(Rest::RepositoryById { .. }) => Operation::RepositoryById,
-            Self::Rest(Rest::Branch { .. }) => Operation::Branch,
-            Self::Rest(Rest::ListPulls { .. }) => Operation::ListPulls,
-            Self::Rest(Rest::CreatePull { .. }) => Operation::CreatePull,
-            Self::Rest(Rest::GetPull { .. }) => Operation::GetPull,
-            Self::Rest(Rest::UpdatePull { .. }) => Operation::UpdatePull,
-            Self::Rest(Rest::Graph) => Operation::Withdraw,
-            Self::Rest(Rest::Installation { .. }) => Operation::Installation,
-            Self::Rest(Rest::AccessToken { .. }) => Operation::AccessToken,
+            Self::Rest(RestRoute::Repository { .. }) => GithubOperation::Repository,
+            Self::Rest(RestRoute::RepositoryById { .. }) => GithubOperation::RepositoryById,
+            Self::Rest(RestRoute::Branch { .. }) => GithubOperation::Branch,
+            Self::Rest(RestRoute::ListPulls { .. }) => GithubOperation::ListPulls,
+            Self::Rest(RestRoute::CreatePull { .. }) => GithubOperation::CreatePull,
+            Self::Rest(RestRoute::GetPull { .. }) => GithubOperation::GetPull,
+            Self::Rest(RestRoute::UpdatePull { .. }) => GithubOperation::UpdatePull,
+            Self::Rest(RestRoute::Graph) => GithubOperation::Withdraw,
+            Self::Rest(RestRoute::Installation { .. }) => GithubOperation::Installation,
+            Self::Rest(RestRoute::AccessToken { .. }) => GithubOperation::AccessToken,
             Self::Git(git) => match git.path.as_str() {
-                "/git-upload-pack" => Operation::Fetch,
-                "/git-receive-pack" => Operation::Push,
-                _ => Operation::Advertise,
+                "/git-upload-pack" => GithubOperation::Fetch,
+                "/git-receive-pack" => GithubOperation::Push,
+                _ => GithubOperation::Advertise,
             },
         }
     }
 }
 
-fn rest(method: &Method, parts: &[&str]) -> Option<Rest> {
+fn match_rest(method: &Method, parts: &[&str]) -> Option<RestRoute> {
     let name = |owner: &str, repository: &str| format!("{owner}/{repository}");
     Some(match (method.as_str(), parts) {
-        ("GET", ["repos", owner, repo]) => Rest::Repository { name: name(owner, repo) },
-        ("GET", ["repositories", id]) => Rest::RepositoryById { id: id.parse().ok()? },
+        ("GET", ["repos", owner, repo]) => RestRoute::Repository { name: name(owner, repo) },
+        ("GET", ["repositories", id]) => RestRoute::RepositoryById { id: id.parse().ok()? },
         ("GET", ["repos", owner, repo, "branches", branch @ ..]) if !branch.is_empty() => {
-            Rest::Branch { name: name(owner, repo), branch: decoded(&branch.join("/"))? }
+            RestRoute::Branch {
+                name: name(owner, repo),
+                branch: percent_decode(&branch.join("/"))?,
+            }
         }
-        ("GET", ["repos", owner, repo, "pulls"]) => Rest::ListPulls { name: name(owner, repo) },
-        ("POST", ["repos", owner, repo, "pulls"]) => Rest::CreatePull { name: name(owner, repo) },
+        ("GET", ["repos", owner, repo, "pulls"]) => {
+            RestRoute::ListPulls { name: name(owner, repo) }
+        }
+        ("POST", ["repos", owner, repo, "pulls"]) => {
+            RestRoute::CreatePull { name: name(owner, repo) }
+        }
         ("GET", ["repos", owner, repo, "pulls", number]) => {
-            Rest::GetPull { name: name(owner, repo), number: number.parse().ok()? }
+            RestRoute::GetPull { name: name(owner, repo), number: number.parse().ok()? }
         }
         ("PATCH", ["repos", owner, repo, "pulls", number]) => {
-            Rest::UpdatePull { name: name(owner, repo), number: number.parse().ok()? }
+            RestRoute::UpdatePull { name: name(owner, repo), number: number.parse().ok()? }
         }
         ("GET", ["repos", owner, repo, "installation"]) => {
-            Rest::Installation { name: name(owner, repo) }
+            RestRoute::Installation { name: name(owner, repo) }
         }
-        ("POST", ["graphql"] | ["api", "graphql"]) => Rest::Graph,
+        ("POST", ["graphql"] | ["api", "graphql"]) => RestRoute::Graph,
         ("POST", ["app", "installations", id, "access_tokens"]) => {
-            Rest::AccessToken { installation: id.parse().ok()? }
+            RestRoute::AccessToken { installation: id.parse().ok()? }
         }
         _ => return None,
     })
 }
 
 /// A part of a URL as it was meant: `%2F` is a slash, in a query `+` is a space.
-pub(super) fn decoded(text: &str) -> Option<String> {
+pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, more @ ..] = rest {
@@ -135,10 +143,10 @@ pub(super) fn decoded(text: &str) -> Option<String> {
 }
 
 /// The value of a query's field.
-pub(super) fn field(head: &Parts, name: &str) -> Option<String> {
+pub(super) fn query_field(head: &Parts, name: &str) -> Option<String> {
     let query = head.uri.query()?;
     query
         .split('&')
         .filter_map(|pair| pair.split_once('='))
-        .find_map(|(key, value)| (key == name).then(|| decoded(value)).flatten())
+        .find_map(|(key, value)| (key == name).then(|| percent_decode(value)).flatten())
 }

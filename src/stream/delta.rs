@@ -5,18 +5,18 @@
 
 use memchr::memmem::Finder;
 
-use super::written::Written;
+use super::written::OutputEstimate;
 use crate::base::json::split_string;
 
 /// Counts the text of every delta in the event `data`, which stands under `key`; in one that has a single
 /// delta, of the first. Returns where the text begins if there is one.
-pub(super) fn count(
+pub(super) fn count_deltas(
     data: &[u8],
     key: &Finder<'_>,
     is_single: bool,
-    written: &mut Written,
+    written: &mut OutputEstimate,
 ) -> Option<usize> {
-    let before = written.pieces();
+    let before = written.text_count();
     let mut found = None;
     let mut rest = data;
     while let Some(at) = key.find(rest) {
@@ -31,8 +31,8 @@ pub(super) fn count(
             }
             rest = after;
         } else if rest.starts_with(b"{") {
-            let mut object = Object::default();
-            let after = object.count(rest, written);
+            let mut object = DeltaObject::default();
+            let after = object.count_object(rest, written);
             if let Some(after) = object.left_at_text {
                 found = Some(data.len() - after);
             }
@@ -42,17 +42,17 @@ pub(super) fn count(
             break;
         }
     }
-    found.filter(|_| written.pieces() == before + 1)
+    found.filter(|_| written.text_count() == before + 1)
 }
 
 /// A delta that is being read.
 #[derive(Default)]
-struct Object {
+struct DeltaObject {
     depth: usize,
     /// The depth of the array or object that is passed over, 0 outside of one.
     skipped: usize,
     /// The kind of the key that was read last.
-    key: Key,
+    key: DeltaKeyKind,
     /// Whether no value has come since.
     is_after_key: bool,
     /// The reasoning has been counted: some upstreams repeat it under other keys.
@@ -63,7 +63,7 @@ struct Object {
 
 /// What a key in a delta has under it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Key {
+enum DeltaKeyKind {
     Text,
     /// Text that may be a part of what is billed.
     Reasoning,
@@ -75,9 +75,9 @@ enum Key {
     Other,
 }
 
-impl Object {
+impl DeltaObject {
     /// Counts the object that `rest` begins with, and returns what follows it.
-    fn count<'a>(&mut self, mut rest: &'a [u8], written: &mut Written) -> &'a [u8] {
+    fn count_object<'a>(&mut self, mut rest: &'a [u8], written: &mut OutputEstimate) -> &'a [u8] {
         while let Some((byte, after)) = rest.split_first() {
             rest = after;
             match byte {
@@ -86,13 +86,13 @@ impl Object {
                     let (text, after) = split_string(rest);
                     rest = after;
                     if rest.trim_ascii_start().starts_with(b":") {
-                        self.key = Key::of(text);
+                        self.key = DeltaKeyKind::classify_key(text);
                         self.is_after_key = true;
                     } else {
-                        self.text(text, left, written);
+                        self.count_text(text, left, written);
                     }
                 }
-                b'{' | b'[' => self.open(rest, written),
+                b'{' | b'[' => self.open_value(rest, written),
                 b'}' | b']' => {
                     if self.skipped == self.depth {
                         self.skipped = 0;
@@ -108,29 +108,32 @@ impl Object {
         rest
     }
 
-    fn open(&mut self, rest: &[u8], written: &mut Written) {
+    fn open_value(&mut self, rest: &[u8], written: &mut OutputEstimate) {
         self.depth += 1;
         let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
-        if is_member && self.key == Key::Blocks && !rest.trim_ascii_start().starts_with(b"]") {
-            written.hide();
+        if is_member
+            && self.key == DeltaKeyKind::Blocks
+            && !rest.trim_ascii_start().starts_with(b"]")
+        {
+            written.mark_partial();
         }
-        if is_member && self.key != Key::Nested {
+        if is_member && self.key != DeltaKeyKind::Nested {
             self.skipped = self.depth;
         }
     }
 
-    fn text(&mut self, text: &[u8], left: usize, written: &mut Written) {
+    fn count_text(&mut self, text: &[u8], left: usize, written: &mut OutputEstimate) {
         self.is_after_key = false;
         if self.skipped > 0 || text.is_empty() {
             return;
         }
         let counts = match self.key {
-            Key::Text => true,
-            Key::Reasoning => {
-                written.hide();
+            DeltaKeyKind::Text => true,
+            DeltaKeyKind::Reasoning => {
+                written.mark_partial();
                 !std::mem::replace(&mut self.has_reasoning, true)
             }
-            Key::Blocks | Key::Nested | Key::Other => false,
+            DeltaKeyKind::Blocks | DeltaKeyKind::Nested | DeltaKeyKind::Other => false,
         };
         if counts {
             written.add_text(text);
@@ -139,8 +142,8 @@ impl Object {
     }
 }
 
-impl Key {
-    fn of(name: &[u8]) -> Self {
+impl DeltaKeyKind {
+    fn classify_key(name: &[u8]) -> Self {
         match name {
             b"content" | b"text" | b"refusal" | b"name" | b"arguments" | b"input"
             | b"partial_json" => Self::Text,

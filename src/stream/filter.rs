@@ -11,91 +11,98 @@ use std::ops::Range;
 use bytes::Bytes;
 use memchr::memmem;
 
-use super::Oversize;
-use super::report::{Heard, Report};
-use super::sse::{Blocks, Event, Kind};
+use super::EventTooLargeError;
+use super::report::{ResponseReport, StreamEventClass};
+use super::sse::{SseBlockKind, SseEvent, SseParser};
 
 /// The events of a stream, less the usage chunk.
 #[derive(Debug, Default)]
-pub(super) struct Filter {
-    blocks: Blocks,
+pub(super) struct UsageChunkFilter {
+    blocks: SseParser,
     /// The block before was taken out.
     has_hidden: bool,
     /// The begun event goes on: it cannot be the usage chunk.
     has_let_go: bool,
 }
 
-impl Filter {
-    pub(super) fn frame(&mut self, frame: Bytes, report: &mut Report) -> Result<Bytes, Oversize> {
-        let mut passed = Passed::default();
+impl UsageChunkFilter {
+    pub(super) fn filter_frame(
+        &mut self,
+        frame: Bytes,
+        report: &mut ResponseReport,
+    ) -> Result<Bytes, EventTooLargeError> {
+        let mut passed = ForwardedBytes::default();
         let mut at = 0;
         loop {
-            let is_between = self.blocks.is_between();
+            let is_between = self.blocks.is_between_blocks();
             if is_between && at == frame.len() {
                 break;
             }
             // Between two blocks nothing is held back, and nothing has been let go.
-            if is_between && let Some(taken) = report.hear_repeated(&frame[at..]) {
+            if is_between && let Some(taken) = report.on_repeated_event(&frame[at..]) {
                 self.has_hidden = false;
-                passed.pass(&frame, at..at + taken);
+                passed.forward_range(&frame, at..at + taken);
                 at += taken;
             } else {
-                let Some(block) = self.blocks.next(&frame[at..])? else { break };
+                let Some(block) = self.blocks.next_block(&frame[at..])? else { break };
                 let had_let_go = mem::take(&mut self.has_let_go);
                 let bytes = block.bytes();
-                self.has_hidden = match (block.kind, block.event()) {
-                    (Kind::LineFeed, _) => self.has_hidden,
+                self.has_hidden = match (block.kind, block.parse_event()) {
+                    (SseBlockKind::LineFeed, _) => self.has_hidden,
                     (_, Some(event)) => {
-                        report.hear(&event, bytes).is_usage_chunk() && may_hide(bytes)
+                        report.on_event(&event, bytes).is_usage_chunk() && may_be_usage_chunk(bytes)
                     }
                     (_, None) => false,
                 };
                 let end = at + block.taken;
                 if !self.has_hidden {
                     if !had_let_go {
-                        passed.copy(&frame, block.carried());
+                        passed.forward_copy(&frame, block.carried_bytes());
                     }
-                    passed.pass(&frame, at..end);
+                    passed.forward_range(&frame, at..end);
                 }
                 at = end;
             }
-            if let Some(closing) = report.cut() {
-                passed.copy(&frame, &closing);
-                return Ok(passed.finish(frame));
+            if let Some(closing) = report.truncation_bytes() {
+                passed.forward_copy(&frame, &closing);
+                return Ok(passed.into_forwarded(frame));
             }
         }
-        self.let_go(&frame, at, &mut passed);
-        Ok(passed.finish(frame))
+        self.release_held(&frame, at, &mut passed);
+        Ok(passed.into_forwarded(frame))
     }
 
     /// Lets the begun event go as soon as it cannot be the usage chunk; `frame[at..]` is its latest part.
-    fn let_go(&mut self, frame: &Bytes, at: usize, passed: &mut Passed) {
+    fn release_held(&mut self, frame: &Bytes, at: usize, passed: &mut ForwardedBytes) {
         if at == frame.len() {
             return;
         }
-        if let Some(begun) = self.blocks.unended()
+        if let Some(begun) = self.blocks.partial_event()
             && !self.has_let_go
         {
-            if may_hide(begun) {
+            if may_be_usage_chunk(begun) {
                 return;
             }
-            passed.copy(frame, &begun[..begun.len() - (frame.len() - at)]);
+            passed.forward_copy(frame, &begun[..begun.len() - (frame.len() - at)]);
         }
         self.has_let_go = true;
-        passed.pass(frame, at..frame.len());
+        passed.forward_range(frame, at..frame.len());
     }
 
-    /// See [`Blocks::is_in_event`].
+    /// See [`SseParser::is_in_event`].
     pub(super) fn is_in_event(&self) -> bool {
         self.blocks.is_in_event()
     }
 
     /// Reads an event that the stream's end has ended, and returns it if it was held back.
-    pub(super) fn end(&mut self, report: &mut Report) -> Option<Bytes> {
-        let begun = self.blocks.unended()?;
-        let heard =
-            Event::from_lines(begun).map_or(Heard::Other, |event| report.hear(&event, begun));
-        if self.has_let_go || begun.is_empty() || (heard.is_usage_chunk() && may_hide(begun)) {
+    pub(super) fn end_of_stream(&mut self, report: &mut ResponseReport) -> Option<Bytes> {
+        let begun = self.blocks.partial_event()?;
+        let heard = SseEvent::from_lines(begun)
+            .map_or(StreamEventClass::Other, |event| report.on_event(&event, begun));
+        if self.has_let_go
+            || begun.is_empty()
+            || (heard.is_usage_chunk() && may_be_usage_chunk(begun))
+        {
             return None;
         }
         Some(Bytes::copy_from_slice(begun))
@@ -106,12 +113,12 @@ impl Filter {
 ///
 /// If it says no to a beginning, it says no to everything that begins so: that is what lets us
 /// forward the beginning of an event before its end is known, and still always decide alike.
-fn may_hide(beginning: &[u8]) -> bool {
-    if beginning.len() > MAX_USAGE_CHUNK {
+fn may_be_usage_chunk(beginning: &[u8]) -> bool {
+    if beginning.len() > MAX_USAGE_CHUNK_BYTES {
         return false;
     }
-    let Some(at) = memmem::find(beginning, CHOICES) else { return true };
-    let mut rest = &beginning[at + CHOICES.len()..];
+    let Some(at) = memmem::find(beginning, CHOICES_KEY) else { return true };
+    let mut rest = &beginning[at + CHOICES_KEY.len()..];
     for expected in *b":[]" {
         rest = rest.trim_ascii_start();
         match rest.split_first() {
@@ -125,14 +132,14 @@ fn may_hide(beginning: &[u8]) -> bool {
 
 /// What of a frame goes on: a range of it as long as that will do, a copy otherwise.
 #[derive(Debug, Default)]
-struct Passed {
+struct ForwardedBytes {
     copied: Vec<u8>,
     /// Goes on after what was copied.
     range: Range<usize>,
 }
 
-impl Passed {
-    fn pass(&mut self, frame: &Bytes, range: Range<usize>) {
+impl ForwardedBytes {
+    fn forward_range(&mut self, frame: &Bytes, range: Range<usize>) {
         if self.range.end == range.start && !self.range.is_empty() {
             self.range.end = range.end;
         } else {
@@ -141,14 +148,14 @@ impl Passed {
     }
 
     /// Bytes that are not in this frame go on.
-    fn copy(&mut self, frame: &Bytes, held: &[u8]) {
+    fn forward_copy(&mut self, frame: &Bytes, held: &[u8]) {
         if !held.is_empty() {
             self.copied.extend_from_slice(&frame[mem::take(&mut self.range)]);
             self.copied.extend_from_slice(held);
         }
     }
 
-    fn finish(mut self, frame: Bytes) -> Bytes {
+    fn into_forwarded(mut self, frame: Bytes) -> Bytes {
         if self.copied.is_empty() {
             return if self.range.len() == frame.len() { frame } else { frame.slice(self.range) };
         }
@@ -157,7 +164,7 @@ impl Passed {
     }
 }
 
-const CHOICES: &[u8] = b"\"choices\"";
+const CHOICES_KEY: &[u8] = b"\"choices\"";
 
 /// Real usage chunks are under 2 KiB, LiteLLM's cost breakdown included.
-const MAX_USAGE_CHUNK: usize = 16 * 1024;
+const MAX_USAGE_CHUNK_BYTES: usize = 16 * 1024;

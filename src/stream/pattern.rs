@@ -9,29 +9,29 @@
 
 use std::ops::Range;
 
-use super::MAX_EVENT;
-use super::limit::Effect;
-use crate::base::json::{Cursor, string_length};
+use super::MAX_EVENT_BYTES;
+use super::limit::TextEventEffect;
+use crate::base::json::{JsonCursor, string_length};
 
 /// An event that brought one text and said nothing else of interest.
 #[derive(Debug, Default)]
-pub(super) struct Pattern {
+pub(super) struct EventPattern {
     /// All of the event but what is in its holes, with the empty line that ends it. Empty where none is kept.
     literal: Vec<u8>,
-    holes: [Hole; MAX_HOLES],
-    effect: Effect,
+    holes: [PatternHole; MAX_HOLES],
+    effect: TextEventEffect,
 }
 
 /// A place in which the next event may differ.
 #[derive(Clone, Copy, Debug, Default)]
-struct Hole {
-    kind: HoleKind,
+struct PatternHole {
+    kind: PatternHoleKind,
     /// Where in the literal.
     at: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum HoleKind {
+enum PatternHoleKind {
     #[default]
     None,
     /// The inside of the string that counts.
@@ -48,52 +48,58 @@ pub(super) struct LoneText {
     /// Where its inside stands in the event's data.
     pub(super) place: Range<usize>,
     /// What such an event does to a limited stream.
-    pub(super) effect: Effect,
+    pub(super) effect: TextEventEffect,
 }
 
 /// An event that was known again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Repeated<'a> {
+pub(super) struct RepeatedEvent<'a> {
     /// The inside of the string, not empty.
     pub(super) text: &'a [u8],
     pub(super) sequence: Option<u64>,
-    pub(super) effect: Effect,
+    pub(super) effect: TextEventEffect,
     /// Bytes of the event.
     pub(super) taken: usize,
 }
 
 impl LoneText {
     /// `start` is where the text begins in `data`, behind its quote.
-    pub(super) fn at(start: usize, data: &[u8], effect: Effect) -> Option<Self> {
+    pub(super) fn from_offset(start: usize, data: &[u8], effect: TextEventEffect) -> Option<Self> {
         let length = string_length(data.get(start..)?)?;
         Some(Self { place: start..start + length, effect })
     }
 
     /// The same of a JSON string that is a part of `data`.
-    pub(super) fn of(text: &str, data: &[u8], effect: Effect) -> Option<Self> {
+    pub(super) fn from_json_text(text: &str, data: &[u8], effect: TextEventEffect) -> Option<Self> {
         let start = text.as_ptr().addr().checked_sub(data.as_ptr().addr())?;
-        Self::at(start + 1, data, effect)
+        Self::from_offset(start + 1, data, effect)
     }
 }
 
-impl Pattern {
+impl EventPattern {
     /// Keeps the event that `block` is, with its empty line. `data` is its data. The one before stays where this one
     /// is out of the ordinary.
-    pub(super) fn keep(&mut self, block: &[u8], data: &[u8], lone: &LoneText, is_numbered: bool) {
+    pub(super) fn keep_event(
+        &mut self,
+        block: &[u8],
+        data: &[u8],
+        lone: &LoneText,
+        is_numbered: bool,
+    ) {
         let Some(start) = data_start(block, data) else { return };
-        if block.len() > MAX_PATTERN || self.read(block).is_some() {
+        if block.len() > MAX_PATTERN_BYTES || self.match_repeated(block).is_some() {
             return;
         }
-        let text = Some((HoleKind::Text, lone.place.clone()));
+        let text = Some((PatternHoleKind::Text, lone.place.clone()));
         let [number, filler] = if is_numbered { other_holes(data) } else { [const { None }; 2] };
         let mut places = [text, number, filler];
         places.sort_by_key(|place| place.as_ref().map_or(usize::MAX, |(_, place)| place.start));
         self.literal.clear();
-        self.holes = [Hole::default(); MAX_HOLES];
+        self.holes = [PatternHole::default(); MAX_HOLES];
         let mut from = 0;
         for (hole, (kind, place)) in self.holes.iter_mut().zip(places.into_iter().flatten()) {
             self.literal.extend_from_slice(&block[from..start + place.start]);
-            *hole = Hole { kind, at: self.literal.len() };
+            *hole = PatternHole { kind, at: self.literal.len() };
             from = start + place.end;
         }
         self.literal.extend_from_slice(&block[from..]);
@@ -101,33 +107,33 @@ impl Pattern {
     }
 
     /// The event that `rest` begins with, if it is the one kept with another text.
-    pub(super) fn read<'a>(&self, rest: &'a [u8]) -> Option<Repeated<'a>> {
+    pub(super) fn match_repeated<'a>(&self, rest: &'a [u8]) -> Option<RepeatedEvent<'a>> {
         let (mut text, mut sequence): (&[u8], _) = (b"", None);
         let (mut left, mut from) = (rest, 0);
-        for Hole { kind, at } in self.holes {
-            if kind == HoleKind::None {
+        for PatternHole { kind, at } in self.holes {
+            if kind == PatternHoleKind::None {
                 break;
             }
             left = left.strip_prefix(&self.literal[from..at])?;
             from = at;
             let length = match kind {
-                HoleKind::Text | HoleKind::Filler => string_length(left)?,
-                HoleKind::None | HoleKind::Sequence => {
-                    let mut cursor = Cursor::new(left);
-                    sequence = Some(cursor.count()?);
-                    cursor.at()
+                PatternHoleKind::Text | PatternHoleKind::Filler => string_length(left)?,
+                PatternHoleKind::None | PatternHoleKind::Sequence => {
+                    let mut cursor = JsonCursor::new(left);
+                    sequence = Some(cursor.read_count()?);
+                    cursor.offset()
                 }
             };
             let (inside, after) = left.split_at(length);
             left = after;
-            if kind == HoleKind::Text {
+            if kind == PatternHoleKind::Text {
                 text = inside;
             }
         }
         left = left.strip_prefix(&self.literal[from..])?;
         let taken = rest.len() - left.len();
-        let is_event = !text.is_empty() && taken <= MAX_EVENT;
-        is_event.then_some(Repeated { text, sequence, effect: self.effect, taken })
+        let is_event = !text.is_empty() && taken <= MAX_EVENT_BYTES;
+        is_event.then_some(RepeatedEvent { text, sequence, effect: self.effect, taken })
     }
 }
 
@@ -141,22 +147,22 @@ fn data_start(block: &[u8], data: &[u8]) -> Option<usize> {
 }
 
 /// In Responses each event has a number, and some have a string that hides their length.
-fn other_holes(data: &[u8]) -> [Option<(HoleKind, Range<usize>)>; 2] {
+fn other_holes(data: &[u8]) -> [Option<(PatternHoleKind, Range<usize>)>; 2] {
     let [mut number, mut filler] = [const { None }; 2];
-    let mut cursor = Cursor::new(data);
-    let walked = cursor.members(|key, value| {
-        let start = value.at();
+    let mut cursor = JsonCursor::new(data);
+    let walked = cursor.read_members(|key, value| {
+        let start = value.offset();
         match key {
             b"sequence_number" if number.is_none() => {
-                value.count()?;
-                number = Some((HoleKind::Sequence, start..value.at()));
+                value.read_count()?;
+                number = Some((PatternHoleKind::Sequence, start..value.offset()));
             }
             b"obfuscation" if filler.is_none() => {
-                value.string()?;
-                filler = Some((HoleKind::Filler, start + 1..value.at() - 1));
+                value.read_string()?;
+                filler = Some((PatternHoleKind::Filler, start + 1..value.offset() - 1));
             }
             b"sequence_number" | b"obfuscation" => return None,
-            _ => value.value()?,
+            _ => value.skip_value()?,
         }
         Some(())
     });
@@ -166,4 +172,4 @@ fn other_holes(data: &[u8]) -> [Option<(HoleKind, Range<usize>)>; 2] {
 const MAX_HOLES: usize = 3;
 
 /// Real ones are under 1 KiB.
-const MAX_PATTERN: usize = 4096;
+const MAX_PATTERN_BYTES: usize = 4096;

@@ -4,19 +4,19 @@
 //! ends them, or what stands between events (a comment, an empty line, a byte order mark).
 //!
 //! **Invariant:** the blocks are the same however the stream is split into frames, and all that is
-//! kept between frames is an event that has begun and not ended, at most [`MAX_EVENT`] bytes of it.
+//! kept between frames is an event that has begun and not ended, at most [`MAX_EVENT_BYTES`] bytes of it.
 
 use std::borrow::Cow;
 use std::mem;
 
 use memchr::memchr2;
 
-use super::{MAX_EVENT, Oversize};
+use super::{EventTooLargeError, MAX_EVENT_BYTES};
 
 /// A stream that is read frame by frame.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
-    splitter: Splitter,
+pub(super) struct SseParser {
+    splitter: SseBlockSplitter,
     /// The begun event, or the one that was read last if `is_spent`.
     carry: Vec<u8>,
     is_spent: bool,
@@ -24,8 +24,8 @@ pub(super) struct Blocks {
 
 /// A whole block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block<'a> {
-    pub(super) kind: Kind,
+pub(super) struct SseBlock<'a> {
+    pub(super) kind: SseBlockKind,
     /// All of it for an event, the last part of it for anything else.
     bytes: &'a [u8],
     /// How many of its bytes came with this frame.
@@ -33,7 +33,7 @@ pub(super) struct Block<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SseBlockKind {
     /// So many lines, the empty one left out.
     Event { lines: u32 },
     /// A byte order mark, a comment or an empty line between events.
@@ -44,48 +44,51 @@ pub(super) enum Kind {
 
 /// What an event says. Other fields (`id`, `retry`) do not matter to us.
 #[derive(Debug)]
-pub(super) struct Event<'a> {
+pub(super) struct SseEvent<'a> {
     /// The last `event` field, empty where there is none.
     pub(super) name: &'a [u8],
     pub(super) data: Cow<'a, [u8]>,
 }
 
-impl Blocks {
+impl SseParser {
     /// The next block that ends in `rest`, the part of the frame that has not been read. `None`
     /// after the last: what follows it has been kept for the next frame.
-    pub(super) fn next<'a>(&'a mut self, rest: &'a [u8]) -> Result<Option<Block<'a>>, Oversize> {
+    pub(super) fn next_block<'a>(
+        &'a mut self,
+        rest: &'a [u8],
+    ) -> Result<Option<SseBlock<'a>>, EventTooLargeError> {
         if mem::take(&mut self.is_spent) {
-            self.empty_carry();
+            self.clear_carry();
         }
-        let Some((kind, taken)) = self.splitter.end(rest) else {
-            self.keep(rest)?;
+        let Some((kind, taken)) = self.splitter.find_block_end(rest) else {
+            self.carry_bytes(rest)?;
             return Ok(None);
         };
         let bytes = &rest[..taken];
         if self.carry.is_empty() {
-            let is_event = matches!(kind, Kind::Event { .. });
-            return if is_event && taken > MAX_EVENT {
-                Err(Oversize)
+            let is_event = matches!(kind, SseBlockKind::Event { .. });
+            return if is_event && taken > MAX_EVENT_BYTES {
+                Err(EventTooLargeError)
             } else {
-                Ok(Some(Block { kind, bytes, taken }))
+                Ok(Some(SseBlock { kind, bytes, taken }))
             };
         }
-        self.keep(bytes)?;
+        self.carry_bytes(bytes)?;
         self.is_spent = true;
-        Ok(Some(Block { kind, bytes: &self.carry, taken }))
+        Ok(Some(SseBlock { kind, bytes: &self.carry, taken }))
     }
 
     /// Whether nothing has begun and not ended: the next byte begins a block.
-    pub(super) fn is_between(&mut self) -> bool {
+    pub(super) fn is_between_blocks(&mut self) -> bool {
         if mem::take(&mut self.is_spent) {
-            self.empty_carry();
+            self.clear_carry();
         }
-        self.splitter.place == Place::Between && !self.splitter.after_return
+        self.splitter.place == SseSplitterState::Between && !self.splitter.after_return
     }
 
     /// The bytes of the event that has begun and not ended; `None` in a comment, which nobody needs.
-    pub(super) fn unended(&self) -> Option<&[u8]> {
-        (self.splitter.place != Place::Comment).then_some(&self.carry)
+    pub(super) fn partial_event(&self) -> Option<&[u8]> {
+        (self.splitter.place != SseSplitterState::Comment).then_some(&self.carry)
     }
 
     /// Whether an event has begun and not ended.
@@ -93,18 +96,18 @@ impl Blocks {
         !self.is_spent && !self.carry.is_empty()
     }
 
-    fn keep(&mut self, bytes: &[u8]) -> Result<(), Oversize> {
-        if self.splitter.place == Place::Comment {
+    fn carry_bytes(&mut self, bytes: &[u8]) -> Result<(), EventTooLargeError> {
+        if self.splitter.place == SseSplitterState::Comment {
             return Ok(());
         }
         let length = self.carry.len() + bytes.len();
-        if length > MAX_EVENT {
+        if length > MAX_EVENT_BYTES {
             self.carry = Vec::new();
-            return Err(Oversize);
+            return Err(EventTooLargeError);
         }
         if length > self.carry.capacity() {
             // Doubled like any vector, but never past the bound.
-            let capacity = length.max(2 * self.carry.capacity()).min(MAX_EVENT);
+            let capacity = length.max(2 * self.carry.capacity()).min(MAX_EVENT_BYTES);
             self.carry.reserve_exact(capacity - self.carry.len());
         }
         self.carry.extend_from_slice(bytes);
@@ -112,25 +115,25 @@ impl Blocks {
     }
 
     /// Keeps the space for the next cut event, unless one large event left a lot of it.
-    fn empty_carry(&mut self) {
-        if self.carry.capacity() > KEPT_CAPACITY {
+    fn clear_carry(&mut self) {
+        if self.carry.capacity() > RETAINED_CARRY_BYTES {
             self.carry = Vec::new();
         }
         self.carry.clear();
     }
 }
 
-impl<'a> Block<'a> {
+impl<'a> SseBlock<'a> {
     /// The bytes that came with earlier frames.
-    pub(super) fn carried(&self) -> &'a [u8] {
+    pub(super) fn carried_bytes(&self) -> &'a [u8] {
         &self.bytes[..self.bytes.len() - self.taken]
     }
 
-    pub(super) fn event(&self) -> Option<Event<'a>> {
+    pub(super) fn parse_event(&self) -> Option<SseEvent<'a>> {
         match self.kind {
-            Kind::Event { lines: 1 } => Event::from_line(self.bytes),
-            Kind::Event { .. } => Event::from_lines(self.bytes),
-            Kind::Filler | Kind::LineFeed => None,
+            SseBlockKind::Event { lines: 1 } => SseEvent::from_line(self.bytes),
+            SseBlockKind::Event { .. } => SseEvent::from_lines(self.bytes),
+            SseBlockKind::Filler | SseBlockKind::LineFeed => None,
         }
     }
 
@@ -139,11 +142,11 @@ impl<'a> Block<'a> {
     }
 }
 
-impl<'a> Event<'a> {
+impl<'a> SseEvent<'a> {
     /// The usual event: one line, so its end is found without looking for it.
     fn from_line(block: &'a [u8]) -> Option<Self> {
         let last = block.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r'))?;
-        let data = Cow::Borrowed(field(&block[..=last], b"data")?);
+        let data = Cow::Borrowed(field_value(&block[..=last], b"data")?);
         Some(Self { name: b"", data }).filter(Self::has_data)
     }
 
@@ -155,7 +158,7 @@ impl<'a> Event<'a> {
             let end = memchr2(b'\n', b'\r', block).unwrap_or(block.len());
             let line = &block[..end];
             block = block.get(end + 1..).unwrap_or_default();
-            if let Some(value) = field(line, b"data") {
+            if let Some(value) = field_value(line, b"data") {
                 match &mut data {
                     None => data = Some(Cow::Borrowed(value)),
                     Some(lines) => {
@@ -164,7 +167,7 @@ impl<'a> Event<'a> {
                         lines.extend_from_slice(value);
                     }
                 }
-            } else if let Some(value) = field(line, b"event") {
+            } else if let Some(value) = field_value(line, b"event") {
                 name = value;
             }
         }
@@ -177,7 +180,7 @@ impl<'a> Event<'a> {
 }
 
 /// The value of the line's field, if that is its name. One space after the colon does not count.
-fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+fn field_value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let rest = line.strip_prefix(name)?;
     match rest.split_first() {
         None => Some(rest),
@@ -188,8 +191,8 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 
 /// Finds where blocks end; remembers where it is, so that a byte is looked at once.
 #[derive(Debug, Default)]
-struct Splitter {
-    place: Place,
+struct SseBlockSplitter {
+    place: SseSplitterState,
     /// The last byte was the carriage return of a line's end: a line feed now belongs to it.
     after_return: bool,
     /// Lines of the present event that have ended.
@@ -197,7 +200,7 @@ struct Splitter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum SseSplitterState {
     /// So far into a byte order mark, which only a stream's very start can have.
     Mark(u8),
     /// Between blocks.
@@ -209,57 +212,61 @@ enum Place {
     Margin,
 }
 
-impl Default for Place {
+impl Default for SseSplitterState {
     fn default() -> Self {
         Self::Mark(0)
     }
 }
 
-impl Splitter {
+impl SseBlockSplitter {
     /// The kind of the block that ends in `bytes`, and how many of them belong to it.
-    fn end(&mut self, bytes: &[u8]) -> Option<(Kind, usize)> {
+    fn find_block_end(&mut self, bytes: &[u8]) -> Option<(SseBlockKind, usize)> {
         let mut at = 0;
         loop {
             let byte = *bytes.get(at)?;
             let is_pair = mem::take(&mut self.after_return) && byte == b'\n';
             let is_empty_line = matches!(byte, b'\n' | b'\r');
             match self.place {
-                Place::Between if is_pair => return Some((Kind::LineFeed, 1)),
-                Place::Margin if is_pair => at += 1,
-                Place::Between | Place::Margin if is_empty_line => {
-                    return Some((self.end_block(byte), at + 1));
+                SseSplitterState::Between if is_pair => return Some((SseBlockKind::LineFeed, 1)),
+                SseSplitterState::Margin if is_pair => at += 1,
+                SseSplitterState::Between | SseSplitterState::Margin if is_empty_line => {
+                    return Some((self.finish_block(byte), at + 1));
                 }
-                Place::Between if byte == b':' => self.place = Place::Comment,
-                Place::Between | Place::Margin => self.place = Place::Line,
-                Place::Comment | Place::Line => {
+                SseSplitterState::Between if byte == b':' => self.place = SseSplitterState::Comment,
+                SseSplitterState::Between | SseSplitterState::Margin => {
+                    self.place = SseSplitterState::Line;
+                }
+                SseSplitterState::Comment | SseSplitterState::Line => {
                     at += memchr2(b'\n', b'\r', &bytes[at..])?;
-                    if self.place == Place::Comment {
-                        return Some((self.end_block(bytes[at]), at + 1));
+                    if self.place == SseSplitterState::Comment {
+                        return Some((self.finish_block(bytes[at]), at + 1));
                     }
                     self.after_return = bytes[at] == b'\r';
                     self.lines = self.lines.saturating_add(1);
-                    self.place = Place::Margin;
+                    self.place = SseSplitterState::Margin;
                     at += 1;
                 }
-                Place::Mark(matched) => match BYTE_ORDER_MARK.split_at(usize::from(matched)).1 {
-                    [last] if *last == byte => return Some((self.end_block(byte), at + 1)),
-                    [next, ..] if *next == byte => {
-                        self.place = Place::Mark(matched + 1);
-                        at += 1;
+                SseSplitterState::Mark(matched) => {
+                    match BYTE_ORDER_MARK.split_at(usize::from(matched)).1 {
+                        [last] if *last == byte => return Some((self.finish_block(byte), at + 1)),
+                        [next, ..] if *next == byte => {
+                            self.place = SseSplitterState::Mark(matched + 1);
+                            at += 1;
+                        }
+                        _ if matched == 0 => self.place = SseSplitterState::Between,
+                        _ => self.place = SseSplitterState::Line,
                     }
-                    _ if matched == 0 => self.place = Place::Between,
-                    _ => self.place = Place::Line,
-                },
+                }
             }
         }
     }
 
-    fn end_block(&mut self, last: u8) -> Kind {
-        self.place = Place::Between;
+    fn finish_block(&mut self, last: u8) -> SseBlockKind {
+        self.place = SseSplitterState::Between;
         self.after_return = last == b'\r';
         match mem::take(&mut self.lines) {
-            0 => Kind::Filler,
-            lines => Kind::Event { lines },
+            0 => SseBlockKind::Filler,
+            lines => SseBlockKind::Event { lines },
         }
     }
 }
@@ -267,4 +274,4 @@ impl Splitter {
 const BYTE_ORDER_MARK: [u8; 3] = [0xEF, 0xBB, 0xBF];
 
 /// What an open stream may keep for the next cut event: a delta is a few hundred bytes.
-const KEPT_CAPACITY: usize = 2048;
+const RETAINED_CARRY_BYTES: usize = 2048;

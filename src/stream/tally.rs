@@ -9,12 +9,12 @@ mod usual;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::budget::{Nanodollars, Source, Tokens, Usage};
-use crate::protocol::Protocol;
+use crate::budget::{Nanodollars, TokenUsage, Tokens, UsageSource};
+use crate::protocol::LlmProtocol;
 
 /// The counts as the protocol has them.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct UsageAccumulator {
     input: Option<u64>,
     output: Option<u64>,
     cache_read: Option<u64>,
@@ -22,13 +22,13 @@ pub(super) struct Tally {
     cache_write_1h: Option<u64>,
     reasoning: Option<u64>,
     /// What few answers have.
-    rare: Option<Box<Rare>>,
+    rare: Option<Box<RareUsage>>,
     cost: Option<Nanodollars>,
 }
 
 /// What one usage object says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ReportedUsage {
     input: Option<u64>,
     output: Option<u64>,
     total: Option<u64>,
@@ -38,21 +38,21 @@ struct Said {
     reasoning: Option<u64>,
     audio_input: Option<u64>,
     audio_output: Option<u64>,
-    extra: Option<Extra>,
+    extra: Option<UnsummedUsage>,
     cost: Option<Nanodollars>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Rare {
+struct RareUsage {
     audio_input: u64,
     audio_output: u64,
     /// What stands beside the counts and is billed as well.
-    extra: Extra,
+    extra: UnsummedUsage,
 }
 
 /// The sum of passes that Anthropic leaves out of its own sums: compaction, above all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Extra {
+struct UnsummedUsage {
     input: u64,
     output: u64,
     cache_read: u64,
@@ -60,51 +60,52 @@ struct Extra {
     cache_write_1h: u64,
 }
 
-impl Tally {
+impl UsageAccumulator {
     /// Reads what had been used when a message began: its output is not the answer's. Says no to what is not a usage
     /// object.
-    pub(super) fn read_start(&mut self, protocol: Protocol, usage: &[u8]) -> bool {
+    pub(super) fn read_initial_usage(&mut self, protocol: LlmProtocol, usage: &[u8]) -> bool {
         let output = self.output;
-        let is_read = self.read(protocol, usage);
+        let is_read = self.read_usage(protocol, usage);
         self.output = output;
         is_read
     }
 
     /// Says no to what is not a usage object.
-    pub(super) fn read(&mut self, protocol: Protocol, usage: &[u8]) -> bool {
-        let Some(said) = usual::read(protocol, usage).or_else(|| Said::parse(protocol, usage))
+    pub(super) fn read_usage(&mut self, protocol: LlmProtocol, usage: &[u8]) -> bool {
+        let Some(said) = usual::read_usual_usage(protocol, usage)
+            .or_else(|| ReportedUsage::parse_usage(protocol, usage))
         else {
             return false;
         };
-        self.read_rare(
+        self.read_rare_counts(
             said.audio_input.filter(|count| *count > 0),
             said.audio_output.filter(|count| *count > 0),
             said.extra,
         );
-        grow(&mut self.input, said.input);
-        grow(&mut self.output, said.whole_output(self.input));
-        grow(&mut self.cache_read, said.cache_read);
-        grow(&mut self.cache_write, said.cache_write);
-        grow(&mut self.cache_write_1h, said.cache_write_1h);
-        grow(&mut self.reasoning, said.reasoning);
-        grow(&mut self.cost, said.cost);
+        keep_larger(&mut self.input, said.input);
+        keep_larger(&mut self.output, said.whole_output(self.input));
+        keep_larger(&mut self.cache_read, said.cache_read);
+        keep_larger(&mut self.cache_write, said.cache_write);
+        keep_larger(&mut self.cache_write_1h, said.cache_write_1h);
+        keep_larger(&mut self.reasoning, said.reasoning);
+        keep_larger(&mut self.cost, said.cost);
         true
     }
 
     /// The counts as we have them: the input includes the cache, and no part is more than its whole.
     /// `None` where none has been reported.
-    pub(super) fn usage(&self, protocol: Protocol) -> Option<Usage> {
-        let Rare { audio_input, audio_output, extra } =
+    pub(super) fn total_usage(&self, protocol: LlmProtocol) -> Option<TokenUsage> {
+        let RareUsage { audio_input, audio_output, extra } =
             self.rare.as_deref().copied().unwrap_or_default();
         let cache_read = self.cache_read.unwrap_or(0);
         let cache_write = self.cache_write.unwrap_or(0);
         let input = match (protocol, self.input, self.output) {
             (_, None, None) => return None,
             // Anthropic leaves the cache out. LiteLLM has these counts in chat too, included.
-            (Protocol::Messages, input, _) => {
+            (LlmProtocol::Messages, input, _) => {
                 input.unwrap_or(0).saturating_add(cache_read).saturating_add(cache_write)
             }
-            (Protocol::Chat | Protocol::Responses, input, _) => input.unwrap_or(0),
+            (LlmProtocol::Chat | LlmProtocol::Responses, input, _) => input.unwrap_or(0),
         };
         let input = input.saturating_add(extra.input);
         let output = self.output.unwrap_or(0).saturating_add(extra.output);
@@ -115,7 +116,7 @@ impl Tally {
         let cache_write_1h = cache_write_1h.saturating_add(extra.cache_write_1h);
         let cache_read = cache_read.min(input);
         let cache_write = cache_write.min(input - cache_read);
-        Some(Usage {
+        Some(TokenUsage {
             input: Tokens(input),
             output: Tokens(output),
             cache_read: Tokens(cache_read),
@@ -124,12 +125,12 @@ impl Tally {
             reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
             audio_input: Tokens(audio_input.min(input)),
             audio_output: Tokens(audio_output.min(output)),
-            source: Source::Provider,
+            source: UsageSource::Provider,
         })
     }
 
-    /// The output that [`Self::usage`] tells.
-    pub(super) fn output(&self) -> Tokens {
+    /// The output that [`Self::total_usage`] tells.
+    pub(super) fn total_output(&self) -> Tokens {
         if self.input.is_none() && self.output.is_none() {
             return Tokens::ZERO;
         }
@@ -137,17 +138,22 @@ impl Tally {
         Tokens(self.output.unwrap_or(0).saturating_add(extra))
     }
 
-    fn read_rare(&mut self, heard: Option<u64>, spoken: Option<u64>, extra: Option<Extra>) {
+    fn read_rare_counts(
+        &mut self,
+        heard: Option<u64>,
+        spoken: Option<u64>,
+        extra: Option<UnsummedUsage>,
+    ) {
         if heard.is_none() && spoken.is_none() && extra.is_none() {
             return;
         }
         let rare = self.rare.get_or_insert_default();
         rare.audio_input = rare.audio_input.max(heard.unwrap_or(0));
         rare.audio_output = rare.audio_output.max(spoken.unwrap_or(0));
-        rare.extra = rare.extra.max(extra.unwrap_or_default());
+        rare.extra = rare.extra.max_per_count(extra.unwrap_or_default());
     }
 
-    pub(super) fn cost(&self) -> Option<Nanodollars> {
+    pub(super) fn reported_cost(&self) -> Option<Nanodollars> {
         self.cost
     }
 
@@ -156,7 +162,7 @@ impl Tally {
     }
 }
 
-impl Said {
+impl ReportedUsage {
     /// All that was written, where `input` was read. OpenAI has the reasoning in the output; Gemini's and xAI's forms of
     /// its API leave the reasoning out, and have it in the total alone or in a detail above the output.
     fn whole_output(&self, input: Option<u64>) -> Option<u64> {
@@ -169,61 +175,62 @@ impl Said {
     }
 
     /// Reads a usage object of any form.
-    fn parse(protocol: Protocol, usage: &[u8]) -> Option<Self> {
-        let counts: Counts<'_> = object(usage)?;
+    fn parse_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<Self> {
+        let counts: RawUsage<'_> = parse_object(usage)?;
         let (input, output, input_details, output_details) = match protocol {
-            Protocol::Chat => (
+            LlmProtocol::Chat => (
                 counts.prompt_tokens,
                 counts.completion_tokens,
                 counts.prompt_tokens_details,
                 counts.completion_tokens_details,
             ),
-            Protocol::Responses | Protocol::Messages => (
+            LlmProtocol::Responses | LlmProtocol::Messages => (
                 counts.input_tokens,
                 counts.output_tokens,
                 counts.input_tokens_details,
                 counts.output_tokens_details,
             ),
         };
-        let (input_details, output_details) = (details(input_details), details(output_details));
-        let (input, output) = (count(input), count(output));
+        let (input_details, output_details) =
+            (parse_details(input_details), parse_details(output_details));
+        let (input, output) = (parse_count(input), parse_count(output));
         let (written, written_1h) = cache_writes(counts.cache_creation);
         let (detailed, detailed_1h) = cache_writes(input_details.cache_creation_token_details);
         let cache_write = [
-            count(counts.cache_creation_input_tokens),
-            count(input_details.cache_creation_tokens),
-            count(input_details.cache_write_tokens),
+            parse_count(counts.cache_creation_input_tokens),
+            parse_count(input_details.cache_creation_tokens),
+            parse_count(input_details.cache_write_tokens),
             written,
             detailed,
         ];
         let cache_write = cache_write.into_iter().max().flatten();
-        let cache_read =
-            count(counts.cache_read_input_tokens).or(count(input_details.cached_tokens));
+        let cache_read = parse_count(counts.cache_read_input_tokens)
+            .or(parse_count(input_details.cached_tokens));
         // Anthropic's cache is beside its input.
         let cached = cache_read.unwrap_or(0).saturating_add(cache_write.unwrap_or(0));
-        let cached = if protocol == Protocol::Messages { 0 } else { cached };
+        let cached = if protocol == LlmProtocol::Messages { 0 } else { cached };
         let is_counted = input.is_some() || output.is_some();
         // In a Messages stream LiteLLM's figure leaves the input out.
-        let cost = counts.cost.filter(|_| protocol != Protocol::Messages);
+        let cost = counts.cost.filter(|_| protocol != LlmProtocol::Messages);
         Some(Self {
             input: at_least(input, input_details.sum().max(cached), is_counted),
             output: at_least(output, output_details.sum(), is_counted),
             // Anthropic has none.
-            total: count(counts.total_tokens).filter(|_| protocol != Protocol::Messages),
+            total: parse_count(counts.total_tokens).filter(|_| protocol != LlmProtocol::Messages),
             cache_read,
             cache_write,
             cache_write_1h: written_1h.max(detailed_1h),
-            reasoning: count(output_details.reasoning_tokens),
-            audio_input: count(input_details.audio_tokens),
-            audio_output: count(output_details.audio_tokens),
-            extra: counts.iterations.and_then(extra),
+            reasoning: parse_count(output_details.reasoning_tokens),
+            audio_input: parse_count(input_details.audio_tokens),
+            audio_output: parse_count(output_details.audio_tokens),
+            extra: counts.iterations.and_then(unsummed_usage),
             cost: cost.and_then(|cost| Nanodollars::parse(cost.get())),
         })
     }
 }
 
-impl Extra {
-    fn max(self, other: Self) -> Self {
+impl UnsummedUsage {
+    fn max_per_count(self, other: Self) -> Self {
         Self {
             input: self.input.max(other.input),
             output: self.output.max(other.output),
@@ -235,10 +242,12 @@ impl Extra {
 }
 
 /// The sum of the passes that are not in the counts beside them. Those of type `message` are.
-fn extra(iterations: &RawValue) -> Option<Extra> {
+fn unsummed_usage(iterations: &RawValue) -> Option<UnsummedUsage> {
     let iterations: Vec<&RawValue> = serde_json::from_str(iterations.get()).ok()?;
-    let mut extra = Extra::default();
-    for pass in iterations.iter().filter_map(|pass| object::<Pass<'_>>(pass.get().as_bytes())) {
+    let mut extra = UnsummedUsage::default();
+    for pass in
+        iterations.iter().filter_map(|pass| parse_object::<RawUsagePass<'_>>(pass.get().as_bytes()))
+    {
         if pass.r#type.is_none_or(|kind| kind.get() == "\"message\"") {
             continue;
         }
@@ -248,7 +257,7 @@ fn extra(iterations: &RawValue) -> Option<Extra> {
             pass.cache_read_input_tokens,
             pass.cache_creation_input_tokens,
         ]
-        .map(|number| count(number).unwrap_or(0));
+        .map(|number| parse_count(number).unwrap_or(0));
         let (written, hour) = cache_writes(pass.cache_creation);
         let write = write.max(written.unwrap_or(0));
         let hour = hour.unwrap_or(0).min(write);
@@ -264,10 +273,13 @@ fn extra(iterations: &RawValue) -> Option<Extra> {
 
 /// The tokens that were written to a cache, by how long they stay there: the sum, and those of an hour.
 fn cache_writes(writes: Option<&RawValue>) -> (Option<u64>, Option<u64>) {
-    let writes = writes.and_then(|writes| object::<CacheCreation<'_>>(writes.get().as_bytes()));
+    let writes =
+        writes.and_then(|writes| parse_object::<RawCacheCreation<'_>>(writes.get().as_bytes()));
     let Some(writes) = writes else { return (None, None) };
-    let (short, hour) =
-        (count(writes.ephemeral_5m_input_tokens), count(writes.ephemeral_1h_input_tokens));
+    let (short, hour) = (
+        parse_count(writes.ephemeral_5m_input_tokens),
+        parse_count(writes.ephemeral_1h_input_tokens),
+    );
     (add(short, hour), hour)
 }
 
@@ -287,13 +299,13 @@ fn at_least(sum: Option<u64>, parts: u64, is_counted: bool) -> Option<u64> {
 }
 
 /// Reads an object; serde alone would take an array for one, by position.
-pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+pub(super) fn parse_object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
     json.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(json).ok())?
 }
 
 /// A usage object of any protocol; each member's text, because one that is wrong spoils no other.
 #[derive(Deserialize)]
-struct Counts<'a> {
+struct RawUsage<'a> {
     #[serde(borrow)]
     prompt_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -327,7 +339,7 @@ struct Counts<'a> {
 
 /// How long Anthropic keeps what was written to the cache.
 #[derive(Deserialize)]
-struct CacheCreation<'a> {
+struct RawCacheCreation<'a> {
     #[serde(borrow)]
     ephemeral_5m_input_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -336,7 +348,7 @@ struct CacheCreation<'a> {
 
 /// One of the passes that Anthropic made for a call.
 #[derive(Deserialize)]
-struct Pass<'a> {
+struct RawUsagePass<'a> {
     #[serde(borrow)]
     r#type: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -351,9 +363,8 @@ struct Pass<'a> {
     cache_creation: Option<&'a RawValue>,
 }
 
-#[expect(clippy::struct_field_names, reason = "they are the protocols' names")]
 #[derive(Default, Deserialize)]
-struct Details<'a> {
+struct RawUsageDetails<'a> {
     #[serde(borrow)]
     audio_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -376,7 +387,7 @@ struct Details<'a> {
     cache_write_tokens: Option<&'a RawValue>,
 }
 
-impl Details<'_> {
+impl RawUsageDetails<'_> {
     /// Sums the parts that have nothing in common: the cache is a part of each of them.
     fn sum(&self) -> u64 {
         let parts = [
@@ -386,19 +397,19 @@ impl Details<'_> {
             self.video_tokens,
             self.reasoning_tokens,
         ];
-        parts.into_iter().filter_map(count).fold(0, u64::saturating_add)
+        parts.into_iter().filter_map(parse_count).fold(0, u64::saturating_add)
     }
 }
 
-fn details(details: Option<&RawValue>) -> Details<'_> {
-    details.and_then(|details| object(details.get().as_bytes())).unwrap_or_default()
+fn parse_details(details: Option<&RawValue>) -> RawUsageDetails<'_> {
+    details.and_then(|details| parse_object(details.get().as_bytes())).unwrap_or_default()
 }
 
-fn count(number: Option<&RawValue>) -> Option<u64> {
+fn parse_count(number: Option<&RawValue>) -> Option<u64> {
     number?.get().parse().ok()
 }
 
-fn grow<T: Ord + Copy>(old: &mut Option<T>, new: Option<T>) {
+fn keep_larger<T: Ord + Copy>(old: &mut Option<T>, new: Option<T>) {
     *old = (*old).max(new);
 }
 
@@ -406,37 +417,38 @@ fn grow<T: Ord + Copy>(old: &mut Option<T>, new: Option<T>) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Tally;
-    use crate::protocol::Protocol;
+    use super::UsageAccumulator;
+    use crate::protocol::LlmProtocol;
 
-    const PROTOCOLS: [Protocol; 3] = [Protocol::Chat, Protocol::Responses, Protocol::Messages];
+    const PROTOCOLS: [LlmProtocol; 3] =
+        [LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages];
 
-    fn names(protocol: Protocol) -> (&'static str, &'static str) {
+    fn names(protocol: LlmProtocol) -> (&'static str, &'static str) {
         match protocol {
-            Protocol::Chat => ("prompt", "completion"),
-            Protocol::Responses | Protocol::Messages => ("input", "output"),
+            LlmProtocol::Chat => ("prompt", "completion"),
+            LlmProtocol::Responses | LlmProtocol::Messages => ("input", "output"),
         }
     }
 
-    fn report(protocol: Protocol, [input, output, reasoning, total]: [u64; 4]) -> String {
+    fn report(protocol: LlmProtocol, [input, output, reasoning, total]: [u64; 4]) -> String {
         let (heard, written) = names(protocol);
         format!(
             r#"{{"{heard}_tokens":{input},"{written}_tokens":{output},"{written}_tokens_details":{{"reasoning_tokens":{reasoning}}},"total_tokens":{total}}}"#
         )
     }
 
-    fn output(protocol: Protocol, usage: &str) -> u64 {
-        let mut tally = Tally::default();
-        assert!(tally.read(protocol, usage.as_bytes()), "{usage}");
-        let usage = tally.usage(protocol).unwrap();
-        assert_eq!(usage.output, tally.output());
+    fn output(protocol: LlmProtocol, usage: &str) -> u64 {
+        let mut tally = UsageAccumulator::default();
+        assert!(tally.read_usage(protocol, usage.as_bytes()), "{usage}");
+        let usage = tally.total_usage(protocol).unwrap();
+        assert_eq!(usage.output, tally.total_output());
         usage.output.0
     }
 
     /// G9: reasoning that a provider counts beside the output, or in the total alone, is output.
     #[test]
     fn reasoning_beside_the_output_is_output() {
-        for protocol in [Protocol::Chat, Protocol::Responses] {
+        for protocol in [LlmProtocol::Chat, LlmProtocol::Responses] {
             for (counts, expected) in [
                 ([10, 5, 0, 8015], 8005),
                 ([10, 5, 9000, 9015], 9005),
@@ -448,16 +460,16 @@ mod tests {
                 assert_eq!(output(protocol, &report(protocol, counts)), expected, "{counts:?}");
             }
         }
-        assert_eq!(output(Protocol::Chat, r#"{"total_tokens":9000}"#), 9000);
+        assert_eq!(output(LlmProtocol::Chat, r#"{"total_tokens":9000}"#), 9000);
         // The cache stands beside the input: a total would count it twice.
         let messages = r#"{"input_tokens":1,"output_tokens":5,"total_tokens":900}"#;
-        assert_eq!(output(Protocol::Messages, messages), 5);
+        assert_eq!(output(LlmProtocol::Messages, messages), 5);
     }
 
     /// G9: what is reported by its parts alone is charged by them; no report at all is no count.
     #[test]
     fn a_sum_that_is_missing_is_that_of_its_parts() {
-        use Protocol::{Chat, Messages, Responses};
+        use LlmProtocol::{Chat, Messages, Responses};
         for (protocol, usage, expected) in [
             (
                 Messages,
@@ -510,9 +522,9 @@ mod tests {
                 [9, 30, 0, 0, 0],
             ),
         ] {
-            let mut tally = Tally::default();
-            assert!(tally.read(protocol, usage.as_bytes()), "{usage}");
-            let found = tally.usage(protocol).unwrap();
+            let mut tally = UsageAccumulator::default();
+            assert!(tally.read_usage(protocol, usage.as_bytes()), "{usage}");
+            let found = tally.total_usage(protocol).unwrap();
             let counts = [
                 found.input,
                 found.output,
@@ -522,24 +534,27 @@ mod tests {
             ];
             assert_eq!(counts.map(|tokens| tokens.0), expected, "{usage}");
         }
-        let mut tally = Tally::default();
-        tally.read(Chat, br#"{"prompt_tokens_details":{"cached_tokens":700}}"#);
-        assert_eq!(tally.usage(Chat), None, "it is charged as reserved");
+        let mut tally = UsageAccumulator::default();
+        tally.read_usage(Chat, br#"{"prompt_tokens_details":{"cached_tokens":700}}"#);
+        assert_eq!(tally.total_usage(Chat), None, "it is charged as reserved");
     }
 
     /// G9: what one answer used only grows; a retry inside the provider is part of it.
     #[test]
     fn a_lower_report_takes_nothing_back() {
-        let mut tally = Tally::default();
+        let mut tally = UsageAccumulator::default();
         for usage in [
             r#"{"input_tokens":5000,"cache_read_input_tokens":700,"cache_creation_input_tokens":30,"cache_creation":{"ephemeral_1h_input_tokens":20},"output_tokens":1,"iterations":[{"type":"compaction","input_tokens":9,"output_tokens":8}]}"#,
             r#"{"input_tokens":1,"cache_read_input_tokens":0,"cache_creation_input_tokens":0,"cache_creation":{"ephemeral_1h_input_tokens":0},"output_tokens":40,"iterations":[]}"#,
             r#"{"output_tokens":39}"#,
         ] {
-            assert!(tally.read(Protocol::Messages, usage.as_bytes()));
+            assert!(tally.read_usage(LlmProtocol::Messages, usage.as_bytes()));
         }
-        assert!(tally.read_start(Protocol::Messages, br#"{"input_tokens":1,"output_tokens":77}"#));
-        let usage = tally.usage(Protocol::Messages).unwrap();
+        assert!(tally.read_initial_usage(
+            LlmProtocol::Messages,
+            br#"{"input_tokens":1,"output_tokens":77}"#
+        ));
+        let usage = tally.total_usage(LlmProtocol::Messages).unwrap();
         let counts = [usage.input, usage.cache_read, usage.cache_write, usage.cache_write_1h];
         assert_eq!(counts.map(|tokens| tokens.0), [5739, 700, 30, 20]);
         assert_eq!(usage.output.0, 48);
@@ -558,11 +573,11 @@ mod tests {
             protocol in prop::sample::select(&PROTOCOLS[..]),
             reports in prop::collection::vec(prop::array::uniform4(number()), 1..5),
         ) {
-            let mut tally = Tally::default();
+            let mut tally = UsageAccumulator::default();
             let mut before = (0, 0, 0);
             for counts in &reports {
-                tally.read(protocol, report(protocol, *counts).as_bytes());
-                let usage = tally.usage(protocol).unwrap();
+                tally.read_usage(protocol, report(protocol, *counts).as_bytes());
+                let usage = tally.total_usage(protocol).unwrap();
                 let now = (usage.input.0, usage.output.0, usage.reasoning.0);
                 prop_assert!(now.0 >= before.0.max(counts[0]));
                 prop_assert!(now.1 >= before.1.max(counts[1]));
@@ -580,7 +595,7 @@ mod tests {
             let [input, written, reasoning, total] = counts;
             let output = output(protocol, &report(protocol, counts));
             prop_assert!(output >= written.max(reasoning));
-            if protocol != Protocol::Messages {
+            if protocol != LlmProtocol::Messages {
                 prop_assert!(output >= total.saturating_sub(input));
             }
         }

@@ -11,11 +11,11 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 
 use crate::base::json::split_string;
-use crate::protocol::Protocol;
+use crate::protocol::LlmProtocol;
 
 /// What an event carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Carried {
+pub(super) struct UnknownTextMeasure {
     /// Bytes of text.
     pub(super) bytes: u64,
     /// Where its text begins, behind the quote, if it is one string.
@@ -27,50 +27,60 @@ pub(super) struct Carried {
 }
 
 /// Measures the text in an event; `name` is the event's, empty in chat.
-pub(super) fn measure(protocol: Protocol, name: &[u8], data: &[u8]) -> Option<Carried> {
-    if !may_write(protocol, name, data) {
+pub(super) fn measure_event(
+    protocol: LlmProtocol,
+    name: &[u8],
+    data: &[u8],
+) -> Option<UnknownTextMeasure> {
+    if !brings_new_text(protocol, name, data) {
         return None;
     }
     if !matches!(data.trim_ascii_start().first(), Some(b'{' | b'[')) {
-        return Some(Carried { bytes: data.len() as u64, ..Carried::default() });
+        return Some(UnknownTextMeasure {
+            bytes: data.len() as u64,
+            ..UnknownTextMeasure::default()
+        });
     }
-    let mut walk = Walk::new(Key::of, protocol == Protocol::Chat);
-    let is_json = walk.read(data);
-    let carried = walk.carried();
-    Some(Carried { only: carried.only.filter(|_| is_json), ..carried })
+    let mut walk =
+        EventTextWalker::new(EventKeyKind::classify_event_key, protocol == LlmProtocol::Chat);
+    let is_json = walk.walk_strings(data);
+    let carried = walk.to_measure();
+    Some(UnknownTextMeasure { only: carried.only.filter(|_| is_json), ..carried })
 }
 
 /// Bytes of text in the `output` of a response, which repeats all that was written.
-pub(super) fn output_length(output: &[u8]) -> u64 {
-    let mut walk = Walk::new(Key::of_output, false);
-    if walk.read(output) { walk.carried().bytes } else { 0 }
+pub(super) fn output_text_bytes(output: &[u8]) -> u64 {
+    let mut walk = EventTextWalker::new(EventKeyKind::classify_output_key, false);
+    if walk.walk_strings(output) { walk.to_measure().bytes } else { 0 }
 }
 
 /// Whether the event is one that brings text for the first time. The others repeat it, or tell of the request.
-fn may_write(protocol: Protocol, name: &[u8], data: &[u8]) -> bool {
+fn brings_new_text(protocol: LlmProtocol, name: &[u8], data: &[u8]) -> bool {
     match (protocol, name) {
-        (Protocol::Chat, _) => data != b"[DONE]",
+        (LlmProtocol::Chat, _) => data != b"[DONE]",
         (_, b"error" | b"ping" | b"keepalive") => false,
         // A result is read, not written.
-        (Protocol::Messages, b"content_block_start") => RESULT.find(data).is_none(),
-        (Protocol::Messages, name) => !matches!(
+        (LlmProtocol::Messages, b"content_block_start") => TOOL_RESULT_TYPE.find(data).is_none(),
+        (LlmProtocol::Messages, name) => !matches!(
             name,
             b"message_start" | b"message_delta" | b"message_stop" | b"content_block_stop"
         ),
         // A summary is not what was written.
         (_, b"response.reasoning_summary_text.delta") => false,
-        (Protocol::Responses, name) => name.ends_with(b".delta") || !name.starts_with(b"response."),
+        (LlmProtocol::Responses, name) => {
+            name.ends_with(b".delta") || !name.starts_with(b"response.")
+        }
     }
 }
 
 /// A walk from string to string.
-struct Walk {
-    kind: fn(&[u8]) -> Key,
+struct EventTextWalker {
+    kind: fn(&[u8]) -> EventKeyKind,
     is_chat: bool,
     depth: usize,
     /// The depth of the value that is passed over, 0 outside of one.
     skipped: usize,
-    key: Key,
+    key: EventKeyKind,
     is_after_key: bool,
     /// The value that holds reasoning: its depth and its place.
     reasoning: Option<(usize, usize)>,
@@ -90,7 +100,7 @@ struct Walk {
 
 /// What stands under a key.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Key {
+enum EventKeyKind {
     #[default]
     Text,
     /// A string that is no text.
@@ -114,14 +124,14 @@ enum Medium {
     Audio,
 }
 
-impl Walk {
-    fn new(kind: fn(&[u8]) -> Key, is_chat: bool) -> Self {
+impl EventTextWalker {
+    fn new(kind: fn(&[u8]) -> EventKeyKind, is_chat: bool) -> Self {
         Self {
             kind,
             is_chat,
             depth: 0,
             skipped: 0,
-            key: Key::Text,
+            key: EventKeyKind::Text,
             is_after_key: false,
             reasoning: None,
             texts: 0,
@@ -136,7 +146,7 @@ impl Walk {
     }
 
     /// Says whether the data is one array or object and nothing else. What stands behind it is text.
-    fn read(&mut self, data: &[u8]) -> bool {
+    fn walk_strings(&mut self, data: &[u8]) -> bool {
         let mut rest = data;
         while let Some((byte, after)) = rest.split_first() {
             rest = after;
@@ -150,11 +160,11 @@ impl Walk {
                         self.key = (self.kind)(text);
                         self.is_after_key = true;
                     } else if is_ended || self.is_after_key {
-                        self.text(text, start);
+                        self.count_text(text, start);
                     }
                 }
-                b'{' | b'[' => self.open(),
-                b'}' | b']' if self.depth > 1 => self.close(),
+                b'{' | b'[' => self.open_container(),
+                b'}' | b']' if self.depth > 1 => self.close_container(),
                 b'}' | b']' => {
                     self.texts += rest.trim_ascii().len() as u64;
                     return rest.trim_ascii().is_empty();
@@ -165,23 +175,23 @@ impl Walk {
         false
     }
 
-    fn open(&mut self) {
+    fn open_container(&mut self) {
         self.depth += 1;
         let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
         match self.key {
-            Key::Nothing if is_member => self.skipped = self.depth,
-            Key::Reasoning(place) if is_member && self.reasoning.is_none() => {
+            EventKeyKind::Nothing if is_member => self.skipped = self.depth,
+            EventKeyKind::Reasoning(place) if is_member && self.reasoning.is_none() => {
                 self.reasoning = Some((self.depth, place));
             }
-            Key::Beside if is_member => self.beside = self.beside.or(Some(self.depth)),
-            Key::Media(medium) if is_member && self.media.is_none() => {
+            EventKeyKind::Beside if is_member => self.beside = self.beside.or(Some(self.depth)),
+            EventKeyKind::Media(medium) if is_member && self.media.is_none() => {
                 self.media = Some((self.depth, medium));
             }
             _ => (),
         }
     }
 
-    fn close(&mut self) {
+    fn close_container(&mut self) {
         if self.skipped == self.depth {
             self.skipped = 0;
         }
@@ -191,24 +201,25 @@ impl Walk {
         self.depth -= 1;
     }
 
-    fn text(&mut self, text: &[u8], start: usize) {
+    fn count_text(&mut self, text: &[u8], start: usize) {
         self.is_after_key = false;
         if text.is_empty() || self.skipped > 0 {
             return;
         }
-        self.is_partial |= self.reasoning.is_some_and(|(_, place)| place == DETAILS);
+        self.is_partial |=
+            self.reasoning.is_some_and(|(_, place)| place == REASONING_DETAILS_INDEX);
         // An id that a provider puts beside the choices of each chunk is no text.
-        let is_id = self.is_chat && self.depth == 1 && text.len() <= MAX_ID;
-        if is_id || matches!(self.key, Key::Name | Key::Nothing) {
+        let is_id = self.is_chat && self.depth == 1 && text.len() <= MAX_ID_BYTES;
+        if is_id || matches!(self.key, EventKeyKind::Name | EventKeyKind::Nothing) {
             return;
         }
-        if matches!(self.key, Key::Data | Key::Media(_)) {
+        if matches!(self.key, EventKeyKind::Data | EventKeyKind::Media(_)) {
             self.data(text);
             return;
         }
         let length = text.len() as u64;
         match (self.reasoning, self.key) {
-            (Some((_, place)), _) | (None, Key::Reasoning(place)) => {
+            (Some((_, place)), _) | (None, EventKeyKind::Reasoning(place)) => {
                 let place = if self.beside.is_some() { BESIDE } else { place };
                 self.reasonings[place] += length;
             }
@@ -222,7 +233,7 @@ impl Walk {
     fn data(&mut self, text: &[u8]) {
         let is_address = text.starts_with(b"http");
         let within = match self.key {
-            Key::Media(medium) => Some(medium),
+            EventKeyKind::Media(medium) => Some(medium),
             _ => self.media.map(|(_, medium)| medium),
         };
         self.media_tokens += match within {
@@ -234,9 +245,9 @@ impl Walk {
         };
     }
 
-    fn carried(&self) -> Carried {
+    fn to_measure(&self) -> UnknownTextMeasure {
         let reasoning = self.reasonings.iter().copied().max().unwrap_or(0);
-        Carried {
+        UnknownTextMeasure {
             bytes: self.texts + reasoning,
             only: (self.pieces == 1 && self.media_tokens == 0).then_some(self.start),
             is_partial: self.is_partial,
@@ -245,13 +256,13 @@ impl Walk {
     }
 }
 
-impl Key {
+impl EventKeyKind {
     /// Of an event that brings text.
-    fn of(name: &[u8]) -> Self {
+    fn classify_event_key(name: &[u8]) -> Self {
         match name {
             b"reasoning_content" | b"thinking" => Self::Reasoning(0),
             b"reasoning" => Self::Reasoning(1),
-            b"reasoning_details" => Self::Reasoning(DETAILS),
+            b"reasoning_details" => Self::Reasoning(REASONING_DETAILS_INDEX),
             b"id"
             | b"object"
             | b"model"
@@ -301,7 +312,7 @@ impl Key {
     }
 
     /// Of the output of a response: its tools' results were read, and summaries are counted by nobody.
-    fn of_output(name: &[u8]) -> Self {
+    fn classify_output_key(name: &[u8]) -> Self {
         match name {
             b"text" | b"refusal" | b"arguments" | b"input" | b"code" => Self::Text,
             b"summary" | b"results" | b"result" | b"outputs" | b"output" | b"logprobs"
@@ -321,13 +332,14 @@ const SOUND_BYTES: u64 = 100;
 const IMAGES: [&[u8]; 5] = [b"data:image/", b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR"];
 
 /// The place of `reasoning_details`.
-const DETAILS: usize = 2;
+const REASONING_DETAILS_INDEX: usize = 2;
 
 /// The place of reasoning among the fields that LiteLLM puts beside the protocol's.
 const BESIDE: usize = 3;
 
 /// Bytes of an id.
-const MAX_ID: usize = 64;
+const MAX_ID_BYTES: usize = 64;
 
 /// The types of blocks that hold what a tool of the provider returned.
-static RESULT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("_tool_result\""));
+static TOOL_RESULT_TYPE: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("_tool_result\""));

@@ -9,14 +9,14 @@
 
 use std::ops::Range;
 
-use super::Finish;
-use super::body::{KEY, MAX_USAGE, has_text};
-use super::report::Report;
+use super::StreamEnd;
+use super::body::{KEY_BYTES, MAX_USAGE_BYTES, has_text_under};
+use super::report::ResponseReport;
 use crate::base::json::split_string;
 
 /// What was found in a body.
 #[derive(Default)]
-struct Found {
+struct WholeBodyFindings {
     usage: Option<Range<usize>>,
     has_error: bool,
     /// Length of the texts of the answer.
@@ -25,7 +25,7 @@ struct Found {
 
 /// Where in the top-level object the walk is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum WholeBodyPosition {
     Key,
     Value,
     /// In the value of `usage`, which begins there.
@@ -33,24 +33,24 @@ enum Place {
 }
 
 /// Reads a body that is one object and nothing else; says no to any other, of which nothing has been heard then.
-pub(super) fn read(bytes: &[u8], report: &mut Report) -> bool {
-    let Some(found) = walk(bytes) else { return false };
+pub(super) fn read_whole_body(bytes: &[u8], report: &mut ResponseReport) -> bool {
+    let Some(found) = scan_body(bytes) else { return false };
     if found.has_error {
-        report.hear_end(Finish::Errored);
+        report.on_end(StreamEnd::Errored);
     }
-    report.hear_text(found.texts);
+    report.count_text(found.texts);
     if let Some(usage) = found.usage {
-        report.hear_usage_text(&bytes[usage]);
+        report.parse_usage(&bytes[usage]);
     }
-    report.hear_end(Finish::Terminated);
+    report.on_end(StreamEnd::Terminated);
     true
 }
 
-fn walk(bytes: &[u8]) -> Option<Found> {
+fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
     // The first part of a body that is longer ends elsewhere.
-    bytes.trim_ascii_end().strip_suffix(b"}").filter(|_| bytes.len() <= MAX_WALK)?;
-    let mut found = Found::default();
-    let (mut place, mut depth) = (Place::Key, 1_u32);
+    bytes.trim_ascii_end().strip_suffix(b"}").filter(|_| bytes.len() <= MAX_WALK_BYTES)?;
+    let mut found = WholeBodyFindings::default();
+    let (mut place, mut depth) = (WholeBodyPosition::Key, 1_u32);
     // In the value of a key that has an answer; under a key there that has text.
     let (mut is_answer, mut is_text) = (false, false);
     let mut at = skip_space(bytes, 0);
@@ -66,24 +66,24 @@ fn walk(bytes: &[u8]) -> Option<Found> {
                 // Past its end there is nothing but the quote that is missing.
                 let next = skip_space(bytes, at);
                 let is_key = *bytes.get(next)? == b':';
-                if depth == 1 && place == Place::Key {
+                if depth == 1 && place == WholeBodyPosition::Key {
                     if !is_key {
                         return None;
                     }
                     at = skip_space(bytes, next + 1);
                     let first = *bytes.get(at)?;
-                    place = Place::Value;
+                    place = WholeBodyPosition::Value;
                     is_answer =
                         [b"choic", b"conte", b"outpu"].iter().any(|key| inside.starts_with(*key));
                     if inside == b"usage" {
-                        place = Place::Usage(at);
+                        place = WholeBodyPosition::Usage(at);
                         if found.usage.is_some() {
                             return None;
                         }
                     }
                     found.has_error |= inside == b"error" && first != b'n';
                 } else if is_answer && is_key {
-                    is_text = has_text(inside);
+                    is_text = has_text_under(inside);
                 } else if is_answer && is_text {
                     found.texts += inside.len() as u64;
                 }
@@ -92,15 +92,15 @@ fn walk(bytes: &[u8]) -> Option<Found> {
             b'{' | b'[' => depth += 1,
             b'}' | b']' if depth > 1 => depth -= 1,
             byte @ (b',' | b'}') if depth == 1 => {
-                if let Place::Usage(start) = place {
-                    let is_short = at - start <= MAX_USAGE;
+                if let WholeBodyPosition::Usage(start) = place {
+                    let is_short = at - start <= MAX_USAGE_BYTES;
                     found.usage = Some(start..at).filter(|_| is_short);
                     found.usage.as_ref()?;
                 }
                 if byte == b'}' {
                     return (skip_space(bytes, at + 1) == bytes.len()).then_some(found);
                 }
-                place = Place::Key;
+                place = WholeBodyPosition::Key;
             }
             b']' => return None,
             b':' if depth == 1 => return None,
@@ -118,30 +118,30 @@ fn skip_space(bytes: &[u8], mut at: usize) -> usize {
 }
 
 /// Numbers are passed byte by byte: a long list of them, as embeddings are, is quicker read by pieces.
-const MAX_WALK: usize = 64 * 1024;
+const MAX_WALK_BYTES: usize = 64 * 1024;
 
 /// All keys that the top level is searched for are as long as their beginnings in the reading frame by frame.
-const _: () = assert!(KEY == 5);
+const _: () = assert!(KEY_BYTES == 5);
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::read;
-    use crate::protocol::Route;
-    use crate::stream::body::Body;
-    use crate::stream::report::Report;
+    use super::read_whole_body;
+    use crate::protocol::GatewayRoute;
+    use crate::stream::body::JsonUsageScanner;
+    use crate::stream::report::ResponseReport;
 
     /// Says whether the whole is read at once; it has to find what is found in two frames.
-    fn check(route: Route, bytes: &[u8]) -> bool {
-        let mut whole = Report::new(route);
-        let is_read = read(bytes, &mut whole);
+    fn check(route: GatewayRoute, bytes: &[u8]) -> bool {
+        let mut whole = ResponseReport::new(route);
+        let is_read = read_whole_body(bytes, &mut whole);
         // As it was before anything was read.
         let told = format!("{whole:?}");
-        let mut pieces = Report::new(route);
+        let mut pieces = ResponseReport::new(route);
         if is_read {
-            let mut body = Body::default();
-            bytes.chunks(1).for_each(|byte| body.read(byte, &mut pieces));
+            let mut body = JsonUsageScanner::default();
+            bytes.chunks(1).for_each(|byte| body.read_frame(byte, &mut pieces));
         }
         assert_eq!(told, format!("{pieces:?}"), "{}", bytes.escape_ascii());
         is_read
@@ -152,20 +152,20 @@ mod tests {
     fn what_providers_answer_is_read_at_once() {
         for (route, body) in [
             (
-                Route::ChatCompletions,
+                GatewayRoute::ChatCompletions,
                 r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"a \"text\"\n","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]},"finish_reason":"stop"}],"usage":{"prompt_tokens":11,"completion_tokens":7},"service_tier":null}"#,
             ),
             (
-                Route::Messages,
+                GatewayRoute::Messages,
                 "{ \"content\" : [ { \"type\" : \"text\" , \"text\" : \"hello\" } ] ,\n \"usage\" : { \"input_tokens\" : 3, \"output_tokens\": 2 } }\n",
             ),
             (
-                Route::Responses,
+                GatewayRoute::Responses,
                 r#"{"error":null,"output":[{"content":[{"type":"output_text","text":"hi"}]}],"usage":{"input_tokens":1,"output_tokens":1}}"#,
             ),
-            (Route::Messages, r#"{"type":"error","error":{"type":"overloaded_error"}}"#),
+            (GatewayRoute::Messages, r#"{"type":"error","error":{"type":"overloaded_error"}}"#),
             (
-                Route::Embeddings,
+                GatewayRoute::Embeddings,
                 r#"{"data":[{"embedding":[-0.1,1e-9]}],"usage":{"prompt_tokens":8}}"#,
             ),
         ] {
@@ -213,7 +213,7 @@ mod tests {
         #[test]
         fn it_reads_as_it_does_byte_by_byte_or_not_at_all(noise in noise()) {
             for body in [noise.clone(), format!("{{{noise}}}"), format!("{{\"content\":[{noise}],\"usage\":{{}}}}")] {
-                check(Route::ChatCompletions, body.as_bytes());
+                check(GatewayRoute::ChatCompletions, body.as_bytes());
             }
         }
     }

@@ -7,17 +7,17 @@ use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::conduct::Failed;
-use super::{Shared, Supervisor, Wanted};
+use super::conduct::RunFailure;
+use super::{RunService, RunServiceInner, RunSubmission};
 use crate::base::{db, disk};
 use crate::budget::Nanodollars;
 use crate::catalog;
 use crate::grant;
-use crate::journal::{Added, Caps, Exhausted, Feed, New};
+use crate::journal::{AddRunOutcome, EventFeed, ExhaustedCap, NewRunRow, SpendingCaps};
 
 /// A run that was accepted, now or before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Started {
+pub struct AcceptedRun {
     pub run: String,
     /// Whether it was asked for before, with the same key.
     pub is_known: bool,
@@ -25,18 +25,18 @@ pub struct Started {
 
 /// On what terms a run is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct RunStartOptions {
     /// Asked again with the same one, it is the same run.
     pub key: Option<String>,
     /// How many runs its grant may have at once.
     pub most: Option<u32>,
     /// The money that its grant's runs may cost together.
-    pub caps: Caps,
+    pub caps: SpendingCaps,
 }
 
 /// Why a run was not accepted. Nothing of it is left.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum RunStartError {
     #[error("the service is stopping; try again elsewhere, or later")]
     Draining,
     #[error("{0} runs are under way, and no more are allowed at once; try again later")]
@@ -46,11 +46,11 @@ pub enum Refused {
     )]
     GrantFull(u32),
     #[error("{0}")]
-    GrantBudget(Exhausted),
+    GrantBudget(ExhaustedCap),
     #[error("{0}; an operator can discard some of it, with `cogni-gateway relay discard`")]
     WorkspacesFull(String),
     #[error(transparent)]
-    NoAgent(#[from] catalog::Unknown),
+    NoAgent(#[from] catalog::UnknownAgentError),
     #[error("{0}")]
     Invalid(String),
     #[error("the idempotency key was used for another run, `{0}`, which asked for something else")]
@@ -60,10 +60,10 @@ pub enum Refused {
     Outbox(String),
     /// Not the caller's fault.
     #[error("the run cannot be written down")]
-    Journal(#[from] db::Error),
+    Journal(#[from] db::DatabaseError),
 }
 
-impl Refused {
+impl RunStartError {
     /// For programs: stable, and documented.
     pub fn code(&self) -> &'static str {
         match self {
@@ -75,45 +75,54 @@ impl Refused {
             Self::NoAgent(_) => "no_such_agent",
             Self::Invalid(_) => "invalid_request",
             Self::Conflict(_) => "idempotency_conflict",
-            Self::Journal(error) if disk::is_full(error) => "storage_full",
+            Self::Journal(error) if disk::is_disk_full(error) => "storage_full",
             Self::Outbox(_) | Self::Journal(_) => "internal",
         }
     }
 }
 
 /// Whoever holds it is one of so many.
-pub(super) type Place = OwnedSemaphorePermit;
+pub(super) type RunPermit = OwnedSemaphorePermit;
 
-impl Supervisor {
+impl RunService {
     /// Accepts a run, which begins at once. Asked again with the same key, it is the same run.
     ///
     /// # Errors
     /// Why it is not accepted.
-    pub async fn start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
+    pub async fn start_run(
+        &self,
+        wanted: RunSubmission,
+        terms: RunStartOptions,
+    ) -> Result<AcceptedRun, RunStartError> {
         // Whoever asks may go away meanwhile; what is in the journal is conducted all the same.
         let this = self.clone();
-        let start = async move { Box::pin(this.try_start(wanted, terms)).await };
-        let started = self.0.tasks.carry(start).await;
-        started.inspect_err(|refused| self.0.seats.metrics().admission_refused(refused.code()))
+        let start = async move { Box::pin(this.try_start_run(wanted, terms)).await };
+        let started = self.0.tasks.run_detached(start).await;
+        started
+            .inspect_err(|refused| self.0.seats.metrics().record_refused_submission(refused.code()))
     }
 
-    async fn try_start(&self, wanted: Wanted, terms: Terms) -> Result<Started, Refused> {
-        let Terms { key, most, caps } = terms;
+    async fn try_start_run(
+        &self,
+        wanted: RunSubmission,
+        terms: RunStartOptions,
+    ) -> Result<AcceptedRun, RunStartError> {
+        let RunStartOptions { key, most, caps } = terms;
         if let Some(key) = &key
-            && let Some(known) = self.known(&wanted, key).await?
+            && let Some(known) = self.find_by_idempotency_key(&wanted, key).await?
         {
             return Ok(known);
         }
         if self.is_draining() {
-            return Err(Refused::Draining);
+            return Err(RunStartError::Draining);
         }
         let run = format!("run-{}", Uuid::now_v7());
-        let (model, max_cost_usd) = self.0.check(&wanted, &run)?;
-        self.check_kept(&wanted, &run).await?;
+        let (model, max_cost_usd) = self.0.validate_submission(&wanted, &run)?;
+        self.check_retention(&wanted, &run).await?;
         let places = Arc::clone(&self.0.places);
-        let full = |_| Refused::Full(self.0.settings.max_runs);
+        let full = |_| RunStartError::Full(self.0.settings.max_runs);
         let place = places.try_acquire_owned().map_err(full)?;
-        let new = New {
+        let new = NewRunRow {
             id: run.clone(),
             grant: wanted.grant.clone(),
             idempotency_key: key,
@@ -126,111 +135,138 @@ impl Supervisor {
             model,
             wanted: wanted.to_json(),
         };
-        match self.0.journal.add(new).await? {
-            Added::New(feed, reserved) => {
-                self.conduct(wanted.within_money(reserved), feed, Some(place));
-                Ok(Started { run, is_known: false })
+        match self.0.journal.add_run(new).await? {
+            AddRunOutcome::New(feed, reserved) => {
+                self.spawn_run(wanted.with_reserved_cost(reserved), feed, Some(place));
+                Ok(AcceptedRun { run, is_known: false })
             }
-            Added::Known(row) => Ok(Started { run: row.id, is_known: true }),
-            Added::Conflict(row) => Err(Refused::Conflict(row.id)),
-            Added::Full => Err(Refused::GrantFull(most.unwrap_or_default())),
-            Added::Exhausted(exhausted) => Err(Refused::GrantBudget(exhausted)),
+            AddRunOutcome::Known(row) => Ok(AcceptedRun { run: row.id, is_known: true }),
+            AddRunOutcome::Conflict(row) => Err(RunStartError::Conflict(row.id)),
+            AddRunOutcome::Full => Err(RunStartError::GrantFull(most.unwrap_or_default())),
+            AddRunOutcome::Exhausted(exhausted) => Err(RunStartError::GrantBudget(exhausted)),
         }
     }
 
     /// What earlier runs have left bounds how many may leave more.
-    async fn check_kept(&self, wanted: &Wanted, run: &str) -> Result<(), Refused> {
-        let Some(relay) = self.relay() else { return Ok(()) };
-        if !matches!(wanted.line(run), Ok(Some(_))) {
+    async fn check_retention(
+        &self,
+        wanted: &RunSubmission,
+        run: &str,
+    ) -> Result<(), RunStartError> {
+        let Some(relay) = self.delivery_service() else { return Ok(()) };
+        if !matches!(wanted.branch_ref(run), Ok(Some(_))) {
             return Ok(());
         }
         let grant = wanted.grant.clone();
-        match spawn_blocking(move || relay.is_full(Some(&grant))).await {
+        match spawn_blocking(move || relay.retention_full_reason(Some(&grant))).await {
             Ok(Ok(None)) => Ok(()),
-            Ok(Ok(Some(why))) => Err(Refused::WorkspacesFull(why)),
-            Ok(Err(error)) => Err(Refused::Outbox(error.to_string())),
-            Err(error) => Err(Refused::Outbox(error.to_string())),
+            Ok(Ok(Some(why))) => Err(RunStartError::WorkspacesFull(why)),
+            Ok(Err(error)) => Err(RunStartError::Outbox(error.to_string())),
+            Err(error) => Err(RunStartError::Outbox(error.to_string())),
         }
     }
 
     /// The run that was asked for before, whether or not a new one could begin.
-    async fn known(&self, wanted: &Wanted, key: &str) -> Result<Option<Started>, Refused> {
-        match self.0.journal.keyed(&wanted.grant, key).await? {
-            Some(row) if row.digest != wanted.digest() => Err(Refused::Conflict(row.id)),
-            row => Ok(row.map(|row| Started { run: row.id, is_known: true })),
+    async fn find_by_idempotency_key(
+        &self,
+        wanted: &RunSubmission,
+        key: &str,
+    ) -> Result<Option<AcceptedRun>, RunStartError> {
+        match self.0.journal.find_by_idempotency_key(&wanted.grant, key).await? {
+            Some(row) if row.digest != wanted.digest() => Err(RunStartError::Conflict(row.id)),
+            row => Ok(row.map(|row| AcceptedRun { run: row.id, is_known: true })),
         }
     }
 
     /// Takes a run that is in the journal to its end, in the background; without a place, when there is one.
-    pub(super) fn conduct(&self, wanted: Wanted, feed: Feed, place: Option<Place>) {
+    pub(super) fn spawn_run(
+        &self,
+        wanted: RunSubmission,
+        feed: EventFeed,
+        place: Option<RunPermit>,
+    ) {
         // Where runs are not waited for any more by now, this one is not, either.
         let (shared, cancel) = (Arc::clone(&self.0), self.0.leave.child_token());
-        shared.live().insert(feed.run().to_owned(), cancel.clone());
-        self.0.tasks.spawn(async move {
+        shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
+        self.0.tasks.spawn_task(async move {
             let turn = match place {
-                Some(place) => Turn::Begins(place),
-                None => shared.turn(&cancel, &wanted.grant).await,
+                Some(place) => QueueOutcome::Begins(place),
+                None => shared.wait_for_permit(&cancel, &wanted.grant).await,
             };
             match turn {
-                Turn::Begins(place) => {
-                    Box::pin(shared.run_to_its_end(&wanted, &feed, cancel, place)).await;
+                QueueOutcome::Begins(place) => {
+                    Box::pin(shared.execute_run(&wanted, &feed, cancel, place)).await;
                 }
-                Turn::Cancelled => {
-                    let done = Err(Failed::Cancelled);
-                    shared.end(&mut shared.bill(&feed), shared.ended(done, &feed)).await;
+                QueueOutcome::Cancelled => {
+                    let done = Err(RunFailure::Cancelled);
+                    shared
+                        .persist_end(&mut shared.usage_recorder(&feed), shared.run_end(done, &feed))
+                        .await;
                 }
-                Turn::Refused(why) => {
-                    shared.end(&mut shared.bill(&feed), shared.ended(Err(why), &feed)).await;
+                QueueOutcome::Refused(why) => {
+                    shared
+                        .persist_end(
+                            &mut shared.usage_recorder(&feed),
+                            shared.run_end(Err(why), &feed),
+                        )
+                        .await;
                 }
-                Turn::Left => shared.journal.part(&feed),
+                QueueOutcome::Left => shared.journal.detach_watchers(&feed),
             }
-            shared.live().remove(feed.run());
+            shared.lock_live().remove(feed.run_id());
         });
     }
 }
 
 /// What becomes of a run that waits for a place.
-enum Turn {
-    Begins(Place),
+enum QueueOutcome {
+    Begins(RunPermit),
     Cancelled,
     /// Its grant is worth nothing any more.
-    Refused(Failed),
+    Refused(RunFailure),
     /// The process ends before it: the next one begins it.
     Left,
 }
 
-impl Shared {
-    async fn turn(&self, cancel: &CancellationToken, grant: &str) -> Turn {
+impl RunServiceInner {
+    async fn wait_for_permit(&self, cancel: &CancellationToken, grant: &str) -> QueueOutcome {
         let places = Arc::clone(&self.places);
         let turn = tokio::select! {
             biased;
             // It cancels every run, but those that have not begun are the next one's.
-            () = self.leave.cancelled() => Turn::Left,
-            () = cancel.cancelled() => Turn::Cancelled,
-            () = self.draining.cancelled() => Turn::Left,
-            place = places.acquire_owned() => place.map_or(Turn::Left, Turn::Begins),
+            () = self.leave.cancelled() => QueueOutcome::Left,
+            () = cancel.cancelled() => QueueOutcome::Cancelled,
+            () = self.draining.cancelled() => QueueOutcome::Left,
+            place = places.acquire_owned() => place.map_or(QueueOutcome::Left, QueueOutcome::Begins),
         };
         // Whoever accepted the run checked its grant; it may have been revoked while the run waited.
         match turn {
-            Turn::Begins(place) => match self.grants.check_id(grant).await {
-                Ok(()) => Turn::Begins(place),
-                Err(grant::Error::Denied(denied)) => Turn::Refused(Failed::Grant(denied)),
-                Err(error) => Turn::Refused(Failed::Internal(error.into())),
+            QueueOutcome::Begins(place) => match self.grants.check_id(grant).await {
+                Ok(()) => QueueOutcome::Begins(place),
+                Err(grant::GrantStoreError::Denied(denied)) => {
+                    QueueOutcome::Refused(RunFailure::Grant(denied))
+                }
+                Err(error) => QueueOutcome::Refused(RunFailure::Internal(error.into())),
             },
             turn => turn,
         }
     }
 
     /// All that can be told without making anything. Returns the run's model and its own limit of money.
-    fn check(&self, wanted: &Wanted, run: &str) -> Result<(String, Option<Nanodollars>), Refused> {
+    fn validate_submission(
+        &self,
+        wanted: &RunSubmission,
+        run: &str,
+    ) -> Result<(String, Option<Nanodollars>), RunStartError> {
         let catalog = self.catalog.load();
-        catalog.find(&wanted.agent)?;
+        catalog.find_agent(&wanted.agent)?;
         let invalid = |error: anyhow::Error| {
             let mut why = format!("{error:#}");
-            self.mask(run, &mut why);
-            Refused::Invalid(why)
+            self.mask_in_place(run, &mut why);
+            RunStartError::Invalid(why)
         };
-        let line = wanted.line(run).map_err(|error| Refused::Invalid(error.to_string()))?;
+        let line =
+            wanted.branch_ref(run).map_err(|error| RunStartError::Invalid(error.to_string()))?;
         if line.is_some() {
             let relay = self.relay.load();
             let missing = match &*relay {
@@ -242,10 +278,10 @@ impl Shared {
                 Some(_) => None,
             };
             if let Some(missing) = missing {
-                return Err(Refused::Invalid(missing.to_owned()));
+                return Err(RunStartError::Invalid(missing.to_owned()));
             }
         }
-        let order = wanted.order(run, (&self.settings, &self.config.load(), &catalog));
+        let order = wanted.run_plan(run, (&self.settings, &self.config.load(), &catalog));
         let order = order.map_err(invalid)?;
         order.check().map_err(invalid)?;
         let limit = order.config.budget.max_cost_usd;

@@ -9,36 +9,36 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
-use crate::billing::{Books, Error, Fact, facts};
-use crate::budget::{Ledger, Nanodollars, Usage};
-use crate::journal::{Event, Feed, Kind};
+use crate::billing::{BillingError, BillingStore, CallUsage, facts};
+use crate::budget::{BudgetLedger, Nanodollars, TokenUsage};
+use crate::journal::{EventFeed, RunEvent, RunEventKind};
 
 /// The calls of one run, read from its audit log: what is not in there is not billed.
-pub(super) struct Bill {
-    books: Books,
-    feed: Feed,
+pub(super) struct UsageRecorder {
+    books: BillingStore,
+    feed: EventFeed,
     log: PathBuf,
     /// How far it has come. Whoever waits for it to read may be gone before; then it begins anew.
-    reader: Option<facts::Reader>,
+    reader: Option<facts::CallUsageReader>,
     /// Read, and not booked yet: whoever waits for that may be gone before, too.
-    read: Vec<Fact>,
+    read: Vec<CallUsage>,
     /// The calls of which watchers have been told, by this process or an earlier one.
     told: HashSet<String>,
 }
 
-impl Bill {
-    pub(super) fn new(books: Books, feed: Feed, log: PathBuf) -> Self {
+impl UsageRecorder {
+    pub(super) fn new(books: BillingStore, feed: EventFeed, log: PathBuf) -> Self {
         Self { books, feed, log, reader: None, read: vec![], told: HashSet::new() }
     }
 
     /// Those who are told.
-    pub(super) fn feed(&self) -> &Feed {
+    pub(super) fn feed(&self) -> &EventFeed {
         &self.feed
     }
 
     /// Where an earlier process has begun to tell, to those who count on being told once.
-    pub(super) fn after(self, told: &[Event]) -> Self {
-        let call = |event: &Event| {
+    pub(super) fn skipping_reported(self, told: &[RunEvent]) -> Self {
+        let call = |event: &RunEvent| {
             let told: Value = serde_json::from_str(&event.data).ok()?;
             Some(told.get("call_id")?.as_str()?.to_owned())
         };
@@ -46,36 +46,36 @@ impl Bill {
     }
 
     /// For as long as it is polled.
-    pub(super) async fn follow(&mut self, ledger: Option<&Ledger>) -> Infallible {
+    pub(super) async fn follow_log(&mut self, ledger: Option<&BudgetLedger>) -> Infallible {
         let Some(ledger) = ledger else { return pending().await };
         loop {
-            ledger.closed().await;
+            ledger.wait_for_close().await;
             // Its record is on its way.
-            tokio::time::sleep(FLUSH).await;
-            self.take().await;
+            tokio::time::sleep(LOG_FLUSH_WAIT).await;
+            self.record_new().await;
         }
     }
 
     /// Books what is new when the agent has ended. Its calls end with it; one that is drained for longer is told of later.
-    pub(super) async fn take_last(&mut self, ledger: Option<&Ledger>) {
+    pub(super) async fn record_final(&mut self, ledger: Option<&BudgetLedger>) {
         let Some(ledger) = ledger else { return };
-        if ledger.status().open_calls > 0 {
+        if ledger.budget_status().open_calls > 0 {
             let closed = async {
-                while ledger.status().open_calls > 0 {
-                    ledger.closed().await;
+                while ledger.budget_status().open_calls > 0 {
+                    ledger.wait_for_close().await;
                 }
-                tokio::time::sleep(FLUSH).await;
+                tokio::time::sleep(LOG_FLUSH_WAIT).await;
             };
-            let _ = tokio::time::timeout(LINGER, closed).await;
+            let _ = tokio::time::timeout(FINAL_FLUSH_WAIT, closed).await;
         }
-        self.take().await;
+        self.record_new().await;
     }
 
     /// Books what is new. What cannot be booked now is before the run ends.
-    pub(super) async fn take(&mut self) {
-        if let Err(error) = self.try_take().await {
+    pub(super) async fn record_new(&mut self) {
+        if let Err(error) = self.try_record_new().await {
             let error = anyhow::Error::from(error);
-            tracing::error!(run = self.feed.run(), "cannot book the run's calls: {error:#}");
+            tracing::error!(run = self.feed.run_id(), "cannot book the run's calls: {error:#}");
         }
     }
 
@@ -84,14 +84,14 @@ impl Bill {
     ///
     /// # Errors
     /// The books cannot be written.
-    pub(super) async fn try_take(&mut self) -> Result<(), Error> {
+    pub(super) async fn try_record_new(&mut self) -> Result<(), BillingError> {
         if let Err(error) = self.read_new().await {
-            tracing::error!(run = self.feed.run(), "cannot read the run's calls: {error:#}");
+            tracing::error!(run = self.feed.run_id(), "cannot read the run's calls: {error:#}");
         }
-        self.books.record(&self.read).await?;
+        self.books.record_calls(&self.read).await?;
         for fact in self.read.drain(..) {
             if self.told.insert(fact.call_id.clone()) {
-                self.feed.tell(Kind::UsageReport, &report(&fact));
+                self.feed.publish(RunEventKind::UsageReport, &usage_event(&fact));
             }
         }
         Ok(())
@@ -105,21 +105,21 @@ impl Bill {
 
     async fn read_new(&mut self) -> anyhow::Result<()> {
         let reader = self.reader.take();
-        let mut reader = reader.unwrap_or_else(|| facts::Reader::open(&self.log));
+        let mut reader = reader.unwrap_or_else(|| facts::CallUsageReader::open(&self.log));
         let read = move || {
             let read = reader.read_new();
             (reader, read)
         };
         let (reader, read) = spawn_blocking(read).await?;
         self.reader = Some(reader);
-        self.read.extend(read?.into_iter().filter(Fact::can_cost));
+        self.read.extend(read?.into_iter().filter(CallUsage::can_cost));
         Ok(())
     }
 }
 
 /// What a watcher is told of a call.
-fn report(fact: &Fact) -> Value {
-    let Usage { input, output, cache_read, cache_write, reasoning, .. } = fact.usage;
+fn usage_event(fact: &CallUsage) -> Value {
+    let TokenUsage { input, output, cache_read, cache_write, reasoning, .. } = fact.usage;
     json!({
         "call_id": fact.call_id,
         "model": fact.model,
@@ -136,7 +136,7 @@ fn report(fact: &Fact) -> Value {
 }
 
 /// The audit log reaches the kernel within this.
-const FLUSH: Duration = Duration::from_millis(120);
+const LOG_FLUSH_WAIT: Duration = Duration::from_millis(120);
 
 /// An answer is not kept from its watchers for longer than this.
-const LINGER: Duration = Duration::from_millis(500);
+const FINAL_FLUSH_WAIT: Duration = Duration::from_millis(500);

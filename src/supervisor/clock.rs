@@ -3,27 +3,29 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::base::db;
-use crate::base::wall_clock::{Look, Reading, STEADY, WallClock, follows};
-use crate::journal::{Filter, Journal};
+use crate::base::wall_clock::{
+    ClockCheck, ClockReading, MIN_STEADY_TIME, WallClock, is_plausible_successor,
+};
+use crate::journal::{RunFilter, RunStore};
 
 /// The wall clock of a service. What it was when it was trusted is in the journal, for the next process.
-pub(super) struct Clock {
-    journal: Journal,
+pub(super) struct RetentionClock {
+    journal: RunStore,
     wall: WallClock,
     noted: Option<Instant>,
 }
 
-impl Clock {
-    pub(super) async fn begin(journal: Journal) -> Self {
-        let first = Reading::now();
-        let is_trusted = is_known(&journal, first.wall).await.unwrap_or_else(|error| {
+impl RetentionClock {
+    pub(super) async fn load(journal: RunStore) -> Self {
+        let first = ClockReading::read_clocks();
+        let is_trusted = was_trusted_recently(&journal, first.wall).await.unwrap_or_else(|error| {
             tracing::error!(%error, "the journal does not tell what time it was");
             false
         });
         if !is_trusted {
             tracing::warn!(
                 now = %humantime::format_rfc3339_seconds(first.wall),
-                wait = %humantime::format_duration(STEADY),
+                wait = %humantime::format_duration(MIN_STEADY_TIME),
                 "the clock cannot be compared with an earlier one; nothing is forgotten by its age meanwhile"
             );
         }
@@ -31,28 +33,28 @@ impl Clock {
     }
 
     /// Returns whether the clock is trusted now.
-    pub(super) async fn look(&mut self) -> bool {
-        let now = Reading::now();
-        let (by, jump) = match self.wall.look(now) {
-            Look::Trusted => {
-                self.note(now).await;
+    pub(super) async fn check_trusted(&mut self) -> bool {
+        let now = ClockReading::read_clocks();
+        let (by, jump) = match self.wall.check_clock(now) {
+            ClockCheck::Trusted => {
+                self.note_time(now).await;
                 return true;
             }
-            Look::Waiting => return false,
-            Look::Ahead(by) => (by, "the clock has jumped ahead"),
-            Look::Behind(by) => (by, "the clock has jumped back"),
+            ClockCheck::Waiting => return false,
+            ClockCheck::Ahead(by) => (by, "the clock has jumped ahead"),
+            ClockCheck::Behind(by) => (by, "the clock has jumped back"),
         };
         let by = Duration::from_secs(by.as_secs());
         tracing::warn!(
             by = %humantime::format_duration(by),
-            wait = %humantime::format_duration(STEADY),
+            wait = %humantime::format_duration(MIN_STEADY_TIME),
             "{jump}; nothing is forgotten by its age meanwhile"
         );
         false
     }
 
-    async fn note(&mut self, now: Reading) {
-        if self.noted.is_some_and(|noted| now.monotonic.duration_since(noted) < NOTE_EVERY) {
+    async fn note_time(&mut self, now: ClockReading) {
+        if self.noted.is_some_and(|noted| now.monotonic.duration_since(noted) < NOTE_INTERVAL) {
             return;
         }
         match self.journal.note_time(now.wall).await {
@@ -67,24 +69,27 @@ impl Clock {
 ///
 /// # Errors
 /// The journal cannot be read or written.
-pub(super) async fn note_first(journal: &Journal) -> Result<(), db::Error> {
+pub(super) async fn note_first(journal: &RunStore) -> Result<(), db::DatabaseError> {
     if journal.noted_time().await?.is_none() && is_empty(journal).await? {
         journal.note_time(SystemTime::now()).await?;
     }
     Ok(())
 }
 
-async fn is_empty(journal: &Journal) -> Result<bool, db::Error> {
-    Ok(journal.list(Filter { limit: 1, ..Filter::default() }).await?.is_empty())
+async fn is_empty(journal: &RunStore) -> Result<bool, db::DatabaseError> {
+    Ok(journal.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?.is_empty())
 }
 
 /// Returns whether an earlier process has trusted the clock a moment ago, or there was none.
-async fn is_known(journal: &Journal, now: SystemTime) -> Result<bool, db::Error> {
+async fn was_trusted_recently(
+    journal: &RunStore,
+    now: SystemTime,
+) -> Result<bool, db::DatabaseError> {
     match journal.noted_time().await? {
-        Some(known) => Ok(follows(known, now)),
+        Some(known) => Ok(is_plausible_successor(known, now)),
         None => is_empty(journal).await,
     }
 }
 
 /// Often enough that a service which is started again need not wait.
-const NOTE_EVERY: Duration = Duration::from_mins(10);
+const NOTE_INTERVAL: Duration = Duration::from_mins(10);

@@ -14,16 +14,16 @@ use crate::base::private_dir;
 
 /// Held for as long as this lives, and given up by the kernel when the process ends.
 #[derive(Debug)]
-pub struct Lock {
+pub struct StateDirLock {
     _file: File,
 }
 
-impl Lock {
+impl StateDirLock {
     /// Waits a moment for one whose holder is dead: a child that it was about to start may have it still.
     ///
     /// # Errors
     /// Another process has the directory, or it cannot be used.
-    pub async fn take(state_dir: &Path) -> anyhow::Result<Self> {
+    pub async fn acquire(state_dir: &Path) -> anyhow::Result<Self> {
         let shown = state_dir.display();
         let unusable = || format!("the state directory `{shown}` cannot be used");
         let audit = state_dir.join("audit");
@@ -32,10 +32,10 @@ impl Lock {
         let path = state_dir.join("serve.lock");
         let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.with_context(unusable)?;
-        let patience = Instant::now() + PATIENCE;
+        let patience = Instant::now() + LOCK_TIMEOUT;
         let taken = loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::AGAIN) if Instant::now() < patience => sleep(AGAIN).await,
+                Err(Errno::AGAIN) if Instant::now() < patience => sleep(RETRY_INTERVAL).await,
                 taken => break taken,
             }
         };
@@ -52,5 +52,5 @@ impl Lock {
 }
 
 /// From a fork to an exec, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(2);
-const AGAIN: Duration = Duration::from_millis(50);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);

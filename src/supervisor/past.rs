@@ -14,21 +14,21 @@ use anyhow::Context;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
+use super::RunServiceInner;
 use crate::billing::books::{DeletedCalls, OldRuns};
-use crate::delivery::outbox::{self, Outbox};
-use crate::delivery::{OUTBOX, Relay, sweep};
+use crate::delivery::outbox::{self, DeliveryOutbox};
+use crate::delivery::{DeliveryService, OUTBOX_FILE, sweep};
 
-impl Shared {
+impl RunServiceInner {
     /// What cannot be thrown away now is the next time.
-    pub(super) async fn throw_away(&self, stop: &CancellationToken) {
+    pub(super) async fn purge_expired(&self, stop: &CancellationToken) {
         if let Some(relay) = self.relay.load_full()
             && let Err(error) = self.sweep_relay(relay).await
         {
             tracing::error!("cannot throw away what the relay has delivered: {error:#}");
         }
         if let Some(age) = self.settings.audit_retention
-            && let Err(error) = self.throw_logs_away(age).await
+            && let Err(error) = self.purge_logs(age).await
         {
             tracing::error!("cannot throw old audit logs away: {error:#}");
         }
@@ -47,7 +47,7 @@ impl Shared {
         let (mut deleted, mut after) = (DeletedCalls::default(), None);
         loop {
             let OldRuns { runs, next } = self.books.old_runs(before, after).await?;
-            let remembered = self.journal.known(runs.clone()).await?;
+            let remembered = self.journal.known_ids(runs.clone()).await?;
             for run in runs.iter().filter(|run| !remembered.contains(*run)) {
                 deleted += self.books.delete_run(run, before).await?;
             }
@@ -72,43 +72,43 @@ impl Shared {
         Ok(())
     }
 
-    async fn sweep_relay(&self, relay: Arc<Relay>) -> anyhow::Result<()> {
+    async fn sweep_relay(&self, relay: Arc<DeliveryService>) -> anyhow::Result<()> {
         let (state, age) = (self.settings.state_dir.clone(), self.settings.retention);
         let sweep = move || {
-            let kept = relay.expire()?;
-            anyhow::Ok((kept, sweep::sweep(&state, relay.outbox(), age)?))
+            let kept = relay.expire_retained()?;
+            anyhow::Ok((kept, sweep::sweep_relay_state(&state, relay.outbox(), age)?))
         };
         let (kept, swept) = spawn_blocking(sweep).await??;
         if kept > 0 {
             tracing::warn!(kept, "threw away work that was held, had failed or was left long ago");
         }
-        let sweep::Swept { delivered, works, mirrors } = swept;
+        let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
         if delivered + works + mirrors > 0 {
             tracing::info!(delivered, works, mirrors, "threw away what the relay has delivered");
         }
         Ok(())
     }
 
-    async fn throw_logs_away(&self, age: Duration) -> anyhow::Result<()> {
+    async fn purge_logs(&self, age: Duration) -> anyhow::Result<()> {
         let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
         let (state, relay) = (&self.settings.state_dir, self.relay.load_full());
-        if relay.is_none() && state.join(OUTBOX).exists() {
+        if relay.is_none() && state.join(OUTBOX_FILE).exists() {
             tracing::warn!(
                 "no audit log is thrown away: without a relay nobody can tell what work is still kept"
             );
             return Ok(());
         }
         let directory = state.join("audit");
-        let mut old = spawn_blocking(move || older(&directory, before)).await??;
+        let mut old = spawn_blocking(move || logs_older_than(&directory, before)).await??;
         let mut kept = HashSet::new();
         for name in old.keys() {
-            if self.journal.run(name).await?.is_some() {
+            if self.journal.find_run(name).await?.is_some() {
                 kept.insert(name.clone());
             }
         }
         old.retain(|name, _| !kept.contains(name));
         if let Some(relay) = relay {
-            old = spawn_blocking(move || needless(old, relay.outbox())).await??;
+            old = spawn_blocking(move || unreferenced_logs(old, relay.outbox())).await??;
         }
         let logs = old.len();
         let gone = move || old.into_values().flatten().try_for_each(fs::remove_file);
@@ -124,15 +124,18 @@ impl Shared {
 }
 
 /// Logs, each with what a crash has left beside it, by whose they are: a run's, or a row's of the outbox.
-type Logs = HashMap<String, Vec<PathBuf>>;
+type LogsByOwner = HashMap<String, Vec<PathBuf>>;
 
 /// Those that tell of no work in the outbox: neither of a row, nor of a run that has rows or a desk there. Blocks.
-fn needless(mut logs: Logs, outbox: &Outbox) -> Result<Logs, outbox::Error> {
+fn unreferenced_logs(
+    mut logs: LogsByOwner,
+    outbox: &DeliveryOutbox,
+) -> Result<LogsByOwner, outbox::OutboxError> {
     let mut known = HashSet::new();
-    for desk in outbox.desks()? {
+    for desk in outbox.workspaces()? {
         known.extend([desk.id, desk.plan.facts.run]);
     }
-    for job in outbox.list(false)? {
+    for job in outbox.list_jobs(false)? {
         known.extend([job.id, job.order.facts.run]);
     }
     logs.retain(|name, _| !known.contains(name));
@@ -140,8 +143,8 @@ fn needless(mut logs: Logs, outbox: &Outbox) -> Result<Logs, outbox::Error> {
 }
 
 /// Logs that were written for the last time before.
-fn older(directory: &Path, before: SystemTime) -> anyhow::Result<Logs> {
-    let mut old = Logs::new();
+fn logs_older_than(directory: &Path, before: SystemTime) -> anyhow::Result<LogsByOwner> {
+    let mut old = LogsByOwner::new();
     let entries = fs::read_dir(directory);
     for entry in entries.with_context(|| format!("`{}`", directory.display()))? {
         let entry = entry?;

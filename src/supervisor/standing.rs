@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::Supervisor;
+use super::RunService;
 use crate::upstream::check::probe;
 
 /// What was found last, and when.
@@ -20,7 +20,7 @@ pub struct Standing {
     pub forge: String,
 }
 
-impl Supervisor {
+impl RunService {
     /// Returns how the service stands with the upstream and the forge. Takes as long as those take to answer, where it was
     /// not asked within the last half minute.
     pub async fn standing(&self) -> Standing {
@@ -45,7 +45,7 @@ impl Supervisor {
     }
 
     async fn forge(&self) -> String {
-        let Some(relay) = self.relay() else { return "no relay".to_owned() };
+        let Some(relay) = self.delivery_service() else { return "no relay".to_owned() };
         match relay.check_credential().await {
             None => "no credential".to_owned(),
             Some(Ok(())) => OK.to_owned(),

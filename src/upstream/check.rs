@@ -2,9 +2,9 @@
 
 use http::StatusCode;
 
-use super::models::{self, models};
+use super::models::{self, list_models};
 use super::outage::{FailureCause, KEY_HINT, innermost};
-use super::{Config, Error};
+use super::{UpstreamConfig, UpstreamError};
 
 /// Why calls would fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,25 +19,27 @@ pub enum ProbeError {
 ///
 /// # Errors
 /// The upstream is not reached, or does not accept the key.
-pub async fn probe(config: &Config) -> Result<(), ProbeError> {
-    match Box::pin(models(config)).await {
-        Err(models::Error::Upstream(error)) => Err(ProbeError::of(&error)),
-        Err(models::Error::Late) => {
-            let detail = models::Error::Late.to_string();
+pub async fn probe(config: &UpstreamConfig) -> Result<(), ProbeError> {
+    match Box::pin(list_models(config)).await {
+        Err(models::ModelListError::Upstream(error)) => Err(ProbeError::of(&error)),
+        Err(models::ModelListError::Late) => {
+            let detail = models::ModelListError::Late.to_string();
             Err(ProbeError::Unreachable { cause: FailureCause::Timeout, detail })
         }
-        Err(error @ (models::Error::Authorities(_) | models::Error::Headers(_))) => {
-            Err(ProbeError::Unreachable { cause: FailureCause::Other, detail: innermost(&error) })
-        }
-        Err(models::Error::Refused(
+        Err(
+            error @ (models::ModelListError::Authorities(_) | models::ModelListError::Headers(_)),
+        ) => Err(ProbeError::Unreachable { cause: FailureCause::Other, detail: innermost(&error) }),
+        Err(models::ModelListError::Refused(
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN),
         )) => Err(ProbeError::KeyRefused(status.as_u16())),
-        Ok(_) | Err(models::Error::Refused(_) | models::Error::Unreadable) => Ok(()),
+        Ok(_) | Err(models::ModelListError::Refused(_) | models::ModelListError::Unreadable) => {
+            Ok(())
+        }
     }
 }
 
 impl ProbeError {
-    fn of(error: &Error) -> Self {
+    fn of(error: &UpstreamError) -> Self {
         Self::Unreachable { cause: FailureCause::of(error), detail: innermost(error) }
     }
 

@@ -9,16 +9,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use serde::{Deserialize, Serialize};
 
 use crate::base::header_lines::{HeaderLines, push_line};
-use crate::base::rope::Rope;
-use crate::protocol::Route;
-use crate::run::{Identity, RequestId};
-use crate::upstream::redactor::Redactor;
-use crate::upstream::{self, Kind, Target};
+use crate::base::rope::ByteRope;
+use crate::protocol::GatewayRoute;
+use crate::run::{RequestId, RunIdentity};
+use crate::upstream::redactor::SecretRedactor;
+use crate::upstream::{self, UpstreamKind, UpstreamUrl};
 
 /// What an operator may change about headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct HeaderConfig {
     /// Values of `anthropic-beta` that pass; others are taken out of the list. One list for all runs that have the same.
     #[serde(deserialize_with = "read_shared_list", serialize_with = "write_shared_list")]
     pub anthropic_beta: Arc<Vec<String>>,
@@ -36,12 +36,12 @@ pub struct Config {
 
 /// The headers that we set, the same for each call of a run, made once.
 #[derive(Debug)]
-pub struct Overwrites {
+pub struct InjectedHeaders {
     fields: HeaderMap,
     /// The same as text, for HTTP/1.1.
     text: Vec<u8>,
-    kind: Kind,
-    redactor: Redactor,
+    kind: UpstreamKind,
+    redactor: SecretRedactor,
 }
 
 /// The head of a client's request, as far as anything in it may go upstream.
@@ -56,12 +56,12 @@ pub trait ClientHead {
 
 /// The head of one request on its way upstream.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
-    route: Route,
+pub struct UpstreamRequestHead {
+    route: GatewayRoute,
     /// Of a route whose path ends with a name: the name.
     name: Option<Box<str>>,
     query: Option<Box<str>>,
-    overwrites: Arc<Overwrites>,
+    overwrites: Arc<InjectedHeaders>,
     /// What differs from call to call.
     fields: HeaderLines,
 }
@@ -69,22 +69,23 @@ pub struct Outgoing {
 /// A run's identity that cannot be written as headers.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} cannot be sent as a header; use printable ASCII without line breaks")]
-pub struct Invalid {
+pub struct IdentityHeaderError {
     what: &'static str,
 }
 
-impl Overwrites {
+impl InjectedHeaders {
     /// # Errors
     /// A value that no header can hold.
     pub fn new(
-        upstream: &upstream::Config,
-        identity: &Identity,
-        config: &Config,
-    ) -> Result<Self, Invalid> {
+        upstream: &upstream::UpstreamConfig,
+        identity: &RunIdentity,
+        config: &HeaderConfig,
+    ) -> Result<Self, IdentityHeaderError> {
         let (key, kind) = (&upstream.api_key, upstream.kind);
         let mut fields = HeaderMap::new();
         let mut set = |name: &'static str, what, value: &str, is_secret| {
-            let mut value = HeaderValue::from_str(value).map_err(|_| Invalid { what })?;
+            let mut value =
+                HeaderValue::from_str(value).map_err(|_| IdentityHeaderError { what })?;
             value.set_sensitive(is_secret);
             fields.insert(HeaderName::from_static(name), value);
             Ok(())
@@ -93,16 +94,18 @@ impl Overwrites {
         set("user-agent", "our name", USER_AGENT, false)?;
         set("accept-encoding", "the encoding", "identity", false)?;
         match kind {
-            Kind::Anthropic => set("x-api-key", "the upstream's key", key.expose(), true)?,
+            UpstreamKind::Anthropic => {
+                set("x-api-key", "the upstream's key", key.expose_secret(), true)?;
+            }
             _ if key.is_empty() => {}
             _ => set(
                 "authorization",
                 "the upstream's key",
-                &format!("Bearer {}", key.expose()),
+                &format!("Bearer {}", key.expose_secret()),
                 true,
             )?,
         }
-        if kind == Kind::Litellm {
+        if kind == UpstreamKind::Litellm {
             set("x-litellm-end-user-id", "the billing account", &identity.account, false)?;
             set(
                 "x-litellm-spend-logs-metadata",
@@ -118,40 +121,40 @@ impl Overwrites {
         for (name, value) in &fields {
             push_line(&mut text, name.as_str(), value.as_bytes());
         }
-        Ok(Self { fields, text, kind, redactor: Redactor::new(key) })
+        Ok(Self { fields, text, kind, redactor: SecretRedactor::new(key) })
     }
 
     /// Masks our credential in what the upstream says.
-    pub fn redactor(&self) -> Redactor {
+    pub fn redactor(&self) -> SecretRedactor {
         self.redactor.clone()
     }
 
     /// Takes the headers out of a response whose values hold our credential: their client must not have it, nor our logs.
     pub fn remove_reflected(&self, fields: &mut HeaderLines) {
-        fields.retain(|_, value| !self.redactor.finds(value));
+        fields.retain(|_, value| !self.redactor.contains_secret(value));
     }
 }
 
-impl Outgoing {
+impl UpstreamRequestHead {
     /// The head for a call: our headers, and those of the client's that pass.
     pub fn new(
-        route: Route,
+        route: GatewayRoute,
         request: &impl ClientHead,
-        config: &Config,
-        overwrites: Arc<Overwrites>,
+        config: &HeaderConfig,
+        overwrites: Arc<InjectedHeaders>,
         request_id: &RequestId,
     ) -> Self {
         let query =
             request.query().filter(|query| config.queries.iter().any(|listed| listed == query));
-        let mut fields = passed(request, config);
-        if overwrites.kind == Kind::Litellm {
-            fields.push(CALL_ID, request_id.as_str().as_bytes());
+        let mut fields = forwarded_headers(request, config);
+        if overwrites.kind == UpstreamKind::Litellm {
+            fields.push(CALL_ID_HEADER, request_id.as_str().as_bytes());
         }
-        if overwrites.kind == Kind::Anthropic && fields.get(ANTHROPIC_VERSION).is_none() {
+        if overwrites.kind == UpstreamKind::Anthropic && fields.get(ANTHROPIC_VERSION).is_none() {
             fields.push(ANTHROPIC_VERSION, OLDEST_ANTHROPIC_VERSION);
         }
         let name = match route {
-            Route::Model => request.path().strip_prefix(route.path()).map(Box::from),
+            GatewayRoute::Model => request.path().strip_prefix(route.path()).map(Box::from),
             _ => None,
         };
         Self { route, name, query: query.map(Into::into), overwrites, fields }
@@ -163,12 +166,12 @@ impl Outgoing {
     }
 
     /// Says which span the call is.
-    pub fn trace(&mut self, traceparent: &HeaderValue) {
-        self.fields.push(TRACEPARENT, traceparent.as_bytes());
+    pub fn set_traceparent(&mut self, traceparent: &HeaderValue) {
+        self.fields.push(TRACEPARENT_HEADER, traceparent.as_bytes());
     }
 
     /// The head as HTTP/1.1 text, with the length of the body that follows.
-    pub fn http1(&self, body_length: u64) -> Vec<u8> {
+    pub fn to_http1_bytes(&self, body_length: u64) -> Vec<u8> {
         let mut text = Vec::new();
         self.write_http1(body_length, &mut text);
         text
@@ -204,11 +207,15 @@ impl Outgoing {
     }
 
     /// The head as hyper wants it.
-    pub fn request(&self, target: &Target, body_length: u64) -> Request<Option<Rope>> {
+    pub fn to_hyper_request(
+        &self,
+        target: &UpstreamUrl,
+        body_length: u64,
+    ) -> Request<Option<ByteRope>> {
         let mut request = Request::new(None);
         *request.method_mut() = self.route.method().clone();
         *request.uri_mut() =
-            target.uri(self.route.path(), self.name.as_deref(), self.query.as_deref());
+            target.route_uri(self.route.path(), self.name.as_deref(), self.query.as_deref());
         let fields = request.headers_mut();
         fields.clone_from(&self.overwrites.fields);
         fields.remove(header::HOST);
@@ -236,7 +243,7 @@ impl<B> ClientHead for Request<B> {
 }
 
 /// The client's headers that go upstream.
-fn passed(request: &impl ClientHead, config: &Config) -> HeaderLines {
+fn forwarded_headers(request: &impl ClientHead, config: &HeaderConfig) -> HeaderLines {
     let mut passed = HeaderLines::with_capacity(PASSED_BYTES);
     for name in [header::ACCEPT.as_str(), ANTHROPIC_VERSION] {
         if let Some(value) = request.values(name).next() {
@@ -270,27 +277,30 @@ fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) 
 
 /// The name under which a header of the upstream's response is kept, if it is.
 ///
-/// [`to_client`] takes those out again that only the audit wants.
-pub fn keeps(name: &str) -> Option<&'static str> {
-    KEPT.into_iter().find(|kept| kept.eq_ignore_ascii_case(name))
+/// [`filter_for_client`] takes those out again that only the audit wants.
+pub fn kept_header_name(name: &str) -> Option<&'static str> {
+    KEPT_RESPONSE_HEADERS.into_iter().find(|kept| kept.eq_ignore_ascii_case(name))
 }
 
 /// What the upstream said about the call itself, for the records.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct ResponseMetadata {
     pub call_id: Option<Box<str>>,
     pub response_cost: Option<Box<str>>,
 }
 
 /// Takes the facts out of a response's kept headers and leaves what the client may see.
-pub fn to_client(fields: &mut HeaderLines, config: &Config) -> Facts {
+pub fn filter_for_client(fields: &mut HeaderLines, config: &HeaderConfig) -> ResponseMetadata {
     let fact = |name: &str| {
         let value = fields.get(name).filter(|value| value.is_ascii())?;
         str::from_utf8(value).ok().map(Into::into)
     };
-    let facts = Facts { call_id: fact(CALL_ID), response_cost: fact(RESPONSE_COST) };
+    let facts = ResponseMetadata {
+        call_id: fact(CALL_ID_HEADER),
+        response_cost: fact(RESPONSE_COST_HEADER),
+    };
     if !config.expose_response_cost {
-        fields.retain(|name, _| name != RESPONSE_COST.as_bytes());
+        fields.retain(|name, _| name != RESPONSE_COST_HEADER.as_bytes());
     }
     facts
 }
@@ -308,7 +318,7 @@ fn read_shared_list<'de, D: serde::Deserializer<'de>>(
     Vec::deserialize(deserializer).map(Arc::new)
 }
 
-impl Default for Config {
+impl Default for HeaderConfig {
     fn default() -> Self {
         let owned = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect();
         Self {
@@ -364,8 +374,8 @@ const DEFAULT_BETAS: [&str; 36] = [
     "tool-search-tool-2025-10-19",
 ];
 
-/// Response headers that are kept; of these, [`RESPONSE_COST`] stays inside.
-const KEPT: [&str; 10] = [
+/// Response headers that are kept; of these, [`RESPONSE_COST_HEADER`] stays inside.
+const KEPT_RESPONSE_HEADERS: [&str; 10] = [
     "content-type",
     // We ask for none; an upstream that encodes all the same must say so to the client, too.
     "content-encoding",
@@ -382,9 +392,9 @@ const KEPT: [&str; 10] = [
 const ANTHROPIC_VERSION: &str = "anthropic-version";
 const ANTHROPIC_BETA: &str = "anthropic-beta";
 const OPENAI_BETA: &str = "openai-beta";
-const CALL_ID: &str = "x-litellm-call-id";
-const RESPONSE_COST: &str = "x-litellm-response-cost";
-const TRACEPARENT: &str = "traceparent";
+const CALL_ID_HEADER: &str = "x-litellm-call-id";
+const RESPONSE_COST_HEADER: &str = "x-litellm-response-cost";
+const TRACEPARENT_HEADER: &str = "traceparent";
 
 /// The API demands a version; this one has been valid from the start.
 const OLDEST_ANTHROPIC_VERSION: &[u8] = b"2023-06-01";

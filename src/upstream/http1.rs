@@ -21,28 +21,28 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::Instant;
 
-use super::headers::Outgoing;
+use super::headers::UpstreamRequestHead;
 use super::outage::LookupError;
-use super::pool::Pool;
-use super::{Call, Config, Error, Kind, ProviderAnswer};
+use super::pool::UpstreamConnectionPool;
+use super::{ProviderAnswer, UpstreamCall, UpstreamConfig, UpstreamError, UpstreamKind};
 use crate::base::alarm::{Alarm, TimerPool};
-use crate::base::rope::{Rope, SplicedBytes};
-use crate::base::scratch::Scratch;
+use crate::base::rope::{ByteRope, SplicedBytes};
+use crate::base::scratch::ScratchBuffer;
 use crate::base::time::MAX_TIME;
-pub(super) use body::Body;
-use head::Head;
+pub(super) use body::Http1Body;
+use head::ResponseHead;
 
 /// Calls over plain HTTP/1.1, with the connections of one worker.
-pub(super) struct Client {
-    config: Config,
-    worker: Arc<Worker>,
+pub(super) struct Http1Client {
+    config: UpstreamConfig,
+    worker: Arc<WorkerConnections>,
 }
 
 /// What the calls of one worker share.
 #[derive(Debug)]
-struct Worker {
-    pool: Pool,
-    scratch: Scratch,
+struct WorkerConnections {
+    pool: UpstreamConnectionPool,
+    scratch: ScratchBuffer,
     alarms: Arc<TimerPool>,
     /// For requests, between two of them.
     text: Mutex<Vec<u8>>,
@@ -50,42 +50,45 @@ struct Worker {
 
 /// A request on its way: a short one as one text, in a buffer that the worker keeps, a long one in its pieces.
 struct RequestBytes<'a> {
-    worker: &'a Worker,
+    worker: &'a WorkerConnections,
     text: Vec<u8>,
     /// Bytes of the text.
     written: usize,
-    pieces: Rope,
+    pieces: ByteRope,
 }
 
 /// The head of a response, the connection it came on, and what came with it.
-struct Answer {
+struct ResponseStart {
     stream: TcpStream,
-    head: Head,
+    head: ResponseHead,
     rest: BytesMut,
 }
 
-impl Client {
-    pub(super) fn new(config: Config) -> Self {
-        let pool = Pool::new(config.pool_idle_timeout);
-        let (scratch, alarms, text) = (Scratch::default(), Arc::default(), Mutex::default());
-        Self { config, worker: Arc::new(Worker { pool, scratch, alarms, text }) }
+impl Http1Client {
+    pub(super) fn new(config: UpstreamConfig) -> Self {
+        let pool = UpstreamConnectionPool::new(config.pool_idle_timeout);
+        let (scratch, alarms, text) = (ScratchBuffer::default(), Arc::default(), Mutex::default());
+        Self { config, worker: Arc::new(WorkerConnections { pool, scratch, alarms, text }) }
     }
 
-    pub(super) async fn close_idle(&self) -> Infallible {
-        self.worker.pool.close_old().await
+    pub(super) async fn close_idle_connections(&self) -> Infallible {
+        self.worker.pool.close_expired().await
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> UpstreamKind {
         self.config.kind
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<ProviderAnswer, Error> {
+    pub(super) async fn send_call(
+        &self,
+        call: UpstreamCall,
+    ) -> Result<ProviderAnswer, UpstreamError> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
-        let until = earlier(Instant::now() + limit.min(MAX_TIME), deadline);
+        let until = min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
         let mut alarm = Alarm::new(&self.worker.alarms);
         let answer = {
-            let mut answer = pin!(self.exchange(call));
+            let mut answer = pin!(self.round_trip(call));
             poll_fn(|cx| {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                     return Poll::Ready(answer);
@@ -93,40 +96,43 @@ impl Client {
                 ready!(alarm.poll(until, cx));
                 let is_deadline = deadline == Some(until);
                 Poll::Ready(Err(if is_deadline {
-                    Error::Deadline
+                    UpstreamError::Deadline
                 } else {
-                    Error::FirstByteTimeout(limit)
+                    UpstreamError::FirstByteTimeout(limit)
                 }))
             })
             .await
         };
-        let Answer { stream, head, rest } = answer?;
-        let timing = body::Timing { idle: self.config.idle_timeout, deadline };
-        let body = Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
-        let body = super::Body::Plain(body);
+        let ResponseStart { stream, head, rest } = answer?;
+        let timing = body::BodyTimeouts { idle: self.config.idle_timeout, deadline };
+        let body = Http1Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
+        let body = super::UpstreamBody::Plain(body);
         Ok(ProviderAnswer { status: head.status, fields: head.fields, body })
     }
 
-    async fn exchange(&self, call: Call) -> Result<Answer, Error> {
-        let Call { head, body, .. } = call;
+    async fn round_trip(&self, call: UpstreamCall) -> Result<ResponseStart, UpstreamError> {
+        let UpstreamCall { head, body, .. } = call;
         let mut request = RequestBytes::new(&self.worker, &head, body);
         drop(head);
-        self.deliver(&mut request).await
+        self.send_on_pooled_or_new(&mut request).await
     }
 
     /// Sends a request on an idle connection or, where that turns out dead before it took a byte, on a
     /// new one.
-    async fn deliver(&self, request: &mut RequestBytes<'_>) -> Result<Answer, Error> {
+    async fn send_on_pooled_or_new(
+        &self,
+        request: &mut RequestBytes<'_>,
+    ) -> Result<ResponseStart, UpstreamError> {
         let whole = request.remaining();
-        let mut idle = self.worker.pool.take();
+        let mut idle = self.worker.pool.take_connection();
         loop {
             let was_idle = idle.is_some();
             let mut stream = match idle.take() {
                 Some(stream) => stream,
-                None => self.connect().await?,
+                None => self.connect_with_timeout().await?,
             };
-            match self.converse(&mut stream, request).await {
-                Ok((head, rest)) => return Ok(Answer { stream, head, rest }),
+            match self.write_and_read_head(&mut stream, request).await {
+                Ok((head, rest)) => return Ok(ResponseStart { stream, head, rest }),
                 Err(_dead) if was_idle && request.remaining() == whole => {}
                 Err(error) => return Err(error),
             }
@@ -134,11 +140,11 @@ impl Client {
     }
 
     /// Sends a request and reads the head of its answer, which may come before all is sent.
-    async fn converse(
+    async fn write_and_read_head(
         &self,
         stream: &mut TcpStream,
         request: &mut RequestBytes<'_>,
-    ) -> Result<(Head, BytesMut), Error> {
+    ) -> Result<(ResponseHead, BytesMut), UpstreamError> {
         let (mut reader, mut writer) = stream.split();
         let mut reading = pin!(self.read_head(&mut reader));
         let (written, early) = tokio::select! {
@@ -156,45 +162,48 @@ impl Client {
                 head.keeps_alive &= matches!(written, Some(Ok(())));
                 Ok((head, rest))
             }
-            (Err(_), Some(Err(write_error))) => Err(Error::Io(write_error)),
+            (Err(_), Some(Err(write_error))) => Err(UpstreamError::Io(write_error)),
             (Err(read_error), _) => Err(read_error),
         }
     }
 
-    async fn connect(&self) -> Result<TcpStream, Error> {
+    async fn connect_with_timeout(&self) -> Result<TcpStream, UpstreamError> {
         let limit = self.config.connect_timeout;
         let target = &self.config.url;
-        match tokio::time::timeout(limit, connect(target.host(), target.port())).await {
-            Ok(connected) => connected.map_err(Error::Connect),
-            Err(_elapsed) => Err(Error::ConnectTimeout(limit)),
+        match tokio::time::timeout(limit, resolve_and_connect(target.host(), target.port())).await {
+            Ok(connected) => connected.map_err(UpstreamError::Connect),
+            Err(_elapsed) => Err(UpstreamError::ConnectTimeout(limit)),
         }
     }
 
     /// The head of the response, and what came with it.
-    async fn read_head(&self, stream: &mut ReadHalf<'_>) -> Result<(Head, BytesMut), Error> {
+    async fn read_head(
+        &self,
+        stream: &mut ReadHalf<'_>,
+    ) -> Result<(ResponseHead, BytesMut), UpstreamError> {
         let mut seen = BytesMut::new();
         let mut interim = 0;
         loop {
-            let parsed = if seen.is_empty() { Ok(None) } else { head::parse(&seen) };
-            if let Some((head, length)) = parsed.map_err(Error::Malformed)? {
+            let parsed = if seen.is_empty() { Ok(None) } else { head::parse_head(&seen) };
+            if let Some((head, length)) = parsed.map_err(UpstreamError::Malformed)? {
                 seen.advance(length);
                 if head.status == StatusCode::SWITCHING_PROTOCOLS {
-                    return Err(Error::Malformed("the protocol was switched, unasked"));
+                    return Err(UpstreamError::Malformed("the protocol was switched, unasked"));
                 }
                 if !head.status.is_informational() {
                     return Ok((head, seen));
                 }
                 interim += 1;
                 if interim > MAX_INTERIM_RESPONSES {
-                    return Err(Error::Malformed("too many interim responses"));
+                    return Err(UpstreamError::Malformed("too many interim responses"));
                 }
-            } else if seen.len() > head::MAX_BYTES {
-                return Err(Error::Malformed("the head is too large"));
+            } else if seen.len() > head::MAX_HEAD_BYTES {
+                return Err(UpstreamError::Malformed("the head is too large"));
             } else {
                 let read = poll_fn(|cx| self.worker.poll_read(stream, cx));
-                let more = read.await.map_err(Error::Io)?;
+                let more = read.await.map_err(UpstreamError::Io)?;
                 if more.is_empty() {
-                    return Err(Error::Closed);
+                    return Err(UpstreamError::Closed);
                 }
                 if seen.is_empty() { seen = more } else { seen.extend_from_slice(&more) }
             }
@@ -203,15 +212,15 @@ impl Client {
 }
 
 impl<'a> RequestBytes<'a> {
-    fn new(worker: &'a Worker, head: &Outgoing, body: SplicedBytes) -> Self {
+    fn new(worker: &'a WorkerConnections, head: &UpstreamRequestHead, body: SplicedBytes) -> Self {
         let length = body.len();
         let mut text = std::mem::take(&mut *worker.text());
         head.write_http1(length, &mut text);
         if length <= JOINED_BYTES {
             body.append_to(&mut text);
-            return Self { worker, text, written: 0, pieces: Rope::default() };
+            return Self { worker, text, written: 0, pieces: ByteRope::default() };
         }
-        let mut pieces = Rope::from(Bytes::from(text));
+        let mut pieces = ByteRope::from(Bytes::from(text));
         for piece in body.into_rope().into_pieces() {
             pieces.push(piece);
         }
@@ -252,7 +261,7 @@ impl Drop for RequestBytes<'_> {
     }
 }
 
-impl Worker {
+impl WorkerConnections {
     fn text(&self) -> MutexGuard<'_, Vec<u8>> {
         self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -264,12 +273,12 @@ impl Worker {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<BytesMut>> {
         ready!(stream.as_ref().poll_read_ready(cx))?;
-        self.scratch.poll_read(stream, cx)
+        self.scratch.poll_read_bytes(stream, cx)
     }
 }
 
 /// Resolves the name anew and takes the first address that answers.
-async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+async fn resolve_and_connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let unknown = |error| io::Error::other(LookupError(error));
     let addresses = tokio::net::lookup_host((host, port)).await.map_err(unknown)?;
     let addresses: Vec<SocketAddr> = addresses.collect();
@@ -281,7 +290,7 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-pub(super) fn earlier(a: Instant, b: Option<Instant>) -> Instant {
+pub(super) fn min_deadline(a: Instant, b: Option<Instant>) -> Instant {
     b.map_or(a, |b| a.min(b))
 }
 

@@ -9,22 +9,22 @@ use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::headers::{self, Outgoing, Overwrites};
-use super::{Call, Config, Upstream};
+use super::headers::{self, InjectedHeaders, UpstreamRequestHead};
+use super::{UpstreamCall, UpstreamClient, UpstreamConfig};
 use crate::base::rope::SplicedBytes;
-use crate::protocol::Route;
-use crate::run::{Identity, RequestId};
+use crate::protocol::GatewayRoute;
+use crate::run::{RequestId, RunIdentity};
 
 /// Why it is not known which models there are.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ModelListError {
     #[error(transparent)]
-    Headers(#[from] headers::Invalid),
+    Headers(#[from] headers::IdentityHeaderError),
     #[error("the upstream's authorities cannot be loaded")]
     Authorities(#[from] io::Error),
     #[error(transparent)]
-    Upstream(#[from] super::Error),
-    #[error("the upstream has not told its models within {} s", TIMEOUT.as_secs())]
+    Upstream(#[from] super::UpstreamError),
+    #[error("the upstream has not told its models within {} s", MODEL_LIST_TIMEOUT.as_secs())]
     Late,
     #[error("the upstream's answer is {0}, and no list of models")]
     Refused(StatusCode),
@@ -33,12 +33,12 @@ pub enum Error {
 }
 
 #[derive(Deserialize)]
-struct List {
-    data: Vec<Model>,
+struct ModelListBody {
+    data: Vec<ListedModel>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct ListedModel {
     id: String,
 }
 
@@ -46,29 +46,39 @@ struct Model {
 ///
 /// # Errors
 /// It does not say.
-pub async fn models(config: &Config) -> Result<Vec<String>, Error> {
-    let deadline = Instant::now() + TIMEOUT;
-    timeout_at(deadline, Box::pin(ask(config))).await.map_err(|_| Error::Late)?
+pub async fn list_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {
+    let deadline = Instant::now() + MODEL_LIST_TIMEOUT;
+    timeout_at(deadline, Box::pin(request_models(config)))
+        .await
+        .map_err(|_| ModelListError::Late)?
 }
 
-async fn ask(config: &Config) -> Result<Vec<String>, Error> {
-    let (upstream, of_nobody) = (Upstream::new(config)?, headers::Config::default());
-    let overwrites = Arc::new(Overwrites::new(config, &Identity::default(), &of_nobody)?);
+async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {
+    let (upstream, of_nobody) = (UpstreamClient::new(config)?, headers::HeaderConfig::default());
+    let overwrites = Arc::new(InjectedHeaders::new(config, &RunIdentity::default(), &of_nobody)?);
     let request = Request::new(());
-    let head = Outgoing::new(Route::Models, &request, &of_nobody, overwrites, &RequestId::new());
-    let response =
-        upstream.send(Call { head, body: SplicedBytes::default(), deadline: None }).await?;
+    let head = UpstreamRequestHead::new(
+        GatewayRoute::Models,
+        &request,
+        &of_nobody,
+        overwrites,
+        &RequestId::new(),
+    );
+    let response = upstream
+        .send_call(UpstreamCall { head, body: SplicedBytes::default(), deadline: None })
+        .await?;
     if !response.status.is_success() {
-        return Err(Error::Refused(response.status));
+        return Err(ModelListError::Refused(response.status));
     }
-    let body = Limited::new(response.body, MAX_BYTES).collect().await;
-    let body = body.map_err(|_| Error::Unreadable)?.to_bytes();
-    let list: List = serde_json::from_slice(&body).map_err(|_| Error::Unreadable)?;
+    let body = Limited::new(response.body, MAX_MODEL_LIST_BYTES).collect().await;
+    let body = body.map_err(|_| ModelListError::Unreadable)?.to_bytes();
+    let list: ModelListBody =
+        serde_json::from_slice(&body).map_err(|_| ModelListError::Unreadable)?;
     Ok(list.data.into_iter().map(|model| model.id).collect())
 }
 
 /// For the list. Ours: whoever needs it can do without.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const MODEL_LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Of the list. A thousand models are some hundred kilobytes.
-const MAX_BYTES: usize = 4 << 20;
+const MAX_MODEL_LIST_BYTES: usize = 4 << 20;

@@ -9,12 +9,12 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Error, Target};
+use super::{UpstreamError, UpstreamUrl};
 
 /// The failures of one upstream, for the log. All workers of a process share one.
 #[derive(Debug)]
 pub struct FailureLog {
-    target: Target,
+    target: UpstreamUrl,
     told: Mutex<BTreeMap<&'static str, Told>>,
 }
 
@@ -51,13 +51,13 @@ pub enum FailureCause {
 pub(super) struct LookupError(pub(super) io::Error);
 
 impl FailureLog {
-    pub fn new(target: &Target) -> Self {
+    pub fn new(target: &UpstreamUrl) -> Self {
         Self { target: target.clone(), told: Mutex::default() }
     }
 
     /// Tells of a call that failed. A run's deadline is no failure of the upstream's.
-    pub fn failed(&self, error: &Error) {
-        if matches!(error, Error::Deadline) {
+    pub fn failed(&self, error: &UpstreamError) {
+        if matches!(error, UpstreamError::Deadline) {
             return;
         }
         let code = error.code();
@@ -96,16 +96,16 @@ impl FailureLog {
 
 impl FailureCause {
     /// The cause of a failed call, by the types of what has led to it.
-    pub fn of(error: &Error) -> Self {
+    pub fn of(error: &UpstreamError) -> Self {
         match error {
-            Error::ConnectTimeout(_)
-            | Error::FirstByteTimeout(_)
-            | Error::IdleTimeout(_)
-            | Error::Deadline => Self::Timeout,
-            Error::Closed => Self::Closed,
-            Error::Malformed(_) => Self::NotHttp,
-            Error::Connect(_) => causes(error).find_map(Self::known).unwrap_or(Self::Other),
-            Error::Io(_) | Error::Hyper(_) => {
+            UpstreamError::ConnectTimeout(_)
+            | UpstreamError::FirstByteTimeout(_)
+            | UpstreamError::IdleTimeout(_)
+            | UpstreamError::Deadline => Self::Timeout,
+            UpstreamError::Closed => Self::Closed,
+            UpstreamError::Malformed(_) => Self::NotHttp,
+            UpstreamError::Connect(_) => causes(error).find_map(Self::known).unwrap_or(Self::Other),
+            UpstreamError::Io(_) | UpstreamError::Hyper(_) => {
                 causes(error).find_map(Self::known).unwrap_or(Self::Closed)
             }
         }
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_once_a_minute_and_kind() {
-        let log = FailureLog::new(&Target::default());
+        let log = FailureLog::new(&UpstreamUrl::default());
         assert_eq!(log.is_due("upstream_closed"), Some(0));
         assert_eq!((log.is_due("upstream_closed"), log.is_due("upstream_auth")), (None, Some(0)));
         let mut told = log.told.lock().expect("nobody has panicked");
@@ -216,14 +216,17 @@ mod tests {
         let io = |kind| io::Error::new(kind, "x");
         let tls = rustls::Error::General("no".to_owned());
         let causes = [
-            (Error::Connect(io::Error::other(LookupError(io(io::ErrorKind::Other)))), "dns"),
-            (Error::Connect(io(io::ErrorKind::ConnectionRefused)), "connection_refused"),
-            (Error::Connect(io(io::ErrorKind::NetworkUnreachable)), "no_route"),
-            (Error::Connect(io::Error::other(io::Error::other(tls.clone()))), "tls"),
-            (Error::Hyper(Box::new(io::Error::other(tls))), "tls"),
-            (Error::ConnectTimeout(TOLD_EVERY), "timeout"),
-            (Error::Closed, "closed"),
-            (Error::Malformed("x"), "not_http"),
+            (
+                UpstreamError::Connect(io::Error::other(LookupError(io(io::ErrorKind::Other)))),
+                "dns",
+            ),
+            (UpstreamError::Connect(io(io::ErrorKind::ConnectionRefused)), "connection_refused"),
+            (UpstreamError::Connect(io(io::ErrorKind::NetworkUnreachable)), "no_route"),
+            (UpstreamError::Connect(io::Error::other(io::Error::other(tls.clone()))), "tls"),
+            (UpstreamError::Hyper(Box::new(io::Error::other(tls))), "tls"),
+            (UpstreamError::ConnectTimeout(TOLD_EVERY), "timeout"),
+            (UpstreamError::Closed, "closed"),
+            (UpstreamError::Malformed("x"), "not_http"),
         ];
         for (error, cause) in causes {
             assert_eq!(FailureCause::of(&error).as_str(), cause, "{error:?}");

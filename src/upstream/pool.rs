@@ -11,43 +11,43 @@ use tokio::time::{Instant, sleep_until};
 
 /// Connections whose last response was read to its end.
 #[derive(Debug)]
-pub(super) struct Pool {
-    idle: Mutex<Vec<Idle>>,
+pub(super) struct UpstreamConnectionPool {
+    idle: Mutex<Vec<IdleUpstreamConnection>>,
     idle_timeout: Duration,
     /// Told when there is one again.
     filled: Notify,
 }
 
 #[derive(Debug)]
-struct Idle {
+struct IdleUpstreamConnection {
     stream: TcpStream,
     since: Instant,
 }
 
-impl Pool {
+impl UpstreamConnectionPool {
     pub(super) fn new(idle_timeout: Duration) -> Self {
         Self { idle: Mutex::default(), idle_timeout, filled: Notify::new() }
     }
 
     /// The connection used last, if it is still open and silent.
-    pub(super) fn take(&self) -> Option<TcpStream> {
+    pub(super) fn take_connection(&self) -> Option<TcpStream> {
         let now = Instant::now();
-        let mut idle = self.idle();
-        while let Some(Idle { stream, since }) = idle.pop() {
+        let mut idle = self.lock_idle();
+        while let Some(IdleUpstreamConnection { stream, since }) = idle.pop() {
             // The newest is the last: where its time is over, that of all others is.
             if now - since >= self.idle_timeout {
                 idle.clear();
-            } else if is_open_and_silent(&stream) {
+            } else if is_reusable(&stream) {
                 return Some(stream);
             }
         }
         None
     }
 
-    pub(super) fn put(&self, stream: TcpStream) {
-        let mut idle = self.idle();
-        if idle.len() < MAX_IDLE {
-            idle.push(Idle { stream, since: Instant::now() });
+    pub(super) fn put_connection(&self, stream: TcpStream) {
+        let mut idle = self.lock_idle();
+        if idle.len() < MAX_IDLE_CONNECTIONS {
+            idle.push(IdleUpstreamConnection { stream, since: Instant::now() });
         }
         let is_first = idle.len() == 1;
         drop(idle);
@@ -58,29 +58,29 @@ impl Pool {
 
     /// Closes connections when their time is over, for as long as it is polled. It sleeps until the oldest is due, and for
     /// good while there is none.
-    pub(super) async fn close_old(&self) -> Infallible {
+    pub(super) async fn close_expired(&self) -> Infallible {
         loop {
-            let oldest = self.idle().first().map(|idle| idle.since + self.idle_timeout);
+            let oldest = self.lock_idle().first().map(|idle| idle.since + self.idle_timeout);
             match oldest {
                 None => self.filled.notified().await,
                 Some(due) => {
                     sleep_until(due).await;
                     let now = Instant::now();
-                    self.idle().retain(|idle| now - idle.since < self.idle_timeout);
+                    self.lock_idle().retain(|idle| now - idle.since < self.idle_timeout);
                 }
             }
         }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<IdleUpstreamConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A readable idle connection was closed by its server, or says what nobody asked for.
-fn is_open_and_silent(stream: &TcpStream) -> bool {
+fn is_reusable(stream: &TcpStream) -> bool {
     matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// Per worker; more than this many calls at once is rare enough to pay for a new connection.
-const MAX_IDLE: usize = 256;
+const MAX_IDLE_CONNECTIONS: usize = 256;

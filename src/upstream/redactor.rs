@@ -4,58 +4,61 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
 use crate::base::hex;
-use crate::base::secret::Secret;
+use crate::base::secret::SecretString;
 
 /// Replaces each byte of the secrets by an asterisk, so that the length of the body stays what was told.
 #[derive(Clone, Debug)]
-pub struct Redactor {
-    secrets: Vec<Secret>,
+pub struct SecretRedactor {
+    secrets: Vec<SecretString>,
     /// The end of what has passed, as far as a secret may begin in it.
     held: BytesMut,
 }
 
-impl Redactor {
+impl SecretRedactor {
     /// Masks a key, and its digest, by which LiteLLM names keys.
-    pub(super) fn new(key: &Secret) -> Self {
-        let secrets = if key.expose().len() < MIN_LENGTH {
+    pub(super) fn new(key: &SecretString) -> Self {
+        let secrets = if key.expose_secret().len() < MIN_SECRET_BYTES {
             vec![]
         } else {
-            vec![key.clone(), Secret::new(hex::sha256(key.expose().as_bytes()))]
+            vec![key.clone(), SecretString::new(hex::sha256_hex(key.expose_secret().as_bytes()))]
         };
         Self { secrets, held: BytesMut::new() }
     }
 
     /// Whether a secret stands in a text.
-    pub(super) fn finds(&self, text: &[u8]) -> bool {
+    pub(super) fn contains_secret(&self, text: &[u8]) -> bool {
         self.secrets
             .iter()
-            .map(|secret| secret.expose().as_bytes())
+            .map(|secret| secret.expose_secret().as_bytes())
             .any(|secret| text.len() >= secret.len() && memmem::find(text, secret).is_some())
     }
 
     /// Returns what may pass of the body so far.
-    pub fn frame(&mut self, frame: &[u8]) -> Bytes {
+    pub fn redact_frame(&mut self, frame: &[u8]) -> Bytes {
         self.held.extend_from_slice(frame);
         for secret in &self.secrets {
-            let secret = secret.expose().as_bytes();
+            let secret = secret.expose_secret().as_bytes();
             let found: Vec<_> = memmem::find_iter(&self.held, secret).collect();
             for at in found {
                 self.held[at..at + secret.len()].fill(b'*');
             }
         }
-        let begun = self.secrets.iter().map(|secret| begun(&self.held, secret.expose().as_bytes()));
+        let begun = self
+            .secrets
+            .iter()
+            .map(|secret| partial_secret_length(&self.held, secret.expose_secret().as_bytes()));
         let kept = begun.max().unwrap_or_default();
         self.held.split_to(self.held.len() - kept).freeze()
     }
 
     /// Returns the rest.
-    pub fn end(self) -> Bytes {
+    pub fn redact_rest(self) -> Bytes {
         self.held.freeze()
     }
 }
 
 /// How many bytes at the end may be the beginning of a secret.
-fn begun(bytes: &[u8], secret: &[u8]) -> usize {
+fn partial_secret_length(bytes: &[u8], secret: &[u8]) -> usize {
     let start = bytes.len().saturating_sub(secret.len() - 1);
     let tail = &bytes[start..];
     let places = memchr::memchr_iter(secret[0], tail);
@@ -63,7 +66,7 @@ fn begun(bytes: &[u8], secret: &[u8]) -> usize {
 }
 
 /// A shorter key is no secret, and stands in any text.
-const MIN_LENGTH: usize = 6;
+const MIN_SECRET_BYTES: usize = 6;
 
 #[cfg(test)]
 mod tests {
@@ -71,17 +74,17 @@ mod tests {
 
     #[test]
     fn a_key_is_masked_however_the_body_is_cut() {
-        let key = Secret::new("sk-abcabd");
-        let digest = hex::sha256(b"sk-abcabd");
+        let key = SecretString::new("sk-abcabd");
+        let digest = hex::sha256_hex(b"sk-abcabd");
         let body = format!("x sk-abcsk-abcabd and sk-abca {digest}; sk-ab");
         let masked = format!("x sk-abc********* and sk-abca {}; sk-ab", "*".repeat(64));
         for size in 1..body.len() {
-            let mut redactor = Redactor::new(&key);
+            let mut redactor = SecretRedactor::new(&key);
             let mut passed = vec![];
             for frame in body.as_bytes().chunks(size) {
-                passed.extend_from_slice(&redactor.frame(frame));
+                passed.extend_from_slice(&redactor.redact_frame(frame));
             }
-            passed.extend_from_slice(&redactor.end());
+            passed.extend_from_slice(&redactor.redact_rest());
             assert_eq!(String::from_utf8(passed).unwrap(), masked, "frames of {size}");
         }
     }

@@ -9,13 +9,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A scheme, a host and a port: everything of the upstream's URL that is not the route.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Target {
-    scheme: Scheme,
+pub struct UpstreamUrl {
+    scheme: UpstreamScheme,
     authority: Authority,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub enum UpstreamScheme {
     /// HTTP/1.1 in the clear.
     Http,
     /// HTTP/2 with prior knowledge, in the clear.
@@ -29,13 +29,13 @@ pub enum Scheme {
 #[error(
     "`{given}` is not an upstream: {why}; give `host:port`, `http://host:port`, `https://host[:port]` or `h2c://host:port`"
 )]
-pub struct Invalid {
+pub struct UpstreamUrlError {
     given: String,
     why: &'static str,
 }
 
-impl Target {
-    pub fn scheme(&self) -> Scheme {
+impl UpstreamUrl {
+    pub fn scheme(&self) -> UpstreamScheme {
         self.scheme
     }
 
@@ -45,15 +45,15 @@ impl Target {
 
     pub fn port(&self) -> u16 {
         self.authority.port_u16().unwrap_or(match self.scheme {
-            Scheme::Http | Scheme::H2c => 80,
-            Scheme::Https => 443,
+            UpstreamScheme::Http | UpstreamScheme::H2c => 80,
+            UpstreamScheme::Https => 443,
         })
     }
 
     /// The absolute URL of one of our routes, with the name that its path ends with where it does; the query comes from
     /// configuration.
-    pub fn uri(&self, path: &'static str, name: Option<&str>, query: Option<&str>) -> Uri {
-        let scheme = if self.scheme == Scheme::Https { "https" } else { "http" };
+    pub fn route_uri(&self, path: &'static str, name: Option<&str>, query: Option<&str>) -> Uri {
+        let scheme = if self.scheme == UpstreamScheme::Https { "https" } else { "http" };
         let path = match (name, query) {
             (None, None) => PathAndQuery::from_static(path),
             (name, query) => {
@@ -77,16 +77,16 @@ impl Target {
     }
 }
 
-impl FromStr for Target {
-    type Err = Invalid;
+impl FromStr for UpstreamUrl {
+    type Err = UpstreamUrlError;
 
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let invalid = |why| Invalid { given: text.to_owned(), why };
+    fn from_str(text: &str) -> Result<Self, UpstreamUrlError> {
+        let invalid = |why| UpstreamUrlError { given: text.to_owned(), why };
         let (scheme, rest) = match text.split_once("://") {
-            None => (Scheme::Http, text),
-            Some(("http", rest)) => (Scheme::Http, rest),
-            Some(("https", rest)) => (Scheme::Https, rest),
-            Some(("h2c", rest)) => (Scheme::H2c, rest),
+            None => (UpstreamScheme::Http, text),
+            Some(("http", rest)) => (UpstreamScheme::Http, rest),
+            Some(("https", rest)) => (UpstreamScheme::Https, rest),
+            Some(("h2c", rest)) => (UpstreamScheme::H2c, rest),
             Some(_) => return Err(invalid("the scheme is unknown")),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
@@ -109,37 +109,37 @@ impl FromStr for Target {
     }
 }
 
-impl Default for Target {
+impl Default for UpstreamUrl {
     /// Where LiteLLM listens in the deployment that this replaces.
     fn default() -> Self {
-        Self { scheme: Scheme::Http, authority: Authority::from_static("litellm:4000") }
+        Self { scheme: UpstreamScheme::Http, authority: Authority::from_static("litellm:4000") }
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.scheme {
-            Scheme::Http => "http",
-            Scheme::H2c => "h2c",
-            Scheme::Https => "https",
+            UpstreamScheme::Http => "http",
+            UpstreamScheme::H2c => "h2c",
+            UpstreamScheme::Https => "https",
         };
         write!(f, "{scheme}://{}", self.authority)
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl Serialize for Target {
+impl Serialize for UpstreamUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Target {
+impl<'de> Deserialize<'de> for UpstreamUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }

@@ -18,107 +18,122 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, Sleep};
 
-use super::{Call, Config, Error, Kind, ProviderAnswer, Scheme};
+use super::{
+    ProviderAnswer, UpstreamCall, UpstreamConfig, UpstreamError, UpstreamKind, UpstreamScheme,
+};
 use crate::base;
 use crate::base::header_lines::HeaderLines;
 use crate::base::time::MAX_TIME;
 use crate::upstream::headers;
 
 /// Calls to one provider; hyper's client keeps its connections.
-pub(super) struct Client {
-    config: Config,
-    client: legacy::Client<HttpsConnector<HttpConnector>, RequestBody>,
+pub(super) struct HyperClient {
+    config: UpstreamConfig,
+    client: legacy::Client<HttpsConnector<HttpConnector>, HyperRequestBody>,
 }
 
 /// A body that hyper reads, with the timeouts that ours has.
-pub struct Body {
+pub struct HyperBody {
     incoming: Incoming,
     alarm: Pin<Box<Sleep>>,
     idle: Duration,
     deadline: Option<Instant>,
 }
 
-type RequestBody = UnsyncBoxBody<Bytes, Infallible>;
+type HyperRequestBody = UnsyncBoxBody<Bytes, Infallible>;
 
-impl Client {
-    pub(super) fn new(config: Config) -> io::Result<Self> {
+impl HyperClient {
+    pub(super) fn new(config: UpstreamConfig) -> io::Result<Self> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(config.connect_timeout));
         let builder = HttpsConnectorBuilder::new();
         let builder = match &config.ca_file {
-            Some(path) => builder.with_tls_config(trust_only(path)?),
+            Some(path) => builder.with_tls_config(tls_config_with_ca(path)?),
             None => builder.with_native_roots()?,
         };
         let connector = builder.https_or_http().enable_all_versions().wrap_connector(connector);
         let client = legacy::Client::builder(TokioExecutor::new())
             .pool_idle_timeout(config.pool_idle_timeout)
             .pool_timer(TokioTimer::new())
-            .http2_only(config.url.scheme() == Scheme::H2c)
+            .http2_only(config.url.scheme() == UpstreamScheme::H2c)
             // Only what hyper hands back unsent, because the idle connection was closed.
             .retry_canceled_requests(true)
             .build(connector);
         Ok(Self { config, client })
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> UpstreamKind {
         self.config.kind
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<ProviderAnswer, Error> {
+    pub(super) async fn send_call(
+        &self,
+        call: UpstreamCall,
+    ) -> Result<ProviderAnswer, UpstreamError> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
-        let until = super::http1::earlier(Instant::now() + limit.min(MAX_TIME), deadline);
+        let until = super::http1::min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
         let length = call.body.len();
-        let mut request = call.head.request(&self.config.url, length);
+        let mut request = call.head.to_hyper_request(&self.config.url, length);
         *request.body_mut() = Some(call.body.into_rope());
         let request = request.map(|body| body.unwrap_or_default().boxed_unsync());
         let response = match tokio::time::timeout_at(until, self.client.request(request)).await {
-            Ok(response) => response.map_err(failure)?,
-            Err(_elapsed) if deadline == Some(until) => return Err(Error::Deadline),
-            Err(_elapsed) => return Err(Error::FirstByteTimeout(limit)),
+            Ok(response) => response.map_err(map_hyper_error)?,
+            Err(_elapsed) if deadline == Some(until) => return Err(UpstreamError::Deadline),
+            Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout(limit)),
         };
-        Ok(self.answer(response, deadline))
+        Ok(self.wrap_response(response, deadline))
     }
 
-    fn answer(&self, response: Response<Incoming>, deadline: Option<Instant>) -> ProviderAnswer {
+    fn wrap_response(
+        &self,
+        response: Response<Incoming>,
+        deadline: Option<Instant>,
+    ) -> ProviderAnswer {
         let (head, incoming) = response.into_parts();
         let mut fields = HeaderLines::default();
         for (name, value) in &head.headers {
-            if let Some(name) = headers::keeps(name.as_str()) {
+            if let Some(name) = headers::kept_header_name(name.as_str()) {
                 fields.push(name, value.as_bytes());
             }
         }
         let idle = self.config.idle_timeout.min(MAX_TIME);
-        let due = super::http1::earlier(Instant::now() + idle, deadline);
+        let due = super::http1::min_deadline(Instant::now() + idle, deadline);
         let alarm = Box::pin(tokio::time::sleep_until(due));
-        let body = Body { incoming, alarm, idle, deadline };
-        let body = super::Body::Tls(Box::new(body));
+        let body = HyperBody { incoming, alarm, idle, deadline };
+        let body = super::UpstreamBody::Tls(Box::new(body));
         ProviderAnswer { status: head.status, fields, body }
     }
 }
 
-impl Body {
+impl HyperBody {
     pub(super) fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Bytes, Error>>> {
+    ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         while let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) {
             match frame {
                 Some(Ok(frame)) => {
                     let Ok(data) = frame.into_data() else { continue };
-                    let due = super::http1::earlier(Instant::now() + self.idle, self.deadline);
+                    let due = super::http1::min_deadline(Instant::now() + self.idle, self.deadline);
                     self.alarm.as_mut().reset(due);
                     return Poll::Ready(Some(Ok(data)));
                 }
-                Some(Err(error)) => return Poll::Ready(Some(Err(Error::Hyper(error.into())))),
+                Some(Err(error)) => {
+                    return Poll::Ready(Some(Err(UpstreamError::Hyper(error.into()))));
+                }
                 None => return Poll::Ready(None),
             }
         }
         ready!(self.alarm.as_mut().poll(cx));
         let is_deadline = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let error = if is_deadline { Error::Deadline } else { Error::IdleTimeout(self.idle) };
+        let error = if is_deadline {
+            UpstreamError::Deadline
+        } else {
+            UpstreamError::IdleTimeout(self.idle)
+        };
         Poll::Ready(Some(Err(error)))
     }
 
@@ -128,15 +143,15 @@ impl Body {
 }
 
 /// A client configuration that trusts the authorities in one PEM file and no others.
-fn trust_only(path: &Path) -> io::Result<rustls::ClientConfig> {
-    let roots = base::tls::authorities(path).map_err(io::Error::other)?;
+fn tls_config_with_ca(path: &Path) -> io::Result<rustls::ClientConfig> {
+    let roots = base::tls::load_root_store(path).map_err(io::Error::other)?;
     Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
-fn failure(error: legacy::Error) -> Error {
+fn map_hyper_error(error: legacy::Error) -> UpstreamError {
     if error.is_connect() {
-        Error::Connect(io::Error::other(error))
+        UpstreamError::Connect(io::Error::other(error))
     } else {
-        Error::Hyper(error.into())
+        UpstreamError::Hyper(error.into())
     }
 }

@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cogni_gateway::audit::verify::{self, Report};
+use cogni_gateway::audit::verify::{self, AuditVerifyReport};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -85,10 +85,10 @@ async fn sigterm_drains_an_open_stream() {
         let mut gateway = run.start();
         let mut stream = run.client().open("/v1/messages", &streamed("fake/gate=1")).await;
         assert!(stream.frame().await.unwrap().is_some());
-        upstream.gate.reached(1).await;
+        upstream.gate.wait_for_waiting(1).await;
         gateway.signal("TERM");
         gateway.until(|said| said.contains("draining"));
-        upstream.gate.open(1);
+        upstream.gate.allow_answers(1);
         let (rest, in_order) = stream.rest().await;
         assert!(in_order && rest.contains("message_stop"), "{rest}");
         assert!(gateway.wait().success());
@@ -209,7 +209,7 @@ async fn the_key_is_written_nowhere() {
     assert!(!String::from_utf8_lossy(&arguments).contains(KEY));
     gateway.signal("TERM");
     gateway.wait();
-    assert!(upstream.seen.last().unwrap().header("authorization").unwrap().contains(KEY));
+    assert!(upstream.seen.last_request().unwrap().header("authorization").unwrap().contains(KEY));
     assert!(gateway.said().contains("ready"));
     assert!(!gateway.said().contains(KEY), "{}", gateway.said());
     let files = fs::read_dir(run.0.path()).unwrap().map(|file| file.unwrap().path());
@@ -280,11 +280,11 @@ impl Run {
     }
 
     /// As an operator proves it, with the command.
-    fn verify(&self) -> Report {
+    fn verify(&self) -> AuditVerifyReport {
         let log = self.audit_log();
         let (code, said, _) = cogni(&["audit", "verify", log.to_str().unwrap()], &[]);
         assert_eq!(code, 0, "{said}");
-        verify::verify(Path::new(&log), None).unwrap()
+        verify::verify_file(Path::new(&log), None).unwrap()
     }
 }
 

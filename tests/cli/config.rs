@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use cogni_gateway::cli;
-use cogni_gateway::cli::proxy::configure;
-use cogni_gateway::config::{Config, SETTINGS};
+use cogni_gateway::cli::proxy::load_config;
+use cogni_gateway::config::{GatewayConfig, SETTINGS};
 
 /// G2: each setting can be a variable, a flag, or a line of the file, and means the same.
 #[test]
@@ -19,7 +19,7 @@ fn every_setting_can_be_given_in_each_way() {
         assert_ne!(plain, variable, "{name} does nothing");
         if setting.is_secret {
             let path = Place::holding(value);
-            let by_flag = Given::default().flag(&setting.flag(), path.path()).read();
+            let by_flag = Given::default().flag(&setting.flag_name(), path.path()).read();
             // A secret is given once.
             let twice = by_flag.is_err() && name == "LITELLM_MASTER_KEY";
             assert!(twice || by_flag.unwrap().audit == variable.audit);
@@ -32,18 +32,18 @@ fn every_setting_can_be_given_in_each_way() {
             };
             let by_file = by_file.read().unwrap();
             assert_eq!(by_file.files, [PathBuf::from(path.path())], "kept from sandboxes");
-            assert_eq!(Config { files: vec![], ..by_file }, variable, "{name}_FILE");
+            assert_eq!(GatewayConfig { files: vec![], ..by_file }, variable, "{name}_FILE");
             continue;
         }
         let flag =
-            Given::default().with("RUN_ID", "r").flag(&setting.flag(), value).read().unwrap();
-        assert_eq!(flag, variable, "--{}", setting.flag());
+            Given::default().with("RUN_ID", "r").flag(&setting.flag_name(), value).read().unwrap();
+        assert_eq!(flag, variable, "--{}", setting.flag_name());
         if let Some(file) = file {
             let path = Place::holding(file);
             let file =
                 Given::default().with("RUN_ID", "r").flag("config", path.path()).read().unwrap();
             assert_eq!(file.files, [PathBuf::from(path.path())], "kept from sandboxes");
-            assert_eq!(Config { files: vec![], ..file }, variable, "{name} in a file");
+            assert_eq!(GatewayConfig { files: vec![], ..file }, variable, "{name} in a file");
         }
     }
 }
@@ -68,7 +68,7 @@ fn the_nearest_word_wins() {
 /// G9: a budget that each restart begins anew is none.
 #[test]
 fn a_budget_that_a_restart_would_reset_is_refused() {
-    let check = |given: Given| given.read().unwrap().check_budgets_last();
+    let check = |given: Given| given.read().unwrap().check_budgets_durable();
     let limited = || Given::default().with("MAX_TURNS", "1");
     let error = check(limited()).unwrap_err();
     insta::assert_snapshot!(error, @"there is a budget, and `AUDIT_LOG_PATH` is not set: without an audit log each restart begins the budget anew; set `AUDIT_LOG_PATH`, or say `ALLOW_BUDGET_RESET=true`");
@@ -206,7 +206,11 @@ fn secrets_are_given_once_and_never_shown() {
     let file = Place::holding("sk-secret\n");
     let by_file = Given::bare().with("RUN_ID", "r").with("LITELLM_MASTER_KEY_FILE", file.path());
     let config = by_file.read().unwrap();
-    assert_eq!(config.upstream.api_key.expose(), "sk-secret", "the line end is not part of it");
+    assert_eq!(
+        config.upstream.api_key.expose_secret(),
+        "sk-secret",
+        "the line end is not part of it"
+    );
     assert!(!format!("{config:?} {config:#?} {}", config.digest()).contains("sk-secret"));
     let both = Given::default().with("LITELLM_MASTER_KEY_FILE", file.path()).error();
     insta::assert_snapshot!(both, @"both `LITELLM_MASTER_KEY` and its file are given; give one of them");
@@ -301,10 +305,10 @@ impl Given {
         self
     }
 
-    fn read(&self) -> anyhow::Result<Config> {
+    fn read(&self) -> anyhow::Result<GatewayConfig> {
         let matches = cli::command().try_get_matches_from(&self.arguments).unwrap();
         let (_, matches) = matches.subcommand().unwrap();
-        configure(matches, |name| self.variables.get(name).cloned())
+        load_config(matches, |name| self.variables.get(name).cloned())
     }
 
     fn error(&self) -> String {

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cogni_gateway::base::db::{Database, Error, Schema};
+use cogni_gateway::base::db::{DatabaseError, DatabaseSchema, SqliteDatabase};
 use tempfile::tempdir;
 
-const FIRST: Schema =
-    Schema { room: "cellar", steps: &["CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT"] };
+const FIRST: DatabaseSchema =
+    DatabaseSchema { room: "cellar", steps: &["CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT"] };
 
-const SECOND: Schema = Schema {
+const SECOND: DatabaseSchema = DatabaseSchema {
     room: "cellar",
     steps: &[
         "CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT",
@@ -19,20 +19,22 @@ const SECOND: Schema = Schema {
     ],
 };
 
-async fn add(database: &Database, name: &str) -> Result<usize, Error> {
+async fn add(database: &SqliteDatabase, name: &str) -> Result<usize, DatabaseError> {
     let name = name.to_owned();
     database
-        .write(move |change| change.execute("INSERT INTO wine (name) VALUES (?1)", [name]))
+        .write_in_transaction(move |change| {
+            change.execute("INSERT INTO wine (name) VALUES (?1)", [name])
+        })
         .await
 }
 
-async fn count(database: &Database) -> u32 {
+async fn count(database: &SqliteDatabase) -> u32 {
     let count = "SELECT count(*) FROM wine";
-    database.read(|view| view.query_row(count, [], |row| row.get(0))).await.unwrap()
+    database.read_committed(|view| view.query_row(count, [], |row| row.get(0))).await.unwrap()
 }
 
-fn open(path: &Path, schema: Schema) -> Result<Database, Error> {
-    Database::open(path, &[schema])
+fn open(path: &Path, schema: DatabaseSchema) -> Result<SqliteDatabase, DatabaseError> {
+    SqliteDatabase::open_database(path, &[schema])
 }
 
 #[tokio::test]
@@ -54,7 +56,7 @@ async fn work_that_fails_half_way_leaves_nothing() {
         change.execute("INSERT INTO beer (name) VALUES ('none')", [])
     };
     insta::assert_snapshot!(
-        database.write(work).await.unwrap_err(),
+        database.write_in_transaction(work).await.unwrap_err(),
         @"the database cannot be read or written: no such table: beer"
     );
     assert_eq!(count(&database).await, 0);
@@ -70,7 +72,7 @@ async fn nothing_is_kept_of_a_batch_whose_transaction_is_lost() {
         let pages: u32 = change.pragma_query_value(None, "page_count", |row| row.get(0))?;
         change.pragma_update_and_check(None, "max_page_count", pages + 8, |_| Ok(()))
     };
-    database.write(few).await.unwrap();
+    database.write_in_transaction(few).await.unwrap();
     let (held, release) = hold_writer(&database).await;
     let (large, small) = ("x".repeat(1 << 20), "small".to_owned());
     let (before, large, small, held, ()) = tokio::join!(
@@ -98,7 +100,10 @@ async fn whoever_cannot_write_is_told_why() {
     let directory = tempdir().unwrap();
     let path = directory.path().join("state.db");
     let database = open(&path, FIRST).unwrap();
-    database.write(|change| change.busy_timeout(Duration::from_millis(20))).await.unwrap();
+    database
+        .write_in_transaction(|change| change.busy_timeout(Duration::from_millis(20)))
+        .await
+        .unwrap();
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     insta::assert_snapshot!(
@@ -112,8 +117,8 @@ async fn whoever_cannot_write_is_told_why() {
 
 /// What is written from now on comes together, until it is let go.
 async fn hold_writer(
-    database: &Database,
-) -> (impl Future<Output = Result<(), Error>> + use<>, mpsc::Sender<()>) {
+    database: &SqliteDatabase,
+) -> (impl Future<Output = Result<(), DatabaseError>> + use<>, mpsc::Sender<()>) {
     let ((begun, begins), (release, released)) = (tokio::sync::oneshot::channel(), mpsc::channel());
     let work = move |_: &rusqlite::Transaction<'_>| {
         let _ = begun.send(());
@@ -121,7 +126,7 @@ async fn hold_writer(
         Ok(())
     };
     let writer = database.clone();
-    let held = tokio::spawn(async move { writer.write(work).await });
+    let held = tokio::spawn(async move { writer.write_in_transaction(work).await });
     begins.await.unwrap();
     (async move { held.await.unwrap() }, release)
 }
@@ -133,8 +138,9 @@ async fn a_file_is_brought_to_this_version_and_never_back() {
     let path = directory.path().join("deep/state.db");
     add(&open(&path, FIRST).unwrap(), "old").await.unwrap();
     let database = open(&path, SECOND).unwrap();
-    let year = database
-        .read(|view| view.query_row("SELECT year FROM wine", [], |row| row.get::<_, u32>(0)));
+    let year = database.read_committed(|view| {
+        view.query_row("SELECT year FROM wine", [], |row| row.get::<_, u32>(0))
+    });
     assert_eq!(year.await.unwrap(), 1989);
     insta::assert_snapshot!(
         open(&path, FIRST).unwrap_err(),
@@ -161,9 +167,12 @@ async fn commits_are_told_of() {
     let (told, heard) = mpsc::channel();
     let watch = move |took: Duration, is_kept| told.send((took, is_kept)).unwrap();
     let path = place.path().join("state.db");
-    let database = Database::open_watched(&path, &[], watch).unwrap();
-    database.write(|change| change.execute_batch("CREATE TABLE t (x)")).await.unwrap();
-    database.write(|change| change.execute_batch("ROLLBACK")).await.unwrap_err();
+    let database = SqliteDatabase::open_with_commit_observer(&path, &[], watch).unwrap();
+    database
+        .write_in_transaction(|change| change.execute_batch("CREATE TABLE t (x)"))
+        .await
+        .unwrap();
+    database.write_in_transaction(|change| change.execute_batch("ROLLBACK")).await.unwrap_err();
     let told: Vec<_> = (0..2).map(|_| heard.recv().unwrap().1).collect();
     assert_eq!(told, [true, false]);
 }
@@ -174,8 +183,8 @@ async fn a_long_read_does_not_hold_up_another() {
     let place = tempdir().unwrap();
     let database = open(&place.path().join("state.db"), FIRST).unwrap();
     let (tell, told) = mpsc::channel();
-    let long = database.read(move |_| Ok(told.recv_timeout(PATIENCE)));
-    let short = database.read(move |_| Ok(tell.send(())));
+    let long = database.read_committed(move |_| Ok(told.recv_timeout(PATIENCE)));
+    let short = database.read_committed(move |_| Ok(tell.send(())));
     let (long, short) = tokio::join!(long, short);
     assert_eq!((long.unwrap(), short.unwrap()), (Ok(()), Ok(())));
 }
@@ -200,11 +209,11 @@ fn readers_that_wait_hold_up_nobody_else() {
                     let _released = released.lock().unwrap().recv_timeout(PATIENCE);
                     Ok(())
                 };
-                database.read(wait).await
+                database.read_committed(wait).await
             })
         });
         let long: Vec<_> = long.collect();
-        let quick = database.read_quick(|view| view.query_row("SELECT 1", [], |row| row.get(0)));
+        let quick = database.read_priority(|view| view.query_row("SELECT 1", [], |row| row.get(0)));
         let other = tokio::task::spawn_blocking(|| ());
         let quick: u32 = tokio::time::timeout(PATIENCE / 2, quick).await.unwrap().unwrap();
         tokio::time::timeout(PATIENCE / 2, other).await.unwrap().unwrap();
@@ -222,8 +231,8 @@ async fn a_reader_that_panics_takes_no_connection_with_it() {
     let place = tempdir().unwrap();
     let database = open(&place.path().join("state.db"), FIRST).unwrap();
     for _ in 0..20 {
-        let read = database.read(|_| -> rusqlite::Result<()> { panic!("on purpose") });
-        assert!(matches!(read.await, Err(Error::Closed)));
+        let read = database.read_committed(|_| -> rusqlite::Result<()> { panic!("on purpose") });
+        assert!(matches!(read.await, Err(DatabaseError::Closed)));
     }
     assert_eq!(count(&database).await, 0);
 }

@@ -2,36 +2,37 @@
 
 use std::fs;
 
-use cogni_gateway::catalog::Catalog;
-use cogni_gateway::config::{Config, Serve};
-use cogni_gateway::runner::Request;
-use cogni_gateway::sandbox::spec::Limits;
+use cogni_gateway::catalog::AgentCatalog;
+use cogni_gateway::config::{GatewayConfig, ServiceConfig};
+use cogni_gateway::runner::RunRequest;
+use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde::de::DeserializeOwned;
 
 /// The example is complete and equal to the defaults, so that it can be trusted as documentation.
 #[test]
 fn the_example_configuration_is_the_default() {
     let text = example();
-    assert_eq!(toml::from_str::<Config>(&text).unwrap(), Config::default());
+    assert_eq!(toml::from_str::<GatewayConfig>(&text).unwrap(), GatewayConfig::default());
 }
 
 /// A setting that is commented out is one that exists.
 #[test]
 fn the_commented_settings_are_understood() {
-    toml::from_str::<Config>(&uncommented()).unwrap();
+    toml::from_str::<GatewayConfig>(&uncommented()).unwrap();
 }
 
 /// Each table is asked for a key that no table has; the answer names those that it has.
 #[test]
 fn the_example_configuration_leaves_nothing_out() {
     // The service has a file of its own.
-    assert_complete::<Config>(&format!("{}\n{}", uncommented(), all_of(&service())));
+    assert_complete::<GatewayConfig>(&format!("{}\n{}", uncommented(), all_of(&service())));
 }
 
 #[test]
 fn the_example_of_a_service_is_the_default() {
-    let config = Config { serve: Some(Serve::default()), ..Config::default() };
-    assert_eq!(toml::from_str::<Config>(&service()).unwrap(), config);
+    let config =
+        GatewayConfig { serve: Some(ServiceConfig::default()), ..GatewayConfig::default() };
+    assert_eq!(toml::from_str::<GatewayConfig>(&service()).unwrap(), config);
 }
 
 fn assert_complete<T: DeserializeOwned>(text: &str) {
@@ -95,16 +96,19 @@ fn all_of(text: &str) -> String {
 /// What this program brings along is what its files say.
 #[test]
 fn the_built_in_catalog_is_the_directory() {
-    assert_eq!(Catalog::load("config/agents".as_ref()).unwrap(), Catalog::builtin());
+    assert_eq!(
+        AgentCatalog::load_directory("config/agents".as_ref()).unwrap(),
+        AgentCatalog::builtin()
+    );
 }
 
 /// The example of a run names every key, and what it says where nothing is commented out is the default.
 #[test]
 fn the_example_of_a_run_leaves_nothing_out() {
     let text = fs::read_to_string("config/run.toml").unwrap();
-    let request: Request = toml::from_str(&text).unwrap();
-    assert_eq!(request.limits.limits(), Limits::default());
+    let request: RunRequest = toml::from_str(&text).unwrap();
+    assert_eq!(request.limits.resolve_limits(), SandboxLimits::default());
     let text = all_of(&text);
-    toml::from_str::<Request>(&text).unwrap();
-    assert_complete::<Request>(&text);
+    toml::from_str::<RunRequest>(&text).unwrap();
+    assert_complete::<RunRequest>(&text);
 }

@@ -11,22 +11,26 @@ use std::io::Cursor;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cogni_gateway::agent::sse::Events;
+use cogni_gateway::agent::sse::SseReader;
 use cogni_gateway::base::b64;
-use cogni_gateway::base::db::Database;
+use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::body;
-use cogni_gateway::cli::run::shown::{Place, Shown};
+use cogni_gateway::cli::run::shown::{OpenLineFlag, OutputRenderer};
 use cogni_gateway::forge::pull_request::{island, text};
 use cogni_gateway::git::batch;
-use cogni_gateway::journal::{Added, Caps, Ended, Journal, Kind, New, SCHEMA};
-use cogni_gateway::protocol::Route;
-use cogni_gateway::relay::Sha;
-use cogni_gateway::relay::bundle::Header;
-use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::judge::{Config, Found, Pattern, Scanner, Text, diff};
-use cogni_gateway::relay::quarantine::commit::Commit;
-use cogni_gateway::runner::Envelope;
-use cogni_gateway::sandbox::output::Capture;
+use cogni_gateway::journal::{
+    AddRunOutcome, NewRunRow, RunEnd, RunEventKind, RunStore, SCHEMA, SpendingCaps,
+};
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::relay::ObjectId;
+use cogni_gateway::relay::bundle::BundleHeader;
+use cogni_gateway::relay::extract::AnnouncedBranch;
+use cogni_gateway::relay::judge::{
+    FoundSecrets, PathPattern, RelayConfig, ScanWindow, SecretScanner, diff,
+};
+use cogni_gateway::relay::quarantine::commit::ParsedCommit;
+use cogni_gateway::runner::AgentEnvelope;
+use cogni_gateway::sandbox::output::HeadTailBuffer;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -142,11 +146,11 @@ fn text_of(bytes: &[u8]) -> &str {
 }
 
 fn envelope(bytes: &[u8]) {
-    let _ = black_box(Envelope::parse(text_of(bytes)));
+    let _ = black_box(AgentEnvelope::parse(text_of(bytes)));
 }
 
 fn output(bytes: &[u8]) {
-    let mut capture = Capture::new(bytes.len() / 2);
+    let mut capture = HeadTailBuffer::new(bytes.len() / 2);
     bytes.chunks(1).for_each(|chunk| capture.push(chunk));
     black_box(capture.finish());
 }
@@ -154,8 +158,8 @@ fn output(bytes: &[u8]) {
 fn shown(bytes: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let mut lines = Shown::events(tokio::io::sink(), Place::default());
-        let mut text = Shown::text(tokio::io::sink(), Place::default());
+        let mut lines = OutputRenderer::for_events(tokio::io::sink(), OpenLineFlag::default());
+        let mut text = OutputRenderer::for_text(tokio::io::sink(), OpenLineFlag::default());
         for chunk in bytes.chunks(4096) {
             lines.write_all(chunk).await.unwrap();
             text.write_all(chunk).await.unwrap();
@@ -166,37 +170,37 @@ fn shown(bytes: &[u8]) {
 }
 
 fn events(bytes: &[u8]) {
-    let mut events = Events::new(Cursor::new(bytes));
-    while let Ok(Some(data)) = events.read() {
+    let mut events = SseReader::new(Cursor::new(bytes));
+    while let Ok(Some(data)) = events.next_data() {
         black_box(data);
     }
 }
 
 fn pull_request(bytes: &[u8]) {
-    black_box(text::body(text_of(bytes)));
-    black_box(text::title(text_of(bytes), "changes"));
-    black_box(text::code(&text_of(bytes)[..bytes.len().min(8000)]));
+    black_box(text::format_body(text_of(bytes)));
+    black_box(text::format_title(text_of(bytes), "changes"));
+    black_box(text::format_code(&text_of(bytes)[..bytes.len().min(8000)]));
 }
 
 fn page(bytes: &[u8]) {
-    black_box(island::put(Some(text_of(bytes)), "run-1", "words"));
-    black_box(island::has_notice_of_another(Some(text_of(bytes)), "run-1"));
+    black_box(island::upsert_section(Some(text_of(bytes)), "run-1", "words"));
+    black_box(island::has_notice_of_other_run(Some(text_of(bytes)), "run-1"));
 }
 
 fn announced(bytes: &[u8]) {
-    let _ = black_box(Announced::parse(bytes, 0));
+    let _ = black_box(AnnouncedBranch::parse(bytes, 0));
 }
 
 fn bundle(bytes: &[u8]) {
-    let _ = black_box(Header::parse(bytes, "refs/heads/sandbox/a"));
+    let _ = black_box(BundleHeader::parse(bytes, "refs/heads/sandbox/a"));
 }
 
 fn raw_diff(bytes: &[u8]) {
-    let _ = black_box(diff::parse(bytes));
+    let _ = black_box(diff::parse_raw_diff(bytes));
 }
 
 fn objects(bytes: &[u8]) {
-    let mut reader = batch::Reader::default();
+    let mut reader = batch::BatchReader::default();
     for piece in bytes.chunks(1) {
         reader
             .push(piece, |part| {
@@ -210,7 +214,7 @@ fn objects(bytes: &[u8]) {
 fn request(piece: &str, n: usize) -> Vec<u8> {
     let document = format!("%PDF-1.4\n{}", piece.repeat(n / piece.len()));
     let mut text = String::new();
-    b64::encode(document.as_bytes(), &mut text);
+    b64::encode_base64(document.as_bytes(), &mut text);
     message(&[text])
 }
 
@@ -218,7 +222,7 @@ fn request(piece: &str, n: usize) -> Vec<u8> {
 fn image(n: usize) -> Vec<u8> {
     let segments = [&[0xff, 0xd8][..], &[0xff, 0xe0, 0, 2].repeat(n / 4)].concat();
     let mut text = String::new();
-    b64::encode(&segments, &mut text);
+    b64::encode_base64(&segments, &mut text);
     message(&[text])
 }
 
@@ -234,11 +238,11 @@ fn message(data: &[String]) -> Vec<u8> {
 }
 
 fn body(bytes: &[u8]) {
-    let mut reader = body::Reader::new(Route::Messages);
+    let mut reader = body::BodyReader::new(GatewayRoute::Messages);
     for frame in bytes.chunks(1024) {
         reader.push(Bytes::copy_from_slice(frame)).unwrap();
     }
-    let _ = black_box(reader.finish());
+    let _ = black_box(reader.finish_body());
 }
 
 /// A commit with parents that are all different.
@@ -253,26 +257,30 @@ fn many_parents(n: usize) -> Vec<u8> {
 }
 
 fn commit(bytes: &[u8]) {
-    let name = Sha::of("commit", bytes);
-    if let Ok(commit) = Commit::parse(name, bytes) {
-        black_box(commit.anew(&HashMap::new(), "Relay <relay@example.com>", "Sandbox-Run: 1\n"));
+    let name = ObjectId::hash_object("commit", bytes);
+    if let Ok(commit) = ParsedCommit::parse(name, bytes) {
+        black_box(commit.rewritten(
+            &HashMap::new(),
+            "Relay <relay@example.com>",
+            "Sandbox-Run: 1\n",
+        ));
     }
 }
 
 fn path(bytes: &[u8]) {
     for pattern in ["**/a/**/a/**/b", "**/b", "**/*a*/**/*b*"] {
-        assert!(!Pattern::new(pattern).matches(bytes));
+        assert!(!PathPattern::new(pattern).matches(bytes));
     }
 }
 
 fn credentials(bytes: &[u8]) {
-    let scanner = Scanner::new(&Config::default().policy.secrets, &[]).unwrap();
-    let (mut text, mut found) = (Text::default(), Found::new());
+    let scanner = SecretScanner::new(&RelayConfig::default().policy.secrets, &[]).unwrap();
+    let (mut text, mut found) = (ScanWindow::default(), FoundSecrets::new());
     for piece in bytes.chunks(16 << 10) {
         scanner.scan(&mut text, piece, &mut found);
     }
     // A message is one piece, however long it is.
-    scanner.scan(&mut Text::default(), bytes, &mut found);
+    scanner.scan(&mut ScanWindow::default(), bytes, &mut found);
 }
 
 /// Four pieces of an answer, and one that is found in none of them, but nearly, at each place.
@@ -280,14 +288,15 @@ fn journal(bytes: &[u8]) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let directory = tempfile::tempdir().unwrap();
     runtime.worker_threads(1).enable_all().build().unwrap().block_on(async {
-        let database = Database::open(&directory.path().join("state.db"), &[SCHEMA]).unwrap();
-        let journal = Journal::new(database);
-        let new = New {
+        let database =
+            SqliteDatabase::open_database(&directory.path().join("state.db"), &[SCHEMA]).unwrap();
+        let journal = RunStore::new(database);
+        let new = NewRunRow {
             id: "run-1".to_owned(),
             grant: "grant".to_owned(),
             idempotency_key: None,
             most: None,
-            caps: Caps::default(),
+            caps: SpendingCaps::default(),
             max_cost_usd: None,
             digest: String::new(),
             agent: "agent".to_owned(),
@@ -295,17 +304,22 @@ fn journal(bytes: &[u8]) {
             model: "model".to_owned(),
             wanted: "{}".to_owned(),
         };
-        let Added::New(feed, _) = journal.add(new).await.unwrap() else { panic!("it is known") };
+        let AddRunOutcome::New(feed, _) = journal.add_run(new).await.unwrap() else {
+            panic!("it is known")
+        };
         for piece in bytes.chunks(bytes.len() / 4) {
-            feed.tell(Kind::TextDelta, &json!({"text": text_of(piece)}));
+            feed.publish(RunEventKind::TextDelta, &json!({"text": text_of(piece)}));
         }
         tokio::select! {
-            () = journal.keep(&feed) => (),
+            () = journal.persist_events(&feed) => (),
             () = tokio::time::sleep(Duration::from_millis(200)) => (),
         }
         let answer = format!("{}b", text_of(&bytes[..bytes.len() / 8]));
         let result = Some(json!({"agent": {"payloads": [{"text": answer}]}}).to_string());
-        journal.end(&feed, Ended { result, stdout: answer, ..Ended::default() }).await.unwrap();
+        journal
+            .finish_run(&feed, RunEnd { result, stdout: answer, ..RunEnd::default() })
+            .await
+            .unwrap();
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use cogni_gateway::base::reach::{HostError, Reach, is_host};
+use cogni_gateway::base::reach::{HostReach, HostReachError, is_canonical_host};
 use proptest::prelude::*;
 
 /// A3: a host that a tenant names is on the internet; one that the operator names may be in a private network, too; and no
@@ -38,18 +38,27 @@ fn an_address_is_allowed_by_what_it_is_for() {
         "2002:7f00:1::",
         "2002:c0a8:101::1",
     ];
-    let allowed = |reach: Reach, text: &str| {
-        assert_eq!(reach.allows_host(text), reach.allows(text.parse().unwrap()), "{text}");
+    let allowed = |reach: HostReach, text: &str| {
+        assert_eq!(reach.allows_host(text), reach.allows_address(text.parse().unwrap()), "{text}");
         reach.allows_host(text)
     };
     for address in public.into_iter().chain(public_v6) {
-        assert!(allowed(Reach::Public, address) && allowed(Reach::Named, address), "{address}");
+        assert!(
+            allowed(HostReach::Public, address) && allowed(HostReach::Named, address),
+            "{address}"
+        );
     }
     for address in private {
-        assert!(!allowed(Reach::Public, address) && allowed(Reach::Named, address), "{address}");
+        assert!(
+            !allowed(HostReach::Public, address) && allowed(HostReach::Named, address),
+            "{address}"
+        );
     }
     for address in NEVER {
-        assert!(!allowed(Reach::Public, address) && !allowed(Reach::Named, address), "{address}");
+        assert!(
+            !allowed(HostReach::Public, address) && !allowed(HostReach::Named, address),
+            "{address}"
+        );
     }
 }
 
@@ -66,7 +75,7 @@ fn a_host_is_a_name_or_an_address_in_full() {
         "0x7f.example",
         "xn--bcher-kva.example",
     ] {
-        assert!(is_host(good), "{good}");
+        assert!(is_canonical_host(good), "{good}");
     }
     for odd in [
         "127.1",
@@ -103,18 +112,21 @@ fn a_host_is_a_name_or_an_address_in_full() {
         "a\n",
         "*",
     ] {
-        assert!(!is_host(odd), "{odd}");
-        assert!(!Reach::Named.allows_host(odd) && !Reach::Public.allows_host(odd), "{odd}");
+        assert!(!is_canonical_host(odd), "{odd}");
+        assert!(!HostReach::Named.allows_host(odd) && !HostReach::Public.allows_host(odd), "{odd}");
     }
     assert!(
-        !is_host(&"a.".repeat(127))
-            && is_host(&("a.".repeat(126) + "a"))
-            && !is_host(&("a.".repeat(127) + "a"))
+        !is_canonical_host(&"a.".repeat(127))
+            && is_canonical_host(&("a.".repeat(126) + "a"))
+            && !is_canonical_host(&("a.".repeat(127) + "a"))
     );
     for local in ["localhost", "LOCALHOST", "x.localhost", "a.b.LocalHost"] {
-        assert!(Reach::Named.allows_host(local) && !Reach::Public.allows_host(local), "{local}");
+        assert!(
+            HostReach::Named.allows_host(local) && !HostReach::Public.allows_host(local),
+            "{local}"
+        );
     }
-    assert!(Reach::Public.allows_host("localhost.example"));
+    assert!(HostReach::Public.allows_host("localhost.example"));
 }
 
 /// A3: the addresses are those that may be connected to, and a name that leads to none says so without telling more.
@@ -122,18 +134,21 @@ fn a_host_is_a_name_or_an_address_in_full() {
 fn a_name_is_judged_by_what_it_leads_to() {
     let local: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for name in ["localhost", "x.localhost"] {
-        assert_eq!(Reach::Named.addresses(name, 80).unwrap(), local, "{name}");
+        assert_eq!(HostReach::Named.resolve_host(name, 80).unwrap(), local, "{name}");
     }
-    let told = |host: &str| Reach::Public.addresses(host, 80).unwrap_err().to_string();
+    let told = |host: &str| HostReach::Public.resolve_host(host, 80).unwrap_err().to_string();
     for host in ["localhost", "127.0.0.1", "::1", "169.254.169.254", "10.0.0.1", "nowhere.invalid"]
     {
         assert_eq!(told(host), format!("`{host}` has no address on the internet"));
     }
-    let unknown = Reach::Named.addresses("nowhere.invalid", 80).unwrap_err();
-    assert!(matches!(unknown, HostError::Unknown { .. }), "{unknown}");
-    let unusable = Reach::Named.addresses("169.254.169.254", 80).unwrap_err();
-    assert!(matches!(unusable, HostError::Unusable { .. }), "{unusable}");
-    assert_eq!(Reach::Public.addresses("1.1.1.1", 443).unwrap(), [IpAddr::from([1, 1, 1, 1])]);
+    let unknown = HostReach::Named.resolve_host("nowhere.invalid", 80).unwrap_err();
+    assert!(matches!(unknown, HostReachError::Unknown { .. }), "{unknown}");
+    let unusable = HostReach::Named.resolve_host("169.254.169.254", 80).unwrap_err();
+    assert!(matches!(unusable, HostReachError::Unusable { .. }), "{unusable}");
+    assert_eq!(
+        HostReach::Public.resolve_host("1.1.1.1", 443).unwrap(),
+        [IpAddr::from([1, 1, 1, 1])]
+    );
 }
 
 /// A3: whatever addresses this machine has, a tenant's host is none of them.
@@ -145,8 +160,8 @@ fn no_address_of_this_machine_is_on_the_internet() {
         return;
     }
     let own = socket.local_addr().unwrap().ip().to_string();
-    assert!(Reach::Public.addresses(&own, 80).is_err(), "{own}");
-    assert_eq!(Reach::Named.addresses(&own, 80).unwrap().len(), 1);
+    assert!(HostReach::Public.resolve_host(&own, 80).is_err(), "{own}");
+    assert_eq!(HostReach::Named.resolve_host(&own, 80).unwrap().len(), 1);
 }
 
 proptest! {
@@ -161,15 +176,15 @@ proptest! {
             Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
             Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
         ];
-        for reach in [Reach::Public, Reach::Named] {
+        for reach in [HostReach::Public, HostReach::Named] {
             for within in written {
-                prop_assert_eq!(reach.allows(within.into()), reach.allows(address.into()), "{}", within);
+                prop_assert_eq!(reach.allows_address(within.into()), reach.allows_address(address.into()), "{}", within);
             }
         }
         // What this library knows of an address, the table knows, too.
         let is_odd = address.is_loopback() || address.is_link_local() || address.is_private() || address.is_multicast()
             || address.is_unspecified() || address.is_broadcast() || address.is_documentation();
-        prop_assert!(!is_odd || !Reach::Public.allows(address.into()), "{}", address);
+        prop_assert!(!is_odd || !HostReach::Public.allows_address(address.into()), "{}", address);
     }
 
     /// What is taken for a name is never what the system's resolver takes for an address by itself.
@@ -184,7 +199,7 @@ proptest! {
             }
         };
         if text.split('.').all(is_numeric) && text.parse::<Ipv4Addr>().is_err() {
-            prop_assert!(!is_host(text), "{}", text);
+            prop_assert!(!is_canonical_host(text), "{}", text);
         }
     }
 }

@@ -24,7 +24,8 @@ fn a_directory_of_any_depth_is_removed() {
     // What would take a hundred times as many levels with a usual stack.
     let small = thread::Builder::new().stack_size(128 << 10);
     let of = top.clone();
-    let walk = move || (tree::measure(&of, u64::MAX - 1).unwrap(), tree::remove(&of).unwrap());
+    let walk =
+        move || (tree::disk_usage(&of, u64::MAX - 1).unwrap(), tree::remove_tree(&of).unwrap());
     let (measured, ()) = small.spawn(walk).unwrap().join().unwrap();
     assert_eq!(measured, u64::MAX, "it is deeper than a path can say");
     assert!(!top.exists());
@@ -45,7 +46,8 @@ fn a_directory_of_any_width_is_measured_in_little_memory() {
         mkdirat(&here, number.to_string().as_str(), Mode::RWXU).unwrap();
     }
     let mut measured = 0;
-    let peak = allocations::peak(|| measured = tree::measure(place.path(), u64::MAX - 1).unwrap());
+    let peak =
+        allocations::peak(|| measured = tree::disk_usage(place.path(), u64::MAX - 1).unwrap());
     assert!(peak < 512 << 10, "{peak} bytes");
     // None is left out, and none comes twice.
     let (names, table) = ((levels + wide) * 4096, 4 << 20);
@@ -67,13 +69,13 @@ fn a_tree_is_removed_and_nothing_beside_it() {
     symlink(&outside, top.join("link")).unwrap();
     symlink(&outside, top.join("deep/er/link")).unwrap();
     fs::set_permissions(top.join("shut"), fs::Permissions::from_mode(0o000)).unwrap();
-    tree::remove(&top).unwrap();
+    tree::remove_tree(&top).unwrap();
     assert!(!top.exists() && outside.join("file").exists());
-    tree::remove(&top).unwrap();
+    tree::remove_tree(&top).unwrap();
 
     let link = place.path().join("link");
     symlink(&outside, &link).unwrap();
-    tree::remove(&link).unwrap();
+    tree::remove_tree(&link).unwrap();
     assert!(!link.is_symlink() && outside.join("file").exists());
 }
 
@@ -81,7 +83,7 @@ fn a_tree_is_removed_and_nothing_beside_it() {
 #[test]
 fn a_tree_is_measured_by_what_it_takes() {
     let place = tempfile::tempdir().unwrap();
-    let measure = |most| tree::measure(place.path(), most).unwrap();
+    let measure = |most| tree::disk_usage(place.path(), most).unwrap();
     assert_eq!(measure(u64::MAX), 0);
     fs::create_dir(place.path().join("folder")).unwrap();
     fs::write(place.path().join("folder/one"), vec![7; 100_000]).unwrap();
@@ -97,7 +99,9 @@ fn a_tree_is_measured_by_what_it_takes() {
     }
     assert!(measure(u64::MAX) >= 500_000, "{}", measure(u64::MAX));
     assert!((200_000..300_000).contains(&measure(200_000)));
-    assert!(tree::measure(Path::new("/nowhere"), 1).unwrap_err().kind() == io::ErrorKind::NotFound);
+    assert!(
+        tree::disk_usage(Path::new("/nowhere"), 1).unwrap_err().kind() == io::ErrorKind::NotFound
+    );
 }
 
 /// L2: what an agent has committed, however deep, is given to the next one by a process that has few descriptors left.
@@ -105,7 +109,7 @@ fn a_tree_is_measured_by_what_it_takes() {
 fn a_directory_of_any_depth_is_given_away() {
     if let Some(top) = env::var_os(GIVEN) {
         let (uid, gid) = someone();
-        return tree::give(Path::new(&top), uid, gid).unwrap();
+        return tree::chown_tree(Path::new(&top), uid, gid).unwrap();
     }
     let place = tempfile::tempdir().unwrap();
     let (top, outside) = (place.path().join("top"), place.path().join("outside"));

@@ -7,10 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::budget::{Source, Tokens, Usage};
-use cogni_gateway::observe::access_log::{Destination, Identity, KEYS, Line, Log};
-use cogni_gateway::observe::printable::Printable;
-use cogni_gateway::protocol::Route;
+use cogni_gateway::budget::{TokenUsage, Tokens, UsageSource};
+use cogni_gateway::observe::access_log::{
+    AccessLog, AccessLogDestination, AccessLogEntry, AccessLogIdentity, FIELD_KEYS,
+};
+use cogni_gateway::observe::printable::SanitizedText;
+use cogni_gateway::protocol::GatewayRoute;
 use proptest::prelude::*;
 
 use crate::support::allocations;
@@ -18,13 +20,13 @@ use crate::support::allocations;
 /// G2: all there is to know of a call, and `-` for what there is not.
 #[test]
 fn a_line_reads_as_documented() {
-    let usage = Usage {
+    let usage = TokenUsage {
         input: Tokens(1200),
         output: Tokens(180),
-        source: Source::Provider,
-        ..Usage::default()
+        source: UsageSource::Provider,
+        ..TokenUsage::default()
     };
-    let full = Line {
+    let full = AccessLogEntry {
         bytes: 48_211,
         model: Some("openai/gpt-5-mini"),
         litellm_call_id: Some("0199c0de-0000-7000-8000-000000000001"),
@@ -34,7 +36,8 @@ fn a_line_reads_as_documented() {
         usage: Some(&usage),
         ..bare()
     };
-    let refused = Line { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() };
+    let refused =
+        AccessLogEntry { route: None, status: 404, method: "GET", outcome: "not_found", ..bare() };
     insta::assert_snapshot!(written(&[full, refused]), @r"
     time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 bytes=48211 request_bytes=2048 model=openai/gpt-5-mini request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=0199c0de-0000-7000-8000-000000000001 litellm_response_cost=5.025e-05 upstream_time=4.012 first_byte_time=0.451 request_time=4.030 usage_input=1200 usage_output=180 usage_source=provider outcome=completed trace_id=-
     time=2026-11-22T23:00:00.407Z runId=run-7 attempt=0 method=GET uri=- status=404 bytes=0 request_bytes=2048 model=- request_id=0199c0de-0000-7000-8000-00000000002a litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=4.030 usage_input=- usage_output=- usage_source=- outcome=not_found trace_id=-
@@ -47,7 +50,7 @@ fn every_line_has_every_key_in_order() {
     let text = written(&[bare()]);
     let keys: Vec<_> =
         text.trim_end().split(' ').map(|pair| pair.split_once('=').unwrap().0).collect();
-    assert_eq!(keys, KEYS);
+    assert_eq!(keys, FIELD_KEYS);
 }
 
 proptest! {
@@ -55,7 +58,7 @@ proptest! {
     #[test]
     fn no_text_from_outside_can_forge_a_field(hostile in prop::collection::vec("(?s).{0,200}|[ =\"\\n\\r\\x00\\x1b]{1,9}", 6)) {
         let [method, model, request_id, call_id, cost, run] = [0, 1, 2, 3, 4, 5].map(|i: usize| hostile[i].as_str());
-        let line = Line {
+        let line = AccessLogEntry {
             method,
             model: Some(model),
             request_id,
@@ -63,13 +66,13 @@ proptest! {
             litellm_response_cost: Some(cost),
             ..bare()
         };
-        let text = written_as(&Identity { run, attempt: run }, &[line]);
+        let text = written_as(&AccessLogIdentity { run, attempt: run }, &[line]);
         let lines: Vec<_> = text.split_terminator('\n').collect();
         prop_assert_eq!(lines.len(), 1);
         let pairs: Vec<_> = lines[0].split(' ').map(|pair| pair.split_once('=').unwrap()).collect();
-        prop_assert_eq!(pairs.iter().map(|(key, _)| *key).collect::<Vec<_>>(), KEYS);
+        prop_assert_eq!(pairs.iter().map(|(key, _)| *key).collect::<Vec<_>>(), FIELD_KEYS);
         for (key, value) in pairs {
-            prop_assert!((1..=Printable::LIMIT).contains(&value.len()), "{key}={value}");
+            prop_assert!((1..=SanitizedText::MAX_BYTES).contains(&value.len()), "{key}={value}");
             prop_assert!(value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._:/@+,-%".contains(&byte)));
         }
     }
@@ -77,8 +80,8 @@ proptest! {
     /// What is short enough can be read back to the byte.
     #[test]
     fn what_was_encoded_can_be_decoded(text in "(?s).{1,40}") {
-        prop_assume!(text.len() * 3 <= Printable::LIMIT);
-        let shown = Printable(&text).text();
+        prop_assume!(text.len() * 3 <= SanitizedText::MAX_BYTES);
+        let shown = SanitizedText(&text).to_text();
         let mut bytes = shown.bytes();
         let mut decoded = vec![];
         while let Some(byte) = bytes.next() {
@@ -96,8 +99,8 @@ proptest! {
     #[test]
     fn appending_and_showing_agree(text in "(?s).{0,200}") {
         let mut appended = vec![];
-        Printable(&text).append_to(&mut appended);
-        let shown = Printable(&text).text();
+        SanitizedText(&text).append_to(&mut appended);
+        let shown = SanitizedText(&text).to_text();
         prop_assert_eq!(appended, shown.as_bytes());
     }
 }
@@ -108,7 +111,7 @@ fn a_file_is_created_for_owner_and_group_and_appended_to() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     for _ in 0..2 {
-        open(&path).write(&bare());
+        open(&path).write_entry(&bare());
     }
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0);
@@ -120,11 +123,11 @@ fn lines_are_written_at_a_flush_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let log = open(&path);
-    log.write(&called());
-    log.flush();
+    log.write_entry(&called());
+    log.flush_log();
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1);
     for _ in 0..1000 {
-        log.write(&called());
+        log.write_entry(&called());
     }
     drop(log);
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1001);
@@ -138,15 +141,16 @@ fn lines_of_many_threads_do_not_mix() {
     let log = open(&path);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let log = log.for_run(&Identity { run: &format!("run-{thread}"), attempt: "0" });
-            scope.spawn(move || (0..500).for_each(|_| log.write(&called())));
+            let log =
+                log.for_run(&AccessLogIdentity { run: &format!("run-{thread}"), attempt: "0" });
+            scope.spawn(move || (0..500).for_each(|_| log.write_entry(&called())));
         }
     });
     drop(log);
     let text = fs::read_to_string(&path).unwrap();
     let mut by_run = BTreeMap::new();
     for line in text.lines() {
-        assert_eq!(line.split(' ').count(), KEYS.len(), "{line}");
+        assert_eq!(line.split(' ').count(), FIELD_KEYS.len(), "{line}");
         *by_run.entry(line.split(' ').nth(1).unwrap()).or_insert(0) += 1;
     }
     let all = ["runId=run-0", "runId=run-1", "runId=run-2", "runId=run-3"].map(|run| (run, 500));
@@ -159,10 +163,10 @@ fn a_log_is_reopened_after_it_was_moved() {
     let folder = tempfile::tempdir().unwrap();
     let (path, moved) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
     let log = open(&path);
-    log.write(&Line { status: 201, ..bare() });
+    log.write_entry(&AccessLogEntry { status: 201, ..bare() });
     fs::rename(&path, &moved).unwrap();
-    log.reopen().unwrap();
-    log.write(&Line { status: 202, ..bare() });
+    log.reopen_file().unwrap();
+    log.write_entry(&AccessLogEntry { status: 202, ..bare() });
     drop(log);
     assert!(fs::read_to_string(&moved).unwrap().contains(" status=201 "));
     assert!(fs::read_to_string(&path).unwrap().contains(" status=202 "));
@@ -176,8 +180,8 @@ fn a_failed_reopening_loses_nothing() {
     let log = open(&path);
     fs::rename(&path, &moved).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(log.reopen().is_err());
-    log.write(&bare());
+    assert!(log.reopen_file().is_err());
+    log.write_entry(&bare());
     drop(log);
     assert_eq!(fs::read_to_string(&moved).unwrap().lines().count(), 1);
 }
@@ -186,13 +190,13 @@ fn a_failed_reopening_loses_nothing() {
 #[test]
 fn a_full_disk_loses_lines_and_counts_them() {
     let log = open(Path::new("/dev/full"));
-    log.write(&bare());
-    log.write(&bare());
-    log.flush();
-    assert_eq!(log.lost(), 2);
-    log.write(&bare());
-    log.flush();
-    assert_eq!(log.lost(), 3);
+    log.write_entry(&bare());
+    log.write_entry(&bare());
+    log.flush_log();
+    assert_eq!(log.lost_lines(), 2);
+    log.write_entry(&bare());
+    log.flush_log();
+    assert_eq!(log.lost_lines(), 3);
 }
 
 /// A pipe that nobody reads holds up no request: what does not fit is lost and counted.
@@ -207,9 +211,9 @@ fn a_stuck_reader_holds_up_nobody() {
     let log = open(&path);
     // 16 MB: more than a pipe, a batch and the backlog hold.
     for _ in 0..50_000 {
-        log.write(&called());
+        log.write_entry(&called());
     }
-    let lost = log.lost();
+    let lost = log.lost_lines();
     assert!(lost > 0);
     let mut first = [0; 5];
     reader.read_exact(&mut first).unwrap();
@@ -218,8 +222,8 @@ fn a_stuck_reader_holds_up_nobody() {
 
 #[test]
 fn a_log_that_cannot_be_opened_says_what_to_do() {
-    let destination = Destination::from("/nowhere/access.log");
-    let error = Log::open(&destination, &IDENTITY).unwrap_err();
+    let destination = AccessLogDestination::from("/nowhere/access.log");
+    let error = AccessLog::open_log(&destination, &IDENTITY).unwrap_err();
     insta::assert_snapshot!(error, @"cannot open the access log `/nowhere/access.log`; name a file in a directory that this user may write, `-` for stdout, or `off`");
 }
 
@@ -227,13 +231,13 @@ fn a_log_that_cannot_be_opened_says_what_to_do() {
 #[test]
 fn destinations_are_told_apart() {
     let told = ["-", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]
-        .map(|name| Destination::from(name).to_string());
+        .map(|name| AccessLogDestination::from(name).to_string());
     assert_eq!(told, ["/dev/stdout", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]);
-    let log = Log::open(&Destination::Off, &IDENTITY).unwrap();
-    log.write(&bare());
-    log.flush();
-    log.reopen().unwrap();
-    assert_eq!(log.lost(), 0);
+    let log = AccessLog::open_log(&AccessLogDestination::Off, &IDENTITY).unwrap();
+    log.write_entry(&bare());
+    log.flush_log();
+    log.reopen_file().unwrap();
+    assert_eq!(log.lost_lines(), 0);
 }
 
 /// A clock that is wrong by centuries is no reason to fail.
@@ -241,7 +245,7 @@ fn destinations_are_told_apart() {
 fn any_time_can_be_written() {
     let century = Duration::from_hours(100 * 365 * 24);
     for time in [UNIX_EPOCH - century, UNIX_EPOCH + 100 * century] {
-        assert!(written(&[Line { time, ..bare() }]).starts_with("time="));
+        assert!(written(&[AccessLogEntry { time, ..bare() }]).starts_with("time="));
     }
 }
 
@@ -249,10 +253,11 @@ fn any_time_can_be_written() {
 #[test]
 fn a_line_costs_no_allocation() {
     let log = open(Path::new("/dev/null"));
-    let line = Line { model: Some("gpt-5 mini"), upstream_time: Some(Duration::ZERO), ..bare() };
+    let line =
+        AccessLogEntry { model: Some("gpt-5 mini"), upstream_time: Some(Duration::ZERO), ..bare() };
     let counted = allocations::count(|| {
         for _ in 0..30 {
-            log.write(&line);
+            log.write_entry(&line);
         }
     });
     assert_eq!(counted, 0);
@@ -261,7 +266,7 @@ fn a_line_costs_no_allocation() {
 /// G15: what costs nothing fills no disk. Calls have a line each.
 #[test]
 fn a_flood_of_refusals_is_counted() {
-    let late = Line { time: bare().time + Duration::from_secs(1), ..bare() };
+    let late = AccessLogEntry { time: bare().time + Duration::from_secs(1), ..bare() };
     let lines = [vec![bare(); 100], vec![called(); 100], vec![late]].concat();
     let text = written(&lines);
     assert_eq!(text.lines().count(), 32 + 100 + 2);
@@ -274,11 +279,11 @@ fn a_flood_of_refusals_is_counted() {
 fn a_full_file_is_moved_away() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
-    let destination = Destination::File(path.clone());
-    let log = Log::open_bounded(&destination, &IDENTITY, 10_000).unwrap();
+    let destination = AccessLogDestination::File(path.clone());
+    let log = AccessLog::open_with_max_size(&destination, &IDENTITY, 10_000).unwrap();
     for _ in 0..200 {
-        log.write(&called());
-        log.flush();
+        log.write_entry(&called());
+        log.flush_log();
     }
     drop(log);
     let sizes =
@@ -288,15 +293,15 @@ fn a_full_file_is_moved_away() {
 }
 
 /// Of a request that made a call.
-fn called() -> Line<'static> {
-    Line { upstream_time: Some(Duration::ZERO), ..bare() }
+fn called() -> AccessLogEntry<'static> {
+    AccessLogEntry { upstream_time: Some(Duration::ZERO), ..bare() }
 }
 
-fn bare() -> Line<'static> {
-    Line {
+fn bare() -> AccessLogEntry<'static> {
+    AccessLogEntry {
         time: UNIX_EPOCH + Duration::from_millis(1_795_388_400_407),
         method: "POST",
-        route: Some(Route::ChatCompletions),
+        route: Some(GatewayRoute::ChatCompletions),
         status: 200,
         bytes: 0,
         request_bytes: 2048,
@@ -312,22 +317,22 @@ fn bare() -> Line<'static> {
     }
 }
 
-const IDENTITY: Identity<'_> = Identity { run: "run-7", attempt: "0" };
+const IDENTITY: AccessLogIdentity<'_> = AccessLogIdentity { run: "run-7", attempt: "0" };
 
-fn open(path: &Path) -> Log {
-    Log::open(&Destination::File(path.to_owned()), &IDENTITY).unwrap()
+fn open(path: &Path) -> AccessLog {
+    AccessLog::open_log(&AccessLogDestination::File(path.to_owned()), &IDENTITY).unwrap()
 }
 
-fn written(lines: &[Line<'_>]) -> String {
+fn written(lines: &[AccessLogEntry<'_>]) -> String {
     written_as(&IDENTITY, lines)
 }
 
-fn written_as(identity: &Identity<'_>, lines: &[Line<'_>]) -> String {
+fn written_as(identity: &AccessLogIdentity<'_>, lines: &[AccessLogEntry<'_>]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
-    let log = Log::open(&Destination::File(path.clone()), identity).unwrap();
+    let log = AccessLog::open_log(&AccessLogDestination::File(path.clone()), identity).unwrap();
     for line in lines {
-        log.write(line);
+        log.write_entry(line);
     }
     drop(log);
     fs::read_to_string(path).unwrap()

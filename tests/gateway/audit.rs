@@ -14,12 +14,15 @@ use std::pin::pin;
 use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
 
-use cogni_gateway::audit::read::{Broken, Entry, Error, Reader};
-use cogni_gateway::audit::record::{Admitted, Finished, Outcome, Refused, Settled, Started};
-use cogni_gateway::audit::verify::{self, Report};
-use cogni_gateway::audit::{Config, Log, Recovered};
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::budget::{Amount, Source, Tokens, Usage};
+use cogni_gateway::audit::read::{AuditEntry, AuditReadError, AuditReader, ChainBreakError};
+use cogni_gateway::audit::record::{
+    CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord, RunFinishedRecord,
+    RunStartedRecord,
+};
+use cogni_gateway::audit::verify::{self, AuditVerifyReport};
+use cogni_gateway::audit::{AuditConfig, AuditLog, RecoveredRun};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
 use tempfile::TempDir;
 
 /// A folder with room for one log.
@@ -40,19 +43,19 @@ impl Place {
         fs::read(self.log()).unwrap()
     }
 
-    fn open(&self) -> (Log, Recovered) {
-        Log::open(&config(&self.log()), &started()).unwrap()
+    fn open(&self) -> (AuditLog, RecoveredRun) {
+        AuditLog::open_log(&config(&self.log()), &started()).unwrap()
     }
 
-    fn verify(&self) -> Report {
-        verify::verify(&self.log(), None).unwrap()
+    fn verify(&self) -> AuditVerifyReport {
+        verify::verify_file(&self.log(), None).unwrap()
     }
 
     /// Every record, each of them proved.
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<AuditEntry> {
         let bytes = self.bytes();
-        let mut reader = Reader::new(&*bytes);
-        std::iter::from_fn(|| reader.entry().unwrap()).collect()
+        let mut reader = AuditReader::new(&*bytes);
+        std::iter::from_fn(|| reader.next_entry().unwrap()).collect()
     }
 }
 
@@ -60,28 +63,33 @@ impl Place {
 fn whole_run() -> Place {
     let place = Place::new();
     let (log, _) = place.open();
-    at_once(log.admitted(&admitted("call-1"))).unwrap();
-    log.settled(&settled("call-1"));
-    log.refused(&refused("call-2", "route_not_served"));
-    at_once(log.admitted(&admitted("call-3"))).unwrap();
-    log.settled(&Settled { outcome: Outcome::ClientGone, status: 0, ..settled("call-3") });
-    log.finish(&Finished { spent: amount(2, 236, 88), admitted: 2, refused: 1 }).unwrap();
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    log.record_settlement(&settled("call-1"));
+    log.record_refusal(&refused("call-2", "route_not_served"));
+    at_once(log.record_admission(&admitted("call-3"))).unwrap();
+    log.record_settlement(&CallSettledRecord {
+        outcome: CallOutcome::ClientGone,
+        status: 0,
+        ..settled("call-3")
+    });
+    log.finish_log(&RunFinishedRecord { spent: amount(2, 236, 88), admitted: 2, refused: 1 })
+        .unwrap();
     place
 }
 
 /// The bytes of one [`whole_run`], for tests that look at them very often.
 static WHOLE_RUN: LazyLock<Vec<u8>> = LazyLock::new(|| whole_run().bytes());
 
-fn config(path: &Path) -> Config {
-    Config {
+fn config(path: &Path) -> AuditConfig {
+    AuditConfig {
         path: Some(path.into()),
-        signing_key: Some(Secret::new("11".repeat(32))),
-        ..Config::default()
+        signing_key: Some(SecretString::new("11".repeat(32))),
+        ..AuditConfig::default()
     }
 }
 
-fn started() -> Started {
-    Started {
+fn started() -> RunStartedRecord {
+    RunStartedRecord {
         run: "run-1".into(),
         attempt: "2".into(),
         account: "acct-1".into(),
@@ -93,8 +101,8 @@ fn started() -> Started {
     }
 }
 
-fn admitted(request: &str) -> Admitted<'_> {
-    Admitted {
+fn admitted(request: &str) -> CallAdmittedRecord<'_> {
+    CallAdmittedRecord {
         request,
         route: "chat_completions",
         model: Some("gpt-4o"),
@@ -106,17 +114,17 @@ fn admitted(request: &str) -> Admitted<'_> {
     }
 }
 
-fn settled(request: &str) -> Settled<'_> {
-    Settled {
+fn settled(request: &str) -> CallSettledRecord<'_> {
+    CallSettledRecord {
         request,
-        outcome: Outcome::Completed,
+        outcome: CallOutcome::Completed,
         status: 200,
         code: None,
-        usage: Usage {
+        usage: TokenUsage {
             input: Tokens(118),
             output: Tokens(44),
-            source: Source::Provider,
-            ..Usage::default()
+            source: UsageSource::Provider,
+            ..TokenUsage::default()
         },
         charged: amount(1, 118, 44),
         response_bytes: 9000,
@@ -129,8 +137,8 @@ fn settled(request: &str) -> Settled<'_> {
     }
 }
 
-fn refused<'a>(request: &'a str, code: &'static str) -> Refused<'a> {
-    Refused {
+fn refused<'a>(request: &'a str, code: &'static str) -> CallRefusedRecord<'a> {
+    CallRefusedRecord {
         request,
         code,
         status: 404,
@@ -144,8 +152,8 @@ fn refused<'a>(request: &'a str, code: &'static str) -> Refused<'a> {
     }
 }
 
-fn amount(turns: u64, input: u64, output: u64) -> Amount {
-    Amount { turns, input: Tokens(input), output: Tokens(output), ..Amount::default() }
+fn amount(turns: u64, input: u64, output: u64) -> BudgetAmount {
+    BudgetAmount { turns, input: Tokens(input), output: Tokens(output), ..BudgetAmount::default() }
 }
 
 /// Polls once: nothing but [`Durability::Fsync`](cogni_gateway::audit::Durability) ever waits.
@@ -156,11 +164,11 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn check(log: &[u8]) -> Result<Report, Broken> {
-    match verify::check(log, None) {
+fn check(log: &[u8]) -> Result<AuditVerifyReport, ChainBreakError> {
+    match verify::verify_log(log, None) {
         Ok(report) => Ok(report),
-        Err(Error::Broken(broken)) => Err(broken),
-        Err(Error::Io(error)) => panic!("memory cannot fail: {error}"),
+        Err(AuditReadError::Broken(broken)) => Err(broken),
+        Err(AuditReadError::Io(error)) => panic!("memory cannot fail: {error}"),
     }
 }
 

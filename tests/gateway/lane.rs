@@ -21,7 +21,7 @@ fn the_heads_of_ordinary_clients_are_beyond_doubt() {
         let bytes =
             format!("{head}Content-Type: application/json\r\ncontent-length: 2\r\n\r\n{{}}");
         let mut received = Bytes::from(bytes);
-        let request = head::read(&mut received, 100, 1000);
+        let request = head::parse_head(&mut received, 100, 1000);
         assert_eq!(request.map(|request| request.length), Some(2), "{head}");
         assert_eq!(received, "{}");
     }
@@ -39,13 +39,16 @@ fn what_is_not_beyond_doubt_is_handed_over() {
     for (what, head) in ambiguous.chain(malformed).chain(unusual) {
         let bytes = Bytes::from(format!("{head}\r\n\r\n{{}}"));
         let mut received = bytes.clone();
-        assert!(head::read(&mut received, 64, 1000).is_none(), "{what}");
+        assert!(head::parse_head(&mut received, 64, 1000).is_none(), "{what}");
         assert_eq!(received, bytes, "{what}");
     }
     let many =
         format!("POST /v1/messages HTTP/1.1\r\n{JSON}\r\n{LENGTH}\r\n{}\r\n", "x: y\r\n".repeat(9));
-    assert!(head::read(&mut Bytes::from(many.clone()), 11, 1000).is_some());
-    assert!(head::read(&mut Bytes::from(many), 10, 1000).is_none(), "more fields than are allowed");
+    assert!(head::parse_head(&mut Bytes::from(many.clone()), 11, 1000).is_some());
+    assert!(
+        head::parse_head(&mut Bytes::from(many), 10, 1000).is_none(),
+        "more fields than are allowed"
+    );
 }
 
 /// G3: half a head is nobody's yet.
@@ -54,10 +57,11 @@ fn a_head_is_taken_whole_or_not_at_all() {
     let whole = format!("{CLAUDE_CODE}{JSON}\r\n{LENGTH}\r\n\r\n");
     for length in 0..whole.len() {
         assert!(
-            head::read(&mut Bytes::copy_from_slice(&whole.as_bytes()[..length]), 64, 99).is_none()
+            head::parse_head(&mut Bytes::copy_from_slice(&whole.as_bytes()[..length]), 64, 99)
+                .is_none()
         );
     }
-    assert!(head::read(&mut Bytes::from(whole), 64, 99).is_some());
+    assert!(head::parse_head(&mut Bytes::from(whole), 64, 99).is_some());
 }
 
 /// G3: the corpus of smuggled requests has the same answers both ways.
@@ -187,13 +191,13 @@ async fn an_answer_in_the_drain_says_that_the_connection_ends() {
         let mut socket = app.client().connect().await;
         let body = json!({"model": "fake/gate=head", "messages": []}).to_string();
         socket.write_all(plain(&body).as_bytes()).await.unwrap();
-        app.upstream.gate.reached(1).await;
+        app.upstream.gate.wait_for_waiting(1).await;
         app.begin_stop();
         // The listener is closed when the gateway drains.
         while app.client().is_served().await {
             tokio::task::yield_now().await;
         }
-        app.upstream.gate.open(1);
+        app.upstream.gate.allow_answers(1);
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
@@ -208,13 +212,13 @@ async fn a_cut_reaches_a_call_whose_reader_stalls() {
     let app = TestApp::with(|config| config.server.lane = LaneMode::On).await;
     let body = json!({"model": "fake/chunks=65536;size=64KiB", "stream": true, "messages": []});
     let stalled = app.client().open("/v1/chat/completions", &body).await;
-    let sent = || app.upstream.seen.last().unwrap().sent;
+    let sent = || app.upstream.seen.last_request().unwrap().sent;
     let mut before = u64::MAX;
     while sent() != before {
         before = sent();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    app.run.gate.cut();
+    app.run.gate.abort_calls();
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "shut_down", "{settled}");
     assert_eq!(settled["code"], "cut_by_operator", "{settled}");

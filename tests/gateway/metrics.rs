@@ -7,17 +7,21 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::audit::Lag;
-use cogni_gateway::audit::record::Outcome;
+use cogni_gateway::audit::AuditLag;
+use cogni_gateway::audit::record::CallOutcome;
 use cogni_gateway::base;
-use cogni_gateway::base::metrics::Page;
-use cogni_gateway::base::metrics::discovery::Target;
-use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Source, Tokens, Usage};
-use cogni_gateway::observe::metrics::table::{Family, Kind};
-use cogni_gateway::observe::metrics::{
-    Billed, Live, MAX_AGENTS, MAX_MODELS, MAX_RUNS, Metrics, Model, Refused, Run, Settled,
+use cogni_gateway::base::metrics::HttpPage;
+use cogni_gateway::base::metrics::discovery::ScrapeTarget;
+use cogni_gateway::budget::{
+    BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
+    UsageSource,
 };
-use cogni_gateway::protocol::Route;
+use cogni_gateway::observe::metrics::table::{MetricFamilySpec, MetricKind};
+use cogni_gateway::observe::metrics::{
+    BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
+    RefusedRequest, RunMetrics, SettledCall,
+};
+use cogni_gateway::protocol::GatewayRoute;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,7 +35,7 @@ use crate::support::app::TestApp;
 /// G12: every family, label and help text, as Prometheus reads them.
 #[test]
 fn the_exposition_reads_as_documented() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = a_busy_morning(&metrics);
     insta::with_settings!({filters => FILTERS.to_vec()}, {
         insta::assert_snapshot!(text(&metrics));
@@ -41,21 +45,24 @@ fn the_exposition_reads_as_documented() {
 /// G12: `promtool check metrics` has nothing to say, even about a hostile model name.
 #[test]
 fn promtool_finds_nothing_to_improve() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let busy = a_busy_morning(&metrics);
-    busy.run.model("evil\"} 1\n# HELP x\n\\\u{7}").first_byte(Duration::from_secs(1));
+    busy.run
+        .model_metrics("evil\"} 1\n# HELP x\n\\\u{7}")
+        .record_first_byte(Duration::from_secs(1));
     assert_eq!(promtool_check(&text(&metrics)), "");
 }
 
 /// G12: whatever is exposed is in the table, and the table promises nothing else.
 #[test]
 fn the_table_and_the_exposition_agree() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = a_busy_morning(&metrics);
     let text = text(&metrics);
     let mut exposed: Vec<_> =
         headers(&text, "# TYPE ").filter(|(name, _)| !name.starts_with("process_")).collect();
-    let mut promised: Vec<_> = Family::all().map(|family| (family.name, kind(family))).collect();
+    let mut promised: Vec<_> =
+        MetricFamilySpec::all_families().map(|family| (family.name, kind(family))).collect();
     exposed.sort_unstable();
     promised.sort_unstable();
     assert_eq!(exposed, promised);
@@ -64,17 +71,19 @@ fn the_table_and_the_exposition_agree() {
 /// The names an OpenTelemetry reader looks for are the conventions' names in Prometheus' spelling.
 #[test]
 fn opentelemetry_names_are_spelled_as_prometheus_does() {
-    for (family, otel) in Family::all().filter_map(|family| Some((family, family.otel?))) {
+    for (family, otel) in
+        MetricFamilySpec::all_families().filter_map(|family| Some((family, family.otel?)))
+    {
         let unit = if otel.ends_with("usage") { "" } else { "_seconds" };
         assert_eq!(family.name, format!("{}{unit}", otel.replace('.', "_")));
     }
-    assert_eq!(Family::all().filter(|family| family.otel.is_some()).count(), 4);
+    assert_eq!(MetricFamilySpec::all_families().filter(|family| family.otel.is_some()).count(), 4);
 }
 
 #[test]
 fn the_buckets_of_every_histogram_ascend() {
-    for family in Family::all() {
-        if let Kind::Histogram(buckets) = family.kind {
+    for family in MetricFamilySpec::all_families() {
+        if let MetricKind::Histogram(buckets) = family.kind {
             assert!(buckets.is_sorted_by(|a, b| a < b), "{}", family.name);
         }
     }
@@ -83,13 +92,13 @@ fn the_buckets_of_every_histogram_ascend() {
 /// G12: a run's series are gone once it is forgotten, and a late call does not bring them back.
 #[test]
 fn a_forgotten_run_leaves_no_series() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let busy = a_busy_morning(&metrics);
     assert!(text(&metrics).contains(r#"run="run-7""#));
 
-    metrics.forget("run-7");
-    busy.run.refused(&Refused { route: None, code: "route_not_served", status: 404 });
-    busy.run.settled(&call(&busy.model, &usage(1, 1)));
+    metrics.remove_run("run-7");
+    busy.run.record_refusal(&RefusedRequest { route: None, code: "route_not_served", status: 404 });
+    busy.run.record_settled_call(&call(&busy.model, &usage(1, 1)));
     let text = text(&metrics);
     assert!(!text.contains(r#"run="run-7""#), "{text}");
     assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="route_not_served"}"#), 2);
@@ -99,28 +108,32 @@ fn a_forgotten_run_leaves_no_series() {
 /// G12: series go away some minutes after the run ends, not before.
 #[test]
 fn a_retired_run_stays_until_its_time() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let now = Instant::now();
-    let due = now + cogni_gateway::observe::metrics::RETENTION;
-    metrics.run("ended", &unlimited());
-    metrics.run("live", &unlimited());
-    metrics.retire("ended", due);
+    let due = now + cogni_gateway::observe::metrics::SERIES_RETENTION;
+    metrics.run_metrics("ended", &unlimited());
+    metrics.run_metrics("live", &unlimited());
+    metrics.schedule_removal("ended", due);
 
-    metrics.sweep(now);
+    metrics.remove_due_runs(now);
     assert_eq!(runs_shown(&metrics), ["ended", "live"]);
-    metrics.sweep(due);
+    metrics.remove_due_runs(due);
     assert_eq!(runs_shown(&metrics), ["live"]);
 }
 
 #[test]
 fn a_run_that_is_served_again_keeps_its_series() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let due = Instant::now();
-    metrics.run("again", &unlimited()).refused(&Refused { route: None, code: "gone", status: 404 });
-    metrics.retire("again", due);
-    let limits = Limits { max_turns: Some(3), ..Limits::default() };
-    metrics.run("again", &Arc::new(Ledger::new(limits, Past::default())));
-    metrics.sweep(due);
+    metrics.run_metrics("again", &unlimited()).record_refusal(&RefusedRequest {
+        route: None,
+        code: "gone",
+        status: 404,
+    });
+    metrics.schedule_removal("again", due);
+    let limits = BudgetLimits { max_turns: Some(3), ..BudgetLimits::default() };
+    metrics.run_metrics("again", &Arc::new(BudgetLedger::new(limits, PriorUsage::default())));
+    metrics.remove_due_runs(due);
     let text = text(&metrics);
     assert_eq!(sample(&text, r#"cogni_gateway_run_refusals_total{run="again",code="gone"}"#), 1);
     assert_eq!(sample(&text, r#"cogni_gateway_run_turns_left{run="again"}"#), 3);
@@ -129,13 +142,13 @@ fn a_run_that_is_served_again_keeps_its_series() {
 /// G12: run-labelled series are bounded; a run beyond the bound still counts into the totals.
 #[test]
 fn the_number_of_runs_with_series_is_bounded() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let budget = unlimited();
     for run in 0..MAX_RUNS {
-        metrics.run(&format!("run-{run}"), &budget);
+        metrics.run_metrics(&format!("run-{run}"), &budget);
     }
-    let beyond = metrics.run("beyond", &budget);
-    beyond.refused(&Refused { route: None, code: "gone", status: 404 });
+    let beyond = metrics.run_metrics("beyond", &budget);
+    beyond.record_refusal(&RefusedRequest { route: None, code: "gone", status: 404 });
     let text = text(&metrics);
     assert!(!text.contains(r#"run="beyond""#));
     assert_eq!(sample(&text, "cogni_gateway_runs"), 10_000);
@@ -147,19 +160,24 @@ fn the_number_of_runs_with_series_is_bounded() {
 /// each has a few.
 #[test]
 fn two_thousand_runs_leave_no_series() {
-    let metrics = Metrics::new("litellm").unwrap();
-    metrics.know_agents(["sandbox:agent"]);
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    metrics.register_agents(["sandbox:agent"]);
     let (begun, budget) = (Instant::now(), unlimited());
     let one_run = |name: &str| {
-        let (live, run) = (metrics.sandbox_started("sandbox:agent"), metrics.run(name, &budget));
-        run.settled(&call(&run.model("m"), &usage(10, 2)));
-        run.refused(&Refused { route: None, code: "turn_budget_exhausted", status: 429 });
-        metrics.sandbox_ended("sandbox:agent", "ok", Duration::from_secs(1));
-        metrics.retire(name, begun);
+        let (live, run) =
+            (metrics.record_run_started("sandbox:agent"), metrics.run_metrics(name, &budget));
+        run.record_settled_call(&call(&run.model_metrics("m"), &usage(10, 2)));
+        run.record_refusal(&RefusedRequest {
+            route: None,
+            code: "turn_budget_exhausted",
+            status: 429,
+        });
+        metrics.record_run_ended("sandbox:agent", "ok", Duration::from_secs(1));
+        metrics.schedule_removal(name, begun);
         drop(live);
     };
     one_run("first");
-    metrics.sweep(begun);
+    metrics.remove_due_runs(begun);
     let before = text(&metrics).lines().count();
     for hundred in 0..20 {
         for run in 0..100 {
@@ -167,7 +185,7 @@ fn two_thousand_runs_leave_no_series() {
         }
         let during = text(&metrics).lines().count();
         assert!(during - before < 100 * 20, "{} lines of a hundred runs", during - before);
-        metrics.sweep(begun);
+        metrics.remove_due_runs(begun);
     }
     let text = text(&metrics);
     assert_eq!(text.lines().count(), before, "{text}");
@@ -179,12 +197,12 @@ fn two_thousand_runs_leave_no_series() {
 /// G12: agents have series by the catalog's word, not by whoever asks for one.
 #[test]
 fn the_number_of_agents_with_series_is_bounded() {
-    let metrics = Metrics::new("litellm").unwrap();
-    drop(metrics.sandbox_started("asked-for"));
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    drop(metrics.record_run_started("asked-for"));
     let catalog: Vec<_> = (0..=MAX_AGENTS).map(|agent| format!("agent-{agent:02}")).collect();
-    metrics.know_agents(catalog.iter().map(String::as_str));
-    metrics.sandbox_ended("asked-for", "ok", Duration::from_secs(1));
-    metrics.sandbox_ended("agent-64", "ok", Duration::from_secs(1));
+    metrics.register_agents(catalog.iter().map(String::as_str));
+    metrics.record_run_ended("asked-for", "ok", Duration::from_secs(1));
+    metrics.record_run_ended("agent-64", "ok", Duration::from_secs(1));
     let text = text(&metrics);
     let agents = text.lines().filter(|line| line.starts_with("sandbox_runs_live{")).count();
     assert_eq!(agents, MAX_AGENTS + 1);
@@ -195,14 +213,17 @@ fn the_number_of_agents_with_series_is_bounded() {
 /// G12: model series are bounded, and a name that only a client vouches for makes none.
 #[test]
 fn the_number_of_models_with_series_is_bounded() {
-    let metrics = Metrics::new("litellm").unwrap();
-    let run = metrics.run("run-7", &unlimited());
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let run = metrics.run_metrics("run-7", &unlimited());
     for model in 0..MAX_MODELS {
-        run.model(&format!("model-{model}"));
+        run.model_metrics(&format!("model-{model}"));
     }
-    run.settled(&call(&run.known_model("made-up-by-a-client"), &usage(1, 1)));
-    run.settled(&call(&run.model("one-too-many"), &usage(1, 1)));
-    run.settled(&call(&run.known_model("model-0"), &usage(1, 1)));
+    run.record_settled_call(&call(
+        &run.existing_model_metrics("made-up-by-a-client"),
+        &usage(1, 1),
+    ));
+    run.record_settled_call(&call(&run.model_metrics("one-too-many"), &usage(1, 1)));
+    run.record_settled_call(&call(&run.existing_model_metrics("model-0"), &usage(1, 1)));
     let text = text(&metrics);
     let completed =
         |model| format!(r#"cogni_gateway_calls_total{{model="{model}",outcome="completed"}}"#);
@@ -214,9 +235,9 @@ fn the_number_of_models_with_series_is_bounded() {
 
 #[test]
 fn a_request_is_in_flight_until_its_guard_is_dropped() {
-    let metrics = Metrics::new("litellm").unwrap();
-    let run = metrics.run("run-7", &unlimited());
-    let (first, second) = (run.begin(), run.begin());
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let run = metrics.run_metrics("run-7", &unlimited());
+    let (first, second) = (run.track_request(), run.track_request());
     assert_eq!(sample(&text(&metrics), r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#), 2);
     drop((first, second));
     assert_eq!(sample(&text(&metrics), r#"cogni_gateway_run_requests_in_flight{run="run-7"}"#), 0);
@@ -226,18 +247,19 @@ fn a_request_is_in_flight_until_its_guard_is_dropped() {
 /// A run that ends while its disk fails must not leave the alarm on for ever.
 #[test]
 fn the_audit_lag_of_a_run_ends_with_it() {
-    let metrics = Metrics::new("litellm").unwrap();
-    let (one, two) = (metrics.run("one", &unlimited()), metrics.run("two", &unlimited()));
-    one.audit_lag(&Lag { records: 3, bytes: 900, failing: true });
-    two.audit_lag(&Lag { records: 4, bytes: 100, failing: true });
-    two.audit_lag(&Lag { records: 1, bytes: 50, failing: false });
-    let of = |metrics: &Metrics| {
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let (one, two) =
+        (metrics.run_metrics("one", &unlimited()), metrics.run_metrics("two", &unlimited()));
+    one.set_audit_lag(&AuditLag { records: 3, bytes: 900, failing: true });
+    two.set_audit_lag(&AuditLag { records: 4, bytes: 100, failing: true });
+    two.set_audit_lag(&AuditLag { records: 1, bytes: 50, failing: false });
+    let of = |metrics: &MetricsRegistry| {
         let text = text(metrics);
         ["lag_records", "lag_bytes", "failing_runs"]
             .map(|name| sample(&text, &format!("cogni_gateway_audit_{name}")))
     };
     assert_eq!(of(&metrics), [4, 950, 1]);
-    metrics.forget("one");
+    metrics.remove_run("one");
     drop(one);
     assert_eq!(of(&metrics), [1, 50, 0]);
 }
@@ -245,13 +267,19 @@ fn the_audit_lag_of_a_run_ends_with_it() {
 /// The conventions: tokens that nobody counted are not reported, and a failed call is no latency.
 #[test]
 fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
-    let metrics = Metrics::new("openai").unwrap();
-    let run = metrics.run("run-7", &unlimited());
-    let model = run.model("m");
-    let estimated = Usage { source: Source::Estimated, ..usage(100, 10) };
-    run.settled(&Settled { outcome: Outcome::ClientGone, ..call(&model, &estimated) });
-    run.settled(&Settled { is_stream: false, ..call(&model, &usage(100, 10)) });
-    run.settled(&Settled { route: Route::CountTokens, ..call(&model, &estimated) });
+    let metrics = MetricsRegistry::new("openai").unwrap();
+    let run = metrics.run_metrics("run-7", &unlimited());
+    let model = run.model_metrics("m");
+    let estimated = TokenUsage { source: UsageSource::Estimated, ..usage(100, 10) };
+    run.record_settled_call(&SettledCall {
+        outcome: CallOutcome::ClientGone,
+        ..call(&model, &estimated)
+    });
+    run.record_settled_call(&SettledCall { is_stream: false, ..call(&model, &usage(100, 10)) });
+    run.record_settled_call(&SettledCall {
+        route: GatewayRoute::CountTokens,
+        ..call(&model, &estimated)
+    });
     let text = text(&metrics);
     let labels =
         r#"gen_ai_operation_name="chat",gen_ai_provider_name="openai",gen_ai_request_model="m""#;
@@ -265,18 +293,18 @@ fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
 /// Per frame and per settled call: no allocation.
 #[test]
 fn counting_allocates_nothing() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let busy = a_busy_morning(&metrics);
     let (run, usage) = (&busy.run, usage(10, 20));
     let settled = call(&busy.model, &usage);
-    let refused = Refused { route: None, code: "route_not_served", status: 404 };
+    let refused = RefusedRequest { route: None, code: "route_not_served", status: 404 };
     let counted = allocations::count(|| {
-        let _in_flight = run.begin();
-        let model = run.model("gpt-5-mini");
-        model.first_byte(Duration::from_millis(300));
-        run.frame(Some(&model), Some(Duration::from_millis(20)), 180);
-        run.settled(&settled);
-        run.refused(&refused);
+        let _in_flight = run.track_request();
+        let model = run.model_metrics("gpt-5-mini");
+        model.record_first_byte(Duration::from_millis(300));
+        run.record_frame(Some(&model), Some(Duration::from_millis(20)), 180);
+        run.record_settled_call(&settled);
+        run.record_refusal(&refused);
     });
     assert_eq!(counted, 0);
 }
@@ -286,10 +314,10 @@ proptest! {
     /// one series.
     #[test]
     fn a_model_name_cannot_break_the_text(names in prop::collection::vec("\\PC*|(?s).{0,200}", 1..5)) {
-        let metrics = Metrics::new("litellm").unwrap();
-        let run = metrics.run("run-7", &unlimited());
+        let metrics = MetricsRegistry::new("litellm").unwrap();
+        let run = metrics.run_metrics("run-7", &unlimited());
         for name in &names {
-            run.settled(&call(&run.model(name), &usage(1, 1)));
+            run.record_settled_call(&call(&run.model_metrics(name), &usage(1, 1)));
         }
         let text = text(&metrics);
         let mut series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap()).collect();
@@ -457,83 +485,87 @@ async fn a_panic_while_rendering_is_an_answer() {
 }
 
 pub(crate) struct Busy {
-    run: Arc<Run>,
-    model: Arc<Model>,
-    _live: Live,
+    run: Arc<RunMetrics>,
+    model: Arc<ModelMetrics>,
+    _live: LiveRunGuard,
 }
 
 /// Something in every family.
-pub(crate) fn a_busy_morning(metrics: &Metrics) -> Busy {
-    let limits = Limits {
+pub(crate) fn a_busy_morning(metrics: &MetricsRegistry) -> Busy {
+    let limits = BudgetLimits {
         max_turns: Some(40),
         max_total_tokens: Some(Tokens(100_000)),
         max_output_tokens: Some(Tokens(20_000)),
         deadline: Some(Duration::from_hours(1)),
         max_cost_usd: Some(Nanodollars(2_500_000_000)),
-        ..Limits::default()
+        ..BudgetLimits::default()
     };
-    let budget = Arc::new(Ledger::new(limits, Past::default()));
-    let run = metrics.run("run-7", &budget);
-    let model = run.model("gpt-5-mini");
-    let usage = Usage { cache_read: Tokens(1000), reasoning: Tokens(64), ..usage(1200, 180) };
+    let budget = Arc::new(BudgetLedger::new(limits, PriorUsage::default()));
+    let run = metrics.run_metrics("run-7", &budget);
+    let model = run.model_metrics("gpt-5-mini");
+    let usage = TokenUsage { cache_read: Tokens(1000), reasoning: Tokens(64), ..usage(1200, 180) };
 
-    let ask = Ask {
+    let ask = ReserveRequest {
         is_turn: true,
         input: Tokens(1000),
         output: Some(Tokens(500)),
         choices: 1,
         price: None,
     };
-    let _charge = budget.reserve(&ask).unwrap().settle(&usage);
-    run.audit_lag(&Lag { records: 2, bytes: 640, failing: false });
-    model.first_byte(Duration::from_millis(450));
-    run.frame(Some(&model), None, 300);
-    run.frame(Some(&model), Some(Duration::from_millis(22)), 180);
-    run.settled(&call(&model, &usage));
-    let gone =
-        Settled { outcome: Outcome::ClientGone, status: 0, cost: None, ..call(&model, &usage) };
-    run.settled(&gone);
-    run.refused(&Refused { route: None, code: "route_not_served", status: 404 });
-    run.dropped_field(Route::ChatCompletions, "attribution");
-    run.answered(Some(Route::Health), 200);
-    run.upstream_error("upstream_unreachable");
-    run.client_gone();
-    metrics.access_log_lost(3);
-    metrics.access_log_lost(5);
+    let _charge = budget.reserve_call(&ask).unwrap().settle_usage(&usage);
+    run.set_audit_lag(&AuditLag { records: 2, bytes: 640, failing: false });
+    model.record_first_byte(Duration::from_millis(450));
+    run.record_frame(Some(&model), None, 300);
+    run.record_frame(Some(&model), Some(Duration::from_millis(22)), 180);
+    run.record_settled_call(&call(&model, &usage));
+    let gone = SettledCall {
+        outcome: CallOutcome::ClientGone,
+        status: 0,
+        cost: None,
+        ..call(&model, &usage)
+    };
+    run.record_settled_call(&gone);
+    run.record_refusal(&RefusedRequest { route: None, code: "route_not_served", status: 404 });
+    run.record_dropped_field(GatewayRoute::ChatCompletions, "attribution");
+    run.record_local_answer(Some(GatewayRoute::Health), 200);
+    run.record_upstream_error("upstream_unreachable");
+    run.record_client_gone();
+    metrics.set_lost_access_log_lines(3);
+    metrics.set_lost_access_log_lines(5);
     Busy { run, model, _live: a_service(metrics) }
 }
 
 /// What a service counts beside its calls.
-fn a_service(metrics: &Metrics) -> Live {
-    metrics.know_agents(["sandbox:agent", "sandbox:openclaw"]);
-    metrics.sandbox_start("docker", Duration::from_millis(420));
-    metrics.sandbox_ended("sandbox:agent", "ok", Duration::from_secs(42));
-    metrics.sandbox_ended("sandbox:agent", "timeout", Duration::from_mins(10));
-    metrics.sandbox_ended("of-no-catalog", "ok", Duration::from_secs(3));
-    metrics.relay_delivered("accept");
-    metrics.admission_refused("too_many_runs");
-    metrics.api_request("/api/v1/runs/{id}", 404);
-    metrics.billed(&Billed {
+fn a_service(metrics: &MetricsRegistry) -> LiveRunGuard {
+    metrics.register_agents(["sandbox:agent", "sandbox:openclaw"]);
+    metrics.record_sandbox_start_time("docker", Duration::from_millis(420));
+    metrics.record_run_ended("sandbox:agent", "ok", Duration::from_secs(42));
+    metrics.record_run_ended("sandbox:agent", "timeout", Duration::from_mins(10));
+    metrics.record_run_ended("of-no-catalog", "ok", Duration::from_secs(3));
+    metrics.record_delivery_verdict("accept");
+    metrics.record_refused_submission("too_many_runs");
+    metrics.record_api_request("/api/v1/runs/{id}", 404);
+    metrics.set_billing_gauges(&BillingGauges {
         unreceipted_calls: 3,
         unreceipted_runs: 2,
         pending: 4,
         unpriced: 1,
         conflicting: 5,
     });
-    metrics.reconciled(false);
-    metrics.events_dropped(1);
-    let mut writes = metrics.state_writes();
+    metrics.record_reconciliation(false);
+    metrics.record_dropped_events(1);
+    let mut writes = metrics.state_write_recorder();
     writes(Duration::from_millis(3), true);
     writes(Duration::from_millis(80), false);
-    metrics.sandbox_started("sandbox:agent")
+    metrics.record_run_started("sandbox:agent")
 }
 
-fn call<'a>(model: &'a Model, usage: &'a Usage) -> Settled<'a> {
-    Settled {
-        route: Route::ChatCompletions,
+fn call<'a>(model: &'a ModelMetrics, usage: &'a TokenUsage) -> SettledCall<'a> {
+    SettledCall {
+        route: GatewayRoute::ChatCompletions,
         model,
         status: 200,
-        outcome: Outcome::Completed,
+        outcome: CallOutcome::Completed,
         usage,
         cost: Some(Nanodollars(50_250)),
         request_bytes: 2048,
@@ -544,21 +576,21 @@ fn call<'a>(model: &'a Model, usage: &'a Usage) -> Settled<'a> {
     }
 }
 
-fn usage(input: u64, output: u64) -> Usage {
-    Usage {
+fn usage(input: u64, output: u64) -> TokenUsage {
+    TokenUsage {
         input: Tokens(input),
         output: Tokens(output),
-        source: Source::Provider,
-        ..Usage::default()
+        source: UsageSource::Provider,
+        ..TokenUsage::default()
     }
 }
 
-fn unlimited() -> Arc<Ledger> {
-    Arc::new(Ledger::new(Limits::default(), Past::default()))
+fn unlimited() -> Arc<BudgetLedger> {
+    Arc::new(BudgetLedger::new(BudgetLimits::default(), PriorUsage::default()))
 }
 
-fn text(metrics: &Metrics) -> String {
-    String::from_utf8(metrics.render()).unwrap()
+fn text(metrics: &MetricsRegistry) -> String {
+    String::from_utf8(metrics.render_text()).unwrap()
 }
 
 /// The value of one series that counts, named as it is printed.
@@ -567,7 +599,7 @@ fn sample(text: &str, series: &str) -> u64 {
     line.ok_or_else(|| format!("no {series} in\n{text}")).unwrap().parse().unwrap()
 }
 
-fn runs_shown(metrics: &Metrics) -> Vec<String> {
+fn runs_shown(metrics: &MetricsRegistry) -> Vec<String> {
     let text = text(metrics);
     let shown = text
         .lines()
@@ -579,11 +611,11 @@ fn headers<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = (&'a str,
     text.lines().filter_map(move |line| line.strip_prefix(prefix)?.split_once(' '))
 }
 
-fn kind(family: &Family) -> &'static str {
+fn kind(family: &MetricFamilySpec) -> &'static str {
     match family.kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram(_) => "histogram",
+        MetricKind::Counter => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Histogram(_) => "histogram",
     }
 }
 
@@ -616,9 +648,9 @@ impl Scrapes {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { drop(stopped.await) };
-        let target = Target { address: None, service: "cogni-gateway".to_owned() };
-        let pages = vec![Page::metrics(render), Page::discovery(target)];
-        let served = Handle::current().spawn(base::metrics::serve(listener, pages, shutdown));
+        let target = ScrapeTarget { address: None, service: "cogni-gateway".to_owned() };
+        let pages = vec![HttpPage::metrics_page(render), HttpPage::discovery_page(target)];
+        let served = Handle::current().spawn(base::metrics::serve_pages(listener, pages, shutdown));
         Self { address, stop, served }
     }
 

@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cogni_gateway::base;
-use cogni_gateway::base::metrics::Page;
-use cogni_gateway::base::metrics::discovery::Target;
-use cogni_gateway::observe::access_log::KEYS;
-use cogni_gateway::observe::metrics::Metrics;
-use cogni_gateway::observe::metrics::table::{Family, Kind};
+use cogni_gateway::base::metrics::HttpPage;
+use cogni_gateway::base::metrics::discovery::ScrapeTarget;
+use cogni_gateway::observe::access_log::FIELD_KEYS;
+use cogni_gateway::observe::metrics::MetricsRegistry;
+use cogni_gateway::observe::metrics::table::{MetricFamilySpec, MetricKind};
 use serde_json::Value;
 
 use crate::metrics::a_busy_morning;
@@ -37,8 +37,10 @@ fn the_alerts_ask_only_for_what_there_is() {
 #[test]
 fn the_dashboard_shows_every_family() {
     let queries = queries().concat();
-    let unseen: Vec<_> =
-        Family::all().map(|family| family.name).filter(|name| !queries.contains(name)).collect();
+    let unseen: Vec<_> = MetricFamilySpec::all_families()
+        .map(|family| family.name)
+        .filter(|name| !queries.contains(name))
+        .collect();
     assert!(unseen.is_empty(), "{unseen:#?}");
 }
 
@@ -48,10 +50,12 @@ fn the_manual_explains_what_there_is() {
     let manual = fs::read_to_string("src/manual/operations.md").unwrap();
     let alerts = fs::read_to_string("config/alerts.yaml").unwrap();
     let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
-    let terms = Family::all().map(|family| family.name).chain(KEYS).chain(alerts);
+    let terms =
+        MetricFamilySpec::all_families().map(|family| family.name).chain(FIELD_KEYS).chain(alerts);
     let unexplained: Vec<_> = terms.filter(|term| !manual.contains(&format!("`{term}`"))).collect();
     assert!(unexplained.is_empty(), "{unexplained:#?}");
-    let families: BTreeSet<_> = Family::all().map(|family| family.name).collect();
+    let families: BTreeSet<_> =
+        MetricFamilySpec::all_families().map(|family| family.name).collect();
     let gone: Vec<_> = unknown_names(&manual)
         .into_iter()
         .filter(|name| !families.contains(&**name) && name != "process_")
@@ -96,17 +100,20 @@ fn promtool_accepts_what_ships() {
 /// G12: a real Prometheus finds us by `http_sd` and scrapes us, and every panel of the dashboard shows something.
 #[test]
 fn every_panel_shows_what_a_real_prometheus_has_scraped() {
-    let metrics = Metrics::new("litellm").unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
     let _busy = a_busy_morning(&metrics);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let target = listener.local_addr().unwrap();
-    let text = metrics.render();
+    let text = metrics.render_text();
     let pages = vec![
-        Page::metrics(move || text.clone()),
-        Page::discovery(Target { address: None, service: "gateway-of-a-test".to_owned() }),
+        HttpPage::metrics_page(move || text.clone()),
+        HttpPage::discovery_page(ScrapeTarget {
+            address: None,
+            service: "gateway-of-a-test".to_owned(),
+        }),
     ];
-    runtime.spawn(base::metrics::serve(listener, pages, std::future::pending()));
+    runtime.spawn(base::metrics::serve_pages(listener, pages, std::future::pending()));
 
     // It is told of no target, only of who knows.
     let prometheus = Prometheus::start(target);
@@ -127,7 +134,8 @@ fn unknown_names(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = words.filter(|word| OURS.iter().any(|prefix| word.starts_with(prefix)));
     let names: BTreeSet<_> = names().into_iter().collect();
-    let labels: BTreeSet<_> = Family::all().flat_map(|family| family.labels).copied().collect();
+    let labels: BTreeSet<_> =
+        MetricFamilySpec::all_families().flat_map(|family| family.labels).copied().collect();
     let unknown = ours.filter(|word| !names.contains(*word) && !labels.contains(word));
     unknown.map(str::to_owned).chain(unknown_labels(text)).collect()
 }
@@ -138,8 +146,8 @@ fn unknown_labels(text: &str) -> Vec<String> {
     for (at, _) in text.match_indices('{') {
         let name =
             text[..at].rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
-        let Some(family) =
-            Family::all().find(|family| series_of(family).iter().any(|series| series == name))
+        let Some(family) = MetricFamilySpec::all_families()
+            .find(|family| series_of(family).iter().any(|series| series == name))
         else {
             continue;
         };
@@ -171,20 +179,20 @@ const OURS: [&str; 11] = [
 
 /// Every name a query may use.
 fn names() -> Vec<String> {
-    let metrics = Metrics::new("litellm").unwrap();
-    let text = String::from_utf8(metrics.render()).unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let text = String::from_utf8(metrics.render_text()).unwrap();
     let process =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE process_")?.split(' ').next());
     let process = process.map(|name| format!("process_{name}"));
-    Family::all().flat_map(series_of).chain(process).collect()
+    MetricFamilySpec::all_families().flat_map(series_of).chain(process).collect()
 }
 
-fn series_of(family: &Family) -> Vec<String> {
+fn series_of(family: &MetricFamilySpec) -> Vec<String> {
     match family.kind {
-        Kind::Histogram(_) => {
+        MetricKind::Histogram(_) => {
             ["bucket", "sum", "count"].map(|part| format!("{}_{part}", family.name)).to_vec()
         }
-        Kind::Counter | Kind::Gauge => vec![family.name.to_owned()],
+        MetricKind::Counter | MetricKind::Gauge => vec![family.name.to_owned()],
     }
 }
 

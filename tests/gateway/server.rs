@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use cogni_gateway::base::unix::{Error, Listener, Permissions};
+use cogni_gateway::base::unix::{SocketPermissions, UnixListenerError, UnixListenerGuard};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::json;
 use tempfile::TempDir;
@@ -57,8 +57,8 @@ fn a_file_that_is_not_a_socket_is_refused_and_kept() {
 #[test]
 fn a_path_too_long_is_refused() {
     let long = PathBuf::from(format!("/tmp/{}", "x".repeat(103)));
-    let error = Listener::bind(&long, PRIVATE).unwrap_err();
-    assert!(matches!(&error, Error::PathTooLong { length: 108, .. }));
+    let error = UnixListenerGuard::bind_socket(&long, PRIVATE).unwrap_err();
+    assert!(matches!(&error, UnixListenerError::PathTooLong { length: 108, .. }));
     insta::with_settings!({filters => [("x{103}", "[103 x]")]}, {
         insta::assert_snapshot!(error, @"`/tmp/[103 x]` is 108 bytes long, the limit for a socket is 107; use a shorter path");
     });
@@ -70,7 +70,7 @@ fn the_longest_path_is_served() {
     let place = Place::new();
     let name = "x".repeat(107 - place.0.path().as_os_str().len() - 1);
     let longest = place.0.path().join(name);
-    let _listener = Listener::bind(&longest, PRIVATE).unwrap();
+    let _listener = UnixListenerGuard::bind_socket(&longest, PRIVATE).unwrap();
     UnixStream::connect(&longest).unwrap();
 }
 
@@ -86,8 +86,8 @@ fn only_the_owner_may_connect() {
 #[test]
 fn the_owner_is_who_the_operator_says() {
     let place = Place::new();
-    let permissions = Permissions { mode: 0o660, uid: Some(1001), gid: Some(1002) };
-    let _listener = Listener::bind(&place.socket(), permissions).unwrap();
+    let permissions = SocketPermissions { mode: 0o660, uid: Some(1001), gid: Some(1002) };
+    let _listener = UnixListenerGuard::bind_socket(&place.socket(), permissions).unwrap();
     let found = fs::metadata(place.socket()).unwrap();
     assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (1001, 1002, 0o660));
 }
@@ -168,10 +168,10 @@ async fn http2_carries_calls_side_by_side() {
     };
     let mut held = Stream::from(call("fake/gate=1", true).await.unwrap());
     assert!(held.frame().await.unwrap().unwrap().starts_with(b"data: {"));
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     let unary = Stream::from(call("fake/text=unary", false).await.unwrap()).finish().await.unwrap();
     assert_eq!(unary.json()["choices"][0]["message"]["content"], "unary");
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let (rest, in_order) = held.rest().await;
     assert!(in_order && rest.ends_with("data: [DONE]\n\n"));
     app.stop().await;
@@ -186,7 +186,7 @@ async fn http2_resets_a_stream_that_the_upstream_broke() {
     let request = post("http://localhost/v1/chat/completions", &body, &[]);
     let mut stream = Stream::from(connection.send_request(request).await.unwrap());
     assert!(stream.frame().await.unwrap().is_some());
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let (rest, in_order) = stream.rest().await;
     assert!(!in_order && !rest.contains("[DONE]"), "{rest}");
     app.stop().await;
@@ -221,8 +221,8 @@ impl Place {
         self.0.path().join("llm.sock")
     }
 
-    fn bind(&self) -> Result<Listener, Error> {
-        Listener::bind(&self.socket(), PRIVATE)
+    fn bind(&self) -> Result<UnixListenerGuard, UnixListenerError> {
+        UnixListenerGuard::bind_socket(&self.socket(), PRIVATE)
     }
 
     /// What the operator reads where nothing can be bound.
@@ -261,7 +261,7 @@ async fn trickle(socket: &mut tokio::net::UnixStream, bytes: &[u8]) {
     }
 }
 
-const PRIVATE: Permissions = Permissions { mode: 0o600, uid: None, gid: None };
+const PRIVATE: SocketPermissions = SocketPermissions { mode: 0o600, uid: None, gid: None };
 const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
 /// RFC 9113, section 6.5.
 const SETTINGS: u8 = 4;

@@ -29,7 +29,7 @@ async fn two_runs_share_a_listener_and_nothing_else() {
         (&two, 402, "acct-2"),
     ] {
         assert_eq!(app.call(token, path, &call()).await.status, status);
-        let seen = app.upstream.seen.last().unwrap();
+        let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(seen.header("x-litellm-end-user-id"), Some(account));
     }
     let metrics = app.scrape().await;
@@ -77,7 +77,7 @@ async fn headers_make_nobody_another_run() {
         ],
     );
     assert_eq!(app.send(request).await.status, 200);
-    let seen = app.upstream.seen.last().unwrap();
+    let seen = app.upstream.seen.last_request().unwrap();
     assert_eq!(seen.header("x-litellm-end-user-id"), Some("acct-2"));
     assert_eq!(
         seen.header("x-litellm-spend-logs-metadata"),
@@ -108,7 +108,7 @@ async fn a_token_is_found_where_clients_put_their_key() {
     assert_eq!(call(&[("x-api-key", &one), ("x-api-key", &two)]).await, 401);
     assert_eq!(call(&[("authorization", &format!("Basic {one}"))]).await, 401);
     assert_eq!(call(&[("x-litellm-api-key", &one)]).await, 401);
-    assert_eq!(app.upstream.seen.count(), 5);
+    assert_eq!(app.upstream.seen.request_count(), 5);
     app.stop().await;
 }
 

@@ -5,8 +5,8 @@ mod place;
 
 use std::process::{Command, Output};
 
-use cogni_gateway::base::db::Database;
-use cogni_gateway::billing::{self, Books, Source, State};
+use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::billing::{self, BillState, BillingStore, ChargeSource};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
@@ -44,7 +44,9 @@ fn our_books_and_litellms_agree() {
     assert!(said.ends_with("9 calls, 9 of them new\nexit 0"), "{said}");
     let by_callback = || receipts(&receiver).len() as u64;
     patience(|| by_callback() > 0, || format!("{}; {}", receiver.told(), litellm.said()));
-    assert!(receipts(&receiver).iter().all(|(_, source, _)| *source == Source::LitellmCallback));
+    assert!(
+        receipts(&receiver).iter().all(|(_, source, _)| *source == ChargeSource::LitellmCallback)
+    );
 
     // Its spend logs have all of them, for books that no callback reaches, too.
     let other = tempdir().unwrap();
@@ -69,9 +71,9 @@ fn our_books_and_litellms_agree() {
     };
     assert_eq!(prices(&receiver), prices(&by_rows));
     assert!(called.iter().all(|call| prices(&receiver).iter().any(|(id, _)| id == call)));
-    let bill = receiver.block_on(receiver.books().summary("run-7")).unwrap();
+    let bill = receiver.block_on(receiver.books().run_bill("run-7")).unwrap();
     assert_eq!((bill.calls, bill.receipts, bill.billable), (CALLS, CALLS, CALLS - 1));
-    assert_eq!((bill.state, bill.flags), (State::Complete, vec![]));
+    assert_eq!((bill.state, bill.flags), (BillState::Complete, vec![]));
     let said = run(state.path(), &litellm, &["status"]);
     assert!(said.ends_with("nothing is flagged\nexit 0"), "{said}");
 }
@@ -125,12 +127,14 @@ fn hello() -> Value {
     json!([{ "role": "user", "content": "hello" }])
 }
 
-fn open(state: &std::path::Path) -> Books {
-    Books::new(Database::open(&state.join("state.db"), &[billing::SCHEMA]).unwrap())
+fn open(state: &std::path::Path) -> BillingStore {
+    BillingStore::new(
+        SqliteDatabase::open_database(&state.join("state.db"), &[billing::SCHEMA]).unwrap(),
+    )
 }
 
-fn receipts(receiver: &Receiver) -> Vec<(String, Source, u64)> {
-    let receipts = receiver.block_on(receiver.books().receipts("run-7")).unwrap();
+fn receipts(receiver: &Receiver) -> Vec<(String, ChargeSource, u64)> {
+    let receipts = receiver.block_on(receiver.books().receipts_of_run("run-7")).unwrap();
     receipts
         .into_iter()
         .map(|receipt| (receipt.call_id, receipt.source, receipt.amount.0))

@@ -14,26 +14,28 @@ mod strict;
 use std::ops::Range;
 
 use bytes::Bytes;
-use cogni_gateway::base::json::{Document, Invalid, Limits, Scanner};
-use cogni_gateway::base::rope::Rope;
-use cogni_gateway::body::{Body, Call, Policy, Reader, Refusal, admit};
-use cogni_gateway::protocol::Route;
+use cogni_gateway::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner};
+use cogni_gateway::base::rope::ByteRope;
+use cogni_gateway::body::{
+    BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ScannedBody, admit_body,
+};
+use cogni_gateway::protocol::GatewayRoute;
 
 /// The outcome for a body that arrives in these frames.
-fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<Document, Invalid> {
-    let mut scanner = Scanner::new(Limits::default());
+fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
+    let mut scanner = JsonScanner::new(JsonLimits::default());
     for frame in frames {
-        scanner.feed(frame)?;
+        scanner.feed_frame(frame)?;
     }
-    scanner.finish()
+    scanner.finish_document()
 }
 
 /// A body in frames of this size, each with memory of its own.
-fn frames(body: &[u8], size: usize) -> Rope {
+fn frames(body: &[u8], size: usize) -> ByteRope {
     body.chunks(size).map(Bytes::copy_from_slice).collect()
 }
 
-fn concat(rope: &Rope) -> Vec<u8> {
+fn concat(rope: &ByteRope) -> Vec<u8> {
     rope.iter().flatten().copied().collect()
 }
 
@@ -43,34 +45,41 @@ fn indices(range: &Range<u64>) -> Range<usize> {
 }
 
 /// The routes that take a body.
-const POSTS: [Route; 6] = [
-    Route::ChatCompletions,
-    Route::Completions,
-    Route::Responses,
-    Route::Messages,
-    Route::CountTokens,
-    Route::Embeddings,
+const POSTS: [GatewayRoute; 6] = [
+    GatewayRoute::ChatCompletions,
+    GatewayRoute::Completions,
+    GatewayRoute::Responses,
+    GatewayRoute::Messages,
+    GatewayRoute::CountTokens,
+    GatewayRoute::Embeddings,
 ];
 
-fn admitted(route: Route, body: &str) -> Call {
-    admit_in(route, &Policy::default(), frames(body.as_bytes(), 4096)).unwrap()
+fn admitted(route: GatewayRoute, body: &str) -> LlmCall {
+    admit_in(route, &BodyPolicy::default(), frames(body.as_bytes(), 4096)).unwrap()
 }
 
-fn admit_in(route: Route, policy: &Policy, rope: Rope) -> Result<Call, Refusal> {
-    admit(policy, read(route, rope.into_pieces()).unwrap())
+fn admit_in(
+    route: GatewayRoute,
+    policy: &BodyPolicy,
+    rope: ByteRope,
+) -> Result<LlmCall, BodyPolicyError> {
+    admit_body(policy, read(route, rope.into_pieces()).unwrap())
 }
 
 /// A body that arrives in these frames.
-fn read(route: Route, frames: impl IntoIterator<Item = Bytes>) -> Result<Body, Invalid> {
-    let mut reader = Reader::new(route);
+fn read(
+    route: GatewayRoute,
+    frames: impl IntoIterator<Item = Bytes>,
+) -> Result<ScannedBody, JsonError> {
+    let mut reader = BodyReader::new(route);
     for frame in frames {
         reader.push(frame)?;
     }
-    reader.finish()
+    reader.finish_body()
 }
 
 /// What goes up, if anything does.
-fn sent(route: Route, policy: &Policy, body: &str) -> Result<String, Refusal> {
+fn sent(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> Result<String, BodyPolicyError> {
     let call = admit_in(route, policy, frames(body.as_bytes(), 4096))?;
     Ok(String::from_utf8(concat(&call.into_body())).unwrap())
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cogni_gateway::budget::{
-    Amount, Ask, CallKind, Ledger, Limits, Nanodollars, Past, Price, Prices, Refusal, Reservation,
-    Source, Tokens, Usage, price::Unknown,
+    BudgetAmount, BudgetError, BudgetLedger, BudgetLimits, BudgetReservation, CallKind, ModelPrice,
+    Nanodollars, PriceTable, PriorUsage, ReserveRequest, TokenUsage, Tokens, UsageSource,
+    price::UnknownPricePolicy,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,7 +14,7 @@ use proptest::prelude::*;
 /// What may happen next to a run's budget.
 #[derive(Clone, Debug)]
 enum Step {
-    Reserve(Ask),
+    Reserve(ReserveRequest),
     /// Used so much of each part of what was granted, in percent.
     Settle(usize, u8),
     Release(usize),
@@ -31,50 +32,50 @@ proptest! {
         steps in vec(steps(), 0..60),
     ) {
         // An earlier process may have spent all, but never more turns than there are.
-        let spent = Amount { turns: spent.turns.min(limits.max_turns.unwrap_or(u64::MAX)), ..spent };
-        let ledger = Arc::new(Ledger::new(limits.clone(), Past { spent, ..Past::default() }));
-        let mut open: Vec<Reservation> = vec![];
+        let spent = BudgetAmount { turns: spent.turns.min(limits.max_turns.unwrap_or(u64::MAX)), ..spent };
+        let ledger = Arc::new(BudgetLedger::new(limits.clone(), PriorUsage { spent, ..PriorUsage::default() }));
+        let mut open: Vec<BudgetReservation> = vec![];
         for step in steps {
             match step {
                 Step::Reserve(ask) => {
-                    if let Ok(reservation) = ledger.reserve(&ask) {
-                        let status = ledger.status();
+                    if let Ok(reservation) = ledger.reserve_call(&ask) {
+                        let status = ledger.budget_status();
                         prop_assert!(is_within(&limits, status.spent + status.reserved, open.len()));
-                        prop_assert!(reservation.granted().output <= ask.output.unwrap_or(Tokens(16_384)).max(Tokens(ask.choices.max(1).into())));
-                        prop_assert_eq!(reservation.granted().input, ask.input);
+                        prop_assert!(reservation.granted_amount().output <= ask.output.unwrap_or(Tokens(16_384)).max(Tokens(ask.choices.max(1).into())));
+                        prop_assert_eq!(reservation.granted_amount().input, ask.input);
                         open.push(reservation);
                     }
                 }
                 Step::Settle(which, percent) if !open.is_empty() => {
                     let reservation = open.swap_remove(which % open.len());
                     let part = |Tokens(granted)| Tokens(granted * u64::from(percent) / 100);
-                    let granted = reservation.granted();
+                    let granted = reservation.granted_amount();
                     let (input, output) = (part(granted.input), part(granted.output));
                     let cache_read = part(input);
-                    let usage = Usage { input, output, cache_read, ..Usage::default() };
-                    let charged = reservation.settle(&usage);
+                    let usage = TokenUsage { input, output, cache_read, ..TokenUsage::default() };
+                    let charged = reservation.settle_usage(&usage);
                     prop_assert!(charged.cost <= granted.cost);
-                    prop_assert_eq!(charged, Amount { turns: granted.turns, input, output, cost: charged.cost });
+                    prop_assert_eq!(charged, BudgetAmount { turns: granted.turns, input, output, cost: charged.cost });
                 }
                 Step::Release(which) if !open.is_empty() => {
-                    let before = ledger.spent();
-                    open.swap_remove(which % open.len()).release();
-                    prop_assert_eq!(ledger.spent(), before);
+                    let before = ledger.spent_amount();
+                    open.swap_remove(which % open.len()).release_unspent();
+                    prop_assert_eq!(ledger.spent_amount(), before);
                 }
                 Step::Drop(which) if !open.is_empty() => {
-                    let before = ledger.spent();
+                    let before = ledger.spent_amount();
                     let reservation = open.swap_remove(which % open.len());
-                    let granted = reservation.granted();
+                    let granted = reservation.granted_amount();
                     drop(reservation);
-                    prop_assert_eq!(ledger.spent(), before + granted);
+                    prop_assert_eq!(ledger.spent_amount(), before + granted);
                 }
                 _ => {}
             }
-            prop_assert_eq!(ledger.status().open_calls as usize, open.len());
+            prop_assert_eq!(ledger.budget_status().open_calls as usize, open.len());
         }
         drop(open);
-        let status = ledger.status();
-        prop_assert_eq!((status.reserved, status.open_calls), (Amount::default(), 0));
+        let status = ledger.budget_status();
+        prop_assert_eq!((status.reserved, status.open_calls), (BudgetAmount::default(), 0));
     }
 }
 
@@ -82,79 +83,83 @@ proptest! {
 /// call finds the budget overdrawn and is refused.
 #[test]
 fn an_overrun_is_charged_in_full_and_stops_the_run() {
-    let ledger = ledger(&Limits { max_output_tokens: Some(Tokens(100)), ..Limits::default() });
-    let reservation = ledger.reserve(&turn(100)).unwrap();
-    let usage = Usage { output: Tokens(130), source: Source::Provider, ..Usage::default() };
-    assert_eq!(reservation.settle(&usage).output, Tokens(130));
-    let refusal = ledger.reserve(&turn(1)).unwrap_err();
-    assert_eq!(refusal, Refusal::Tokens { kind: "output", spent: 130, limit: 100, needed: 1 });
+    let ledger =
+        ledger(&BudgetLimits { max_output_tokens: Some(Tokens(100)), ..BudgetLimits::default() });
+    let reservation = ledger.reserve_call(&turn(100)).unwrap();
+    let usage =
+        TokenUsage { output: Tokens(130), source: UsageSource::Provider, ..TokenUsage::default() };
+    assert_eq!(reservation.settle_usage(&usage).output, Tokens(130));
+    let refusal = ledger.reserve_call(&turn(1)).unwrap_err();
+    assert_eq!(refusal, BudgetError::Tokens { kind: "output", spent: 130, limit: 100, needed: 1 });
 }
 
 /// G9: a call that may write more than is left is granted what is left.
 #[test]
 fn an_answer_is_granted_what_is_left() {
-    let limits = Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
+    let limits = BudgetLimits { max_total_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
     let ledger = ledger(&limits);
-    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 1, price: None };
-    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(70));
+    let ask =
+        ReserveRequest { is_turn: true, input: Tokens(30), output: None, choices: 1, price: None };
+    assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(70));
 }
 
 /// G9: many answers reserve for each of them, so that `n: 50` is no way round the budget.
 #[test]
 fn each_answer_without_a_limit_is_reserved_for() {
-    let ledger = ledger(&Limits::default());
-    let ask = Ask { is_turn: true, input: Tokens(30), output: None, choices: 50, price: None };
-    assert_eq!(ledger.reserve(&ask).unwrap().granted().output, Tokens(50 * 16_384));
+    let ledger = ledger(&BudgetLimits::default());
+    let ask =
+        ReserveRequest { is_turn: true, input: Tokens(30), output: None, choices: 50, price: None };
+    assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(50 * 16_384));
 }
 
 /// R5, G9: a call that is too large says nothing of the next one, and nor do calls that may still give back what they hold.
 #[test]
 fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
-    let told = |limits: Limits, steps: &dyn Fn(&Arc<Ledger>)| {
+    let told = |limits: BudgetLimits, steps: &dyn Fn(&Arc<BudgetLedger>)| {
         let ledger = ledger(&limits);
         steps(&ledger);
-        (ledger.is_denied(), ledger.exhausted().is_cancelled())
+        (ledger.was_last_call_denied(), ledger.exhausted_token().is_cancelled())
     };
-    let use_up = |ledger: &Arc<Ledger>, output: u64| {
-        let usage = Usage { output: Tokens(output), ..Usage::default() };
-        let _ = ledger.reserve(&turn(output)).unwrap().settle(&usage);
+    let use_up = |ledger: &Arc<BudgetLedger>, output: u64| {
+        let usage = TokenUsage { output: Tokens(output), ..TokenUsage::default() };
+        let _ = ledger.reserve_call(&turn(output)).unwrap().settle_usage(&usage);
     };
-    let reads = |input: u64| Ask { input: Tokens(input), ..turn(1) };
-    let tokens = || Limits { max_total_tokens: Some(Tokens(100)), ..Limits::default() };
+    let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn(1) };
+    let tokens = || BudgetLimits { max_total_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
 
-    let too_large = |ledger: &Arc<Ledger>| {
+    let too_large = |ledger: &Arc<BudgetLedger>| {
         use_up(ledger, 50);
-        ledger.reserve(&reads(50)).unwrap_err();
+        ledger.reserve_call(&reads(50)).unwrap_err();
     };
     assert_eq!(told(tokens(), &too_large), (true, false));
-    let smaller = |ledger: &Arc<Ledger>| {
+    let smaller = |ledger: &Arc<BudgetLedger>| {
         too_large(ledger);
-        ledger.reserve(&reads(20)).unwrap().release();
+        ledger.reserve_call(&reads(20)).unwrap().release_unspent();
     };
     assert_eq!(told(tokens(), &smaller), (false, false));
-    let spent = |ledger: &Arc<Ledger>| {
+    let spent = |ledger: &Arc<BudgetLedger>| {
         use_up(ledger, 99);
-        ledger.reserve(&reads(1)).unwrap_err();
+        ledger.reserve_call(&reads(1)).unwrap_err();
     };
     assert_eq!(told(tokens(), &spent), (true, true));
 
-    let turns = || Limits { max_turns: Some(1), ..Limits::default() };
-    let last = |ledger: &Arc<Ledger>| use_up(ledger, 1);
+    let turns = || BudgetLimits { max_turns: Some(1), ..BudgetLimits::default() };
+    let last = |ledger: &Arc<BudgetLedger>| use_up(ledger, 1);
     assert_eq!(told(turns(), &last), (false, false));
-    let open = |ledger: &Arc<Ledger>| {
-        let _open = ledger.reserve(&turn(1)).unwrap();
-        ledger.reserve(&turn(1)).unwrap_err();
+    let open = |ledger: &Arc<BudgetLedger>| {
+        let _open = ledger.reserve_call(&turn(1)).unwrap();
+        ledger.reserve_call(&turn(1)).unwrap_err();
     };
     assert_eq!(told(turns(), &open), (true, false));
-    let one_more = |ledger: &Arc<Ledger>| {
+    let one_more = |ledger: &Arc<BudgetLedger>| {
         last(ledger);
-        ledger.reserve(&turn(1)).unwrap_err();
+        ledger.reserve_call(&turn(1)).unwrap_err();
     };
     assert_eq!(told(turns(), &one_more), (true, true));
 
-    let cost = Limits { max_cost_usd: Some(Nanodollars(3)), ..Limits::default() };
-    let dear = |ledger: &Arc<Ledger>| {
-        ledger.reserve(&Ask { price: Some(price("dear")), ..turn(1) }).unwrap_err();
+    let cost = BudgetLimits { max_cost_usd: Some(Nanodollars(3)), ..BudgetLimits::default() };
+    let dear = |ledger: &Arc<BudgetLedger>| {
+        ledger.reserve_call(&ReserveRequest { price: Some(price("dear")), ..turn(1) }).unwrap_err();
     };
     assert_eq!(told(cost, &dear), (true, true));
 }
@@ -162,74 +167,86 @@ fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
 /// G9: a call refused for the rate of requests has not used up the minute's tokens.
 #[test]
 fn a_refused_call_takes_no_tokens_of_the_minute() {
-    let limits =
-        Limits { requests_per_minute: Some(1), tokens_per_minute: Some(1000), ..Limits::default() };
+    let limits = BudgetLimits {
+        requests_per_minute: Some(1),
+        tokens_per_minute: Some(1000),
+        ..BudgetLimits::default()
+    };
     let both = ledger(&limits);
-    both.reserve(&turn(10)).unwrap().release();
+    both.reserve_call(&turn(10)).unwrap().release_unspent();
     for _ in 0..10 {
-        let refusal = both.reserve(&turn(500)).unwrap_err();
-        assert!(matches!(refusal, Refusal::Rate { kind: "requests", .. }), "{refusal}");
+        let refusal = both.reserve_call(&turn(500)).unwrap_err();
+        assert!(matches!(refusal, BudgetError::Rate { kind: "requests", .. }), "{refusal}");
     }
 }
 
 /// G9: calls that begin at the same time have no more than the minute's tokens, and what they do not use is free again.
 #[test]
 fn calls_that_begin_together_share_the_tokens_of_the_minute() {
-    let limits = Limits { tokens_per_minute: Some(1000), ..Limits::default() };
+    let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
     let minute = ledger(&limits);
-    let large = Ask { input: Tokens(20), ..turn(8000) };
-    let only = minute.reserve(&large).unwrap();
+    let large = ReserveRequest { input: Tokens(20), ..turn(8000) };
+    let only = minute.reserve_call(&large).unwrap();
     for _ in 0..200 {
-        let refusal = minute.reserve(&large).unwrap_err();
-        assert!(matches!(refusal, Refusal::Rate { kind: "tokens", .. }), "{refusal}");
+        let refusal = minute.reserve_call(&large).unwrap_err();
+        assert!(matches!(refusal, BudgetError::Rate { kind: "tokens", .. }), "{refusal}");
     }
-    only.release();
-    let _ =
-        minute.reserve(&large).unwrap().settle(&Usage { output: Tokens(5000), ..Usage::default() });
-    let Refusal::Rate { retry_after, .. } = minute.reserve(&turn(1)).unwrap_err() else { panic!() };
+    only.release_unspent();
+    let _ = minute
+        .reserve_call(&large)
+        .unwrap()
+        .settle_usage(&TokenUsage { output: Tokens(5000), ..TokenUsage::default() });
+    let BudgetError::Rate { retry_after, .. } = minute.reserve_call(&turn(1)).unwrap_err() else {
+        panic!()
+    };
     assert!(retry_after > Duration::from_secs(235), "{retry_after:?}");
 }
 
 /// G9: tokens used beyond a reservation are paid off by the calls that follow, also by refused ones.
 #[test]
 fn a_debt_of_tokens_is_kept_until_it_is_paid() {
-    let limits = Limits { tokens_per_minute: Some(1000), ..Limits::default() };
+    let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
     let ledger = ledger(&limits);
-    let overrun = Usage { output: Tokens(810), ..Usage::default() };
-    let reads = |input: u64| Ask { input: Tokens(input), ..turn(10) };
-    let _ = ledger.reserve(&reads(10)).unwrap().settle(&overrun);
+    let overrun = TokenUsage { output: Tokens(810), ..TokenUsage::default() };
+    let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn(10) };
+    let _ = ledger.reserve_call(&reads(10)).unwrap().settle_usage(&overrun);
     // 190 are left of the minute.
     for _ in 0..3 {
-        let refusal = ledger.reserve(&reads(500)).unwrap_err();
-        assert!(matches!(refusal, Refusal::Rate { kind: "tokens", .. }), "{refusal}");
+        let refusal = ledger.reserve_call(&reads(500)).unwrap_err();
+        assert!(matches!(refusal, BudgetError::Rate { kind: "tokens", .. }), "{refusal}");
     }
-    ledger.reserve(&reads(150)).unwrap().release();
+    ledger.reserve_call(&reads(150)).unwrap().release_unspent();
 }
 
 /// G9: the deadline counts from the start of the run, not of the process.
 #[test]
 fn the_time_before_a_restart_counts() {
-    let limits = Limits { deadline: Some(Duration::from_hours(1)), ..Limits::default() };
-    let after = |age| Arc::new(Ledger::new(limits.clone(), Past { age, ..Past::default() }));
-    after(Duration::from_mins(59)).reserve(&turn(1)).unwrap().release();
-    let refusal = after(Duration::from_hours(1)).reserve(&turn(1)).unwrap_err();
-    assert_eq!(refusal, Refusal::Deadline { limit: Duration::from_hours(1) });
+    let limits =
+        BudgetLimits { deadline: Some(Duration::from_hours(1)), ..BudgetLimits::default() };
+    let after = |age| {
+        Arc::new(BudgetLedger::new(limits.clone(), PriorUsage { age, ..PriorUsage::default() }))
+    };
+    after(Duration::from_mins(59)).reserve_call(&turn(1)).unwrap().release_unspent();
+    let refusal = after(Duration::from_hours(1)).reserve_call(&turn(1)).unwrap_err();
+    assert_eq!(refusal, BudgetError::Deadline { limit: Duration::from_hours(1) });
 }
 
 /// G9: the counters cannot be wrapped round by a hostile count.
 #[test]
 fn a_hostile_count_saturates() {
-    let ledger = ledger(&Limits { max_total_tokens: Some(Tokens(10)), ..Limits::default() });
-    let usage = Usage { input: Tokens(u64::MAX), output: Tokens(u64::MAX), ..Usage::default() };
-    let _ = ledger.reserve(&turn(1)).unwrap().settle(&usage);
-    assert_eq!(ledger.spent().total(), Tokens(u64::MAX));
-    assert!(ledger.reserve(&turn(1)).is_err());
+    let ledger =
+        ledger(&BudgetLimits { max_total_tokens: Some(Tokens(10)), ..BudgetLimits::default() });
+    let usage =
+        TokenUsage { input: Tokens(u64::MAX), output: Tokens(u64::MAX), ..TokenUsage::default() };
+    let _ = ledger.reserve_call(&turn(1)).unwrap().settle_usage(&usage);
+    assert_eq!(ledger.spent_amount().total_tokens(), Tokens(u64::MAX));
+    assert!(ledger.reserve_call(&turn(1)).is_err());
 }
 
 /// G9: threads that all reserve at once are granted as many turns as there are.
 #[test]
 fn threads_are_granted_as_many_turns_as_there_are() {
-    let ledger = ledger(&Limits { max_turns: Some(100), ..Limits::default() });
+    let ledger = ledger(&BudgetLimits { max_turns: Some(100), ..BudgetLimits::default() });
     let granted: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|_| {
@@ -239,34 +256,34 @@ fn threads_are_granted_as_many_turns_as_there_are() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!((granted, ledger.spent().turns), (100, 100));
+    assert_eq!((granted, ledger.spent_amount().turns), (100, 100));
 }
 
-fn spend(ledger: &Arc<Ledger>) -> bool {
-    let reservation = ledger.reserve(&turn(1));
-    reservation.map(|reservation| reservation.settle(&Usage::default())).is_ok()
+fn spend(ledger: &Arc<BudgetLedger>) -> bool {
+    let reservation = ledger.reserve_call(&turn(1));
+    reservation.map(|reservation| reservation.settle_usage(&TokenUsage::default())).is_ok()
 }
 
-fn ledger(limits: &Limits) -> Arc<Ledger> {
-    Arc::new(Ledger::new(limits.clone(), Past::default()))
+fn ledger(limits: &BudgetLimits) -> Arc<BudgetLedger> {
+    Arc::new(BudgetLedger::new(limits.clone(), PriorUsage::default()))
 }
 
 /// G15: calls that cost nothing have a rate, whatever their route, and those that cost something are not counted.
 #[test]
 fn calls_without_a_charge_have_a_rate() {
-    let limits = Limits { free_calls_per_minute: Some(3), ..Limits::default() };
+    let limits = BudgetLimits { free_calls_per_minute: Some(3), ..BudgetLimits::default() };
     let counts = ledger(&limits);
     for _ in 0..3 {
-        drop(counts.enter(CallKind::Free, true).unwrap());
+        drop(counts.enter_call(CallKind::Free, true).unwrap());
     }
-    let refusal = counts.enter(CallKind::Free, true).unwrap_err();
-    assert!(matches!(refusal, Refusal::Rate { limit: 3, .. }), "{refusal}");
-    drop(counts.enter(CallKind::Turn, true).unwrap());
+    let refusal = counts.enter_call(CallKind::Free, true).unwrap_err();
+    assert!(matches!(refusal, BudgetError::Rate { limit: 3, .. }), "{refusal}");
+    drop(counts.enter_call(CallKind::Turn, true).unwrap());
 
-    let turns_limited = Limits { max_turns: Some(100), ..limits.clone() };
-    let free = Usage::default();
-    let paid = Usage { input: Tokens(1), ..Usage::default() };
-    let embedding = Ask { is_turn: false, input: Tokens(5), ..turn(0) };
+    let turns_limited = BudgetLimits { max_turns: Some(100), ..limits.clone() };
+    let free = TokenUsage::default();
+    let paid = TokenUsage { input: Tokens(1), ..TokenUsage::default() };
+    let embedding = ReserveRequest { is_turn: false, input: Tokens(5), ..turn(0) };
     for (limits, ask, usage, is_delivered, is_free) in [
         (&limits, turn(1), free, false, true),
         (&limits, turn(1), free, true, true),
@@ -279,64 +296,75 @@ fn calls_without_a_charge_have_a_rate() {
     ] {
         let (counts, mut let_in) = (ledger(limits), 0);
         while let_in < 50
-            && let Ok(reservation) = counts.reserve(&ask)
+            && let Ok(reservation) = counts.reserve_call(&ask)
         {
             let_in += 1;
             if is_delivered {
-                let _ = reservation.settle(&usage);
+                let _ = reservation.settle_usage(&usage);
             } else {
-                reservation.release();
+                reservation.release_unspent();
             }
         }
         let expected = if is_free { 3 } else { 50 };
         assert_eq!(let_in, expected, "{ask:?} {usage:?} delivered: {is_delivered}");
     }
-    let default = ledger(&Limits::default());
-    let let_in = (0..10_000).filter(|_| default.enter(CallKind::Free, true).is_ok()).count();
+    let default = ledger(&BudgetLimits::default());
+    let let_in = (0..10_000).filter(|_| default.enter_call(CallKind::Free, true).is_ok()).count();
     assert!((600..610).contains(&let_in), "{let_in}");
 }
 
 /// G9: what is spent is told by the head of a call, before its body is read.
 #[test]
 fn a_call_is_let_in_by_what_is_left() {
-    let refused = |limits: Limits| ledger(&limits).enter(CallKind::Turn, true).unwrap_err();
+    let refused =
+        |limits: BudgetLimits| ledger(&limits).enter_call(CallKind::Turn, true).unwrap_err();
     let none = Some(Tokens::ZERO);
     assert!(matches!(
-        refused(Limits { max_turns: Some(0), ..Limits::default() }),
-        Refusal::Turns { .. }
+        refused(BudgetLimits { max_turns: Some(0), ..BudgetLimits::default() }),
+        BudgetError::Turns { .. }
     ));
     for limits in [
-        Limits { max_total_tokens: none, ..Limits::default() },
-        Limits { max_input_tokens: none, ..Limits::default() },
-        Limits { max_output_tokens: none, ..Limits::default() },
+        BudgetLimits { max_total_tokens: none, ..BudgetLimits::default() },
+        BudgetLimits { max_input_tokens: none, ..BudgetLimits::default() },
+        BudgetLimits { max_output_tokens: none, ..BudgetLimits::default() },
     ] {
-        assert!(matches!(refused(limits), Refusal::Tokens { .. }));
+        assert!(matches!(refused(limits), BudgetError::Tokens { .. }));
     }
-    let broke = Limits { max_cost_usd: Some(Nanodollars::default()), ..Limits::default() };
-    assert!(matches!(refused(broke), Refusal::Cost { .. }));
-    let one = ledger(&Limits { max_concurrent: Some(1), ..Limits::default() });
-    let entry = one.enter(CallKind::Turn, true).unwrap();
-    assert!(matches!(one.enter(CallKind::Free, true), Err(Refusal::Concurrency { limit: 1 })));
-    let reservation = entry.reserve(&turn(1)).unwrap();
-    assert_eq!(one.status().open_calls, 1, "the place is taken once");
-    reservation.release();
-    assert_eq!(one.status().open_calls, 0);
+    let broke =
+        BudgetLimits { max_cost_usd: Some(Nanodollars::default()), ..BudgetLimits::default() };
+    assert!(matches!(refused(broke), BudgetError::Cost { .. }));
+    let one = ledger(&BudgetLimits { max_concurrent: Some(1), ..BudgetLimits::default() });
+    let entry = one.enter_call(CallKind::Turn, true).unwrap();
+    assert!(matches!(
+        one.enter_call(CallKind::Free, true),
+        Err(BudgetError::Concurrency { limit: 1 })
+    ));
+    let reservation = entry.reserve_budget(&turn(1)).unwrap();
+    assert_eq!(one.budget_status().open_calls, 1, "the place is taken once");
+    reservation.release_unspent();
+    assert_eq!(one.budget_status().open_calls, 0);
 }
 
 /// A deadline that no clock can count to is none, and nothing panics.
 #[test]
 fn a_deadline_may_be_as_far_as_it_can_be_written() {
-    let ledger = ledger(&Limits { deadline: Some(Duration::MAX), ..Limits::default() });
-    assert_eq!((ledger.deadline(), ledger.status().time_left), (None, None));
-    ledger.reserve(&turn(1)).unwrap().release();
+    let ledger = ledger(&BudgetLimits { deadline: Some(Duration::MAX), ..BudgetLimits::default() });
+    assert_eq!((ledger.deadline(), ledger.budget_status().time_left), (None, None));
+    ledger.reserve_call(&turn(1)).unwrap().release_unspent();
 }
 
-fn turn(output: u64) -> Ask {
-    Ask { is_turn: true, input: Tokens(0), output: Some(Tokens(output)), choices: 1, price: None }
+fn turn(output: u64) -> ReserveRequest {
+    ReserveRequest {
+        is_turn: true,
+        input: Tokens(0),
+        output: Some(Tokens(output)),
+        choices: 1,
+        price: None,
+    }
 }
 
 /// Prices of some billionths of a dollar for a token.
-fn price(model: &str) -> Arc<Price> {
+fn price(model: &str) -> Arc<ModelPrice> {
     let table = r#"
         version = "test"
         [models]
@@ -344,21 +372,21 @@ fn price(model: &str) -> Arc<Price> {
         dear = { input = "0.003", output = "0.015", cache_read = "0.0003", cache_write = "0.004", reasoning = "0.02" }
         long = { input = "0.001", output = "0.001", long = { above_input_tokens = 30, input = "0.009", output = "0.03" } }
     "#;
-    let prices = Prices::read(table, Unknown::Reject).unwrap();
-    prices.price(model, true).unwrap().unwrap()
+    let prices = PriceTable::parse_table(table, UnknownPricePolicy::Reject).unwrap();
+    prices.price_for(model, true).unwrap().unwrap()
 }
 
-fn is_within(limits: &Limits, held: Amount, open_before: usize) -> bool {
+fn is_within(limits: &BudgetLimits, held: BudgetAmount, open_before: usize) -> bool {
     let tokens = |limit: Option<Tokens>, held: Tokens| limit.is_none_or(|limit| held <= limit);
     limits.max_turns.is_none_or(|limit| held.turns <= limit)
         && tokens(limits.max_input_tokens, held.input)
         && tokens(limits.max_output_tokens, held.output)
-        && tokens(limits.max_total_tokens, held.total())
+        && tokens(limits.max_total_tokens, held.total_tokens())
         && limits.max_cost_usd.is_none_or(|limit| held.cost <= limit)
         && limits.max_concurrent.is_none_or(|limit| open_before < limit as usize)
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = BudgetLimits> {
     let tokens = || proptest::option::of((0..300_u64).prop_map(Tokens));
     let turns = proptest::option::of(0..10_u64);
     let concurrent = proptest::option::of(1..5_u32);
@@ -372,21 +400,21 @@ fn limits() -> impl Strategy<Value = Limits> {
             max_cost_usd,
             max_concurrent,
         )| {
-            Limits {
+            BudgetLimits {
                 max_cost_usd,
                 max_turns,
                 max_total_tokens,
                 max_input_tokens,
                 max_output_tokens,
                 max_concurrent,
-                ..Limits::default()
+                ..BudgetLimits::default()
             }
         },
     )
 }
 
-fn amounts(most: u64) -> impl Strategy<Value = Amount> {
-    (0..3_u64, 0..most, 0..most, 0..most).prop_map(|(turns, input, output, cost)| Amount {
+fn amounts(most: u64) -> impl Strategy<Value = BudgetAmount> {
+    (0..3_u64, 0..most, 0..most, 0..most).prop_map(|(turns, input, output, cost)| BudgetAmount {
         turns,
         input: Tokens(input),
         output: Tokens(output),
@@ -398,12 +426,14 @@ fn steps() -> impl Strategy<Value = Step> {
     let output = proptest::option::of((0..100_u64).prop_map(Tokens));
     let model = prop_oneof!["cheap", "dear", "long"];
     let asks =
-        (any::<bool>(), 0..60_u64, output, model).prop_map(|(is_turn, input, output, model)| Ask {
-            is_turn,
-            input: Tokens(input),
-            output,
-            choices: 1,
-            price: Some(price(&model)),
+        (any::<bool>(), 0..60_u64, output, model).prop_map(|(is_turn, input, output, model)| {
+            ReserveRequest {
+                is_turn,
+                input: Tokens(input),
+                output,
+                choices: 1,
+                price: Some(price(&model)),
+            }
         });
     prop_oneof![
         3 => asks.prop_map(Step::Reserve),

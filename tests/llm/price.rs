@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::budget::price::{Config, Price, Prices, Unknown};
-use cogni_gateway::budget::{Ask, Ledger, Limits, Nanodollars, Past, Tokens, Usage};
+use cogni_gateway::budget::price::{ModelPrice, PriceConfig, PriceTable, UnknownPricePolicy};
+use cogni_gateway::budget::{
+    BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
+};
 use proptest::prelude::*;
 
 use crate::support::allocations;
@@ -11,9 +13,10 @@ use crate::support::allocations;
 /// Figures computed by hand from the providers' price lists.
 #[test]
 fn each_kind_of_token_has_its_price() {
-    let prices = Prices::load(&Config::default()).unwrap();
+    let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
     let read = |model, input, output| {
-        let usage = Usage { input: Tokens(input), output: Tokens(output), ..Usage::default() };
+        let usage =
+            TokenUsage { input: Tokens(input), output: Tokens(output), ..TokenUsage::default() };
         cost(&prices, model, &usage)
     };
     // $5 and $25 a million.
@@ -27,13 +30,13 @@ fn each_kind_of_token_has_its_price() {
     assert_eq!(read("gemini-2.5-pro", 200_001, 1_000), "0.5150025");
 
     // 11 fresh, 5 read from the cache, 3 written: one for five minutes, two for an hour; 7 out.
-    let cached = Usage {
+    let cached = TokenUsage {
         input: Tokens(19),
         output: Tokens(7),
         cache_read: Tokens(5),
         cache_write: Tokens(3),
         cache_write_1h: Tokens(2),
-        ..Usage::default()
+        ..TokenUsage::default()
     };
     // 11×5000 + 5×500 + 1×6250 + 2×10000 + 7×25000 nanodollars.
     assert_eq!(cost(&prices, "claude-opus-4-5", &cached), "0.00025875");
@@ -42,18 +45,18 @@ fn each_kind_of_token_has_its_price() {
 /// G9: sound has its own rate where a provider has one, and no model of the built-in table is free.
 #[test]
 fn sound_has_its_price_and_no_model_is_free() {
-    let prices = Prices::load(&Config::default()).unwrap();
+    let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
     let heard = |model| {
         let (input, audio_input) = (Tokens(1_000_000), Tokens(1_000_000));
-        cost(&prices, model, &Usage { input, audio_input, ..Usage::default() })
+        cost(&prices, model, &TokenUsage { input, audio_input, ..TokenUsage::default() })
     };
     assert_eq!(["gemini-2.5-flash", "gemini-embedding-2"].map(heard), ["1", "6.5"]);
     assert_eq!(heard("gemini-2.5-pro"), "2.5");
-    assert!(prices.find("gemini-exp-1206").is_none());
+    assert!(prices.find_price("gemini-exp-1206").is_none());
     let table = toml::from_str::<toml::Table>(include_str!("../../config/prices.toml")).unwrap();
     for (model, _) in table["models"].as_table().unwrap() {
-        let price = prices.find(model).unwrap();
-        assert!(!price.most(Tokens(1_000_000), Tokens::ZERO).is_zero(), "{model}");
+        let price = prices.find_price(model).unwrap();
+        assert!(!price.max_cost(Tokens(1_000_000), Tokens::ZERO).is_zero(), "{model}");
     }
 }
 
@@ -61,29 +64,35 @@ fn sound_has_its_price_and_no_model_is_free() {
 #[test]
 fn an_unknown_price_is_a_policy() {
     let of = |unknown: &str, counts_cost| {
-        let config: Config = toml::from_str(&format!("unknown = {unknown}")).unwrap();
-        Prices::load(&config).unwrap().price("nobody/knows", counts_cost)
+        let config: PriceConfig = toml::from_str(&format!("unknown = {unknown}")).unwrap();
+        PriceTable::load_table(&config).unwrap().price_for("nobody/knows", counts_cost)
     };
     let refused = of("\"reject\"", true).unwrap_err();
     insta::assert_snapshot!(refused, @"model `nobody/knows` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`");
     assert_eq!(of("\"reject\"", false), Ok(None));
     assert_eq!(of("\"tokens_only\"", true), Ok(None));
     let price = of(r#"{ input = "3", output = 15.5 }"#, true).unwrap().unwrap();
-    assert_eq!(price.most(Tokens(1_000_000), Tokens(1_000_000)).to_string(), "18.5");
+    assert_eq!(price.max_cost(Tokens(1_000_000), Tokens(1_000_000)).to_string(), "18.5");
 }
 
 /// G9: to look up a price, to reserve and to settle allocates nothing.
 #[test]
 fn a_reservation_allocates_nothing() {
-    let prices = Prices::load(&Config::default()).unwrap();
-    let limits = Limits { max_cost_usd: Some(Nanodollars(u64::MAX)), ..Limits::default() };
-    let ledger = Arc::new(Ledger::new(limits, Past::default()));
+    let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
+    let limits =
+        BudgetLimits { max_cost_usd: Some(Nanodollars(u64::MAX)), ..BudgetLimits::default() };
+    let ledger = Arc::new(BudgetLedger::new(limits, PriorUsage::default()));
     let call = || {
-        let price = prices.price("anthropic/claude-opus-4-5", true).unwrap();
-        let ask = Ask { is_turn: true, input: Tokens(600), price, ..Ask::default() };
+        let price = prices.price_for("anthropic/claude-opus-4-5", true).unwrap();
+        let ask = ReserveRequest {
+            is_turn: true,
+            input: Tokens(600),
+            price,
+            ..ReserveRequest::default()
+        };
         // A call that was charged nothing would meet the rate of those.
-        let usage = Usage { input: Tokens(600), ..Usage::default() };
-        let _ = ledger.reserve(&ask).unwrap().settle(&usage);
+        let usage = TokenUsage { input: Tokens(600), ..TokenUsage::default() };
+        let _ = ledger.reserve_call(&ask).unwrap().settle_usage(&usage);
     };
     call();
     assert_eq!(allocations::count(|| (0..1000).for_each(|_| call())), 0);
@@ -98,9 +107,11 @@ fn a_family_has_the_price_of_its_longest_name() {
         "gpt-5-*" = { input = "2" }
         "gpt-5-mini" = { input = "3" }
     "#;
-    let prices = Prices::read(table, Unknown::Reject).unwrap();
+    let prices = PriceTable::parse_table(table, UnknownPricePolicy::Reject).unwrap();
     let input = |model| {
-        prices.find(model).map(|price| price.most(Tokens(1_000_000), Tokens::ZERO).to_string())
+        prices
+            .find_price(model)
+            .map(|price| price.max_cost(Tokens(1_000_000), Tokens::ZERO).to_string())
     };
     assert_eq!(input("gpt-4o").as_deref(), Some("1"));
     assert_eq!(input("openai/gpt-5-pro").as_deref(), Some("2"));
@@ -112,7 +123,7 @@ fn a_family_has_the_price_of_its_longest_name() {
 fn a_table_that_is_wrong_says_where() {
     let error = |models: &str| {
         let table = format!("version = \"1\"\n[models]\n{models}");
-        Prices::read(&table, Unknown::Reject).unwrap_err().to_string()
+        PriceTable::parse_table(&table, UnknownPricePolicy::Reject).unwrap_err().to_string()
     };
     insta::assert_snapshot!(error("m = { input = \"cheap\" }"), @r#"
     the price table is not valid: TOML parse error at line 3, column 15
@@ -158,27 +169,27 @@ proptest! {
         let part = |whole: u64, percent: u64| whole * percent / 100;
         let cache_read = part(input, parts[0]);
         let cache_write = part(input - cache_read, parts[1]);
-        let usage = Usage {
+        let usage = TokenUsage {
             input: Tokens(input),
             output: Tokens(output),
             cache_read: Tokens(cache_read),
             cache_write: Tokens(cache_write),
             cache_write_1h: Tokens(part(cache_write, parts[2])),
             reasoning: Tokens(part(output, parts[3])),
-            ..Usage::default()
+            ..TokenUsage::default()
         };
-        prop_assert!(price.cost(&usage) <= price.most(Tokens(input), Tokens(output)));
+        prop_assert!(price.call_cost(&usage) <= price.max_cost(Tokens(input), Tokens(output)));
 
         let (money, input) = (Nanodollars(money), Tokens(input));
-        let affordable = price.affordable(money, input);
-        if price.most(input, Tokens::ZERO) <= money && affordable.0 < u64::MAX {
-            prop_assert!(price.most(input, affordable) <= money);
-            prop_assert!(price.most(input, Tokens(affordable.0 + 1)) >= money);
+        let affordable = price.affordable_output(money, input);
+        if price.max_cost(input, Tokens::ZERO) <= money && affordable.0 < u64::MAX {
+            prop_assert!(price.max_cost(input, affordable) <= money);
+            prop_assert!(price.max_cost(input, Tokens(affordable.0 + 1)) >= money);
         }
     }
 }
 
-fn prices() -> impl Strategy<Value = Arc<Price>> {
+fn prices() -> impl Strategy<Value = Arc<ModelPrice>> {
     let dollars =
         || (0..100_000_000_u64).prop_map(|nanodollars| Nanodollars(nanodollars).to_string());
     let maybe = move || proptest::option::of(dollars());
@@ -193,11 +204,11 @@ fn prices() -> impl Strategy<Value = Arc<Price>> {
             let table = format!(
                 "version = \"1\"\n[models]\nm = {{ {base}, long = {{ above_input_tokens = {threshold}, {base} }} }}"
             );
-            Prices::read(&table, Unknown::Reject).unwrap().find("m").unwrap()
+            PriceTable::parse_table(&table, UnknownPricePolicy::Reject).unwrap().find_price("m").unwrap()
         },
     )
 }
 
-fn cost(prices: &Prices, model: &str, usage: &Usage) -> String {
-    prices.find(model).unwrap().cost(usage).to_string()
+fn cost(prices: &PriceTable, model: &str, usage: &TokenUsage) -> String {
+    prices.find_price(model).unwrap().call_cost(usage).to_string()
 }

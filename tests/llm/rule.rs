@@ -6,32 +6,32 @@ mod load;
 mod manual;
 
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::gateway::rule::{Config, Error, Facts, Refusal, Rules};
+use cogni_gateway::gateway::rule::{RuleConfig, RuleConfigError, RuleContext, RuleError, RuleSet};
 use serde::Deserialize;
 
 /// Rules as they stand in a file, without the `policy.` before them.
-pub(crate) fn rules(text: &str) -> Result<Rules, Error> {
+pub(crate) fn rules(text: &str) -> Result<RuleSet, RuleConfigError> {
     #[derive(Deserialize)]
     struct File {
-        rules: Vec<Config>,
+        rules: Vec<RuleConfig>,
     }
     let file: File = toml::from_str(text).unwrap();
-    Rules::compile(&file.rules)
+    RuleSet::compile_rules(&file.rules)
 }
 
 /// A rule with this condition.
-fn rule(when: &str) -> Result<Rules, Error> {
+fn rule(when: &str) -> Result<RuleSet, RuleConfigError> {
     let when = toml::Value::from(when);
     rules(&format!("[[rules]]\nname = 'r'\nwhen = {when}\nrefuse = 'no'"))
 }
 
 /// What is known of a call, as an example in a rule would say it.
-fn facts(text: &str) -> Facts<'static> {
+fn facts(text: &str) -> RuleContext<'static> {
     toml::from_str(text).unwrap()
 }
 
 fn holds(when: &str, call: &str) -> bool {
-    matches!(rule(when).unwrap().judge(&facts(call)), Err(Refusal::Refused { .. }))
+    matches!(rule(when).unwrap().evaluate_rules(&facts(call)), Err(RuleError::Refused { .. }))
 }
 
 /// G13: each fact can be asked for, and says what it is to say.
@@ -139,7 +139,7 @@ fn all_rules_that_match_apply_in_order() {
     )
     .unwrap();
     let judged = |call: &str| {
-        rules.judge(&facts(call)).map(|verdict| {
+        rules.evaluate_rules(&facts(call)).map(|verdict| {
             let headers: Vec<_> = verdict
                 .headers
                 .iter()
@@ -167,10 +167,10 @@ fn all_rules_that_match_apply_in_order() {
 fn a_rule_without_an_answer_refuses() {
     let rules = rule("request.bytes * request.bytes < 100").unwrap();
     assert_eq!(
-        rules.judge(&facts("request = { bytes = 1000 }")).map(|verdict| verdict.matched),
+        rules.evaluate_rules(&facts("request = { bytes = 1000 }")).map(|verdict| verdict.matched),
         Ok(vec![])
     );
-    let refusal = rules.judge(&facts("request = { bytes = 9000000000000 }")).unwrap_err();
+    let refusal = rules.evaluate_rules(&facts("request = { bytes = 9000000000000 }")).unwrap_err();
     insta::assert_snapshot!(refusal, @"the rule `r` cannot be answered: a number is larger than 64 bits hold; tell who operates this gateway");
     assert_eq!(refusal.code(), "policy_error");
 }
@@ -188,7 +188,7 @@ fn asking_allocates_nothing() {
     .unwrap();
     let call = facts("run = { metadata = { team = 'ml' } }\nrequest = { model = 'gpt-x' }");
     // A pattern sets up its working memory when it is first used.
-    assert!(rules.judge(&call).is_ok());
-    let counted = allocation_counter::measure(|| assert!(rules.judge(&call).is_ok()));
+    assert!(rules.evaluate_rules(&call).is_ok());
+    let counted = allocation_counter::measure(|| assert!(rules.evaluate_rules(&call).is_ok()));
     assert_eq!(counted.count_total, 0);
 }

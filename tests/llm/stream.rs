@@ -11,9 +11,12 @@ use std::fmt::Write;
 use std::fs;
 
 use bytes::Bytes;
-use cogni_gateway::budget::{Nanodollars, Tokens, Usage};
-use cogni_gateway::protocol::{Protocol, Route};
-use cogni_gateway::stream::{Finish, Format, MAX_EVENT, Observer, Oversize, UsageChunk};
+use cogni_gateway::budget::{Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::stream::{
+    EventTooLargeError, MAX_EVENT_BYTES, ResponseFormat, ResponseObserver, StreamEnd,
+    UsageChunkMode,
+};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
@@ -22,10 +25,10 @@ use crate::support::allocations;
 /// All that an observer says of a response, and all that it lets pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Reading {
-    usage: Option<Usage>,
-    so_far: Option<Usage>,
+    usage: Option<TokenUsage>,
+    so_far: Option<TokenUsage>,
     cost: Option<Nanodollars>,
-    finish: Finish,
+    finish: StreamEnd,
     estimate: Tokens,
     at_least: Tokens,
     is_cut: bool,
@@ -34,23 +37,27 @@ struct Reading {
 
 impl Reading {
     /// Cuts the response before each offset.
-    fn of(mut observer: Observer, response: &[u8], cuts: impl IntoIterator<Item = usize>) -> Self {
+    fn of(
+        mut observer: ResponseObserver,
+        response: &[u8],
+        cuts: impl IntoIterator<Item = usize>,
+    ) -> Self {
         let response = Bytes::copy_from_slice(response);
         let mut passed = vec![];
         let mut from = 0;
         for to in cuts.into_iter().chain([response.len()]) {
-            passed.extend(observer.frame(response.slice(from..to)).unwrap());
+            passed.extend(observer.read_frame(response.slice(from..to)).unwrap());
             from = to;
         }
-        passed.extend(observer.end().unwrap_or_default());
+        passed.extend(observer.end_of_body().unwrap_or_default());
         Self {
-            usage: observer.usage(),
-            so_far: observer.usage_so_far(),
-            cost: observer.cost(),
-            finish: observer.finish(),
+            usage: observer.reported_usage(),
+            so_far: observer.partial_usage(),
+            cost: observer.reported_cost(),
+            finish: observer.stream_end(),
             estimate: observer.output_estimate(),
-            at_least: observer.output_at_least(),
-            is_cut: observer.is_cut(),
+            at_least: observer.output_lower_bound(),
+            is_cut: observer.is_truncated(),
             passed,
         }
     }
@@ -110,7 +117,7 @@ fn the_line_end_does_not_matter() {
         if ["chat_wild_lines", "chat_cut"].contains(&&*name) {
             continue;
         }
-        let told_with = |(_, route, stream): (String, Route, Vec<u8>)| {
+        let told_with = |(_, route, stream): (String, GatewayRoute, Vec<u8>)| {
             told(&Reading::of(shown(route), &stream, []))
         };
         let expected = told_with((name.clone(), route, stream.clone()));
@@ -130,7 +137,7 @@ fn only_the_usage_chunk_is_hidden() {
         }
         let text = String::from_utf8(stream).unwrap();
         let is_shown = |event: &&str| {
-            route.protocol() != Protocol::Chat
+            route.protocol() != LlmProtocol::Chat
                 || !USAGE_CHUNK.iter().any(|chunk| event.contains(chunk))
         };
         let expected: String = text.split_inclusive("\n\n").filter(is_shown).collect();
@@ -156,10 +163,10 @@ fn the_usage_chunk_is_hidden_with_all_its_lines() {
 #[test]
 fn a_frame_from_which_nothing_is_taken_is_not_copied() {
     for observer in [shown, hidden] {
-        let mut observer = observer(Route::ChatCompletions);
+        let mut observer = observer(GatewayRoute::ChatCompletions);
         for frame in [DELTA, &DELTA.repeat(3), ": ping\n\n", "\n", "data: {\"choices\":[{\"del"] {
             let frame = Bytes::copy_from_slice(frame.as_bytes());
-            let passed = observer.frame(frame.clone()).unwrap();
+            let passed = observer.read_frame(frame.clone()).unwrap();
             assert_eq!((passed.as_ptr(), passed.len()), (frame.as_ptr(), frame.len()));
         }
     }
@@ -168,9 +175,9 @@ fn a_frame_from_which_nothing_is_taken_is_not_copied() {
 /// G7: what cannot be the usage chunk is never held back.
 #[test]
 fn bytes_are_held_back_only_while_they_may_be_the_usage_chunk() {
-    let mut observer = hidden(Route::ChatCompletions);
+    let mut observer = hidden(GatewayRoute::ChatCompletions);
     let mut frame = |text: &str| {
-        let passed = observer.frame(Bytes::copy_from_slice(text.as_bytes())).unwrap();
+        let passed = observer.read_frame(Bytes::copy_from_slice(text.as_bytes())).unwrap();
         String::from_utf8(passed.into()).unwrap()
     };
     assert_eq!(frame(": pi"), ": pi", "a comment, even without its end");
@@ -193,13 +200,14 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
         ("data: [DONE]\r", "data: [DONE]\r"),
     ] {
         for observer in [shown, hidden] {
-            let reading = Reading::of(observer(Route::ChatCompletions), stream.as_bytes(), []);
-            assert_eq!(reading.finish, Finish::Terminated);
+            let reading =
+                Reading::of(observer(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+            assert_eq!(reading.finish, StreamEnd::Terminated);
             assert_eq!(reading.passed, passed.as_bytes());
         }
     }
     let usage = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}";
-    let reading = Reading::of(hidden(Route::ChatCompletions), usage, []);
+    let reading = Reading::of(hidden(GatewayRoute::ChatCompletions), usage, []);
     assert_eq!((told(&reading).as_str(), reading.passed), ("Unfinished: 5 in, 1 out", vec![]));
 }
 
@@ -257,37 +265,37 @@ fn a_unary_body_tells_its_usage() {
 /// G7: 64 MiB without the end of an event are refused at the bound.
 #[test]
 fn an_endless_event_is_cut_at_the_bound() {
-    for mut observer in [shown(Route::Responses), hidden(Route::ChatCompletions)] {
+    for mut observer in [shown(GatewayRoute::Responses), hidden(GatewayRoute::ChatCompletions)] {
         let mut frames = 0;
         let peak = allocations::peak(|| {
             let frame = Bytes::from(vec![b'x'; 64 * 1024]);
-            while observer.frame(frame.clone()).is_ok() {
+            while observer.read_frame(frame.clone()).is_ok() {
                 frames += 1;
                 assert!(frames < 1024, "64 MiB have passed");
             }
         });
-        assert_eq!(frames, MAX_EVENT / (64 * 1024));
+        assert_eq!(frames, MAX_EVENT_BYTES / (64 * 1024));
         // The last step of growth holds the half and the whole.
-        assert!(peak <= MAX_EVENT as u64 * 3 / 2 + 128 * 1024, "{peak} bytes at once");
+        assert!(peak <= MAX_EVENT_BYTES as u64 * 3 / 2 + 128 * 1024, "{peak} bytes at once");
     }
 }
 
 /// G7: the bound is the event's, however it arrives.
 #[test]
 fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
-    let mut stream = vec![b'x'; MAX_EVENT - 2];
+    let mut stream = vec![b'x'; MAX_EVENT_BYTES - 2];
     stream.extend(b"\n\n");
     let long: Bytes = [b"x", stream.as_slice()].concat().into();
     let comment: Bytes = [b": comment", stream.as_slice()].concat().into();
     let stream = Bytes::from(stream);
     let read = |stream: &Bytes, cut| {
-        let mut observer = shown(Route::ChatCompletions);
-        observer.frame(stream.slice(..cut))?;
-        observer.frame(stream.slice(cut..)).map(drop)
+        let mut observer = shown(GatewayRoute::ChatCompletions);
+        observer.read_frame(stream.slice(..cut))?;
+        observer.read_frame(stream.slice(cut..)).map(drop)
     };
-    for cut in [0, 1, MAX_EVENT - 2, MAX_EVENT - 1] {
+    for cut in [0, 1, MAX_EVENT_BYTES - 2, MAX_EVENT_BYTES - 1] {
         assert_eq!(read(&stream, cut), Ok(()), "cut at {cut}");
-        assert_eq!(read(&long, cut), Err(Oversize), "cut at {cut}");
+        assert_eq!(read(&long, cut), Err(EventTooLargeError), "cut at {cut}");
         assert_eq!(read(&comment, cut), Ok(()), "a comment cut at {cut}");
     }
 }
@@ -296,15 +304,15 @@ fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
 #[test]
 fn what_need_not_be_kept_is_not_kept() {
     for (mut observer, head) in [
-        (shown(Route::ChatCompletions), ": "),
-        (hidden(Route::ChatCompletions), ": "),
-        (unary(Route::Embeddings), "{\"data\":[\""),
+        (shown(GatewayRoute::ChatCompletions), ": "),
+        (hidden(GatewayRoute::ChatCompletions), ": "),
+        (unary(GatewayRoute::Embeddings), "{\"data\":[\""),
     ] {
         let frame = Bytes::from_static(SEVENS);
         let peak = allocations::peak(|| {
-            observer.frame(Bytes::from_static(head.as_bytes())).unwrap();
+            observer.read_frame(Bytes::from_static(head.as_bytes())).unwrap();
             for _ in 0..160 {
-                observer.frame(frame.clone()).unwrap();
+                observer.read_frame(frame.clone()).unwrap();
             }
         });
         assert_eq!(peak, 0, "after {head:?}");
@@ -315,25 +323,25 @@ fn what_need_not_be_kept_is_not_kept() {
 #[test]
 fn a_frame_costs_no_allocation() {
     let streams = [
-        (shown(Route::ChatCompletions), DELTA, 1),
-        (hidden(Route::ChatCompletions), DELTA, 1),
+        (shown(GatewayRoute::ChatCompletions), DELTA, 1),
+        (hidden(GatewayRoute::ChatCompletions), DELTA, 1),
         (
-            shown(Route::Messages),
+            shown(GatewayRoute::Messages),
             "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n",
             1,
         ),
         (
-            shown(Route::Responses),
+            shown(GatewayRoute::Responses),
             "event: response.output_text.delta\r\ndata: {\"delta\":\"x\"}\r\n\r\n",
             1,
         ),
         (
-            shown(Route::Responses),
+            shown(GatewayRoute::Responses),
             "data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n",
             1,
         ),
         // Cut in the middle: what is carried over reuses the space of the first time.
-        (shown(Route::ChatCompletions), DELTA, 2),
+        (shown(GatewayRoute::ChatCompletions), DELTA, 2),
     ];
     for (mut observer, event, pieces) in streams {
         let event = Bytes::from(event.to_owned().into_bytes());
@@ -341,7 +349,7 @@ fn a_frame_costs_no_allocation() {
         let frames = [event.slice(..cut), event.slice(cut..)];
         let mut pass = || {
             for frame in &frames {
-                assert_eq!(observer.frame(frame.clone()).unwrap().len(), frame.len());
+                assert_eq!(observer.read_frame(frame.clone()).unwrap().len(), frame.len());
             }
         };
         pass();
@@ -351,7 +359,7 @@ fn a_frame_costs_no_allocation() {
 
 #[test]
 fn an_observer_is_small() {
-    assert!(size_of::<Observer>() <= 224, "{} bytes", size_of::<Observer>());
+    assert!(size_of::<ResponseObserver>() <= 224, "{} bytes", size_of::<ResponseObserver>());
 }
 
 /// G7: what is decided by its beginning is decided alike however it is split, if only by keeping an
@@ -361,7 +369,7 @@ fn an_event_that_begins_with_other_choices_goes_on() {
     let stream =
         b"\xef\xbb\xbf\xef\xbb\xbfdata: {\"choices\":[{}]}\ndata:{\"choices\":[],\"usage\":{}}\n\n";
     for cut in 0..stream.len() {
-        let reading = Reading::of(hidden(Route::ChatCompletions), stream, [cut]);
+        let reading = Reading::of(hidden(GatewayRoute::ChatCompletions), stream, [cut]);
         assert_eq!(reading.passed, stream, "cut at {cut}");
     }
 }
@@ -372,7 +380,7 @@ proptest! {
     /// G7: against a parser written from the WHATWG text and a JSON tree.
     #[test]
     fn streams_are_read_as_the_reference_reads_them(
-        route in prop::sample::select(&[Route::ChatCompletions, Route::Responses, Route::Messages][..]),
+        route in prop::sample::select(&[GatewayRoute::ChatCompletions, GatewayRoute::Responses, GatewayRoute::Messages][..]),
         stream in generate::stream(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         hides in any::<bool>(),
@@ -388,13 +396,13 @@ proptest! {
     /// G7: of whatever bytes, the split changes nothing.
     #[test]
     fn noise_is_read_alike_however_it_is_split(
-        route in prop::sample::select(&Route::ALL[..]),
+        route in prop::sample::select(&GatewayRoute::ALL[..]),
         stream in generate::noise(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
     ) {
         let limited = |route| limit::tight(shown(route));
         let limited_hidden = |route| limit::tight(hidden(route));
-        let observers: [&dyn Fn(Route) -> Observer; 5] =
+        let observers: [&dyn Fn(GatewayRoute) -> ResponseObserver; 5] =
             [&shown, &hidden, &unary, &limited, &limited_hidden];
         for observer in observers {
             let whole = Reading::of(observer(route), &stream, []);
@@ -407,7 +415,7 @@ proptest! {
     /// G7: of a unary body the top level counts, and nothing else.
     #[test]
     fn bodies_are_read_as_the_reference_reads_them(
-        route in prop::sample::select(&Route::ALL[..]),
+        route in prop::sample::select(&GatewayRoute::ALL[..]),
         body in generate::body(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
     ) {
@@ -417,24 +425,24 @@ proptest! {
     }
 }
 
-fn shown(route: Route) -> Observer {
-    Observer::new(route, Format::Sse, UsageChunk::Show)
+fn shown(route: GatewayRoute) -> ResponseObserver {
+    ResponseObserver::new(route, ResponseFormat::Sse, UsageChunkMode::Show)
 }
 
-fn hidden(route: Route) -> Observer {
-    Observer::new(route, Format::Sse, UsageChunk::Hide)
+fn hidden(route: GatewayRoute) -> ResponseObserver {
+    ResponseObserver::new(route, ResponseFormat::Sse, UsageChunkMode::Hide)
 }
 
-fn unary(route: Route) -> Observer {
-    Observer::new(route, Format::Json, UsageChunk::Show)
+fn unary(route: GatewayRoute) -> ResponseObserver {
+    ResponseObserver::new(route, ResponseFormat::Json, UsageChunkMode::Show)
 }
 
-fn fixture(name: &str) -> (String, Route, Vec<u8>) {
+fn fixture(name: &str) -> (String, GatewayRoute, Vec<u8>) {
     fixtures().into_iter().find(|fixture| fixture.0 == name).unwrap()
 }
 
 /// Name, route and bytes of each file in `tests/fixtures`, by name.
-fn fixtures() -> Vec<(String, Route, Vec<u8>)> {
+fn fixtures() -> Vec<(String, GatewayRoute, Vec<u8>)> {
     let mut found: Vec<_> = fs::read_dir("tests/fixtures")
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -442,10 +450,10 @@ fn fixtures() -> Vec<(String, Route, Vec<u8>)> {
         .map(|path| {
             let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
             let route = match name.split('_').next().unwrap() {
-                "completions" => Route::Completions,
-                "responses" => Route::Responses,
-                "messages" => Route::Messages,
-                _ => Route::ChatCompletions,
+                "completions" => GatewayRoute::Completions,
+                "responses" => GatewayRoute::Responses,
+                "messages" => GatewayRoute::Messages,
+                _ => GatewayRoute::ChatCompletions,
             };
             (name, route, fs::read(path).unwrap())
         })
@@ -457,8 +465,8 @@ fn fixtures() -> Vec<(String, Route, Vec<u8>)> {
 
 /// The stream as it is, and with each line end, and with a byte order mark.
 fn with_line_ends(
-    (name, route, stream): (String, Route, Vec<u8>),
-) -> Vec<(String, Route, Vec<u8>)> {
+    (name, route, stream): (String, GatewayRoute, Vec<u8>),
+) -> Vec<(String, GatewayRoute, Vec<u8>)> {
     let text = String::from_utf8(stream).unwrap();
     [
         ("", text.clone()),
@@ -507,64 +515,64 @@ static SEVENS: &[u8] = &[b'7'; 64 * 1024];
 const DELTA: &str = "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
 
 /// Unary bodies: chat, tool calls, LiteLLM's cost, an error, and those of the other routes.
-const BODIES: &[(&str, Route, &str)] = &[
+const BODIES: &[(&str, GatewayRoute, &str)] = &[
     (
         "chat",
-        Route::ChatCompletions,
+        GatewayRoute::ChatCompletions,
         r#"{"id":"c","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"{\"usage\":{}}\\"},"finish_reason":"stop"}],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":6},"cost":3.15e-05},"service_tier":"default"}"#,
     ),
     (
         "chat, usage first",
-        Route::ChatCompletions,
+        GatewayRoute::ChatCompletions,
         "{ \"usage\" : { \"completion_tokens\" : 2 , \"prompt_tokens\" : 1 }\n, \"choices\" : [ ] }\n",
     ),
-    ("chat, no usage", Route::ChatCompletions, r#"{"id":"c","choices":[],"usage":null}"#),
+    ("chat, no usage", GatewayRoute::ChatCompletions, r#"{"id":"c","choices":[],"usage":null}"#),
     (
         "chat, zero usage",
-        Route::ChatCompletions,
+        GatewayRoute::ChatCompletions,
         r#"{"id":"c","choices":[],"usage":{"prompt_tokens":0,"completion_tokens":0}}"#,
     ),
     (
         "chat, half a usage",
-        Route::ChatCompletions,
+        GatewayRoute::ChatCompletions,
         r#"{"id":"c","choices":[],"usage":{"prompt_tokens":9}}"#,
     ),
     (
         "chat, cut",
-        Route::ChatCompletions,
+        GatewayRoute::ChatCompletions,
         r#"{"id":"c","choices":[{"index":0,"message":{"role":"assist"#,
     ),
     (
         "completions",
-        Route::Completions,
+        GatewayRoute::Completions,
         r#"{"choices":[{"text":"x","logprobs":{"tokens":["usage"]}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#,
     ),
     (
         "embeddings",
-        Route::Embeddings,
+        GatewayRoute::Embeddings,
         r#"{"object":"list","data":[{"object":"embedding","index":0,"embedding":[-0.017358398,0.0042610168,1e-9,0.25,-0.125]}],"model":"e","usage":{"prompt_tokens":8,"total_tokens":8}}"#,
     ),
     (
         "messages",
-        Route::Messages,
+        GatewayRoute::Messages,
         r#"{"type":"message","usage":{"input_tokens":11,"cache_creation_input_tokens":3,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":2},"cache_read_input_tokens":5,"output_tokens":7},"content":[{"type":"tool_use","input":{"usage":{"input_tokens":0,"output_tokens":0},"error":{}}}]}"#,
     ),
     (
         "messages, error",
-        Route::Messages,
+        GatewayRoute::Messages,
         r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#,
     ),
-    ("count_tokens", Route::CountTokens, r#"{"input_tokens":10}"#),
+    ("count_tokens", GatewayRoute::CountTokens, r#"{"input_tokens":10}"#),
     (
         "responses",
-        Route::Responses,
+        GatewayRoute::Responses,
         r#"{"error":null,"tools":[{"parameters":{"usage":{"input_tokens":0}}}],"usage":{"input_tokens":15,"input_tokens_details":{"cached_tokens":8},"output_tokens":6,"output_tokens_details":{"reasoning_tokens":5}}}"#,
     ),
-    ("models", Route::Models, r#"{"data":[{"id":"m","object":"model"}],"object":"list"}"#),
+    ("models", GatewayRoute::Models, r#"{"data":[{"id":"m","object":"model"}],"object":"list"}"#),
     (
         "a value not ended",
-        Route::Completions,
+        GatewayRoute::Completions,
         r#"{"usage":7]{"usage":{"prompt_tokens":5,"completion_tokens":2}}"#,
     ),
-    ("not JSON", Route::ChatCompletions, r#"]}{"usage" "usage": , {"a":1}}} {"error"#),
+    ("not JSON", GatewayRoute::ChatCompletions, r#"]}{"usage" "usage": , {"a":1}}} {"error"#),
 ];

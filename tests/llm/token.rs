@@ -5,8 +5,10 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cogni_gateway::cli::token::inspect;
-use cogni_gateway::run::token::{Claims, Invalid, Keys, MAX_LIFETIME, MintError};
+use cogni_gateway::cli::token::inspect_token;
+use cogni_gateway::run::token::{
+    MAX_TOKEN_LIFETIME, RunTokenClaims, RunTokenError, RunTokenKeys, RunTokenMintError,
+};
 use proptest::prelude::*;
 use ring::hmac;
 use tempfile::NamedTempFile;
@@ -16,18 +18,18 @@ proptest! {
     #[test]
     fn a_token_says_what_was_minted(run in "[A-Za-z0-9._:@/-]{1,128}", seconds in 1_u64..1_000_000) {
         let keys = keys();
-        let token = keys.mint(&run, Duration::from_secs(seconds), None, at(NOW)).unwrap();
+        let token = keys.mint_token(&run, Duration::from_secs(seconds), None, at(NOW)).unwrap();
         prop_assert!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{token} fits a header");
-        let claims = Claims { run, audience: None, issued: NOW, expires: NOW + seconds };
-        prop_assert_eq!(keys.verify(&token, at(NOW)), Ok(claims.clone()));
-        prop_assert_eq!(keys.verify(&token, at(NOW + seconds - 1)), Ok(claims));
-        prop_assert_eq!(keys.verify(&token, at(NOW + seconds)), Err(Invalid::Expired));
+        let claims = RunTokenClaims { run, audience: None, issued: NOW, expires: NOW + seconds };
+        prop_assert_eq!(keys.verify_token(&token, at(NOW)), Ok(claims.clone()));
+        prop_assert_eq!(keys.verify_token(&token, at(NOW + seconds - 1)), Ok(claims));
+        prop_assert_eq!(keys.verify_token(&token, at(NOW + seconds)), Err(RunTokenError::Expired));
     }
 
     /// G1: only what we signed is believed, and only in the spelling that we gave it.
     #[test]
     fn what_was_not_minted_is_not_believed(text in "(cgr1\\.)?[ -~]{0,600}") {
-        prop_assert!(keys().verify(&text, at(NOW)).is_err());
+        prop_assert!(keys().verify_token(&text, at(NOW)).is_err());
     }
 }
 
@@ -36,7 +38,7 @@ proptest! {
 fn any_change_of_one_byte_is_found() {
     let (keys, token) = (keys(), token());
     let believed = |bytes: Vec<u8>| {
-        String::from_utf8(bytes).is_ok_and(|text| keys.verify(&text, at(NOW)).is_ok())
+        String::from_utf8(bytes).is_ok_and(|text| keys.verify_token(&text, at(NOW)).is_ok())
     };
     assert!(believed(token.clone().into_bytes()));
     for at in 0..=token.len() {
@@ -62,14 +64,14 @@ fn any_change_of_one_byte_is_found() {
 #[test]
 fn parts_of_tokens_do_not_combine() {
     let keys = keys();
-    let other = keys.mint("run-2", Duration::from_hours(2), Some("old"), at(NOW)).unwrap();
+    let other = keys.mint_token("run-2", Duration::from_hours(2), Some("old"), at(NOW)).unwrap();
     let (one, other) = (parts(&token()), parts(&other));
     for choice in 1..7_usize {
         let mixed: Vec<_> = (0..3)
             .map(|part| if choice & (1 << part) == 0 { &one[part] } else { &other[part] })
             .collect();
         let mixed = format!("cgr1.{}.{}.{}", mixed[0], mixed[1], mixed[2]);
-        assert_eq!(keys.verify(&mixed, at(NOW)), Err(Invalid::Signature), "{mixed}");
+        assert_eq!(keys.verify_token(&mixed, at(NOW)), Err(RunTokenError::Signature), "{mixed}");
     }
 }
 
@@ -77,27 +79,37 @@ fn parts_of_tokens_do_not_combine() {
 #[test]
 fn each_fault_has_its_name() {
     let keys = keys();
-    let strangers = Keys::parse(&format!("new = {}", "33".repeat(32))).unwrap();
-    let unknown = Keys::parse(&format!("other = {}", "11".repeat(32))).unwrap();
-    let signed = |keys: &Keys, claims: &Claims| keys.sign(claims, None).unwrap();
-    let claims =
-        |run: &str| Claims { run: run.into(), audience: None, issued: NOW, expires: NOW + 60 };
-    let fault = |token: &str| keys.verify(token, at(NOW)).unwrap_err();
-    assert_eq!(fault(&signed(&strangers, &claims("run-1"))), Invalid::Signature);
-    assert_eq!(fault(&signed(&unknown, &claims("run-1"))), Invalid::UnknownKey);
-    assert_eq!(fault(&signed(&keys, &claims("../run"))[1..]), Invalid::Form);
+    let strangers = RunTokenKeys::parse_keys(&format!("new = {}", "33".repeat(32))).unwrap();
+    let unknown = RunTokenKeys::parse_keys(&format!("other = {}", "11".repeat(32))).unwrap();
+    let signed =
+        |keys: &RunTokenKeys, claims: &RunTokenClaims| keys.sign_claims(claims, None).unwrap();
+    let claims = |run: &str| RunTokenClaims {
+        run: run.into(),
+        audience: None,
+        issued: NOW,
+        expires: NOW + 60,
+    };
+    let fault = |token: &str| keys.verify_token(token, at(NOW)).unwrap_err();
+    assert_eq!(fault(&signed(&strangers, &claims("run-1"))), RunTokenError::Signature);
+    assert_eq!(fault(&signed(&unknown, &claims("run-1"))), RunTokenError::UnknownKey);
+    assert_eq!(fault(&signed(&keys, &claims("../run"))[1..]), RunTokenError::Form);
     // Signed or not, what names no run is nothing.
-    assert_eq!(fault(&signed(&keys, &claims("run 1"))), Invalid::Form);
-    assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), Invalid::Form);
-    assert_eq!(fault(&"cgr1.".repeat(200)), Invalid::Form);
-    assert_eq!(fault(""), Invalid::Form);
-    let late = Claims { audience: None, issued: NOW + 61, expires: NOW + 120, run: "run-1".into() };
-    assert_eq!(fault(&signed(&keys, &late)), Invalid::Future);
-    let early = Claims { issued: NOW + 60, ..late };
-    assert_eq!(keys.verify(&signed(&keys, &early), at(NOW)), Ok(early));
+    assert_eq!(fault(&signed(&keys, &claims("run 1"))), RunTokenError::Form);
+    assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), RunTokenError::Form);
+    assert_eq!(fault(&"cgr1.".repeat(200)), RunTokenError::Form);
+    assert_eq!(fault(""), RunTokenError::Form);
+    let late = RunTokenClaims {
+        audience: None,
+        issued: NOW + 61,
+        expires: NOW + 120,
+        run: "run-1".into(),
+    };
+    assert_eq!(fault(&signed(&keys, &late)), RunTokenError::Future);
+    let early = RunTokenClaims { issued: NOW + 60, ..late };
+    assert_eq!(keys.verify_token(&signed(&keys, &early), at(NOW)), Ok(early));
     let endless =
-        Claims { audience: None, issued: u64::MAX, expires: u64::MAX, run: "run-1".into() };
-    assert_eq!(fault(&signed(&keys, &endless)), Invalid::Future);
+        RunTokenClaims { audience: None, issued: u64::MAX, expires: u64::MAX, run: "run-1".into() };
+    assert_eq!(fault(&signed(&keys, &endless)), RunTokenError::Future);
 }
 
 /// G1: two installations share keys, and each takes its own tokens alone.
@@ -106,16 +118,18 @@ fn a_token_is_for_one_installation() {
     let name = "x".repeat(64);
     let [nobody, eu, us] = [None, Some(&*name), Some("us-1")].map(|name| keys().for_audience(name));
     let run = "r".repeat(128);
-    let mint = |keys: &Keys| keys.mint(&run, Duration::from_hours(1), None, at(NOW)).unwrap();
+    let mint = |keys: &RunTokenKeys| {
+        keys.mint_token(&run, Duration::from_hours(1), None, at(NOW)).unwrap()
+    };
     for (own, others) in [(&nobody, [&eu, &us]), (&eu, [&nobody, &us]), (&us, [&eu, &nobody])] {
         let token = mint(own);
-        assert!(own.verify(&token, at(NOW)).is_ok(), "{token}");
+        assert!(own.verify_token(&token, at(NOW)).is_ok(), "{token}");
         for other in others {
-            assert_eq!(other.verify(&token, at(NOW)), Err(Invalid::Audience));
-            assert_eq!(other.authenticate(&token), Err(Invalid::Audience));
+            assert_eq!(other.verify_token(&token, at(NOW)), Err(RunTokenError::Audience));
+            assert_eq!(other.verify_signature(&token), Err(RunTokenError::Audience));
         }
     }
-    assert_eq!(eu.verify(&mint(&eu), at(NOW)).unwrap().audience, Some(name));
+    assert_eq!(eu.verify_token(&mint(&eu), at(NOW)).unwrap().audience, Some(name));
 }
 
 /// G1: what was signed with another program's key in our form is no more than its JSON.
@@ -124,12 +138,12 @@ fn claims_are_exactly_those_of_this_version() {
     let keys = keys();
     let fault = |claims: &str| {
         let mut signed = "cgr1.new.".to_owned();
-        cogni_gateway::base::b64::encode(claims.as_bytes(), &mut signed);
+        cogni_gateway::base::b64::encode_base64(claims.as_bytes(), &mut signed);
         let key = hmac::Key::new(hmac::HMAC_SHA256, &[0x11; 32]);
         let mac = hmac::sign(&key, signed.as_bytes());
         signed.push('.');
-        cogni_gateway::base::b64::encode(mac.as_ref(), &mut signed);
-        keys.verify(&signed, at(NOW)).err()
+        cogni_gateway::base::b64::encode_base64(mac.as_ref(), &mut signed);
+        keys.verify_token(&signed, at(NOW)).err()
     };
     let until = NOW + 60;
     assert_eq!(fault(&format!(r#"{{"run":"r","iat":{NOW},"exp":{until}}}"#)), None);
@@ -140,34 +154,34 @@ fn claims_are_exactly_those_of_this_version() {
         format!(r#"{{"run":"r","iat":{NOW},"exp":-1}}"#),
         String::new(),
     ] {
-        assert_eq!(fault(&claims), Some(Invalid::Form), "{claims}");
+        assert_eq!(fault(&claims), Some(RunTokenError::Form), "{claims}");
     }
 }
 
 /// G1: a new key signs, the old one's tokens are good until it is taken out.
 #[test]
 fn keys_rotate_without_a_gap() {
-    let old = Keys::parse(&format!("old = {OLD}")).unwrap();
-    let token = old.mint("run-1", Duration::from_hours(1), None, at(NOW)).unwrap();
+    let old = RunTokenKeys::parse_keys(&format!("old = {OLD}")).unwrap();
+    let token = old.mint_token("run-1", Duration::from_hours(1), None, at(NOW)).unwrap();
     let both = keys();
-    assert!(both.verify(&token, at(NOW)).is_ok());
-    let next = both.mint("run-1", Duration::from_hours(1), None, at(NOW)).unwrap();
+    assert!(both.verify_token(&token, at(NOW)).is_ok());
+    let next = both.mint_token("run-1", Duration::from_hours(1), None, at(NOW)).unwrap();
     assert!(next.starts_with("cgr1.new."), "the first key signs");
-    assert_eq!(old.verify(&next, at(NOW)), Err(Invalid::UnknownKey));
-    let new = Keys::parse(&format!("new = {NEW}")).unwrap();
-    assert_eq!(new.verify(&token, at(NOW)), Err(Invalid::UnknownKey));
-    assert!(new.verify(&next, at(NOW)).is_ok());
+    assert_eq!(old.verify_token(&next, at(NOW)), Err(RunTokenError::UnknownKey));
+    let new = RunTokenKeys::parse_keys(&format!("new = {NEW}")).unwrap();
+    assert_eq!(new.verify_token(&token, at(NOW)), Err(RunTokenError::UnknownKey));
+    assert!(new.verify_token(&next, at(NOW)).is_ok());
 }
 
 /// G1: what cannot be minted.
 #[test]
 fn a_token_is_for_a_run_and_for_a_time() {
-    let mint = |run: &str, ttl, key_id| keys().mint(run, ttl, key_id, at(NOW));
+    let mint = |run: &str, ttl, key_id| keys().mint_token(run, ttl, key_id, at(NOW));
     let hour = Duration::from_hours(1);
-    assert_eq!(mint("run-1", Duration::from_millis(999), None), Err(MintError::TooShort));
-    assert!(mint("run-1", MAX_LIFETIME, None).is_ok());
+    assert_eq!(mint("run-1", Duration::from_millis(999), None), Err(RunTokenMintError::TooShort));
+    assert!(mint("run-1", MAX_TOKEN_LIFETIME, None).is_ok());
     let said = [
-        mint("run-1", MAX_LIFETIME + hour, None).unwrap_err(),
+        mint("run-1", MAX_TOKEN_LIFETIME + hour, None).unwrap_err(),
         mint("run 1", hour, None).unwrap_err(),
         mint("run-1", hour, Some("older")).unwrap_err(),
     ];
@@ -181,7 +195,7 @@ fn a_token_is_for_a_run_and_for_a_time() {
 /// G1: a file of keys is understood as a whole or not at all, and no error shows a key.
 #[test]
 fn a_wrong_key_file_says_where() {
-    let error = |text: &str| Keys::parse(text).unwrap_err().to_string();
+    let error = |text: &str| RunTokenKeys::parse_keys(text).unwrap_err().to_string();
     let said = [
         error("# none\n\n"),
         error("new 1111"),
@@ -189,7 +203,7 @@ fn a_wrong_key_file_says_where() {
         error("new = hunter2hunter2"),
         error(&format!("new = {}", "11".repeat(31))),
         error(&format!("# twice\nnew = {NEW}\n\nnew = {OLD}")),
-        Keys::read("/nowhere/keys".as_ref()).unwrap_err().to_string(),
+        RunTokenKeys::read_file("/nowhere/keys".as_ref()).unwrap_err().to_string(),
     ];
     insta::assert_snapshot!(said.join("\n"), @r"
     there are no run token keys; write `id = key`, with 64 hexadecimal digits (`openssl rand -hex 32`)
@@ -206,16 +220,21 @@ fn a_wrong_key_file_says_where() {
 /// G1: a key may be written in each usual way.
 #[test]
 fn a_key_is_the_same_in_every_spelling() {
-    let token = Keys::parse(&format!("k={}", "fb".repeat(32)))
+    let token = RunTokenKeys::parse_keys(&format!("k={}", "fb".repeat(32)))
         .unwrap()
-        .mint("run-1", Duration::from_hours(1), None, at(NOW))
+        .mint_token("run-1", Duration::from_hours(1), None, at(NOW))
         .unwrap();
     for key in [
         "FBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFBFB",
         "+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/s=",
         "-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_v7-_s",
     ] {
-        assert!(Keys::parse(&format!("  k = {key}  ")).unwrap().verify(&token, at(NOW)).is_ok());
+        assert!(
+            RunTokenKeys::parse_keys(&format!("  k = {key}  "))
+                .unwrap()
+                .verify_token(&token, at(NOW))
+                .is_ok()
+        );
     }
 }
 
@@ -227,7 +246,7 @@ fn mint_prints_a_token_and_inspect_reads_it() {
     let mint = ["mint", "--run-id", "run-1", "--ttl", "1h", "--keys-file", path];
     let (code, token, said) = cogni(&mint, "");
     assert_eq!((code, said.as_str()), (0, ""));
-    let claims = self::keys().verify(token.trim_end(), SystemTime::now()).unwrap();
+    let claims = self::keys().verify_token(token.trim_end(), SystemTime::now()).unwrap();
     assert_eq!((claims.run.as_str(), claims.expires - claims.issued), ("run-1", 3600));
     let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
     assert!(code == 0 && text.ends_with("valid    yes\n"), "{text}");
@@ -254,9 +273,9 @@ fn mint_prints_a_token_and_inspect_reads_it() {
 #[test]
 fn inspect_says_whether_a_token_is_valid() {
     let inspected = |keys: Option<&str>, now: u64| {
-        let keys = keys.map(|text| Keys::parse(text).unwrap());
+        let keys = keys.map(|text| RunTokenKeys::parse_keys(text).unwrap());
         let mut text = vec![];
-        inspect(&token(), keys.as_ref(), at(now), &mut text).unwrap();
+        inspect_token(&token(), keys.as_ref(), at(now), &mut text).unwrap();
         String::from_utf8(text).unwrap()
     };
     let (ours, theirs) = (format!("new = {NEW}"), format!("new = {OLD}"));
@@ -273,12 +292,12 @@ fn inspect_says_whether_a_token_is_valid() {
     insta::assert_snapshot!(last(None, NOW), @"valid    not known; name the keys with --keys-file");
 }
 
-fn keys() -> Keys {
-    Keys::parse(&format!("new = {NEW}\nold = {OLD}")).unwrap()
+fn keys() -> RunTokenKeys {
+    RunTokenKeys::parse_keys(&format!("new = {NEW}\nold = {OLD}")).unwrap()
 }
 
 fn token() -> String {
-    keys().mint("run-1", Duration::from_hours(1), None, at(NOW)).unwrap()
+    keys().mint_token("run-1", Duration::from_hours(1), None, at(NOW)).unwrap()
 }
 
 fn parts(token: &str) -> Vec<String> {

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::credential::{App, Credential};
-use cogni_gateway::forge::github::{Api, Config, Patience};
-use cogni_gateway::forge::pull_request::{Order, publish};
-use cogni_gateway::relay::repository::{Hosted, Repository};
-use cogni_gateway::relay::{Branch, BranchKey, Sha};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::forge::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::forge::github::{GithubClient, GithubConfig, RetryPolicy};
+use cogni_gateway::forge::pull_request::{PullRequestSpec, publish_pull_request};
+use cogni_gateway::relay::repository::{HostedRepository, RepositoryUrl};
+use cogni_gateway::relay::{BranchKey, ObjectId, SandboxBranch};
 
 use crate::support::process::{Process, free_port, patience};
 
@@ -20,13 +20,13 @@ use crate::support::process::{Process, free_port, patience};
 async fn a_new_pull_request_is_asked_for_as_github_describes_it() {
     let github = Described::start("none.json");
     let (api, repository) = (github.api(), github.repository());
-    let token = Secret::new("ghp_described");
-    assert_eq!(api.about(&token, &repository).await.unwrap().default_branch, "master");
-    assert!(api.branch(&token, &repository, "sandbox/task-1").await.unwrap().is_some());
-    let credential = Credential::Token(token);
+    let token = SecretString::new("ghp_described");
+    assert_eq!(api.repository_info(&token, &repository).await.unwrap().default_branch, "master");
+    assert!(api.branch_info(&token, &repository, "sandbox/task-1").await.unwrap().is_some());
+    let credential = ForgeCredential::Token(token);
     for needs_review in [false, true] {
-        let order = Order { needs_review, ..order() };
-        assert!(publish(&api, &credential, &repository, &order).await.unwrap().is_new);
+        let order = PullRequestSpec { needs_review, ..order() };
+        assert!(publish_pull_request(&api, &credential, &repository, &order).await.unwrap().is_new);
     }
 }
 
@@ -34,8 +34,9 @@ async fn a_new_pull_request_is_asked_for_as_github_describes_it() {
 #[tokio::test]
 async fn a_pull_request_is_changed_as_github_describes_it() {
     let github = Described::start("one.json");
-    let credential = Credential::Token(Secret::new("ghp_described"));
-    let published = publish(&github.api(), &credential, &github.repository(), &order()).await;
+    let credential = ForgeCredential::Token(SecretString::new("ghp_described"));
+    let published =
+        publish_pull_request(&github.api(), &credential, &github.repository(), &order()).await;
     assert!(!published.unwrap().is_new);
 }
 
@@ -44,10 +45,10 @@ async fn a_pull_request_is_changed_as_github_describes_it() {
 async fn an_apps_token_is_asked_for_as_github_describes_it() {
     let github = Described::start("none.json");
     let key = Command::new("openssl").args(["genrsa", "2048"]).output().unwrap().stdout;
-    let key = Secret::new(String::from_utf8(key).unwrap());
-    let app = Credential::App(Box::new(App::new("Iv1.cogni", &key).unwrap()));
+    let key = SecretString::new(String::from_utf8(key).unwrap());
+    let app = ForgeCredential::App(Box::new(GithubApp::new("Iv1.cogni", &key).unwrap()));
     let token = app.token(&github.api(), &github.repository()).await.unwrap();
-    assert!(token.expose().starts_with("ghs_"));
+    assert!(token.expose_secret().starts_with("ghs_"));
 }
 
 /// What is not as it is described is refused, so that the tests above can fail.
@@ -85,17 +86,18 @@ impl Described {
         Self { port, _process: process }
     }
 
-    fn api(&self) -> Api {
+    fn api(&self) -> GithubClient {
         let url = format!("http://127.0.0.1:{}", self.port).parse().unwrap();
-        let patience = Patience { attempts: 1, ..Patience::default() };
+        let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
         let timeout = Duration::from_mins(2);
-        Api::new(Config { url, patience, timeout, ..Config::default() }).unwrap()
+        GithubClient::new(GithubConfig { url, patience, timeout, ..GithubConfig::default() })
+            .unwrap()
     }
 
-    fn repository(&self) -> Hosted {
+    fn repository(&self) -> HostedRepository {
         let url = format!("http://127.0.0.1:{}/acme/site", self.port);
-        let repository: Repository = url.parse().unwrap();
-        repository.hosted().unwrap().clone()
+        let repository: RepositoryUrl = url.parse().unwrap();
+        repository.as_hosted().unwrap().clone()
     }
 
     /// The status of the answer to a call that the relay would not make.
@@ -114,15 +116,15 @@ impl Described {
     }
 }
 
-fn order() -> Order {
-    Order {
-        head: Branch::of(BranchKey::parse("task-1").unwrap()),
+fn order() -> PullRequestSpec {
+    PullRequestSpec {
+        head: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
         base: Some("main".to_owned()),
         run: "run-1".to_owned(),
         agent: "coder".to_owned(),
         title: "Do the work".to_owned(),
         body: "It is done.".to_owned(),
-        moved: (Sha::NONE, Sha::of("blob", b"")),
+        moved: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
         needs_review: false,
         reasons: vec![],
         before: vec![],

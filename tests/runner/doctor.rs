@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use cogni_gateway::cli::doctor::print;
-use cogni_gateway::sandbox::First;
-use cogni_gateway::sandbox::probe::{Answers, Cgroups, Engine, Facts, Report, machine};
+use cogni_gateway::cli::doctor::print_report;
+use cogni_gateway::sandbox::InitBinary;
+use cogni_gateway::sandbox::probe::{
+    CgroupSupport, DoctorReport, EngineInfo, EngineProbe, HostFacts, machine,
+};
 use serde_json::Value;
 
 fn controllers<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
@@ -14,15 +16,18 @@ fn controllers<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 }
 
 /// A machine that has everything.
-fn good() -> Facts {
-    Facts {
+fn good() -> HostFacts {
+    HostFacts {
         kernel: "6.18.0".to_owned(),
         is_root: true,
-        cgroups: Cgroups { version: 2, controllers: controllers(["cpu", "io", "memory", "pids"]) },
+        cgroups: CgroupSupport {
+            version: 2,
+            controllers: controllers(["cpu", "io", "memory", "pids"]),
+        },
         user_namespaces: 96_000,
         has_seccomp: true,
         landlock: Some(7),
-        docker: Engine::Answers(Answers {
+        docker: EngineProbe::Answers(EngineInfo {
             version: "29.1.0".to_owned(),
             api: "1.52".to_owned(),
             runtime: Some(("runc".to_owned(), "1.3.3".to_owned())),
@@ -33,7 +38,7 @@ fn good() -> Facts {
         }),
         podman: Some("/run/podman/podman.sock".into()),
         git: Some("2.47.3".to_owned()),
-        init: First::Given("/usr/lib/cogni-init".into()),
+        init: InitBinary::Given("/usr/lib/cogni-init".into()),
         run_dir: "/run/cogni".into(),
         inotify_instances: Some(8192),
         user_limits: [("fs.epoll.max_user_watches", 5_000_000), ("RLIMIT_NPROC", u64::MAX)].into(),
@@ -43,14 +48,14 @@ fn good() -> Facts {
     }
 }
 
-fn report(facts: &Facts) -> String {
+fn report(facts: &HostFacts) -> String {
     let mut text = vec![];
-    print(&Report::of(facts), &mut text).unwrap();
+    print_report(&DoctorReport::from_facts(facts), &mut text).unwrap();
     String::from_utf8(text).unwrap()
 }
 
 /// What stands in a report of this machine, and not in that of one that has everything.
-fn news(change: impl FnOnce(&mut Facts)) -> String {
+fn news(change: impl FnOnce(&mut HostFacts)) -> String {
     let mut facts = good();
     change(&mut facts);
     let (good, now) = (report(&good()), report(&facts));
@@ -58,10 +63,10 @@ fn news(change: impl FnOnce(&mut Facts)) -> String {
     now.lines().filter(|line| !known.contains(line)).collect::<Vec<_>>().join("\n")
 }
 
-fn answers(facts: &mut Facts) -> &mut Answers {
+fn answers(facts: &mut HostFacts) -> &mut EngineInfo {
     match &mut facts.docker {
-        Engine::Answers(answers) => answers,
-        Engine::Absent | Engine::Silent(_) => panic!("there is an engine"),
+        EngineProbe::Answers(answers) => answers,
+        EngineProbe::Absent | EngineProbe::Silent(_) => panic!("there is an engine"),
     }
 }
 
@@ -90,7 +95,7 @@ fn a_machine_that_has_everything_is_told_so() {
 
 #[test]
 fn a_machine_that_has_nothing_is_told_what_to_get() {
-    insta::assert_snapshot!(report(&Facts::default()), @r"
+    insta::assert_snapshot!(report(&HostFacts::default()), @r"
     ok       kernel             
     missing  cgroups            none are mounted
                                 mount them: an init system does, or cgroupfs-mount
@@ -135,7 +140,7 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
                                 mount the cgroup controllers, or say `--allow-unlimited` and do without
     the driver `docker` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| facts.docker = Engine::Silent("refused".to_owned())), @r"
+    insta::assert_snapshot!(news(|facts| facts.docker = EngineProbe::Silent("refused".to_owned())), @r"
     missing  driver docker      the engine does not answer: refused
                                 start it, or look into its log
     the driver `embedded` enforces everything
@@ -203,8 +208,8 @@ fn cgroups_are_told_by_what_is_mounted() {
     let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nsdelegate 0 0\n";
     let both = format!("{v1}cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n");
     let found = |mounts: &str, lists: &str| {
-        let Cgroups { version, controllers } =
-            machine::cgroups(mounts, |_: &Path| lists.to_owned());
+        let CgroupSupport { version, controllers } =
+            machine::probe_cgroups(mounts, |_: &Path| lists.to_owned());
         format!("{version} {}", controllers.into_iter().collect::<Vec<_>>().join(" "))
     };
     assert_eq!(found("proc /proc proc rw 0 0\n", ""), "0 ");

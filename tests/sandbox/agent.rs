@@ -118,7 +118,7 @@ async fn the_conversation_is_sent_as_it_stands() {
     let agent = Agent::new().await;
     let message = json!({"role": "user", "content": [{"type": "text", "text": "ü"}], "name": "x"});
     let asked = |seen: &provider::Running| {
-        let mut body: Value = seen.seen.last().unwrap().body.unwrap();
+        let mut body: Value = seen.seen.last_request().unwrap().body.unwrap();
         body["tools"] = body.pointer("/tools/0/function/name").cloned().unwrap_or_default();
         body
     };
@@ -153,7 +153,7 @@ async fn the_tool_is_used_until_the_model_is_done() {
         tools.map(|tool| (tool["type"].clone(), tool["exit_code"].clone())).collect();
     assert_eq!(tools, [(json!("tool_call"), Value::Null), (json!("tool_result"), json!(3))]);
     // What the model was asked the second time has its own call and the result in it.
-    let request = agent.provider.seen.last().unwrap();
+    let request = agent.provider.seen.last_request().unwrap();
     let body: Value = request.body.unwrap();
     assert_eq!(body["messages"][1]["tool_calls"][0]["id"], body["messages"][2]["tool_call_id"]);
 }
@@ -163,7 +163,7 @@ async fn a_model_that_never_ends_is_ended() {
     let agent = Agent::new().await;
     let ended = agent.ask("fake/tool=exec;repeat=yes", &["--rounds", "3"]).await;
     insta::assert_snapshot!(ended.failure(), @r#"1 {"kind":"too_many_rounds","message":"the model still calls for tools after 3 rounds; raise `--rounds`"}"#);
-    assert_eq!(agent.provider.seen.count(), 3);
+    assert_eq!(agent.provider.seen.request_count(), 3);
 }
 
 /// G10: what cannot be helped is not asked again; what only has to wait is, once.
@@ -183,7 +183,7 @@ async fn a_refusal_ends_it_and_one_that_passes_is_waited_for_once() {
     ] {
         agent.provider.seen.clear();
         let ended = agent.ask(&format!("fake/{script}"), &[]).await;
-        assert_eq!(agent.provider.seen.count(), attempts, "{script}");
+        assert_eq!(agent.provider.seen.request_count(), attempts, "{script}");
         told.push(format!("{script}: {}", ended.failure()));
     }
     insta::assert_snapshot!(told[..2].join("\n"), @r#"

@@ -104,10 +104,10 @@ async fn openclaw_answers_a_chat_of_the_service() {
     );
     assert_eq!(told[5].data["ok"], json!(true), "{}", told[5].data);
     assert_eq!(told[3].data["text"], "hello from the fake provider");
-    let asked = place.provider.seen.last().unwrap().body.unwrap()["messages"].to_string();
+    let asked = place.provider.seen.last_request().unwrap().body.unwrap()["messages"].to_string();
     assert!(asked.contains("42 networks"), "its tool's output has not come back: {asked}");
     let run = answer.header("x-run-id").unwrap();
-    let facts = place.books().facts(run).await.unwrap();
+    let facts = place.books().calls_of_run(run).await.unwrap();
     let booked: Vec<_> = facts.iter().map(|fact| (&*fact.account, &*fact.call_id)).collect();
     let reported = told[1..3].iter().map(|told| told.data["call_id"].as_str().unwrap());
     assert_eq!(booked, reported.map(|call| ("acct-1", call)).collect::<Vec<_>>());

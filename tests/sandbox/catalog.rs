@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use cogni_gateway::body::Capability;
-use cogni_gateway::budget::Limits;
-use cogni_gateway::catalog::available::{Availability, Machine, available};
-use cogni_gateway::catalog::placeholder::Values;
-use cogni_gateway::catalog::{Catalog, Entry, Listed, Maker};
-use cogni_gateway::gateway::policy::Config;
-use cogni_gateway::sandbox::First;
+use cogni_gateway::body::ProviderCapability;
+use cogni_gateway::budget::BudgetLimits;
+use cogni_gateway::catalog::available::{AvailabilityCache, HostCapabilities, check_available};
+use cogni_gateway::catalog::placeholder::PlaceholderValues;
+use cogni_gateway::catalog::{AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
+use cogni_gateway::gateway::policy::PolicyConfig;
+use cogni_gateway::sandbox::InitBinary;
 use proptest::prelude::*;
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -36,19 +36,19 @@ impl Agents {
         fs::write(self.folder.path().join(name), text).unwrap();
     }
 
-    fn load(&self) -> Result<Catalog, String> {
-        Catalog::load(self.folder.path()).map_err(|error| {
+    fn load(&self) -> Result<AgentCatalog, String> {
+        AgentCatalog::load_directory(self.folder.path()).map_err(|error| {
             let error = format!("{:#}", anyhow::Error::from(error));
             error.replace(self.folder.path().to_str().unwrap(), "agents")
         })
     }
 
-    fn entry(&self) -> Entry {
-        Entry::clone(self.load().unwrap().find("a").unwrap())
+    fn entry(&self) -> AgentDefinition {
+        AgentDefinition::clone(self.load().unwrap().find_agent("a").unwrap())
     }
 }
 
-fn entry(more: &str) -> Entry {
+fn entry(more: &str) -> AgentDefinition {
     Agents::new(&format!("{PLAIN}{more}")).entry()
 }
 
@@ -154,7 +154,7 @@ fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
 #[test]
 fn a_directory_that_has_no_agent_is_told() {
     let mut told = vec![];
-    told.push(Catalog::load(Path::new("/nowhere")).unwrap_err().to_string());
+    told.push(AgentCatalog::load_directory(Path::new("/nowhere")).unwrap_err().to_string());
     let empty = Agents::new("");
     fs::rename(empty.folder.path().join("a.toml"), empty.folder.path().join("a.txt")).unwrap();
     told.push(empty.load().unwrap_err());
@@ -173,7 +173,7 @@ fn the_manuals_example_is_an_agent() {
     let agents = Agents::new(PLAIN);
     agents.write("team-reviewer.toml", block(0));
     let catalog = agents.load().unwrap();
-    assert_eq!(catalog.find("team:reviewer").unwrap().models.allow.len(), 2);
+    assert_eq!(catalog.find_agent("team:reviewer").unwrap().models.allow.len(), 2);
     agents.write("a.toml", &format!("no_such_key = 1\n{PLAIN}"));
     let keys = agents.load().unwrap_err();
     let (_, keys) = keys.split_once("expected one of ").unwrap();
@@ -195,11 +195,11 @@ fn a_directory_is_the_whole_catalog() {
     let catalog = agents.load().unwrap();
     let names: Vec<_> = catalog.entries().map(|entry| entry.name.as_str()).collect();
     assert_eq!(names, ["a", "team:b"]);
-    let unknown = catalog.find("sandbox:agent").unwrap_err().to_string();
+    let unknown = catalog.find_agent("sandbox:agent").unwrap_err().to_string();
     assert_eq!(unknown, "there is no agent `sandbox:agent`; there is `a`, `team:b`");
     agents.write("team-b.toml", "name = ");
     assert!(agents.load().is_err());
-    assert!(catalog.find("team:b").is_ok());
+    assert!(catalog.find_agent("team:b").is_ok());
 }
 
 /// A1: a file is some lines for people.
@@ -244,14 +244,14 @@ fn a_policy_is_laid_over_the_gateways() {
          [policy.headers]\ntags = ['t']\n[policy.body]\nmax_choices = 1\n\
          [[policy.rules]]\nname = 'second'\nwhen = 'true'\nset_model = 'm-2'\n",
     );
-    let base: Config = toml::from_str(
+    let base: PolicyConfig = toml::from_str(
         "max_body_bytes = 7\n[[rules]]\nname = 'first'\nwhen = 'false'\nrefuse = 'no'\n[body]\nmodels = ['m-2', 'm-3']\nmax_choices = 4\ncapabilities = ['background']\n",
     )
     .unwrap();
     let mut laid = base.clone();
-    agent.lay_over(&mut laid).unwrap();
+    agent.apply_to(&mut laid).unwrap();
     assert_eq!(laid.body.models, ["m-2"]);
-    assert_eq!(laid.body.capabilities, BTreeSet::from([Capability::WebSearch]));
+    assert_eq!(laid.body.capabilities, BTreeSet::from([ProviderCapability::WebSearch]));
     assert_eq!((laid.body.max_choices, laid.max_body_bytes), (1, 7));
     assert_eq!(
         (laid.body_timeout, &laid.headers.tags[..]),
@@ -261,9 +261,9 @@ fn a_policy_is_laid_over_the_gateways() {
     assert_eq!(rules, ["first", "second"]);
 
     let mut same = base.clone();
-    entry("").lay_over(&mut same).unwrap();
+    entry("").apply_to(&mut same).unwrap();
     assert_eq!(same, base);
-    let none = entry("[models]\nallow = ['m-9']\n").lay_over(&mut same).unwrap_err();
+    let none = entry("[models]\nallow = ['m-9']\n").apply_to(&mut same).unwrap_err();
     insta::assert_snapshot!(none, @"none of the models that `a` may use is let through by the gateway's `policy.body.models`; add one of them there");
     assert_eq!(same.body.models, ["m-2", "m-3"]);
 }
@@ -282,7 +282,7 @@ fn a_policy_has_the_keys_of_the_gateways() {
         let here = keys(agents.load().unwrap_err());
         let header = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
         let mut there = keys(
-            toml::from_str::<Config>(&format!("{header}no_such_key = 1\n"))
+            toml::from_str::<PolicyConfig>(&format!("{header}no_such_key = 1\n"))
                 .unwrap_err()
                 .to_string(),
         );
@@ -294,38 +294,39 @@ fn a_policy_has_the_keys_of_the_gateways() {
 /// A1: an argument stays one, whatever it is filled with.
 #[test]
 fn placeholders_are_filled_in_one_argument_at_a_time() {
-    let values = Values {
+    let values = PlaceholderValues {
         run_id: "run-1".into(),
         message: "$(id) ${RUN_ID} 'x' \"y\"\n; z".into(),
         timeout: Duration::from_millis(61_900),
-        ..Values::default()
+        ..PlaceholderValues::default()
     };
     let words = ["${MESSAGE}", "a${RUN_ID}b${TIMEOUT}", "$${RUN_ID}", "$RUN_ID $ $$", "ü$", ""];
-    let filled = values.fill(&words.map(str::to_owned)).unwrap();
+    let filled = values.expand(&words.map(str::to_owned)).unwrap();
     assert_eq!(
         filled,
         ["$(id) ${RUN_ID} 'x' \"y\"\n; z", "arun-1b61", "${RUN_ID}", "$RUN_ID $ $$", "ü$", ""]
     );
     let message = "x".repeat(128 * 1024);
-    let most = Values { message: message[1..].to_owned(), ..Values::default() };
-    assert!(most.fill(&["${MESSAGE}".to_owned()]).is_ok());
-    let long = Values { message, ..Values::default() };
-    insta::assert_snapshot!(long.fill(&["${MESSAGE}".to_owned()]).unwrap_err(), @"the message has 131072 bytes, and the agent takes it as an argument, which may have 131071; give less");
+    let most =
+        PlaceholderValues { message: message[1..].to_owned(), ..PlaceholderValues::default() };
+    assert!(most.expand(&["${MESSAGE}".to_owned()]).is_ok());
+    let long = PlaceholderValues { message, ..PlaceholderValues::default() };
+    insta::assert_snapshot!(long.expand(&["${MESSAGE}".to_owned()]).unwrap_err(), @"the message has 131072 bytes, and the agent takes it as an argument, which may have 131071; give less");
 }
 
 proptest! {
     /// A1: what is no placeholder comes through as it is.
     #[test]
     fn an_argument_without_placeholders_is_unchanged(word in "([^$]|\\$[^{$]){0,40}") {
-        let filled = Values::default().fill(std::slice::from_ref(&word)).unwrap();
+        let filled = PlaceholderValues::default().expand(std::slice::from_ref(&word)).unwrap();
         prop_assert_eq!(filled, [word]);
     }
 
     /// A1: a ceiling is one, whatever is asked for.
     #[test]
     fn a_budget_within_another_is_no_larger(asked in limits(), most in limits()) {
-        let least = asked.clone().within(&most);
-        prop_assert_eq!(&least, &most.clone().within(&asked));
+        let least = asked.clone().capped_by(&most);
+        prop_assert_eq!(&least, &most.clone().capped_by(&asked));
         for (least, (asked, most)) in [
             (least.max_turns, (asked.max_turns, most.max_turns)),
             (least.deadline.map(|deadline| deadline.as_secs()), (
@@ -338,25 +339,25 @@ proptest! {
     }
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = BudgetLimits> {
     let number = || proptest::option::of(0..9_u64);
-    (number(), number()).prop_map(|(max_turns, deadline)| Limits {
+    (number(), number()).prop_map(|(max_turns, deadline)| BudgetLimits {
         max_turns,
         deadline: deadline.map(Duration::from_secs),
-        ..Limits::default()
+        ..BudgetLimits::default()
     })
 }
 
 /// A1: an agent is to end by itself, some time before its sandbox is ended.
 #[test]
 fn an_agent_has_less_time_than_its_sandbox() {
-    let own = |seconds| Entry::own_time(Duration::from_secs(seconds)).as_secs();
+    let own = |seconds| AgentDefinition::agent_timeout(Duration::from_secs(seconds)).as_secs();
     assert_eq!([1, 60, 119, 120, 180, 600, 3600].map(own), [1, 30, 59, 60, 120, 540, 3540]);
 }
 
-fn machine(init: Option<&Path>, docker_socket: PathBuf) -> Machine {
-    let init = init.map(|init| First::Given(init.to_owned())).unwrap_or_default();
-    Machine { docker_socket, driver: Maker::Auto, init, may_be_unlimited: false }
+fn machine(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
+    let init = init.map(|init| InitBinary::Given(init.to_owned())).unwrap_or_default();
+    HostCapabilities { docker_socket, driver: DriverChoice::Auto, init, may_be_unlimited: false }
 }
 
 /// A2: why an agent cannot run here is told so that somebody can do something about it.
@@ -366,7 +367,7 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     let silent = folder.path().join("silent.sock");
     let _listener = UnixListener::bind(&silent).unwrap();
     let init = Path::new(concat!(env!("OUT_DIR"), "/cogni-init"));
-    let nowhere_to_write = First::BuiltIn { directory: PathBuf::from("/proc/cogni") };
+    let nowhere_to_write = InitBinary::BuiltIn { directory: PathBuf::from("/proc/cogni") };
     let nowhere = || PathBuf::from("/nowhere/docker.sock");
     let mut told = vec![];
     for (more, machine) in [
@@ -374,12 +375,12 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
         ("", machine(None, nowhere())),
         ("program = '/p'", machine(None, nowhere())),
         ("", machine(Some(Path::new("/nowhere/init")), nowhere())),
-        ("rootfs = '/'", Machine { init: nowhere_to_write, ..machine(None, nowhere()) }),
+        ("rootfs = '/'", HostCapabilities { init: nowhere_to_write, ..machine(None, nowhere()) }),
         ("rootfs = '/nowhere/root'", machine(Some(init), nowhere())),
         ("image = 'i:1'", machine(Some(init), nowhere())),
         ("image = 'i:1'", machine(Some(init), silent)),
     ] {
-        let found = available(&entry(more), &machine).await;
+        let found = check_available(&entry(more), &machine).await;
         told.push(found.map_or_else(|reason| reason.to_string(), |()| "it can".to_owned()));
     }
     let told = told.join("\n").replace(folder.path().to_str().unwrap(), "folder");
@@ -403,19 +404,19 @@ async fn what_was_found_is_known_for_some_seconds() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
     let agent = entry(&format!("rootfs = '{}'", root.display()));
-    let known = Availability::new(machine(None, PathBuf::from("/nowhere")), max_age);
-    assert!(known.of(&agent).await.is_err());
+    let known = AvailabilityCache::new(machine(None, PathBuf::from("/nowhere")), max_age);
+    assert!(known.check_cached(&agent).await.is_err());
     fs::create_dir(&root).unwrap();
-    assert!(known.of(&agent).await.is_err());
+    assert!(known.check_cached(&agent).await.is_err());
     sleep(2 * max_age).await;
-    assert!(known.of(&agent).await.is_ok());
+    assert!(known.check_cached(&agent).await.is_ok());
 }
 
 /// A2: an agent as others are told of it.
 #[test]
 fn an_agent_is_listed_as_an_object() {
     let agent = entry("title = 'An agent'\ngraph_id = 'g:1'\n[models]\nallow = ['m']\n");
-    let mut listed = serde_json::to_value(Listed::new(&agent, &Ok(()))).unwrap();
+    let mut listed = serde_json::to_value(AgentSummary::new(&agent, &Ok(()))).unwrap();
     assert_eq!(listed["digest"], agent.digest());
     listed["digest"] = "…".into();
     insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"name":"An agent","relayRules":[],"version":"1"}"#);

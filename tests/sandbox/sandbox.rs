@@ -11,11 +11,12 @@ mod seccomp;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::sandbox::spec::docker::create_body;
+use cogni_gateway::sandbox::spec::docker::container_body;
 use cogni_gateway::sandbox::spec::{
-    Access, Limits, Mount, Root, SECCOMP, Stamp, Volume, Workspace,
+    BindMount, MountAccess, OwnerLabels, RootSource, SECCOMP_PROFILE, SandboxLimits, VolumeMount,
+    WorkspaceMount,
 };
-use cogni_gateway::sandbox::{Owner, RunSpec, name_of};
+use cogni_gateway::sandbox::{OwnerProcess, SandboxSpec, sandbox_name};
 use serde_json::{Value, json};
 
 /// R3: every flag of the hardening stands here, and in no test that needs an engine only.
@@ -33,7 +34,7 @@ fn a_sandbox_gets_what_it_asks_for_and_keeps_its_hardening() {
 /// R3: Docker's own defaults end where ours begin; what is denied by name is not allowed by another line.
 #[test]
 fn the_system_calls_that_open_the_kernel_are_denied() {
-    let profile: Value = serde_json::from_str(SECCOMP).unwrap();
+    let profile: Value = serde_json::from_str(SECCOMP_PROFILE).unwrap();
     assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
     let rules = profile["syscalls"].as_array().unwrap();
     let names =
@@ -74,43 +75,46 @@ fn the_system_calls_that_open_the_kernel_are_denied() {
 /// R5: the first process ends the agent when the runner cannot, and never before the runner would have.
 #[test]
 fn the_first_process_waits_for_the_runners_grace() {
-    let limits = Limits { max_runtime: Duration::from_mins(1), ..Limits::default() };
-    let spec = RunSpec { grace: Duration::from_mins(5), limits, ..everything() };
+    let limits = SandboxLimits { max_runtime: Duration::from_mins(1), ..SandboxLimits::default() };
+    let spec = SandboxSpec { grace: Duration::from_mins(5), limits, ..everything() };
     let entrypoint = asked(&spec)["Entrypoint"].to_string();
     assert!(entrypoint.contains(r#""--max-runtime","390s""#), "{entrypoint}");
-    assert!(String::from_utf8_lossy(&spec.claim()).contains("--max-runtime\x00390s\0"));
+    assert!(String::from_utf8_lossy(&spec.encode_claim()).contains("--max-runtime\x00390s\0"));
 }
 
 /// R1: what cannot be said is refused before anything is made.
 #[test]
 fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
-    let volume =
-        |name: &str| Volume { name: name.into(), target: "/v".into(), access: Access::ReadOnly };
-    let mount = |target: &str| Mount {
+    let volume = |name: &str| VolumeMount {
+        name: name.into(),
+        target: "/v".into(),
+        access: MountAccess::ReadOnly,
+    };
+    let mount = |target: &str| BindMount {
         source: "/srv".into(),
         target: target.into(),
-        access: Access::ReadOnly,
+        access: MountAccess::ReadOnly,
     };
-    let limits = |change: fn(&mut Limits)| {
-        let mut limits = Limits::default();
+    let limits = |change: fn(&mut SandboxLimits)| {
+        let mut limits = SandboxLimits::default();
         change(&mut limits);
-        RunSpec { limits, ..spec() }
+        SandboxSpec { limits, ..spec() }
     };
     let wrong = [
-        RunSpec { argv: vec![], ..spec() },
-        RunSpec { root: Root::Image(String::new()), ..spec() },
-        RunSpec { argv: vec!["a\0b".into()], ..spec() },
-        RunSpec { env: [("A=B", "c")].map(pair).into(), ..spec() },
-        RunSpec { volumes: vec![volume("/var/run")], ..spec() },
-        RunSpec { mounts: vec![mount("/llm-sock/x")], ..spec() },
-        RunSpec { mounts: vec![mount("/")], ..spec() },
-        RunSpec { mounts: vec![mount("/opt/../proc")], ..spec() },
-        RunSpec { mounts: vec![mount("opt")], ..spec() },
+        SandboxSpec { argv: vec![], ..spec() },
+        SandboxSpec { root: RootSource::Image(String::new()), ..spec() },
+        SandboxSpec { argv: vec!["a\0b".into()], ..spec() },
+        SandboxSpec { env: [("A=B", "c")].map(pair).into(), ..spec() },
+        SandboxSpec { volumes: vec![volume("/var/run")], ..spec() },
+        SandboxSpec { mounts: vec![mount("/llm-sock/x")], ..spec() },
+        SandboxSpec { mounts: vec![mount("/")], ..spec() },
+        SandboxSpec { mounts: vec![mount("/opt/../proc")], ..spec() },
+        SandboxSpec { mounts: vec![mount("opt")], ..spec() },
         limits(|limits| limits.max_memory = 1),
         limits(|limits| limits.pids = 1),
         limits(|limits| limits.cpus = f64::NAN),
         limits(|limits| limits.max_runtime = Duration::ZERO),
-        RunSpec { grace: Duration::MAX, ..spec() },
+        SandboxSpec { grace: Duration::MAX, ..spec() },
     ];
     let told = wrong.map(|spec| spec.check().unwrap_err().to_string());
     insta::assert_snapshot!(told.join("\n"));
@@ -119,22 +123,22 @@ fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
 
 #[test]
 fn a_run_has_the_same_name_each_time_and_no_other_run_has_it() {
-    assert_eq!(name_of("run-1"), name_of("run-1"));
-    assert_ne!(name_of("run-1"), name_of("run-2"));
-    assert_eq!(name_of("a/b:c@d").len(), "cogni-".len() + 16);
+    assert_eq!(sandbox_name("run-1"), sandbox_name("run-1"));
+    assert_ne!(sandbox_name("run-1"), sandbox_name("run-2"));
+    assert_eq!(sandbox_name("a/b:c@d").len(), "cogni-".len() + 16);
 }
 
 /// What Docker Engine is asked for, the seccomp profile left out where it is ours.
-fn asked(spec: &RunSpec) -> Value {
-    let owner = Owner::parse("0123456789abcdef:42:4242:4026531836").unwrap();
-    let stamp = Stamp {
+fn asked(spec: &SandboxSpec) -> Value {
+    let owner = OwnerProcess::parse("0123456789abcdef:42:4242:4026531836").unwrap();
+    let stamp = OwnerLabels {
         owner,
         run_dir: PathBuf::from("/run/cogni"),
         deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001),
     };
-    let mut body = serde_json::to_value(create_body(spec, "sha256:0123", &stamp)).unwrap();
+    let mut body = serde_json::to_value(container_body(spec, "sha256:0123", &stamp)).unwrap();
     let profile = &mut body["HostConfig"]["SecurityOpt"][1];
-    assert_eq!(*profile, json!(format!("seccomp={SECCOMP}")));
+    assert_eq!(*profile, json!(format!("seccomp={SECCOMP_PROFILE}")));
     *profile = json!("seccomp=(config/seccomp.json)");
     // A hash of all the rest, the profile too.
     assert_eq!(body["Labels"]["cogni.spec"].as_str().unwrap().len(), 64);
@@ -143,36 +147,44 @@ fn asked(spec: &RunSpec) -> Value {
 }
 
 /// With something of all that can be asked for.
-fn everything() -> RunSpec {
-    RunSpec {
+fn everything() -> SandboxSpec {
+    SandboxSpec {
         env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(pair).into(),
-        limits: Limits { max_memory: 1 << 30, pids: 99, cpus: 0.5, ..Limits::default() },
-        workspace: Workspace::Directory { path: "/srv/task".into(), access: Access::ReadWrite },
-        mounts: vec![Mount {
+        limits: SandboxLimits {
+            max_memory: 1 << 30,
+            pids: 99,
+            cpus: 0.5,
+            ..SandboxLimits::default()
+        },
+        workspace: WorkspaceMount::Directory {
+            path: "/srv/task".into(),
+            access: MountAccess::ReadWrite,
+        },
+        mounts: vec![BindMount {
             source: "/srv/tools".into(),
             target: "/opt/tools".into(),
-            access: Access::ReadOnly,
+            access: MountAccess::ReadOnly,
         }],
-        volumes: vec![Volume {
+        volumes: vec![VolumeMount {
             name: "cache".into(),
             target: "/var/cache/agent".into(),
-            access: Access::ReadWrite,
+            access: MountAccess::ReadWrite,
         }],
         init: Some("/usr/lib/cogni-init".into()),
         ..spec()
     }
 }
 
-fn spec() -> RunSpec {
-    RunSpec {
+fn spec() -> SandboxSpec {
+    SandboxSpec {
         run: "run-1".into(),
-        root: Root::Image("sha256:0123".into()),
+        root: RootSource::Image("sha256:0123".into()),
         argv: ["sh", "-c", "echo $HOME; true"].map(str::to_owned).into(),
         uid: 1001,
         env: [].into(),
-        limits: Limits::default(),
+        limits: SandboxLimits::default(),
         grace: Duration::from_secs(10),
-        workspace: Workspace::None,
+        workspace: WorkspaceMount::None,
         mounts: vec![],
         volumes: vec![],
         socket_dir: PathBuf::from("/run/cogni/run-1/sock"),

@@ -13,19 +13,21 @@ mod watch;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::record::Outcome;
-use cogni_gateway::base::db::Database;
-use cogni_gateway::billing::{self, Books, Fact, Notice, Source};
-use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
+use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::billing::{self, BillingStore, CallUsage, ChargeNotice, ChargeSource};
+use cogni_gateway::budget::{self, Nanodollars, TokenUsage, Tokens};
 
 /// Books of their own, in a directory.
-fn books(directory: &Path) -> Books {
-    Books::new(Database::open(&directory.join("state.db"), &[billing::SCHEMA]).unwrap())
+fn books(directory: &Path) -> BillingStore {
+    BillingStore::new(
+        SqliteDatabase::open_database(&directory.join("state.db"), &[billing::SCHEMA]).unwrap(),
+    )
 }
 
 /// A call of run `run-1` that used 11 and 7 tokens, at a given time.
-fn fact(call_id: &str, settled: SystemTime) -> Fact {
-    Fact {
+fn fact(call_id: &str, settled: SystemTime) -> CallUsage {
+    CallUsage {
         call_id: call_id.to_owned(),
         run: "run-1".to_owned(),
         attempt: "0".to_owned(),
@@ -34,13 +36,13 @@ fn fact(call_id: &str, settled: SystemTime) -> Fact {
         route: "chat_completions".to_owned(),
         model: Some("gpt".to_owned()),
         stream: false,
-        outcome: Outcome::Completed,
+        outcome: CallOutcome::Completed,
         status: 200,
-        usage: Usage {
+        usage: TokenUsage {
             input: Tokens(11),
             output: Tokens(7),
-            source: budget::Source::Provider,
-            ..Usage::default()
+            source: budget::UsageSource::Provider,
+            ..TokenUsage::default()
         },
         cost: Nanodollars(25_000),
         reported_cost: None,
@@ -50,10 +52,10 @@ fn fact(call_id: &str, settled: SystemTime) -> Fact {
 }
 
 /// What LiteLLM says of such a call.
-fn notice(call_id: &str, amount: u64) -> Notice {
-    Notice {
+fn notice(call_id: &str, amount: u64) -> ChargeNotice {
+    ChargeNotice {
         call_id: call_id.to_owned(),
-        source: Source::LitellmCallback,
+        source: ChargeSource::LitellmCallback,
         run: Some("run-1".to_owned()),
         deployment: None,
         account: Some("acct-42".to_owned()),

@@ -7,10 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::db::Database;
-use cogni_gateway::base::reach::Reach;
-use cogni_gateway::budget::{Limits, Nanodollars, Tokens};
-use cogni_gateway::grant::{Access, Error, Grant, Grants, Pattern, SCHEMA, Terms};
+use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::base::reach::HostReach;
+use cogni_gateway::budget::{BudgetLimits, Nanodollars, Tokens};
+use cogni_gateway::grant::{
+    AccessGrant, GRANT_SCHEMA, GrantPattern, GrantScope, GrantStore, GrantStoreError, GrantTerms,
+};
 use proptest::prelude::*;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
@@ -21,24 +23,27 @@ use crate::support::process::patience;
 #[tokio::test]
 async fn what_is_stored_cannot_be_turned_into_a_token() {
     let (place, grants) = grants();
-    let (_, token) = grants.mint("platform", terms(), None).await.unwrap();
-    assert!(token.expose().starts_with("cgr_") && token.expose().len() == 47, "of 256 bits");
+    let (_, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    assert!(
+        token.expose_secret().starts_with("cgr_") && token.expose_secret().len() == 47,
+        "of 256 bits"
+    );
     for file in fs::read_dir(place.path()).unwrap() {
         let bytes = fs::read(file.unwrap().path()).unwrap();
         let text = String::from_utf8_lossy(&bytes);
-        assert!(!text.contains(&token.expose()[4..]), "the token is in the file");
+        assert!(!text.contains(&token.expose_secret()[4..]), "the token is in the file");
     }
 }
 
 #[tokio::test]
 async fn a_token_stands_for_its_grant_and_no_other_text_does() {
     let (_place, grants) = grants();
-    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
-    let (other, _) = grants.mint("other", terms(), None).await.unwrap();
-    let found = grants.check(token.expose()).await.unwrap();
+    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    let (other, _) = grants.mint_grant("other", terms(), None).await.unwrap();
+    let found = grants.check_token(token.expose_secret()).await.unwrap();
     assert_eq!((&found.id, &found.terms), (&grant.id, &grant.terms));
     assert_ne!(found.id, other.id);
-    let text = token.expose();
+    let text = token.expose_secret();
     let mut last = text.to_owned();
     last.replace_range(46.., if text.ends_with('A') { "E" } else { "A" });
     for wrong in ["", "cgr_", "Bearer", &text[4..], &text[..46], &last, &format!("{text}A")] {
@@ -50,25 +55,29 @@ async fn a_token_stands_for_its_grant_and_no_other_text_does() {
 #[tokio::test]
 async fn a_revoked_grant_is_worth_nothing_at_once() {
     let (_place, grants) = grants();
-    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
-    grants.check(token.expose()).await.unwrap();
-    let revoked = grants.revoke(&grant.id).await.unwrap();
-    assert_eq!(refused(&grants, token.expose()).await, "grant_revoked");
-    assert_eq!(grants.revoke(&grant.id).await.unwrap().revoked, revoked.revoked, "when it was");
+    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    grants.check_token(token.expose_secret()).await.unwrap();
+    let revoked = grants.revoke_grant(&grant.id).await.unwrap();
+    assert_eq!(refused(&grants, token.expose_secret()).await, "grant_revoked");
+    assert_eq!(
+        grants.revoke_grant(&grant.id).await.unwrap().revoked,
+        revoked.revoked,
+        "when it was"
+    );
 }
 
 /// A3: the command line revokes in the file of a running service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
     let (place, grants) = grants();
-    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
-    grants.check(token.expose()).await.unwrap();
-    let elsewhere = Grants::new(open(place.path()));
-    elsewhere.revoke(&grant.id).await.unwrap();
+    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    grants.check_token(token.expose_secret()).await.unwrap();
+    let elsewhere = GrantStore::new(open(place.path()));
+    elsewhere.revoke_grant(&grant.id).await.unwrap();
     let handle = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
         patience(
-            || handle.block_on(refused(&grants, token.expose())) == "grant_revoked",
+            || handle.block_on(refused(&grants, token.expose_secret())) == "grant_revoked",
             || "it is still good".to_owned(),
         );
     })
@@ -80,23 +89,23 @@ async fn a_grant_that_another_process_revokes_is_soon_worth_nothing() {
 async fn a_grant_ends_when_its_time_is_over() {
     let (_place, grants) = grants();
     let now = SystemTime::now();
-    let (grant, past) = grants.mint("past", terms(), Some(now)).await.unwrap();
-    assert_eq!(refused(&grants, past.expose()).await, "grant_expired");
+    let (grant, past) = grants.mint_grant("past", terms(), Some(now)).await.unwrap();
+    assert_eq!(refused(&grants, past.expose_secret()).await, "grant_expired");
     let end = grant.expires.unwrap();
-    assert!(grant.check_at(end - Duration::from_millis(1)).is_ok());
-    assert!(grant.check_at(end).is_err(), "the moment at which it ends is not its own");
+    assert!(grant.check_valid_at(end - Duration::from_millis(1)).is_ok());
+    assert!(grant.check_valid_at(end).is_err(), "the moment at which it ends is not its own");
     let (_, future) =
-        grants.mint("future", terms(), Some(now + Duration::from_hours(1))).await.unwrap();
-    grants.check(future.expose()).await.unwrap();
+        grants.mint_grant("future", terms(), Some(now + Duration::from_hours(1))).await.unwrap();
+    grants.check_token(future.expose_secret()).await.unwrap();
 }
 
 #[tokio::test]
 async fn that_a_grant_is_used_is_written_down() {
     let (_place, grants) = grants();
-    let (grant, token) = grants.mint("platform", terms(), None).await.unwrap();
-    assert_eq!(grants.show(&grant.id).await.unwrap().used, None);
-    grants.check(token.expose()).await.unwrap();
-    let used = grants.show(&grant.id).await.unwrap().used.unwrap();
+    let (grant, token) = grants.mint_grant("platform", terms(), None).await.unwrap();
+    assert_eq!(grants.find_grant(&grant.id).await.unwrap().used, None);
+    grants.check_token(token.expose_secret()).await.unwrap();
+    let used = grants.find_grant(&grant.id).await.unwrap().used.unwrap();
     assert!(used >= grant.created);
 }
 
@@ -104,25 +113,25 @@ async fn that_a_grant_is_used_is_written_down() {
 #[test]
 fn what_a_grant_does_not_name_it_does_not_allow() {
     let named = grant(terms());
-    assert_eq!(named.account(None).unwrap(), "acct-1");
-    assert_eq!(named.account(Some("team-7")).unwrap(), "team-7");
-    named.allows_agent("sandbox:agent").unwrap();
-    named.allows_repository("https://github.com/acme/site.git").unwrap();
-    named.allows_repository("https://github.com/acme/site").unwrap();
-    let nothing = grant(Terms::default());
-    let many = grant(Terms { accounts: vec![pattern("*")], ..terms() });
+    assert_eq!(named.resolve_account(None).unwrap(), "acct-1");
+    assert_eq!(named.resolve_account(Some("team-7")).unwrap(), "team-7");
+    named.check_agent("sandbox:agent").unwrap();
+    named.check_repository("https://github.com/acme/site.git").unwrap();
+    named.check_repository("https://github.com/acme/site").unwrap();
+    let nothing = grant(GrantTerms::default());
+    let many = grant(GrantTerms { accounts: vec![pattern("*")], ..terms() });
     let refused = [
-        named.allows(Access::Admin).unwrap_err(),
-        named.allows_agent("sandbox:openclaw").unwrap_err(),
-        named.allows_agent("sandbox:agent2").unwrap_err(),
-        named.account(Some("acct-2")).unwrap_err(),
-        named.allows_repository("https://github.com/acme-evil/site.git").unwrap_err(),
-        many.account(None).unwrap_err(),
-        nothing.allows(Access::Read).unwrap_err(),
-        nothing.allows_sandbox().unwrap_err(),
-        nothing.allows_agent("sandbox:agent").unwrap_err(),
-        nothing.account(None).unwrap_err(),
-        nothing.allows_repository("https://github.com/acme/site.git").unwrap_err(),
+        named.check_scope(GrantScope::Admin).unwrap_err(),
+        named.check_agent("sandbox:openclaw").unwrap_err(),
+        named.check_agent("sandbox:agent2").unwrap_err(),
+        named.resolve_account(Some("acct-2")).unwrap_err(),
+        named.check_repository("https://github.com/acme-evil/site.git").unwrap_err(),
+        many.resolve_account(None).unwrap_err(),
+        nothing.check_scope(GrantScope::Read).unwrap_err(),
+        nothing.check_sandbox().unwrap_err(),
+        nothing.check_agent("sandbox:agent").unwrap_err(),
+        nothing.resolve_account(None).unwrap_err(),
+        nothing.check_repository("https://github.com/acme/site.git").unwrap_err(),
     ];
     let refused: Vec<_> =
         refused.iter().map(|denied| format!("{}: {denied}", denied.code())).collect();
@@ -144,15 +153,16 @@ fn what_a_grant_does_not_name_it_does_not_allow() {
 #[test]
 fn terms_that_allow_nothing_are_refused() {
     let wrong = [
-        Terms::default(),
-        Terms { allow_sandbox: false, ..terms() },
-        Terms { agents: vec![], ..terms() },
-        Terms { accounts: vec![], ..terms() },
-        Terms { max_runs: Some(0), ..terms() },
-        Terms { max_cost_usd_total: Some(Nanodollars::ZERO), ..terms() },
-        Terms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..terms() },
+        GrantTerms::default(),
+        GrantTerms { allow_sandbox: false, ..terms() },
+        GrantTerms { agents: vec![], ..terms() },
+        GrantTerms { accounts: vec![], ..terms() },
+        GrantTerms { max_runs: Some(0), ..terms() },
+        GrantTerms { max_cost_usd_total: Some(Nanodollars::ZERO), ..terms() },
+        GrantTerms { max_cost_usd_per_day: Some(Nanodollars::ZERO), ..terms() },
     ];
-    let said: Vec<_> = wrong.iter().map(|terms| terms.check().unwrap_err().to_string()).collect();
+    let said: Vec<_> =
+        wrong.iter().map(|terms| terms.validate().unwrap_err().to_string()).collect();
     insta::assert_snapshot!(said.join("\n"), @r"
     the grant has no access; give some of read, runs, billing and admin
     the grant may begin runs, and all agents run in sandboxes; allow those, too
@@ -167,26 +177,30 @@ fn terms_that_allow_nothing_are_refused() {
 #[test]
 fn a_budget_stays_below_its_ceiling() {
     let tokens = |count| Some(Tokens(count));
-    let asked = Limits { max_turns: Some(50), max_total_tokens: tokens(10), ..Limits::default() };
-    let ceiling = Limits {
+    let asked = BudgetLimits {
+        max_turns: Some(50),
+        max_total_tokens: tokens(10),
+        ..BudgetLimits::default()
+    };
+    let ceiling = BudgetLimits {
         max_turns: Some(5),
         max_total_tokens: tokens(100),
         deadline: Some(Duration::from_mins(1)),
-        ..Limits::default()
+        ..BudgetLimits::default()
     };
-    let within = asked.clone().within(&ceiling);
+    let within = asked.clone().capped_by(&ceiling);
     assert_eq!(
         (within.max_turns, within.max_total_tokens, within.deadline),
         (Some(5), tokens(10), Some(Duration::from_mins(1)))
     );
-    assert_eq!(within, ceiling.within(&asked), "it does not matter who says which");
+    assert_eq!(within, ceiling.capped_by(&asked), "it does not matter who says which");
 }
 
 proptest! {
     /// No text gets a pattern to match what does not begin as it does.
     #[test]
     fn a_pattern_matches_what_begins_like_it(given in "[!-~]{1,20}", text in "[!-~]{0,30}") {
-        let Ok(pattern) = given.parse::<Pattern>() else { return Ok(()) };
+        let Ok(pattern) = given.parse::<GrantPattern>() else { return Ok(()) };
         let expected = match given.strip_suffix('*') {
             Some(beginning) => text.starts_with(beginning),
             None => text == given,
@@ -198,10 +212,10 @@ proptest! {
     /// What stands in the file is read as what was minted.
     #[test]
     fn terms_are_read_as_they_were_written(turns in any::<Option<u64>>(), seconds in 0_u64..1 << 40, runs in any::<Option<u32>>()) {
-        let budget = Limits { max_turns: turns, deadline: Some(Duration::from_secs(seconds)), ..Limits::default() };
-        let terms = Terms { budget, max_runs: runs, ..terms() };
+        let budget = BudgetLimits { max_turns: turns, deadline: Some(Duration::from_secs(seconds)), ..BudgetLimits::default() };
+        let terms = GrantTerms { budget, max_runs: runs, ..terms() };
         let text = serde_json::to_string(&terms).unwrap();
-        prop_assert_eq!(serde_json::from_str::<Terms>(&text).unwrap(), terms);
+        prop_assert_eq!(serde_json::from_str::<GrantTerms>(&text).unwrap(), terms);
     }
 }
 
@@ -272,7 +286,7 @@ fn grants_are_minted_and_revoked_by_the_command_line() {
 /// A3: what is on this machine is in no `*`, whatever it is called there.
 #[test]
 fn repositories_of_this_machine_are_named_on_purpose() {
-    let of = |named: &str| grant(Terms { repositories: vec![pattern(named)], ..terms() });
+    let of = |named: &str| grant(GrantTerms { repositories: vec![pattern(named)], ..terms() });
     let here = [
         "file:///srv/git/site.git",
         "http://127.0.0.1:3000/acme/site.git",
@@ -298,7 +312,7 @@ fn repositories_of_this_machine_are_named_on_purpose() {
     ];
     for url in here.into_iter().chain(spelled) {
         for wide in ["*", "https://*", "https:*", "https://[*", "https://[fe80:*"] {
-            assert!(of(wide).allows_repository(url).is_err(), "{wide} {url}");
+            assert!(of(wide).check_repository(url).is_err(), "{wide} {url}");
         }
     }
     for (named, url) in [
@@ -310,7 +324,7 @@ fn repositories_of_this_machine_are_named_on_purpose() {
         ("*", "https://github.com/acme/site.git"),
         ("https://*", "https://127.0.0.1.example/acme/site.git"),
     ] {
-        of(named).allows_repository(url).unwrap_or_else(|denied| panic!("{named}: {denied}"));
+        of(named).check_repository(url).unwrap_or_else(|denied| panic!("{named}: {denied}"));
     }
 }
 
@@ -319,11 +333,11 @@ fn repositories_of_this_machine_are_named_on_purpose() {
 fn a_host_that_a_grant_names_leads_where_its_operator_says() {
     let of = |named: &[&str]| {
         let repositories = named.iter().map(|named| pattern(named)).collect();
-        grant(Terms { repositories, ..terms() })
+        grant(GrantTerms { repositories, ..terms() })
     };
     let url = "https://git.company/acme/site.git";
     for wide in ["*", "https://*", "https:*"] {
-        assert_eq!(of(&[wide]).allows_repository(url), Ok(Reach::Public), "{wide}");
+        assert_eq!(of(&[wide]).check_repository(url), Ok(HostReach::Public), "{wide}");
     }
     for named in [
         "https://git.company/*",
@@ -331,18 +345,16 @@ fn a_host_that_a_grant_names_leads_where_its_operator_says() {
         "https://git.company/acme/site",
         url,
     ] {
-        assert_eq!(of(&[named]).allows_repository(url), Ok(Reach::Named), "{named}");
-        assert_eq!(of(&["*", named]).allows_repository(url), Ok(Reach::Named), "{named}");
+        assert_eq!(of(&[named]).check_repository(url), Ok(HostReach::Named), "{named}");
+        assert_eq!(of(&["*", named]).check_repository(url), Ok(HostReach::Named), "{named}");
     }
     let ported = "https://git.company:8443/acme/site.git";
-    assert_eq!(of(&["https://git.company:*"]).allows_repository(ported), Ok(Reach::Named));
-    assert_eq!(of(&["https://git.company/*", "*"]).allows_repository(ported), Ok(Reach::Public));
+    assert_eq!(of(&["https://git.company:*"]).check_repository(ported), Ok(HostReach::Named));
+    assert_eq!(of(&["https://git.company/*", "*"]).check_repository(ported), Ok(HostReach::Public));
     let private = "https://10.1.2.3/acme/site.git";
-    assert_eq!(of(&["https://10.1.2.3/*"]).allows_repository(private), Ok(Reach::Named));
+    assert_eq!(of(&["https://10.1.2.3/*"]).check_repository(private), Ok(HostReach::Named));
     // Named or not, that is no forge.
-    of(&["https://169.254.169.254/*"])
-        .allows_repository("https://169.254.169.254/a/b")
-        .unwrap_err();
+    of(&["https://169.254.169.254/*"]).check_repository("https://169.254.169.254/a/b").unwrap_err();
 }
 
 /// The service's own file says where its grants are.
@@ -422,27 +434,27 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
     ");
 }
 
-async fn refused(grants: &Grants, token: &str) -> &'static str {
-    match grants.check(token).await {
+async fn refused(grants: &GrantStore, token: &str) -> &'static str {
+    match grants.check_token(token).await {
         Ok(_) => "it is good",
-        Err(Error::Denied(denied)) => denied.code(),
+        Err(GrantStoreError::Denied(denied)) => denied.code(),
         Err(error) => panic!("{error}"),
     }
 }
 
-fn terms() -> Terms {
-    Terms {
-        access: [Access::Read, Access::Runs].into(),
+fn terms() -> GrantTerms {
+    GrantTerms {
+        access: [GrantScope::Read, GrantScope::Runs].into(),
         allow_sandbox: true,
         agents: vec![pattern("sandbox:agent")],
         accounts: vec![pattern("acct-1"), pattern("team-*")],
         repositories: vec![pattern("https://github.com/acme/*")],
-        ..Terms::default()
+        ..GrantTerms::default()
     }
 }
 
-fn grant(terms: Terms) -> Grant {
-    Grant {
+fn grant(terms: GrantTerms) -> AccessGrant {
+    AccessGrant {
         id: "grant-1".to_owned(),
         name: "platform".to_owned(),
         terms,
@@ -453,18 +465,18 @@ fn grant(terms: Terms) -> Grant {
     }
 }
 
-fn pattern(text: &str) -> Pattern {
+fn pattern(text: &str) -> GrantPattern {
     text.parse().unwrap()
 }
 
-fn grants() -> (TempDir, Grants) {
+fn grants() -> (TempDir, GrantStore) {
     let place = tempdir().unwrap();
-    let grants = Grants::new(open(place.path()));
+    let grants = GrantStore::new(open(place.path()));
     (place, grants)
 }
 
-fn open(place: &Path) -> Database {
-    Database::open(&place.join("state.db"), &[SCHEMA]).unwrap()
+fn open(place: &Path) -> SqliteDatabase {
+    SqliteDatabase::open_database(&place.join("state.db"), &[GRANT_SCHEMA]).unwrap()
 }
 
 fn hidden() -> Vec<(&'static str, &'static str)> {

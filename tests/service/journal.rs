@@ -2,17 +2,18 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::db::Database;
+use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::budget::Nanodollars;
 use cogni_gateway::journal::{
-    Added, Caps, Ended, Event, Feed, Filter, Journal, Kind, New, SCHEMA, State, feed,
+    AddRunOutcome, EventFeed, NewRunRow, RunEnd, RunEvent, RunEventKind, RunFilter, RunPhase,
+    RunStore, SCHEMA, SpendingCaps, feed,
 };
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::json;
 use tempfile::TempDir;
 
 struct Desk {
-    journal: Journal,
+    journal: RunStore,
     directory: TempDir,
 }
 
@@ -23,29 +24,31 @@ impl Desk {
     }
 
     /// As after a crash.
-    fn again(&self) -> Journal {
+    fn again(&self) -> RunStore {
         open(&self.directory)
     }
 
-    async fn add(&self, id: &str) -> Feed {
-        match self.journal.add(new(id, None, "one")).await.unwrap() {
-            Added::New(feed, _) => feed,
+    async fn add(&self, id: &str) -> EventFeed {
+        match self.journal.add_run(new(id, None, "one")).await.unwrap() {
+            AddRunOutcome::New(feed, _) => feed,
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn open(directory: &TempDir) -> Journal {
-    Journal::new(Database::open(&directory.path().join("state.db"), &[SCHEMA]).unwrap())
+fn open(directory: &TempDir) -> RunStore {
+    RunStore::new(
+        SqliteDatabase::open_database(&directory.path().join("state.db"), &[SCHEMA]).unwrap(),
+    )
 }
 
-fn new(id: &str, key: Option<&str>, digest: &str) -> New {
-    New {
+fn new(id: &str, key: Option<&str>, digest: &str) -> NewRunRow {
+    NewRunRow {
         id: id.to_owned(),
         grant: "g1".to_owned(),
         idempotency_key: key.map(str::to_owned),
         most: None,
-        caps: Caps::default(),
+        caps: SpendingCaps::default(),
         max_cost_usd: None,
         digest: digest.to_owned(),
         agent: "sandbox:agent".to_owned(),
@@ -55,36 +58,39 @@ fn new(id: &str, key: Option<&str>, digest: &str) -> New {
     }
 }
 
-async fn told(journal: &Journal, run: &str, after: u64) -> Vec<Event> {
-    journal.follow(run, after).try_collect().await.unwrap()
+async fn told(journal: &RunStore, run: &str, after: u64) -> Vec<RunEvent> {
+    journal.follow_events(run, after).try_collect().await.unwrap()
 }
 
 /// A key is good for one run; other words under the same key are refused.
 #[tokio::test]
 async fn asking_twice_is_asking_once() {
     let desk = Desk::new();
-    assert!(matches!(desk.journal.add(new("r1", Some("k"), "one")).await, Ok(Added::New(..))));
-    match desk.journal.add(new("r2", Some("k"), "one")).await.unwrap() {
-        Added::Known(row) => assert_eq!(row.id, "r1"),
+    assert!(matches!(
+        desk.journal.add_run(new("r1", Some("k"), "one")).await,
+        Ok(AddRunOutcome::New(..))
+    ));
+    match desk.journal.add_run(new("r2", Some("k"), "one")).await.unwrap() {
+        AddRunOutcome::Known(row) => assert_eq!(row.id, "r1"),
         other => panic!("{other:?}"),
     }
-    match desk.again().add(new("r3", Some("k"), "two")).await.unwrap() {
-        Added::Conflict(row) => assert_eq!(row.id, "r1"),
+    match desk.again().add_run(new("r3", Some("k"), "two")).await.unwrap() {
+        AddRunOutcome::Conflict(row) => assert_eq!(row.id, "r1"),
         other => panic!("{other:?}"),
     }
     let mut other = new("r4", Some("k"), "one");
     "g2".clone_into(&mut other.grant);
-    assert!(matches!(desk.journal.add(other).await, Ok(Added::New(..))));
-    assert_eq!(desk.journal.keyed("g1", "k").await.unwrap().unwrap().id, "r1");
+    assert!(matches!(desk.journal.add_run(other).await, Ok(AddRunOutcome::New(..))));
+    assert_eq!(desk.journal.find_by_idempotency_key("g1", "k").await.unwrap().unwrap().id, "r1");
 }
 
 #[tokio::test]
 async fn asking_a_hundred_times_at_once_is_asking_once() {
     let desk = Desk::new();
     let asked =
-        (0..100).map(|number| desk.journal.add(new(&format!("r{number}"), Some("k"), "one")));
+        (0..100).map(|number| desk.journal.add_run(new(&format!("r{number}"), Some("k"), "one")));
     let added = futures_util::future::join_all(asked).await;
-    let is_new = |added: &&Result<Added, _>| matches!(added, Ok(Added::New(..)));
+    let is_new = |added: &&Result<AddRunOutcome, _>| matches!(added, Ok(AddRunOutcome::New(..)));
     assert_eq!(added.iter().filter(is_new).count(), 1);
 }
 
@@ -96,17 +102,17 @@ async fn a_watcher_misses_nothing_and_hears_nothing_twice() {
     let journal = desk.journal.clone();
     let live = tokio::spawn(async move { told(&journal, "r1", 0).await });
     let run = async {
-        desk.journal.begin("r1", "{}".to_owned()).await.unwrap();
+        desk.journal.mark_running("r1", "{}".to_owned()).await.unwrap();
         for number in 0..1000 {
-            feed.tell(Kind::TextDelta, &json!({"text": number.to_string()}));
+            feed.publish(RunEventKind::TextDelta, &json!({"text": number.to_string()}));
             if number % 100 == 0 {
                 tokio::time::sleep(feed_pause()).await;
             }
         }
-        let words = vec![(Kind::Final, json!({"ok": true}))];
-        desk.journal.end(&feed, Ended { words, ..Ended::default() }).await.unwrap();
+        let words = vec![(RunEventKind::Final, json!({"ok": true}))];
+        desk.journal.finish_run(&feed, RunEnd { words, ..RunEnd::default() }).await.unwrap();
     };
-    tokio::join!(desk.journal.keep(&feed), run);
+    tokio::join!(desk.journal.persist_events(&feed), run);
     let live = live.await.unwrap();
     assert_eq!(live.len(), 1001);
     assert!(live.iter().zip(1..).all(|(event, seq)| event.seq == seq));
@@ -121,10 +127,10 @@ async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     for number in 0..300 {
-        feed.tell(Kind::TextDelta, &json!({"text": number}));
+        feed.publish(RunEventKind::TextDelta, &json!({"text": number}));
     }
     {
-        let mut kept = std::pin::pin!(desk.journal.keep(&feed));
+        let mut kept = std::pin::pin!(desk.journal.persist_events(&feed));
         let saved = async {
             while told_in_file(&desk).await < 300 {
                 tokio::task::yield_now().await;
@@ -133,21 +139,24 @@ async fn what_was_told_before_a_crash_is_followed_by_what_comes_after() {
         tokio::select! { () = &mut kept => (), () = saved => () }
     }
     let after = desk.again();
-    let rows = after.open_rows().await.unwrap();
+    let rows = after.unfinished_runs().await.unwrap();
     assert_eq!(
         rows.iter().map(|row| (&*row.id, row.state)).collect::<Vec<_>>(),
-        [("r1", State::Queued)]
+        [("r1", RunPhase::Queued)]
     );
-    let feed = after.resume(&rows[0]).await.unwrap();
-    let mut watcher = Box::pin(after.follow("r1", 290));
+    let feed = after.resume_run(&rows[0]).await.unwrap();
+    let mut watcher = Box::pin(after.follow_events("r1", 290));
     assert_eq!(watcher.next().await.unwrap().unwrap().seq, 291);
     // Whoever was told more than was written down.
-    let ahead = after.follow("r1", 305);
+    let ahead = after.follow_events("r1", 305);
     let code = Some("interrupted".into());
-    let words = vec![(Kind::Final, json!({"ok": false}))];
-    after.end(&feed, Ended { error_code: code, words, ..Ended::default() }).await.unwrap();
+    let words = vec![(RunEventKind::Final, json!({"ok": false}))];
+    after.finish_run(&feed, RunEnd { error_code: code, words, ..RunEnd::default() }).await.unwrap();
     let rest: Vec<_> = watcher.try_collect().await.unwrap();
-    assert_eq!(rest.last().map(|event| (event.seq, event.kind)), Some((100_001, Kind::Final)));
+    assert_eq!(
+        rest.last().map(|event| (event.seq, event.kind)),
+        Some((100_001, RunEventKind::Final))
+    );
     assert_eq!(told(&after, "r1", 0).await.len(), 301);
     let ahead: Vec<_> = ahead.try_collect().await.unwrap();
     assert_eq!(ahead, rest[rest.len() - 1..]);
@@ -164,18 +173,18 @@ async fn told_in_file(desk: &Desk) -> usize {
 async fn what_is_kept_is_bounded() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
-    desk.journal.begin("r1", "{\"messages\":0}".to_owned()).await.unwrap();
-    assert_eq!(desk.journal.wanted("r1").await.unwrap(), "{\"messages\":0}");
+    desk.journal.mark_running("r1", "{\"messages\":0}".to_owned()).await.unwrap();
+    assert_eq!(desk.journal.submission("r1").await.unwrap(), "{\"messages\":0}");
     for _ in 0..feed::MAX_EVENTS + 10 {
-        feed.tell(Kind::ToolCall, &json!({}));
+        feed.publish(RunEventKind::ToolCall, &json!({}));
     }
-    feed.tell(Kind::Final, &json!({}));
-    assert_eq!(feed.dropped(), 10);
-    desk.journal.end(&feed, Ended::default()).await.unwrap();
+    feed.publish(RunEventKind::Final, &json!({}));
+    assert_eq!(feed.dropped_count(), 10);
+    desk.journal.finish_run(&feed, RunEnd::default()).await.unwrap();
     let events = told(&desk.again(), "r1", feed::MAX_EVENTS as u64 - 1).await;
     assert_eq!(
         events.iter().map(|event| event.kind).collect::<Vec<_>>(),
-        [Kind::ToolCall, Kind::Final]
+        [RunEventKind::ToolCall, RunEventKind::Final]
     );
 }
 
@@ -185,17 +194,17 @@ async fn an_end_is_definite() {
     let desk = Desk::new();
     let feed = desk.add("r1").await;
     desk.journal
-        .end(&feed, Ended { error_code: Some("cancelled".into()), ..Ended::default() })
+        .finish_run(&feed, RunEnd { error_code: Some("cancelled".into()), ..RunEnd::default() })
         .await
         .unwrap();
-    let row = desk.journal.run("r1").await.unwrap().unwrap();
-    let again = desk.journal.resume(&row).await.unwrap();
-    let words = vec![(Kind::Final, json!({"ok": true}))];
-    desk.journal.end(&again, Ended { words, ..Ended::default() }).await.unwrap();
+    let row = desk.journal.find_run("r1").await.unwrap().unwrap();
+    let again = desk.journal.resume_run(&row).await.unwrap();
+    let words = vec![(RunEventKind::Final, json!({"ok": true}))];
+    desk.journal.finish_run(&again, RunEnd { words, ..RunEnd::default() }).await.unwrap();
     assert_eq!(told(&desk.journal, "r1", 0).await, [], "it had ended without a word");
-    desk.journal.begin("r1", String::new()).await.unwrap();
-    let row = desk.journal.run("r1").await.unwrap().unwrap();
-    assert_eq!((row.state, row.error_code.as_deref()), (State::Ended, Some("cancelled")));
+    desk.journal.mark_running("r1", String::new()).await.unwrap();
+    let row = desk.journal.find_run("r1").await.unwrap().unwrap();
+    assert_eq!((row.state, row.error_code.as_deref()), (RunPhase::Ended, Some("cancelled")));
 }
 
 #[tokio::test]
@@ -204,18 +213,18 @@ async fn lists_are_newest_first_and_paged() {
     for id in ["r1", "r2", "r3"] {
         desk.add(id).await;
     }
-    let ids = async |filter: Filter| -> Vec<String> {
-        desk.journal.list(filter).await.unwrap().into_iter().map(|row| row.id).collect()
+    let ids = async |filter: RunFilter| -> Vec<String> {
+        desk.journal.list_runs(filter).await.unwrap().into_iter().map(|row| row.id).collect()
     };
     let grant = Some("g1".to_owned());
     assert_eq!(
-        ids(Filter { grant: grant.clone(), limit: 2, ..Filter::default() }).await,
+        ids(RunFilter { grant: grant.clone(), limit: 2, ..RunFilter::default() }).await,
         ["r3", "r2"]
     );
     let before = Some("r2".to_owned());
-    assert_eq!(ids(Filter { grant, before, limit: 2, ..Filter::default() }).await, ["r1"]);
-    let state = Some(State::Running);
-    assert!(ids(Filter { state, limit: 2, ..Filter::default() }).await.is_empty());
+    assert_eq!(ids(RunFilter { grant, before, limit: 2, ..RunFilter::default() }).await, ["r1"]);
+    let state = Some(RunPhase::Running);
+    assert!(ids(RunFilter { state, limit: 2, ..RunFilter::default() }).await.is_empty());
 }
 
 /// A long answer stands on standard output, in the result and in the last events; one of them is enough for the disk.
@@ -225,10 +234,13 @@ async fn an_answer_is_kept_once() {
     let feed = desk.add("r1").await;
     let text = "It's \"forty-two\", says the\nbook. ".repeat(40_000);
     let ended = ended_with(&text);
-    feed.tell(Kind::TextDelta, &json!({"text": text[..100_000]}));
-    feed.tell(Kind::AssistantFinal, &json!({"text": text, "payloads": [{"text": text}]}));
+    feed.publish(RunEventKind::TextDelta, &json!({"text": text[..100_000]}));
+    feed.publish(
+        RunEventKind::AssistantFinal,
+        &json!({"text": text, "payloads": [{"text": text}]}),
+    );
     {
-        let mut kept = std::pin::pin!(desk.journal.keep(&feed));
+        let mut kept = std::pin::pin!(desk.journal.persist_events(&feed));
         let saved = async {
             while told_in_file(&desk).await < 2 {
                 tokio::task::yield_now().await;
@@ -236,16 +248,16 @@ async fn an_answer_is_kept_once() {
         };
         tokio::select! { () = &mut kept => (), () = saved => () }
     }
-    desk.journal.end(&feed, ended.clone()).await.unwrap();
+    desk.journal.finish_run(&feed, ended.clone()).await.unwrap();
 
     let kept = kept_bytes(&desk).await;
     assert!(kept < text.len() * 5 / 4, "{kept} bytes of an answer of {}", text.len());
     let again = desk.again();
-    assert_eq!(again.result("r1").await.unwrap(), ended.result);
-    assert_eq!(again.output("r1").await.unwrap(), Some((ended.stdout, ended.stderr)));
+    assert_eq!(again.run_result("r1").await.unwrap(), ended.result);
+    assert_eq!(again.run_output("r1").await.unwrap(), Some((ended.stdout, ended.stderr)));
     assert_eq!(told(&again, "r1", 0).await, told(&desk.journal, "r1", 0).await);
     let last = told(&again, "r1", 2).await.remove(0);
-    assert_eq!((last.kind, Some(&*last.data)), (Kind::Final, ended.result.as_deref()));
+    assert_eq!((last.kind, Some(&*last.data)), (RunEventKind::Final, ended.result.as_deref()));
 }
 
 /// What is forgotten gives its room on the disk back, whatever its file was made by; what is not is as it was.
@@ -266,19 +278,21 @@ async fn a_file_shrinks_when_runs_are_forgotten() {
         let answer = |number: usize| format!("{number} ").repeat(100_000);
         for number in 0..60 {
             let feed = desk.add(&format!("r{number}")).await;
-            (0..100).for_each(|detail| feed.tell(Kind::TextDelta, &json!({"text": detail})));
-            desk.journal.end(&feed, ended_with(&answer(number))).await.unwrap();
+            (0..100)
+                .for_each(|detail| feed.publish(RunEventKind::TextDelta, &json!({"text": detail})));
+            desk.journal.finish_run(&feed, ended_with(&answer(number))).await.unwrap();
         }
         let (large, mark) = (size(), SystemTime::now() + Duration::from_secs(1));
         assert!(large > 12 << 20, "{large} bytes");
         let open = desk.add("open").await;
-        assert_eq!(desk.journal.forget(mark).await.unwrap(), 60);
+        assert_eq!(desk.journal.forget_ended_before(mark).await.unwrap(), 60);
         assert!(size() < 6 << 20, "{} bytes of {large}", size());
-        let rows = desk.journal.list(Filter { limit: 10, ..Filter::default() }).await.unwrap();
+        let rows =
+            desk.journal.list_runs(RunFilter { limit: 10, ..RunFilter::default() }).await.unwrap();
         assert_eq!(rows.iter().map(|row| &*row.id).collect::<Vec<_>>(), ["open"]);
         assert_eq!(told(&desk.journal, "r7", 0).await, []);
-        desk.journal.end(&open, ended_with(&answer(7))).await.unwrap();
-        assert_eq!(desk.again().result("open").await.unwrap(), ended_with(&answer(7)).result);
+        desk.journal.finish_run(&open, ended_with(&answer(7))).await.unwrap();
+        assert_eq!(desk.again().run_result("open").await.unwrap(), ended_with(&answer(7)).result);
     }
 }
 
@@ -298,22 +312,22 @@ async fn what_is_printed_is_kept_to_the_byte() {
         let run = format!("r{number}");
         let feed = desk.add(&run).await;
         let stderr = format!("{stdout}\u{1}{stdout}");
-        let ended = Ended { stdout: stdout.clone(), stderr: stderr.clone(), ..ended_with(&long) };
-        desk.journal.end(&feed, ended.clone()).await.unwrap();
-        assert_eq!(desk.journal.output(&run).await.unwrap(), Some((stdout, stderr)));
-        assert_eq!(desk.journal.result(&run).await.unwrap(), ended.result);
+        let ended = RunEnd { stdout: stdout.clone(), stderr: stderr.clone(), ..ended_with(&long) };
+        desk.journal.finish_run(&feed, ended.clone()).await.unwrap();
+        assert_eq!(desk.journal.run_output(&run).await.unwrap(), Some((stdout, stderr)));
+        assert_eq!(desk.journal.run_result(&run).await.unwrap(), ended.result);
     }
 }
 
 /// An end as the supervisor writes it down.
-fn ended_with(answer: &str) -> Ended {
+fn ended_with(answer: &str) -> RunEnd {
     let envelope = json!({"payloads": [{"text": answer}], "meta": {}});
     let result = json!({"ok": true, "agent": envelope});
-    Ended {
+    RunEnd {
         result: Some(result.to_string()),
         stdout: format!("{envelope}\n"),
-        words: vec![(Kind::Final, result)],
-        ..Ended::default()
+        words: vec![(RunEventKind::Final, result)],
+        ..RunEnd::default()
     }
 }
 
@@ -322,8 +336,9 @@ async fn kept_bytes(desk: &Desk) -> usize {
     let path = desk.directory.path().join("state.db");
     let sum = "SELECT (SELECT sum(octet_length(data)) FROM event)
         + (SELECT sum(octet_length(concat(answer, result, stdout, stderr))) FROM outcome)";
-    let database = Database::open(&path, &[SCHEMA]).unwrap();
-    let sum = database.read(move |view| view.query_row(sum, [], |row| row.get::<_, i64>(0)));
+    let database = SqliteDatabase::open_database(&path, &[SCHEMA]).unwrap();
+    let sum =
+        database.read_committed(move |view| view.query_row(sum, [], |row| row.get::<_, i64>(0)));
     usize::try_from(sum.await.unwrap()).unwrap()
 }
 
@@ -336,37 +351,46 @@ fn feed_pause() -> Duration {
 async fn runs_that_are_accepted_at_once_stay_within_the_grants_cap() {
     let desk = Desk::new();
     let capped = |id: &str| {
-        let caps = Caps { total: Some(Nanodollars(10)), per_day: None };
-        New { caps, max_cost_usd: Some(Nanodollars(2)), ..new(id, None, "one") }
+        let caps = SpendingCaps { total: Some(Nanodollars(10)), per_day: None };
+        NewRunRow { caps, max_cost_usd: Some(Nanodollars(2)), ..new(id, None, "one") }
     };
-    let asked = (0..50).map(|number| desk.journal.add(capped(&format!("r{number}"))));
+    let asked = (0..50).map(|number| desk.journal.add_run(capped(&format!("r{number}"))));
     let added = futures_util::future::join_all(asked).await;
-    let is_new = |added: &&Result<Added, _>| matches!(added, Ok(Added::New(_, reserved)) if *reserved == Some(Nanodollars(2)));
+    let is_new = |added: &&Result<AddRunOutcome, _>| matches!(added, Ok(AddRunOutcome::New(_, reserved)) if *reserved == Some(Nanodollars(2)));
     assert_eq!(added.iter().filter(is_new).count(), 5);
     let accepted = added.into_iter().filter_map(|added| match added.unwrap() {
-        Added::New(feed, _) => Some(feed),
-        Added::Exhausted(_) => None,
+        AddRunOutcome::New(feed, _) => Some(feed),
+        AddRunOutcome::Exhausted(_) => None,
         other => panic!("{other:?}"),
     });
     let accepted: Vec<_> = accepted.collect();
     let after_crash = desk.again();
-    assert!(matches!(after_crash.add(capped("next")).await.unwrap(), Added::Exhausted(_)));
-    assert_eq!(after_crash.reserved(accepted[0].run()).await.unwrap(), Some(Nanodollars(2)));
+    assert!(matches!(
+        after_crash.add_run(capped("next")).await.unwrap(),
+        AddRunOutcome::Exhausted(_)
+    ));
+    assert_eq!(
+        after_crash.reserved_money(accepted[0].run_id()).await.unwrap(),
+        Some(Nanodollars(2))
+    );
 
-    let ended = Ended { charged: Some(Nanodollars(1)), ..Ended::default() };
-    desk.journal.end(&accepted[0], ended.clone()).await.unwrap();
+    let ended = RunEnd { charged: Some(Nanodollars(1)), ..RunEnd::default() };
+    desk.journal.finish_run(&accepted[0], ended.clone()).await.unwrap();
     // Of this one nobody knows what it has cost.
-    desk.journal.end(&accepted[1], Ended::default()).await.unwrap();
-    let forgotten = desk.journal.forget(SystemTime::now() + Duration::from_mins(1)).await.unwrap();
+    desk.journal.finish_run(&accepted[1], RunEnd::default()).await.unwrap();
+    let forgotten =
+        desk.journal.forget_ended_before(SystemTime::now() + Duration::from_mins(1)).await.unwrap();
     assert_eq!(forgotten, 2);
-    let standing = desk.journal.standing("g1").await.unwrap();
+    let standing = desk.journal.spending_status("g1").await.unwrap();
     assert_eq!(
         (standing.total.charged, standing.total.reserved),
         (Nanodollars(3), Nanodollars(6)),
         "the money of a forgotten run is not forgotten"
     );
-    match desk.journal.add(capped("last")).await.unwrap() {
-        Added::New(_, reserved) => assert_eq!(reserved, Some(Nanodollars(1)), "what is left"),
+    match desk.journal.add_run(capped("last")).await.unwrap() {
+        AddRunOutcome::New(_, reserved) => {
+            assert_eq!(reserved, Some(Nanodollars(1)), "what is left");
+        }
         other => panic!("{other:?}"),
     }
 }

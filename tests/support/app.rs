@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cogni_gateway::app::App;
+use cogni_gateway::app::GatewayProcess;
 use cogni_gateway::audit::verify;
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::config::Config;
-use cogni_gateway::observe::access_log::Destination;
-use cogni_gateway::run::Run;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::run::AgentRun;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -24,7 +24,7 @@ pub(crate) struct TestApp {
     pub(crate) upstream: provider::Running,
     pub(crate) socket: PathBuf,
     pub(crate) metrics: Option<SocketAddr>,
-    pub(crate) run: Arc<Run>,
+    pub(crate) run: Arc<AgentRun>,
     stop: CancellationToken,
     served: JoinHandle<anyhow::Result<()>>,
     audit: Option<PathBuf>,
@@ -37,17 +37,17 @@ impl TestApp {
     }
 
     /// Starts with a configuration that differs from the ordinary one.
-    pub(crate) async fn with(configure: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig)) -> Self {
         let upstream = provider::start("").await;
         let directory = tempfile::tempdir().unwrap();
         let mut config = configuration(directory.path(), upstream.addr);
         configure(&mut config);
         let audit = config.audit.path.clone();
-        let app = App::build(config).unwrap();
-        let (socket, metrics) = (app.socket().unwrap().to_path_buf(), app.metrics_address());
-        let run = app.runs().list().remove(0);
+        let app = GatewayProcess::build_process(config).unwrap();
+        let (socket, metrics) = (app.socket_path().unwrap().to_path_buf(), app.metrics_address());
+        let run = app.run_manager().list_runs().remove(0);
         let stop = CancellationToken::new();
-        let served = tokio::spawn(app.serve(stop.clone()));
+        let served = tokio::spawn(app.serve_until_cancelled(stop.clone()));
         Self { upstream, socket, metrics, run, stop, served, audit, directory }
     }
 
@@ -92,7 +92,7 @@ impl TestApp {
         let log = self.audit_log();
         self.served.await.unwrap().unwrap();
         assert!(!self.socket.exists(), "the socket is left behind");
-        let report = verify::verify(&log, None).unwrap();
+        let report = verify::verify_file(&log, None).unwrap();
         assert!(report.finished, "the audit log does not end in order");
         assert_eq!(report.open, 0, "a call was admitted and never settled");
         records(&log)
@@ -100,15 +100,15 @@ impl TestApp {
 }
 
 /// A run `run-1` of account `acct-1` against `upstream`, with all its files in one directory.
-pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> Config {
-    let mut config = Config::default();
+pub(crate) fn configuration(directory: &Path, upstream: SocketAddr) -> GatewayConfig {
+    let mut config = GatewayConfig::default();
     "run-1".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = upstream.to_string().parse().unwrap();
-    config.upstream.api_key = Secret::new("sk-real");
+    config.upstream.api_key = SecretString::new("sk-real");
     config.audit.path = Some(directory.join("audit.jsonl"));
-    config.access_log = Destination::File(directory.join("access.log"));
+    config.access_log = AccessLogDestination::File(directory.join("access.log"));
     if let Ok(mode) = std::env::var(LANE) {
         config.server.lane = serde_json::from_value(mode.into()).unwrap();
     }

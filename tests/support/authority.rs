@@ -81,5 +81,5 @@ impl Authority {
 }
 
 fn roots(file: &Path) -> rustls::RootCertStore {
-    cogni_gateway::base::tls::authorities(file).unwrap()
+    cogni_gateway::base::tls::load_root_store(file).unwrap()
 }

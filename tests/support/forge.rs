@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cogni_gateway::base::drain::Drain;
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::credential::Credential;
-use cogni_gateway::forge::github::{Api, Config, Patience};
-use cogni_gateway::relay::repository::{Hosted, Repository};
-use cogni_gateway::stand_in::{Forge, Hub};
+use cogni_gateway::base::drain::TaskGroup;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::forge::credential::ForgeCredential;
+use cogni_gateway::forge::github::{GithubClient, GithubConfig, RetryPolicy};
+use cogni_gateway::relay::repository::{HostedRepository, RepositoryUrl};
+use cogni_gateway::stand_in::{FakeGithub, FakeGithubHandle};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -23,7 +23,7 @@ pub(crate) const TOKEN: &str = "ghp_0nlyTheStandInKnowsIt";
 
 /// A stand-in on a port of its own: `main` has a commit, `sandbox/task-1` has one more.
 pub(crate) struct Running {
-    pub(crate) hub: Hub,
+    pub(crate) hub: FakeGithubHandle,
     pub(crate) place: TempDir,
     _stop: DropGuard,
 }
@@ -40,12 +40,12 @@ impl Running {
         git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
         commit(&work, "work", "done\n");
         git(&work, &["push", "--quiet", bare.to_str().unwrap(), "sandbox/task-1"]);
-        let forge = Forge::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-        let hub = forge.hub();
-        hub.add(NAME, &bare);
-        hub.accept(TOKEN);
+        let forge = FakeGithub::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let hub = forge.github_handle();
+        hub.add_repository(NAME, &bare);
+        hub.accept_token(TOKEN);
         let stop = CancellationToken::new();
-        Drain::default().spawn(forge.serve(stop.clone()));
+        TaskGroup::default().spawn_task(forge.serve(stop.clone()));
         Self { hub, place, _stop: stop.drop_guard() }
     }
 
@@ -58,34 +58,37 @@ impl Running {
         format!("{}/{NAME}.git", self.hub.url())
     }
 
-    pub(crate) fn hosted(&self) -> Hosted {
-        let repository: Repository = self.clone_url().parse().unwrap();
-        repository.hosted().unwrap().clone()
+    pub(crate) fn hosted(&self) -> HostedRepository {
+        let repository: RepositoryUrl = self.clone_url().parse().unwrap();
+        repository.as_hosted().unwrap().clone()
     }
 
     /// A client that is not made to wait.
-    pub(crate) fn api(&self) -> Api {
-        self.api_with(Patience {
+    pub(crate) fn api(&self) -> GithubClient {
+        self.api_with(RetryPolicy {
             attempts: 3,
             first: Duration::from_millis(1),
             longest: Duration::from_secs(5),
         })
     }
 
-    pub(crate) fn api_with(&self, patience: Patience) -> Api {
+    pub(crate) fn api_with(&self, patience: RetryPolicy) -> GithubClient {
         let url = self.hub.url().parse().unwrap();
-        Api::new(Config { url, patience, ..Config::default() }).unwrap()
+        GithubClient::new(GithubConfig { url, patience, ..GithubConfig::default() }).unwrap()
     }
 }
 
-pub(crate) fn credential() -> Credential {
-    Credential::Token(Secret::new(TOKEN))
+pub(crate) fn credential() -> ForgeCredential {
+    ForgeCredential::Token(SecretString::new(TOKEN))
 }
 
 /// What git makes of a token in a header.
 pub(crate) fn basic(token: &str) -> String {
     let mut text = String::new();
-    cogni_gateway::base::b64::encode(format!("x-access-token:{token}").as_bytes(), &mut text);
+    cogni_gateway::base::b64::encode_base64(
+        format!("x-access-token:{token}").as_bytes(),
+        &mut text,
+    );
     let padding = "=".repeat((4 - text.len() % 4) % 4);
     text.replace('-', "+").replace('_', "/") + &padding
 }

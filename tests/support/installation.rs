@@ -8,11 +8,11 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cogni_gateway::runner::sweep::{Fate, Sweep};
-use cogni_gateway::runner::{Order, Prepared};
-use cogni_gateway::sandbox::embedded::Settings;
-use cogni_gateway::sandbox::spec::{Limits, Root, Workspace};
-use cogni_gateway::sandbox::{Driver, RunSpec, UserRange};
+use cogni_gateway::runner::sweep::{LeftoverSweeper, SweepOutcome};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
+use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
+use cogni_gateway::sandbox::{SandboxDriver, SandboxSpec, UserRange};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -28,8 +28,8 @@ pub(crate) struct Place {
     directory: TempDir,
     /// Another's.
     path: Option<PathBuf>,
-    driver: Driver,
-    root: Root,
+    driver: SandboxDriver,
+    root: RootSource,
 }
 
 pub(crate) fn places() -> [Place; 2] {
@@ -39,16 +39,22 @@ pub(crate) fn places() -> [Place; 2] {
 impl Place {
     pub(crate) fn docker() -> Self {
         engine::need(&[engine::HOST]);
-        let driver = Driver::Docker { socket: engine::SOCKET.into() };
-        Self::new(driver, Root::Image(engine::HOST.to_owned()))
+        let driver = SandboxDriver::Docker { socket: engine::SOCKET.into() };
+        Self::new(driver, RootSource::Image(engine::HOST.to_owned()))
     }
 
     pub(crate) fn embedded() -> Self {
         let program = env!("CARGO_BIN_EXE_cogni-gateway").into();
-        Self::new(Driver::Embedded(Settings { program, ..Settings::default() }), Root::Host)
+        Self::new(
+            SandboxDriver::Embedded(EmbeddedDriverConfig {
+                program,
+                ..EmbeddedDriverConfig::default()
+            }),
+            RootSource::Host,
+        )
     }
 
-    fn new(driver: Driver, root: Root) -> Self {
+    fn new(driver: SandboxDriver, root: RootSource) -> Self {
         Self { directory: tempfile::tempdir().unwrap(), path: None, driver, root }
     }
 
@@ -61,16 +67,16 @@ impl Place {
         self.path().join("r")
     }
 
-    pub(crate) fn spec(&self, argv: &[&str]) -> RunSpec {
-        RunSpec {
+    pub(crate) fn spec(&self, argv: &[&str]) -> SandboxSpec {
+        SandboxSpec {
             run: String::new(),
             root: self.root.clone(),
             argv: argv.iter().map(ToString::to_string).collect(),
             uid: 1001,
             env: [].into(),
-            limits: Limits::default(),
+            limits: SandboxLimits::default(),
             grace: Duration::from_secs(1),
-            workspace: Workspace::None,
+            workspace: WorkspaceMount::None,
             mounts: vec![],
             volumes: vec![],
             socket_dir: PathBuf::new(),
@@ -79,12 +85,12 @@ impl Place {
         }
     }
 
-    pub(crate) fn order(&self, run: &str, argv: &[&str]) -> Order {
+    pub(crate) fn order(&self, run: &str, argv: &[&str]) -> RunPlan {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
         let mut config = app::configuration(&self.path(), nobody);
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
-        Order {
+        RunPlan {
             docker_socket: engine::SOCKET.into(),
             agent: None,
             target: None,
@@ -94,7 +100,7 @@ impl Place {
             spec: self.spec(argv),
             roots: vec![self.path()],
             run_dir: self.run_dir(),
-            uids: UserRange::DEFAULT,
+            uids: UserRange::DEFAULT_RANGE,
             driver: self.driver.clone(),
         }
     }
@@ -122,7 +128,7 @@ impl Place {
     }
 
     fn is_docker(&self) -> bool {
-        matches!(self.driver, Driver::Docker { .. })
+        matches!(self.driver, SandboxDriver::Docker { .. })
     }
 
     /// Starts `test` once more, as a process that is to be killed: there it is [`given`] this place.
@@ -136,12 +142,12 @@ impl Place {
     /// What nobody answers for any more is taken away, and then nothing is left.
     pub(crate) async fn sweep(&self) {
         let swept = self.sweeper().sweep().await.unwrap();
-        assert!(swept.found.iter().all(|found| found.fate == Fate::Removed), "{swept:?}");
+        assert!(swept.found.iter().all(|found| found.fate == SweepOutcome::Removed), "{swept:?}");
         assert_eq!(self.left(), "");
     }
 
-    fn sweeper(&self) -> Sweep {
-        Sweep {
+    fn sweeper(&self) -> LeftoverSweeper {
+        LeftoverSweeper {
             docker_socket: engine::SOCKET.into(),
             run_dir: self.run_dir(),
             apply: true,
@@ -212,7 +218,7 @@ impl<'place> Keeping<'place> {
 }
 
 /// The result, as its host reads it, without its timings.
-pub(crate) fn run(prepared: Prepared) -> Pin<Box<dyn Future<Output = Value>>> {
+pub(crate) fn run(prepared: PreparedRun) -> Pin<Box<dyn Future<Output = Value>>> {
     Box::pin(async {
         let result = Box::pin(prepared.run(CancellationToken::new(), tokio::io::sink())).await;
         let mut result = serde_json::to_value(&result).unwrap();

@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use cogni_gateway::base::drain::Drain;
-use cogni_gateway::provider::{Gate, Provider, Seen};
+use cogni_gateway::base::drain::TaskGroup;
+use cogni_gateway::provider::{FakeProvider, ProviderRequestLog, ResponseGate};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A provider on a port of its own.
 pub(crate) struct Running {
     pub(crate) addr: SocketAddr,
-    pub(crate) seen: Arc<Seen>,
-    pub(crate) gate: Gate,
+    pub(crate) seen: Arc<ProviderRequestLog>,
+    pub(crate) gate: ResponseGate,
     pub(crate) stop: CancellationToken,
     _stop: DropGuard,
 }
@@ -23,15 +23,15 @@ pub(crate) async fn start(script: &str) -> Running {
 
 /// The same, at an address of this machine.
 pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
-    let provider = Provider::bind(addr, script.parse().unwrap()).await.unwrap();
+    let provider = FakeProvider::bind(addr, script.parse().unwrap()).await.unwrap();
     let stop = CancellationToken::new();
     let running = Running {
         addr: provider.addr(),
-        seen: provider.seen(),
-        gate: provider.gate(),
+        seen: provider.request_log(),
+        gate: provider.response_gate(),
         _stop: stop.clone().drop_guard(),
         stop: stop.clone(),
     };
-    Drain::default().spawn(provider.serve(stop));
+    TaskGroup::default().spawn_task(provider.serve(stop));
     running
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use cogni_gateway::sandbox::First;
+use cogni_gateway::sandbox::InitBinary;
 use cogni_gateway::sandbox::probe::machine;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -117,5 +117,5 @@ pub(crate) fn sh(script: &str) -> [&str; 3] {
 
 /// The version of the kernel's Landlock; 0 where there is none.
 pub(crate) fn landlock() -> u32 {
-    machine::look(Path::new("/"), First::None, None).landlock.unwrap_or(0)
+    machine::probe_machine(Path::new("/"), InitBinary::None, None).landlock.unwrap_or(0)
 }

@@ -5,8 +5,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cogni_gateway::base::db::Database;
-use cogni_gateway::billing::{self, Books};
+use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::billing::{self, BillingStore};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -78,9 +78,10 @@ impl Place {
     }
 
     /// What stands in the service's own file, also while it serves.
-    pub(crate) fn books(&self) -> Books {
-        let database = Database::open(&self.state_dir().join("state.db"), &[billing::SCHEMA]);
-        Books::new(database.unwrap())
+    pub(crate) fn books(&self) -> BillingStore {
+        let database =
+            SqliteDatabase::open_database(&self.state_dir().join("state.db"), &[billing::SCHEMA]);
+        BillingStore::new(database.unwrap())
     }
 
     /// The configuration, with lines of its own for `[serve]`, and tables after them.

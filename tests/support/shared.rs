@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use cogni_gateway::app::{App, Runs};
+use cogni_gateway::app::{GatewayProcess, RunManager};
 use cogni_gateway::audit::verify;
-use cogni_gateway::config::{Config, RunSpec, Shared};
-use cogni_gateway::run::token::{Claims, Keys};
+use cogni_gateway::config::{GatewayConfig, SharedListenerConfig, SharedRunConfig};
+use cogni_gateway::run::token::{RunTokenClaims, RunTokenKeys};
 use http::Request;
 use http_body_util::Full;
 use hyper::client::conn::{http1, http2};
@@ -34,9 +34,9 @@ pub(crate) struct SharedApp {
     pub(crate) address: SocketAddr,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) authority: Authority,
-    pub(crate) runs: Runs,
+    pub(crate) runs: RunManager,
     pub(crate) directory: TempDir,
-    pub(crate) keys: Keys,
+    pub(crate) keys: RunTokenKeys,
     stop: CancellationToken,
     served: JoinHandle<anyhow::Result<()>>,
 }
@@ -47,35 +47,35 @@ impl SharedApp {
     }
 
     /// Starts with a configuration that differs from the ordinary one.
-    pub(crate) async fn with(configure: impl FnOnce(&mut Config, &Authority)) -> Self {
+    pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig, &Authority)) -> Self {
         let upstream = provider::start("").await;
         let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
         let mut config = shared(directory.path(), upstream.addr, &authority);
         configure(&mut config, &authority);
-        config.check().unwrap();
-        let app = App::build(config).unwrap();
-        let (address, metrics) = (app.address().unwrap(), app.metrics_address());
-        let (runs, stop) = (app.runs().clone(), CancellationToken::new());
-        let served = tokio::spawn(app.serve(stop.clone()));
+        config.validate().unwrap();
+        let app = GatewayProcess::build_process(config).unwrap();
+        let (address, metrics) = (app.listen_address().unwrap(), app.metrics_address());
+        let (runs, stop) = (app.run_manager().clone(), CancellationToken::new());
+        let served = tokio::spawn(app.serve_until_cancelled(stop.clone()));
         let keys = keys();
         Self { upstream, address, metrics, authority, runs, directory, keys, stop, served }
     }
 
     /// A token for a run, valid for an hour.
     pub(crate) fn token(&self, run: &str) -> String {
-        self.keys.mint(run, Duration::from_hours(1), None, SystemTime::now()).unwrap()
+        self.keys.mint_token(run, Duration::from_hours(1), None, SystemTime::now()).unwrap()
     }
 
     /// A token that has been valid for a minute, until some seconds from now.
     pub(crate) fn token_until(&self, run: &str, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let claims = Claims {
+        let claims = RunTokenClaims {
             run: run.to_owned(),
             audience: None,
             issued: now - 60,
             expires: now.checked_add_signed(seconds).unwrap(),
         };
-        self.keys.sign(&claims, None).unwrap()
+        self.keys.sign_claims(&claims, None).unwrap()
     }
 
     /// One call on a connection of its own, by an OpenAI client that has `key` as its API key.
@@ -147,7 +147,7 @@ impl SharedApp {
         self.stop.cancel();
         self.served.await.unwrap().unwrap();
         for log in std::fs::read_dir(self.directory.path().join("audit")).unwrap() {
-            let report = verify::verify(&log.unwrap().path(), None).unwrap();
+            let report = verify::verify_file(&log.unwrap().path(), None).unwrap();
             assert!(report.finished && report.open == 0, "{report:?}");
         }
         self.directory
@@ -155,33 +155,37 @@ impl SharedApp {
 }
 
 /// Two runs, with files in `directory`.
-pub(crate) fn shared(directory: &Path, upstream: SocketAddr, authority: &Authority) -> Config {
+pub(crate) fn shared(
+    directory: &Path,
+    upstream: SocketAddr,
+    authority: &Authority,
+) -> GatewayConfig {
     let audit_dir = directory.join("audit");
     std::fs::create_dir(&audit_dir).unwrap();
     let token_keys_file = directory.join("keys");
     std::fs::write(&token_keys_file, KEYS).unwrap();
     let files = authority.files("127.0.0.1");
     let mut config = configuration(directory, upstream);
-    config.identity = Config::default().identity;
+    config.identity = GatewayConfig::default().identity;
     config.audit.path = None;
-    config.shared = Some(Shared {
+    config.shared = Some(SharedListenerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         tls_cert_file: Some(files.certificate),
         tls_key_file: Some(files.key),
         token_keys_file,
         audit_dir: Some(audit_dir),
         runs: vec![spec("run-1", "acct-1"), spec("run-2", "acct-2")],
-        ..Shared::default()
+        ..SharedListenerConfig::default()
     });
     config
 }
 
-pub(crate) fn spec(run: &str, account: &str) -> RunSpec {
+pub(crate) fn spec(run: &str, account: &str) -> SharedRunConfig {
     serde_json::from_value(json!({"run_id": run, "account": account})).unwrap()
 }
 
-pub(crate) fn keys() -> Keys {
-    Keys::parse(KEYS).unwrap()
+pub(crate) fn keys() -> RunTokenKeys {
+    RunTokenKeys::parse_keys(KEYS).unwrap()
 }
 
 pub(crate) const KEYS: &str =

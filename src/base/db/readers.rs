@@ -8,58 +8,62 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Error, connect};
+use super::{DatabaseError, open_connection};
 
 /// So many connections, each lent to one reader at a time.
 #[derive(Debug)]
-pub(super) struct Readers {
+pub(super) struct ReaderPool {
     idle: Mutex<Vec<Connection>>,
     free: Arc<Semaphore>,
 }
 
 /// A connection that comes back, also where its reader has panicked.
-struct Lent {
+struct PooledReader {
     connection: Option<Connection>,
-    readers: Arc<Readers>,
+    readers: Arc<ReaderPool>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Readers {
-    pub(super) fn open(path: &Path, count: usize) -> Result<Arc<Self>, Error> {
+impl ReaderPool {
+    pub(super) fn open_pool(path: &Path, count: usize) -> Result<Arc<Self>, DatabaseError> {
         let open = || {
-            let connection = connect(path)?;
+            let connection = open_connection(path)?;
             connection.pragma_update(None, "query_only", "ON")?;
-            Ok::<_, Error>(connection)
+            Ok::<_, DatabaseError>(connection)
         };
         let idle = (0..count).map(|_| open()).collect::<Result<_, _>>()?;
         let free = Arc::new(Semaphore::new(count));
         Ok(Arc::new(Self { idle: Mutex::new(idle), free }))
     }
 
-    pub(super) async fn read<T, F>(self: &Arc<Self>, work: F) -> Result<T, Error>
+    pub(super) async fn read_pooled<T, F>(self: &Arc<Self>, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let permit = Arc::clone(&self.free).acquire_owned().await.map_err(|_| Error::Closed)?;
-        let lent =
-            Lent { connection: self.idle().pop(), readers: Arc::clone(self), _permit: permit };
+        let permit =
+            Arc::clone(&self.free).acquire_owned().await.map_err(|_| DatabaseError::Closed)?;
+        let lent = PooledReader {
+            connection: self.lock_idle().pop(),
+            readers: Arc::clone(self),
+            _permit: permit,
+        };
         let read = tokio::task::spawn_blocking(move || {
             let connection = lent.connection.as_ref().expect("there is one for each permit");
             Ok(work(connection)?)
         });
-        read.await.map_err(|_| Error::Closed)?
+        read.await.map_err(|_| DatabaseError::Closed)?
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<Connection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledReader {
     /// The connection is back before the permit is.
     fn drop(&mut self) {
         let connection = self.connection.take();
-        self.readers.idle().extend(connection);
+        self.readers.lock_idle().extend(connection);
     }
 }

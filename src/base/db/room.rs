@@ -6,13 +6,13 @@
 use rusqlite::{Connection, Transaction};
 
 /// A file of an earlier version was not made for it, and is written anew, once.
-pub(super) fn make_returnable(connection: &Connection) {
+pub(super) fn enable_incremental_vacuum(connection: &Connection) {
     let make = || {
         let mode: u32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
-        if mode == INCREMENTAL {
+        if mode == AUTO_VACUUM_INCREMENTAL {
             return Ok(());
         }
-        connection.pragma_update(None, "auto_vacuum", INCREMENTAL)?;
+        connection.pragma_update(None, "auto_vacuum", AUTO_VACUUM_INCREMENTAL)?;
         connection.execute_batch("VACUUM")
     };
     if let Err(error) = make() {
@@ -21,28 +21,28 @@ pub(super) fn make_returnable(connection: &Connection) {
 }
 
 /// Returns whether there may be more to give.
-pub(super) fn give_some_back(change: &Transaction<'_>) -> rusqlite::Result<bool> {
+pub(super) fn vacuum_step(change: &Transaction<'_>) -> rusqlite::Result<bool> {
     let free = || change.pragma_query_value(None, "freelist_count", |row| row.get::<_, u32>(0));
     let before = free()?;
-    if before <= SPARE {
+    if before <= KEEP_FREE_PAGES {
         return Ok(false);
     }
-    let mut statement = change.prepare(&format!("PRAGMA incremental_vacuum({STEP})"))?;
+    let mut statement = change.prepare(&format!("PRAGMA incremental_vacuum({PAGES_PER_STEP})"))?;
     let mut rows = statement.query([])?;
     while rows.next()?.is_some() {}
     Ok(free()? < before)
 }
 
 /// Brings the file itself, not only its log, to where the last commit is, as far as no reader needs what was before.
-pub(super) fn settle(view: &Connection) -> rusqlite::Result<()> {
+pub(super) fn checkpoint_wal(view: &Connection) -> rusqlite::Result<()> {
     view.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
 }
 
 /// SQLite's number for it.
-const INCREMENTAL: u32 = 2;
+const AUTO_VACUUM_INCREMENTAL: u32 = 2;
 
 /// Pages of 4 KiB that are kept for what comes next.
-const SPARE: u32 = 1024;
+const KEEP_FREE_PAGES: u32 = 1024;
 
 /// Pages that are moved in one transaction.
-const STEP: u32 = 256;
+const PAGES_PER_STEP: u32 = 256;

@@ -4,54 +4,54 @@
 //! merely unusual, an escape in a key above all: then another reader decides, and nothing has happened yet.
 //! What a walk has passed to its end is JSON.
 
-use super::number::Number;
+use super::number::JsonNumberState;
 use super::vector::{MASKED, SHORT, find_quote, find_stop, quote_mask};
 use super::{is_space, text};
 
 /// A place in the text.
 #[derive(Clone, Debug)]
-pub struct Cursor<'a> {
+pub struct JsonCursor<'a> {
     data: &'a [u8],
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> JsonCursor<'a> {
     pub fn new(data: &'a [u8]) -> Self {
         Self { data, at: 0 }
     }
 
     /// Bytes that have been passed.
-    pub fn at(&self) -> usize {
+    pub fn offset(&self) -> usize {
         self.at
     }
 
     /// Goes through an object: `each` is told a key, and passes its value.
-    pub fn members(
+    pub fn read_members(
         &mut self,
         mut each: impl FnMut(&'a [u8], &mut Self) -> Option<()>,
     ) -> Option<()> {
-        self.byte(b'{')?;
-        if self.byte(b'}').is_some() {
+        self.skip_byte(b'{')?;
+        if self.skip_byte(b'}').is_some() {
             return Some(());
         }
         loop {
-            self.byte(b'"')?;
+            self.skip_byte(b'"')?;
             let rest = &self.data[self.at..];
             let key = &rest[..find_stop(rest)?];
             self.at += key.len();
-            self.byte_here(b'"')?;
-            self.byte(b':')?;
-            self.space();
+            self.skip_byte_here(b'"')?;
+            self.skip_byte(b':')?;
+            self.skip_space();
             each(key, self)?;
-            if self.byte(b',').is_none() {
-                return self.byte(b'}');
+            if self.skip_byte(b',').is_none() {
+                return self.skip_byte(b'}');
             }
-            self.space();
+            self.skip_space();
         }
     }
 
     /// Passes a whole number, not negative.
-    pub fn count(&mut self) -> Option<u64> {
+    pub fn read_count(&mut self) -> Option<u64> {
         let start = self.at;
         let mut number = 0_u64;
         while let Some(digit @ b'0'..=b'9') = self.data.get(self.at) {
@@ -61,12 +61,12 @@ impl<'a> Cursor<'a> {
         let digits = self.at - start;
         let is_number =
             digits == 1 || (1..MAX_DIGITS).contains(&digits) && self.data[start] != b'0';
-        (is_number && !matches!(self.peek(), Some(b'.' | b'e' | b'E'))).then_some(number)
+        (is_number && !matches!(self.peek_byte(), Some(b'.' | b'e' | b'E'))).then_some(number)
     }
 
     /// Passes a string, and returns its inside as it is written.
-    pub fn string(&mut self) -> Option<&'a [u8]> {
-        self.byte_here(b'"')?;
+    pub fn read_string(&mut self) -> Option<&'a [u8]> {
+        self.skip_byte_here(b'"')?;
         let rest = &self.data[self.at..];
         let inside = &rest[..text::string_length(rest)?];
         self.at += inside.len() + 1;
@@ -74,21 +74,21 @@ impl<'a> Cursor<'a> {
     }
 
     /// Passes `null`; says whether it stood here.
-    pub fn null(&mut self) -> bool {
+    pub fn read_null(&mut self) -> bool {
         let is_null = self.data[self.at..].starts_with(b"null");
         self.at += if is_null { 4 } else { 0 };
         is_null
     }
 
     /// Passes a value that is no array or object.
-    pub fn scalar(&mut self) -> Option<()> {
-        let byte = self.peek()?;
+    pub fn skip_scalar(&mut self) -> Option<()> {
+        let byte = self.peek_byte()?;
         if byte == b'"' {
-            return self.string().map(drop);
+            return self.read_string().map(drop);
         }
-        if let Some(mut number) = Number::begin(byte) {
+        if let Some(mut number) = JsonNumberState::start_number(byte) {
             self.at += 1;
-            while let Some(next) = self.peek().and_then(|byte| number.next(byte)) {
+            while let Some(next) = self.peek_byte().and_then(|byte| number.next_state(byte)) {
                 number = next;
                 self.at += 1;
             }
@@ -102,58 +102,58 @@ impl<'a> Cursor<'a> {
     }
 
     /// Passes a value of any kind, no deeper than [`MAX_DEPTH`].
-    pub fn value(&mut self) -> Option<()> {
-        self.value_within(MAX_DEPTH)
+    pub fn skip_value(&mut self) -> Option<()> {
+        self.skip_value_within(MAX_DEPTH)
     }
 
     /// Nothing but white space is left.
-    pub fn end(mut self) -> Option<()> {
-        self.space();
+    pub fn expect_end(mut self) -> Option<()> {
+        self.skip_space();
         (self.at == self.data.len()).then_some(())
     }
 
     /// The next byte.
-    pub fn peek(&self) -> Option<u8> {
+    pub fn peek_byte(&self) -> Option<u8> {
         self.data.get(self.at).copied()
     }
 
-    fn value_within(&mut self, depth: usize) -> Option<()> {
+    fn skip_value_within(&mut self, depth: usize) -> Option<()> {
         let inner = depth.checked_sub(1)?;
-        match self.peek()? {
-            b'{' => self.members(|_, value| value.value_within(inner)),
+        match self.peek_byte()? {
+            b'{' => self.read_members(|_, value| value.skip_value_within(inner)),
             b'[' => {
                 self.at += 1;
-                if self.byte(b']').is_some() {
+                if self.skip_byte(b']').is_some() {
                     return Some(());
                 }
                 loop {
-                    self.space();
-                    self.value_within(inner)?;
-                    if self.byte(b',').is_none() {
-                        return self.byte(b']');
+                    self.skip_space();
+                    self.skip_value_within(inner)?;
+                    if self.skip_byte(b',').is_none() {
+                        return self.skip_byte(b']');
                     }
                 }
             }
-            _ => self.scalar(),
+            _ => self.skip_scalar(),
         }
     }
 
     /// Passes white space and this byte; stays before the byte where it is another.
-    fn byte(&mut self, byte: u8) -> Option<()> {
-        self.space();
-        self.byte_here(byte)
+    fn skip_byte(&mut self, byte: u8) -> Option<()> {
+        self.skip_space();
+        self.skip_byte_here(byte)
     }
 
-    fn byte_here(&mut self, byte: u8) -> Option<()> {
-        if self.peek() != Some(byte) {
+    fn skip_byte_here(&mut self, byte: u8) -> Option<()> {
+        if self.peek_byte() != Some(byte) {
             return None;
         }
         self.at += 1;
         Some(())
     }
 
-    fn space(&mut self) {
-        while self.peek().is_some_and(is_space) {
+    fn skip_space(&mut self) {
+        while self.peek_byte().is_some_and(is_space) {
             self.at += 1;
         }
     }
@@ -202,14 +202,14 @@ const MAX_DEPTH: usize = 16;
 mod tests {
     use serde_json::value::RawValue;
 
-    use super::Cursor;
+    use super::JsonCursor;
 
     /// A walk to the end is a proof: what it passes, a whole parser passes as well.
     #[test]
     fn what_a_walk_passes_is_json() {
         let passes = |json: &str| {
-            let mut cursor = Cursor::new(json.as_bytes());
-            cursor.value().and_then(|()| cursor.end()).is_some()
+            let mut cursor = JsonCursor::new(json.as_bytes());
+            cursor.skip_value().and_then(|()| cursor.expect_end()).is_some()
         };
         for json in
             ["{}", "{ }", r#"{"a":[1,{"b":[]}, "c" ] }"#, "7", "-1.5e3", "[true,null]", r#""\n""#]
@@ -244,7 +244,7 @@ mod tests {
             ("\"1\"", None),
             ("", None),
         ] {
-            assert_eq!(Cursor::new(json.as_bytes()).count(), count, "{json}");
+            assert_eq!(JsonCursor::new(json.as_bytes()).read_count(), count, "{json}");
         }
     }
 }

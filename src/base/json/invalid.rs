@@ -3,7 +3,7 @@
 /// The first thing wrong with a document. Offsets count bytes from 0; messages read on after
 /// "the body is not acceptable JSON:".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum JsonError {
     #[error("it is empty; send an object")]
     Empty,
     #[error("it is not an object (byte {at})")]
@@ -18,7 +18,7 @@ pub enum Invalid {
     NotUtf8 { at: u64 },
     #[error("half of a surrogate pair at byte {at}; escape both halves or send UTF-8")]
     LoneSurrogate { at: u64 },
-    /// A key longer than [`Key::MAX`](super::Key::MAX) is shown as `…`.
+    /// A key longer than [`Key::MAX`](super::JsonKey::MAX_BYTES) is shown as `…`.
     #[error("duplicate key `{}` at byte {at}", key.escape_debug())]
     DuplicateKey { at: u64, key: Box<str> },
     #[error("arrays and objects nested deeper than {limit} at byte {at}")]
@@ -29,7 +29,7 @@ pub enum Invalid {
     TooManyKeys { at: u64, limit: usize },
 }
 
-impl Invalid {
+impl JsonError {
     /// The stable code that clients, metrics and the audit see.
     pub fn code(&self) -> &'static str {
         match self {

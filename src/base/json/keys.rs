@@ -9,46 +9,46 @@ use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 
-use super::{Invalid, Kind};
+use super::{JsonError, JsonType};
 
 /// Keys that may be live at one time, in all open objects together. A key leaves when its object
 /// ends, so this bounds memory (1 MiB at most), not the length of a conversation. Our choice.
-pub const LIVE_KEYS: usize = 16_384;
+pub const MAX_LIVE_KEYS: usize = 16_384;
 
-/// A member's key, unescaped, where it is no longer than [`Key::MAX`].
+/// A member's key, unescaped, where it is no longer than [`JsonKey::MAX_BYTES`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Key {
+pub struct JsonKey {
     /// `None` for a long key.
     len: Option<usize>,
     /// Zeros from `len` on.
-    bytes: [u8; Self::MAX],
+    bytes: [u8; Self::MAX_BYTES],
 }
 
 /// The arrays and objects that are open, outermost first, and their keys.
 #[derive(Default)]
-pub(super) struct Keys {
+pub(super) struct JsonKeyStack {
     /// The key that is being read, or was read last; or the beginning of the text after it.
-    pub(super) name: Name,
+    pub(super) name: JsonKeyBuffer,
     /// Offset of that key's opening quote.
     pub(super) at: u64,
-    open: Vec<Open>,
+    open: Vec<OpenJsonContainer>,
     /// The keys of objects with few of them. Each object owns a stretch, the innermost the last.
-    few: Vec<Fingerprint>,
-    /// The keys of objects with more than [`FEW`], and the depth of each.
-    many: Vec<(usize, HashSet<Fingerprint>)>,
+    few: Vec<KeyFingerprint>,
+    /// The keys of objects with more than [`LINEAR_SEARCH_MAX`], and the depth of each.
+    many: Vec<(usize, HashSet<KeyFingerprint>)>,
     live: usize,
 }
 
-struct Open {
-    kind: Kind,
-    /// Where in [`Keys::few`] its stretch begins.
+struct OpenJsonContainer {
+    kind: JsonType,
+    /// Where in [`JsonKeyStack::few`] its stretch begins.
     first: usize,
 }
 
 /// A key as its bytes arrive.
-pub(super) struct Name {
+pub(super) struct JsonKeyBuffer {
     /// All of a short key; of a long one, the block that is being filled.
-    block: [u8; Key::MAX],
+    block: [u8; JsonKey::MAX_BYTES],
     filled: usize,
     len: u64,
     /// The earlier blocks of a long key. Whole blocks, because a hasher need not give one answer
@@ -59,48 +59,48 @@ pub(super) struct Name {
 
 /// A short key itself, or the length and hash of a long one: equal keys have equal fingerprints.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Fingerprint {
+struct KeyFingerprint {
     head: u64,
     /// The length in the top byte, 255 for a long key.
     tail: u64,
 }
 
-impl Key {
+impl JsonKey {
     /// Bytes of the longest key that is kept. No field of an LLM protocol, LiteLLM's included, has
     /// a longer name.
-    pub const MAX: usize = 64;
+    pub const MAX_BYTES: usize = 64;
 
-    /// A key of no more than [`Key::MAX`] bytes.
-    pub(super) fn short(key: &[u8]) -> Self {
-        let mut bytes = [0; Self::MAX];
+    /// A key of no more than [`JsonKey::MAX_BYTES`] bytes.
+    pub(super) fn from_short(key: &[u8]) -> Self {
+        let mut bytes = [0; Self::MAX_BYTES];
         bytes[..key.len()].copy_from_slice(key);
         Self { len: Some(key.len()), bytes }
     }
 
-    /// The key, unless it is longer than [`Key::MAX`] bytes.
+    /// The key, unless it is longer than [`JsonKey::MAX_BYTES`] bytes.
     pub fn as_str(&self) -> Option<&str> {
         str::from_utf8(&self.bytes[..self.len?]).ok()
     }
 }
 
-impl Keys {
+impl JsonKeyStack {
     pub(super) fn depth(&self) -> usize {
         self.open.len()
     }
 
     /// Whether the innermost is an array or an object.
-    pub(super) fn innermost(&self) -> Option<Kind> {
+    pub(super) fn innermost_type(&self) -> Option<JsonType> {
         self.open.last().map(|open| open.kind)
     }
 
-    pub(super) fn open(&mut self, kind: Kind) {
-        self.open.push(Open { kind, first: self.few.len() });
+    pub(super) fn open_container(&mut self, kind: JsonType) {
+        self.open.push(OpenJsonContainer { kind, first: self.few.len() });
     }
 
     /// Forgets the innermost array or object and its keys.
-    pub(super) fn close(&mut self) {
+    pub(super) fn close_container(&mut self) {
         let depth = self.depth();
-        let Some(Open { first, .. }) = self.open.pop() else { return };
+        let Some(OpenJsonContainer { first, .. }) = self.open.pop() else { return };
         self.live -= self.few.len() - first;
         self.few.truncate(first);
         if let Some((_, keys)) = self.many.pop_if(|(owner, _)| *owner == depth) {
@@ -108,27 +108,27 @@ impl Keys {
         }
     }
 
-    pub(super) fn begin(&mut self, at: u64) {
+    pub(super) fn begin_key(&mut self, at: u64) {
         self.at = at;
-        self.name.clear();
+        self.name.clear_buffer();
     }
 
     /// Takes the key that was read into the innermost object.
-    pub(super) fn end(&mut self) -> Result<(), Invalid> {
+    pub(super) fn end_key(&mut self) -> Result<(), JsonError> {
         let key = self.name.fingerprint();
-        if !self.insert(key) {
-            let key = self.name.key().as_str().unwrap_or("…").into();
-            return Err(Invalid::DuplicateKey { at: self.at, key });
+        if !self.insert_key(key) {
+            let key = self.name.to_key().as_str().unwrap_or("…").into();
+            return Err(JsonError::DuplicateKey { at: self.at, key });
         }
         self.live += 1;
-        if self.live > LIVE_KEYS {
-            return Err(Invalid::TooManyKeys { at: self.at, limit: LIVE_KEYS });
+        if self.live > MAX_LIVE_KEYS {
+            return Err(JsonError::TooManyKeys { at: self.at, limit: MAX_LIVE_KEYS });
         }
         Ok(())
     }
 
     /// Whether the key is new to the innermost object.
-    fn insert(&mut self, key: Fingerprint) -> bool {
+    fn insert_key(&mut self, key: KeyFingerprint) -> bool {
         let depth = self.depth();
         if let Some((_, keys)) = self.many.last_mut().filter(|(owner, _)| *owner == depth) {
             return keys.insert(key);
@@ -138,22 +138,22 @@ impl Keys {
             return false;
         }
         self.few.push(key);
-        if self.few.len() - first > FEW {
+        if self.few.len() - first > LINEAR_SEARCH_MAX {
             self.many.push((depth, self.few.drain(first..).collect()));
         }
         true
     }
 }
 
-impl Name {
-    pub(super) fn clear(&mut self) {
+impl JsonKeyBuffer {
+    pub(super) fn clear_buffer(&mut self) {
         self.filled = 0;
         self.len = 0;
         self.hasher = None;
     }
 
     /// Takes the first bytes away, of a name that has not outgrown its block.
-    pub(super) fn cut_start(&mut self, bytes: usize) {
+    pub(super) fn drop_prefix(&mut self, bytes: usize) {
         if self.hasher.is_none() {
             self.block.copy_within(bytes..self.filled, 0);
             self.filled -= bytes;
@@ -175,11 +175,11 @@ impl Name {
         }
     }
 
-    pub(super) fn key(&self) -> Key {
-        let mut key = Key { len: None, bytes: [0; Key::MAX] };
+    pub(super) fn to_key(&self) -> JsonKey {
+        let mut key = JsonKey { len: None, bytes: [0; JsonKey::MAX_BYTES] };
         if self.hasher.is_none() {
             key.len = Some(self.filled);
-            key.bytes[..self.filled].copy_from_slice(self.filled());
+            key.bytes[..self.filled].copy_from_slice(self.filled_block());
         }
         key
     }
@@ -189,34 +189,34 @@ impl Name {
         self.len
     }
 
-    /// All of it, unless it is longer than [`Key::MAX`].
+    /// All of it, unless it is longer than [`JsonKey::MAX_BYTES`].
     pub(super) fn as_bytes(&self) -> Option<&[u8]> {
-        self.hasher.is_none().then(|| self.filled())
+        self.hasher.is_none().then(|| self.filled_block())
     }
 
-    fn fingerprint(&self) -> Fingerprint {
-        if self.hasher.is_none() && self.filled <= Fingerprint::SHORT {
-            return Fingerprint::of_short(self.filled());
+    fn fingerprint(&self) -> KeyFingerprint {
+        if self.hasher.is_none() && self.filled <= KeyFingerprint::MAX_INLINE_BYTES {
+            return KeyFingerprint::of_short(self.filled_block());
         }
         let mut hasher = self.hasher.clone().unwrap_or_else(|| self.seed.build_hasher());
-        hasher.write(self.filled());
-        Fingerprint { head: hasher.finish(), tail: 0xff << 56 | self.len }
+        hasher.write(self.filled_block());
+        KeyFingerprint { head: hasher.finish(), tail: 0xff << 56 | self.len }
     }
 
-    fn filled(&self) -> &[u8] {
+    fn filled_block(&self) -> &[u8] {
         &self.block[..self.filled]
     }
 }
 
-impl Fingerprint {
+impl KeyFingerprint {
     /// Bytes of a key that fit in, with one left for the length.
-    const SHORT: usize = 15;
+    const MAX_INLINE_BYTES: usize = 15;
 
     /// The first bytes and the last, which overlap in the middle: no loop, no copy.
     fn of_short(key: &[u8]) -> Self {
-        let (head, tail) = if let Some((first, last)) = ends::<8>(key) {
+        let (head, tail) = if let Some((first, last)) = first_and_last::<8>(key) {
             (u64::from_le_bytes(*first), u64::from_le_bytes(*last) >> 8)
-        } else if let Some((first, last)) = ends::<4>(key) {
+        } else if let Some((first, last)) = first_and_last::<4>(key) {
             (u32::from_le_bytes(*first).into(), u32::from_le_bytes(*last).into())
         } else {
             let byte = |at: usize| key.get(at).copied().unwrap_or_default();
@@ -226,33 +226,39 @@ impl Fingerprint {
     }
 }
 
-fn ends<const N: usize>(key: &[u8]) -> Option<(&[u8; N], &[u8; N])> {
+fn first_and_last<const N: usize>(key: &[u8]) -> Option<(&[u8; N], &[u8; N])> {
     key.first_chunk().zip(key.last_chunk())
 }
 
-impl Default for Key {
+impl Default for JsonKey {
     fn default() -> Self {
-        Self { len: Some(0), bytes: [0; Self::MAX] }
+        Self { len: Some(0), bytes: [0; Self::MAX_BYTES] }
     }
 }
 
-impl Default for Name {
+impl Default for JsonKeyBuffer {
     fn default() -> Self {
-        Self { block: [0; Key::MAX], filled: 0, len: 0, hasher: None, seed: RandomState::new() }
+        Self {
+            block: [0; JsonKey::MAX_BYTES],
+            filled: 0,
+            len: 0,
+            hasher: None,
+            seed: RandomState::new(),
+        }
     }
 }
 
-impl PartialEq<str> for Key {
+impl PartialEq<str> for JsonKey {
     fn eq(&self, other: &str) -> bool {
         self.as_str() == Some(other)
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for JsonKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.as_str().unwrap_or("…"))
     }
 }
 
 /// Keys of one object that are compared one by one: below this it beats a hash table.
-const FEW: usize = 32;
+const LINEAR_SEARCH_MAX: usize = 32;

@@ -2,7 +2,7 @@
 
 /// What of a number has been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Number {
+pub(super) enum JsonNumberState {
     Minus,
     /// A leading zero: no digit may follow.
     Zero,
@@ -16,8 +16,8 @@ pub(super) enum Number {
     Power,
 }
 
-impl Number {
-    pub(super) fn begin(byte: u8) -> Option<Self> {
+impl JsonNumberState {
+    pub(super) fn start_number(byte: u8) -> Option<Self> {
         match byte {
             b'-' => Some(Self::Minus),
             b'0' => Some(Self::Zero),
@@ -27,7 +27,7 @@ impl Number {
     }
 
     /// The number with one more byte, or `None` where that byte cannot belong to it.
-    pub(super) fn next(self, byte: u8) -> Option<Self> {
+    pub(super) fn next_state(self, byte: u8) -> Option<Self> {
         match (self, byte) {
             (Self::Minus, b'0') => Some(Self::Zero),
             (Self::Minus | Self::Integer, b'0'..=b'9') => Some(Self::Integer),

@@ -1,18 +1,18 @@
 //! String content: escapes, UTF-8, and past everything else at the speed of memory.
 //!
 //! A prompt is one long string, so what this file does per byte is what admission costs. There are
-//! two readers. [`skim`] passes over whatever is complete and in order within one frame; it is fast
-//! and decides nothing. [`Text::step`] takes one byte at a time and remembers where it stands; it
+//! two readers. [`scan_valid_prefix`] passes over whatever is complete and in order within one frame; it is fast
+//! and decides nothing. [`JsonStringState::read_byte`] takes one byte at a time and remembers where it stands; it
 //! finds every error, carries what a frame cut in two, and unescapes keys.
 
-use super::Invalid;
-use super::keys::Name;
+use super::JsonError;
+use super::keys::JsonKeyBuffer;
 use super::vector::{MASKED, SHORT, find_stop, stop_mask};
 
 /// A string that is being read.
 #[derive(Default)]
-pub(super) struct Text {
-    place: Place,
+pub(super) struct JsonStringState {
+    place: JsonStringPosition,
     /// Offset of the escape or UTF-8 sequence that is being read; an error in it is reported there.
     mark: u64,
     /// The first half of a surrogate pair, while the second is awaited.
@@ -21,7 +21,7 @@ pub(super) struct Text {
 
 /// What the next byte of the string belongs to.
 #[derive(Clone, Copy, Default)]
-enum Place {
+enum JsonStringPosition {
     #[default]
     Plain,
     /// An escape, after its `\`.
@@ -36,23 +36,23 @@ enum Place {
     Utf8 { read: usize, bytes: [u8; 4] },
 }
 
-impl Text {
+impl JsonStringState {
     /// Reads `data`, which stands at offset `base`, up to the closing quote or to its end. Returns
     /// the bytes read and whether the quote was among them. A key's bytes go to `name`, unescaped.
-    pub(super) fn read(
+    pub(super) fn read_string(
         &mut self,
         data: &[u8],
         base: u64,
-        mut name: Option<&mut Name>,
-    ) -> Result<(usize, bool), Invalid> {
+        mut name: Option<&mut JsonKeyBuffer>,
+    ) -> Result<(usize, bool), JsonError> {
         let mut read = 0;
         loop {
-            if let Place::Plain = self.place {
+            if let JsonStringPosition::Plain = self.place {
                 let rest = &data[read..];
                 read += match &mut name {
-                    None => skim(rest),
+                    None => scan_valid_prefix(rest),
                     Some(name) => {
-                        let run = plain(rest);
+                        let run = plain_run(rest);
                         name.push(run);
                         run.len()
                     }
@@ -60,9 +60,9 @@ impl Text {
             }
             match (self.place, data.get(read)) {
                 (_, None) => return Ok((read, false)),
-                (Place::Plain, Some(b'"')) => return Ok((read + 1, true)),
+                (JsonStringPosition::Plain, Some(b'"')) => return Ok((read + 1, true)),
                 (_, Some(&byte)) => {
-                    self.place = self.step(byte, base + read as u64, &mut name)?;
+                    self.place = self.read_byte(byte, base + read as u64, &mut name)?;
                     read += 1;
                 }
             }
@@ -70,70 +70,83 @@ impl Text {
     }
 
     #[cold]
-    fn step(&mut self, byte: u8, at: u64, name: &mut Option<&mut Name>) -> Result<Place, Invalid> {
+    fn read_byte(
+        &mut self,
+        byte: u8,
+        at: u64,
+        name: &mut Option<&mut JsonKeyBuffer>,
+    ) -> Result<JsonStringPosition, JsonError> {
         match self.place {
-            Place::Plain => {
+            JsonStringPosition::Plain => {
                 self.mark = at;
                 match byte {
-                    b'\\' => Ok(Place::Escape),
-                    0x80.. => Ok(Place::Utf8 { read: 1, bytes: [byte, 0, 0, 0] }),
-                    _ => Err(Invalid::ControlCharacter { at }),
+                    b'\\' => Ok(JsonStringPosition::Escape),
+                    0x80.. => Ok(JsonStringPosition::Utf8 { read: 1, bytes: [byte, 0, 0, 0] }),
+                    _ => Err(JsonError::ControlCharacter { at }),
                 }
             }
-            Place::Escape | Place::LowEscape if byte == b'u' => Ok(Place::Hex { read: 0, unit: 0 }),
-            Place::Escape => {
-                let meant = unescape(byte).ok_or(Invalid::Syntax { at })?;
-                Ok(put(name, &[meant]))
+            JsonStringPosition::Escape | JsonStringPosition::LowEscape if byte == b'u' => {
+                Ok(JsonStringPosition::Hex { read: 0, unit: 0 })
             }
-            Place::Hex { read, unit } => {
+            JsonStringPosition::Escape => {
+                let meant = unescape_byte(byte).ok_or(JsonError::Syntax { at })?;
+                Ok(append_char(name, &[meant]))
+            }
+            JsonStringPosition::Hex { read, unit } => {
                 let digit =
                     char::from(byte).to_digit(16).and_then(|digit| u16::try_from(digit).ok());
-                let unit = unit << 4 | digit.ok_or(Invalid::Syntax { at })?;
+                let unit = unit << 4 | digit.ok_or(JsonError::Syntax { at })?;
                 if read < 3 {
-                    Ok(Place::Hex { read: read + 1, unit })
+                    Ok(JsonStringPosition::Hex { read: read + 1, unit })
                 } else {
-                    self.unit(unit, name)
+                    self.push_utf16_unit(unit, name)
                 }
             }
-            Place::Low if byte == b'\\' => Ok(Place::LowEscape),
-            Place::Low | Place::LowEscape => Err(Invalid::LoneSurrogate { at: self.mark }),
-            Place::Utf8 { read, mut bytes } => {
+            JsonStringPosition::Low if byte == b'\\' => Ok(JsonStringPosition::LowEscape),
+            JsonStringPosition::Low | JsonStringPosition::LowEscape => {
+                Err(JsonError::LoneSurrogate { at: self.mark })
+            }
+            JsonStringPosition::Utf8 { read, mut bytes } => {
                 bytes[read] = byte;
                 match str::from_utf8(&bytes[..=read]) {
-                    Ok(_) => Ok(put(name, &bytes[..=read])),
+                    Ok(_) => Ok(append_char(name, &bytes[..=read])),
                     Err(error) if error.error_len().is_none() => {
-                        Ok(Place::Utf8 { read: read + 1, bytes })
+                        Ok(JsonStringPosition::Utf8 { read: read + 1, bytes })
                     }
-                    Err(_) => Err(Invalid::NotUtf8 { at: self.mark }),
+                    Err(_) => Err(JsonError::NotUtf8 { at: self.mark }),
                 }
             }
         }
     }
 
     /// A complete `\u` escape: a character, half of one, or half of nothing.
-    fn unit(&mut self, unit: u16, name: &mut Option<&mut Name>) -> Result<Place, Invalid> {
+    fn push_utf16_unit(
+        &mut self,
+        unit: u16,
+        name: &mut Option<&mut JsonKeyBuffer>,
+    ) -> Result<JsonStringPosition, JsonError> {
         if self.high.is_none() && matches!(unit, 0xd800..0xdc00) {
             self.high = Some(unit);
-            return Ok(Place::Low);
+            return Ok(JsonStringPosition::Low);
         }
         match char::decode_utf16(self.high.take().into_iter().chain([unit])).next() {
-            Some(Ok(meant)) => Ok(put(name, meant.encode_utf8(&mut [0; 4]).as_bytes())),
-            _ => Err(Invalid::LoneSurrogate { at: self.mark }),
+            Some(Ok(meant)) => Ok(append_char(name, meant.encode_utf8(&mut [0; 4]).as_bytes())),
+            _ => Err(JsonError::LoneSurrogate { at: self.mark }),
         }
     }
 }
 
 /// A character is complete: keeps it if it belongs to a key.
-fn put(name: &mut Option<&mut Name>, character: &[u8]) -> Place {
+fn append_char(name: &mut Option<&mut JsonKeyBuffer>, character: &[u8]) -> JsonStringPosition {
     if let Some(name) = name {
         name.push(character);
     }
-    Place::Plain
+    JsonStringPosition::Plain
 }
 
 /// Length of the text at the start of `data` that is in order and complete: it ends at a quote, at
 /// anything wrong, at what the frame cuts in two, and, now and then, at what is merely rare.
-fn skim(data: &[u8]) -> usize {
+fn scan_valid_prefix(data: &[u8]) -> usize {
     let mut at = match skim_blocks(data) {
         Ok(passed) => passed,
         Err(end) => return end,
@@ -142,9 +155,9 @@ fn skim(data: &[u8]) -> usize {
         let rest = &data[at..];
         let passed = match rest.first() {
             None | Some(b'"') => 0,
-            Some(b'\\') => escape(rest),
-            Some(0x80..) => sequence(rest),
-            Some(_) => plain(rest).len(),
+            Some(b'\\') => escape_length(rest),
+            Some(0x80..) => utf8_sequence_length(rest),
+            Some(_) => plain_run(rest).len(),
         };
         if passed == 0 {
             return at;
@@ -153,7 +166,7 @@ fn skim(data: &[u8]) -> usize {
     }
 }
 
-/// As [`skim`], as far as there are whole blocks; the error is where it ends.
+/// As [`scan_valid_prefix`], as far as there are whole blocks; the error is where it ends.
 fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
     if let Some(end) = data.get(..SHORT).and_then(find_stop).filter(|end| data[*end] == b'"') {
         return Err(end);
@@ -165,8 +178,8 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
             let stop = stops.trailing_zeros() as usize;
             let rest = &data[at + stop..];
             let length = match rest[0] {
-                b'\\' => escape(rest),
-                0x80.. => sequence(rest),
+                b'\\' => escape_length(rest),
+                0x80.. => utf8_sequence_length(rest),
                 _ => 0,
             };
             if length == 0 {
@@ -184,17 +197,17 @@ fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
 }
 
 /// Length of the escape at the start of `data`; 0 if it needs a closer look.
-fn escape(data: &[u8]) -> usize {
+fn escape_length(data: &[u8]) -> usize {
     match *data {
         [_, b'u', b'd' | b'D', b'8'..=0xff, ..] => 0,
         [_, b'u', a, b, c, d, ..] if [a, b, c, d].iter().all(u8::is_ascii_hexdigit) => 6,
-        [_, byte, ..] if unescape(byte).is_some() => 2,
+        [_, byte, ..] if unescape_byte(byte).is_some() => 2,
         _ => 0,
     }
 }
 
 /// Length of the UTF-8 sequence at the start of `data` (RFC 3629 §4); 0 if it needs a closer look.
-fn sequence(data: &[u8]) -> usize {
+fn utf8_sequence_length(data: &[u8]) -> usize {
     match *data {
         [0xc2..=0xdf, 0x80..=0xbf, ..] => 2,
         [0xe0, 0xa0..=0xbf, 0x80..=0xbf, ..]
@@ -208,7 +221,7 @@ fn sequence(data: &[u8]) -> usize {
 }
 
 /// The character that `\` and this byte stand for, `u` aside.
-fn unescape(byte: u8) -> Option<u8> {
+fn unescape_byte(byte: u8) -> Option<u8> {
     match byte {
         b'"' | b'\\' | b'/' => Some(byte),
         b'b' => Some(0x08),
@@ -222,12 +235,12 @@ fn unescape(byte: u8) -> Option<u8> {
 
 /// The run at the start of `data` that needs no look: ASCII without `"`, `\` and controls.
 #[inline]
-fn plain(data: &[u8]) -> &[u8] {
+fn plain_run(data: &[u8]) -> &[u8] {
     &data[..find_stop(data).unwrap_or(data.len())]
 }
 
 /// The length of the string that `data` begins with, its quote left out, if it ends in `data` and needs no closer look.
 pub fn string_length(data: &[u8]) -> Option<usize> {
-    let length = skim(data);
+    let length = scan_valid_prefix(data);
     (data.get(length) == Some(&b'"')).then_some(length)
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// What an answer says of this process.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ScrapeTarget {
     /// Where it is scraped; without one, where it was asked.
     pub address: Option<String>,
     /// What it is called in the label `service`.
@@ -14,24 +14,24 @@ pub struct Target {
 }
 
 #[derive(Serialize)]
-struct Group<'a> {
+struct ScrapeTargetGroup<'a> {
     targets: [&'a str; 1],
-    labels: Labels<'a>,
+    labels: ScrapeTargetLabels<'a>,
 }
 
 #[derive(Serialize)]
-struct Labels<'a> {
+struct ScrapeTargetLabels<'a> {
     instance: &'a str,
     service: &'a str,
 }
 
-impl Target {
+impl ScrapeTarget {
     /// The answer to who has asked at `asked`.
-    pub(super) fn answer(&self, asked: SocketAddr) -> Vec<u8> {
+    pub(super) fn render_targets(&self, asked: SocketAddr) -> Vec<u8> {
         let asked = SocketAddr::new(asked.ip().to_canonical(), asked.port()).to_string();
         let address = self.address.as_ref().unwrap_or(&asked);
-        let labels = Labels { instance: address, service: &self.service };
-        serde_json::to_vec(&[Group { targets: [address], labels }])
+        let labels = ScrapeTargetLabels { instance: address, service: &self.service };
+        serde_json::to_vec(&[ScrapeTargetGroup { targets: [address], labels }])
             .expect("texts can be written as JSON")
     }
 }

@@ -9,52 +9,52 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, Metric, MetricFamily, MetricType};
 
-use super::float;
+use super::count_as_f64;
 
 /// Collects `process_*`; a figure that cannot be read is left out.
 #[derive(Debug)]
-pub struct Process {
+pub struct ProcessCollector {
     descs: Vec<Desc>,
     started: SystemTime,
 }
 
-impl Process {
+impl ProcessCollector {
     /// Counts as the start of the process: made once, before the first listener.
     pub fn new() -> prometheus::Result<Self> {
         let desc = |(name, help): (&str, &str)| {
             Desc::new(name.into(), help.into(), vec![], HashMap::new())
         };
-        let descs = FAMILIES.into_iter().map(desc).collect::<Result<_, _>>()?;
+        let descs = PROCESS_FAMILIES.into_iter().map(desc).collect::<Result<_, _>>()?;
         Ok(Self { descs, started: SystemTime::now() })
     }
 
-    fn read(&self) -> [Option<f64>; FAMILIES.len()] {
+    fn read_values(&self) -> [Option<f64>; PROCESS_FAMILIES.len()] {
         let stat = fs::read_to_string("/proc/self/stat").ok();
         let status = fs::read_to_string("/proc/self/status").ok();
         let limits = fs::read_to_string("/proc/self/limits").ok();
         [
-            stat.as_deref().and_then(cpu_seconds),
-            limits.as_deref().and_then(max_fds),
-            open_fds(),
-            status.as_deref().and_then(|status| bytes_of(status, "VmRSS:")),
+            stat.as_deref().and_then(parse_cpu_seconds),
+            limits.as_deref().and_then(parse_max_fds),
+            count_open_fds(),
+            status.as_deref().and_then(|status| parse_bytes(status, "VmRSS:")),
             self.started.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
-            status.as_deref().and_then(|status| bytes_of(status, "VmSize:")),
+            status.as_deref().and_then(|status| parse_bytes(status, "VmSize:")),
         ]
     }
 }
 
-impl Collector for Process {
+impl Collector for ProcessCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let figures = FAMILIES.into_iter().zip(self.read());
-        figures.filter_map(|((name, help), value)| Some(family(name, help, value?))).collect()
+        let figures = PROCESS_FAMILIES.into_iter().zip(self.read_values());
+        figures.filter_map(|((name, help), value)| Some(gauge_family(name, help, value?))).collect()
     }
 }
 
-fn family(name: &str, help: &str, value: f64) -> MetricFamily {
+fn gauge_family(name: &str, help: &str, value: f64) -> MetricFamily {
     let mut metric = Metric::default();
     let mut family = MetricFamily::default();
     if name.ends_with("_total") {
@@ -76,7 +76,7 @@ fn family(name: &str, help: &str, value: f64) -> MetricFamily {
 
 /// Fields 14 and 15 of `/proc/self/stat`. The command, field 2, may hold spaces and brackets, so
 /// the count starts behind its last bracket.
-fn cpu_seconds(stat: &str) -> Option<f64> {
+fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut ticks = fields.split_ascii_whitespace().skip(11).map(str::parse::<f64>);
     let (user, system) = (ticks.next()?.ok()?, ticks.next()?.ok()?);
@@ -84,13 +84,13 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
 }
 
 /// A line of `/proc/self/status`, which counts in KiB whatever the page size.
-fn bytes_of(status: &str, key: &str) -> Option<f64> {
+fn parse_bytes(status: &str, key: &str) -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: f64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kibibytes * 1024.0)
 }
 
-fn max_fds(limits: &str) -> Option<f64> {
+fn parse_max_fds(limits: &str) -> Option<f64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     let soft = line.split_ascii_whitespace().next()?;
     if soft == "unlimited" { Some(f64::INFINITY) } else { soft.parse().ok() }
@@ -98,14 +98,14 @@ fn max_fds(limits: &str) -> Option<f64> {
 
 /// Linux 6.2 and later tell the number as the directory's size; before, the entries are counted,
 /// less the one that reading them opened.
-fn open_fds() -> Option<f64> {
+fn count_open_fds() -> Option<f64> {
     let told = fs::metadata("/proc/self/fd").ok()?.len();
     let open = if told > 0 { told } else { fs::read_dir("/proc/self/fd").ok()?.count() as u64 - 1 };
-    Some(float(open))
+    Some(count_as_f64(open))
 }
 
 /// Name and help of each figure, in the order `Process::read` gives them.
-const FAMILIES: [(&str, &str); 6] = [
+const PROCESS_FAMILIES: [(&str, &str); 6] = [
     ("process_cpu_seconds_total", "User and system CPU time spent, in seconds."),
     ("process_max_fds", "Limit on open file descriptors."),
     ("process_open_fds", "Open file descriptors."),
@@ -124,20 +124,20 @@ mod tests {
     #[test]
     fn a_command_with_brackets_does_not_shift_the_fields() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 500 0 0 0 150 50 0 0 20 0 4 0 99 1000 20 1";
-        assert_eq!(cpu_seconds(stat), Some(2.0));
+        assert_eq!(parse_cpu_seconds(stat), Some(2.0));
     }
 
     #[test]
     fn status_and_limits_are_read_by_name() {
-        assert_eq!(bytes_of("Name:\tx\nVmRSS:\t    2984 kB\n", "VmRSS:"), Some(2984.0 * 1024.0));
-        assert_eq!(bytes_of("Name:\tx\n", "VmRSS:"), None);
+        assert_eq!(parse_bytes("Name:\tx\nVmRSS:\t    2984 kB\n", "VmRSS:"), Some(2984.0 * 1024.0));
+        assert_eq!(parse_bytes("Name:\tx\n", "VmRSS:"), None);
         let limits = "Limit  Soft  Hard  Units\nMax open files            1024                 4096                 files\n";
-        assert_eq!(max_fds(limits), Some(1024.0));
+        assert_eq!(parse_max_fds(limits), Some(1024.0));
     }
 
     #[test]
     fn every_figure_is_there_on_linux() {
-        let read = Process::new().unwrap().read();
+        let read = ProcessCollector::new().unwrap().read_values();
         assert!(read.iter().all(Option::is_some), "{read:?}");
     }
 }

@@ -8,23 +8,23 @@ use rustix::net::SocketFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::register;
+use super::register_socket;
 
 /// Accepts connections on a bound socket, within a runtime.
 #[derive(Debug)]
-pub struct Acceptor(AsyncFd<OwnedFd>);
+pub struct SocketAcceptor(AsyncFd<OwnedFd>);
 
-impl Acceptor {
+impl SocketAcceptor {
     /// Takes a listening, non-blocking socket.
     ///
     /// # Errors
     /// It cannot be registered with the runtime.
     pub fn new(socket: impl Into<OwnedFd>) -> io::Result<Self> {
-        register(socket.into(), Interest::READABLE).map(Self)
+        register_socket(socket.into(), Interest::READABLE).map(Self)
     }
 
     /// The next connection, non-blocking. Pauses while the process is out of descriptors or memory.
-    pub async fn accept(&self) -> OwnedFd {
+    pub async fn accept_socket(&self) -> OwnedFd {
         let accept = |socket: &OwnedFd| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             rustix::net::accept_with(socket, flags).map_err(io::Error::from)
@@ -34,7 +34,7 @@ impl Acceptor {
                 Ok(stream) => return stream,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -42,4 +42,4 @@ impl Acceptor {
 }
 
 /// Long enough for connections to end, short enough that nobody notices.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -16,35 +16,35 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::Sleep;
 
-use super::{read, register};
+use super::{read_socket, register_socket};
 
 /// A stream that gives up on a peer which reads nothing for too long.
-pub struct Stream {
+pub struct ServerStream {
     socket: AsyncFd<OwnedFd>,
-    blocked: Option<Box<Blocked>>,
+    blocked: Option<Box<BlockedWrite>>,
     stall_timeout: Duration,
     /// Was read, and is to be read again.
     unread: Bytes,
 }
 
 /// A write that waits for room: a second registration of the same socket, and its deadline.
-struct Blocked {
+struct BlockedWrite {
     writable: AsyncFd<OwnedFd>,
     deadline: Pin<Box<Sleep>>,
 }
 
-impl Stream {
+impl ServerStream {
     /// Takes an accepted, non-blocking socket. A write blocked for `stall_timeout` is an error.
     ///
     /// Must be called inside a runtime, which will drive the socket.
     pub fn new(socket: OwnedFd, stall_timeout: Duration) -> io::Result<Self> {
-        let socket = register(socket, Interest::READABLE)?;
+        let socket = register_socket(socket, Interest::READABLE)?;
         Ok(Self { socket, blocked: None, stall_timeout, unread: Bytes::new() })
     }
 
     /// Gives bytes back that were read: who reads the stream itself finds them first.
     #[must_use]
-    pub fn unread(self, bytes: Bytes) -> Self {
+    pub fn with_unread(self, bytes: Bytes) -> Self {
         Self { unread: bytes, ..self }
     }
 
@@ -56,11 +56,15 @@ impl Stream {
         self.socket.poll_read_ready(cx).map_ok(drop)
     }
 
-    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_receive_into(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.socket.poll_read_ready(cx))?;
             let wanted = buffer.remaining();
-            match read(self.socket.get_ref(), buffer) {
+            match read_socket(self.socket.get_ref(), buffer) {
                 Ok(length) => {
                     // A short read has emptied the socket, so the next one would only say so.
                     if length > 0 && length < wanted {
@@ -76,7 +80,7 @@ impl Stream {
     }
 
     /// Ready when the peer has sent something, which stays unread, or has closed: `false` for that.
-    pub fn poll_speaks(&self, cx: &mut Context<'_>) -> Poll<bool> {
+    pub fn poll_peer_spoke(&self, cx: &mut Context<'_>) -> Poll<bool> {
         loop {
             let Ok(mut guard) = ready!(self.socket.poll_read_ready(cx)) else {
                 return Poll::Ready(false);
@@ -96,16 +100,18 @@ impl Stream {
     ///
     /// # Errors
     /// The socket failed. A peer that closes first is told apart later, by the reader.
-    pub async fn opens_http2(&self) -> io::Result<bool> {
-        let mut first = [0; PREFACE.len()];
+    pub async fn peek_http2_preface(&self) -> io::Result<bool> {
+        let mut first = [0; HTTP2_PREFACE.len()];
         loop {
             let mut guard = self.socket.readable().await?;
             let peek = |socket: &AsyncFd<OwnedFd>| {
                 Ok(rustix::net::recv(socket.get_ref(), &mut first, RecvFlags::PEEK)?.0)
             };
             match guard.try_io(peek) {
-                Ok(Ok(length)) if length == PREFACE.len() => return Ok(first == *PREFACE),
-                Ok(Ok(length)) if length == 0 || !PREFACE.starts_with(&first[..length]) => {
+                Ok(Ok(length)) if length == HTTP2_PREFACE.len() => {
+                    return Ok(first == *HTTP2_PREFACE);
+                }
+                Ok(Ok(length)) if length == 0 || !HTTP2_PREFACE.starts_with(&first[..length]) => {
                     return Ok(false);
                 }
                 Ok(Ok(_too_short_to_tell)) => guard.clear_ready(),
@@ -138,8 +144,8 @@ impl Stream {
     fn poll_unblocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let blocked = match &mut self.blocked {
             Some(blocked) => blocked,
-            none => none.insert(Box::new(Blocked {
-                writable: register(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?,
+            none => none.insert(Box::new(BlockedWrite {
+                writable: register_socket(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?,
                 deadline: Box::pin(tokio::time::sleep(self.stall_timeout)),
             })),
         };
@@ -153,24 +159,24 @@ impl Stream {
 }
 
 /// Reads what the socket has, and nothing that was given back.
-impl AsyncRead for &Stream {
+impl AsyncRead for &ServerStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.poll_receive(cx, buf)
+        self.poll_receive_into(cx, buf)
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ServerStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.unread.is_empty() {
-            return self.poll_receive(cx, buf);
+            return self.poll_receive_into(cx, buf);
         }
         let length = self.unread.len().min(buf.remaining());
         buf.put_slice(&self.unread.split_to(length));
@@ -178,7 +184,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ServerStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -211,4 +217,4 @@ impl AsyncWrite for Stream {
 }
 
 /// How a connection with HTTP/2 prior knowledge begins (RFC 9113, section 3.4).
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

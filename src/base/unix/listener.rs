@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::Peer;
+use super::PeerCredentials;
 
 /// A bound socket. Dropping the last clone removes the path, if it is still ours.
 #[derive(Debug)]
-pub struct Listener {
+pub struct UnixListenerGuard {
     socket: UnixListener,
     path: PathBuf,
     inode: (u64, u64),
@@ -23,14 +23,14 @@ pub struct Listener {
 
 /// Who may connect: the socket's mode, and its owner where the process may set one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Permissions {
+pub struct SocketPermissions {
     pub mode: u32,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum UnixListenerError {
     #[error("`{}` is {length} bytes long, the limit for a socket is {MAX_PATH_BYTES}; use a shorter path", path.display())]
     PathTooLong { path: PathBuf, length: usize },
     #[error("`{}` is served by a live process; stop it or use another path", .0.display())]
@@ -41,36 +41,42 @@ pub enum Error {
     Bind { path: PathBuf, source: io::Error },
 }
 
-impl Listener {
+impl UnixListenerGuard {
     /// Binds `path`. A socket file left by a dead process is replaced; one that answers is an error.
     ///
     /// Permissions are set before the socket listens, so nobody connects under the wrong ones.
-    pub fn bind(path: &Path, permissions: Permissions) -> Result<Self, Error> {
+    pub fn bind_socket(
+        path: &Path,
+        permissions: SocketPermissions,
+    ) -> Result<Self, UnixListenerError> {
         let length = path.as_os_str().as_bytes().len();
         if length > MAX_PATH_BYTES {
-            return Err(Error::PathTooLong { path: path.into(), length });
+            return Err(UnixListenerError::PathTooLong { path: path.into(), length });
         }
-        let bind_error = |source| Error::Bind { path: path.into(), source };
+        let bind_error = |source| UnixListenerError::Bind { path: path.into(), source };
         let _one_at_a_time = lock_directory(path).map_err(bind_error)?;
         remove_stale(path)?;
         // From here on the path is ours: where the rest fails, dropping the listener removes it.
-        let listener = Self::bound(path).map_err(bind_error)?;
-        listener.open_to(permissions).map_err(bind_error)?;
+        let listener = Self::bind_path(path).map_err(bind_error)?;
+        listener.apply_permissions(permissions).map_err(bind_error)?;
         Ok(listener)
     }
 
-    fn bound(path: &Path) -> io::Result<Self> {
-        let socket = new_socket()?;
+    fn bind_path(path: &Path) -> io::Result<Self> {
+        let socket = create_socket()?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket: socket.into(), path: path.into(), inode: inode(path)? })
+        Ok(Self { socket: socket.into(), path: path.into(), inode: socket_inode(path)? })
     }
 
-    fn open_to(&self, Permissions { mode, uid, gid }: Permissions) -> io::Result<()> {
+    fn apply_permissions(
+        &self,
+        SocketPermissions { mode, uid, gid }: SocketPermissions,
+    ) -> io::Result<()> {
         fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))?;
         if uid.is_some() || gid.is_some() {
             std::os::unix::fs::lchown(&self.path, uid, gid)?;
         }
-        Ok(rustix::net::listen(&self.socket, BACKLOG)?)
+        Ok(rustix::net::listen(&self.socket, LISTEN_BACKLOG)?)
     }
 
     /// A second handle to accept from, for another thread. It does not own the path.
@@ -83,9 +89,9 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for UnixListenerGuard {
     fn drop(&mut self) {
-        if inode(&self.path).is_ok_and(|found| found == self.inode) {
+        if socket_inode(&self.path).is_ok_and(|found| found == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -99,40 +105,44 @@ fn lock_directory(path: &Path) -> io::Result<File> {
     Ok(directory)
 }
 
-fn remove_stale(path: &Path) -> Result<(), Error> {
-    let bind_error = |source| Error::Bind { path: path.into(), source };
+fn remove_stale(path: &Path) -> Result<(), UnixListenerError> {
+    let bind_error = |source| UnixListenerError::Bind { path: path.into(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(bind_error(error)),
-        Ok(found) if !found.file_type().is_socket() => Err(Error::NotASocket(path.into())),
-        Ok(_) if is_live(path).map_err(bind_error)? => Err(Error::Live(path.into())),
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(UnixListenerError::NotASocket(path.into()))
+        }
+        Ok(_) if has_live_listener(path).map_err(bind_error)? => {
+            Err(UnixListenerError::Live(path.into()))
+        }
         Ok(_) => fs::remove_file(path).map_err(bind_error),
     }
 }
 
 /// Whether somebody listens, be it with a full backlog. Only a refusal proves that nobody does, or that whoever did is
 /// dead: a child that it was about to start may hold its socket for a moment, and accepts nothing.
-fn is_live(path: &Path) -> io::Result<bool> {
-    let socket = new_socket()?;
+fn has_live_listener(path: &Path) -> io::Result<bool> {
+    let socket = create_socket()?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
-        Ok(()) => Ok(!is_abandoned(&socket)),
+        Ok(()) => Ok(!is_connection_abandoned(&socket)),
         Err(Errno::AGAIN) => Ok(true),
         Err(Errno::CONNREFUSED) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-fn is_abandoned(socket: &OwnedFd) -> bool {
-    let listening = Peer::of(socket.as_fd()).ok().and_then(|peer| peer.pid);
+fn is_connection_abandoned(socket: &OwnedFd) -> bool {
+    let listening = PeerCredentials::from_socket(socket.as_fd()).ok().and_then(|peer| peer.pid);
     listening.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
-fn new_socket() -> io::Result<OwnedFd> {
+fn create_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-fn inode(path: &Path) -> io::Result<(u64, u64)> {
+fn socket_inode(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
@@ -140,4 +150,4 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 pub const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn`.
-const BACKLOG: i32 = 1024;
+const LISTEN_BACKLOG: i32 = 1024;

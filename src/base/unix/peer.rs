@@ -6,14 +6,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The process that connected, as it was then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerCredentials {
     /// `None` where the process lives in a namespace that ours cannot see into, as in another container.
     pub pid: Option<u32>,
     pub uid: u32,
     pub gid: u32,
 }
 
-impl Peer {
+impl PeerCredentials {
     /// Asks the kernel (`SO_PEERCRED`, `unix(7)`).
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl Peer {
         unsafe_code,
         reason = "rustix takes the 0 of an invisible process for a pid, which it is not"
     )]
-    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+    pub fn from_socket(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("12 bytes");
         // SAFETY: the pointers are to a `ucred` and to its size, both ours and alive during the call, and
@@ -46,7 +46,7 @@ impl Peer {
     /// The control group of the process, which names its container or unit; `None` where it cannot be read.
     ///
     /// The process may have ended since, and its pid have gone to another: this is a hint, not a proof.
-    pub fn cgroup(&self) -> Option<String> {
+    pub fn cgroup_path(&self) -> Option<String> {
         let file = File::open(format!("/proc/{}/cgroup", self.pid?)).ok()?;
         let mut text = String::new();
         file.take(MAX_CGROUP_BYTES).read_to_string(&mut text).ok()?;

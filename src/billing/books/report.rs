@@ -8,69 +8,69 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::task::spawn_blocking;
 
-use super::{Books, Fate, taking};
+use super::{BillingStore, IngestOutcome, ingest_in_transaction};
 use crate::base::db;
-use crate::billing::Error;
-use crate::billing::ingest::{self, Ingested, Malformed, Rest};
+use crate::billing::BillingError;
+use crate::billing::ingest::{self, IngestReport, MalformedBodyError, SkippedItems};
 
 /// Why a body was not taken in.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum IngestError {
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] MalformedBodyError),
     #[error(transparent)]
-    Books(#[from] Error),
+    Books(#[from] BillingError),
 }
 
-impl Books {
+impl BillingStore {
     /// Takes in what LiteLLM's callback has sent. A body is read by a thread that may block, and few are at a time.
     ///
     /// # Errors
     /// The body is not JSON, or as every call; in the second case some of its notices may be in the books.
-    pub async fn ingest(&self, body: impl Into<Bytes>) -> Result<Ingested, Refused> {
+    pub async fn ingest(&self, body: impl Into<Bytes>) -> Result<IngestReport, IngestError> {
         let reader = Arc::clone(&self.readers).acquire_owned().await;
-        let reader = reader.map_err(|_| Error::from(db::Error::Closed))?;
+        let reader = reader.map_err(|_| BillingError::from(db::DatabaseError::Closed))?;
         let (books, body) = (self.clone(), body.into());
         let read = spawn_blocking(move || {
             // The thread goes on when the caller has left, and counts until its end.
             let _reader = reader;
             books.ingest_blocking(&body)
         });
-        read.await.map_err(|_| Error::from(db::Error::Closed))?
+        read.await.map_err(|_| BillingError::from(db::DatabaseError::Closed))?
     }
 
-    fn ingest_blocking(&self, body: &[u8]) -> Result<Ingested, Refused> {
-        let (mut ingested, mut failed) = (Ingested::default(), None);
-        let rest = ingest::read(body, |notices| {
+    fn ingest_blocking(&self, body: &[u8]) -> Result<IngestReport, IngestError> {
+        let (mut ingested, mut failed) = (IngestReport::default(), None);
+        let rest = ingest::parse_body(body, |notices| {
             if failed.is_none() {
-                match self.database.write_blocking(taking(notices)) {
-                    Ok(fates) => fates.into_iter().for_each(|fate| ingested.count(fate)),
+                match self.database.write_in_transaction_blocking(ingest_in_transaction(notices)) {
+                    Ok(fates) => fates.into_iter().for_each(|fate| ingested.count_outcome(fate)),
                     Err(error) => failed = Some(error),
                 }
             }
         })?;
         if let Some(error) = failed {
-            return Err(Error::from(error).into());
+            return Err(BillingError::from(error).into());
         }
-        let Rest { foreign, invalid, complaints } = rest;
+        let SkippedItems { foreign, invalid, complaints } = rest;
         let foreign = ingested.foreign + foreign;
-        Ok(Ingested { foreign, invalid, complaints, ..ingested })
+        Ok(IngestReport { foreign, invalid, complaints, ..ingested })
     }
 }
 
-impl Ingested {
-    fn count(&mut self, fate: Fate) {
+impl IngestReport {
+    fn count_outcome(&mut self, fate: IngestOutcome) {
         let counter = match fate {
-            Fate::New => &mut self.new,
-            Fate::Known => &mut self.known,
-            Fate::Waits | Fate::Crowded => &mut self.unknown,
-            Fate::Conflicting => &mut self.conflicting,
-            Fate::Unpaid => &mut self.unpaid,
-            Fate::Foreign => &mut self.foreign,
+            IngestOutcome::New => &mut self.new,
+            IngestOutcome::Known => &mut self.known,
+            IngestOutcome::Waits | IngestOutcome::Crowded => &mut self.unknown,
+            IngestOutcome::Conflicting => &mut self.conflicting,
+            IngestOutcome::Unpaid => &mut self.unpaid,
+            IngestOutcome::Foreign => &mut self.foreign,
         };
         *counter += 1;
     }
 }
 
 /// Ours: one thread reads 100 MiB of notices in a second.
-pub(super) const READERS: usize = 2;
+pub(super) const MAX_CONCURRENT_READERS: usize = 2;

@@ -7,22 +7,22 @@ use rusqlite::{Connection, Params};
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error, StrDeserializer};
 
-use crate::billing::books::Open;
+use crate::billing::books::UnreceiptedCall;
 use crate::billing::notice::{MAX_AMOUNT, MAX_TOKENS};
-use crate::billing::{Fact, Receipt};
-use crate::budget::{Nanodollars, Tokens, Usage};
+use crate::billing::{CallUsage, ChargeReceipt};
+use crate::budget::{Nanodollars, TokenUsage, Tokens};
 
 /// What is made of a row.
-pub(super) trait Row: Sized {
-    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self>;
+pub(super) trait FromRow: Sized {
+    fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self>;
 
-    fn all(view: &Connection, find: &str, given: impl Params) -> rusqlite::Result<Vec<Self>> {
-        view.prepare_cached(find)?.query_map(given, Self::read)?.collect()
+    fn query_all(view: &Connection, find: &str, given: impl Params) -> rusqlite::Result<Vec<Self>> {
+        view.prepare_cached(find)?.query_map(given, Self::from_row)?.collect()
     }
 }
 
-impl Row for Fact {
-    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+impl FromRow for CallUsage {
+    fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             call_id: row.get("call_id")?,
             run: row.get("run")?,
@@ -32,19 +32,19 @@ impl Row for Fact {
             route: row.get("route")?,
             model: row.get("model")?,
             stream: row.get("stream")?,
-            outcome: word(row, "outcome")?,
+            outcome: enum_column(row, "outcome")?,
             status: row.get("status")?,
-            usage: Usage {
-                input: count(row, "input")?,
-                output: count(row, "output")?,
-                cache_read: count(row, "cache_read")?,
-                cache_write: count(row, "cache_write")?,
-                cache_write_1h: count(row, "cache_write_1h")?,
-                reasoning: count(row, "reasoning")?,
-                source: word(row, "source")?,
-                ..Usage::default()
+            usage: TokenUsage {
+                input: token_column(row, "input")?,
+                output: token_column(row, "output")?,
+                cache_read: token_column(row, "cache_read")?,
+                cache_write: token_column(row, "cache_write")?,
+                cache_write_1h: token_column(row, "cache_write_1h")?,
+                reasoning: token_column(row, "reasoning")?,
+                source: enum_column(row, "source")?,
+                ..TokenUsage::default()
             },
-            cost: dollars(row, "cost")?,
+            cost: money_column(row, "cost")?,
             reported_cost: row
                 .get::<_, Option<i64>>("reported_cost")?
                 .map(|cost| Nanodollars(cost.cast_unsigned())),
@@ -54,8 +54,8 @@ impl Row for Fact {
     }
 }
 
-impl Row for Receipt {
-    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+impl FromRow for ChargeReceipt {
+    fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             source_reference: row.get("source_reference")?,
             call_id: row.get("call_id")?,
@@ -63,18 +63,18 @@ impl Row for Receipt {
             attempt: row.get("attempt")?,
             account: row.get("account")?,
             model: row.get("model")?,
-            amount: dollars(row, "amount")?,
-            source: word(row, "source")?,
-            input: count(row, "input")?,
-            output: count(row, "output")?,
+            amount: money_column(row, "amount")?,
+            source: enum_column(row, "source")?,
+            input: token_column(row, "input")?,
+            output: token_column(row, "output")?,
             ended: from_millis(row.get("ended")?),
             received: from_millis(row.get("received")?),
         })
     }
 }
 
-impl Row for Open {
-    fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+impl FromRow for UnreceiptedCall {
+    fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             call_id: row.get("call_id")?,
             started: from_millis(row.get("started")?),
@@ -84,7 +84,7 @@ impl Row for Open {
 }
 
 /// One of our own words, of a fixed set.
-pub(super) fn word<T: DeserializeOwned>(
+pub(super) fn enum_column<T: DeserializeOwned>(
     row: &rusqlite::Row<'_>,
     name: &str,
 ) -> rusqlite::Result<T> {
@@ -93,24 +93,24 @@ pub(super) fn word<T: DeserializeOwned>(
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, error.into()))
 }
 
-pub(super) fn count(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Result<Tokens> {
+pub(super) fn token_column(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Result<Tokens> {
     Ok(Tokens(row.get::<_, i64>(name)?.cast_unsigned()))
 }
 
-pub(super) fn dollars(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Result<Nanodollars> {
+pub(super) fn money_column(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Result<Nanodollars> {
     Ok(Nanodollars(row.get::<_, i64>(name)?.cast_unsigned()))
 }
 
 /// Sums of what is cut to this cannot leave SQLite's integers.
-pub(super) fn money(amount: Nanodollars) -> i64 {
+pub(super) fn to_db_amount(amount: Nanodollars) -> i64 {
     amount.min(MAX_AMOUNT).0.cast_signed()
 }
 
-pub(super) fn tokens(tokens: Tokens) -> i64 {
+pub(super) fn to_db_tokens(tokens: Tokens) -> i64 {
     tokens.min(MAX_TOKENS).0.cast_signed()
 }
 
-pub(super) fn millis(time: SystemTime) -> i64 {
+pub(super) fn to_millis(time: SystemTime) -> i64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -1,12 +1,14 @@
 //! The books' tables.
 
-use crate::base::db::Schema;
+use crate::base::db::DatabaseSchema;
 
 /// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
-pub const SCHEMA: Schema =
-    Schema { room: "billing", steps: &[FIRST, SECOND, THIRD, FOURTH, FIFTH] };
+pub const SCHEMA: DatabaseSchema = DatabaseSchema {
+    room: "billing",
+    steps: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],
+};
 
-const FIRST: &str = "
+const MIGRATION_1: &str = "
 CREATE TABLE billing_fact (
     call_id TEXT PRIMARY KEY,
     run TEXT NOT NULL,
@@ -79,16 +81,17 @@ CREATE TABLE billing_conflict (
 CREATE INDEX billing_conflict_run ON billing_conflict (run)";
 
 /// Before then, LiteLLM is not asked again for what it did not know.
-const SECOND: &str = "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT NULL DEFAULT 0";
+const MIGRATION_2: &str =
+    "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT NULL DEFAULT 0";
 
 /// Whose books these are. What is made by chance is made once, with the table.
-const THIRD: &str = "
+const MIGRATION_3: &str = "
 CREATE TABLE billing_deployment (id TEXT NOT NULL) STRICT;
 INSERT INTO billing_deployment VALUES (lower(hex(randomblob(8))))";
 
 /// Whether a receipt over nothing is for a call that used tokens, by the call's fact. An earlier version took a failed
 /// attempt at no cost for the receipt of such a call: those calls are without a receipt again.
-const FOURTH: &str = "
+const MIGRATION_4: &str = "
 ALTER TABLE billing_receipt ADD COLUMN is_unpriced INTEGER NOT NULL DEFAULT 0;
 CREATE TEMP TABLE failed AS
     SELECT r.call_id FROM billing_receipt r JOIN billing_fact f USING (call_id) JOIN billing_notice n USING (call_id)
@@ -103,7 +106,7 @@ CREATE INDEX billing_receipt_unpriced ON billing_receipt (run) WHERE is_unpriced
 
 /// What is left of calls that are deleted, by the day on which they began (since 1970, UTC) and by account; and what finds
 /// calls that are old.
-const FIFTH: &str = "
+const MIGRATION_5: &str = "
 CREATE TABLE billing_day (
     day INTEGER NOT NULL,
     account TEXT NOT NULL,

@@ -4,15 +4,17 @@ use std::time::SystemTime;
 
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
 
-use super::Fate;
-use super::row::{Row as _, count, dollars, millis, money, tokens, word};
-use crate::billing::{Fact, Notice, Source};
+use super::IngestOutcome;
+use super::row::{
+    FromRow as _, enum_column, money_column, to_db_amount, to_db_tokens, to_millis, token_column,
+};
+use crate::billing::{CallUsage, ChargeNotice, ChargeSource};
 use crate::budget::Nanodollars;
 
 /// Returns whether the call is new.
-pub(super) fn fact(
+pub(super) fn ingest_usage(
     change: &Transaction<'_>,
-    fact: &Fact,
+    fact: &CallUsage,
     now: SystemTime,
 ) -> rusqlite::Result<bool> {
     let known = "SELECT outcome FROM billing_fact WHERE call_id = ?1";
@@ -22,96 +24,97 @@ pub(super) fn fact(
     if known.is_some() && !was_lost {
         return Ok(false);
     }
-    write(change, fact)?;
+    upsert_usage(change, fact)?;
     if !fact.is_billed_by_litellm() {
-        charge(change, fact, &own(fact), now)?;
-    } else if let Some(notice) = said(change, &fact.call_id)? {
-        join(change, fact, &notice, now)?;
+        upsert_receipt(change, fact, &notice_from_price_table(fact), now)?;
+    } else if let Some(notice) = find_notice(change, &fact.call_id)? {
+        create_receipt(change, fact, &notice, now)?;
     }
     Ok(known.is_none())
 }
 
 /// Returns how many notices may still wait for their calls.
-pub(super) fn room_to_wait(change: &Transaction<'_>) -> rusqlite::Result<u64> {
+pub(super) fn waiting_capacity(change: &Transaction<'_>) -> rusqlite::Result<u64> {
     let count = "SELECT count(*) FROM billing_notice WHERE NOT is_taken";
     let waiting: i64 = change.prepare_cached(count)?.query_row([], |row| row.get(0))?;
     Ok(MAX_WAITING.saturating_sub(waiting.cast_unsigned()))
 }
 
 /// Takes a notice in; `room` is for notices whose calls are not in the books.
-pub(super) fn notice(
+pub(super) fn ingest_notice(
     change: &Transaction<'_>,
-    notice: &Notice,
+    notice: &ChargeNotice,
     room: &mut u64,
     now: SystemTime,
-) -> rusqlite::Result<Fate> {
+) -> rusqlite::Result<IngestOutcome> {
     let find = "SELECT * FROM billing_fact WHERE call_id = ?1";
-    let fact = Fact::all(change, find, [&notice.call_id])?.pop();
+    let fact = CallUsage::query_all(change, find, [&notice.call_id])?.pop();
     if fact.is_none() && is_foreign(change, notice)? {
-        return Ok(Fate::Foreign);
+        return Ok(IngestOutcome::Foreign);
     }
-    let Some(before) = said(change, &notice.call_id)? else {
+    let Some(before) = find_notice(change, &notice.call_id)? else {
         if fact.is_none() {
             if *room == 0 {
-                return Ok(Fate::Crowded);
+                return Ok(IngestOutcome::Crowded);
             }
             *room -= 1;
         }
-        keep(change, notice, now)?;
-        return fact.map_or(Ok(Fate::Waits), |fact| join(change, &fact, notice, now));
+        insert_notice(change, notice, now)?;
+        return fact
+            .map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now));
     };
     let run = fact.as_ref().map(|fact| &fact.run).or(before.run.as_ref());
     if before.run != notice.run {
-        contradict(change, notice, run, Some(&before), now)?;
-        return Ok(Fate::Conflicting);
+        record_conflict(change, notice, run, Some(&before), now)?;
+        return Ok(IngestOutcome::Conflicting);
     }
     match (before.is_provisional, notice.is_provisional) {
         // It tried again and came through, or says now what it gave up before, or what it cost.
         (true, false) if before.amount.is_zero() => {
-            keep(change, notice, now)?;
-            fact.map_or(Ok(Fate::Waits), |fact| join(change, &fact, notice, now))
+            insert_notice(change, notice, now)?;
+            fact.map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now))
         }
-        (false, true) if notice.amount.is_zero() => Ok(Fate::Known),
+        (false, true) if notice.amount.is_zero() => Ok(IngestOutcome::Known),
         // The same figure comes as 4.9999999999999996e-05 from one door and as 5e-05 from another.
-        _ if before.amount.0.abs_diff(notice.amount.0) <= 1 => Ok(Fate::Known),
+        _ if before.amount.0.abs_diff(notice.amount.0) <= 1 => Ok(IngestOutcome::Known),
         _ => {
-            contradict(change, notice, run, Some(&before), now)?;
-            Ok(Fate::Conflicting)
+            record_conflict(change, notice, run, Some(&before), now)?;
+            Ok(IngestOutcome::Conflicting)
         }
     }
 }
 
 /// Whether it names other books than these. Where the call is known, whoever recorded it here has decided that.
-fn is_foreign(change: &Transaction<'_>, notice: &Notice) -> rusqlite::Result<bool> {
+fn is_foreign(change: &Transaction<'_>, notice: &ChargeNotice) -> rusqlite::Result<bool> {
     let Some(named) = &notice.deployment else { return Ok(false) };
-    let ours: String = change.prepare_cached(DEPLOYMENT)?.query_row([], |row| row.get(0))?;
+    let ours: String = change.prepare_cached(DEPLOYMENT_QUERY)?.query_row([], |row| row.get(0))?;
     Ok(ours != *named)
 }
 
 /// Makes a receipt of a fact and a notice, which must be of the same run.
-fn join(
+fn create_receipt(
     change: &Transaction<'_>,
-    fact: &Fact,
-    notice: &Notice,
+    fact: &CallUsage,
+    notice: &ChargeNotice,
     now: SystemTime,
-) -> rusqlite::Result<Fate> {
+) -> rusqlite::Result<IngestOutcome> {
     if notice.run.as_ref().is_some_and(|run| *run != fact.run) {
         change.execute("DELETE FROM billing_notice WHERE call_id = ?1", [&notice.call_id])?;
-        contradict(change, notice, Some(&fact.run), None, now)?;
-        return Ok(Fate::Conflicting);
+        record_conflict(change, notice, Some(&fact.run), None, now)?;
+        return Ok(IngestOutcome::Conflicting);
     }
     change
         .execute("UPDATE billing_notice SET is_taken = 1 WHERE call_id = ?1", [&notice.call_id])?;
     if !notice.is_charge_for(fact) {
-        withdraw(change, fact)?;
-        return Ok(Fate::Unpaid);
+        remove_receipt(change, fact)?;
+        return Ok(IngestOutcome::Unpaid);
     }
-    charge(change, fact, notice, now)?;
-    Ok(Fate::New)
+    upsert_receipt(change, fact, notice, now)?;
+    Ok(IngestOutcome::New)
 }
 
 /// Removes the receipt of a call that turned out to have used tokens when what it cost was left open.
-fn withdraw(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
+fn remove_receipt(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Result<()> {
     let gone = change
         .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1")?
         .execute([&fact.call_id])?;
@@ -124,10 +127,10 @@ fn withdraw(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
 }
 
 /// What we ourselves say of a call, where nobody else does.
-fn own(fact: &Fact) -> Notice {
-    Notice {
+fn notice_from_price_table(fact: &CallUsage) -> ChargeNotice {
+    ChargeNotice {
         call_id: fact.call_id.clone(),
-        source: Source::PriceTable,
+        source: ChargeSource::PriceTable,
         run: Some(fact.run.clone()),
         deployment: None,
         account: Some(fact.account.clone()),
@@ -142,14 +145,14 @@ fn own(fact: &Fact) -> Notice {
 }
 
 /// The one receipt of a call; what took it for lost, or for failed, is put right.
-fn charge(
+fn upsert_receipt(
     change: &Transaction<'_>,
-    fact: &Fact,
-    notice: &Notice,
+    fact: &CallUsage,
+    notice: &ChargeNotice,
     now: SystemTime,
 ) -> rusqlite::Result<()> {
-    if !fact.is_billable() && notice.source == Source::PriceTable {
-        return take_back(change, fact);
+    if !fact.is_billable() && notice.source == ChargeSource::PriceTable {
+        return reverse_charge(change, fact);
     }
     change
         .prepare_cached(
@@ -164,11 +167,11 @@ fn charge(
             ":call": fact.call_id,
             ":run": fact.run,
             ":source": notice.source.as_str(),
-            ":amount": money(notice.amount),
-            ":input": tokens(notice.input),
-            ":output": tokens(notice.output),
-            ":ended": millis(notice.ended),
-            ":now": millis(now),
+            ":amount": to_db_amount(notice.amount),
+            ":input": to_db_tokens(notice.input),
+            ":output": to_db_tokens(notice.output),
+            ":ended": to_millis(notice.ended),
+            ":now": to_millis(now),
             ":unpriced": notice.amount.is_zero() && (fact.is_billable() || notice.has_tokens()),
         })?;
     change
@@ -179,10 +182,10 @@ fn charge(
 
 /// What was taken for lost, and charged for all that it had reserved, has used nothing. What somebody else has said of it
 /// stays.
-fn take_back(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
+fn reverse_charge(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Result<()> {
     let taken = change
         .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1 AND source = ?2")?
-        .execute(params![fact.call_id, Source::PriceTable.as_str()])?;
+        .execute(params![fact.call_id, ChargeSource::PriceTable.as_str()])?;
     if taken > 0 {
         change
             .prepare_cached("UPDATE billing_fact SET has_receipt = 0 WHERE call_id = ?1")?
@@ -192,11 +195,11 @@ fn take_back(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
 }
 
 /// Keeps what contradicts what was said before, or names another run than ours; of each call the first some.
-fn contradict(
+fn record_conflict(
     change: &Transaction<'_>,
-    notice: &Notice,
+    notice: &ChargeNotice,
     run: Option<&String>,
-    before: Option<&Notice>,
+    before: Option<&ChargeNotice>,
     now: SystemTime,
 ) -> rusqlite::Result<()> {
     let charged = before.map_or(Nanodollars::ZERO, |before| before.amount);
@@ -209,17 +212,17 @@ fn contradict(
             notice.call_id,
             run.map_or("", String::as_str),
             notice.source.as_str(),
-            money(notice.amount),
-            money(notice.amount).saturating_sub(money(charged)),
+            to_db_amount(notice.amount),
+            to_db_amount(notice.amount).saturating_sub(to_db_amount(charged)),
             notice.run,
-            millis(now),
+            to_millis(now),
             MAX_CONFLICTS,
         ])?;
     Ok(())
 }
 
-fn write(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
-    let Fact { usage, .. } = fact;
+fn upsert_usage(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Result<()> {
+    let CallUsage { usage, .. } = fact;
     change
         .prepare_cached(
             "INSERT INTO billing_fact (call_id, run, attempt, account, upstream, route, model, stream, outcome, status,
@@ -245,23 +248,27 @@ fn write(change: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
             ":stream": fact.stream,
             ":outcome": fact.outcome.as_str(),
             ":status": fact.status,
-            ":input": tokens(usage.input),
-            ":output": tokens(usage.output),
-            ":cache_read": tokens(usage.cache_read),
-            ":cache_write": tokens(usage.cache_write),
-            ":cache_write_1h": tokens(usage.cache_write_1h),
-            ":reasoning": tokens(usage.reasoning),
+            ":input": to_db_tokens(usage.input),
+            ":output": to_db_tokens(usage.output),
+            ":cache_read": to_db_tokens(usage.cache_read),
+            ":cache_write": to_db_tokens(usage.cache_write),
+            ":cache_write_1h": to_db_tokens(usage.cache_write_1h),
+            ":reasoning": to_db_tokens(usage.reasoning),
             ":source": usage.source.as_str(),
-            ":cost": money(fact.cost),
-            ":reported": fact.reported_cost.map(money),
-            ":started": millis(fact.started),
-            ":settled": millis(fact.settled),
+            ":cost": to_db_amount(fact.cost),
+            ":reported": fact.reported_cost.map(to_db_amount),
+            ":started": to_millis(fact.started),
+            ":settled": to_millis(fact.settled),
             ":billable": fact.is_billable(),
         })?;
     Ok(())
 }
 
-fn keep(change: &Transaction<'_>, notice: &Notice, now: SystemTime) -> rusqlite::Result<()> {
+fn insert_notice(
+    change: &Transaction<'_>,
+    notice: &ChargeNotice,
+    now: SystemTime,
+) -> rusqlite::Result<()> {
     change
         .prepare_cached(
             "INSERT OR REPLACE INTO billing_notice (call_id, source, run, is_failure, amount, input, output, ended, received)
@@ -272,33 +279,33 @@ fn keep(change: &Transaction<'_>, notice: &Notice, now: SystemTime) -> rusqlite:
             notice.source.as_str(),
             notice.run,
             notice.is_provisional,
-            money(notice.amount),
-            tokens(notice.input),
-            tokens(notice.output),
-            millis(notice.ended),
-            millis(now),
+            to_db_amount(notice.amount),
+            to_db_tokens(notice.input),
+            to_db_tokens(notice.output),
+            to_millis(notice.ended),
+            to_millis(now),
         ])?;
     Ok(())
 }
 
 /// What was said of a call so far.
-fn said(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<Notice>> {
+fn find_notice(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<ChargeNotice>> {
     let find = "SELECT * FROM billing_notice WHERE call_id = ?1";
     change
         .prepare_cached(find)?
         .query_row([call_id], |row| {
             let ended = super::row::from_millis(row.get("ended")?);
-            Ok(Notice {
+            Ok(ChargeNotice {
                 call_id: row.get("call_id")?,
-                source: word(row, "source")?,
+                source: enum_column(row, "source")?,
                 run: row.get("run")?,
                 deployment: None,
                 account: None,
                 model: None,
                 is_provisional: row.get("is_failure")?,
-                amount: dollars(row, "amount")?,
-                input: count(row, "input")?,
-                output: count(row, "output")?,
+                amount: money_column(row, "amount")?,
+                input: token_column(row, "input")?,
+                output: token_column(row, "output")?,
                 started: ended,
                 ended,
             })
@@ -313,4 +320,4 @@ const MAX_WAITING: u64 = 100_000;
 const MAX_CONFLICTS: i64 = 16;
 
 /// Says whose books these are.
-pub(super) const DEPLOYMENT: &str = "SELECT id FROM billing_deployment";
+pub(super) const DEPLOYMENT_QUERY: &str = "SELECT id FROM billing_deployment";

@@ -1,27 +1,27 @@
 //! The fields of embeddings, in the order of their names: OpenAI's, and those by which others tell a
 //! query from a document.
 
-use super::{Field, Rule, Shape};
+use super::{FieldRule, RequestField, ValueShape};
 
-pub(super) const EMBEDDINGS: &[Field] = &[
-    Field::new("add_special_tokens", Rule::Pass(Shape::Any)),
-    Field::new("auto_truncate", Rule::Pass(Shape::Any)),
-    Field::new("dimensions", Rule::Pass(Shape::Any)),
-    Field::new("embedding_type", Rule::Pass(Shape::Any)),
-    Field::new("embedding_types", Rule::Pass(Shape::Any)),
-    Field::new("encoding_format", Rule::Pass(Shape::Any)),
-    Field::new("input", Rule::Pass(Shape::TextOrList)),
-    Field::new("input_type", Rule::Pass(Shape::Any)),
-    Field::new("late_chunking", Rule::Pass(Shape::Any)),
-    Field::new("model", Rule::Model),
-    Field::new("normalize", Rule::Pass(Shape::Any)),
-    Field::new("normalized", Rule::Pass(Shape::Any)),
-    Field::new("output_dimension", Rule::Pass(Shape::Any)),
-    Field::new("output_dtype", Rule::Pass(Shape::Any)),
-    Field::new("task", Rule::Pass(Shape::Any)),
-    Field::new("task_type", Rule::Pass(Shape::Any)),
-    Field::new("title", Rule::Pass(Shape::Any)),
-    Field::new("truncate", Rule::Pass(Shape::Any)),
-    Field::new("truncate_prompt_tokens", Rule::Pass(Shape::Any)),
-    Field::new("truncation", Rule::Pass(Shape::Any)),
+pub(super) const EMBEDDINGS_FIELDS: &[RequestField] = &[
+    RequestField::new("add_special_tokens", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("auto_truncate", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("dimensions", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("embedding_type", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("embedding_types", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("encoding_format", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("input", FieldRule::Pass(ValueShape::TextOrList)),
+    RequestField::new("input_type", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("late_chunking", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("model", FieldRule::Model),
+    RequestField::new("normalize", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("normalized", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("output_dimension", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("output_dtype", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("task", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("task_type", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("title", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("truncate", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("truncate_prompt_tokens", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("truncation", FieldRule::Pass(ValueShape::Any)),
 ];

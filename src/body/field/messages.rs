@@ -1,38 +1,38 @@
 //! The fields of Anthropic's Messages and of counting their tokens, in the order of their names.
 
-use super::{Field, Rule, Shape};
+use super::{FieldRule, RequestField, ValueShape};
 
-pub(super) const MESSAGES: &[Field] = &[
-    Field::new("cache_control", Rule::Pass(Shape::Any)),
-    Field::new("compaction", Rule::Beta(&["compact-"])),
-    Field::new("context_management", Rule::Beta(&["context-management-", "compact-"])),
-    Field::new("max_tokens", Rule::OutputLimit),
-    Field::new("messages", Rule::Pass(Shape::List)),
-    Field::new("model", Rule::Model),
-    Field::new("output_config", Rule::Pass(Shape::Any)),
-    Field::new("output_format", Rule::Beta(&["structured-outputs-"])),
-    Field::new("stop_sequences", Rule::Pass(Shape::Any)),
-    Field::new("stream", Rule::Stream),
-    Field::new("system", Rule::Pass(Shape::TextOrList)),
-    Field::new("temperature", Rule::Pass(Shape::Any)),
-    Field::new("thinking", Rule::Thinking),
-    Field::new("tool_choice", Rule::Pass(Shape::Any)),
-    Field::new("tools", Rule::Pass(Shape::List)),
-    Field::new("top_k", Rule::Pass(Shape::Any)),
-    Field::new("top_p", Rule::Pass(Shape::Any)),
+pub(super) const MESSAGES_FIELDS: &[RequestField] = &[
+    RequestField::new("cache_control", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("compaction", FieldRule::Beta(&["compact-"])),
+    RequestField::new("context_management", FieldRule::Beta(&["context-management-", "compact-"])),
+    RequestField::new("max_tokens", FieldRule::OutputLimit),
+    RequestField::new("messages", FieldRule::Pass(ValueShape::List)),
+    RequestField::new("model", FieldRule::Model),
+    RequestField::new("output_config", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("output_format", FieldRule::Beta(&["structured-outputs-"])),
+    RequestField::new("stop_sequences", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("stream", FieldRule::Stream),
+    RequestField::new("system", FieldRule::Pass(ValueShape::TextOrList)),
+    RequestField::new("temperature", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("thinking", FieldRule::Thinking),
+    RequestField::new("tool_choice", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("tools", FieldRule::Pass(ValueShape::List)),
+    RequestField::new("top_k", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("top_p", FieldRule::Pass(ValueShape::Any)),
 ];
 
 /// Nothing is generated, so nothing of that is asked; but what it names is fetched to be counted.
-pub(super) const COUNT_TOKENS: &[Field] = &[
-    Field::new("cache_control", Rule::Pass(Shape::Any)),
-    Field::new("compaction", Rule::Beta(&["compact-"])),
-    Field::new("context_management", Rule::Beta(&["context-management-", "compact-"])),
-    Field::new("messages", Rule::Pass(Shape::List)),
-    Field::new("model", Rule::Model),
-    Field::new("output_config", Rule::Pass(Shape::Any)),
-    Field::new("output_format", Rule::Beta(&["structured-outputs-"])),
-    Field::new("system", Rule::Pass(Shape::TextOrList)),
-    Field::new("thinking", Rule::Pass(Shape::Any)),
-    Field::new("tool_choice", Rule::Pass(Shape::Any)),
-    Field::new("tools", Rule::Pass(Shape::List)),
+pub(super) const COUNT_TOKENS_FIELDS: &[RequestField] = &[
+    RequestField::new("cache_control", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("compaction", FieldRule::Beta(&["compact-"])),
+    RequestField::new("context_management", FieldRule::Beta(&["context-management-", "compact-"])),
+    RequestField::new("messages", FieldRule::Pass(ValueShape::List)),
+    RequestField::new("model", FieldRule::Model),
+    RequestField::new("output_config", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("output_format", FieldRule::Beta(&["structured-outputs-"])),
+    RequestField::new("system", FieldRule::Pass(ValueShape::TextOrList)),
+    RequestField::new("thinking", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("tool_choice", FieldRule::Pass(ValueShape::Any)),
+    RequestField::new("tools", FieldRule::Pass(ValueShape::List)),
 ];

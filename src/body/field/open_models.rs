@@ -5,13 +5,13 @@
 //! Left out on purpose, so that they are dropped: what names another model or adapter (`lora_path`), takes the place of
 //! the operator's template (`chat_template`), or runs code at the server (`custom_logit_processor`).
 
-use super::{Field, Rule, Shape};
+use super::{FieldRule, RequestField, ValueShape};
 
 /// The field of this name, whoever takes it.
-pub(super) fn find(name: &str) -> Option<Field> {
+pub(super) fn find(name: &str) -> Option<RequestField> {
     let all = FAMILIES.iter().flat_map(|(_, names)| names.iter());
     let found = all.copied().find(|own| *own == name)?;
-    Some(Field::new(found, Rule::Pass(Shape::Any)))
+    Some(RequestField::new(found, FieldRule::Pass(ValueShape::Any)))
 }
 
 /// Who takes which fields, in the order of their names.

@@ -1,13 +1,13 @@
 //! What is known of an array or object while it is open.
 
-use super::place::Place;
-use crate::body::media::Medium;
+use super::place::JsonContext;
+use crate::body::media::MediaKind;
 
 /// An array or object that is open.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open {
-    pub(super) place: Place,
+    pub(super) place: JsonContext,
     pub(super) is_array: bool,
     pub(super) at: u64,
     /// Of a tool: whether it is a search of the web by its type, and whether it says that it may reach outside.
@@ -23,10 +23,10 @@ pub(super) struct Open {
     /// Of a tool: whether it has a name that LiteLLM takes for its own search.
     pub(super) search: Search,
     /// The medium that the keys around it are named for.
-    pub(super) within: Option<Medium>,
+    pub(super) within: Option<MediaKind>,
     /// The medium that it is said to be, and the dearest that was seen in it.
-    pub(super) claimed: Option<Medium>,
-    pub(super) noted: Option<Medium>,
+    pub(super) claimed: Option<MediaKind>,
+    pub(super) noted: Option<MediaKind>,
     /// Of a source or a part: whether it is text, and whether it has an address.
     pub(super) is_text: bool,
     pub(super) has_address: bool,
@@ -53,7 +53,12 @@ pub(super) enum Search {
 }
 
 impl Open {
-    pub(super) fn new(place: Place, is_array: bool, within: Option<Medium>, at: u64) -> Self {
+    pub(super) fn new(
+        place: JsonContext,
+        is_array: bool,
+        within: Option<MediaKind>,
+        at: u64,
+    ) -> Self {
         Self {
             place,
             is_array,

@@ -1,10 +1,10 @@
 //! What a value in a body is, by the keys that it stands under, and which texts are addresses.
 
-use crate::base::json::Kind;
+use crate::base::json::JsonType;
 
 /// What a value is, by where it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum JsonContext {
     /// The client's own data, or of no interest.
     Opaque,
     /// Parts of messages; a text that begins like an address is one.
@@ -33,7 +33,7 @@ pub(super) enum Place {
     /// What a machine at the provider may reach.
     Network,
     NetworkType,
-    /// The ids of what a provider keeps: a skill, and anything within an object like [`Place::Source`].
+    /// The ids of what a provider keeps: a skill, and anything within an object like [`JsonContext::Source`].
     SkillId,
     StoredId,
     /// An address, or an object whose `url` is one.
@@ -49,7 +49,7 @@ pub(super) enum Place {
     Data,
     /// The same, or a text.
     Payload,
-    /// Bytes in base64, an address, or an object like [`Place::Source`].
+    /// Bytes in base64, an address, or an object like [`JsonContext::Source`].
     Media,
     FileId,
     /// The type of a part and its own address: that of a result of a search is not fetched.
@@ -65,9 +65,9 @@ pub(super) enum Place {
     Edits,
 }
 
-impl Place {
+impl JsonContext {
     /// What an element is in an array at this place.
-    pub(super) fn element(self) -> Self {
+    pub(super) fn element_context(self) -> Self {
         match self {
             Self::Items => Self::Item,
             Self::Tools | Self::Tool => Self::Tool,
@@ -77,7 +77,7 @@ impl Place {
     }
 
     /// Whether a text here is judged by how it begins.
-    pub(super) fn is_read(self) -> bool {
+    pub(super) fn needs_text_check(self) -> bool {
         matches!(
             self,
             Self::ToolType
@@ -108,12 +108,12 @@ impl Place {
     }
 
     /// What an array or object is that stands here.
-    pub(super) fn within(self, kind: Kind) -> Self {
+    pub(super) fn container_context(self, kind: JsonType) -> Self {
         match (self, kind) {
-            (Self::Tools | Self::Definition, Kind::Object) => Self::Tool,
-            (Self::Items, Kind::Object) => Self::Item,
-            (Self::Media, Kind::Object) => Self::Source,
-            (Self::Text | Self::Embedded, Kind::Object)
+            (Self::Tools | Self::Definition, JsonType::Object) => Self::Tool,
+            (Self::Items, JsonType::Object) => Self::Item,
+            (Self::Media, JsonType::Object) => Self::Source,
+            (Self::Text | Self::Embedded, JsonType::Object)
             | (
                 Self::ToolType
                 | Self::ToolName
@@ -132,7 +132,7 @@ impl Place {
                 | Self::CacheTime,
                 _,
             ) => Self::Content,
-            (Self::Function, Kind::Array) => Self::Opaque,
+            (Self::Function, JsonType::Array) => Self::Opaque,
             (Self::Definition, _) => Self::Tools,
             (same, _) => same,
         }
@@ -140,29 +140,29 @@ impl Place {
 }
 
 /// What the value of a key is, among parts of messages.
-pub(super) fn in_content(key: &[u8]) -> Place {
-    let of_length = CONTENT.get(key.len()).copied().unwrap_or_default();
+pub(super) fn context_in_content(key: &[u8]) -> JsonContext {
+    let of_length = CONTENT_KEYS_BY_LENGTH.get(key.len()).copied().unwrap_or_default();
     if let Some((_, place)) = of_length.iter().find(|(name, _)| *name == key) {
         return *place;
     }
     match key.last_chunk() {
-        Some(b"_url" | b"_uri") => Place::Address,
-        _ => Place::Content,
+        Some(b"_url" | b"_uri") => JsonContext::Address,
+        _ => JsonContext::Content,
     }
 }
 
 /// Whether an address is the data itself. Schemes are the same in any case (RFC 3986 §3.1).
-pub(super) fn is_inline(text: &[u8]) -> bool {
+pub(super) fn is_data_url(text: &[u8]) -> bool {
     text.first_chunk().is_some_and(|scheme: &[u8; 5]| scheme.eq_ignore_ascii_case(b"data:"))
 }
 
 /// Whether a text begins like an address that somebody could fetch. `data:` is none.
-pub(super) fn is_address(text: &[u8]) -> bool {
+pub(super) fn is_fetchable_address(text: &[u8]) -> bool {
     // Readers of addresses leave these out wherever they stand.
     if text.iter().any(|byte| matches!(byte, b'\t' | b'\r' | b'\n')) {
         let clean: Vec<_> =
             text.iter().copied().filter(|byte| !matches!(byte, b'\t' | b'\r' | b'\n')).collect();
-        return is_address(&clean);
+        return is_fetchable_address(&clean);
     }
     let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
     if let Some((start, [host, ..])) = text.split_at_checked(2)
@@ -174,13 +174,13 @@ pub(super) fn is_address(text: &[u8]) -> bool {
     let is_scheme = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
     let length = text.iter().take_while(|byte| is_scheme(byte)).count();
     let (scheme, rest) = text.split_at(length);
-    if is_inline(text)
+    if is_data_url(text)
         || !rest.starts_with(b":")
         || !scheme.first().is_some_and(u8::is_ascii_alphabetic)
     {
         return false;
     }
-    let is_known = FETCHED.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let is_known = FETCHED_SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
     // No address has a blank there: `file: main.rs` is a heading.
     let has_more = rest.get(1).is_some_and(|next| *next != b' ');
     (is_known && has_more) || rest[1..].starts_with(b"//")
@@ -189,12 +189,12 @@ pub(super) fn is_address(text: &[u8]) -> bool {
 /// The same for what may be base64 as well. That of sound begins with slashes; a host that can be reached has a dot or a port.
 pub(super) fn is_address_in_data(text: &[u8]) -> bool {
     let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
-    is_address(text) && !text.iter().all(is_base64)
+    is_fetchable_address(text) && !text.iter().all(is_base64)
 }
 
 /// What a text is that is to be embedded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Embedded {
+pub(super) enum EmbeddedTextKind {
     Text,
     /// A text that begins like an address: LiteLLM hands it on as text, and some providers fetch it.
     Address,
@@ -204,19 +204,19 @@ pub(super) enum Embedded {
     File,
 }
 
-impl Embedded {
+impl EmbeddedTextKind {
     /// Reads the beginning of a text, or all of it where it is short.
-    pub(super) fn of(text: &[u8]) -> Self {
+    pub(super) fn classify_text(text: &[u8]) -> Self {
         let is = |start: &[u8]| {
             text.get(..start.len()).is_some_and(|text| text.eq_ignore_ascii_case(start))
         };
-        if is(GEMINI_FILES) || text.strip_prefix(b"files/").is_some_and(is_file_name) {
+        if is(GEMINI_FILES_URL) || text.strip_prefix(b"files/").is_some_and(is_file_name) {
             return Self::File;
         }
-        if !is_address(text) {
+        if !is_fetchable_address(text) {
             return Self::Text;
         }
-        if BUCKETS.iter().any(|scheme| is(scheme)) { Self::Bucket } else { Self::Address }
+        if BUCKET_SCHEMES.iter().any(|scheme| is(scheme)) { Self::Bucket } else { Self::Address }
     }
 }
 
@@ -228,115 +228,116 @@ fn is_file_name(name: &[u8]) -> bool {
 
 /// Whether an id is one of a file that a provider has. LiteLLM takes addresses for such ids, and Google's ids are addresses.
 pub(super) fn is_file_id(text: &[u8]) -> bool {
-    let start = text.get(..GEMINI_FILES.len());
-    !is_address(text) || start.is_some_and(|start| start.eq_ignore_ascii_case(GEMINI_FILES))
+    let start = text.get(..GEMINI_FILES_URL.len());
+    !is_fetchable_address(text)
+        || start.is_some_and(|start| start.eq_ignore_ascii_case(GEMINI_FILES_URL))
 }
 
-const GEMINI_FILES: &[u8] = b"https://generativelanguage.googleapis.com/v1beta/files/";
+const GEMINI_FILES_URL: &[u8] = b"https://generativelanguage.googleapis.com/v1beta/files/";
 
-const BUCKETS: [&[u8]; 2] = [b"gs:", b"s3:"];
+const BUCKET_SCHEMES: [&[u8]; 2] = [b"gs:", b"s3:"];
 
 /// Schemes that are fetched even without slashes behind them.
-const FETCHED: [&[u8]; 9] =
+const FETCHED_SCHEMES: [&[u8]; 9] =
     [b"http", b"https", b"ftp", b"ftps", b"file", b"gs", b"s3", b"blob", b"gcs"];
 
 /// The keys that mean something among parts of messages, by their length: a look-up for each key is
 /// what this costs. Addresses are told by their ending besides.
-const CONTENT: [&[(&[u8], Place)]; 18] = [
+const CONTENT_KEYS_BY_LENGTH: [&[(&[u8], JsonContext)]; 18] = [
     &[],
     &[],
-    &[(b"id", Place::Text)],
-    &[(b"url", Place::Url)],
+    &[(b"id", JsonContext::Text)],
+    &[(b"url", JsonContext::Url)],
     &[
-        (b"text", Place::Text),
-        (b"data", Place::Payload),
-        (b"type", Place::PartType),
-        (b"role", Place::Text),
-        (b"name", Place::Text),
-        (b"file", Place::Source),
-        (b"code", Place::Text),
-        (b"logs", Place::Text),
+        (b"text", JsonContext::Text),
+        (b"data", JsonContext::Payload),
+        (b"type", JsonContext::PartType),
+        (b"role", JsonContext::Text),
+        (b"name", JsonContext::Text),
+        (b"file", JsonContext::Source),
+        (b"code", JsonContext::Text),
+        (b"logs", JsonContext::Text),
     ],
     &[
-        (b"input", Place::Opaque),
-        (b"tools", Place::Tools),
-        (b"image", Place::Media),
-        (b"video", Place::Media),
-        (b"audio", Place::Media),
-        (b"media", Place::Media),
-        (b"title", Place::Text),
-        (b"phase", Place::Text),
-        (b"query", Place::Text),
-        (b"error", Place::Text),
+        (b"input", JsonContext::Opaque),
+        (b"tools", JsonContext::Tools),
+        (b"image", JsonContext::Media),
+        (b"video", JsonContext::Media),
+        (b"audio", JsonContext::Media),
+        (b"media", JsonContext::Media),
+        (b"title", JsonContext::Text),
+        (b"phase", JsonContext::Text),
+        (b"query", JsonContext::Text),
+        (b"error", JsonContext::Text),
     ],
     &[
-        (b"source", Place::Origin),
-        (b"action", Place::Opaque),
-        (b"schema", Place::Opaque),
-        (b"output", Place::Text),
-        (b"status", Place::Text),
-        (b"stdout", Place::Text),
-        (b"stderr", Place::Text),
-        (b"result", Place::Text),
-        (b"format", Place::MediaType),
+        (b"source", JsonContext::Origin),
+        (b"action", JsonContext::Opaque),
+        (b"schema", JsonContext::Opaque),
+        (b"output", JsonContext::Text),
+        (b"status", JsonContext::Text),
+        (b"stdout", JsonContext::Text),
+        (b"stderr", JsonContext::Text),
+        (b"result", JsonContext::Text),
+        (b"format", JsonContext::MediaType),
     ],
     &[
-        (b"content", Place::Text),
-        (b"call_id", Place::Text),
-        (b"summary", Place::Text),
-        (b"refusal", Place::Text),
-        (b"context", Place::Text),
-        (b"message", Place::Text),
-        (b"actions", Place::Opaque),
-        (b"file_id", Place::FileId),
-        (b"queries", Place::Opaque),
-        (b"results", Place::Opaque),
+        (b"content", JsonContext::Text),
+        (b"call_id", JsonContext::Text),
+        (b"summary", JsonContext::Text),
+        (b"refusal", JsonContext::Text),
+        (b"context", JsonContext::Text),
+        (b"message", JsonContext::Text),
+        (b"actions", JsonContext::Opaque),
+        (b"file_id", JsonContext::FileId),
+        (b"queries", JsonContext::Opaque),
+        (b"results", JsonContext::Opaque),
     ],
     &[
-        (b"thinking", Place::Text),
-        (b"skill_id", Place::SkillId),
-        (b"document", Place::Source),
-        (b"file_ids", Place::FileId),
-        (b"filename", Place::Text),
-        (b"mimeType", Place::MediaType),
+        (b"thinking", JsonContext::Text),
+        (b"skill_id", JsonContext::SkillId),
+        (b"document", JsonContext::Source),
+        (b"file_ids", JsonContext::FileId),
+        (b"filename", JsonContext::Text),
+        (b"mimeType", JsonContext::MediaType),
     ],
     &[
-        (b"arguments", Place::Opaque),
-        (b"citations", Place::Opaque),
-        (b"file_data", Place::Data),
-        (b"operation", Place::Opaque),
-        (b"reasoning", Place::Text),
-        (b"signature", Place::Text),
-        (b"mime_type", Place::MediaType),
+        (b"arguments", JsonContext::Opaque),
+        (b"citations", JsonContext::Opaque),
+        (b"file_data", JsonContext::Data),
+        (b"operation", JsonContext::Opaque),
+        (b"reasoning", JsonContext::Text),
+        (b"signature", JsonContext::Text),
+        (b"mime_type", JsonContext::MediaType),
     ],
     &[
-        (b"definition", Place::Definition),
-        (b"parameters", Place::Opaque),
-        (b"tool_calls", Place::Opaque),
-        (b"media_type", Place::MediaType),
-        (b"cited_text", Place::Text),
-        (b"transcript", Place::Text),
+        (b"definition", JsonContext::Definition),
+        (b"parameters", JsonContext::Opaque),
+        (b"tool_calls", JsonContext::Opaque),
+        (b"media_type", JsonContext::MediaType),
+        (b"cited_text", JsonContext::Text),
+        (b"transcript", JsonContext::Text),
     ],
     &[
-        (b"input_audio", Place::Media),
-        (b"input_video", Place::Media),
-        (b"annotations", Place::Opaque),
-        (b"tool_use_id", Place::Text),
-        (b"description", Place::Text),
+        (b"input_audio", JsonContext::Media),
+        (b"input_video", JsonContext::Media),
+        (b"annotations", JsonContext::Opaque),
+        (b"tool_use_id", JsonContext::Text),
+        (b"description", JsonContext::Text),
     ],
     &[
-        (b"input_schema", Place::Opaque),
-        (b"container_id", Place::Container),
-        (b"tool_call_id", Place::Text),
-        (b"instructions", Place::Text),
+        (b"input_schema", JsonContext::Opaque),
+        (b"container_id", JsonContext::Container),
+        (b"tool_call_id", JsonContext::Text),
+        (b"instructions", JsonContext::Text),
     ],
-    &[(b"cache_control", Place::Cache), (b"function_call", Place::Opaque)],
-    &[(b"network_policy", Place::Network)],
+    &[(b"cache_control", JsonContext::Cache), (b"function_call", JsonContext::Opaque)],
+    &[(b"network_policy", JsonContext::Network)],
     &[],
     &[],
     &[
-        (b"reasoning_content", Place::Text),
-        (b"encrypted_content", Place::Text),
-        (b"thought_signature", Place::Text),
+        (b"reasoning_content", JsonContext::Text),
+        (b"encrypted_content", JsonContext::Text),
+        (b"thought_signature", JsonContext::Text),
     ],
 ];

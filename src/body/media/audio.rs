@@ -3,10 +3,13 @@
 //! Compressed silence is an hour in 30 KB, so sound of any other form is taken for an hour and a half. A WAV that is not
 //! compressed says how many bytes a second of it has, and its length says the rest.
 
-use super::Base64;
+use super::Base64Decoder;
 
 /// The tokens of sound of these bytes, of which no more than `most` can follow the head; `None` where they are not bounded.
-pub(super) fn tokens<I: Iterator<Item = u8>>(bytes: &mut Base64<I>, most: u64) -> Option<u64> {
+pub(super) fn tokens<I: Iterator<Item = u8>>(
+    bytes: &mut Base64Decoder<I>,
+    most: u64,
+) -> Option<u64> {
     let rate = bytes_a_second(bytes)?;
     let read = bytes.by_ref().map(|_| 1_u64).sum();
     let length = if bytes.is_complete() { read } else { most };
@@ -48,8 +51,8 @@ pub(super) const UNREAD_TOKENS: u64 = 200_000;
 mod tests {
     use super::tokens;
     use crate::base::b64;
-    use crate::base::rope::Rope;
-    use crate::body::media::base64::decode;
+    use crate::base::rope::ByteRope;
+    use crate::body::media::base64::decode_string;
 
     fn wav(format: u16, channels: u16, samples: u32, told: u32, seconds: u32) -> Vec<u8> {
         let block = channels * 2;
@@ -66,11 +69,11 @@ mod tests {
 
     fn of(wav: &[u8], limit: usize) -> Option<u64> {
         let mut text = String::new();
-        b64::encode(wav, &mut text);
+        b64::encode_base64(wav, &mut text);
         let text = format!("{}\"", text.replace('-', "+").replace('_', "/"));
         let length = text.len() as u64;
-        let rope: Rope = [text.into_bytes().into()].into_iter().collect();
-        tokens(&mut decode(&rope, 0, limit), length)
+        let rope: ByteRope = [text.into_bytes().into()].into_iter().collect();
+        tokens(&mut decode_string(&rope, 0, limit), length)
     }
 
     /// G9: a WAV is as long as its bytes; a head that says otherwise says nothing.

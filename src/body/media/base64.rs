@@ -3,11 +3,11 @@
 //! Readers of base64 differ in what they pass over. So what is not read alike everywhere ends the reading, and the medium is
 //! taken for one that says nothing.
 
-use crate::base::rope::Rope;
+use crate::base::rope::ByteRope;
 
 /// The bytes, one after the other, up to the text's end, to a limit, or to what is no base64.
-pub(super) struct Base64<I> {
-    text: Text<I>,
+pub(super) struct Base64Decoder<I> {
+    text: JsonAsciiChars<I>,
     /// The digit that was read to see what the text is.
     first: Option<u8>,
     bits: u32,
@@ -19,7 +19,7 @@ pub(super) struct Base64<I> {
 }
 
 /// The characters of a JSON text, as far as they are ASCII.
-struct Text<I> {
+struct JsonAsciiChars<I> {
     body: I,
     /// How many bytes of the body were read, and how many may be.
     read: usize,
@@ -28,21 +28,25 @@ struct Text<I> {
 }
 
 /// The text begins at `at`, behind its quote, and no more than `most` bytes of it are read.
-pub(super) fn decode(body: &Rope, at: u64, most: usize) -> Base64<impl Iterator<Item = u8>> {
-    let mut text = Text { body: body.bytes_from(at), read: 0, most, is_ended: false };
+pub(super) fn decode_string(
+    body: &ByteRope,
+    at: u64,
+    most: usize,
+) -> Base64Decoder<impl Iterator<Item = u8>> {
+    let mut text = JsonAsciiChars { body: body.bytes_from(at), read: 0, most, is_ended: false };
     let mut first = text.find(|byte| !is_blank(*byte));
     // An address has its type first, up to a comma; no medium's base64 begins with this letter.
     if matches!(first, Some(b'd' | b'D')) {
-        let comma = text.by_ref().take(MAX_TYPE_BYTES).find(|byte| *byte == b',');
+        let comma = text.by_ref().take(MAX_MEDIA_TYPE_BYTES).find(|byte| *byte == b',');
         text.is_ended |= comma.is_none();
         first = None;
     }
-    Base64 { text, first, bits: 0, count: 0, is_padded: false, is_odd: false }
+    Base64Decoder { text, first, bits: 0, count: 0, is_padded: false, is_odd: false }
 }
 
-impl<I: Iterator<Item = u8>> Base64<I> {
+impl<I: Iterator<Item = u8>> Base64Decoder<I> {
     /// How many bytes of the body were read.
-    pub(super) fn read(&self) -> usize {
+    pub(super) fn bytes_read(&self) -> usize {
         self.text.read
     }
 
@@ -53,7 +57,7 @@ impl<I: Iterator<Item = u8>> Base64<I> {
     }
 }
 
-impl<I: Iterator<Item = u8>> Iterator for Base64<I> {
+impl<I: Iterator<Item = u8>> Iterator for Base64Decoder<I> {
     type Item = u8;
 
     fn next(&mut self) -> Option<u8> {
@@ -93,8 +97,8 @@ impl<I: Iterator<Item = u8>> Iterator for Base64<I> {
     }
 }
 
-impl<I: Iterator<Item = u8>> Text<I> {
-    fn byte(&mut self) -> Option<u8> {
+impl<I: Iterator<Item = u8>> JsonAsciiChars<I> {
+    fn next_byte(&mut self) -> Option<u8> {
         if self.read == self.most {
             return None;
         }
@@ -102,12 +106,13 @@ impl<I: Iterator<Item = u8>> Text<I> {
         self.body.next()
     }
 
-    fn escape(&mut self) -> Option<u8> {
-        match self.byte()? {
+    fn decode_escape(&mut self) -> Option<u8> {
+        match self.next_byte()? {
             b'/' => Some(b'/'),
             b'n' | b'r' | b't' => Some(b'\n'),
             b'u' => {
-                let digits = [self.byte()?, self.byte()?, self.byte()?, self.byte()?];
+                let digits =
+                    [self.next_byte()?, self.next_byte()?, self.next_byte()?, self.next_byte()?];
                 let code = u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok();
                 // What is not ASCII is no digit.
                 Some(code.unwrap_or(u8::MAX))
@@ -117,19 +122,19 @@ impl<I: Iterator<Item = u8>> Text<I> {
     }
 }
 
-impl<I: Iterator<Item = u8>> Iterator for Text<I> {
+impl<I: Iterator<Item = u8>> Iterator for JsonAsciiChars<I> {
     type Item = u8;
 
     fn next(&mut self) -> Option<u8> {
         if self.is_ended {
             return None;
         }
-        match self.byte()? {
+        match self.next_byte()? {
             b'"' => {
                 self.is_ended = true;
                 None
             }
-            b'\\' => self.escape(),
+            b'\\' => self.decode_escape(),
             byte => Some(byte),
         }
     }
@@ -140,17 +145,17 @@ fn is_blank(byte: u8) -> bool {
 }
 
 /// More than any type with its parameters.
-const MAX_TYPE_BYTES: usize = 256;
+const MAX_MEDIA_TYPE_BYTES: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use super::decode;
-    use crate::base::rope::Rope;
+    use super::decode_string;
+    use crate::base::rope::ByteRope;
 
     fn decoded(text: &str, most: usize) -> (Vec<u8>, bool) {
-        let rope: Rope =
+        let rope: ByteRope =
             [format!("{text}\", \"next\": 1}}").into_bytes().into()].into_iter().collect();
-        let mut bytes = decode(&rope, 0, most);
+        let mut bytes = decode_string(&rope, 0, most);
         let read: Vec<u8> = bytes.by_ref().collect();
         (read, bytes.is_complete())
     }

@@ -6,61 +6,61 @@
 
 use memchr::memmem;
 
-use super::Base64;
+use super::Base64Decoder;
 
 /// The tokens of a document of these bytes; `None` where its pages cannot be told.
-pub(super) fn tokens<I: Iterator<Item = u8>>(bytes: &mut Base64<I>) -> Option<u64> {
+pub(super) fn document_tokens<I: Iterator<Item = u8>>(bytes: &mut Base64Decoder<I>) -> Option<u64> {
     let document: Vec<u8> = bytes.by_ref().collect();
-    let pages = if bytes.is_complete() { pages(&document)? } else { return None };
-    Some(pages.saturating_mul(PAGE_TOKENS).min(MAX_TOKENS))
+    let pages = if bytes.is_complete() { count_pages(&document)? } else { return None };
+    Some(pages.saturating_mul(TOKENS_PER_PAGE).min(MAX_DOCUMENT_TOKENS))
 }
 
 /// The pages of a PDF, if all of them are in the open.
-fn pages(document: &[u8]) -> Option<u64> {
+fn count_pages(document: &[u8]) -> Option<u64> {
     if !document.starts_with(b"%PDF-") || memmem::find(document, b"/ObjStm").is_some() {
         return None;
     }
-    let mut found = Found::default();
+    let mut found = PageCounts::default();
     let mut rest = document;
-    while let Some(start) = memmem::find(rest, STREAM) {
-        found.read(&rest[..start])?;
-        let content = &rest[start + STREAM.len()..];
-        let end = memmem::find(content, STREAM_END)?;
+    while let Some(start) = memmem::find(rest, STREAM_KEYWORD) {
+        found.read_objects(&rest[..start])?;
+        let content = &rest[start + STREAM_KEYWORD.len()..];
+        let end = memmem::find(content, END_STREAM_KEYWORD)?;
         // What looks like content to us may be objects to others.
         if memmem::find(&content[..end], b"obj").is_some() {
             return None;
         }
-        rest = &content[end + STREAM_END.len()..];
+        rest = &content[end + END_STREAM_KEYWORD.len()..];
     }
-    found.read(rest)?;
+    found.read_objects(rest)?;
     // An old page that a later version of the document has replaced is one too many.
     (found.counted > 0 && found.counted <= found.pages).then_some(found.pages)
 }
 
 /// What objects say of pages.
 #[derive(Default)]
-struct Found {
+struct PageCounts {
     /// Objects that are pages.
     pages: u64,
     /// The largest count of pages in a list of them.
     counted: u64,
 }
 
-impl Found {
+impl PageCounts {
     /// Reads what stands between two streams; `None` where something is said that is not read here.
-    fn read(&mut self, objects: &[u8]) -> Option<()> {
+    fn read_objects(&mut self, objects: &[u8]) -> Option<()> {
         let mut rest = objects;
         while let Some(slash) = memchr::memchr(b'/', rest) {
-            let (name, behind) = name(&rest[slash + 1..]);
+            let (name, behind) = split_name(&rest[slash + 1..]);
             rest = behind;
             match name {
                 // An escape: it may be any name.
                 _ if name.contains(&b'#') => return None,
                 b"Type" => {
-                    let (kind, _) = self::name(rest.trim_ascii_start().strip_prefix(b"/")?);
+                    let (kind, _) = split_name(rest.trim_ascii_start().strip_prefix(b"/")?);
                     self.pages += u64::from(kind == b"Page");
                 }
-                b"Count" => self.counted = self.counted.max(count(rest)?),
+                b"Count" => self.counted = self.counted.max(parse_count(rest)?),
                 _ => (),
             }
         }
@@ -69,7 +69,7 @@ impl Found {
 }
 
 /// A name, and what is behind it.
-fn name(text: &[u8]) -> (&[u8], &[u8]) {
+fn split_name(text: &[u8]) -> (&[u8], &[u8]) {
     let is_end = |byte: &u8| {
         matches!(
             byte,
@@ -80,7 +80,7 @@ fn name(text: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// The number behind a name, if it is written out: that of another object, or of a form that is not read here, is none.
-fn count(text: &[u8]) -> Option<u64> {
+fn parse_count(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii_start();
     // Outlines have negative ones.
     let digits = text.strip_prefix(b"-").unwrap_or(text);
@@ -92,29 +92,29 @@ fn count(text: &[u8]) -> Option<u64> {
     is_whole.then_some(if digits.len() < text.len() { 0 } else { number })
 }
 
-const STREAM: &[u8] = b"stream";
-const STREAM_END: &[u8] = b"endstream";
+const STREAM_KEYWORD: &[u8] = b"stream";
+const END_STREAM_KEYWORD: &[u8] = b"endstream";
 
 /// Anthropic: up to 3,000 tokens of text, or the page as an image.
-const PAGE_TOKENS: u64 = 3000;
+const TOKENS_PER_PAGE: u64 = 3000;
 
 /// More is in no model's context.
-const MAX_TOKENS: u64 = 1_000_000;
+const MAX_DOCUMENT_TOKENS: u64 = 1_000_000;
 
 /// A hundred pages, as many as most providers take, of 2,000 tokens: for a document that does not say.
-pub(super) const UNREAD_TOKENS: u64 = 200_000;
+pub(super) const UNREADABLE_DOCUMENT_TOKENS: u64 = 200_000;
 
 /// The text of a document that is read for its pages; longer ones have many.
-pub(super) const MAX_BYTES: usize = 4 << 20;
+pub(super) const MAX_DOCUMENT_BYTES_READ: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::base64::decode;
-    use super::{pages, tokens};
+    use super::super::base64::decode_string;
+    use super::{count_pages, document_tokens};
     use crate::base::b64;
-    use crate::base::rope::Rope;
+    use crate::base::rope::ByteRope;
 
     fn pdf(kids: usize, more: &str) -> String {
         let list: String = (0..kids).map(|kid| (kid + 3).to_string() + " 0 R ").collect();
@@ -131,13 +131,13 @@ mod tests {
     #[test]
     fn pages_in_the_open_are_counted() {
         for kids in [1, 2, 40, 300] {
-            assert_eq!(pages(pdf(kids, "").as_bytes()), Some(kids as u64));
+            assert_eq!(count_pages(pdf(kids, "").as_bytes()), Some(kids as u64));
         }
         let outlines = "7 0 obj\n<</Type/Outlines/Count -3>>\nendobj\n";
-        assert_eq!(pages(pdf(2, outlines).as_bytes()), Some(2));
+        assert_eq!(count_pages(pdf(2, outlines).as_bytes()), Some(2));
         // An old version's page is one more.
         let old = "8 0 obj<</Type/Page>>endobj\n";
-        assert_eq!(pages(pdf(2, old).as_bytes()), Some(3));
+        assert_eq!(count_pages(pdf(2, old).as_bytes()), Some(3));
     }
 
     /// G9: a document with a place where pages can hide says nothing.
@@ -158,12 +158,12 @@ mod tests {
             "/Count ",
             "/Count 1",
         ] {
-            assert_eq!(pages(pdf(1, hidden).as_bytes()), None, "{hidden}");
+            assert_eq!(count_pages(pdf(1, hidden).as_bytes()), None, "{hidden}");
         }
         for odd in
             ["", "%PDF-1.4", "PK\x03\x04", "%PDF-1.4\n/Type/Page", "%PDF-1.4\n/Type/Page/Count 0>>"]
         {
-            assert_eq!(pages(odd.as_bytes()), None, "{odd}");
+            assert_eq!(count_pages(odd.as_bytes()), None, "{odd}");
         }
     }
 
@@ -171,14 +171,14 @@ mod tests {
     #[test]
     fn a_document_that_is_not_read_to_its_end_says_nothing() {
         let text = format!("{}\"", base64(pdf(1, "").as_bytes()));
-        let rope: Rope = [text.clone().into_bytes().into()].into_iter().collect();
-        let of = |most| tokens(&mut decode(&rope, 0, most));
+        let rope: ByteRope = [text.clone().into_bytes().into()].into_iter().collect();
+        let of = |most| document_tokens(&mut decode_string(&rope, 0, most));
         assert_eq!((of(text.len()), of(text.len() - 1)), (Some(3000), None));
     }
 
     fn base64(bytes: &[u8]) -> String {
         let mut text = String::new();
-        b64::encode(bytes, &mut text);
+        b64::encode_base64(bytes, &mut text);
         text.replace('-', "+").replace('_', "/")
     }
 
@@ -193,7 +193,7 @@ mod tests {
             let document = pdf(kids, "");
             let at = at.index(document.len());
             let changed = [&document[..at], piece, &document[at..]].concat();
-            let found = pages(changed.as_bytes());
+            let found = count_pages(changed.as_bytes());
             // A name that was changed may be one that nobody reads: then the count stands above the pages.
             prop_assert!(found.is_none_or(|found| found + 1 >= kids as u64), "{}: {:?}", changed, found);
         }

@@ -4,41 +4,41 @@
 //! on the shorter side (Google). Who bills is not known here, so the dearest counts.
 
 /// The tokens of an image that begins with these bytes; `None` where they say no size that can be.
-pub(super) fn tokens(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
-    let (width, height) = size(&mut Head(bytes))?;
-    let is_possible = |side: u32| (1..=MAX_SIDE).contains(&side);
+pub(super) fn image_tokens(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
+    let (width, height) = image_size(&mut ImageHeadBytes(bytes))?;
+    let is_possible = |side: u32| (1..=MAX_SIDE_PIXELS).contains(&side);
     if !is_possible(width) || !is_possible(height) {
         return None;
     }
-    let dearest = by_pixels(width, height).max(by_fixed_tiles(width, height));
-    Some(dearest.max(by_scaled_tiles(width, height)).min(MAX_TOKENS))
+    let dearest = tokens_by_pixels(width, height).max(tokens_by_fixed_tiles(width, height));
+    Some(dearest.max(tokens_by_scaled_tiles(width, height)).min(MAX_IMAGE_TOKENS))
 }
 
 /// Anthropic: 750 pixels to a token.
-fn by_pixels(width: u32, height: u32) -> u64 {
+fn tokens_by_pixels(width: u32, height: u32) -> u64 {
     (u64::from(width) * u64::from(height)).div_ceil(750)
 }
 
 /// OpenAI: 170 tokens for each tile of 512 pixels, of an image that fits into 2,048, and 85 beside them.
-fn by_fixed_tiles(width: u32, height: u32) -> u64 {
-    let (width, height) = scaled(width, height, 2048);
+fn tokens_by_fixed_tiles(width: u32, height: u32) -> u64 {
+    let (width, height) = scale_to_square(width, height, 2048);
     let tiles = |side: u32| u64::from(side.div_ceil(512));
     85 + 170 * tiles(width) * tiles(height)
 }
 
 /// Google: 258 tokens for each tile, of an image that fits into 3,072. A tile has two thirds of the shorter side, within bounds.
-fn by_scaled_tiles(width: u32, height: u32) -> u64 {
+fn tokens_by_scaled_tiles(width: u32, height: u32) -> u64 {
     if width.max(height) <= 384 {
         return 258;
     }
-    let (width, height) = scaled(width, height, 3072);
+    let (width, height) = scale_to_square(width, height, 3072);
     let tile = (width.min(height) * 2 / 3).clamp(256, 768);
     let tiles = |side: u32| u64::from(side.div_ceil(tile));
     258 * tiles(width) * tiles(height)
 }
 
 /// The size of an image once it fits into a square.
-fn scaled(width: u32, height: u32, square: u32) -> (u32, u32) {
+fn scale_to_square(width: u32, height: u32, square: u32) -> (u32, u32) {
     let longest = width.max(height);
     if longest <= square {
         return (width, height);
@@ -51,29 +51,32 @@ fn scaled(width: u32, height: u32, square: u32) -> (u32, u32) {
 }
 
 /// Width and height, as the head of a PNG, JPEG, GIF or WebP has them.
-fn size<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
-    match head.array()? {
+fn image_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<(u32, u32)> {
+    match head.read_array()? {
         [0x89, b'P', b'N', b'G'] => {
-            head.skip(8)?;
-            let is_head = head.array()? == *b"IHDR";
-            let size = (head.big_u32()?, head.big_u32()?);
+            head.skip_bytes(8)?;
+            let is_head = head.read_array()? == *b"IHDR";
+            let size = (head.read_u32_be()?, head.read_u32_be()?);
             is_head.then_some(size)
         }
-        [0xff, 0xd8, 0xff, marker] => jpeg(head, marker),
-        [b'G', b'I', b'F', b'8'] => gif(head),
-        [b'R', b'I', b'F', b'F'] => webp(head),
+        [0xff, 0xd8, 0xff, marker] => jpeg_size(head, marker),
+        [b'G', b'I', b'F', b'8'] => gif_size(head),
+        [b'R', b'I', b'F', b'F'] => webp_size(head),
         _ => None,
     }
 }
 
 /// Segments up to the one that begins the picture: the others are as long as they say.
-fn jpeg<I: Iterator<Item = u8>>(head: &mut Head<'_, I>, mut marker: u8) -> Option<(u32, u32)> {
+fn jpeg_size<I: Iterator<Item = u8>>(
+    head: &mut ImageHeadBytes<'_, I>,
+    mut marker: u8,
+) -> Option<(u32, u32)> {
     loop {
         match marker {
             // The picture, in whatever way it is compressed, tables of its coding aside.
             0xc0..=0xcf if !matches!(marker, 0xc4 | 0xc8 | 0xcc) => {
-                head.skip(3)?;
-                let (height, width) = (head.big_u16()?, head.big_u16()?);
+                head.skip_bytes(3)?;
+                let (height, width) = (head.read_u16_be()?, head.read_u16_be()?);
                 return Some((width.into(), height.into()));
             }
             // It fills up.
@@ -81,38 +84,38 @@ fn jpeg<I: Iterator<Item = u8>>(head: &mut Head<'_, I>, mut marker: u8) -> Optio
             // Without a length, or the data, before which there is a picture.
             0x00..=0x01 | 0xd0..=0xda => return None,
             _ => {
-                let length = head.big_u16()?;
-                head.skip(usize::from(length.checked_sub(2)?))?;
-                if head.array::<1>()? != [0xff] {
+                let length = head.read_u16_be()?;
+                head.skip_bytes(usize::from(length.checked_sub(2)?))?;
+                if head.read_array::<1>()? != [0xff] {
                     return None;
                 }
             }
         }
-        [marker] = head.array()?;
+        [marker] = head.read_array()?;
     }
 }
 
 /// The screen, or the first picture on it, where that is larger.
-fn gif<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
-    head.skip(2)?;
-    let screen = (head.little_u16()?, head.little_u16()?);
-    let [flags, _, _] = head.array()?;
+fn gif_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<(u32, u32)> {
+    head.skip_bytes(2)?;
+    let screen = (head.read_u16_le()?, head.read_u16_le()?);
+    let [flags, _, _] = head.read_array()?;
     if flags & 0x80 != 0 {
-        head.skip(3 << ((flags & 7) + 1))?;
+        head.skip_bytes(3 << ((flags & 7) + 1))?;
     }
     loop {
-        match head.array()? {
+        match head.read_array()? {
             [b'!'] => {
-                head.skip(1)?;
-                while let [length] = head.array()?
+                head.skip_bytes(1)?;
+                while let [length] = head.read_array()?
                     && length > 0
                 {
-                    head.skip(length.into())?;
+                    head.skip_bytes(length.into())?;
                 }
             }
             [b','] => {
-                let (left, top) = (head.little_u16()?, head.little_u16()?);
-                let (width, height) = (head.little_u16()?, head.little_u16()?);
+                let (left, top) = (head.read_u16_le()?, head.read_u16_le()?);
+                let (width, height) = (head.read_u16_le()?, head.read_u16_le()?);
                 let side = |start: u16, side: u16, screen: u16| {
                     (u32::from(start) + u32::from(side)).max(screen.into())
                 };
@@ -123,31 +126,31 @@ fn gif<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
     }
 }
 
-fn webp<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
-    head.skip(4)?;
-    if head.array()? != *b"WEBP" {
+fn webp_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<(u32, u32)> {
+    head.skip_bytes(4)?;
+    if head.read_array()? != *b"WEBP" {
         return None;
     }
-    match head.array()? {
+    match head.read_array()? {
         [b'V', b'P', b'8', b'X'] => {
-            head.skip(8)?;
+            head.skip_bytes(8)?;
             let mut side = || {
-                let [a, b, c] = head.array()?;
+                let [a, b, c] = head.read_array()?;
                 Some(u32::from_le_bytes([a, b, c, 0]) + 1)
             };
             Some((side()?, side()?))
         }
         [b'V', b'P', b'8', b'L'] => {
-            head.skip(4)?;
-            let is_head = head.array()? == [0x2f];
-            let bits = u32::from_le_bytes(head.array()?);
+            head.skip_bytes(4)?;
+            let is_head = head.read_array()? == [0x2f];
+            let bits = u32::from_le_bytes(head.read_array()?);
             is_head.then_some(((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1))
         }
         [b'V', b'P', b'8', b' '] => {
-            head.skip(7)?;
-            let is_head = head.array()? == [0x9d, 0x01, 0x2a];
+            head.skip_bytes(7)?;
+            let is_head = head.read_array()? == [0x9d, 0x01, 0x2a];
             let pixels = |side: u16| u32::from(side & 0x3fff);
-            let size = (pixels(head.little_u16()?), pixels(head.little_u16()?));
+            let size = (pixels(head.read_u16_le()?), pixels(head.read_u16_le()?));
             is_head.then_some(size)
         }
         _ => None,
@@ -155,10 +158,10 @@ fn webp<I: Iterator<Item = u8>>(head: &mut Head<'_, I>) -> Option<(u32, u32)> {
 }
 
 /// The bytes of a head, in order; none where they end too early.
-struct Head<'a, I>(&'a mut I);
+struct ImageHeadBytes<'a, I>(&'a mut I);
 
-impl<I: Iterator<Item = u8>> Head<'_, I> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+impl<I: Iterator<Item = u8>> ImageHeadBytes<'_, I> {
+    fn read_array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         for byte in &mut bytes {
             *byte = self.0.next()?;
@@ -166,28 +169,28 @@ impl<I: Iterator<Item = u8>> Head<'_, I> {
         Some(bytes)
     }
 
-    fn skip(&mut self, count: usize) -> Option<()> {
+    fn skip_bytes(&mut self, count: usize) -> Option<()> {
         count.checked_sub(1).map_or(Some(()), |last| self.0.nth(last).map(drop))
     }
 
-    fn big_u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_be_bytes)
+    fn read_u32_be(&mut self) -> Option<u32> {
+        self.read_array().map(u32::from_be_bytes)
     }
 
-    fn big_u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_be_bytes)
+    fn read_u16_be(&mut self) -> Option<u16> {
+        self.read_array().map(u16::from_be_bytes)
     }
 
-    fn little_u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
+    fn read_u16_le(&mut self) -> Option<u16> {
+        self.read_array().map(u16::from_le_bytes)
     }
 }
 
 /// No image of a provider's has a longer side; those of WebP end here.
-const MAX_SIDE: u32 = 1 << 14;
+const MAX_SIDE_PIXELS: u32 = 1 << 14;
 
 /// Providers scale larger images down: Google's largest has 24 tiles.
-pub(super) const MAX_TOKENS: u64 = 24 * 258;
+pub(super) const MAX_IMAGE_TOKENS: u64 = 24 * 258;
 
 /// The text of a head: a JPEG may have a preview, and profiles of colour, before its size.
 pub(super) const MAX_HEAD_BYTES: usize = 256 << 10;
@@ -196,10 +199,10 @@ pub(super) const MAX_HEAD_BYTES: usize = 256 << 10;
 mod tests {
     use proptest::prelude::*;
 
-    use super::{MAX_TOKENS, tokens};
+    use super::{MAX_IMAGE_TOKENS, image_tokens};
 
     fn of(bytes: &[u8]) -> Option<u64> {
-        tokens(&mut bytes.iter().copied())
+        image_tokens(&mut bytes.iter().copied())
     }
 
     fn png(width: u32, height: u32) -> Vec<u8> {
@@ -260,7 +263,7 @@ mod tests {
             ((960, 540), 6 * 258),
             ((2048, 768), 2098),
             ((1568, 1568), 3279),
-            ((3000, 2000), MAX_TOKENS),
+            ((3000, 2000), MAX_IMAGE_TOKENS),
             ((16_000, 1), 12 * 258),
             ((16_384, 2000), 24 * 258),
         ] {
@@ -290,7 +293,7 @@ mod tests {
         fn every_form_says_its_size(width in 1_u16..=16_383, height in 1_u16..=16_383, segments in prop::collection::vec((0xe0_u8..=0xef, prop::collection::vec(any::<u8>(), 0..300)), 0..5)) {
             let (wide, high) = (u32::from(width), u32::from(height));
             let expected = of(&png(wide, high));
-            prop_assert!(expected.is_some_and(|tokens| (258..=MAX_TOKENS).contains(&tokens)));
+            prop_assert!(expected.is_some_and(|tokens| (258..=MAX_IMAGE_TOKENS).contains(&tokens)));
             let before: Vec<u8> = segments.iter().flat_map(|(marker, content)| segment(*marker, content)).collect();
             let forms = [jpeg(width, height, &before), gif((width, height), (0, 0), (1, 1))];
             for form in forms.into_iter().chain(webps(wide, high)) {
@@ -306,7 +309,7 @@ mod tests {
         fn any_bytes_are_within_bounds(start in 0_usize..5, rest in prop::collection::vec(any::<u8>(), 0..200)) {
             let starts: [&[u8]; 5] = [b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP"];
             let tokens = of(&[starts[start], &rest].concat());
-            prop_assert!(tokens.is_none_or(|tokens| (255..=MAX_TOKENS).contains(&tokens)));
+            prop_assert!(tokens.is_none_or(|tokens| (255..=MAX_IMAGE_TOKENS).contains(&tokens)));
         }
     }
 }

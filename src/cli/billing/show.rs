@@ -6,34 +6,34 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::billing::books::{DayBill, Totals};
-use crate::billing::litellm::Way;
-use crate::billing::reconcile::{Difference, Item, Report};
-use crate::billing::{Flag, Receipt, RunBill};
+use crate::billing::books::{BillingTotals, DayBill};
+use crate::billing::litellm::SpendLogSource;
+use crate::billing::reconcile::{CallDifference, ReconcileReport, UnmatchedCall};
+use crate::billing::{BillFlag, ChargeReceipt, RunBill};
 
 /// How it is wanted.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
+pub struct BillingOutputFormat {
     pub json: bool,
 }
 
-impl Shown {
-    pub fn status(
+impl BillingOutputFormat {
+    pub fn write_status(
         self,
-        totals: &Totals,
+        totals: &BillingTotals,
         flagged: &[RunBill],
         out: &mut impl Write,
     ) -> io::Result<()> {
         #[derive(Serialize)]
-        struct Status<'a> {
+        struct BillingStatusView<'a> {
             #[serde(flatten)]
-            totals: &'a Totals,
+            totals: &'a BillingTotals,
             flagged: &'a [RunBill],
         }
         if self.json {
-            return line(&Status { totals, flagged }, out);
+            return write_json_line(&BillingStatusView { totals, flagged }, out);
         }
-        let Totals { calls, receipts, pending_calls, waiting_notices, .. } = totals;
+        let BillingTotals { calls, receipts, pending_calls, waiting_notices, .. } = totals;
         writeln!(out, "calls     {calls}, {receipts} receipts, {pending_calls} still waited for")?;
         if *waiting_notices > 0 {
             writeln!(
@@ -49,23 +49,23 @@ impl Shown {
             return writeln!(out, "nothing is flagged");
         }
         for bill in flagged {
-            writeln!(out, "{}", Flagged(bill))?;
+            writeln!(out, "{}", FlaggedRunText(bill))?;
         }
         Ok(())
     }
 
-    pub fn receipts(
+    pub fn write_receipts(
         self,
-        receipts: &[Receipt],
+        receipts: &[ChargeReceipt],
         bill: &RunBill,
         out: &mut impl Write,
     ) -> io::Result<()> {
         if self.json {
-            receipts.iter().try_for_each(|receipt| line(receipt, out))?;
-            return line(bill, out);
+            receipts.iter().try_for_each(|receipt| write_json_line(receipt, out))?;
+            return write_json_line(bill, out);
         }
         for receipt in receipts {
-            let Receipt { source_reference, amount, input, output, source, .. } = receipt;
+            let ChargeReceipt { source_reference, amount, input, output, source, .. } = receipt;
             let model = receipt.model.as_deref().unwrap_or("-");
             let (input, output, source) = (input.0, output.0, source.as_str());
             writeln!(
@@ -79,18 +79,18 @@ impl Shown {
             out,
             "account {account}: ${amount}, {receipts} receipts for {billable} billable calls, {state}"
         )?;
-        if bill.flags.is_empty() { Ok(()) } else { writeln!(out, "{}", Flagged(bill)) }
+        if bill.flags.is_empty() { Ok(()) } else { writeln!(out, "{}", FlaggedRunText(bill)) }
     }
 
-    pub fn days(self, days: &[DayBill], out: &mut impl Write) -> io::Result<()> {
+    pub fn write_days(self, days: &[DayBill], out: &mut impl Write) -> io::Result<()> {
         if self.json {
-            return days.iter().try_for_each(|day| line(day, out));
+            return days.iter().try_for_each(|day| write_json_line(day, out));
         }
         for bill in days {
             let day = humantime::format_rfc3339_seconds(bill.day).to_string();
             let (day, _) = day.split_at(DATE_LENGTH);
             let DayBill { calls, billable, receipts, amount, input, output, .. } = bill;
-            let (account, input, output) = (Plain(&bill.account), input.0, output.0);
+            let (account, input, output) = (PrintableBillText(&bill.account), input.0, output.0);
             write!(
                 out,
                 "{day}  {account}  ${amount}, {receipts} receipts for {billable} billable calls of {calls}; \
@@ -110,20 +110,25 @@ impl Shown {
         Ok(())
     }
 
-    pub fn report(self, report: &Report, bound: Duration, out: &mut impl Write) -> io::Result<()> {
+    pub fn write_report(
+        self,
+        report: &ReconcileReport,
+        bound: Duration,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
         if self.json {
-            return line(report, out);
+            return write_json_line(report, out);
         }
         let [since, until] = [report.since, report.until].map(humantime::format_rfc3339_seconds);
         let way = match report.way {
-            Way::Pages => "/spend/logs/v2",
-            Way::Days => "/spend/logs",
+            SpendLogSource::Pages => "/spend/logs/v2",
+            SpendLogSource::Days => "/spend/logs",
         };
         writeln!(out, "calls begun from {since} to {until}, by LiteLLM's {way}")?;
         if report.deleted_before.is_some() {
             writeln!(out, "deleted      calls begun before {since}, which are not compared")?;
         }
-        let Report { matched, charged, receipts_written, pending, .. } = report;
+        let ReconcileReport { matched, charged, receipts_written, pending, .. } = report;
         writeln!(
             out,
             "matched      {matched}, charged ${charged}; {receipts_written} receipts written"
@@ -133,16 +138,19 @@ impl Shown {
             "pending      {pending}, ended less than {} ago",
             humantime::format_duration(bound)
         )?;
-        items("missing", "of ours, which LiteLLM does not know", &report.missing, out)?;
-        items("unknown", "of LiteLLM's, which name runs of ours", &report.unknown, out)?;
-        items("conflicting", "with another price than before", &report.conflicting, out)?;
-        let Report { delta_input, delta_output, delta_cost_nanodollars, .. } = report;
+        write_items("missing", "of ours, which LiteLLM does not know", &report.missing, out)?;
+        write_items("unknown", "of LiteLLM's, which name runs of ours", &report.unknown, out)?;
+        write_items("conflicting", "with another price than before", &report.conflicting, out)?;
+        let ReconcileReport { delta_input, delta_output, delta_cost_nanodollars, .. } = report;
         writeln!(
             out,
             "delta        {delta_input:+} in, {delta_output:+} out, {}",
-            Signed(*delta_cost_nanodollars)
+            SignedDollars(*delta_cost_nanodollars)
         )?;
-        report.different.iter().try_for_each(|one| writeln!(out, "    {}", Told(one)))?;
+        report
+            .different
+            .iter()
+            .try_for_each(|one| writeln!(out, "    {}", CallDifferenceText(one)))?;
         if report.uncompared > 0 {
             writeln!(out, "uncompared   {}, for whose models we have no price", report.uncompared)?;
         }
@@ -159,32 +167,38 @@ impl Shown {
     }
 }
 
-fn items(name: &str, what: &str, items: &[Item], out: &mut impl Write) -> io::Result<()> {
+fn write_items(
+    name: &str,
+    what: &str,
+    items: &[UnmatchedCall],
+    out: &mut impl Write,
+) -> io::Result<()> {
     if items.is_empty() {
         return writeln!(out, "{name:12} 0");
     }
     writeln!(out, "{name:12} {} {what}", items.len())?;
     for item in items {
-        let Item { run, call_id, input, output, cost, .. } = item;
+        let UnmatchedCall { run, call_id, input, output, cost, .. } = item;
         let model = item.model.as_deref().unwrap_or("-");
-        let (run, call_id, model) = (Plain(run), Plain(call_id), Plain(model));
+        let (run, call_id, model) =
+            (PrintableBillText(run), PrintableBillText(call_id), PrintableBillText(model));
         writeln!(out, "    {run} {call_id}  {model}  {} in, {} out  ${cost}", input.0, output.0)?;
     }
     Ok(())
 }
 
 /// A run that somebody has to look at.
-struct Flagged<'a>(&'a RunBill);
+struct FlaggedRunText<'a>(&'a RunBill);
 
-impl Display for Flagged<'_> {
+impl Display for FlaggedRunText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let RunBill { run, account, overdue, unpriced, conflicting, .. } = self.0;
         write!(f, "flagged   run {run}, account {account}: ")?;
         for (at, flag) in self.0.flags.iter().enumerate() {
             let count = match flag {
-                Flag::Unreceipted => overdue,
-                Flag::Unpriced => unpriced,
-                Flag::Conflicting => conflicting,
+                BillFlag::Unreceipted => overdue,
+                BillFlag::Unpriced => unpriced,
+                BillFlag::Conflicting => conflicting,
             };
             write!(f, "{}{count} {}", if at == 0 { "" } else { ", " }, flag.as_str())?;
         }
@@ -193,25 +207,26 @@ impl Display for Flagged<'_> {
 }
 
 /// A call that both sides have, each in its own way.
-struct Told<'a>(&'a Difference);
+struct CallDifferenceText<'a>(&'a CallDifference);
 
-impl Display for Told<'_> {
+impl Display for CallDifferenceText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Difference { run, call_id, input, output, cost_nanodollars, is_estimate, .. } = self.0;
-        let model = Plain(self.0.model.as_deref().unwrap_or("-"));
+        let CallDifference { run, call_id, input, output, cost_nanodollars, is_estimate, .. } =
+            self.0;
+        let model = PrintableBillText(self.0.model.as_deref().unwrap_or("-"));
         write!(
             f,
             "{run} {call_id}  {model}  {input:+} in, {output:+} out, {}",
-            Signed(*cost_nanodollars)
+            SignedDollars(*cost_nanodollars)
         )?;
         if *is_estimate { f.write_str(" (ours is an estimate)") } else { Ok(()) }
     }
 }
 
 /// An amount of money that may be less than nothing.
-struct Signed(i64);
+struct SignedDollars(i64);
 
-impl Display for Signed {
+impl Display for SignedDollars {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { '-' } else { '+' };
         write!(f, "{sign}${}", crate::budget::Nanodollars(self.0.unsigned_abs()))
@@ -219,9 +234,9 @@ impl Display for Signed {
 }
 
 /// Text that others chose, safe to print.
-struct Plain<'a>(&'a str);
+struct PrintableBillText<'a>(&'a str);
 
-impl Display for Plain<'_> {
+impl Display for PrintableBillText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c {
             c if c.is_ascii_graphic() => write!(f, "{c}"),
@@ -230,7 +245,7 @@ impl Display for Plain<'_> {
     }
 }
 
-fn line(value: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+fn write_json_line(value: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     writeln!(out)
 }

@@ -13,32 +13,33 @@ use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::heading;
-use crate::git::Git;
-use crate::provider::{Provider, Script};
-use crate::stand_in::{Forge, Hub};
+use super::write_heading;
+use crate::git::GitProgram;
+use crate::provider::{FakeProvider, ProviderScript};
+use crate::stand_in::{FakeGithub, FakeGithubHandle};
 
 /// Tells the story, or why it cannot be told here.
-pub(super) async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
-        heading(out, "7. An agent in a sandbox: not here")?;
+        write_heading(out, "7. An agent in a sandbox: not here")?;
         writeln!(out, "  Limits on a sandbox need root; run this again as root to see it.")?;
         return Ok(());
     }
     let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let provider = Provider::bind(local, script()?).await?;
-    let forge = Forge::bind(local).await?;
+    let provider = FakeProvider::bind(local, provider_script()?).await?;
+    let forge = FakeGithub::bind(local).await?;
     let stop = CancellationToken::new();
-    let stage = Stage {
+    let stage = DemoEnvironment {
         directory: directory.to_owned(),
         upstream: provider.addr(),
-        hub: forge.hub(),
-        has_git: Git::find(&directory.join("git")).is_ok() && repository(directory).is_ok(),
+        hub: forge.github_handle(),
+        has_git: GitProgram::find(&directory.join("git")).is_ok()
+            && create_repository(directory).is_ok(),
     };
-    stage.hub.add(NAME, &directory.join("site.git"));
-    stage.hub.accept(TOKEN);
+    stage.hub.add_repository(REPOSITORY_NAME, &directory.join("site.git"));
+    stage.hub.accept_token(GITHUB_TOKEN);
     let story = async {
-        let told = stage.tell(out).await;
+        let told = stage.narrate_run(out).await;
         stop.cancel();
         told
     };
@@ -48,22 +49,22 @@ pub(super) async fn show(directory: &Path, out: &mut impl Write) -> anyhow::Resu
 }
 
 /// What stands around the sandbox.
-struct Stage {
+struct DemoEnvironment {
     directory: PathBuf,
     upstream: SocketAddr,
-    hub: Hub,
+    hub: FakeGithubHandle,
     has_git: bool,
 }
 
-impl Stage {
-    async fn tell(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        heading(out, "7. An agent in a sandbox: it looks around, and commits its work")?;
-        let url = format!("{}/{NAME}.git", self.hub.url());
+impl DemoEnvironment {
+    async fn narrate_run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        write_heading(out, "7. An agent in a sandbox: it looks around, and commits its work")?;
+        let url = format!("{}/{REPOSITORY_NAME}.git", self.hub.url());
         let mut flags = vec!["--agent", "sandbox:agent", "--message", "Say what you see."];
         if self.has_git {
             flags.extend(["--repo", &url, "--branch-key", "demo", "--pull-request"]);
         }
-        let result = self.run(&flags, out).await?;
+        let result = self.run_command(&flags, out).await?;
         let text = result["agent"]["payloads"][0]["text"].as_str().unwrap_or_default();
         let seen: Value = serde_json::from_str(text).unwrap_or_default();
         for line in seen["stdout"].as_str().unwrap_or(text).lines() {
@@ -77,14 +78,14 @@ impl Stage {
             "  the host saw   {} calls, {} tokens out; start to finish {} ms",
             result["usage"]["turns"], result["usage"]["output"], result["timings"]["total_ms"]
         )?;
-        self.tell_relay(&result, out)?;
+        self.narrate_delivery(&result, out)?;
 
-        heading(out, "8. The same agent with a budget of one call")?;
+        write_heading(out, "8. The same agent with a budget of one call")?;
         let flags = ["--agent", "sandbox:agent", "--message", "Again.", "--max-turns", "1"];
-        let result = self.run(&flags, out).await?;
+        let result = self.run_command(&flags, out).await?;
         writeln!(out, "  the run is     ok: {}, {}", result["ok"], result["error_code"])?;
 
-        heading(out, "9. What is left of the sandboxes")?;
+        write_heading(out, "9. What is left of the sandboxes")?;
         let left = fs::read_dir(self.directory.join("r"))?.count();
         writeln!(
             out,
@@ -93,7 +94,7 @@ impl Stage {
         Ok(())
     }
 
-    fn tell_relay(&self, result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    fn narrate_delivery(&self, result: &Value, out: &mut impl Write) -> anyhow::Result<()> {
         let relay = &result["relay"];
         if !self.has_git {
             return Ok(writeln!(
@@ -101,7 +102,7 @@ impl Stage {
                 "  its commits    go nowhere: there is no git 2.39 or newer here"
             )?);
         }
-        let Some(pull) = self.hub.pulls(NAME).pop() else {
+        let Some(pull) = self.hub.pulls(REPOSITORY_NAME).pop() else {
             return Ok(writeln!(out, "  its commits    are not delivered: {}", relay["why"])?);
         };
         let head = relay["head"].as_str().unwrap_or_default();
@@ -120,8 +121,8 @@ impl Stage {
     }
 
     /// Calls `cogni-gateway run` as anybody would; returns the one JSON object that it prints.
-    async fn run(&self, flags: &[&str], out: &mut impl Write) -> anyhow::Result<Value> {
-        let shown: Vec<_> = flags.iter().map(|flag| shell_word(flag)).collect();
+    async fn run_command(&self, flags: &[&str], out: &mut impl Write) -> anyhow::Result<Value> {
+        let shown: Vec<_> = flags.iter().map(|flag| quote_shell_word(flag)).collect();
         writeln!(out, "  $ cogni-gateway run {}", shown.join(" "))?;
         let mut command = Command::new(env::current_exe()?);
         command
@@ -135,7 +136,7 @@ impl Stage {
             .env("COGNI_RUN_DIR", self.directory.join("r"))
             .env("COGNI_STATE_DIR", self.directory.join("state"))
             .env("GITHUB_API_URL", self.hub.url())
-            .env("GITHUB_TOKEN", TOKEN)
+            .env("GITHUB_TOKEN", GITHUB_TOKEN)
             .arg("run")
             .args(flags)
             .stdout(Stdio::piped())
@@ -148,15 +149,16 @@ impl Stage {
 }
 
 /// The model asks for one call of the agent's tool, and then says what came of it.
-fn script() -> anyhow::Result<Script> {
-    let arguments = json!({"argv": ["sh", "-c", LOOK]}).to_string();
+fn provider_script() -> anyhow::Result<ProviderScript> {
+    let arguments = json!({"argv": ["sh", "-c", AGENT_SCRIPT]}).to_string();
     let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
     let escaped = escaped.replace('\n', "%0a");
-    Ok(Script::default().overlay(&format!("tool=exec,echo=yes,arguments={escaped}"))?)
+    Ok(ProviderScript::default()
+        .with_overrides(&format!("tool=exec,echo=yes,arguments={escaped}"))?)
 }
 
 /// A bare repository with one commit, as a forge would have it.
-fn repository(directory: &Path) -> anyhow::Result<()> {
+fn create_repository(directory: &Path) -> anyhow::Result<()> {
     let git = |place: &str, words: &[&str]| {
         let mut command = Command::new("git");
         command
@@ -179,12 +181,12 @@ fn repository(directory: &Path) -> anyhow::Result<()> {
     git("work", &["push", "../site.git", "main"])
 }
 
-fn shell_word(word: &str) -> String {
+fn quote_shell_word(word: &str) -> String {
     if word.contains(' ') { format!("'{word}'") } else { word.to_owned() }
 }
 
 /// What the agent does when it is asked.
-const LOOK: &str = "
+const AGENT_SCRIPT: &str = "
 echo \"its user      $(id -u); interfaces: $(ls /sys/class/net)\"
 echo \"its key       $OPENAI_API_KEY\"
 echo \"the internet  $(bash -c 'exec 3<>/dev/tcp/1.1.1.1/80' 2>&1 | sed 's/.*: //' | head -1)\"
@@ -193,7 +195,7 @@ git rev-parse --git-dir >/dev/null 2>&1 || exit 0
 echo '<h1>Hello</h1>' > index.html && git add index.html && git commit --quiet --message='Add a page' && git log --oneline
 ";
 
-const NAME: &str = "acme/site";
+const REPOSITORY_NAME: &str = "acme/site";
 
 /// The stand-in's, which accepts no other.
-const TOKEN: &str = "ghp_demo";
+const GITHUB_TOKEN: &str = "ghp_demo";

@@ -12,19 +12,19 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-pub(super) struct Client<'a> {
+pub(super) struct DemoHttpClient<'a> {
     pub(super) socket: &'a Path,
 }
 
 /// An answer, and when each frame of it came.
-pub(super) struct Answer {
+pub(super) struct DemoResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) frames: Vec<(Duration, String)>,
 }
 
-impl Client<'_> {
-    pub(super) async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+impl DemoHttpClient<'_> {
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<DemoResponse> {
         self.send(Request::get(path).body(Full::default())?).await
     }
 
@@ -33,7 +33,7 @@ impl Client<'_> {
         path: &str,
         body: &Value,
         headers: &[(&str, &str)],
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<DemoResponse> {
         let mut request = Request::post(path).header("content-type", "application/json");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -42,7 +42,7 @@ impl Client<'_> {
     }
 
     /// One request on a connection of its own, which is polled beside it.
-    async fn send(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<DemoResponse> {
         request.headers_mut().insert("host", http::HeaderValue::from_static("localhost"));
         let socket =
             UnixStream::connect(self.socket).await.context("the run's socket does not answer")?;
@@ -58,18 +58,18 @@ impl Client<'_> {
             }
             let (head, _) = response.into_parts();
             drop(sender);
-            Ok(Answer { status: head.status, headers: head.headers, frames })
+            Ok(DemoResponse { status: head.status, headers: head.headers, frames })
         };
         let (answer, connection) = tokio::join!(exchange, connection);
-        let answer: anyhow::Result<Answer> = answer;
+        let answer: anyhow::Result<DemoResponse> = answer;
         connection.context("the connection broke")?;
         answer
     }
 }
 
-impl Answer {
+impl DemoResponse {
     /// The error's code, as a text.
-    pub(super) fn code(&self) -> String {
+    pub(super) fn error_code(&self) -> String {
         self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
     }
 

@@ -5,36 +5,36 @@ use bytes::Bytes;
 use http::{Request, header};
 use serde_json::{Map, Value};
 
-use crate::protocol::Route;
+use crate::protocol::GatewayRoute;
 
 /// The request that is asked about.
 #[derive(Debug)]
-pub struct Asked {
+pub struct ExplainInput {
     pub request: Request<()>,
     pub body: Bytes,
     /// Whether the route is a guess.
     pub is_guessed: bool,
 }
 
-impl Asked {
+impl ExplainInput {
     /// Reads a request or a body; `route` is where a body is posted to.
     ///
     /// # Errors
     /// It looks like a request and is none, or `route` is given for one that has its own.
-    pub fn read(text: Vec<u8>, route: Option<&str>) -> anyhow::Result<Self> {
+    pub fn parse(text: Vec<u8>, route: Option<&str>) -> anyhow::Result<Self> {
         if is_request(&text) {
             if route.is_some() {
                 bail!("the file has a request line, so `--route` has no meaning; leave it out");
             }
-            return Self::read_request(&Bytes::from(text));
+            return Self::parse_request(&Bytes::from(text));
         }
-        let path = route.map_or_else(|| guess(&text).path().to_owned(), str::to_owned);
+        let path = route.map_or_else(|| guess_route(&text).path().to_owned(), str::to_owned);
         let request = Request::post(&path).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(()).with_context(|| format!("`{path}` is not a path"))?;
         Ok(Self { request, body: Bytes::from(text), is_guessed: route.is_none() })
     }
 
-    fn read_request(text: &Bytes) -> anyhow::Result<Self> {
+    fn parse_request(text: &Bytes) -> anyhow::Result<Self> {
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut head = httparse::Request::new(&mut fields);
         let length = match head.parse(text).context("the file is not an HTTP request")? {
@@ -60,15 +60,15 @@ fn is_request(text: &[u8]) -> bool {
 }
 
 /// Where a body with these fields is most likely posted to.
-fn guess(body: &[u8]) -> Route {
+fn guess_route(body: &[u8]) -> GatewayRoute {
     let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
     let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
     match () {
-        () if has(&["system", "stop_sequences", "anthropic_version"]) => Route::Messages,
-        () if has(&["messages"]) => Route::ChatCompletions,
-        () if has(&["input"]) => Route::Responses,
-        () if has(&["prompt"]) => Route::Completions,
-        () => Route::ChatCompletions,
+        () if has(&["system", "stop_sequences", "anthropic_version"]) => GatewayRoute::Messages,
+        () if has(&["messages"]) => GatewayRoute::ChatCompletions,
+        () if has(&["input"]) => GatewayRoute::Responses,
+        () if has(&["prompt"]) => GatewayRoute::Completions,
+        () => GatewayRoute::ChatCompletions,
     }
 }
 

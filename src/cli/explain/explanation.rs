@@ -7,54 +7,54 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request};
 use serde::Serialize;
 
-use super::asked::Asked;
-use super::remedy::remedy;
-use crate::body::{Call, Change};
-use crate::budget::{Amount, Ledger, Status};
-use crate::config::Config;
-use crate::gateway::admission::Admission;
+use super::asked::ExplainInput;
+use super::remedy::remedy_for_code;
+use crate::body::{FieldChange, LlmCall};
+use crate::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
+use crate::config::GatewayConfig;
+use crate::gateway::admission::CallAdmission;
 use crate::gateway::answer;
-use crate::gateway::policy::Policy;
+use crate::gateway::policy::GatewayPolicy;
 use crate::gateway::receive;
-use crate::gateway::rejection::Rejection;
+use crate::gateway::rejection::CallRejection;
 use crate::gateway::request;
-use crate::protocol::{Protocol, Route};
+use crate::protocol::{GatewayRoute, LlmProtocol};
 use crate::run::RequestId;
-use crate::upstream::headers::Outgoing;
+use crate::upstream::headers::UpstreamRequestHead;
 
 /// By what a request is judged.
 #[derive(Clone, Copy)]
-pub struct Case<'a> {
-    pub config: &'a Config,
-    pub policy: &'a Policy,
-    pub ledger: &'a Arc<Ledger>,
+pub struct ExplainContext<'a> {
+    pub config: &'a GatewayConfig,
+    pub policy: &'a GatewayPolicy,
+    pub ledger: &'a Arc<BudgetLedger>,
 }
 
 /// What becomes of a request.
 #[derive(Debug, Serialize)]
-pub struct Explanation {
+pub struct RequestExplanation {
     pub method: String,
     pub path: String,
     /// The name of the route, where the path is one; see `is_guessed`.
     pub route: Option<&'static str>,
     pub is_guessed: bool,
-    pub outcome: Outcome,
+    pub outcome: ExplainOutcome,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<RefusalDetail>,
     /// What becomes of the query string, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub query: Option<Fate>,
-    pub headers: Vec<Header>,
-    pub body: Vec<Field>,
+    pub query: Option<HeaderDisposition>,
+    pub headers: Vec<ExplainedHeader>,
+    pub body: Vec<ExplainedField>,
     /// The rules that matched.
     pub rules: Vec<Arc<str>>,
     /// By the upstream's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reserved: Option<Amount>,
+    pub reserved: Option<BudgetAmount>,
     /// What the budget was before the call.
-    pub budget: Status,
+    pub budget: BudgetStatus,
     /// The request that would be sent, secrets masked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
@@ -63,7 +63,7 @@ pub struct Explanation {
 /// How it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum ExplainOutcome {
     /// It goes upstream.
     Admitted,
     /// The gateway answers it itself.
@@ -73,7 +73,7 @@ pub enum Outcome {
 
 /// What the client would be told, and what an operator can do about it.
 #[derive(Debug, Serialize)]
-pub struct Refusal {
+pub struct RefusalDetail {
     pub status: u16,
     pub code: &'static str,
     pub message: String,
@@ -83,9 +83,9 @@ pub struct Refusal {
 
 /// What becomes of a header.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Header {
+pub struct ExplainedHeader {
     pub name: String,
-    pub what: Fate,
+    pub what: HeaderDisposition,
     /// What goes upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Cow<'static, str>>,
@@ -93,7 +93,7 @@ pub struct Header {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum HeaderDisposition {
     /// It goes up as the client sent it.
     Passed,
     /// It goes up with a value of ours, or with a part of the client's.
@@ -106,13 +106,13 @@ pub enum Fate {
 
 /// What becomes of a field of the body that does not go up as it is.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Field {
+pub struct ExplainedField {
     pub name: Cow<'static, str>,
     pub what: &'static str,
     pub why: &'static str,
 }
 
-impl Fate {
+impl HeaderDisposition {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -123,16 +123,16 @@ impl Fate {
     }
 }
 
-impl Explanation {
+impl RequestExplanation {
     /// Goes the way of a request through the gateway, to its end or to the first refusal.
-    pub fn of(case: &Case<'_>, asked: Asked) -> Self {
-        let Asked { request, body, is_guessed } = asked;
+    pub fn explain_request(case: &ExplainContext<'_>, asked: ExplainInput) -> Self {
+        let ExplainInput { request, body, is_guessed } = asked;
         let mut told = Self {
             method: request.method().to_string(),
             path: request.uri().to_string(),
             route: None,
             is_guessed,
-            outcome: Outcome::Admitted,
+            outcome: ExplainOutcome::Admitted,
             refusal: None,
             query: None,
             headers: vec![],
@@ -140,105 +140,113 @@ impl Explanation {
             rules: vec![],
             model: None,
             reserved: None,
-            budget: case.ledger.status(),
+            budget: case.ledger.budget_status(),
             upstream: None,
         };
         let route = match request::route(&request) {
             Ok(route) => route,
             Err(rejection) => {
-                told.refuse(&rejection, Protocol::Chat);
+                told.set_refusal(&rejection, LlmProtocol::Chat);
                 return told;
             }
         };
         told.route = Some(route.name());
-        if answer::is_own(case.policy, route) {
-            told.outcome = Outcome::Answered;
-        } else if let Err(rejection) = told.follow(case, route, &request, body) {
-            told.refuse(&rejection, route.protocol());
+        if answer::is_local_route(case.policy, route) {
+            told.outcome = ExplainOutcome::Answered;
+        } else if let Err(rejection) = told.trace_steps(case, route, &request, body) {
+            told.set_refusal(&rejection, route.protocol());
         }
         told
     }
 
     /// The same steps as in `gateway::serve`.
-    fn follow(
+    fn trace_steps(
         &mut self,
-        case: &Case<'_>,
-        route: Route,
+        case: &ExplainContext<'_>,
+        route: GatewayRoute,
         request: &Request<()>,
         body: Bytes,
-    ) -> Result<(), Rejection> {
-        let Case { config, policy, ledger } = *case;
+    ) -> Result<(), CallRejection> {
+        let ExplainContext { config, policy, ledger } = *case;
         request::check_head(request, &policy.config)?;
-        let admission = Admission { policy, identity: &config.identity, ledger };
-        let entry = admission.enter(route)?;
+        let admission = CallAdmission { policy, identity: &config.identity, ledger };
+        let entry = admission.enter_call(route)?;
         let (headers, overwrites) = (&policy.config.headers, Arc::clone(&policy.overwrites));
-        let mut head = Outgoing::new(route, request, headers, overwrites, &RequestId::new());
-        let mut call = Call::default();
+        let mut head =
+            UpstreamRequestHead::new(route, request, headers, overwrites, &RequestId::new());
+        let mut call = LlmCall::default();
         if route.method() == http::Method::POST {
-            let body = receive::whole(route, body, &policy.config)?;
-            (call, self.rules) = admission.judge(body, &mut head)?;
+            let body = receive::parse_body(route, body, &policy.config)?;
+            (call, self.rules) = admission.check_body(body, &mut head)?;
         }
-        let reserved = admission.reserve(entry, route, &mut call).map(|reservation| {
-            let granted = reservation.granted();
-            reservation.release();
+        let reserved = admission.reserve_budget(entry, route, &mut call).map(|reservation| {
+            let granted = reservation.granted_amount();
+            reservation.release_unspent();
             granted
         });
         self.model.clone_from(&call.model);
-        self.body = call.changes.iter().map(Field::of).collect();
+        self.body = call.changes.iter().map(ExplainedField::from_change).collect();
         let body: Vec<u8> = call.into_body().iter().flatten().copied().collect();
-        let sent = head.request(&config.upstream.url, body.len() as u64);
+        let sent = head.to_hyper_request(&config.upstream.url, body.len() as u64);
         let is_sent = sent.uri().query().is_some();
-        self.query =
-            request.uri().query().map(|_| if is_sent { Fate::Passed } else { Fate::Dropped });
-        self.headers = fates(request.headers(), sent.headers());
-        self.upstream = Some(upstream(&head, sent.headers(), &body));
+        self.query = request
+            .uri()
+            .query()
+            .map(|_| if is_sent { HeaderDisposition::Passed } else { HeaderDisposition::Dropped });
+        self.headers = header_changes(request.headers(), sent.headers());
+        self.upstream = Some(format_upstream_request(&head, sent.headers(), &body));
         self.reserved = Some(reserved?);
         Ok(())
     }
 
-    fn refuse(&mut self, rejection: &Rejection, protocol: Protocol) {
-        self.outcome = Outcome::Refused;
+    fn set_refusal(&mut self, rejection: &CallRejection, protocol: LlmProtocol) {
+        self.outcome = ExplainOutcome::Refused;
         self.upstream = None;
         let (status, code) = (rejection.status(protocol).as_u16(), rejection.code());
         let message = rejection.to_string();
-        self.refusal = Some(Refusal { status, code, message, remedy: remedy(code) });
-        if let Rejection::Rule(refusal) = rejection {
-            self.rules = vec![refusal.rule()];
+        self.refusal = Some(RefusalDetail { status, code, message, remedy: remedy_for_code(code) });
+        if let CallRejection::Rule(refusal) = rejection {
+            self.rules = vec![refusal.rule_name()];
         }
     }
 }
 
-impl Field {
-    fn of(change: &Change) -> Self {
-        let (name, what, why) = (change.field.clone(), change.what.as_str(), change.why.text());
+impl ExplainedField {
+    fn from_change(change: &FieldChange) -> Self {
+        let (name, what, why) =
+            (change.field.clone(), change.what.as_str(), change.why.description());
         Self { name, what, why }
     }
 }
 
 /// What becomes of the client's headers, and what else goes up, in the order of their names.
-fn fates(given: &HeaderMap, sent: &HeaderMap) -> Vec<Header> {
+fn header_changes(given: &HeaderMap, sent: &HeaderMap) -> Vec<ExplainedHeader> {
     let mut headers: Vec<_> = sent
         .iter()
         .map(|(name, value)| {
             let what = match given.get(name) {
-                Some(given) if given == value => Fate::Passed,
-                Some(_) => Fate::Overwritten,
-                None => Fate::Set,
+                Some(given) if given == value => HeaderDisposition::Passed,
+                Some(_) => HeaderDisposition::Overwritten,
+                None => HeaderDisposition::Set,
             };
-            Header { name: name.to_string(), what, value: Some(shown(name.as_str(), value)) }
+            ExplainedHeader {
+                name: name.to_string(),
+                what,
+                value: Some(display_value(name.as_str(), value)),
+            }
         })
         .collect();
     let dropped = given.keys().filter(|name| !sent.contains_key(*name) && *name != "host");
-    headers.extend(dropped.map(|name| Header {
+    headers.extend(dropped.map(|name| ExplainedHeader {
         name: name.to_string(),
-        what: Fate::Dropped,
+        what: HeaderDisposition::Dropped,
         value: None,
     }));
     headers.sort_by(|one, other| one.name.cmp(&other.name));
     headers
 }
 
-fn shown(name: &str, value: &HeaderValue) -> Cow<'static, str> {
+fn display_value(name: &str, value: &HeaderValue) -> Cow<'static, str> {
     match name {
         _ if value.is_sensitive() => Cow::Borrowed("[secret]"),
         "x-litellm-call-id" => Cow::Borrowed("[id of the request]"),
@@ -247,12 +255,13 @@ fn shown(name: &str, value: &HeaderValue) -> Cow<'static, str> {
 }
 
 /// The request as it goes over the wire, with `sent` to know its secrets by.
-fn upstream(head: &Outgoing, sent: &HeaderMap, body: &[u8]) -> String {
-    let head = head.http1(body.len() as u64);
+fn format_upstream_request(head: &UpstreamRequestHead, sent: &HeaderMap, body: &[u8]) -> String {
+    let head = head.to_http1_bytes(body.len() as u64);
     let lines = String::from_utf8_lossy(&head).replace('\r', "");
     let lines = lines.lines().map(|line| {
         let name = line.split_once(": ").map_or("", |(name, _)| name);
-        sent.get(name).map_or(line.to_owned(), |value| format!("{name}: {}", shown(name, value)))
+        sent.get(name)
+            .map_or(line.to_owned(), |value| format!("{name}: {}", display_value(name, value)))
     });
     lines.collect::<Vec<_>>().join("\n") + "\n" + &String::from_utf8_lossy(body)
 }

@@ -1,7 +1,7 @@
 //! How an operator would allow what was refused.
 
 /// What to change, by the code of the refusal; `None` where only the request can be changed.
-pub(super) fn remedy(code: &str) -> Option<&'static str> {
+pub(super) fn remedy_for_code(code: &str) -> Option<&'static str> {
     Some(match code {
         "model_not_allowed" => "add the model to `policy.body.models` or `MODELS`",
         "request_too_large" => "raise `policy.max_body_bytes`",

@@ -2,19 +2,19 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::explanation::{Explanation, Outcome};
-use crate::budget::{Amount, Tokens};
+use super::explanation::{ExplainOutcome, RequestExplanation};
+use crate::budget::{BudgetAmount, Tokens};
 
-impl Display for Explanation {
+impl Display for RequestExplanation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let guessed = if self.is_guessed { " (a guess; `--route` says otherwise)" } else { "" };
         writeln!(f, "{} {}{guessed}", self.method, self.path)?;
         self.write_outcome(f)?;
         let query = self.query.iter().map(|query| format!("  {}", query.as_str()));
-        section(f, "query string", query)?;
+        write_section(f, "query string", query)?;
         self.write_headers(f)?;
         self.write_body(f)?;
-        section(f, "rules that match", self.rules.iter().map(|rule| format!("  {rule}")))?;
+        write_section(f, "rules that match", self.rules.iter().map(|rule| format!("  {rule}")))?;
         self.write_reserved(f)?;
         match &self.upstream {
             Some(upstream) => writeln!(f, "\nsent upstream\n{}", upstream.trim_end()),
@@ -23,7 +23,7 @@ impl Display for Explanation {
     }
 }
 
-impl Explanation {
+impl RequestExplanation {
     fn write_outcome(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let route = self.route.unwrap_or("none");
         match (&self.refusal, self.outcome) {
@@ -33,7 +33,9 @@ impl Explanation {
                 let remedy = refusal.remedy.unwrap_or("nothing; the request has to be another");
                 writeln!(f, "  to allow it: {remedy}")
             }
-            (None, Outcome::Answered) => writeln!(f, "answered by the gateway, route {route}"),
+            (None, ExplainOutcome::Answered) => {
+                writeln!(f, "answered by the gateway, route {route}")
+            }
             (None, _) => match &self.model {
                 Some(model) => writeln!(f, "admitted: route {route}, model {model}"),
                 None => writeln!(f, "admitted: route {route}"),
@@ -49,18 +51,20 @@ impl Explanation {
                 None => format!("  {what:<11}  {}", header.name),
             }
         });
-        section(f, "headers", lines)
+        write_section(f, "headers", lines)
     }
 
     fn write_body(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let lines = self.body.iter();
         let lines =
             lines.map(|field| format!("  {:<11}  {}: {}", field.what, field.name, field.why));
-        section(f, "fields of the body that change", lines)
+        write_section(f, "fields of the body that change", lines)
     }
 
     fn write_reserved(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Some(Amount { turns, input, output, cost }) = self.reserved else { return Ok(()) };
+        let Some(BudgetAmount { turns, input, output, cost }) = self.reserved else {
+            return Ok(());
+        };
         let budget = &self.budget;
         let of = |left: Option<String>| left.map_or("no limit".to_owned(), |left| left + " left");
         let tokens = |left: Option<Tokens>| of(left.map(|left| left.0.to_string()));
@@ -82,12 +86,12 @@ impl Explanation {
                 of(budget.cost_left_usd.map(|n| n.to_string()))
             ),
         ];
-        section(f, "reserved", lines.into_iter())
+        write_section(f, "reserved", lines.into_iter())
     }
 }
 
 /// A heading and its lines; nothing where there are none.
-fn section(
+fn write_section(
     f: &mut Formatter<'_>,
     heading: &str,
     lines: impl Iterator<Item = String>,

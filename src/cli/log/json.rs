@@ -12,12 +12,12 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
 /// The format. What a line says itself wins over what its span says.
-pub(super) struct Json;
+pub(super) struct JsonLogFormat;
 
 /// Fields as JSON has them.
-struct Fields(Map<String, Value>);
+struct JsonLogFields(Map<String, Value>);
 
-impl<S> FormatEvent<S, JsonFields> for Json
+impl<S> FormatEvent<S, JsonFields> for JsonLogFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
@@ -29,7 +29,7 @@ where
     ) -> fmt::Result {
         let metadata = event.metadata();
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-        let mut line = Fields(Map::new());
+        let mut line = JsonLogFields(Map::new());
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let told = extensions.get::<FormattedFields<JsonFields>>();
@@ -44,34 +44,34 @@ where
     }
 }
 
-impl Visit for Fields {
+impl Visit for JsonLogFields {
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field, value);
+        self.insert_field(field, value);
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field, value);
+        self.insert_field(field, value);
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field, value);
+        self.insert_field(field, value);
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.put(field, value);
+        self.insert_field(field, value);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field, value);
+        self.insert_field(field, value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put(field, format!("{value:?}"));
+        self.insert_field(field, format!("{value:?}"));
     }
 }
 
-impl Fields {
-    fn put(&mut self, field: &Field, value: impl Into<Value>) {
+impl JsonLogFields {
+    fn insert_field(&mut self, field: &Field, value: impl Into<Value>) {
         self.0.insert(field.name().to_owned(), value.into());
     }
 }

@@ -9,20 +9,20 @@ use http::uri::Scheme;
 
 use crate::audit;
 use crate::base::private_dir;
-use crate::base::secret::Secret;
-use crate::cli::run::shown::quoted;
-use crate::config::default_state;
-use crate::delivery::{Access, Known, Relay, Settings};
-use crate::forge::credential::{App, Credential};
-use crate::forge::github::{Api, Config};
-use crate::git::{Network, Proxy};
+use crate::base::secret::SecretString;
+use crate::cli::run::shown::quote_word;
+use crate::config::default_state_directory;
+use crate::delivery::{DeliveryConfig, DeliveryService, ForgeAccess, KnownSecret};
+use crate::forge::credential::{ForgeCredential, GithubApp};
+use crate::forge::github::{GithubClient, GithubConfig};
+use crate::git::{HttpProxy, OutboundConfig};
 use crate::relay::judge;
 use crate::relay::judge::SHORTEST_KNOWN;
-use crate::relay::repository::is_here;
+use crate::relay::repository::is_local;
 
 /// Where the relay keeps what outlives a run.
 #[derive(Clone, Debug, clap::Args)]
-pub struct StateDir {
+pub struct StateDirArgs {
     /// What outlives a run: grants, records, books, mirrors, work that is not delivered yet [default: /var/lib/cogni, or a user's own state directory]
     #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR")]
     state_dir: Option<PathBuf>,
@@ -30,9 +30,9 @@ pub struct StateDir {
 
 /// Everything that a relay is made of. Its secrets are in variables, or in files.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Setup {
+pub struct RelayArgs {
     #[command(flatten)]
-    state: StateDir,
+    state: StateDirArgs,
 
     /// What is welcome, and what is held; what it does not say is as in config/relay.toml
     #[arg(long, value_name = "FILE", env = "COGNI_RELAY_CONFIG")]
@@ -76,14 +76,14 @@ pub struct Setup {
 
 /// The keys that a run's own configuration has, by a flag, a file or a variable.
 #[derive(Clone, Debug, Default)]
-pub struct Keys {
-    pub upstream: Option<Secret>,
+pub struct RunSecrets {
+    pub upstream: Option<SecretString>,
     /// What audit logs are signed with, and so statements.
-    pub signing: Option<Secret>,
+    pub signing: Option<SecretString>,
 }
 
-impl Keys {
-    pub fn of(config: &crate::config::Config) -> Self {
+impl RunSecrets {
+    pub fn from_config(config: &crate::config::GatewayConfig) -> Self {
         Self {
             upstream: Some(config.upstream.api_key.clone()),
             signing: config.audit.signing_key.clone(),
@@ -91,14 +91,14 @@ impl Keys {
     }
 }
 
-impl StateDir {
+impl StateDirArgs {
     /// Where somebody says.
-    pub fn given(&self) -> Option<PathBuf> {
+    pub fn explicit_path(&self) -> Option<PathBuf> {
         self.state_dir.clone()
     }
 
     pub fn path(&self) -> PathBuf {
-        self.state_dir.clone().unwrap_or_else(default_state)
+        self.state_dir.clone().unwrap_or_else(default_state_directory)
     }
 
     /// Returns what a command that is printed for pasting needs, so that it looks at the same place: nothing where that is
@@ -106,12 +106,12 @@ impl StateDir {
     pub fn flag(&self) -> String {
         let given = self.state_dir.as_ref();
         given.map_or_else(String::new, |path| {
-            format!(" --state-dir {}", quoted(&path.to_string_lossy()))
+            format!(" --state-dir {}", quote_word(&path.to_string_lossy()))
         })
     }
 }
 
-impl Setup {
+impl RelayArgs {
     /// Where it is told to keep what outlives a run.
     pub fn state_dir(&self) -> Option<PathBuf> {
         self.state.state_dir.clone()
@@ -122,13 +122,13 @@ impl Setup {
         self.state.path()
     }
 
-    /// As [`StateDir::flag`].
+    /// As [`StateDirArgs::flag`].
     pub fn state_flag(&self) -> String {
         self.state.flag()
     }
 
     /// What is read and written here for us alone.
-    pub fn private(&self, variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    pub fn private_paths(&self, variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
         let of_a_secret = |name: &str| variable(name).filter(|path| !path.is_empty());
         let token = self.github_token_file.clone();
         let token = token.or_else(|| of_a_secret("GITHUB_TOKEN_FILE").map(PathBuf::from));
@@ -138,8 +138,8 @@ impl Setup {
 
     /// Has it keep that in a directory, whatever it was told.
     #[must_use]
-    pub fn at(self, state_dir: PathBuf) -> Self {
-        Self { state: StateDir { state_dir: Some(state_dir) }, ..self }
+    pub fn with_state_dir(self, state_dir: PathBuf) -> Self {
+        Self { state: StateDirArgs { state_dir: Some(state_dir) }, ..self }
     }
 
     /// Opens the relay. The secrets of this host that must not be in anybody's work are found here: `keys`, where they are
@@ -147,73 +147,78 @@ impl Setup {
     ///
     /// # Errors
     /// A file cannot be read, or what is in it is not what it should be.
-    pub fn open(
+    pub fn open_service(
         self,
         variable: impl Fn(&str) -> Option<String>,
-        keys: Keys,
-    ) -> anyhow::Result<Relay> {
+        keys: RunSecrets,
+    ) -> anyhow::Result<DeliveryService> {
         let state = self.state.path();
         private_dir::make(&state, 0o711)
             .context("the state directory cannot be used; see `--state-dir`")?;
         let judge = match &self.relay_config {
-            Some(path) => judge_config(path)?,
-            None => judge::Config::default(),
+            Some(path) => load_relay_config(path)?,
+            None => judge::RelayConfig::default(),
         };
-        let signing_key = match given(keys.signing) {
-            None => signing_key(&variable, &state)?,
+        let signing_key = match non_empty_secret(keys.signing) {
+            None => load_signing_key(&variable, &state)?,
             Some(given) => given,
         };
-        let keys = Keys { signing: Some(signing_key), ..keys };
-        let settings = Settings {
-            state: written(&state)?,
+        let keys = RunSecrets { signing: Some(signing_key), ..keys };
+        let settings = DeliveryConfig {
+            state: canonical_state_dir(&state)?,
             judge,
-            committer: self.committer()?,
-            access: self.access(&variable)?,
-            network: self.network(&variable)?,
+            committer: self.parse_committer()?,
+            access: self.forge_access(&variable)?,
+            network: self.network_config(&variable)?,
             signing_key: keys.signing.clone(),
-            known: self.known(&variable, keys)?,
+            known: self.collect_known_secrets(&variable, keys)?,
         };
-        Ok(Relay::open(settings)?)
+        Ok(DeliveryService::open(settings)?)
     }
 
     /// All but the token, which comes and goes: the one that work is delivered with must not be in it in any case.
-    fn known(
+    fn collect_known_secrets(
         &self,
         variable: &impl Fn(&str) -> Option<String>,
-        keys: Keys,
-    ) -> anyhow::Result<Vec<Known>> {
-        const UPSTREAM: &str = "LITELLM_MASTER_KEY";
-        let upstream_key = match given(keys.upstream) {
-            None => secret(None, UPSTREAM, variable)?,
+        keys: RunSecrets,
+    ) -> anyhow::Result<Vec<KnownSecret>> {
+        const UPSTREAM_KEY_VARIABLE: &str = "LITELLM_MASTER_KEY";
+        let upstream_key = match non_empty_secret(keys.upstream) {
+            None => read_secret(None, UPSTREAM_KEY_VARIABLE, variable)?,
             given => given,
         };
-        let app_key = self.github_app_key_file.as_deref().map(read).transpose()?;
-        let password = self.network(variable)?.proxy.as_ref().and_then(Proxy::password);
+        let app_key = self.github_app_key_file.as_deref().map(read_text_file).transpose()?;
+        let password =
+            self.network_config(variable)?.proxy.as_ref().and_then(HttpProxy::url_password);
         let all = [
-            (UPSTREAM, upstream_key),
+            (UPSTREAM_KEY_VARIABLE, upstream_key),
             ("AUDIT_SIGNING_KEY", keys.signing),
-            ("GITHUB_APP_KEY_FILE", app_key.map(|key| Secret::new(key.trim()))),
+            ("GITHUB_APP_KEY_FILE", app_key.map(|key| SecretString::new(key.trim()))),
             ("HTTPS_PROXY", password),
         ];
         let known = all.into_iter().filter_map(|(name, secret)| Some((name, secret?)));
-        let known = known.filter(|(_, secret)| secret.expose().len() >= SHORTEST_KNOWN);
-        Ok(known.map(|(name, secret)| Known { name, secret }).collect())
+        let known = known.filter(|(_, secret)| secret.expose_secret().len() >= SHORTEST_KNOWN);
+        Ok(known.map(|(name, secret)| KnownSecret { name, secret }).collect())
     }
 
     /// The variables are those that everybody sets; they are not flags, since a proxy's address may hold a password.
-    fn network(&self, variable: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Network> {
+    fn network_config(
+        &self,
+        variable: &impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<OutboundConfig> {
         let either = |name: &str| {
             let given = [variable(name), variable(&name.to_ascii_lowercase())];
             given.into_iter().flatten().find(|given| !given.is_empty())
         };
         let except = either("NO_PROXY").unwrap_or_default();
-        let proxy = either("HTTPS_PROXY").map(|url| Proxy::parse(&url, &except)).transpose();
+        let proxy =
+            either("HTTPS_PROXY").map(|url| HttpProxy::parse_proxy(&url, &except)).transpose();
         let ca_file = self.github_ca_file.as_deref().map(std::path::absolute).transpose()?;
-        Ok(Network { ca_file, proxy: proxy.context("`HTTPS_PROXY`")? })
+        Ok(OutboundConfig { ca_file, proxy: proxy.context("`HTTPS_PROXY`")? })
     }
 
     /// It becomes a line of a commit.
-    fn committer(&self) -> anyhow::Result<String> {
+    fn parse_committer(&self) -> anyhow::Result<String> {
         let given = &self.relay_committer;
         let parts = given.strip_suffix('>').and_then(|rest| rest.split_once(" <"));
         let is_plain = |text: &str| {
@@ -229,40 +234,45 @@ impl Setup {
     ///
     /// # Errors
     /// A file cannot be read, or what is in it is not what it should be.
-    pub fn access(
+    pub fn forge_access(
         &self,
         variable: &impl Fn(&str) -> Option<String>,
-    ) -> anyhow::Result<Option<Access>> {
-        let token = secret(self.github_token_file.as_deref(), "GITHUB_TOKEN", variable)?;
+    ) -> anyhow::Result<Option<ForgeAccess>> {
+        let token = read_secret(self.github_token_file.as_deref(), "GITHUB_TOKEN", variable)?;
         let credential = match (token, &self.github_app_id, &self.github_app_key_file) {
             (Some(_), Some(_), _) => bail!("both a token and an app are given; give one of them"),
-            (Some(token), None, _) => Credential::Token(token),
-            (None, Some(id), Some(path)) => {
-                Credential::App(Box::new(App::new(id, &Secret::new(read(path)?))?))
-            }
+            (Some(token), None, _) => ForgeCredential::Token(token),
+            (None, Some(id), Some(path)) => ForgeCredential::App(Box::new(GithubApp::new(
+                id,
+                &SecretString::new(read_text_file(path)?),
+            )?)),
             (None, Some(_), None) => {
                 bail!("`GITHUB_APP_ID` is given without `GITHUB_APP_KEY_FILE`")
             }
             (None, None, _) => return Ok(None),
         };
         let url = self.github_api_url.clone();
-        if url.scheme() != Some(&Scheme::HTTPS) && !is_here(&url) {
+        if url.scheme() != Some(&Scheme::HTTPS) && !is_local(&url) {
             bail!(
                 "`GITHUB_API_URL` would send a token over a network in the clear; give `https://`"
             );
         }
-        let config = Config { url, network: self.network(variable)?, ..Config::default() };
-        let api = Api::new(config).context("the authorities that GitHub is checked by cannot be read; name a PEM file of them in `GITHUB_CA_FILE`")?;
-        Ok(Some(Access { api, credential }))
+        let config = GithubConfig {
+            url,
+            network: self.network_config(variable)?,
+            ..GithubConfig::default()
+        };
+        let api = GithubClient::new(config).context("the authorities that GitHub is checked by cannot be read; name a PEM file of them in `GITHUB_CA_FILE`")?;
+        Ok(Some(ForgeAccess { api, credential }))
     }
 }
 
-fn given(key: Option<Secret>) -> Option<Secret> {
+fn non_empty_secret(key: Option<SecretString>) -> Option<SecretString> {
     key.filter(|key| !key.is_empty())
 }
 
 /// Without symlinks, as the outbox writes it down.
-fn written(state: &Path) -> anyhow::Result<PathBuf> {
+fn canonical_state_dir(state: &Path) -> anyhow::Result<PathBuf> {
     let real = state.canonicalize()?;
     if real.to_str().is_none() {
         bail!("`{}` is not UTF-8; choose another `--state-dir`", real.display());
@@ -274,38 +284,39 @@ fn written(state: &Path) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// The file cannot be read, or is not what it should be.
-pub(super) fn judge_config(path: &Path) -> anyhow::Result<judge::Config> {
-    judge::Config::parse(&read(path)?).with_context(|| format!("`{}`", path.display()))
+pub(super) fn load_relay_config(path: &Path) -> anyhow::Result<judge::RelayConfig> {
+    judge::RelayConfig::parse(&read_text_file(path)?)
+        .with_context(|| format!("`{}`", path.display()))
 }
 
 /// What signs statements and logs: as for the gateway, else what is kept with them.
-pub(super) fn signing_key(
+pub(super) fn load_signing_key(
     variable: &impl Fn(&str) -> Option<String>,
     state: &Path,
-) -> anyhow::Result<Secret> {
-    match secret(None, "AUDIT_SIGNING_KEY", variable)? {
+) -> anyhow::Result<SecretString> {
+    match read_secret(None, "AUDIT_SIGNING_KEY", variable)? {
         Some(given) => Ok(given),
-        None => Ok(audit::kept_seed(&state.join(audit::KEY_FILE))?),
+        None => Ok(audit::load_or_create_seed(&state.join(audit::KEY_FILE_NAME))?),
     }
 }
 
 /// A secret: from the file that a flag or the variable `NAME_FILE` names, or from the variable itself.
-fn secret(
+fn read_secret(
     flag: Option<&Path>,
     name: &str,
     variable: &impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Option<Secret>> {
+) -> anyhow::Result<Option<SecretString>> {
     let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
     let file =
         flag.map(Path::to_owned).or_else(|| variable(&format!("{name}_FILE")).map(PathBuf::from));
     let text = match (file, variable(name)) {
         (Some(_), Some(_)) => bail!("both `{name}` and its file are given; give one of them"),
-        (Some(path), None) => Some(read(&path)?),
+        (Some(path), None) => Some(read_text_file(&path)?),
         (None, given) => given,
     };
-    Ok(text.map(|text| Secret::new(text.trim())))
+    Ok(text.map(|text| SecretString::new(text.trim())))
 }
 
-fn read(path: &Path) -> anyhow::Result<String> {
+fn read_text_file(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("`{}` cannot be read", path.display()))
 }

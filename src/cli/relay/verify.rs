@@ -5,12 +5,12 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::audit::PublicKey;
-use crate::delivery::statement::{Invalid, Statement};
-use crate::relay::Sha;
+use crate::audit::AuditPublicKey;
+use crate::delivery::statement::{ProvenanceStatement, StatementError};
+use crate::relay::ObjectId;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct VerifyStatementArgs {
     /// A commit of the repository in the current directory
     commit: String,
 
@@ -20,14 +20,14 @@ pub struct Args {
 }
 
 /// Prints the statement, where it is theirs and about this commit; else why nothing is proved. Returns whether it is.
-pub(super) fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<bool> {
-    let Args { commit, public_key } = args;
-    let key = PublicKey::parse(public_key).context("--public-key")?;
+pub(super) fn run(args: &VerifyStatementArgs, out: &mut impl Write) -> anyhow::Result<bool> {
+    let VerifyStatementArgs { commit, public_key } = args;
+    let key = AuditPublicKey::parse_public_key(public_key).context("--public-key")?;
     let named =
-        git(&["rev-parse", "--verify", "--end-of-options", &format!("{commit}^{{commit}}")])?;
+        run_git(&["rev-parse", "--verify", "--end-of-options", &format!("{commit}^{{commit}}")])?;
     let named = named.with_context(|| format!("there is no commit `{commit}` here"))?;
-    let note = git(&["notes", "--ref=cogni", "show", named.trim_end()])?;
-    match proved(note.as_deref(), named.trim_end(), &key) {
+    let note = run_git(&["notes", "--ref=cogni", "show", named.trim_end()])?;
+    match verify_note(note.as_deref(), named.trim_end(), &key) {
         Ok(statement) => {
             serde_json::to_writer(&mut *out, &statement)?;
             writeln!(out)?;
@@ -42,29 +42,33 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<bool> {
 
 /// Why nothing is proved about a commit.
 #[derive(Debug, thiserror::Error)]
-enum Unproved {
+enum VerifyStatementError {
     #[error(
         "there is no statement beside it; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them"
     )]
     Nothing,
     #[error("what is beside it proves nothing: {0}")]
-    Invalid(#[from] Invalid),
+    Invalid(#[from] StatementError),
     #[error("the statement beside it is about another commit, `{0}`")]
-    Other(Sha),
+    Other(ObjectId),
 }
 
-fn proved(note: Option<&str>, commit: &str, key: &PublicKey) -> Result<Statement, Unproved> {
-    let note = note.ok_or(Unproved::Nothing)?;
-    let statement = Statement::verify(note.trim_end(), key)?;
+fn verify_note(
+    note: Option<&str>,
+    commit: &str,
+    key: &AuditPublicKey,
+) -> Result<ProvenanceStatement, VerifyStatementError> {
+    let note = note.ok_or(VerifyStatementError::Nothing)?;
+    let statement = ProvenanceStatement::verify(note.trim_end(), key)?;
     if statement.head.to_string() == commit {
         Ok(statement)
     } else {
-        Err(Unproved::Other(statement.head))
+        Err(VerifyStatementError::Other(statement.head))
     }
 }
 
 /// What git says, where it does not fail.
-fn git(words: &[&str]) -> anyhow::Result<Option<String>> {
+fn run_git(words: &[&str]) -> anyhow::Result<Option<String>> {
     let output = Command::new("git").args(words).output().context("`git` is missing")?;
     Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::shown::{Place, harmless};
-use crate::budget::{Amount, Ledger, Status};
-use crate::delivery::Delivered;
-use crate::runner::delivery::Relayed;
-use crate::runner::{Order, RunResult};
+use super::shown::{OpenLineFlag, escape_for_terminal};
+use crate::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
+use crate::delivery::DeliveryStatus;
+use crate::runner::delivery::DeliveryReport;
+use crate::runner::{RunPlan, RunResult};
 
 /// What begins.
-pub(super) fn beginning(order: &Order) -> String {
+pub(super) fn start_line(order: &RunPlan) -> String {
     let agent = order.agent.as_ref().map(|agent| agent.entry.name.as_str());
     let what = agent.or(order.spec.argv.first().map(String::as_str)).unwrap_or_default();
     format!(
@@ -29,58 +29,58 @@ pub(super) fn beginning(order: &Order) -> String {
 }
 
 /// Writes a line for each call.
-pub(super) struct Follower<W> {
-    ledger: Option<Arc<Ledger>>,
-    told: Amount,
+pub(super) struct ProgressPrinter<W> {
+    ledger: Option<Arc<BudgetLedger>>,
+    told: BudgetAmount,
     /// `None` once nobody looks any more.
     out: Option<W>,
-    place: Place,
+    place: OpenLineFlag,
 }
 
-impl<W: AsyncWrite + Unpin> Follower<W> {
-    pub(super) fn new(ledger: Option<Arc<Ledger>>, out: W, place: Place) -> Self {
-        let told = ledger.as_ref().map(|ledger| ledger.spent()).unwrap_or_default();
+impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
+    pub(super) fn new(ledger: Option<Arc<BudgetLedger>>, out: W, place: OpenLineFlag) -> Self {
+        let told = ledger.as_ref().map(|ledger| ledger.spent_amount()).unwrap_or_default();
         Self { ledger, told, out: Some(out), place }
     }
 
     /// For as long as it is polled.
-    pub(super) async fn follow(&mut self) -> Infallible {
+    pub(super) async fn follow_calls(&mut self) -> Infallible {
         while let Some(ledger) = &self.ledger {
-            ledger.closed().await;
-            self.tell().await;
+            ledger.wait_for_close().await;
+            self.print_new_calls().await;
         }
         pending().await
     }
 
     /// What is not told yet.
-    pub(super) async fn tell(&mut self) {
+    pub(super) async fn print_new_calls(&mut self) {
         let Some(ledger) = &self.ledger else { return };
-        let status = ledger.status();
-        let line = call(self.told, &status);
+        let status = ledger.budget_status();
+        let line = call_line(self.told, &status);
         self.told = status.spent;
         if !line.is_empty() {
-            self.write(&line).await;
+            self.write_lines(&line).await;
         }
     }
 
     /// Nobody may be looking, which is no reason to end the run, or to wait for long.
-    pub(super) async fn write(&mut self, lines: &str) {
+    pub(super) async fn write_lines(&mut self, lines: &str) {
         let Some(out) = &mut self.out else { return };
-        let text = format!("{}{}", self.place.new_line(), harmless(lines));
+        let text = format!("{}{}", self.place.take_line_break(), escape_for_terminal(lines));
         let written = async {
             out.write_all(text.as_bytes()).await?;
             out.flush().await
         };
-        if !matches!(timeout(PATIENCE, written).await, Ok(Ok(()))) {
+        if !matches!(timeout(WRITE_TIMEOUT, written).await, Ok(Ok(()))) {
             self.out = None;
         }
     }
 }
 
 /// What has been spent since; nothing, if that is nothing.
-fn call(before: Amount, now: &Status) -> String {
+fn call_line(before: BudgetAmount, now: &BudgetStatus) -> String {
     let spent = now.spent.saturating_sub(before);
-    if spent == Amount::default() {
+    if spent == BudgetAmount::default() {
         return String::new();
     }
     let mut line = match spent.turns {
@@ -88,12 +88,12 @@ fn call(before: Amount, now: &Status) -> String {
         1 => format!("turn {}: ", now.spent.turns),
         many => format!("turns {} to {}: ", now.spent.turns - many + 1, now.spent.turns),
     };
-    line += &amount(&spent);
+    line += &format_amount(&spent);
     let left = [
         now.turns_left.map(|turns| counted(turns, "turn")),
         now.total_tokens_left.map(|tokens| counted(tokens.0, "token")),
         now.cost_left_usd.map(|cost| format!("${cost}")),
-        now.time_left.map(whole_seconds),
+        now.time_left.map(format_seconds),
     ];
     let left: Vec<_> = left.into_iter().flatten().collect();
     if !left.is_empty() {
@@ -103,7 +103,7 @@ fn call(before: Amount, now: &Status) -> String {
 }
 
 /// How it ended.
-pub(super) fn ending(result: &RunResult) -> String {
+pub(super) fn end_line(result: &RunResult) -> String {
     let RunResult { exit_code, error_code, error, usage, timings, .. } = result;
     let mut line = error_code.map_or_else(|| "ok".to_owned(), |code| code.to_string());
     if let Some(code) = exit_code.filter(|code| *code != 0) {
@@ -114,7 +114,7 @@ pub(super) fn ending(result: &RunResult) -> String {
     }
     let time = humantime::format_duration(Duration::from_millis(timings.total_ms));
     let turns = counted(usage.spent.turns, "turn");
-    let mut lines = format!("{line}\nafter {time}: {turns}, {}\n", amount(&usage.spent));
+    let mut lines = format!("{line}\nafter {time}: {turns}, {}\n", format_amount(&usage.spent));
     if let Some(relayed) = &result.relay {
         lines += &work(relayed);
     }
@@ -122,15 +122,18 @@ pub(super) fn ending(result: &RunResult) -> String {
 }
 
 /// What has become of the work: its branch, the verdict, and where it can be looked at.
-fn work(relayed: &Relayed) -> String {
-    let Relayed::Delivered(delivered) = relayed else {
+fn work(relayed: &DeliveryReport) -> String {
+    let DeliveryReport::Delivered(delivered) = relayed else {
         return match relayed {
-            Relayed::Not { branch: Some(branch), why, .. } => format!("branch {branch}: {why}\n"),
-            Relayed::Not { why, .. } => format!("no branch: {why}\n"),
+            DeliveryReport::Not { branch: Some(branch), why, .. } => {
+                format!("branch {branch}: {why}\n")
+            }
+            DeliveryReport::Not { why, .. } => format!("no branch: {why}\n"),
             _ => String::new(),
         };
     };
-    let Delivered { branch, step, verdict, reasons, pull_request_url, why, apply, .. } = delivered;
+    let DeliveryStatus { branch, step, verdict, reasons, pull_request_url, why, apply, .. } =
+        delivered;
     let mut lines =
         format!("branch {branch}: {}", if delivered.is_pushed { "pushed" } else { step });
     if let Some(verdict) = verdict {
@@ -153,8 +156,8 @@ fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn amount(amount: &Amount) -> String {
-    let Amount { input, output, cost, .. } = amount;
+fn format_amount(amount: &BudgetAmount) -> String {
+    let BudgetAmount { input, output, cost, .. } = amount;
     let mut text = format!("{} in, {} out", counted(input.0, "token"), output.0);
     if !cost.is_zero() {
         let _ = write!(text, ", ${cost}");
@@ -162,9 +165,9 @@ fn amount(amount: &Amount) -> String {
     text
 }
 
-fn whole_seconds(time: Duration) -> String {
+fn format_seconds(time: Duration) -> String {
     humantime::format_duration(Duration::from_secs(time.as_secs())).to_string()
 }
 
 /// For a line to be taken by whoever looks.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);

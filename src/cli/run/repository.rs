@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::catalog::Entry;
-use crate::cli::relay::{Keys, Setup};
-use crate::config::default_state;
-use crate::delivery::Relay;
+use crate::catalog::AgentDefinition;
+use crate::cli::relay::{RelayArgs, RunSecrets};
+use crate::config::default_state_directory;
+use crate::delivery::DeliveryService;
 use crate::relay::BranchKey;
-use crate::relay::branch_key::Sources;
-use crate::relay::repository::Repository;
-use crate::runner::delivery::Target;
+use crate::relay::branch_key::BranchKeySources;
+use crate::relay::repository::RepositoryUrl;
+use crate::runner::delivery::DeliveryTarget;
 
 /// Which repository the workspace is of, and where the work goes.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Options of a run with a repository")]
 #[group(id = "repository")]
-pub(super) struct Args {
+pub(super) struct RunRepositoryArgs {
     /// The repository: `https://HOST/OWNER/NAME`, or `file:///PATH`. The workspace has it checked out, and what is
     /// committed there goes to the branch `sandbox/KEY`
     #[arg(long, value_name = "URL")]
@@ -49,7 +49,7 @@ pub(super) struct Args {
         value_name = "DURATION",
         requires = "repo",
         default_value = "0s",
-        value_parser = crate::cli::flags::time
+        value_parser = crate::cli::flags::parse_duration
     )]
     branch_wait: Duration,
 
@@ -62,65 +62,71 @@ pub(super) struct Args {
     pull_request: bool,
 
     #[command(flatten)]
-    setup: Setup,
+    setup: RelayArgs,
 }
 
 /// What a run has to do with a repository.
-pub(super) enum Asked {
+pub(super) enum RepositoryRequest {
     Nothing,
     /// There is a repository, and no key: the run goes without.
     Skipped,
-    Branch(Box<Wanted>),
+    Branch(Box<BranchRequest>),
 }
 
 /// A branch that a run is for.
-pub(super) struct Wanted {
-    repository: Repository,
+pub(super) struct BranchRequest {
+    repository: RepositoryUrl,
     key: BranchKey,
-    args: Args,
+    args: RunRepositoryArgs,
 }
 
-impl Args {
+impl RunRepositoryArgs {
     /// Returns the directory of what outlives a run: the one that is given, or the default.
     pub(super) fn state_dir(&self) -> PathBuf {
-        self.setup.state_dir().unwrap_or_else(default_state)
+        self.setup.state_dir().unwrap_or_else(default_state_directory)
     }
 
     /// What the relay reads and writes for itself alone.
-    pub(super) fn private(&self) -> Vec<PathBuf> {
-        self.setup.private(|name| env::var(name).ok())
+    pub(super) fn private_paths(&self) -> Vec<PathBuf> {
+        self.setup.private_paths(|name| env::var(name).ok())
     }
 
     /// # Errors
     /// The address or the key is none.
-    pub(super) fn asked(self, run: &str) -> anyhow::Result<Asked> {
-        let Some(url) = &self.repo else { return Ok(Asked::Nothing) };
+    pub(super) fn into_repository_request(self, run: &str) -> anyhow::Result<RepositoryRequest> {
+        let Some(url) = &self.repo else { return Ok(RepositoryRequest::Nothing) };
         // It is not repeated in errors: some people put a password there.
-        let repository = Repository::parse(url).context("`--repo` cannot be used")?;
-        let sources = Sources {
+        let repository = RepositoryUrl::parse(url).context("`--repo` cannot be used")?;
+        let sources = BranchKeySources {
             explicit: self.branch_key.as_deref(),
             work_item: self.work_item.as_deref(),
             state: self.state_key.as_deref(),
             may_use_state: self.branch_by_state,
         };
-        let Some(key) = BranchKey::choose(sources, run)? else { return Ok(Asked::Skipped) };
-        if self.pull_request && repository.hosted().is_none() {
+        let Some(key) = BranchKey::from_sources(sources, run)? else {
+            return Ok(RepositoryRequest::Skipped);
+        };
+        if self.pull_request && repository.as_hosted().is_none() {
             bail!("`--pull-request` needs a repository on a forge, by `https://HOST/OWNER/NAME`");
         }
-        Ok(Asked::Branch(Box::new(Wanted { repository, key, args: self })))
+        Ok(RepositoryRequest::Branch(Box::new(BranchRequest { repository, key, args: self })))
     }
 }
 
-impl Wanted {
+impl BranchRequest {
     /// Makes the branch the run's. `keys` are secrets that must not be in anybody's work.
     ///
     /// # Errors
     /// Another run has it, it cannot be looked up, or too much of earlier runs' work is kept.
-    pub(super) async fn target(self, agent: Option<&Entry>, keys: Keys) -> anyhow::Result<Target> {
+    pub(super) async fn acquire_target(
+        self,
+        agent: Option<&AgentDefinition>,
+        keys: RunSecrets,
+    ) -> anyhow::Result<DeliveryTarget> {
         let Self { repository, key, args } = self;
         let flag = args.setup.state_flag();
-        let relay = Arc::new(args.setup.open(|name| env::var(name).ok(), keys)?);
-        if repository.hosted().is_some() && !relay.has_credential() {
+        let relay = Arc::new(args.setup.open_service(|name| env::var(name).ok(), keys)?);
+        if repository.as_hosted().is_some() && !relay.has_credential() {
             if args.pull_request {
                 bail!(
                     "`--pull-request` needs a credential of the forge, and there is none; set `GITHUB_TOKEN`, name \
@@ -132,31 +138,31 @@ impl Wanted {
                  relay retry` has one; set `GITHUB_TOKEN`"
             );
         }
-        check_kept(&relay, &flag)?;
+        check_retention(&relay, &flag)?;
         if let Some(agent) = agent {
-            relay.tell_idle(&agent.name, agent.relay.as_ref());
+            relay.warn_ineffective_rules(&agent.name, agent.relay.as_ref());
         }
         let (base, patience) = (args.base.as_deref(), args.branch_wait);
-        let begun = Target::begin_within(relay, repository, &key, base, patience);
+        let begun = DeliveryTarget::acquire_with_timeout(relay, repository, &key, base, patience);
         let target = Box::pin(begun).await?;
         let target = target.with_pull_request(args.pull_request);
         Ok(match agent {
-            Some(agent) => target.by(agent),
+            Some(agent) => target.for_agent(agent),
             None => target,
         })
     }
 }
 
 /// Tells how much of earlier runs' work is kept on this machine, which bounds how many may leave more.
-fn check_kept(relay: &Relay, flag: &str) -> anyhow::Result<()> {
-    if let Some(why) = relay.is_full(None)? {
+fn check_retention(relay: &DeliveryService, flag: &str) -> anyhow::Result<()> {
+    if let Some(why) = relay.retention_full_reason(None)? {
         bail!(
             "no run with a branch can begin: {why}; `cogni-gateway relay status{flag}` lists them, and `cogni-gateway \
              relay discard ID{flag}` or `cogni-gateway relay sweep --kept-older-than AGE{flag}` makes room"
         );
     }
-    let kept = relay.outbox().kept(None)?;
-    if let Some(age) = kept.age() {
+    let kept = relay.outbox().retained_totals(None)?;
+    if let Some(age) = kept.oldest_age() {
         let oldest = humantime::format_duration(Duration::from_secs(age.as_secs()));
         tracing::warn!(
             works = kept.works,

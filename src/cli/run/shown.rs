@@ -14,24 +14,24 @@ use std::task::{Context, Poll, ready};
 use serde::Deserialize;
 use tokio::io::AsyncWrite;
 
-use crate::runner::Envelope;
+use crate::runner::AgentEnvelope;
 
 /// Takes a program's output, and writes what there is to see of it.
 #[derive(Debug)]
-pub struct Shown<W> {
+pub struct OutputRenderer<W> {
     out: W,
-    what: What,
+    what: RenderMode,
     /// A line, or of a program a character, that has not ended yet.
     line: Vec<u8>,
     /// Made, and not written yet.
     pending: Vec<u8>,
     written: usize,
-    place: Place,
+    place: OpenLineFlag,
 }
 
 /// What it is that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum RenderMode {
     /// Lines that say what an agent does.
     Events,
     /// Text, as it comes.
@@ -40,90 +40,92 @@ enum What {
 
 /// Whether the last thing shown has left a line open; known to all who write there.
 #[derive(Clone, Debug, Default)]
-pub struct Place(Arc<AtomicBool>);
+pub struct OpenLineFlag(Arc<AtomicBool>);
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Line {
+enum AgentEventLine {
     TextDelta { text: String },
     ToolCall { argv: Vec<String> },
     ToolResult { exit_code: Option<i32> },
 }
 
-impl<W> Shown<W> {
+impl<W> OutputRenderer<W> {
     /// Of an agent of ours.
-    pub fn events(out: W, place: Place) -> Self {
-        Self { out, what: What::Events, line: vec![], pending: vec![], written: 0, place }
+    pub fn for_events(out: W, place: OpenLineFlag) -> Self {
+        Self { out, what: RenderMode::Events, line: vec![], pending: vec![], written: 0, place }
     }
 
     /// Of any program.
-    pub fn text(out: W, place: Place) -> Self {
-        Self { what: What::Text, ..Self::events(out, place) }
+    pub fn for_text(out: W, place: OpenLineFlag) -> Self {
+        Self { what: RenderMode::Text, ..Self::for_events(out, place) }
     }
 
-    fn take(&mut self, chunk: &[u8]) {
+    fn render_chunk(&mut self, chunk: &[u8]) {
         match self.what {
-            What::Events => self.take_lines(chunk),
-            What::Text => self.take_text(chunk),
+            RenderMode::Events => self.render_lines(chunk),
+            RenderMode::Text => self.render_text(chunk),
         }
     }
 
-    fn take_text(&mut self, chunk: &[u8]) {
+    fn render_text(&mut self, chunk: &[u8]) {
         self.line.extend_from_slice(chunk);
-        let rest = self.line.split_off(self.line.len() - unfinished(&self.line));
+        let rest = self.line.split_off(self.line.len() - incomplete_suffix_len(&self.line));
         let text = mem::replace(&mut self.line, rest);
-        self.say(&String::from_utf8_lossy(&text));
+        self.queue_text(&String::from_utf8_lossy(&text));
     }
 
-    fn take_lines(&mut self, chunk: &[u8]) {
+    fn render_lines(&mut self, chunk: &[u8]) {
         for part in chunk.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(part);
-            if part.ends_with(b"\n") || self.line.len() > LONGEST {
+            if part.ends_with(b"\n") || self.line.len() > MAX_LINE_BYTES {
                 let line = mem::take(&mut self.line);
-                self.show(&String::from_utf8_lossy(&line));
+                self.render_line(&String::from_utf8_lossy(&line));
             }
         }
     }
 
-    fn show(&mut self, line: &str) {
+    fn render_line(&mut self, line: &str) {
         match serde_json::from_str(line) {
-            Ok(Line::TextDelta { text }) => self.say(&text),
-            Ok(Line::ToolCall { argv }) => {
-                let words: Vec<_> = argv.iter().map(|word| quoted(word)).collect();
-                self.say_line(&format!("$ {}\n", words.join(" ")));
+            Ok(AgentEventLine::TextDelta { text }) => self.queue_text(&text),
+            Ok(AgentEventLine::ToolCall { argv }) => {
+                let words: Vec<_> = argv.iter().map(|word| quote_word(word)).collect();
+                self.queue_line(&format!("$ {}\n", words.join(" ")));
             }
-            Ok(Line::ToolResult { exit_code: Some(0) }) => {}
-            Ok(Line::ToolResult { exit_code: Some(code) }) => {
-                self.say_line(&format!("exit code {code}\n"));
+            Ok(AgentEventLine::ToolResult { exit_code: Some(0) }) => {}
+            Ok(AgentEventLine::ToolResult { exit_code: Some(code) }) => {
+                self.queue_line(&format!("exit code {code}\n"));
             }
-            Ok(Line::ToolResult { exit_code: None }) => self.say_line("killed, or not started\n"),
+            Ok(AgentEventLine::ToolResult { exit_code: None }) => {
+                self.queue_line("killed, or not started\n");
+            }
             // The answer is in the result.
-            Err(_) if Envelope::parse(line).is_ok() => self.say_line(""),
-            Err(_) => self.say_line(line),
+            Err(_) if AgentEnvelope::parse(line).is_ok() => self.queue_line(""),
+            Err(_) => self.queue_line(line),
         }
     }
 
-    fn say_line(&mut self, text: &str) {
-        self.pending.extend_from_slice(self.place.new_line().as_bytes());
-        self.say(text);
+    fn queue_line(&mut self, text: &str) {
+        self.pending.extend_from_slice(self.place.take_line_break().as_bytes());
+        self.queue_text(text);
     }
 
-    fn say(&mut self, text: &str) {
-        self.pending.extend_from_slice(harmless(text).as_bytes());
+    fn queue_text(&mut self, text: &str) {
+        self.pending.extend_from_slice(escape_for_terminal(text).as_bytes());
         if let Some(last) = text.chars().last() {
             self.place.0.store(last != '\n', Ordering::Relaxed);
         }
     }
 }
 
-impl Place {
+impl OpenLineFlag {
     /// What has to be written before a new line; it is taken as written.
-    pub fn new_line(&self) -> &'static str {
+    pub fn take_line_break(&self) -> &'static str {
         if self.0.swap(false, Ordering::Relaxed) { "\n" } else { "" }
     }
 }
 
-impl<W: AsyncWrite + Unpin> Shown<W> {
+impl<W: AsyncWrite + Unpin> OutputRenderer<W> {
     fn poll_drain(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.pending.len() {
             let rest = &self.pending[self.written..];
@@ -138,14 +140,14 @@ impl<W: AsyncWrite + Unpin> Shown<W> {
     }
 }
 
-impl<W: AsyncWrite + Unpin> AsyncWrite for Shown<W> {
+impl<W: AsyncWrite + Unpin> AsyncWrite for OutputRenderer<W> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         chunk: &[u8],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_drain(context))?;
-        self.take(chunk);
+        self.render_chunk(chunk);
         Poll::Ready(Ok(chunk.len()))
     }
 
@@ -159,8 +161,8 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Shown<W> {
         if !self.line.is_empty() {
             let line = mem::take(&mut self.line);
             match self.what {
-                What::Events => self.show(&String::from_utf8_lossy(&line)),
-                What::Text => self.say(&String::from_utf8_lossy(&line)),
+                RenderMode::Events => self.render_line(&String::from_utf8_lossy(&line)),
+                RenderMode::Text => self.queue_text(&String::from_utf8_lossy(&line)),
             }
             ready!(self.poll_drain(context))?;
         }
@@ -169,13 +171,13 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Shown<W> {
 }
 
 /// As it may be written to a terminal: what would be a command to it is seen, and not obeyed.
-pub fn harmless(text: &str) -> String {
+pub fn escape_for_terminal(text: &str) -> String {
     let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
     text.replace("\r\n", "\n").replace(is_command, "\u{fffd}")
 }
 
 /// How many bytes at the end are the beginning of something: of a character, or of a line's end in two characters.
-fn unfinished(bytes: &[u8]) -> usize {
+fn incomplete_suffix_len(bytes: &[u8]) -> usize {
     if bytes.ends_with(b"\r") {
         return 1;
     }
@@ -185,7 +187,7 @@ fn unfinished(bytes: &[u8]) -> usize {
 }
 
 /// As it could be typed.
-pub fn quoted(word: &str) -> String {
+pub fn quote_word(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@%+,".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {
         return word.to_owned();
@@ -194,4 +196,4 @@ pub fn quoted(word: &str) -> String {
 }
 
 /// A line that does not end is shown in pieces.
-const LONGEST: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;

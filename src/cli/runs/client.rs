@@ -19,9 +19,9 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::base;
-use crate::base::drain::Drain;
-use crate::base::secret::Secret;
-use crate::upstream::{Scheme, Target};
+use crate::base::drain::TaskGroup;
+use crate::base::secret::SecretString;
+use crate::upstream::{UpstreamScheme, UpstreamUrl};
 
 /// Where the service is, and what lets us in.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,13 +47,13 @@ pub struct Service {
 /// Asks one service.
 pub(super) struct Client {
     place: Place,
-    token: Option<Secret>,
+    token: Option<SecretString>,
     ca_file: Option<PathBuf>,
-    tasks: Drain,
+    tasks: TaskGroup,
 }
 
 enum Place {
-    Tcp(Target),
+    Tcp(UpstreamUrl),
     Unix(PathBuf),
 }
 
@@ -71,7 +71,7 @@ impl Service {
         };
         let token = token(self.token_file.as_deref(), |name| std::env::var(name).ok())?;
         if let Place::Tcp(target) = &place
-            && target.scheme() != Scheme::Https
+            && target.scheme() != UpstreamScheme::Https
             && token.is_some()
             && !is_here(target.host())
         {
@@ -79,7 +79,7 @@ impl Service {
                 "`--service` is `{target}`, which would send the token over a network in the clear; give `https://`"
             );
         }
-        Ok(Client { place, token, ca_file: self.ca_file, tasks: Drain::default() })
+        Ok(Client { place, token, ca_file: self.ca_file, tasks: TaskGroup::default() })
     }
 }
 
@@ -131,18 +131,18 @@ impl Client {
 
     async fn send_tcp(
         &self,
-        target: &Target,
+        target: &UpstreamUrl,
         method: Method,
         path: &str,
     ) -> anyhow::Result<Response<Incoming>> {
         let builder = HttpsConnectorBuilder::new();
         let builder = match &self.ca_file {
             Some(path) => {
-                let roots = base::tls::authorities(path).map_err(io::Error::other)?;
+                let roots = base::tls::load_root_store(path).map_err(io::Error::other)?;
                 let config = rustls::ClientConfig::builder().with_root_certificates(roots);
                 builder.with_tls_config(config.with_no_client_auth())
             }
-            None if target.scheme() == Scheme::Https => builder.with_native_roots()?,
+            None if target.scheme() == UpstreamScheme::Https => builder.with_native_roots()?,
             // Where there is no TLS, a machine without authorities will do.
             None => {
                 let none = rustls::RootCertStore::empty();
@@ -164,7 +164,7 @@ impl Client {
         let stream = UnixStream::connect(socket).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // What it fails of, the request fails of, too.
-        self.tasks.spawn(async { drop(connection.await) });
+        self.tasks.spawn_task(async { drop(connection.await) });
         let mut request = self.request(method, path)?;
         request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
         Ok(sender.send_request(request).await?)
@@ -173,7 +173,7 @@ impl Client {
     fn request(&self, method: Method, uri: &str) -> anyhow::Result<Request<Empty<Bytes>>> {
         let mut request = Request::builder().method(method).uri(uri).body(Empty::new())?;
         if let Some(token) = &self.token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))
                 .map_err(|_| anyhow!("the token has characters that no token has"))?;
             value.set_sensitive(true);
             request.headers_mut().insert(AUTHORIZATION, value);
@@ -193,7 +193,7 @@ impl Client {
 fn token(
     flag: Option<&Path>,
     variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Option<Secret>> {
+) -> anyhow::Result<Option<SecretString>> {
     let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
     let file = flag.map(Path::to_owned).or_else(|| variable("COGNI_TOKEN_FILE").map(PathBuf::from));
     let text = match file {
@@ -203,7 +203,7 @@ fn token(
         ),
         None => variable("COGNI_TOKEN"),
     };
-    Ok(text.map(|text| Secret::new(text.trim())))
+    Ok(text.map(|text| SecretString::new(text.trim())))
 }
 
 /// Whether what is sent to a host never leaves this machine.

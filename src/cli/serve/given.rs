@@ -6,33 +6,33 @@ use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::audit;
-use crate::catalog::Catalog;
+use crate::catalog::AgentCatalog;
 use crate::cli::flags;
-use crate::cli::relay::Setup;
-use crate::cli::run::init;
-use crate::config::{Config, Place, Serve};
-use crate::runner::{Host, Maker};
-use crate::sandbox::{First, UserRange};
-use crate::supervisor::Settings;
+use crate::cli::relay::RelayArgs;
+use crate::cli::run::resolve_init_binary;
+use crate::config::{GatewayConfig, ListenAddress, ServiceConfig};
+use crate::runner::{DriverChoice, HostEnvironment};
+use crate::sandbox::{InitBinary, UserRange};
+use crate::supervisor::RunServiceConfig;
 
 /// All of it, read and checked.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct ServeOptions {
     /// What a run has that says nothing else.
-    pub config: Config,
-    pub serve: Serve,
-    pub catalog: Catalog,
-    pub relay: Setup,
+    pub config: GatewayConfig,
+    pub serve: ServiceConfig,
+    pub catalog: AgentCatalog,
+    pub relay: RelayArgs,
     /// The sandbox's first process.
-    pub init: First,
+    pub init: InitBinary,
 }
 
 /// The flags that are the service's own. What they say wins over the file.
 #[derive(Clone, Debug, Args)]
-struct Flags {
+struct ServeArgs {
     /// An address and a port, or `unix:/path` [default: 127.0.0.1:7070]
     #[arg(long, value_name = "PLACE", env = "COGNI_LISTEN")]
-    listen: Option<Place>,
+    listen: Option<ListenAddress>,
 
     /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket
     #[arg(long)]
@@ -48,7 +48,7 @@ struct Flags {
 
     /// Who makes sandboxes for agents that do not say: docker, embedded or auto [default: auto]
     #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
-    driver: Option<Maker>,
+    driver: Option<DriverChoice>,
 
     /// Docker Engine's socket, or Podman's [default: /var/run/docker.sock]
     #[arg(long, value_name = "PATH", env = "COGNI_DOCKER_SOCKET")]
@@ -67,38 +67,38 @@ struct Flags {
     uids: Option<UserRange>,
 
     #[command(flatten)]
-    relay: Setup,
+    relay: RelayArgs,
 }
 
 /// The command with these flags.
-pub(super) fn augment(command: Command) -> Command {
-    Flags::augment_args(command)
+pub(super) fn add_flags(command: Command) -> Command {
+    ServeArgs::augment_args(command)
 }
 
-impl Given {
+impl ServeOptions {
     /// # Errors
     /// What cannot be read, or does not fit together.
-    pub fn read(
+    pub fn load(
         matches: &ArgMatches,
         variable: impl Fn(&str) -> Option<String>,
     ) -> anyhow::Result<Self> {
-        let flags = Flags::from_arg_matches(matches)?;
-        let mut config = flags::read(super::settings(), matches, &variable)?;
+        let flags = ServeArgs::from_arg_matches(matches)?;
+        let mut config = flags::read_config(super::service_settings(), matches, &variable)?;
         if config.shared.is_some() {
             bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
         }
         let (given, relay) = (flags.init.clone(), flags.relay.clone());
-        let serve = flags.over(config.serve.take());
-        let init = init(given, serve.state_dir())?;
+        let serve = flags.merged_with_file(config.serve.take());
+        let init = resolve_init_binary(given, serve.state_directory())?;
         config.serve = Some(serve.clone());
-        config.check()?;
+        config.validate()?;
         config.serve = None;
         let catalog = match &serve.agents_dir {
-            Some(directory) => Catalog::load(directory)?,
-            None => Catalog::builtin(),
+            Some(directory) => AgentCatalog::load_directory(directory)?,
+            None => AgentCatalog::builtin(),
         };
-        let relay = relay.at(serve.state_dir());
-        config.files.extend(relay.private(variable));
+        let relay = relay.with_state_dir(serve.state_directory());
+        config.files.extend(relay.private_paths(variable));
         Ok(Self { config, serve, catalog, relay, init })
     }
 
@@ -106,15 +106,17 @@ impl Given {
     ///
     /// # Errors
     /// There is no key, and none can be made.
-    pub fn settings(&self) -> anyhow::Result<Settings> {
+    pub fn run_service_config(&self) -> anyhow::Result<RunServiceConfig> {
         let signing_key = match &self.config.audit.signing_key {
             Some(configured) => configured.clone(),
-            None => audit::kept_seed(&self.serve.state_dir().join(audit::KEY_FILE))?,
+            None => audit::load_or_create_seed(
+                &self.serve.state_directory().join(audit::KEY_FILE_NAME),
+            )?,
         };
-        let Serve { docker_socket, run_dir, uids, .. } = self.serve.clone();
-        Ok(Settings {
-            state_dir: self.serve.state_dir(),
-            host: Host { docker_socket, run_dir, init: self.init.clone(), uids },
+        let ServiceConfig { docker_socket, run_dir, uids, .. } = self.serve.clone();
+        Ok(RunServiceConfig {
+            state_dir: self.serve.state_directory(),
+            host: HostEnvironment { docker_socket, run_dir, init: self.init.clone(), uids },
             driver: self.serve.driver,
             allow_unlimited: self.serve.allow_unlimited,
             max_runs: self.serve.max_runs,
@@ -128,12 +130,12 @@ impl Given {
     }
 }
 
-impl Flags {
-    fn over(self, file: Option<Serve>) -> Serve {
+impl ServeArgs {
+    fn merged_with_file(self, file: Option<ServiceConfig>) -> ServiceConfig {
         let file = file.unwrap_or_default();
         // So that it stays what it is, whoever reads it when.
-        let state_dir = Some(self.relay.state_dir().unwrap_or_else(|| file.state_dir()));
-        Serve {
+        let state_dir = Some(self.relay.state_dir().unwrap_or_else(|| file.state_directory()));
+        ServiceConfig {
             listen: self.listen.unwrap_or(file.listen),
             insecure_no_auth: self.insecure_no_auth || file.insecure_no_auth,
             state_dir,

@@ -7,36 +7,36 @@ use anyhow::{Context, bail};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::given::Given;
-use crate::app::Seats;
-use crate::billing::Books;
-use crate::billing::litellm::{self, Client};
-use crate::billing::watch::Watch;
-use crate::config::Config;
-use crate::observe::metrics::Metrics;
-use crate::supervisor::Supervisor;
-use crate::upstream::{self, Kind};
+use super::given::ServeOptions;
+use crate::app::GatewayHost;
+use crate::billing::BillingStore;
+use crate::billing::litellm::{self, LitellmClient};
+use crate::billing::watch::ReconcileTask;
+use crate::config::GatewayConfig;
+use crate::observe::metrics::MetricsRegistry;
+use crate::supervisor::RunService;
+use crate::upstream::{self, UpstreamKind};
 
 /// Puts in force what runs that come have of configuration, agents and relay. After an error nothing has changed.
-pub(super) struct Reload<'a> {
+pub(super) struct ServiceReloader<'a> {
     /// What the service was started with.
-    pub(super) first: &'a Given,
-    pub(super) supervisor: &'a Supervisor,
-    pub(super) seats: &'a Seats,
+    pub(super) first: &'a ServeOptions,
+    pub(super) supervisor: &'a RunService,
+    pub(super) seats: &'a GatewayHost,
     /// Where LiteLLM is asked what it has charged.
-    pub(super) litellm: watch::Sender<Option<litellm::Settings>>,
+    pub(super) litellm: watch::Sender<Option<litellm::LitellmConfig>>,
 }
 
-impl Reload<'_> {
-    pub(super) fn take_over(&self, fresh: Given) -> anyhow::Result<()> {
-        self.first.check_lasting(&fresh)?;
-        let relay = super::relay(&fresh)?;
-        let litellm = asked(&fresh.config.upstream);
+impl ServiceReloader<'_> {
+    pub(super) fn apply(&self, fresh: ServeOptions) -> anyhow::Result<()> {
+        self.first.check_reloadable(&fresh)?;
+        let relay = super::open_delivery_service(&fresh)?;
+        let litellm = litellm_config(&fresh.config.upstream);
         if let Some(settings) = litellm.clone() {
-            client(settings)?;
+            build_client(settings)?;
         }
         // The last of what may fail. A run that comes before the supervisor has the rest is opened as it is configured.
-        self.seats.renew(&fresh.config)?;
+        self.seats.reload_defaults(&fresh.config)?;
         let agents = fresh.catalog.entries().len();
         self.supervisor.reload(fresh.config, fresh.catalog, relay);
         self.litellm.send_replace(litellm);
@@ -45,14 +45,16 @@ impl Reload<'_> {
     }
 }
 
-impl Given {
+impl ServeOptions {
     /// Says whether others may follow these while the service runs.
-    fn check_lasting(&self, next: &Self) -> anyhow::Result<()> {
-        self.serve.check_lasting(&next.serve)?;
+    fn check_reloadable(&self, next: &Self) -> anyhow::Result<()> {
+        self.serve.check_reloadable(&next.serve)?;
         let (old, new) = (&self.config, &next.config);
         // A key that is changed is the next runs'; their connections are those that there are.
-        let upstream =
-            upstream::Config { api_key: old.upstream.api_key.clone(), ..new.upstream.clone() };
+        let upstream = upstream::UpstreamConfig {
+            api_key: old.upstream.api_key.clone(),
+            ..new.upstream.clone()
+        };
         let changed = [
             ("`[server]`", old.server != new.server),
             ("`[upstream]` but for its key", old.upstream != upstream),
@@ -73,26 +75,26 @@ impl Given {
 }
 
 /// Keeps the books, and asks LiteLLM by the settings that are in force.
-pub(super) struct Bookkeeper {
-    books: Books,
-    metrics: Arc<Metrics>,
+pub(super) struct ReconcileRunner {
+    books: BillingStore,
+    metrics: Arc<MetricsRegistry>,
     every: Duration,
-    litellm: watch::Receiver<Option<litellm::Settings>>,
+    litellm: watch::Receiver<Option<litellm::LitellmConfig>>,
 }
 
-impl Bookkeeper {
+impl ReconcileRunner {
     /// With what changes the settings.
     ///
     /// # Errors
     /// LiteLLM cannot be asked by those that there are.
     pub(super) fn new(
-        (books, metrics): (Books, Arc<Metrics>),
-        config: &Config,
+        (books, metrics): (BillingStore, Arc<MetricsRegistry>),
+        config: &GatewayConfig,
         every: Duration,
-    ) -> anyhow::Result<(Self, watch::Sender<Option<litellm::Settings>>)> {
-        let settings = asked(&config.upstream);
+    ) -> anyhow::Result<(Self, watch::Sender<Option<litellm::LitellmConfig>>)> {
+        let settings = litellm_config(&config.upstream);
         if let Some(settings) = settings.clone() {
-            client(settings)?;
+            build_client(settings)?;
         }
         let (sender, litellm) = watch::channel(settings);
         Ok((Self { books, metrics, every, litellm }, sender))
@@ -104,8 +106,8 @@ impl Bookkeeper {
             let settings = self.litellm.borrow_and_update().clone();
             let (books, metrics, every) =
                 (self.books.clone(), Arc::clone(&self.metrics), self.every);
-            let litellm = settings.and_then(|settings| client(settings).ok());
-            let watch = Watch { books, litellm, metrics, every };
+            let litellm = settings.and_then(|settings| build_client(settings).ok());
+            let watch = ReconcileTask { books, litellm, metrics, every };
             let until = stop.child_token();
             let changed = async {
                 // Who could change them is gone at the end only.
@@ -120,13 +122,13 @@ impl Bookkeeper {
 }
 
 /// Where LiteLLM charges, it is asked for the receipts that its callback has not brought.
-fn asked(upstream: &upstream::Config) -> Option<litellm::Settings> {
-    (upstream.kind == Kind::Litellm).then(|| {
+fn litellm_config(upstream: &upstream::UpstreamConfig) -> Option<litellm::LitellmConfig> {
+    (upstream.kind == UpstreamKind::Litellm).then(|| {
         let (url, key) = (upstream.url.clone(), upstream.api_key.clone());
-        litellm::Settings { url, key, ca_file: upstream.ca_file.clone() }
+        litellm::LitellmConfig { url, key, ca_file: upstream.ca_file.clone() }
     })
 }
 
-fn client(settings: litellm::Settings) -> anyhow::Result<Client> {
-    Client::new(settings).context("the upstream's authorities cannot be loaded")
+fn build_client(settings: litellm::LitellmConfig) -> anyhow::Result<LitellmClient> {
+    LitellmClient::new(settings).context("the upstream's authorities cannot be loaded")
 }

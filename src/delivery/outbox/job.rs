@@ -8,49 +8,49 @@ use rusqlite::Row;
 use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
 
-use crate::delivery::rules::Rules;
-use crate::delivery::statement::Facts;
-use crate::relay::extract::Announced;
-use crate::relay::repository::Repository;
-use crate::relay::{Branch, BranchState, Sha, judge};
+use crate::delivery::rules::ReviewRules;
+use crate::delivery::statement::RunFacts;
+use crate::relay::extract::AnnouncedBranch;
+use crate::relay::repository::RepositoryUrl;
+use crate::relay::{BranchState, ObjectId, SandboxBranch, judge};
 
 /// What is to be delivered, and where: all that is known once the work has come out of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct DeliveryRequest {
     #[serde(flatten)]
-    pub repository: Repository,
+    pub repository: RepositoryUrl,
     /// Where the branch stood when the run began.
     pub state: BranchState,
     /// What was announced inside the sandbox, and is proved on the way.
-    pub announced: Announced,
-    pub facts: Facts,
+    pub announced: AnnouncedBranch,
+    pub facts: RunFacts,
     /// What it is judged by, whoever takes it up; absent in rows of earlier versions, which are judged by what holds then.
     #[serde(default)]
-    pub rules: Option<Rules>,
+    pub rules: Option<ReviewRules>,
     /// What of this host it depends on; absent in rows of earlier versions, which take what they find.
     #[serde(default)]
-    pub host: Option<Host>,
+    pub host: Option<HostContext>,
     /// Where what came out lies. It is this work's alone.
     pub artifacts: PathBuf,
     /// What is to stand on the pull request, if there is to be one.
     #[serde(default)]
-    pub pull_request: Option<Words>,
+    pub pull_request: Option<PullRequestText>,
 }
 
 /// What would come to another commit, or to another verdict, where it was another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
+pub struct HostContext {
     /// `Name <email>`: who its commits are by, whoever takes it up.
     pub committer: String,
     /// Another for each work, so that nothing can be told by comparing digests.
     pub salt: String,
     /// The credentials that must not be in it. Whoever does not know all of them cannot judge it.
-    pub known: Vec<Mark>,
+    pub known: Vec<SecretDigest>,
 }
 
 /// A credential of this host's, without what it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct SecretDigest {
     /// The variable that it is given in.
     pub name: String,
     pub digest: String,
@@ -58,28 +58,28 @@ pub struct Mark {
 
 /// The agent's words, as they came.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Words {
+pub struct PullRequestText {
     pub title: String,
     pub body: String,
 }
 
 /// One row, as it was when it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct DeliveryJob {
     pub id: String,
-    pub order: Order,
+    pub order: DeliveryRequest,
     /// Of the last holder of the branch who took this up.
     pub fence: u64,
-    pub step: Step,
-    pub verdict: Option<Verdict>,
+    pub step: DeliveryStep,
+    pub verdict: Option<VerdictKind>,
     /// Why it was not simply to be pushed.
-    pub reasons: Vec<judge::Reason>,
+    pub reasons: Vec<judge::ReviewReason>,
     /// Whether the patches tell what the commits are, and why not; absent where an earlier version judged it.
     pub mode: Option<String>,
     /// What is to be pushed.
-    pub head: Option<Sha>,
+    pub head: Option<ObjectId>,
     pub is_pushed: bool,
-    pub pull: Option<Pull>,
+    pub pull: Option<PullRequestRef>,
     /// How often it was left for later.
     pub attempts: u32,
     /// When to try again.
@@ -95,14 +95,14 @@ pub struct Job {
 
 /// A pull request that was made, or brought up to date.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pull {
+pub struct PullRequestRef {
     pub number: u64,
     pub url: String,
 }
 
 /// How far a row has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DeliveryStep {
     /// It is out of the sandbox, on our disk.
     Extracted,
     /// It has been let in, beside the mirror.
@@ -121,7 +121,7 @@ pub enum Step {
 
 /// What a policy decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum VerdictKind {
     Push,
     /// As a draft, or with a word that somebody has to look.
     Review,
@@ -130,17 +130,17 @@ pub enum Verdict {
 
 /// What a step has brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
-    Quarantined { head: Sha },
-    Judged { verdict: judge::Verdict, mode: &'static str },
+pub enum StepOutcome {
+    Quarantined { head: ObjectId },
+    Judged { verdict: judge::ReviewVerdict, mode: &'static str },
     Pushed,
-    PullRequested(Pull),
+    PullRequested(PullRequestRef),
     Done,
     Held { code: &'static str, why: String },
     Failed { why: String },
 }
 
-impl Step {
+impl DeliveryStep {
     pub const ALL: [Self; 8] = [
         Self::Extracted,
         Self::Quarantined,
@@ -166,14 +166,14 @@ impl Step {
     }
 
     /// Whether nothing will come of it by itself any more.
-    pub fn is_end(self) -> bool {
+    pub fn is_terminal(self) -> bool {
         matches!(self, Self::Done | Self::Held | Self::Failed)
     }
 
     /// Whether `next` comes after it.
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
-            (from, Self::Held | Self::Failed) => !from.is_end(),
+            (from, Self::Held | Self::Failed) => !from.is_terminal(),
             (Self::Extracted, Self::Quarantined)
             // Who takes it up may come to another verdict.
             | (Self::Quarantined | Self::Judged, Self::Judged)
@@ -186,13 +186,13 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for DeliveryStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl Verdict {
+impl VerdictKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Push => "push",
@@ -207,20 +207,20 @@ impl Verdict {
 }
 
 /// Without its reasons.
-impl From<&judge::Verdict> for Verdict {
-    fn from(verdict: &judge::Verdict) -> Self {
+impl From<&judge::ReviewVerdict> for VerdictKind {
+    fn from(verdict: &judge::ReviewVerdict) -> Self {
         match verdict {
-            judge::Verdict::Push => Self::Push,
-            judge::Verdict::Review(_) => Self::Review,
-            judge::Verdict::Hold(_) => Self::Hold,
+            judge::ReviewVerdict::Push => Self::Push,
+            judge::ReviewVerdict::Review(_) => Self::Review,
+            judge::ReviewVerdict::Hold(_) => Self::Hold,
         }
     }
 }
 
-impl Job {
+impl DeliveryJob {
     /// Whether git takes it anywhere: what this host's git does not let in, another had better not, either.
     pub fn can_be_applied(&self) -> bool {
-        self.code.as_deref() != Some(OBJECTS)
+        self.code.as_deref() != Some(CODE_OBJECTS)
     }
 
     /// Whether it is time to try again.
@@ -230,87 +230,89 @@ impl Job {
 
     /// Whether the same may come to another end, where nothing but the time is another.
     pub fn can_be_retried(&self) -> bool {
-        self.step != Step::Done && self.code.as_deref() != Some(MOVED)
+        self.step != DeliveryStep::Done && self.code.as_deref() != Some(CODE_MOVED)
     }
 }
 
-impl Words {
+impl PullRequestText {
     /// Without a title: that is made of the commits then.
-    pub fn of(body: String) -> Self {
+    pub fn from_body(body: String) -> Self {
         Self { body, ..Self::default() }
     }
 }
 
-impl Order {
-    pub fn branch(&self) -> &Branch {
+impl DeliveryRequest {
+    pub fn branch(&self) -> &SandboxBranch {
         &self.state.branch
     }
 }
 
-impl Progress {
-    pub(super) fn step(&self) -> Step {
+impl StepOutcome {
+    pub(super) fn step(&self) -> DeliveryStep {
         match self {
-            Self::Quarantined { .. } => Step::Quarantined,
-            Self::Judged { .. } => Step::Judged,
-            Self::Pushed => Step::Pushed,
-            Self::PullRequested(_) => Step::PullRequested,
-            Self::Done => Step::Done,
-            Self::Held { .. } => Step::Held,
-            Self::Failed { .. } => Step::Failed,
+            Self::Quarantined { .. } => DeliveryStep::Quarantined,
+            Self::Judged { .. } => DeliveryStep::Judged,
+            Self::Pushed => DeliveryStep::Pushed,
+            Self::PullRequested(_) => DeliveryStep::PullRequested,
+            Self::Done => DeliveryStep::Done,
+            Self::Held { .. } => DeliveryStep::Held,
+            Self::Failed { .. } => DeliveryStep::Failed,
         }
     }
 
-    pub(super) fn apply(self, job: &mut Job) {
+    pub(super) fn apply_to(self, job: &mut DeliveryJob) {
         match self {
             Self::Quarantined { head } => job.head = Some(head),
             Self::Judged { verdict, mode } => {
                 job.mode = Some(mode.to_owned());
-                job.verdict = Some(Verdict::from(&verdict));
+                job.verdict = Some(VerdictKind::from(&verdict));
                 job.reasons = verdict.reasons().to_vec();
             }
             Self::Pushed => job.is_pushed = true,
             Self::PullRequested(pull) => job.pull = Some(pull),
             Self::Done => (),
             Self::Held { code, why } => {
-                (job.code, job.error) = (Some(code.to_owned()), Some(super::short(&why)));
+                (job.code, job.error) = (Some(code.to_owned()), Some(super::one_line(&why)));
             }
             Self::Failed { why } => {
-                (job.code, job.error) = (Some("failed".to_owned()), Some(super::short(&why)));
+                (job.code, job.error) = (Some("failed".to_owned()), Some(super::one_line(&why)));
             }
         }
     }
 }
 
-/// What [`read`] reads, in its order.
-pub(super) const COLUMNS: &str = "id, \"order\", fence, step, verdict, head, is_pushed, pull_number, pull_url, attempts, \
+/// What [`read_job`] reads, in its order.
+pub(super) const JOB_COLUMNS: &str = "id, \"order\", fence, step, verdict, head, is_pushed, pull_number, pull_url, attempts, \
                                   due, error, created, code, statement, reasons, mode";
 
-pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
+pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
-    let odd =
-        |at| move |error: Odd| rusqlite::Error::FromSqlConversionFailure(at, Type::Text, error);
+    let odd = |at| {
+        move |error: BoxedError| rusqlite::Error::FromSqlConversionFailure(at, Type::Text, error)
+    };
     let order: String = row.get(1)?;
     let step: String = row.get(3)?;
     let number: Option<i64> = row.get(7)?;
-    let pull =
-        number.zip(text(8)?).map(|(number, url)| Pull { number: number.unsigned_abs(), url });
-    Ok(Job {
+    let pull = number
+        .zip(text(8)?)
+        .map(|(number, url)| PullRequestRef { number: number.unsigned_abs(), url });
+    Ok(DeliveryJob {
         id: row.get(0)?,
         order: serde_json::from_str(&order).map_err(|error| odd(1)(error.into()))?,
         fence: row.get::<_, i64>(2)?.unsigned_abs(),
-        step: Step::ALL
+        step: DeliveryStep::ALL
             .into_iter()
             .find(|one| one.as_str() == step)
             .ok_or("a step")
             .map_err(|error| odd(3)(error.into()))?,
-        verdict: text(4)?.as_deref().and_then(Verdict::parse),
+        verdict: text(4)?.as_deref().and_then(VerdictKind::parse),
         head: text(5)?.and_then(|head| head.parse().ok()),
         is_pushed: row.get(6)?,
         pull,
         attempts: row.get(9)?,
-        due: instant(row.get(10)?),
+        due: from_millis(row.get(10)?),
         error: text(11)?,
-        created: instant(row.get(12)?),
+        created: from_millis(row.get(12)?),
         code: text(13)?,
         statement: text(14)?,
         // They are for people; another version may say them in another way.
@@ -320,18 +322,18 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
 }
 
 /// Why a row is held: what has come out is not in git's form.
-pub(in crate::delivery) const OBJECTS: &str = "objects";
+pub(in crate::delivery) const CODE_OBJECTS: &str = "objects";
 
 /// Why a row is held: its branch is not where its run began.
-pub(in crate::delivery) const MOVED: &str = "moved";
+pub(in crate::delivery) const CODE_MOVED: &str = "moved";
 
-type Odd = Box<dyn std::error::Error + Send + Sync>;
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-pub(super) fn millis(time: SystemTime) -> i64 {
+pub(super) fn to_millis(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn instant(millis: i64) -> SystemTime {
+pub(super) fn from_millis(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }

@@ -2,10 +2,10 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::Error;
+use super::OutboxError;
 
 /// Makes a connection safe to rely on, and its file what this version needs.
-pub(super) fn prepare(connection: &mut Connection) -> Result<(), Error> {
+pub(super) fn prepare_schema(connection: &mut Connection) -> Result<(), OutboxError> {
     connection.pragma_update(None, "journal_mode", "WAL")?;
     // A row that was written is on the disk, not only in the kernel: what comes after it cannot be taken back.
     connection.pragma_update(None, "synchronous", "FULL")?;
@@ -13,18 +13,18 @@ pub(super) fn prepare(connection: &mut Connection) -> Result<(), Error> {
     let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
     let done = usize::try_from(found).unwrap_or(usize::MAX);
-    if done > VERSION {
-        return Err(Error::Later { found });
+    if done > SCHEMA_VERSION {
+        return Err(OutboxError::Later { found });
     }
     for migration in &MIGRATIONS[done..] {
         change.execute_batch(migration)?;
     }
-    change.pragma_update(None, "user_version", VERSION.cast_signed())?;
+    change.pragma_update(None, "user_version", SCHEMA_VERSION.cast_signed())?;
     Ok(change.commit()?)
 }
 
 /// What this program knows.
-pub(super) const VERSION: usize = MIGRATIONS.len();
+pub(super) const SCHEMA_VERSION: usize = MIGRATIONS.len();
 
 /// Each brings the file from the version that is its index to the next. What was published never changes.
 const MIGRATIONS: &[&str] = &["

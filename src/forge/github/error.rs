@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 /// What came of a call that was not answered well. Nothing in it is a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum GithubError {
     /// It may have been done, and it may not.
     #[error("GitHub did not answer: {0}")]
     Unanswered(String),
@@ -31,8 +31,8 @@ pub enum Error {
     NotFound,
     #[error("the repository has moved to {0}; give its new URL")]
     Moved(String),
-    #[error("GitHub refuses this: {}", list(message, reasons))]
-    Invalid { message: String, reasons: Vec<Reason> },
+    #[error("GitHub refuses this: {}", join_problems(message, reasons))]
+    Invalid { message: String, reasons: Vec<ValidationProblem> },
     #[error("GitHub answers {status}: {message}")]
     Unexpected { status: StatusCode, message: String },
     #[error(
@@ -50,7 +50,7 @@ pub enum Error {
 /// One thing that is wrong with a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Reason {
+pub struct ValidationProblem {
     pub field: String,
     pub code: String,
     pub message: String,
@@ -59,18 +59,18 @@ pub struct Reason {
 /// GitHub's body of every refusal.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Refusal {
+struct GithubErrorBody {
     message: String,
     errors: Vec<serde_json::Value>,
     url: String,
 }
 
-impl Error {
+impl GithubError {
     /// Reads an answer that is not a success.
-    pub(super) fn refused(head: &Parts, body: &[u8]) -> Self {
-        let refusal: Refusal = serde_json::from_slice(body).unwrap_or_default();
-        let message = short(&refusal.message);
-        if let Some(after) = limited(head, &message) {
+    pub(super) fn from_response(head: &Parts, body: &[u8]) -> Self {
+        let refusal: GithubErrorBody = serde_json::from_slice(body).unwrap_or_default();
+        let message = one_line(&refusal.message);
+        if let Some(after) = rate_limit_wait(head, &message) {
             return Self::Limited { after, message };
         }
         match head.status {
@@ -78,12 +78,13 @@ impl Error {
             StatusCode::FORBIDDEN => Self::Forbidden(message),
             StatusCode::NOT_FOUND | StatusCode::GONE => Self::NotFound,
             StatusCode::UNPROCESSABLE_ENTITY => {
-                let reasons = refusal.errors.into_iter().map(Reason::read).collect();
+                let reasons =
+                    refusal.errors.into_iter().map(ValidationProblem::from_json).collect();
                 Self::Invalid { message, reasons }
             }
             status if status.is_redirection() => {
-                let location = text(&head.headers, "location").unwrap_or(&refusal.url);
-                Self::Moved(short(location))
+                let location = header_text(&head.headers, "location").unwrap_or(&refusal.url);
+                Self::Moved(one_line(location))
             }
             status if status.is_server_error() => Self::Unwell(status),
             status => Self::Unexpected { status, message },
@@ -91,10 +92,10 @@ impl Error {
     }
 
     /// What a query was refused for, which is said with a status that says that all is well.
-    pub(super) fn of_query(kind: &str, message: &str) -> Self {
-        let message = short(message);
+    pub(super) fn from_graphql(kind: &str, message: &str) -> Self {
+        let message = one_line(message);
         match kind {
-            "RATE_LIMITED" => Self::Limited { after: A_MINUTE, message },
+            "RATE_LIMITED" => Self::Limited { after: DEFAULT_RATE_LIMIT_WAIT, message },
             "FORBIDDEN" => Self::Forbidden(message),
             _ => Self::Invalid { message, reasons: vec![] },
         }
@@ -112,12 +113,12 @@ impl Error {
     }
 
     /// How long to wait before it is worth trying again; `None` where that would change nothing.
-    pub fn later(&self) -> Option<Duration> {
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Unanswered(_) | Self::Unwell(_) => Some(Duration::ZERO),
             Self::Limited { after, .. } => Some(*after),
             // Git took the branch a moment ago, and the API does not know it yet.
-            Self::Invalid { .. } if self.has(|reason| reason.field == "head") => {
+            Self::Invalid { .. } if self.has_problem(|reason| reason.field == "head") => {
                 Some(Duration::ZERO)
             }
             _ => None,
@@ -125,26 +126,26 @@ impl Error {
     }
 
     /// Whether a request was refused for a reason.
-    pub(in crate::forge) fn has(&self, is_it: impl Fn(&Reason) -> bool) -> bool {
+    pub(in crate::forge) fn has_problem(&self, is_it: impl Fn(&ValidationProblem) -> bool) -> bool {
         matches!(self, Self::Invalid { reasons, .. } if reasons.iter().any(is_it))
     }
 }
 
-impl Reason {
+impl ValidationProblem {
     /// Most are objects; some parts of the API send a text.
-    fn read(value: serde_json::Value) -> Self {
+    fn from_json(value: serde_json::Value) -> Self {
         let mut reason = match value {
             serde_json::Value::String(message) => Self { message, ..Self::default() },
             value => serde_json::from_value(value).unwrap_or_default(),
         };
         for text in [&mut reason.field, &mut reason.code, &mut reason.message] {
-            *text = short(text);
+            *text = one_line(text);
         }
         reason
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ValidationProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.message.is_empty() {
             return write!(f, "`{}` is {}", self.field, self.code);
@@ -156,44 +157,45 @@ impl fmt::Display for Reason {
 /// When to come again, where the answer is that there were too many calls.
 ///
 /// <https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api#exceeding-the-rate-limit>
-fn limited(head: &Parts, message: &str) -> Option<Duration> {
+fn rate_limit_wait(head: &Parts, message: &str) -> Option<Duration> {
     let is_candidate = matches!(head.status, StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
     if !is_candidate {
         return None;
     }
-    let number = |name| text(&head.headers, name).and_then(|text| text.parse::<u64>().ok());
+    let number = |name| header_text(&head.headers, name).and_then(|text| text.parse::<u64>().ok());
     let after = if let Some(seconds) = number("retry-after") {
         Duration::from_secs(seconds)
     } else if number("x-ratelimit-remaining") == Some(0) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let reset = Duration::from_secs(number("x-ratelimit-reset").unwrap_or(0));
-        reset.saturating_sub(now).max(SOON)
+        reset.saturating_sub(now).max(MIN_RETRY_WAIT)
     } else {
         let says_so = message.to_ascii_lowercase().contains("rate limit");
-        (says_so || head.status == StatusCode::TOO_MANY_REQUESTS).then_some(A_MINUTE)?
+        (says_so || head.status == StatusCode::TOO_MANY_REQUESTS)
+            .then_some(DEFAULT_RATE_LIMIT_WAIT)?
     };
-    Some(after.min(A_DAY))
+    Some(after.min(MAX_RATE_LIMIT_WAIT))
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-fn list(message: &str, reasons: &[Reason]) -> String {
-    let reasons: Vec<_> = reasons.iter().map(Reason::to_string).collect();
+fn join_problems(message: &str, reasons: &[ValidationProblem]) -> String {
+    let reasons: Vec<_> = reasons.iter().map(ValidationProblem::to_string).collect();
     if reasons.is_empty() { message.to_owned() } else { reasons.join("; ") }
 }
 
 /// What stands in logs and rows is short, and one line.
-pub(super) fn short(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_CHARACTERS).collect()
+pub(super) fn one_line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE_CHARS).collect()
 }
 
-const MAX_CHARACTERS: usize = 300;
-const SOON: Duration = Duration::from_secs(1);
+const MAX_MESSAGE_CHARS: usize = 300;
+const MIN_RETRY_WAIT: Duration = Duration::from_secs(1);
 
 /// What GitHub asks for where it does not say how long.
-const A_MINUTE: Duration = Duration::from_mins(1);
+const DEFAULT_RATE_LIMIT_WAIT: Duration = Duration::from_mins(1);
 
 /// Its limits are of an hour; what says more is not believed.
-const A_DAY: Duration = Duration::from_hours(24);
+const MAX_RATE_LIMIT_WAIT: Duration = Duration::from_hours(24);

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::Error;
+use super::GithubError;
 
 /// Waits that double, up to a bound. What needs a longer one is left for later, by whoever asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// How often something is tried in all.
     pub attempts: u32,
     /// The first wait.
@@ -15,21 +15,21 @@ pub struct Patience {
     pub longest: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     /// Some ten seconds in all, so that a hiccup passes unseen and an outage holds nothing up.
     fn default() -> Self {
         Self { attempts: 4, first: Duration::from_millis(500), longest: Duration::from_secs(10) }
     }
 }
 
-impl Patience {
+impl RetryPolicy {
     /// Does something until it is done, or will not be soon.
     ///
     /// # Errors
     /// The last one.
-    pub async fn keep<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Error>
+    pub async fn retry<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, GithubError>
     where
-        F: Future<Output = Result<T, Error>>,
+        F: Future<Output = Result<T, GithubError>>,
     {
         let mut wait = self.first;
         for _ in 1..self.attempts {
@@ -37,7 +37,9 @@ impl Patience {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            let Some(pause) = error.later().map(|after| after.max(wait)) else { return Err(error) };
+            let Some(pause) = error.retry_after().map(|after| after.max(wait)) else {
+                return Err(error);
+            };
             if pause > self.longest {
                 return Err(error);
             }

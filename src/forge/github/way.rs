@@ -16,33 +16,33 @@ use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::CertificateError;
 
-use super::error::short;
-use super::{Config, Error};
+use super::error::one_line;
+use super::{GithubConfig, GithubError};
 use crate::base;
 
 /// Always the same one: there is but one host.
 #[derive(Clone)]
-pub(super) enum Way {
-    Straight(Http<HttpConnector>),
-    Tunnel(Http<Tunnel<HttpConnector>>),
+pub(super) enum GithubTransport {
+    Straight(HttpsClient<HttpConnector>),
+    Tunnel(HttpsClient<Tunnel<HttpConnector>>),
 }
 
-pub(super) type Http<C> = legacy::Client<HttpsConnector<C>, Full<Bytes>>;
+pub(super) type HttpsClient<C> = legacy::Client<HttpsConnector<C>, Full<Bytes>>;
 
-impl Way {
-    pub(super) fn new(config: &Config) -> io::Result<Self> {
+impl GithubTransport {
+    pub(super) fn new(config: &GithubConfig) -> io::Result<Self> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(config.connect_timeout));
-        Ok(match config.network.proxy_to(&config.url) {
-            None => Self::Straight(client(config, tcp)?),
+        Ok(match config.network.proxy_for(&config.url) {
+            None => Self::Straight(build_client(config, tcp)?),
             Some(proxy) => {
                 let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
                 let tunnel = match proxy.basic_auth() {
                     Some(auth) => tunnel.with_auth(auth.clone()),
                     None => tunnel,
                 };
-                Self::Tunnel(client(config, tunnel)?)
+                Self::Tunnel(build_client(config, tunnel)?)
             }
         })
     }
@@ -54,25 +54,26 @@ impl Way {
     pub(super) async fn send(
         &self,
         request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, Error> {
+    ) -> Result<Response<Incoming>, GithubError> {
         let (sent, setting) = match self {
             Self::Straight(http) => (http.request(request).await, "GITHUB_API_URL"),
             Self::Tunnel(http) => (http.request(request).await, "HTTPS_PROXY"),
         };
-        sent.map_err(|error| Error::Unanswered(told(&error, setting)))
+        sent.map_err(|error| GithubError::Unanswered(describe_error(&error, setting)))
     }
 }
 
 /// Tells why a request was not answered. `setting` is where the way begins.
-fn told(error: &legacy::Error, setting: &str) -> String {
-    let causes = || iter::successors(Some(error as &(dyn Cause + 'static)), |error| cause(*error));
+fn describe_error(error: &legacy::Error, setting: &str) -> String {
+    let causes =
+        || iter::successors(Some(error as &(dyn Cause + 'static)), |error| wrapped_error(*error));
     let certificate = causes().find_map(|cause| match cause.downcast_ref() {
         Some(rustls::Error::InvalidCertificate(error)) => Some(error),
         _ => None,
     });
     if let Some(error) = certificate {
-        let why = short(&error.to_string());
-        return format!("its certificate is not accepted ({why}); {}", advice(error));
+        let why = one_line(&error.to_string());
+        return format!("its certificate is not accepted ({why}); {}", certificate_advice(error));
     }
     let why = root_cause(error);
     if error.is_connect() {
@@ -88,19 +89,19 @@ fn told(error: &legacy::Error, setting: &str) -> String {
 
 /// Finds the last cause of an error: each error before it repeats what it wraps, or says less.
 pub(super) fn root_cause(error: &(dyn Cause + 'static)) -> String {
-    let causes = iter::successors(Some(error), |error| cause(*error));
-    causes.last().map(|last| short(&last.to_string())).unwrap_or_default()
+    let causes = iter::successors(Some(error), |error| wrapped_error(*error));
+    causes.last().map(|last| one_line(&last.to_string())).unwrap_or_default()
 }
 
 /// Finds what an error wraps. An `io::Error` skips over that when it is asked for its source.
-fn cause<'a>(error: &'a (dyn Cause + 'static)) -> Option<&'a (dyn Cause + 'static)> {
+fn wrapped_error<'a>(error: &'a (dyn Cause + 'static)) -> Option<&'a (dyn Cause + 'static)> {
     match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         Some(inner) => Some(inner),
         None => error.source(),
     }
 }
 
-fn advice(error: &CertificateError) -> &'static str {
+fn certificate_advice(error: &CertificateError) -> &'static str {
     use CertificateError as E;
     match error {
         E::Expired | E::ExpiredContext { .. } | E::NotValidYet | E::NotValidYetContext { .. } => {
@@ -111,14 +112,14 @@ fn advice(error: &CertificateError) -> &'static str {
     }
 }
 
-fn client<C: Clone>(config: &Config, inner: C) -> io::Result<Http<C>>
+fn build_client<C: Clone>(config: &GithubConfig, inner: C) -> io::Result<HttpsClient<C>>
 where
     HttpsConnector<C>: Connect + Clone,
 {
     let builder = HttpsConnectorBuilder::new();
     let builder = match &config.network.ca_file {
         Some(path) => {
-            let roots = base::tls::authorities(path).map_err(io::Error::other)?;
+            let roots = base::tls::load_root_store(path).map_err(io::Error::other)?;
             let tls = rustls::ClientConfig::builder().with_root_certificates(roots);
             builder.with_tls_config(tls.with_no_client_auth())
         }
@@ -127,8 +128,8 @@ where
     let connector = builder.https_or_http().enable_http1().wrap_connector(inner);
     Ok(legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE)
+        .pool_idle_timeout(IDLE_TIMEOUT)
         .build(connector))
 }
 
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -10,31 +10,31 @@
 //! A block of code that is not ended is ended, so that what follows is not part of it.
 
 /// A title: one line, of some length, and never none.
-pub fn title(given: &str, otherwise: &str) -> String {
+pub fn format_title(given: &str, otherwise: &str) -> String {
     let line: String =
         given.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().into();
-    let line = harmless(&shortened(&line, MAX_TITLE));
+    let line = neutralize_markup(&truncate(&line, MAX_TITLE_CHARS));
     if line.is_empty() { otherwise.to_owned() } else { line }
 }
 
 /// Some paragraphs, in the page's own language.
-pub fn body(given: &str) -> String {
-    ended(&harmless(shortened(given, MAX_BODY).trim()))
+pub fn format_body(given: &str) -> String {
+    close_code_block(&neutralize_markup(truncate(given, MAX_AGENT_TEXT_CHARS).trim()))
 }
 
 /// A name in a sentence of ours.
-pub fn code(name: &str) -> String {
-    format!("`{}`", harmless(name).replace('`', "'"))
+pub fn format_code(name: &str) -> String {
+    format!("`{}`", neutralize_markup(name).replace('`', "'"))
 }
 
-fn harmless(given: &str) -> String {
-    let given: String = given.chars().filter(|&c| is_shown(c)).collect();
+fn neutralize_markup(given: &str) -> String {
+    let given: String = given.chars().filter(|&c| is_printable(c)).collect();
     let mut text = String::with_capacity(given.len());
     for (at, c) in given.char_indices() {
         text.push(c);
         let (before, after) = given.split_at(at + c.len_utf8());
-        if does_something(c, before, after) {
-            text.push(PARTED);
+        if triggers_action(c, before, after) {
+            text.push(ZERO_WIDTH_SPACE);
         }
     }
     text
@@ -44,10 +44,10 @@ fn harmless(given: &str) -> String {
 ///
 /// A block that begins a few columns to the right may belong to an item of a list, which ends with that item, or to none.
 /// It is moved to the first column, where it belongs to none.
-fn ended(given: &str) -> String {
+fn close_code_block(given: &str) -> String {
     let (mut text, mut open) = (String::with_capacity(given.len()), None);
     for line in given.split_inclusive('\n') {
-        match (open, fence(line)) {
+        match (open, parse_fence(line)) {
             (None, Some(fence)) if fence.may_begin() => {
                 open = Some((fence.sign, fence.length));
                 text.push_str(line.trim_start_matches(' '));
@@ -68,23 +68,23 @@ fn ended(given: &str) -> String {
 }
 
 /// A line that begins or ends a block of code.
-struct Fence<'a> {
+struct CodeFence<'a> {
     sign: char,
     length: usize,
     /// What follows on the line.
     rest: &'a str,
 }
 
-fn fence(line: &str) -> Option<Fence<'_>> {
+fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
     let marks = line.trim_start_matches(' ');
     let sign = marks.chars().next().filter(|sign| matches!(sign, '`' | '~'))?;
     let rest = marks.trim_start_matches(sign);
     let length = marks.len() - rest.len();
     let is_one = line.len() - marks.len() <= 3 && length >= 3;
-    is_one.then(|| Fence { sign, length, rest: rest.trim_end_matches('\n') })
+    is_one.then(|| CodeFence { sign, length, rest: rest.trim_end_matches('\n') })
 }
 
-impl Fence<'_> {
+impl CodeFence<'_> {
     fn may_begin(&self) -> bool {
         self.sign == '~' || !self.rest.contains('`')
     }
@@ -95,7 +95,7 @@ impl Fence<'_> {
 }
 
 /// Whether a character, the last one of `before`, does something together with what comes `after` it.
-fn does_something(c: char, before: &str, after: &str) -> bool {
+fn triggers_action(c: char, before: &str, after: &str) -> bool {
     let next = after.chars().next().unwrap_or_default();
     match c {
         '@' => next.is_ascii_alphanumeric(),
@@ -106,7 +106,7 @@ fn does_something(c: char, before: &str, after: &str) -> bool {
         '\\' => matches!(next, '-' | ':'),
         '<' => next.is_ascii_alphabetic() || matches!(next, '/' | '!' | '?'),
         // In this order: who looks for an address goes through all blanks, and does so behind such a word only.
-        _ => ends_with_any(before, CLOSING) && is_before_address(after),
+        _ => ends_with_any(before, CLOSING_KEYWORDS) && is_before_address(after),
     }
 }
 
@@ -128,13 +128,13 @@ fn ends_with_any(text: &str, words: &[&str]) -> bool {
 }
 
 /// Neither control characters nor those that reorder what stands around them.
-fn is_shown(c: char) -> bool {
+fn is_printable(c: char) -> bool {
     let reorders =
         matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
     (!c.is_control() || matches!(c, '\n' | '\t')) && !reorders
 }
 
-fn shortened(text: &str, characters: usize) -> String {
+fn truncate(text: &str, characters: usize) -> String {
     let mut kept: String = text.chars().take(characters).collect();
     if kept.len() < text.len() {
         kept.push('…');
@@ -143,14 +143,14 @@ fn shortened(text: &str, characters: usize) -> String {
 }
 
 /// <https://docs.github.com/en/issues/tracking-your-work-with-issues/using-issues/linking-a-pull-request-to-an-issue>
-const CLOSING: &[&str] =
+const CLOSING_KEYWORDS: &[&str] =
     &["close", "closes", "closed", "fix", "fixes", "fixed", "resolve", "resolves", "resolved"];
 
 /// A zero-width space.
-const PARTED: char = '\u{200b}';
+const ZERO_WIDTH_SPACE: char = '\u{200b}';
 
 /// GitHub allows 256; a sign takes two.
-const MAX_TITLE: usize = 120;
+const MAX_TITLE_CHARS: usize = 120;
 
 /// More than anybody reads; three of GitHub's pages of text hold twenty.
-const MAX_BODY: usize = 8_000;
+const MAX_AGENT_TEXT_CHARS: usize = 8_000;

@@ -9,22 +9,22 @@
 
 use std::time::{Duration, Instant};
 
-use super::Exchange;
-use crate::audit::record::Outcome;
-use crate::budget::{Amount, Source, Tokens, Usage};
+use super::GatewayExchange;
+use crate::audit::record::CallOutcome;
+use crate::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
 use crate::gateway::policy::OnClientGone;
-use crate::protocol::{Protocol, Route};
-use crate::stream::{Finish, Observer};
-use crate::upstream::Kind;
+use crate::protocol::{GatewayRoute, LlmProtocol};
+use crate::stream::{ResponseObserver, StreamEnd};
+use crate::upstream::UpstreamKind;
 
 /// All that is known of a call when it ends.
 #[derive(Clone, Copy, Debug)]
-struct Account {
-    reserved: Amount,
+struct ChargeBasis {
+    reserved: BudgetAmount,
     /// The upstream's status, if it has answered.
     status: Option<u16>,
-    /// Its source is [`Source::Estimated`] where it is not the last word.
-    reported: Option<Usage>,
+    /// Its source is [`UsageSource::Estimated`] where it is not the last word.
+    reported: Option<TokenUsage>,
     /// What the text that was seen comes to at least.
     at_least: Tokens,
     /// What it is taken for.
@@ -37,89 +37,91 @@ struct Account {
     is_seen: bool,
 }
 
-impl Account {
+impl ChargeBasis {
     /// What the call used.
-    pub(super) fn usage(&self) -> Usage {
+    pub(super) fn final_usage(&self) -> TokenUsage {
         match self.reported {
-            Some(usage) if usage.source != Source::Estimated && usage.output >= self.at_least => {
+            Some(usage)
+                if usage.source != UsageSource::Estimated && usage.output >= self.at_least =>
+            {
                 usage
             }
-            Some(usage) if usage.source != Source::Estimated => {
-                Usage { output: self.at_least, source: Source::Estimated, ..usage }
+            Some(usage) if usage.source != UsageSource::Estimated => {
+                TokenUsage { output: self.at_least, source: UsageSource::Estimated, ..usage }
             }
-            partial => self.estimate(partial.unwrap_or_default()),
+            partial => self.estimate_usage(partial.unwrap_or_default()),
         }
     }
 
-    fn estimate(&self, partial: Usage) -> Usage {
+    fn estimate_usage(&self, partial: TokenUsage) -> TokenUsage {
         let input = if partial.input.is_zero() { self.reserved.input } else { partial.input };
         let output = match self.status {
             // The upstream failed, after it may have read the request.
             Some(500..) => self.told,
             Some(400..) => {
                 let told = self.told.min(self.reserved.output);
-                return Usage { output: partial.output.max(told), ..partial };
+                return TokenUsage { output: partial.output.max(told), ..partial };
             }
             _ if self.is_seen => self.estimate + self.unseen,
             _ => self.reserved.output,
         };
         let output = output.min(self.reserved.output).max(self.at_least).max(partial.output);
-        Usage { input, output, source: Source::Estimated, ..partial }
+        TokenUsage { input, output, source: UsageSource::Estimated, ..partial }
     }
 }
 
-impl Exchange {
-    pub(super) fn reported(&mut self, observer: &Observer, source: Source) {
-        self.has_finished |= self.outcome == Outcome::Completed;
-        let is_final = self.has_finished || observer.finish() == Finish::Terminated;
-        self.is_whole = is_final && observer.finish() != Finish::Errored;
-        self.has_finished |= observer.finish() != Finish::Unfinished;
-        self.cost = observer.cost();
-        self.at_least = observer.output_at_least();
+impl GatewayExchange {
+    pub(super) fn read_usage(&mut self, observer: &ResponseObserver, source: UsageSource) {
+        self.has_finished |= self.outcome == CallOutcome::Completed;
+        let is_final = self.has_finished || observer.stream_end() == StreamEnd::Terminated;
+        self.is_whole = is_final && observer.stream_end() != StreamEnd::Errored;
+        self.has_finished |= observer.stream_end() != StreamEnd::Unfinished;
+        self.cost = observer.reported_cost();
+        self.at_least = observer.output_lower_bound();
         self.estimate = observer.output_estimate();
-        let whole = observer.usage().map(|usage| {
-            let source = if is_final { source } else { Source::Estimated };
-            Usage { source, ..usage }
+        let whole = observer.reported_usage().map(|usage| {
+            let source = if is_final { source } else { UsageSource::Estimated };
+            TokenUsage { source, ..usage }
         });
         self.reported = whole.or_else(|| {
-            let so_far = observer.usage_so_far()?;
-            Some(Usage { source: Source::Estimated, ..so_far })
+            let so_far = observer.partial_usage()?;
+            Some(TokenUsage { source: UsageSource::Estimated, ..so_far })
         });
     }
 
     /// What the call used by `now`, its end.
-    pub(super) fn usage(&self, reserved: Amount, now: Instant) -> Usage {
+    pub(super) fn usage_at(&self, reserved: BudgetAmount, now: Instant) -> TokenUsage {
         let until = if self.has_finished { self.last_frame } else { now };
-        let goes_on = !self.has_finished && self.goes_on();
-        Account {
+        let goes_on = !self.has_finished && self.upstream_continues();
+        ChargeBasis {
             reserved,
             status: self.upstream_status,
             reported: self.reported,
             // What goes over the grant by the cut itself is the documented bound of an estimate.
             at_least: match self.outcome {
-                Outcome::CutOff => self.at_least.min(reserved.output),
+                CallOutcome::CutOff => self.at_least.min(reserved.output),
                 _ => self.at_least,
             },
             estimate: self.estimate,
-            unseen: self.silence.tokens(until, self.choices),
+            unseen: self.silence.estimate_tokens(until, self.choices),
             told: self.error_tokens,
             is_seen: self.is_stream && !goes_on && !self.is_unreadable && !self.is_whole,
         }
-        .usage()
+        .final_usage()
     }
 
-    /// See [`goes_on`].
-    fn goes_on(&self) -> bool {
-        let route = self.route.unwrap_or(Route::Models);
-        goes_on(self.gateway.upstream.kind(), route, self.is_stream)
+    /// See [`upstream_keeps_generating`].
+    fn upstream_continues(&self) -> bool {
+        let route = self.route.unwrap_or(GatewayRoute::Models);
+        upstream_keeps_generating(self.gateway.upstream.kind(), route, self.is_stream)
     }
 
     /// Whether the answer is to be read on when its client has left.
-    pub(super) fn is_drained(&self) -> bool {
-        let has_usage = self.route.is_some_and(Route::spends_tokens);
+    pub(super) fn should_drain(&self) -> bool {
+        let has_usage = self.route.is_some_and(GatewayRoute::spends_tokens);
         has_usage
             && match self.policy.config.on_client_gone {
-                OnClientGone::Auto => self.goes_on(),
+                OnClientGone::Auto => self.upstream_continues(),
                 OnClientGone::Cancel => false,
                 OnClientGone::Drain => true,
             }
@@ -128,7 +130,7 @@ impl Exchange {
 
 /// The time in which a call could write, and nothing was seen of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Silence {
+pub(super) struct SilenceTimer {
     /// When the latest text came; before the first, when the call was sent.
     since: Instant,
     /// The texts that have come.
@@ -137,27 +139,27 @@ pub(super) struct Silence {
     pauses: Duration,
 }
 
-impl Silence {
-    pub(super) fn begin(since: Instant) -> Self {
+impl SilenceTimer {
+    pub(super) fn start_at(since: Instant) -> Self {
         Self { since, texts: 0, pauses: Duration::ZERO }
     }
 
     /// So many texts have come by `now`.
-    pub(super) fn heard(&mut self, texts: u64, now: Instant) {
+    pub(super) fn record_texts(&mut self, texts: u64, now: Instant) {
         if texts == self.texts {
             return;
         }
         let pause = now.saturating_duration_since(self.since);
-        if pause >= PACE {
+        if pause >= MIN_SILENCE {
             self.pauses += pause;
         }
         (self.texts, self.since) = (texts, now);
     }
 
     /// What a model may have written in it until `now`, for each of its answers.
-    pub(super) fn tokens(&self, now: Instant, choices: u32) -> Tokens {
+    pub(super) fn estimate_tokens(&self, now: Instant, choices: u32) -> Tokens {
         let time = self.pauses + now.saturating_duration_since(self.since);
-        let written = time.as_millis().saturating_mul(TOKENS_A_SECOND).div_ceil(1000);
+        let written = time.as_millis().saturating_mul(MAX_TOKENS_PER_SECOND).div_ceil(1000);
         let tokens = u64::try_from(written).unwrap_or(u64::MAX);
         Tokens(tokens.saturating_mul(u64::from(choices.max(1))))
     }
@@ -167,29 +169,33 @@ impl Silence {
 ///
 /// What is not streamed is written, and billed, in full everywhere. LiteLLM stops a stream of chat when
 /// its reader leaves, and goes on with one of Responses or Messages (its issues 37140 and 36123).
-fn goes_on(kind: Kind, route: Route, is_stream: bool) -> bool {
-    !is_stream || (kind == Kind::Litellm && route.protocol() != Protocol::Chat)
+fn upstream_keeps_generating(kind: UpstreamKind, route: GatewayRoute, is_stream: bool) -> bool {
+    !is_stream || (kind == UpstreamKind::Litellm && route.protocol() != LlmProtocol::Chat)
 }
 
 /// Between two texts of a model that writes without a pause.
-const PACE: Duration = Duration::from_secs(1);
+const MIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// What a fast model writes in a second; the frontier models of the large providers write 50 to 150.
-const TOKENS_A_SECOND: u128 = 200;
+const MAX_TOKENS_PER_SECOND: u128 = 200;
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Account, Silence, goes_on};
-    use crate::budget::{Amount, Source, Tokens, Usage};
-    use crate::protocol::Route;
-    use crate::upstream::Kind;
+    use super::{ChargeBasis, SilenceTimer, upstream_keeps_generating};
+    use crate::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
+    use crate::protocol::GatewayRoute;
+    use crate::upstream::UpstreamKind;
     use std::time::{Duration, Instant};
 
-    fn account() -> Account {
-        Account {
-            reserved: Amount { input: Tokens(50), output: Tokens(1000), ..Amount::default() },
+    fn account() -> ChargeBasis {
+        ChargeBasis {
+            reserved: BudgetAmount {
+                input: Tokens(50),
+                output: Tokens(1000),
+                ..BudgetAmount::default()
+            },
             status: Some(200),
             reported: None,
             at_least: Tokens(10),
@@ -201,69 +207,75 @@ mod tests {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "as an account has it")]
-    fn report(output: u64, source: Source) -> Option<Usage> {
-        Some(Usage { input: Tokens(30), output: Tokens(output), source, ..Usage::default() })
+    fn report(output: u64, source: UsageSource) -> Option<TokenUsage> {
+        Some(TokenUsage {
+            input: Tokens(30),
+            output: Tokens(output),
+            source,
+            ..TokenUsage::default()
+        })
     }
 
     /// G9, G15: each way out of a call and what it is charged.
     #[test]
     fn each_end_of_a_call_has_its_charge() {
-        use Source::{Drained, Estimated, Provider};
-        let unread = Account { is_seen: false, ..account() };
+        use ChargeBasis as Call;
+        use UsageSource::{Drained, Estimated, Provider};
+        let unread = Call { is_seen: false, ..account() };
         for (name, account, (input, output, source)) in [
-            ("reported", Account { reported: report(60, Provider), ..unread }, (30, 60, Provider)),
-            ("drained", Account { reported: report(60, Drained), ..unread }, (30, 60, Drained)),
+            ("reported", Call { reported: report(60, Provider), ..unread }, (30, 60, Provider)),
+            ("drained", Call { reported: report(60, Drained), ..unread }, (30, 60, Drained)),
             (
                 "reported above what was reserved",
-                Account { reported: report(5000, Provider), ..account() },
+                Call { reported: report(5000, Provider), ..account() },
                 (30, 5000, Provider),
             ),
             (
                 "reported below what was seen",
-                Account { reported: report(3, Provider), ..account() },
+                Call { reported: report(3, Provider), ..account() },
                 (30, 10, Estimated),
             ),
             ("seen", account(), (50, 47, Estimated)),
             ("not seen", unread, (50, 1000, Estimated)),
             (
                 "seen in part, the input reported",
-                Account { reported: report(1, Estimated), ..account() },
+                Call { reported: report(1, Estimated), ..account() },
                 (30, 47, Estimated),
             ),
             (
                 "a running count above the text",
-                Account { reported: report(90, Estimated), ..account() },
+                Call { reported: report(90, Estimated), ..account() },
                 (30, 90, Estimated),
             ),
             (
                 "hidden reasoning",
-                Account { estimate: Tokens(u64::MAX), ..account() },
+                Call { estimate: Tokens(u64::MAX), ..account() },
                 (50, 1000, Estimated),
             ),
             (
                 "more seen than reserved",
-                Account { at_least: Tokens(1500), estimate: Tokens(9000), ..account() },
+                Call { at_least: Tokens(1500), estimate: Tokens(9000), ..account() },
                 (50, 1500, Estimated),
             ),
-            ("no answer", Account { status: None, ..unread }, (50, 1000, Estimated)),
+            ("no answer", Call { status: None, ..unread }, (50, 1000, Estimated)),
             (
                 "the upstream failed",
-                Account { status: Some(503), at_least: Tokens::ZERO, ..unread },
+                Call { status: Some(503), at_least: Tokens::ZERO, ..unread },
                 (50, 0, Estimated),
             ),
             (
                 "the upstream failed, and tells much",
-                Account { status: Some(500), at_least: Tokens::ZERO, told: Tokens(70), ..unread },
+                Call { status: Some(500), at_least: Tokens::ZERO, told: Tokens(70), ..unread },
                 (50, 70, Estimated),
             ),
             (
                 "the upstream refused, and tells much",
-                Account { status: Some(400), told: Tokens(70), ..unread },
+                Call { status: Some(400), told: Tokens(70), ..unread },
                 (0, 70, Estimated),
             ),
-            ("the upstream refused", Account { status: Some(429), ..unread }, (0, 0, Estimated)),
+            ("the upstream refused", Call { status: Some(429), ..unread }, (0, 0, Estimated)),
         ] {
-            let usage = account.usage();
+            let usage = account.final_usage();
             assert_eq!(
                 (usage.input.0, usage.output.0, usage.source),
                 (input, output, source),
@@ -276,17 +288,21 @@ mod tests {
     #[test]
     fn what_goes_on_upstream_depends_on_protocol_kind_and_stream() {
         let mut going_on = vec![];
-        for kind in [Kind::Litellm, Kind::Openai, Kind::Anthropic] {
-            for route in
-                [Route::ChatCompletions, Route::Completions, Route::Responses, Route::Messages]
-            {
-                assert!(goes_on(kind, route, false), "{kind:?} {route:?}");
-                if goes_on(kind, route, true) {
+        for kind in [UpstreamKind::Litellm, UpstreamKind::Openai, UpstreamKind::Anthropic] {
+            for route in [
+                GatewayRoute::ChatCompletions,
+                GatewayRoute::Completions,
+                GatewayRoute::Responses,
+                GatewayRoute::Messages,
+            ] {
+                assert!(upstream_keeps_generating(kind, route, false), "{kind:?} {route:?}");
+                if upstream_keeps_generating(kind, route, true) {
                     going_on.push((kind, route));
                 }
             }
         }
-        let litellm = [Route::Responses, Route::Messages].map(|route| (Kind::Litellm, route));
+        let litellm = [GatewayRoute::Responses, GatewayRoute::Messages]
+            .map(|route| (UpstreamKind::Litellm, route));
         assert_eq!(going_on, litellm);
     }
 
@@ -295,18 +311,18 @@ mod tests {
     fn the_time_without_text_counts() {
         let sent = Instant::now();
         let at = |milliseconds| sent + Duration::from_millis(milliseconds);
-        let mut silence = Silence::begin(sent);
-        assert_eq!(silence.tokens(at(500), 1), Tokens(100));
-        assert_eq!(silence.tokens(at(500), 3), Tokens(300));
+        let mut silence = SilenceTimer::start_at(sent);
+        assert_eq!(silence.estimate_tokens(at(500), 1), Tokens(100));
+        assert_eq!(silence.estimate_tokens(at(500), 3), Tokens(300));
         // Frames without text change nothing.
-        silence.heard(0, at(4000));
-        assert_eq!(silence.tokens(at(4000), 1), Tokens(800));
-        silence.heard(1, at(4000));
+        silence.record_texts(0, at(4000));
+        assert_eq!(silence.estimate_tokens(at(4000), 1), Tokens(800));
+        silence.record_texts(1, at(4000));
         for text in 2..100 {
-            silence.heard(text, at(4000 + 20 * text));
+            silence.record_texts(text, at(4000 + 20 * text));
         }
-        assert_eq!(silence.tokens(at(4000 + 20 * 99), 1), Tokens(800));
-        assert_eq!(silence.tokens(at(5000 + 20 * 99), 1), Tokens(1000));
+        assert_eq!(silence.estimate_tokens(at(4000 + 20 * 99), 1), Tokens(800));
+        assert_eq!(silence.estimate_tokens(at(5000 + 20 * 99), 1), Tokens(1000));
     }
 
     proptest! {
@@ -321,9 +337,9 @@ mod tests {
             partial in prop::option::of(0_u64..100),
             is_seen in any::<bool>(),
         ) {
-            let account = |at_least: u64, above: u64| Account {
-                reserved: Amount { output: Tokens(reserved), ..Amount::default() },
-                reported: partial.and_then(|output| report(output, Source::Estimated)),
+            let account = |at_least: u64, above: u64| ChargeBasis {
+                reserved: BudgetAmount { output: Tokens(reserved), ..BudgetAmount::default() },
+                reported: partial.and_then(|output| report(output, UsageSource::Estimated)),
                 at_least: Tokens(at_least),
                 estimate: Tokens(at_least + above),
                 unseen: Tokens(unseen),
@@ -331,7 +347,7 @@ mod tests {
                 ..account()
             };
             let (less, rest) = (account(seen.0, seen.1), account(seen.0 + more.0, seen.1 + more.1));
-            let (less, rest) = (less.usage().output.0, rest.usage().output.0);
+            let (less, rest) = (less.final_usage().output.0, rest.final_usage().output.0);
             prop_assert!(less >= seen.0);
             prop_assert!(less <= reserved.max(seen.0).max(partial.unwrap_or(0)));
             prop_assert!(rest >= less);

@@ -13,11 +13,11 @@ use serde_json::json;
 
 use crate::base::json::split_string;
 use crate::budget::Tokens;
-use crate::protocol::Protocol;
+use crate::protocol::LlmProtocol;
 
 /// An error that has not ended.
 pub(super) struct ErrorBody {
-    protocol: Protocol,
+    protocol: LlmProtocol,
     status: StatusCode,
     is_json: bool,
     /// The beginning, as far as it may pass.
@@ -27,7 +27,7 @@ pub(super) struct ErrorBody {
 }
 
 impl ErrorBody {
-    pub(super) fn new(protocol: Protocol, status: StatusCode, is_json: bool) -> Self {
+    pub(super) fn new(protocol: LlmProtocol, status: StatusCode, is_json: bool) -> Self {
         Self { protocol, status, is_json, kept: BytesMut::new(), dropped: 0 }
     }
 
@@ -58,13 +58,13 @@ impl ErrorBody {
         let kind = match (self.status, self.protocol) {
             (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",
             (status, _) if status.is_client_error() => "invalid_request_error",
-            (_, Protocol::Messages) => "api_error",
+            (_, LlmProtocol::Messages) => "api_error",
             _ => "server_error",
         };
         let error = json!({"type": kind, "message": message, "param": null, "code": CODE});
         let body = match self.protocol {
-            Protocol::Messages => json!({"type": "error", "error": error}),
-            Protocol::Chat | Protocol::Responses => json!({"error": error}),
+            LlmProtocol::Messages => json!({"type": "error", "error": error}),
+            LlmProtocol::Chat | LlmProtocol::Responses => json!({"error": error}),
         };
         body.to_string().into()
     }
@@ -109,9 +109,9 @@ mod tests {
 
     use super::{ErrorBody, MAX_ERROR_BYTES};
     use crate::budget::Tokens;
-    use crate::protocol::Protocol;
+    use crate::protocol::LlmProtocol;
 
-    fn passed(protocol: Protocol, body: &str, size: usize) -> (String, Tokens) {
+    fn passed(protocol: LlmProtocol, body: &str, size: usize) -> (String, Tokens) {
         let mut error = ErrorBody::new(protocol, StatusCode::BAD_GATEWAY, true);
         body.as_bytes().chunks(size).for_each(|frame| error.push(frame));
         let tokens = error.tokens();
@@ -122,16 +122,16 @@ mod tests {
     #[test]
     fn a_short_error_is_the_upstreams_own() {
         let body = json!({"error": {"message": "no such model", "code": "x"}}).to_string();
-        assert_eq!(passed(Protocol::Chat, &body, 7), (body, Tokens::ZERO));
+        assert_eq!(passed(LlmProtocol::Chat, &body, 7), (body, Tokens::ZERO));
         let body = json!({"error": {"message": "x".repeat(2000)}}).to_string();
         let tokens = Tokens((body.len() as u64 - 512).div_ceil(3));
-        assert_eq!(passed(Protocol::Chat, &body, 700), (body, tokens));
+        assert_eq!(passed(LlmProtocol::Chat, &body, 700), (body, tokens));
     }
 
     /// G9: what is no JSON is cut as text.
     #[test]
     fn a_page_is_cut() {
-        let mut error = ErrorBody::new(Protocol::Chat, StatusCode::BAD_GATEWAY, false);
+        let mut error = ErrorBody::new(LlmProtocol::Chat, StatusCode::BAD_GATEWAY, false);
         error.push("<p>".repeat(5000).as_bytes());
         let page = error.end();
         assert!(page.len() < MAX_ERROR_BYTES + 100 && page.ends_with(b"10904 more bytes]"));
@@ -143,7 +143,7 @@ mod tests {
         fn a_long_error_is_cut_and_stays_json(
             pieces in prop::collection::vec(prop::sample::select(vec!["\\", "\"", "\u{1}", "é", "😀", "a"]), 1..40),
             size in 1_usize..5000,
-            protocol in prop::sample::select(vec![Protocol::Chat, Protocol::Responses, Protocol::Messages]),
+            protocol in prop::sample::select(vec![LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages]),
             is_ascii in any::<bool>(),
         ) {
             let text = pieces.concat().repeat(6000_usize.div_ceil(pieces.concat().len()));
@@ -158,7 +158,7 @@ mod tests {
             prop_assert!(text.starts_with(start) && start.len() > 500, "{start}");
             prop_assert!(note.ends_with(" more bytes]"));
             prop_assert!(passed.len() < MAX_ERROR_BYTES + 300);
-            prop_assert_eq!(error["type"] == "error", protocol == Protocol::Messages);
+            prop_assert_eq!(error["type"] == "error", protocol == LlmProtocol::Messages);
             prop_assert_eq!(tokens, Tokens((MAX_ERROR_BYTES as u64 - 512).div_ceil(3)));
         }
     }

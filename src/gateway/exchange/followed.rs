@@ -11,58 +11,62 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::Exchange;
+use super::GatewayExchange;
 use super::error_body::MAX_ERROR_BYTES;
-use crate::audit::record::Outcome;
-use crate::budget::Source;
-use crate::gateway::Gateway;
-use crate::gateway::rejection::CUT;
-use crate::stream::{OUTPUT_LIMIT_REACHED, Observer};
+use crate::audit::record::CallOutcome;
+use crate::budget::UsageSource;
+use crate::gateway::RunGateway;
+use crate::gateway::rejection::ABORTED_BY_OPERATOR;
+use crate::stream::{OUTPUT_LIMIT_REACHED_CODE, ResponseObserver};
 use crate::upstream;
 
 /// Frames on their way to the client. Its end, early or not, is the end of the exchange.
-pub struct Followed(Option<Box<Passing>>);
+pub struct ObservedBody(Option<Box<ObservedBodyInner>>);
 
-struct Passing {
-    body: upstream::Body,
-    observer: Observer,
-    exchange: Box<Exchange>,
+struct ObservedBodyInner {
+    body: upstream::UpstreamBody,
+    observer: ResponseObserver,
+    exchange: Box<GatewayExchange>,
     ended: bool,
     /// Why it broke off, until the server has been told.
-    broken: Option<Broken>,
+    broken: Option<ResponseBodyError>,
 }
 
 /// A call's right to be read on when its client has left, and until when.
-pub(super) struct Place {
+pub(super) struct DrainPermit {
     pub(super) until: Instant,
     _place: OwnedSemaphorePermit,
 }
 
 /// Why a body broke off. The client sees a connection that ends without its terminator.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum ResponseBodyError {
     #[error(transparent)]
-    Upstream(#[from] upstream::Error),
+    Upstream(#[from] upstream::UpstreamError),
     #[error("the upstream sent an event larger than the limit")]
     Oversize,
     #[error("an operator has cut the call")]
     Cut,
 }
 
-impl Followed {
-    pub(super) fn new(body: upstream::Body, observer: Observer, exchange: Box<Exchange>) -> Self {
-        let passing = Passing { body, observer, exchange, ended: false, broken: None };
+impl ObservedBody {
+    pub(super) fn new(
+        body: upstream::UpstreamBody,
+        observer: ResponseObserver,
+        exchange: Box<GatewayExchange>,
+    ) -> Self {
+        let passing = ObservedBodyInner { body, observer, exchange, ended: false, broken: None };
         Self(Some(Box::new(passing)))
     }
 
     /// Ready when an operator has cut the call: of the answer no more may go to the client.
     ///
     /// A server asks while it cannot write, when it polls for no frame.
-    pub(in crate::gateway) fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(in crate::gateway) fn poll_abort(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             Some(passing) if !passing.ended => {
                 ready!(passing.exchange.cut.poll(cx));
-                passing.cut();
+                passing.abort_call();
                 Poll::Ready(())
             }
             _ => Poll::Pending,
@@ -70,24 +74,27 @@ impl Followed {
     }
 
     /// Reads to the end what nobody waited for.
-    pub(super) async fn drain(mut self, place: Place) {
+    pub(super) async fn drain_after_disconnect(mut self, place: DrainPermit) {
         if let Some(passing) = self.0.take() {
-            passing.drain(place).await;
+            passing.spawn_drain(place).await;
         }
     }
 }
 
-impl Passing {
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+impl ObservedBodyInner {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         if self.exchange.cut.is_cancelled() && !self.ended {
-            return Poll::Ready(Some(Err(self.cut())));
+            return Poll::Ready(Some(Err(self.abort_call())));
         }
         while !self.ended {
             let passed = match Pin::new(&mut self.body).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => self.observe(frame)?,
-                Poll::Ready(Some(Err(error))) => return self.break_off(error, cx),
-                Poll::Ready(None) => self.end(),
-                Poll::Pending => return self.wait(cx),
+                Poll::Ready(Some(Ok(frame))) => self.observe_frame(frame)?,
+                Poll::Ready(Some(Err(error))) => return self.fail_after_flush(error, cx),
+                Poll::Ready(None) => self.complete(),
+                Poll::Pending => return self.poll_abort_while_silent(cx),
             };
             if let Some(data) = passed.filter(|data| !data.is_empty()) {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -97,71 +104,74 @@ impl Passing {
     }
 
     /// While the upstream is silent, an operator may still cut the call.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_abort_while_silent(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         ready!(self.exchange.cut.poll(cx));
-        Poll::Ready(Some(Err(self.cut())))
+        Poll::Ready(Some(Err(self.abort_call())))
     }
 
-    fn cut(&mut self) -> Broken {
+    fn abort_call(&mut self) -> ResponseBodyError {
         self.ended = true;
-        self.exchange.code = Some(CUT);
-        self.exchange.outcome = Outcome::ShutDown;
-        Broken::Cut
+        self.exchange.code = Some(ABORTED_BY_OPERATOR);
+        self.exchange.outcome = CallOutcome::ShutDown;
+        ResponseBodyError::Cut
     }
 
     /// Ends with an error, one turn later: a server that hears of it throws away what it has not yet
     /// written, and what came before the break was delivered to us and is paid for.
-    fn break_off(
+    fn fail_after_flush(
         &mut self,
-        error: upstream::Error,
+        error: upstream::UpstreamError,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        self.broken = Some(self.fail(error));
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        self.broken = Some(self.record_failure(error));
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    fn observe(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, Broken> {
+    fn observe_frame(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, ResponseBodyError> {
         let Ok(data) = frame.into_data() else { return Ok(None) };
-        self.exchange.frame(data.len());
-        let passed = self.observer.frame(data).map_err(|_oversize| {
+        self.exchange.count_frame(data.len());
+        let passed = self.observer.read_frame(data).map_err(|_oversize| {
             self.ended = true;
             self.exchange.is_unreadable = true;
             self.exchange.code = Some("upstream_event_too_large");
-            self.exchange.outcome = Outcome::UpstreamFailed;
-            Broken::Oversize
+            self.exchange.outcome = CallOutcome::UpstreamFailed;
+            ResponseBodyError::Oversize
         })?;
         let heard = self.exchange.last_frame;
-        self.exchange.silence.heard(self.observer.texts(), heard);
-        if self.observer.is_cut() {
+        self.exchange.silence.record_texts(self.observer.text_count(), heard);
+        if self.observer.is_truncated() {
             self.ended = true;
-            self.exchange.code = Some(OUTPUT_LIMIT_REACHED);
-            self.exchange.outcome = Outcome::CutOff;
+            self.exchange.code = Some(OUTPUT_LIMIT_REACHED_CODE);
+            self.exchange.outcome = CallOutcome::CutOff;
         }
-        let passed = self.exchange.redact(passed, self.observer.may_be_error());
+        let passed = self.exchange.redact_frame(passed, self.observer.may_be_error());
         let Some(error_body) = &mut self.exchange.error_body else { return Ok(Some(passed)) };
         error_body.push(&passed);
         self.exchange.error_tokens = error_body.tokens();
         Ok(None)
     }
 
-    fn end(&mut self) -> Option<Bytes> {
+    fn complete(&mut self) -> Option<Bytes> {
         self.ended = true;
-        self.exchange.outcome = Outcome::Completed;
-        let last = self.observer.end();
+        self.exchange.outcome = CallOutcome::Completed;
+        let last = self.observer.end_of_body();
         let Some(mut redactor) = self.exchange.redactor.take() else { return last };
-        let passed = redactor.frame(&last.unwrap_or_default());
-        let rest: Bytes = [passed, redactor.end()].concat().into();
+        let passed = redactor.redact_frame(&last.unwrap_or_default());
+        let rest: Bytes = [passed, redactor.redact_rest()].concat().into();
         let Some(mut error_body) = self.exchange.error_body.take() else { return Some(rest) };
         error_body.push(&rest);
         self.exchange.error_tokens = error_body.tokens();
         Some(error_body.end())
     }
 
-    fn fail(&mut self, error: upstream::Error) -> Broken {
+    fn record_failure(&mut self, error: upstream::UpstreamError) -> ResponseBodyError {
         self.ended = true;
-        self.exchange.fail(&error);
-        self.exchange.gateway.metrics.upstream_error(error.code());
+        self.exchange.set_upstream_error(&error);
+        self.exchange.gateway.metrics.record_upstream_error(error.code());
         self.exchange.gateway.upstream.failures().failed(&error);
         error.into()
     }
@@ -173,67 +183,67 @@ impl Passing {
         if self.exchange.error_body.is_some() && is_cut { SizeHint::default() } else { hint }
     }
 
-    fn is_abandoned(&self) -> bool {
+    fn is_client_gone(&self) -> bool {
         !self.ended && !self.body.is_end_stream()
     }
 
     /// Reads what the client no longer wants, to learn what it cost.
-    async fn drain(mut self: Box<Self>, place: Place) {
-        let cut = self.exchange.gateway.tasks.cut().clone();
-        let pump = tokio::time::timeout_at(place.until, self.pump());
+    async fn spawn_drain(mut self: Box<Self>, place: DrainPermit) {
+        let cut = self.exchange.gateway.tasks.abort_token().clone();
+        let pump = tokio::time::timeout_at(place.until, self.read_remaining());
         let _ = cut.run_until_cancelled(pump).await;
         self.ended = true;
-        self.exchange.reported(&self.observer, Source::Drained);
+        self.exchange.read_usage(&self.observer, UsageSource::Drained);
     }
 
-    async fn pump(&mut self) {
+    async fn read_remaining(&mut self) {
         while self.exchange.response_bytes < MAX_DRAIN_BYTES {
             let Some(frame) = self.body.frame().await else {
-                self.observer.end();
+                self.observer.end_of_body();
                 self.exchange.has_finished = true;
                 return;
             };
-            if !frame.is_ok_and(|frame| self.observe(frame).is_ok()) || self.ended {
+            if !frame.is_ok_and(|frame| self.observe_frame(frame).is_ok()) || self.ended {
                 return;
             }
         }
     }
 }
 
-impl Place {
+impl DrainPermit {
     /// A place of the run's, if one is free.
-    pub(super) fn take(gateway: &Gateway) -> Option<Self> {
+    pub(super) fn try_acquire(gateway: &RunGateway) -> Option<Self> {
         let place = Arc::clone(&gateway.run.drains).try_acquire_owned().ok()?;
         Some(Self { until: Instant::now() + MAX_DRAIN_TIME, _place: place })
     }
 }
 
-impl Drop for Followed {
+impl Drop for ObservedBody {
     fn drop(&mut self) {
         let Some(mut passing) = self.0.take() else { return };
         if !passing.ended && passing.body.is_end_stream() {
-            passing.end();
+            passing.complete();
         }
-        if passing.is_abandoned()
-            && passing.exchange.is_drained()
-            && let Some(place) = Place::take(&passing.exchange.gateway)
+        if passing.is_client_gone()
+            && passing.exchange.should_drain()
+            && let Some(place) = DrainPermit::try_acquire(&passing.exchange.gateway)
         {
             let gateway = Arc::clone(&passing.exchange.gateway);
-            gateway.tasks.spawn(async move { passing.drain(place).await });
+            gateway.tasks.spawn_task(async move { passing.spawn_drain(place).await });
         } else {
-            passing.exchange.reported(&passing.observer, Source::Provider);
+            passing.exchange.read_usage(&passing.observer, UsageSource::Provider);
         }
     }
 }
 
-impl Body for Followed {
+impl Body for ObservedBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         self.0.as_mut().map_or(Poll::Ready(None), |passing| passing.poll_frame(cx))
     }
 
@@ -244,7 +254,7 @@ impl Body for Followed {
     /// Exact where the upstream told the length and nothing will be taken out.
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Some(passing) if passing.observer.is_transparent() => passing.size_hint(),
+            Some(passing) if passing.observer.is_passthrough() => passing.size_hint(),
             _ => SizeHint::default(),
         }
     }

@@ -7,40 +7,40 @@ use std::task::{Context, Poll, ready};
 
 use http::StatusCode;
 
-use super::Exchange;
-use super::followed::Place;
-use crate::gateway::Gateway;
-use crate::gateway::answer::{Answer, ClientReply};
-use crate::gateway::rejection::Rejection;
-use crate::stream::UsageChunk;
+use super::GatewayExchange;
+use super::followed::DrainPermit;
+use crate::gateway::RunGateway;
+use crate::gateway::answer::{ClientReply, ResponseBody};
+use crate::gateway::rejection::CallRejection;
+use crate::stream::UsageChunkMode;
 use crate::upstream;
 
-impl Exchange {
+impl GatewayExchange {
     /// Sends an admitted call and passes its answer on.
     ///
     /// Dropping the future cancels the call, unless it is to be drained and the run has a place for that:
     /// then the answer is waited for and read, which tells its usage. It is boxed, so that a connection
     /// does not keep room for it while the answer streams.
-    pub(in crate::gateway) fn send(
+    pub(in crate::gateway) fn send_call(
         self: Box<Self>,
-        usage_chunk: UsageChunk,
-        call: upstream::Call,
+        usage_chunk: UsageChunkMode,
+        call: upstream::UpstreamCall,
     ) -> impl Future<Output = ClientReply> {
-        let drains = self.is_drained().then(|| Arc::clone(&self.gateway));
-        Sent { answer: Some(Box::pin(self.answered(usage_chunk, call))), drains }
+        let drains = self.should_drain().then(|| Arc::clone(&self.gateway));
+        PendingResponse { answer: Some(Box::pin(self.on_response(usage_chunk, call))), drains }
     }
 
-    async fn answered(
+    async fn on_response(
         mut self: Box<Self>,
-        usage_chunk: UsageChunk,
-        call: upstream::Call,
+        usage_chunk: UsageChunkMode,
+        call: upstream::UpstreamCall,
     ) -> ClientReply {
         let gateway = Arc::clone(&self.gateway);
         let sent = {
-            let mut answer = pin!(gateway.upstream.send(call));
+            let mut answer = pin!(gateway.upstream.send_call(call));
             let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
-                Poll::Ready(sent) => Poll::Ready(sent.map_err(Rejection::from)),
-                Poll::Pending => self.cut.poll(cx).map(|()| Err(Rejection::Cut)),
+                Poll::Ready(sent) => Poll::Ready(sent.map_err(CallRejection::from)),
+                Poll::Pending => self.cut.poll(cx).map(|()| Err(CallRejection::Cut)),
             };
             poll_fn(poll).await
         };
@@ -48,28 +48,28 @@ impl Exchange {
         self.release_body();
         match sent {
             // What it says to this is about our key, down to parts of it, and for the operator.
-            Ok(answer) if is_about_our_key(answer.status) => {
+            Ok(answer) if is_credential_rejection(answer.status) => {
                 gateway.upstream.failures().key_refused(answer.status.as_u16());
-                self.reject(&Rejection::UpstreamAuth)
+                self.finish_rejected(&CallRejection::UpstreamAuth)
             }
-            Ok(answer) => self.follow(usage_chunk, answer),
-            Err(rejection) => self.reject(&rejection),
+            Ok(answer) => self.stream_response(usage_chunk, answer),
+            Err(rejection) => self.finish_rejected(&rejection),
         }
     }
 }
 
-fn is_about_our_key(status: StatusCode) -> bool {
+fn is_credential_rejection(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 /// A call that was sent.
-struct Sent {
+struct PendingResponse {
     answer: Option<Pin<Box<dyn Future<Output = ClientReply> + Send>>>,
     /// Whose call it is, where its answer is waited for when its client does not.
-    drains: Option<Arc<Gateway>>,
+    drains: Option<Arc<RunGateway>>,
 }
 
-impl Future for Sent {
+impl Future for PendingResponse {
     type Output = ClientReply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -80,19 +80,19 @@ impl Future for Sent {
     }
 }
 
-impl Drop for Sent {
+impl Drop for PendingResponse {
     fn drop(&mut self) {
         let (Some(answer), Some(gateway)) = (self.answer.take(), self.drains.take()) else {
             return;
         };
-        let Some(place) = Place::take(&gateway) else { return };
-        let cut = gateway.tasks.cut().clone();
-        gateway.tasks.spawn(async move {
+        let Some(place) = DrainPermit::try_acquire(&gateway) else { return };
+        let cut = gateway.tasks.abort_token().clone();
+        gateway.tasks.spawn_task(async move {
             let answer = cut.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
             if let Some(Ok(response)) = answer.await
-                && let Answer::Followed(body) = response.body
+                && let ResponseBody::Followed(body) = response.body
             {
-                body.drain(place).await;
+                body.drain_after_disconnect(place).await;
             }
         });
     }

@@ -11,17 +11,17 @@ use std::cmp::Ordering;
 
 use regex::Regex;
 
-use super::facts::{Fact, Facts};
+use super::facts::{RuleContext, RuleContextField};
 
 /// A part of a condition.
 #[derive(Debug)]
-pub(super) enum Node {
-    Literal(Literal),
-    Fact(Fact),
+pub(super) enum RuleExpr {
+    Literal(RuleLiteral),
+    Fact(RuleContextField),
     /// The text of that name in the run's metadata.
     Metadata(Box<str>),
-    Unary(Unary, Box<Self>),
-    Binary(Binary, Box<[Self; 2]>),
+    Unary(UnaryOperator, Box<Self>),
+    Binary(BinaryOperator, Box<[Self; 2]>),
     /// The second where the first is true, else the third.
     Choose(Box<[Self; 3]>),
     In(Box<Self>, Box<[Self]>),
@@ -29,7 +29,7 @@ pub(super) enum Node {
 }
 
 #[derive(Debug)]
-pub(super) enum Literal {
+pub(super) enum RuleLiteral {
     Bool(bool),
     Int(i64),
     Double(f64),
@@ -37,7 +37,7 @@ pub(super) enum Literal {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unary {
+pub(super) enum UnaryOperator {
     Not,
     Negate,
     /// The length of a text, in characters.
@@ -47,7 +47,7 @@ pub(super) enum Unary {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Binary {
+pub(super) enum BinaryOperator {
     And,
     Or,
     Equal,
@@ -68,7 +68,7 @@ pub(super) enum Binary {
 
 /// What a part is, known before it is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RuleValueType {
     Bool,
     Int,
     Double,
@@ -77,7 +77,7 @@ pub(super) enum Kind {
 
 /// What a part says of a call.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value<'a> {
+pub(super) enum RuleValue<'a> {
     Bool(bool),
     Int(i64),
     Double(f64),
@@ -86,7 +86,7 @@ pub(super) enum Value<'a> {
 
 /// Why a condition has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum RuleEvalError {
     #[error("a number is larger than 64 bits hold")]
     Overflow,
     #[error("a number is divided by zero")]
@@ -95,43 +95,45 @@ pub enum Fault {
     Kind,
 }
 
-impl Node {
+impl RuleExpr {
     /// Whether the condition holds.
-    pub(super) fn holds(&self, facts: &Facts<'_>) -> Result<bool, Fault> {
-        match self.value(facts)? {
-            Value::Bool(holds) => Ok(holds),
-            _ => Err(Fault::Kind),
+    pub(super) fn eval_bool(&self, facts: &RuleContext<'_>) -> Result<bool, RuleEvalError> {
+        match self.eval_node(facts)? {
+            RuleValue::Bool(holds) => Ok(holds),
+            _ => Err(RuleEvalError::Kind),
         }
     }
 
-    fn value<'a>(&'a self, facts: &'a Facts<'_>) -> Result<Value<'a>, Fault> {
+    fn eval_node<'a>(&'a self, facts: &'a RuleContext<'_>) -> Result<RuleValue<'a>, RuleEvalError> {
         match self {
-            Self::Literal(literal) => Ok(literal.value()),
-            Self::Fact(fact) => Ok(fact.read(facts)),
-            Self::Metadata(name) => Ok(Value::Text(facts.run.metadata(name))),
-            Self::Unary(unary, operand) => unary.of(operand.value(facts)?),
-            Self::Binary(Binary::And, operands) => either(operands, facts, false),
-            Self::Binary(Binary::Or, operands) => either(operands, facts, true),
+            Self::Literal(literal) => Ok(literal.to_value()),
+            Self::Fact(fact) => Ok(fact.read_value(facts)),
+            Self::Metadata(name) => Ok(RuleValue::Text(facts.run.metadata_text(name))),
+            Self::Unary(unary, operand) => unary.apply_to(operand.eval_node(facts)?),
+            Self::Binary(BinaryOperator::And, operands) => {
+                eval_short_circuit(operands, facts, false)
+            }
+            Self::Binary(BinaryOperator::Or, operands) => eval_short_circuit(operands, facts, true),
             Self::Binary(binary, operands) => {
                 let [left, right] = &**operands;
-                binary.of(&left.value(facts)?, &right.value(facts)?)
+                binary.apply_to(&left.eval_node(facts)?, &right.eval_node(facts)?)
             }
             Self::Choose(parts) => {
                 let [condition, yes, no] = &**parts;
-                if condition.holds(facts)? { yes.value(facts) } else { no.value(facts) }
+                if condition.eval_bool(facts)? { yes.eval_node(facts) } else { no.eval_node(facts) }
             }
             Self::In(operand, list) => {
-                let value = operand.value(facts)?;
+                let value = operand.eval_node(facts)?;
                 for one in list {
-                    if value.compare(&one.value(facts)?) == Some(Ordering::Equal) {
-                        return Ok(Value::Bool(true));
+                    if value.compare(&one.eval_node(facts)?) == Some(Ordering::Equal) {
+                        return Ok(RuleValue::Bool(true));
                     }
                 }
-                Ok(Value::Bool(false))
+                Ok(RuleValue::Bool(false))
             }
-            Self::Matches(operand, pattern) => match operand.value(facts)? {
-                Value::Text(text) => Ok(Value::Bool(pattern.is_match(&text))),
-                _ => Err(Fault::Kind),
+            Self::Matches(operand, pattern) => match operand.eval_node(facts)? {
+                RuleValue::Text(text) => Ok(RuleValue::Bool(pattern.is_match(&text))),
+                _ => Err(RuleEvalError::Kind),
             },
         }
     }
@@ -139,118 +141,136 @@ impl Node {
 
 /// `&&` (where `decisive` is false) and `||`: as CEL has it, one decisive side outweighs the other's
 /// failure.
-fn either<'a>(operands: &[Node; 2], facts: &Facts<'_>, decisive: bool) -> Result<Value<'a>, Fault> {
+fn eval_short_circuit<'a>(
+    operands: &[RuleExpr; 2],
+    facts: &RuleContext<'_>,
+    decisive: bool,
+) -> Result<RuleValue<'a>, RuleEvalError> {
     let [left, right] = operands;
-    let left = left.holds(facts);
+    let left = left.eval_bool(facts);
     if left == Ok(decisive) {
-        return Ok(Value::Bool(decisive));
+        return Ok(RuleValue::Bool(decisive));
     }
-    let right = right.holds(facts)?;
-    if right == decisive { Ok(Value::Bool(decisive)) } else { left.map(Value::Bool) }
+    let right = right.eval_bool(facts)?;
+    if right == decisive { Ok(RuleValue::Bool(decisive)) } else { left.map(RuleValue::Bool) }
 }
 
-impl Literal {
-    pub(super) fn kind(&self) -> Kind {
-        self.value().kind()
+impl RuleLiteral {
+    pub(super) fn value_type(&self) -> RuleValueType {
+        self.to_value().value_type()
     }
 
-    fn value(&self) -> Value<'_> {
+    fn to_value(&self) -> RuleValue<'_> {
         match self {
-            Self::Bool(bool) => Value::Bool(*bool),
-            Self::Int(int) => Value::Int(*int),
-            Self::Double(double) => Value::Double(*double),
-            Self::Text(text) => Value::Text(Cow::Borrowed(text)),
+            Self::Bool(bool) => RuleValue::Bool(*bool),
+            Self::Int(int) => RuleValue::Int(*int),
+            Self::Double(double) => RuleValue::Double(*double),
+            Self::Text(text) => RuleValue::Text(Cow::Borrowed(text)),
         }
     }
 }
 
-impl Unary {
+impl UnaryOperator {
     /// What comes of an operand of a kind; `None` where nothing does.
-    pub(super) fn kind(self, operand: Kind) -> Option<Kind> {
+    pub(super) fn result_type(self, operand: RuleValueType) -> Option<RuleValueType> {
         match (self, operand) {
-            (Self::Not, Kind::Bool) => Some(Kind::Bool),
-            (Self::Negate, Kind::Int | Kind::Double) => Some(operand),
-            (Self::Size, Kind::Text) => Some(Kind::Int),
-            (Self::Double, Kind::Int | Kind::Double) => Some(Kind::Double),
+            (Self::Not, RuleValueType::Bool) => Some(RuleValueType::Bool),
+            (Self::Negate, RuleValueType::Int | RuleValueType::Double) => Some(operand),
+            (Self::Size, RuleValueType::Text) => Some(RuleValueType::Int),
+            (Self::Double, RuleValueType::Int | RuleValueType::Double) => {
+                Some(RuleValueType::Double)
+            }
             _ => None,
         }
     }
 
-    fn of(self, operand: Value<'_>) -> Result<Value<'static>, Fault> {
+    fn apply_to(self, operand: RuleValue<'_>) -> Result<RuleValue<'static>, RuleEvalError> {
         match (self, operand) {
-            (Self::Not, Value::Bool(bool)) => Ok(Value::Bool(!bool)),
-            (Self::Negate, Value::Int(int)) => checked(int.checked_neg()),
-            (Self::Negate, Value::Double(double)) => Ok(Value::Double(-double)),
-            (Self::Size, Value::Text(text)) => checked(i64::try_from(text.chars().count()).ok()),
-            (Self::Double, Value::Int(int)) => Ok(Value::Double(double(int))),
-            (Self::Double, Value::Double(double)) => Ok(Value::Double(double)),
-            _ => Err(Fault::Kind),
+            (Self::Not, RuleValue::Bool(bool)) => Ok(RuleValue::Bool(!bool)),
+            (Self::Negate, RuleValue::Int(int)) => checked_int(int.checked_neg()),
+            (Self::Negate, RuleValue::Double(double)) => Ok(RuleValue::Double(-double)),
+            (Self::Size, RuleValue::Text(text)) => {
+                checked_int(i64::try_from(text.chars().count()).ok())
+            }
+            (Self::Double, RuleValue::Int(int)) => Ok(RuleValue::Double(int_to_double(int))),
+            (Self::Double, RuleValue::Double(double)) => Ok(RuleValue::Double(double)),
+            _ => Err(RuleEvalError::Kind),
         }
     }
 }
 
-impl Binary {
+impl BinaryOperator {
     /// What comes of operands of two kinds; `None` where nothing does.
-    pub(super) fn kind(self, left: Kind, right: Kind) -> Option<Kind> {
+    pub(super) fn result_type(
+        self,
+        left: RuleValueType,
+        right: RuleValueType,
+    ) -> Option<RuleValueType> {
         let (comparable, same) = (left.is_comparable(right), left == right);
         match self {
-            Self::And | Self::Or => (same && left == Kind::Bool).then_some(Kind::Bool),
-            Self::Equal | Self::NotEqual => comparable.then_some(Kind::Bool),
+            Self::And | Self::Or => {
+                (same && left == RuleValueType::Bool).then_some(RuleValueType::Bool)
+            }
+            Self::Equal | Self::NotEqual => comparable.then_some(RuleValueType::Bool),
             Self::Less | Self::LessOrEqual | Self::Greater | Self::GreaterOrEqual => {
-                (comparable && left != Kind::Bool).then_some(Kind::Bool)
+                (comparable && left != RuleValueType::Bool).then_some(RuleValueType::Bool)
             }
             Self::Add | Self::Subtract | Self::Multiply | Self::Divide => {
                 (same && left.is_number()).then_some(left)
             }
-            Self::Remainder => (same && left == Kind::Int).then_some(Kind::Int),
+            Self::Remainder => (same && left == RuleValueType::Int).then_some(RuleValueType::Int),
             Self::StartsWith | Self::EndsWith | Self::Contains => {
-                (same && left == Kind::Text).then_some(Kind::Bool)
+                (same && left == RuleValueType::Text).then_some(RuleValueType::Bool)
             }
         }
     }
 
-    fn of(self, left: &Value<'_>, right: &Value<'_>) -> Result<Value<'static>, Fault> {
+    fn apply_to(
+        self,
+        left: &RuleValue<'_>,
+        right: &RuleValue<'_>,
+    ) -> Result<RuleValue<'static>, RuleEvalError> {
         match (left, right) {
-            (Value::Int(left), Value::Int(right)) if self.is_arithmetic() => {
-                self.of_ints(*left, *right)
+            (RuleValue::Int(left), RuleValue::Int(right)) if self.is_arithmetic() => {
+                self.apply_to_ints(*left, *right)
             }
-            (Value::Double(left), Value::Double(right)) if self.is_arithmetic() => {
-                self.of_doubles(*left, *right)
+            (RuleValue::Double(left), RuleValue::Double(right)) if self.is_arithmetic() => {
+                self.apply_to_doubles(*left, *right)
             }
-            (Value::Text(left), Value::Text(right)) if self.is_search() => {
-                Ok(Value::Bool(match self {
+            (RuleValue::Text(left), RuleValue::Text(right)) if self.is_search() => {
+                Ok(RuleValue::Bool(match self {
                     Self::StartsWith => left.starts_with(&**right),
                     Self::EndsWith => left.ends_with(&**right),
                     _ => left.contains(&**right),
                 }))
             }
-            _ => Ok(Value::Bool(self.of_order(left.compare(right))?)),
+            _ => Ok(RuleValue::Bool(self.test_ordering(left.compare(right))?)),
         }
     }
 
-    fn of_ints(self, left: i64, right: i64) -> Result<Value<'static>, Fault> {
+    fn apply_to_ints(self, left: i64, right: i64) -> Result<RuleValue<'static>, RuleEvalError> {
         match self {
-            Self::Divide | Self::Remainder if right == 0 => Err(Fault::DivisionByZero),
-            Self::Add => checked(left.checked_add(right)),
-            Self::Subtract => checked(left.checked_sub(right)),
-            Self::Multiply => checked(left.checked_mul(right)),
-            Self::Divide => checked(left.checked_div(right)),
-            _ => checked(left.checked_rem(right)),
+            Self::Divide | Self::Remainder if right == 0 => Err(RuleEvalError::DivisionByZero),
+            Self::Add => checked_int(left.checked_add(right)),
+            Self::Subtract => checked_int(left.checked_sub(right)),
+            Self::Multiply => checked_int(left.checked_mul(right)),
+            Self::Divide => checked_int(left.checked_div(right)),
+            _ => checked_int(left.checked_rem(right)),
         }
     }
 
-    fn of_doubles(self, left: f64, right: f64) -> Result<Value<'static>, Fault> {
+    fn apply_to_doubles(self, left: f64, right: f64) -> Result<RuleValue<'static>, RuleEvalError> {
         match self {
-            Self::Add => Ok(Value::Double(left + right)),
-            Self::Subtract => Ok(Value::Double(left - right)),
-            Self::Multiply => Ok(Value::Double(left * right)),
-            Self::Divide => Ok(Value::Double(left / right)),
-            _ => Err(Fault::Kind),
+            Self::Add => Ok(RuleValue::Double(left + right)),
+            Self::Subtract => Ok(RuleValue::Double(left - right)),
+            Self::Multiply => Ok(RuleValue::Double(left * right)),
+            Self::Divide => Ok(RuleValue::Double(left / right)),
+            _ => Err(RuleEvalError::Kind),
         }
     }
 
     /// A comparison; with what is not a number, every one is false but `!=`.
-    fn of_order(self, order: Option<Ordering>) -> Result<bool, Fault> {
+    fn test_ordering(self, order: Option<Ordering>) -> Result<bool, RuleEvalError> {
         match self {
             Self::Equal => Ok(order.is_some_and(Ordering::is_eq)),
             Self::NotEqual => Ok(!order.is_some_and(Ordering::is_eq)),
@@ -258,12 +278,12 @@ impl Binary {
             Self::LessOrEqual => Ok(order.is_some_and(Ordering::is_le)),
             Self::Greater => Ok(order.is_some_and(Ordering::is_gt)),
             Self::GreaterOrEqual => Ok(order.is_some_and(Ordering::is_ge)),
-            _ => Err(Fault::Kind),
+            _ => Err(RuleEvalError::Kind),
         }
     }
 
     fn is_arithmetic(self) -> bool {
-        use Binary::{Add, Divide, Multiply, Remainder, Subtract};
+        use BinaryOperator::{Add, Divide, Multiply, Remainder, Subtract};
         matches!(self, Add | Subtract | Multiply | Divide | Remainder)
     }
 
@@ -272,7 +292,7 @@ impl Binary {
     }
 }
 
-impl Kind {
+impl RuleValueType {
     /// The word that CEL has for it, as a sentence needs it.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -292,34 +312,38 @@ impl Kind {
     }
 }
 
-impl Value<'_> {
-    fn kind(&self) -> Kind {
+impl RuleValue<'_> {
+    fn value_type(&self) -> RuleValueType {
         match self {
-            Value::Bool(_) => Kind::Bool,
-            Value::Int(_) => Kind::Int,
-            Value::Double(_) => Kind::Double,
-            Value::Text(_) => Kind::Text,
+            RuleValue::Bool(_) => RuleValueType::Bool,
+            RuleValue::Int(_) => RuleValueType::Int,
+            RuleValue::Double(_) => RuleValueType::Double,
+            RuleValue::Text(_) => RuleValueType::Text,
         }
     }
 
-    fn compare(&self, other: &Value<'_>) -> Option<Ordering> {
+    fn compare(&self, other: &RuleValue<'_>) -> Option<Ordering> {
         match (self, other) {
-            (Value::Bool(one), Value::Bool(other)) => one.partial_cmp(other),
-            (Value::Int(one), Value::Int(other)) => one.partial_cmp(other),
-            (Value::Double(one), Value::Double(other)) => one.partial_cmp(other),
-            (Value::Int(one), Value::Double(other)) => double(*one).partial_cmp(other),
-            (Value::Double(one), Value::Int(other)) => one.partial_cmp(&double(*other)),
-            (Value::Text(one), Value::Text(other)) => one.partial_cmp(other),
+            (RuleValue::Bool(one), RuleValue::Bool(other)) => one.partial_cmp(other),
+            (RuleValue::Int(one), RuleValue::Int(other)) => one.partial_cmp(other),
+            (RuleValue::Double(one), RuleValue::Double(other)) => one.partial_cmp(other),
+            (RuleValue::Int(one), RuleValue::Double(other)) => {
+                int_to_double(*one).partial_cmp(other)
+            }
+            (RuleValue::Double(one), RuleValue::Int(other)) => {
+                one.partial_cmp(&int_to_double(*other))
+            }
+            (RuleValue::Text(one), RuleValue::Text(other)) => one.partial_cmp(other),
             _ => None,
         }
     }
 }
 
-fn checked(int: Option<i64>) -> Result<Value<'static>, Fault> {
-    int.map(Value::Int).ok_or(Fault::Overflow)
+fn checked_int(int: Option<i64>) -> Result<RuleValue<'static>, RuleEvalError> {
+    int.map(RuleValue::Int).ok_or(RuleEvalError::Overflow)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "CEL compares whole numbers with doubles so")]
-fn double(int: i64) -> f64 {
+fn int_to_double(int: i64) -> f64 {
     int as f64
 }

@@ -9,27 +9,27 @@ use std::borrow::Cow;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
-use super::expression::{Kind, Value};
-use crate::body::Call;
-use crate::budget::{Nanodollars, Status, Tokens};
-use crate::protocol::{Protocol, Route};
-use crate::run::Identity;
+use super::expression::{RuleValue, RuleValueType};
+use crate::body::LlmCall;
+use crate::budget::{BudgetStatus, Nanodollars, Tokens};
+use crate::protocol::{GatewayRoute, LlmProtocol};
+use crate::run::RunIdentity;
 
 /// What is known of a call before it is reserved for. An example in a rule says as much of it as
 /// matters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Facts<'a> {
-    pub run: Run<'a>,
-    pub agent: Agent<'a>,
-    pub request: Request<'a>,
-    pub usage: Usage,
+pub struct RuleContext<'a> {
+    pub run: RuleRunContext<'a>,
+    pub agent: RuleAgentContext<'a>,
+    pub request: RuleRequestContext<'a>,
+    pub usage: RuleUsageContext,
 }
 
 /// Who calls, as the host said.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Run<'a> {
+pub struct RuleRunContext<'a> {
     pub id: Cow<'a, str>,
     pub attempt: Cow<'a, str>,
     pub account: Cow<'a, str>,
@@ -39,16 +39,16 @@ pub struct Run<'a> {
 /// The agent that the run executes: the metadata's `graph_id`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Agent<'a> {
+pub struct RuleAgentContext<'a> {
     pub name: Cow<'a, str>,
 }
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Request<'a> {
-    #[serde(serialize_with = "serialize_route_name", deserialize_with = "route_by_name")]
-    pub route: Route,
+pub struct RuleRequestContext<'a> {
+    #[serde(serialize_with = "serialize_route_name", deserialize_with = "deserialize_route_name")]
+    pub route: GatewayRoute,
     /// By the upstream's name: aliases are resolved before rules are asked.
     pub model: Cow<'a, str>,
     pub stream: bool,
@@ -63,20 +63,20 @@ pub struct Request<'a> {
 /// What the run has spent in calls that are settled, and what it may still reserve.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Usage {
+pub struct RuleUsageContext {
     pub turns: u64,
     pub input_tokens: Tokens,
     pub output_tokens: Tokens,
     /// The sum of the two where an example does not say otherwise.
     pub total_tokens: Option<Tokens>,
     pub cost_usd: Nanodollars,
-    pub left: Left,
+    pub left: RuleRemainingBudget,
 }
 
 /// `None` where there is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Left {
+pub struct RuleRemainingBudget {
     pub turns: Option<u64>,
     pub input_tokens: Option<Tokens>,
     pub output_tokens: Option<Tokens>,
@@ -86,21 +86,25 @@ pub struct Left {
 
 /// The name of a fact, and how it is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fact {
+pub(super) struct RuleContextField {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
-    read: for<'a> fn(&'a Facts<'_>) -> Value<'a>,
+    pub(super) kind: RuleValueType,
+    read: for<'a> fn(&'a RuleContext<'_>) -> RuleValue<'a>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> RuleContext<'a> {
     /// What is known of a run before it asks for anything.
-    pub fn of(identity: &'a Identity) -> Self {
-        Self { run: Run::of(identity), agent: Agent::of(identity), ..Self::default() }
+    pub fn from_identity(identity: &'a RunIdentity) -> Self {
+        Self {
+            run: RuleRunContext::from_identity(identity),
+            agent: RuleAgentContext::from_identity(identity),
+            ..Self::default()
+        }
     }
 }
 
-impl<'a> Run<'a> {
-    fn of(identity: &'a Identity) -> Self {
+impl<'a> RuleRunContext<'a> {
+    fn from_identity(identity: &'a RunIdentity) -> Self {
         Self {
             id: Cow::Borrowed(&identity.run),
             attempt: Cow::Borrowed(&identity.attempt),
@@ -110,46 +114,46 @@ impl<'a> Run<'a> {
     }
 
     /// A text as it is, anything else as JSON; what the metadata does not have is empty.
-    pub(super) fn metadata(&self, name: &str) -> Cow<'_, str> {
+    pub(super) fn metadata_text(&self, name: &str) -> Cow<'_, str> {
         match self.metadata.get(name) {
-            Some(Json::String(text)) => short(text),
-            Some(other) => Cow::Owned(short(&other.to_string()).into_owned()),
+            Some(Json::String(text)) => truncated_text(text),
+            Some(other) => Cow::Owned(truncated_text(&other.to_string()).into_owned()),
             None => Cow::Borrowed(""),
         }
     }
 }
 
-impl<'a> Agent<'a> {
-    fn of(identity: &'a Identity) -> Self {
+impl<'a> RuleAgentContext<'a> {
+    fn from_identity(identity: &'a RunIdentity) -> Self {
         let name = identity.metadata.get("graph_id").and_then(Json::as_str);
         Self { name: Cow::Borrowed(name.unwrap_or_default()) }
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> RuleRequestContext<'a> {
     /// A call of `bytes`, as it was admitted.
-    pub fn of(route: Route, bytes: u64, call: &'a Call) -> Self {
+    pub fn from_call(route: GatewayRoute, bytes: u64, call: &'a LlmCall) -> Self {
         Self {
             route,
             model: Cow::Borrowed(call.model.as_deref().unwrap_or_default()),
             stream: call.stream,
             bytes,
             input_tokens: call.input_estimate,
-            max_output_tokens: call.output(),
+            max_output_tokens: call.max_output(),
             choices: call.choices,
         }
     }
 }
 
-impl Usage {
-    pub fn of(status: &Status) -> Self {
+impl RuleUsageContext {
+    pub fn from_status(status: &BudgetStatus) -> Self {
         Self {
             turns: status.spent.turns,
             input_tokens: status.spent.input,
             output_tokens: status.spent.output,
             total_tokens: None,
             cost_usd: status.spent.cost,
-            left: Left {
+            left: RuleRemainingBudget {
                 turns: status.turns_left,
                 input_tokens: status.input_tokens_left,
                 output_tokens: status.output_tokens_left,
@@ -159,15 +163,15 @@ impl Usage {
         }
     }
 
-    fn total(&self) -> Tokens {
+    fn total_tokens(&self) -> Tokens {
         self.total_tokens.unwrap_or(self.input_tokens + self.output_tokens)
     }
 }
 
-impl Default for Request<'_> {
+impl Default for RuleRequestContext<'_> {
     fn default() -> Self {
         Self {
-            route: Route::ChatCompletions,
+            route: GatewayRoute::ChatCompletions,
             model: Cow::Borrowed(""),
             stream: false,
             bytes: 0,
@@ -178,115 +182,146 @@ impl Default for Request<'_> {
     }
 }
 
-impl Fact {
-    pub(super) fn find(name: &str) -> Option<Self> {
-        FACTS.into_iter().find(|fact| fact.name == name)
+impl RuleContextField {
+    pub(super) fn find_field(name: &str) -> Option<Self> {
+        CONTEXT_FIELDS.into_iter().find(|fact| fact.name == name)
     }
 
-    pub(super) fn read<'a>(&self, facts: &'a Facts<'_>) -> Value<'a> {
+    pub(super) fn read_value<'a>(&self, facts: &'a RuleContext<'_>) -> RuleValue<'a> {
         (self.read)(facts)
     }
 
     /// What may follow `prefix` and a dot; the metadata's names are the operator's own.
-    pub(super) fn below(prefix: &str) -> Vec<&'static str> {
-        let names = FACTS.into_iter().map(|fact| fact.name).chain(["run.metadata.NAME"]);
+    pub(super) fn field_names_under(prefix: &str) -> Vec<&'static str> {
+        let names = CONTEXT_FIELDS.into_iter().map(|fact| fact.name).chain(["run.metadata.NAME"]);
         names.filter_map(|name| name.strip_prefix(prefix)?.strip_prefix('.')).collect()
     }
 
     /// The words that are all the fact can be, where there are such.
-    pub(super) fn words(&self) -> Option<Vec<&'static str>> {
+    pub(super) fn allowed_values(&self) -> Option<Vec<&'static str>> {
         match self.name {
-            "request.route" => Some(judged().map(Route::name).collect()),
-            "request.protocol" => Some(PROTOCOLS.map(protocol).to_vec()),
+            "request.route" => Some(routes_with_body().map(GatewayRoute::name).collect()),
+            "request.protocol" => Some(ALL_PROTOCOLS.map(protocol_name).to_vec()),
             _ => None,
         }
     }
 }
 
-const fn fact(
+const fn context_field(
     name: &'static str,
-    kind: Kind,
-    read: for<'a> fn(&'a Facts<'_>) -> Value<'a>,
-) -> Fact {
-    Fact { name, kind, read }
+    kind: RuleValueType,
+    read: for<'a> fn(&'a RuleContext<'_>) -> RuleValue<'a>,
+) -> RuleContextField {
+    RuleContextField { name, kind, read }
 }
 
 /// All facts but the metadata, whose names are the operator's own.
-const FACTS: [Fact; 22] = [
-    fact("run.id", Kind::Text, |facts| text(&facts.run.id)),
-    fact("run.attempt", Kind::Text, |facts| text(&facts.run.attempt)),
-    fact("run.account", Kind::Text, |facts| text(&facts.run.account)),
-    fact("agent.name", Kind::Text, |facts| text(&facts.agent.name)),
-    fact("request.route", Kind::Text, |facts| text(facts.request.route.name())),
-    fact("request.protocol", Kind::Text, |facts| text(protocol(facts.request.route.protocol()))),
-    fact("request.model", Kind::Text, |facts| text(&facts.request.model)),
-    fact("request.stream", Kind::Bool, |facts| Value::Bool(facts.request.stream)),
-    fact("request.bytes", Kind::Int, |facts| int(facts.request.bytes)),
-    fact("request.input_tokens", Kind::Int, |facts| tokens(facts.request.input_tokens)),
-    fact("request.max_output_tokens", Kind::Int, |facts| {
-        tokens(facts.request.max_output_tokens.unwrap_or_default())
+const CONTEXT_FIELDS: [RuleContextField; 22] = [
+    context_field("run.id", RuleValueType::Text, |facts| text_value(&facts.run.id)),
+    context_field("run.attempt", RuleValueType::Text, |facts| text_value(&facts.run.attempt)),
+    context_field("run.account", RuleValueType::Text, |facts| text_value(&facts.run.account)),
+    context_field("agent.name", RuleValueType::Text, |facts| text_value(&facts.agent.name)),
+    context_field("request.route", RuleValueType::Text, |facts| {
+        text_value(facts.request.route.name())
     }),
-    fact("request.choices", Kind::Int, |facts| int(facts.request.choices.into())),
-    fact("usage.turns", Kind::Int, |facts| int(facts.usage.turns)),
-    fact("usage.input_tokens", Kind::Int, |facts| tokens(facts.usage.input_tokens)),
-    fact("usage.output_tokens", Kind::Int, |facts| tokens(facts.usage.output_tokens)),
-    fact("usage.total_tokens", Kind::Int, |facts| tokens(facts.usage.total())),
-    fact("usage.cost_usd", Kind::Double, |facts| dollars(facts.usage.cost_usd)),
-    fact("usage.left.turns", Kind::Int, |facts| int(facts.usage.left.turns.unwrap_or(NO_LIMIT))),
-    fact("usage.left.input_tokens", Kind::Int, |facts| left(facts.usage.left.input_tokens)),
-    fact("usage.left.output_tokens", Kind::Int, |facts| left(facts.usage.left.output_tokens)),
-    fact("usage.left.total_tokens", Kind::Int, |facts| left(facts.usage.left.total_tokens)),
-    fact("usage.left.cost_usd", Kind::Double, |facts| {
-        facts.usage.left.cost_usd.map_or(Value::Double(f64::INFINITY), dollars)
+    context_field("request.protocol", RuleValueType::Text, |facts| {
+        text_value(protocol_name(facts.request.route.protocol()))
+    }),
+    context_field("request.model", RuleValueType::Text, |facts| text_value(&facts.request.model)),
+    context_field("request.stream", RuleValueType::Bool, |facts| {
+        RuleValue::Bool(facts.request.stream)
+    }),
+    context_field("request.bytes", RuleValueType::Int, |facts| int_value(facts.request.bytes)),
+    context_field("request.input_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.request.input_tokens)
+    }),
+    context_field("request.max_output_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.request.max_output_tokens.unwrap_or_default())
+    }),
+    context_field("request.choices", RuleValueType::Int, |facts| {
+        int_value(facts.request.choices.into())
+    }),
+    context_field("usage.turns", RuleValueType::Int, |facts| int_value(facts.usage.turns)),
+    context_field("usage.input_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.usage.input_tokens)
+    }),
+    context_field("usage.output_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.usage.output_tokens)
+    }),
+    context_field("usage.total_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.usage.total_tokens())
+    }),
+    context_field("usage.cost_usd", RuleValueType::Double, |facts| {
+        dollars_value(facts.usage.cost_usd)
+    }),
+    context_field("usage.left.turns", RuleValueType::Int, |facts| {
+        int_value(facts.usage.left.turns.unwrap_or(UNLIMITED_VALUE))
+    }),
+    context_field("usage.left.input_tokens", RuleValueType::Int, |facts| {
+        remaining_value(facts.usage.left.input_tokens)
+    }),
+    context_field("usage.left.output_tokens", RuleValueType::Int, |facts| {
+        remaining_value(facts.usage.left.output_tokens)
+    }),
+    context_field("usage.left.total_tokens", RuleValueType::Int, |facts| {
+        remaining_value(facts.usage.left.total_tokens)
+    }),
+    context_field("usage.left.cost_usd", RuleValueType::Double, |facts| {
+        facts.usage.left.cost_usd.map_or(RuleValue::Double(f64::INFINITY), dollars_value)
     }),
 ];
 
-fn text(text: &str) -> Value<'_> {
-    Value::Text(short(text))
+fn text_value(text: &str) -> RuleValue<'_> {
+    RuleValue::Text(truncated_text(text))
 }
 
-fn short(text: &str) -> Cow<'_, str> {
-    Cow::Borrowed(&text[..text.floor_char_boundary(MAX_TEXT)])
+fn truncated_text(text: &str) -> Cow<'_, str> {
+    Cow::Borrowed(&text[..text.floor_char_boundary(MAX_TEXT_BYTES)])
 }
 
-fn int(number: u64) -> Value<'static> {
-    Value::Int(i64::try_from(number.min(NO_LIMIT)).expect("2^53 fits"))
+fn int_value(number: u64) -> RuleValue<'static> {
+    RuleValue::Int(i64::try_from(number.min(UNLIMITED_VALUE)).expect("2^53 fits"))
 }
 
-fn tokens(tokens: Tokens) -> Value<'static> {
-    int(tokens.0)
+fn tokens_value(tokens: Tokens) -> RuleValue<'static> {
+    int_value(tokens.0)
 }
 
-fn dollars(amount: Nanodollars) -> Value<'static> {
-    Value::Double(amount.dollars())
+fn dollars_value(amount: Nanodollars) -> RuleValue<'static> {
+    RuleValue::Double(amount.to_dollars())
 }
 
-fn left(tokens: Option<Tokens>) -> Value<'static> {
-    int(tokens.map_or(NO_LIMIT, |tokens| tokens.0))
+fn remaining_value(tokens: Option<Tokens>) -> RuleValue<'static> {
+    int_value(tokens.map_or(UNLIMITED_VALUE, |tokens| tokens.0))
 }
 
 /// The routes whose calls are judged: those with a body.
-fn judged() -> impl Iterator<Item = Route> {
-    Route::ALL.into_iter().filter(|route| route.method() == http::Method::POST)
+fn routes_with_body() -> impl Iterator<Item = GatewayRoute> {
+    GatewayRoute::ALL.into_iter().filter(|route| route.method() == http::Method::POST)
 }
 
-fn protocol(protocol: Protocol) -> &'static str {
+fn protocol_name(protocol: LlmProtocol) -> &'static str {
     match protocol {
-        Protocol::Chat => "chat",
-        Protocol::Responses => "responses",
-        Protocol::Messages => "messages",
+        LlmProtocol::Chat => "chat",
+        LlmProtocol::Responses => "responses",
+        LlmProtocol::Messages => "messages",
     }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
-fn serialize_route_name<S: Serializer>(route: &Route, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_route_name<S: Serializer>(
+    route: &GatewayRoute,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(route.name())
 }
 
-fn route_by_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Route, D::Error> {
+fn deserialize_route_name<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<GatewayRoute, D::Error> {
     let name = <Cow<'_, str>>::deserialize(deserializer)?;
-    judged().find(|route| route.name() == name).ok_or_else(|| {
-        let names: Vec<_> = judged().map(Route::name).collect();
+    routes_with_body().find(|route| route.name() == name).ok_or_else(|| {
+        let names: Vec<_> = routes_with_body().map(GatewayRoute::name).collect();
         serde::de::Error::custom(format!(
             "`{name}` is not a route that rules see; give `{}`",
             names.join("`, `")
@@ -294,11 +329,12 @@ fn route_by_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Route, D:
     })
 }
 
-const PROTOCOLS: [Protocol; 3] = [Protocol::Chat, Protocol::Responses, Protocol::Messages];
+const ALL_PROTOCOLS: [LlmProtocol; 3] =
+    [LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages];
 
 /// Bytes of a text that rules see. The longest model's name has as many; only metadata may be longer.
-const MAX_TEXT: usize = 256;
+const MAX_TEXT_BYTES: usize = 256;
 
 /// Larger than any budget, and small enough that adding to it neither overflows nor loses a digit as
 /// a double.
-const NO_LIMIT: u64 = 1 << 53;
+const UNLIMITED_VALUE: u64 = 1 << 53;

@@ -8,17 +8,17 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use super::compile::{Invalid, compile};
-use super::expression::Fault;
-use super::facts::Facts;
-use super::{Node, Rule};
+use super::compile::{RuleCompileError, compile_condition};
+use super::expression::RuleEvalError;
+use super::facts::RuleContext;
+use super::{CompiledRule, RuleExpr};
 use crate::body::{MODEL_NAME_RULE, is_model_name};
 use crate::budget::Tokens;
 
 /// One rule, as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {
+pub struct RuleConfig {
     /// Stands in answers and records.
     pub name: String,
     /// The condition, in CEL.
@@ -34,23 +34,23 @@ pub struct Config {
     pub headers: BTreeMap<String, String>,
     /// Calls for which the condition has to hold.
     #[serde(default, rename = "match")]
-    pub matching: Vec<Facts<'static>>,
+    pub matching: Vec<RuleContext<'static>>,
     /// Calls for which it must not.
     #[serde(default)]
-    pub not_match: Vec<Facts<'static>>,
+    pub not_match: Vec<RuleContext<'static>>,
 }
 
 /// A rule that cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rule `{rule}`: {problem}")]
-pub struct Error {
+pub struct RuleConfigError {
     pub rule: String,
-    pub problem: Problem,
+    pub problem: RuleProblem,
 }
 
 /// What is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum RuleProblem {
     #[error("there are more than {MAX_RULES} rules; join some of them with `||`")]
     TooMany,
     #[error("the name is not 1 to 64 small letters, digits and `-`")]
@@ -69,62 +69,62 @@ pub enum Problem {
     Model,
     #[error("`max_output_tokens` is 0; use `refuse` to let nothing through")]
     NoOutput,
-    #[error("there are more than {MAX_HEADERS} headers")]
+    #[error("there are more than {MAX_RULE_HEADERS} headers")]
     TooManyHeaders,
     #[error(
         "the header `{0}` may not be set; use a name of your own in small letters that begins with `x-`"
     )]
     Header(String),
-    #[error("`when`{} {}", place(.0), .0.problem)]
-    When(Invalid),
+    #[error("`when`{} {}", format_error_position(.0), .0.problem)]
+    When(RuleCompileError),
     #[error(
         "`when` has no answer for the first call of a run: {0}; test for it before, as in `usage.turns > 0 && …`"
     )]
-    Fault(Fault),
+    Fault(RuleEvalError),
     #[error("example {number} of `{list}` {}", if *.list == "match" { "does not match" } else { "matches" })]
     Example { list: &'static str, number: usize },
     #[error("example {number} of `{list}` has no answer: {fault}")]
-    ExampleFault { list: &'static str, number: usize, fault: Fault },
+    ExampleFault { list: &'static str, number: usize, fault: RuleEvalError },
 }
 
 /// All rules, or the first mistake.
-pub(super) fn rules(configs: &[Config]) -> Result<Vec<Rule>, Error> {
+pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>, RuleConfigError> {
     let mut names = BTreeSet::new();
     let mut rules = Vec::with_capacity(configs.len());
     for config in configs {
-        let problem = |problem| Error { rule: config.name.clone(), problem };
+        let problem = |problem| RuleConfigError { rule: config.name.clone(), problem };
         if rules.len() == MAX_RULES {
-            return Err(problem(Problem::TooMany));
+            return Err(problem(RuleProblem::TooMany));
         }
         if !names.insert(&config.name) {
-            return Err(problem(Problem::Twice));
+            return Err(problem(RuleProblem::Twice));
         }
-        rules.push(rule(config).map_err(problem)?);
+        rules.push(compile_rule(config).map_err(problem)?);
     }
     Ok(rules)
 }
 
-fn rule(config: &Config) -> Result<Rule, Problem> {
-    check(config)?;
-    let when = compile(&config.when).map_err(Problem::When)?;
-    when.holds(&Facts::default()).map_err(Problem::Fault)?;
-    examples(&when, "match", &config.matching, true)?;
-    examples(&when, "not_match", &config.not_match, false)?;
-    Ok(Rule {
+fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
+    check_rule_config(config)?;
+    let when = compile_condition(&config.when).map_err(RuleProblem::When)?;
+    when.eval_bool(&RuleContext::default()).map_err(RuleProblem::Fault)?;
+    check_examples(&when, "match", &config.matching, true)?;
+    check_examples(&when, "not_match", &config.not_match, false)?;
+    Ok(CompiledRule {
         name: Arc::from(config.name.as_str()),
         when,
         refuse: config.refuse.as_deref().map(Arc::from),
         model: config.set_model.as_deref().map(Box::from),
         max_output: config.max_output_tokens,
-        headers: headers(&config.headers)?,
+        headers: compile_headers(&config.headers)?,
     })
 }
 
 /// Checks all that does not need the condition.
-fn check(config: &Config) -> Result<(), Problem> {
+fn check_rule_config(config: &RuleConfig) -> Result<(), RuleProblem> {
     let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if !(1..=64).contains(&config.name.len()) || !config.name.bytes().all(is_name) {
-        return Err(Problem::Name);
+        return Err(RuleProblem::Name);
     }
     let effects = [
         ("set_model", config.set_model.is_some()),
@@ -133,59 +133,61 @@ fn check(config: &Config) -> Result<(), Problem> {
     ];
     let effect = effects.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name);
     match (&config.refuse, effect) {
-        (None, None) => return Err(Problem::NoEffect),
-        (Some(_), Some(effect)) => return Err(Problem::AfterRefusal(effect)),
+        (None, None) => return Err(RuleProblem::NoEffect),
+        (Some(_), Some(effect)) => return Err(RuleProblem::AfterRefusal(effect)),
         _ => {}
     }
-    text("refuse", config.refuse.as_deref(), MAX_REASON)?;
+    check_text("refuse", config.refuse.as_deref(), MAX_REASON_BYTES)?;
     if config.set_model.as_deref().is_some_and(|name| !is_model_name(name)) {
-        return Err(Problem::Model);
+        return Err(RuleProblem::Model);
     }
-    if config.max_output_tokens == Some(Tokens::ZERO) { Err(Problem::NoOutput) } else { Ok(()) }
+    if config.max_output_tokens == Some(Tokens::ZERO) { Err(RuleProblem::NoOutput) } else { Ok(()) }
 }
 
-fn text(field: &'static str, text: Option<&str>, limit: usize) -> Result<(), Problem> {
+fn check_text(field: &'static str, text: Option<&str>, limit: usize) -> Result<(), RuleProblem> {
     let is_fine =
         |text: &str| (1..=limit).contains(&text.len()) && !text.chars().any(char::is_control);
-    if text.is_none_or(is_fine) { Ok(()) } else { Err(Problem::Text { field, limit }) }
+    if text.is_none_or(is_fine) { Ok(()) } else { Err(RuleProblem::Text { field, limit }) }
 }
 
-fn headers(
+fn compile_headers(
     headers: &BTreeMap<String, String>,
-) -> Result<Box<[(HeaderName, HeaderValue)]>, Problem> {
-    if headers.len() > MAX_HEADERS {
-        return Err(Problem::TooManyHeaders);
+) -> Result<Box<[(HeaderName, HeaderValue)]>, RuleProblem> {
+    if headers.len() > MAX_RULE_HEADERS {
+        return Err(RuleProblem::TooManyHeaders);
     }
-    headers.iter().map(|(name, value)| header(name, value)).collect()
+    headers.iter().map(|(name, value)| compile_header(name, value)).collect()
 }
 
-fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Problem> {
-    let is_ours = !name.starts_with("x-") || OURS.iter().any(|ours| name.starts_with(ours));
+fn compile_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), RuleProblem> {
+    let is_ours = !name.starts_with("x-")
+        || RESERVED_HEADER_PREFIXES.iter().any(|ours| name.starts_with(ours));
     let parsed = HeaderName::from_lowercase(name.as_bytes()).ok().filter(|_| !is_ours);
-    let name = parsed.ok_or_else(|| Problem::Header(name.to_owned()))?;
-    text("headers", Some(value), MAX_HEADER)?;
+    let name = parsed.ok_or_else(|| RuleProblem::Header(name.to_owned()))?;
+    check_text("headers", Some(value), MAX_HEADER_BYTES)?;
     let value = HeaderValue::from_str(value);
-    let value = value.map_err(|_| Problem::Text { field: "headers", limit: MAX_HEADER })?;
+    let value =
+        value.map_err(|_| RuleProblem::Text { field: "headers", limit: MAX_HEADER_BYTES })?;
     Ok((name, value))
 }
 
-fn examples(
-    when: &Node,
+fn check_examples(
+    when: &RuleExpr,
     list: &'static str,
-    examples: &[Facts<'static>],
+    examples: &[RuleContext<'static>],
     expected: bool,
-) -> Result<(), Problem> {
+) -> Result<(), RuleProblem> {
     for (number, facts) in (1..).zip(examples) {
-        match when.holds(facts) {
+        match when.eval_bool(facts) {
             Ok(holds) if holds == expected => {}
-            Ok(_) => return Err(Problem::Example { list, number }),
-            Err(fault) => return Err(Problem::ExampleFault { list, number, fault }),
+            Ok(_) => return Err(RuleProblem::Example { list, number }),
+            Err(fault) => return Err(RuleProblem::ExampleFault { list, number, fault }),
         }
     }
     Ok(())
 }
 
-fn place(invalid: &Invalid) -> String {
+fn format_error_position(invalid: &RuleCompileError) -> String {
     invalid
         .place
         .map(|(line, column)| format!(", line {line}, column {column}:"))
@@ -194,7 +196,7 @@ fn place(invalid: &Invalid) -> String {
 
 /// Beginnings of names that decide who calls, where a call goes or what it is taken for; measured
 /// with LiteLLM, or in use by another proxy or provider.
-const OURS: &[&str] = &[
+const RESERVED_HEADER_PREFIXES: &[&str] = &[
     "x-api-key",
     "x-amz-",
     "x-amzn-",
@@ -214,9 +216,9 @@ const OURS: &[&str] = &[
 /// Ours, like the limits below: asked at each call, they are what a person can still read.
 const MAX_RULES: usize = 64;
 
-const MAX_HEADERS: usize = 16;
+const MAX_RULE_HEADERS: usize = 16;
 
 /// As long as a text in an audit record.
-const MAX_REASON: usize = 256;
+const MAX_REASON_BYTES: usize = 256;
 
-const MAX_HEADER: usize = 256;
+const MAX_HEADER_BYTES: usize = 256;

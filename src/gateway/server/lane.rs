@@ -1,6 +1,6 @@
 //! Serves plain calls on a run's socket with code of our own, in front of hyper.
 //!
-//! A request is served here if its head came whole and can be read in one way only ([`head::read`]). Anything else is
+//! A request is served here if its head came whole and can be read in one way only ([`head::parse_head`]). Anything else is
 //! hyper's: it gets the bytes that were read, and keeps the connection for good. Both servers bring a request to the
 //! same pipeline and poll the same body for its answer, so that what is sent, followed, cut, broken off and settled is
 //! one code; only the framing of HTTP/1.1 is here a second time.
@@ -23,34 +23,34 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::Method;
 
-use super::Config;
-use crate::base::scratch::Scratch;
-use crate::base::socket::Stream;
-use crate::gateway::exchange::Exchange;
-use crate::gateway::receive::{Arriving, read_away};
-use crate::gateway::{Gateway, receive, respond};
+use super::HttpServerConfig;
+use crate::base::scratch::ScratchBuffer;
+use crate::base::socket::ServerStream;
+use crate::gateway::exchange::GatewayExchange;
+use crate::gateway::receive::{IncomingRequestBody, discard_rest_of_body};
+use crate::gateway::{RunGateway, finish_received, receive_request};
 use body::LaneBody;
-use date::HttpDate;
+use date::HttpDateCache;
 use head::LaneRequest;
 use idle::IdleConnections;
-use writer::{AnswerWriter, OutBuffer};
+use writer::{LaneResponseWriter, OutBuffer};
 
 pub(super) use idle::IdleConnection;
 
 /// The lane of one listener: what its connections share.
-pub(super) struct Lane {
-    gateway: Arc<Gateway>,
+pub(super) struct LaneServer {
+    gateway: Arc<RunGateway>,
     max_fields: usize,
-    scratch: Scratch,
-    date: HttpDate,
+    scratch: ScratchBuffer,
+    date: HttpDateCache,
     out: OutBuffer,
     idle: IdleConnections,
 }
 
 /// A connection that is served in the lane.
 struct LaneConnection<'a> {
-    lane: &'a Lane,
-    stream: Stream,
+    lane: &'a LaneServer,
+    stream: ServerStream,
     pid: Option<u32>,
     idle: &'a IdleConnection<'a>,
     /// Read from the socket and not understood yet.
@@ -64,65 +64,71 @@ struct ClientWatch {
     has_spoken: bool,
 }
 
-impl Lane {
-    pub(super) fn new(gateway: Arc<Gateway>, config: &Config) -> Self {
+impl LaneServer {
+    pub(super) fn new(gateway: Arc<RunGateway>, config: &HttpServerConfig) -> Self {
         Self {
             gateway,
             max_fields: config.max_headers,
-            scratch: Scratch::default(),
-            date: HttpDate::default(),
+            scratch: ScratchBuffer::default(),
+            date: HttpDateCache::default(),
             out: OutBuffer::default(),
             idle: IdleConnections::new(config.header_timeout),
         }
     }
 
     /// Closes connections that were idle for too long, for as long as it is polled. Without connections there is no buffer.
-    pub(super) async fn close_idle(&self) -> Infallible {
+    pub(super) async fn close_idle_connections(&self) -> Infallible {
         let release = || {
-            self.scratch.release();
+            self.scratch.release_buffer();
             self.out.release();
         };
-        self.idle.close_old(release).await
+        self.idle.close_expired(release).await
     }
 
     /// Takes a new connection among those that are closed where they stay idle.
-    pub(super) fn enter(&self) -> IdleConnection<'_> {
-        self.idle.enter(self.gateway.tasks.closing())
+    pub(super) fn track_connection(&self) -> IdleConnection<'_> {
+        self.idle.track_connection(self.gateway.tasks.shutdown_token())
     }
 
     /// Serves a connection of HTTP/1.1; returns it where hyper has to go on.
-    pub(super) async fn serve(
+    pub(super) async fn serve_connection(
         &self,
-        stream: Stream,
+        stream: ServerStream,
         pid: Option<u32>,
         idle: &IdleConnection<'_>,
-    ) -> io::Result<Option<Stream>> {
-        LaneConnection { lane: self, stream, pid, idle, received: Bytes::new() }.serve().await
+    ) -> io::Result<Option<ServerStream>> {
+        LaneConnection { lane: self, stream, pid, idle, received: Bytes::new() }
+            .serve_requests()
+            .await
     }
 
     /// One read; empty at the end. A connection that waits holds no buffer.
-    fn poll_receive(&self, stream: &Stream, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+    fn poll_receive(&self, stream: &ServerStream, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         ready!(stream.poll_readable(cx))?;
         let mut reader = stream;
-        self.scratch.poll_read(&mut reader, cx).map_ok(bytes::BytesMut::freeze)
+        self.scratch.poll_read_bytes(&mut reader, cx).map_ok(bytes::BytesMut::freeze)
     }
 }
 
 impl LaneConnection<'_> {
-    async fn serve(mut self) -> io::Result<Option<Stream>> {
+    async fn serve_requests(mut self) -> io::Result<Option<ServerStream>> {
         loop {
             if self.received.is_empty() {
-                let next = self.idle.wait(|cx| self.lane.poll_receive(&self.stream, cx)).await;
+                let next = self
+                    .idle
+                    .wait_unless_closing(|cx| self.lane.poll_receive(&self.stream, cx))
+                    .await;
                 self.received = next.transpose()?.unwrap_or_default();
                 if self.received.is_empty() {
                     return Ok(None);
                 }
             }
             let most = self.lane.gateway.policy.load().config.max_body_bytes;
-            let Some(head) = head::read(&mut self.received, self.lane.max_fields, most) else {
-                return Ok(Some(self.stream.unread(self.received)));
+            let Some(head) = head::parse_head(&mut self.received, self.lane.max_fields, most)
+            else {
+                return Ok(Some(self.stream.with_unread(self.received)));
             };
-            if !self.call(head).await? {
+            if !self.serve_call(head).await? {
                 return Ok(None);
             }
         }
@@ -131,32 +137,35 @@ impl LaneConnection<'_> {
     /// Serves one call; says whether the connection may have another.
     ///
     /// What comes before the answer is boxed, so that a connection keeps no room for it while the answer streams.
-    async fn call(&mut self, head: LaneRequest) -> io::Result<bool> {
+    async fn serve_call(&mut self, head: LaneRequest) -> io::Result<bool> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
         let body = LaneBody::new(self.lane, &self.stream, received, head.length);
-        let mut body = Arriving::new(body);
-        let mut exchange = Exchange::begin(Arc::clone(gateway), self.pid, &Method::POST);
-        let call = Box::pin(receive(&mut exchange, head, &mut body)).await;
-        let (rest, must_be_read) = body.into_rest();
+        let mut body = IncomingRequestBody::new(body);
+        let mut exchange = GatewayExchange::begin(Arc::clone(gateway), self.pid, &Method::POST);
+        let call = Box::pin(receive_request(&mut exchange, head, &mut body)).await;
+        let (rest, must_be_read) = body.into_unread_body();
         let (received, left) = rest.into_parts();
         self.received = received;
         let mut watch = ClientWatch { has_spoken: !self.received.is_empty() };
-        let answer = Box::pin(respond(exchange, call));
-        let Some(answer) = watch.wait(answer, &self.stream).await else { return Ok(false) };
+        let answer = Box::pin(finish_received(exchange, call));
+        let Some(answer) = watch.wait_while_connected(answer, &self.stream).await else {
+            return Ok(false);
+        };
         let goes_on = !self.idle.is_closing();
-        let writer = AnswerWriter::new(&mut self.stream, &mut watch, answer, self.lane, goes_on);
-        if !writer.write().await? || !goes_on {
+        let writer =
+            LaneResponseWriter::new(&mut self.stream, &mut watch, answer, self.lane, goes_on);
+        if !writer.write_response().await? || !goes_on {
             return Ok(false);
         }
-        Ok(left == 0 || must_be_read && self.read_away(left).await)
+        Ok(left == 0 || must_be_read && self.discard_body(left).await)
     }
 
     /// Throws away the rest of a body that was refused; says whether all of it came.
-    async fn read_away(&mut self, left: u64) -> bool {
+    async fn discard_body(&mut self, left: u64) -> bool {
         let received = std::mem::take(&mut self.received);
         let mut rest = LaneBody::new(self.lane, &self.stream, received, left);
-        read_away(&mut rest, &self.lane.gateway.tasks).await;
+        discard_rest_of_body(&mut rest, &self.lane.gateway.tasks).await;
         let (received, left) = rest.into_parts();
         self.received = received;
         left == 0
@@ -165,10 +174,10 @@ impl LaneConnection<'_> {
 
 impl ClientWatch {
     /// Waits for an answer; `None` where the client leaves before.
-    async fn wait<F: Future + Unpin>(
+    async fn wait_while_connected<F: Future + Unpin>(
         &mut self,
         mut answer: F,
-        stream: &Stream,
+        stream: &ServerStream,
     ) -> Option<F::Output> {
         poll_fn(|cx| match self.poll_gone(stream, cx) {
             Poll::Ready(()) => Poll::Ready(None),
@@ -178,9 +187,9 @@ impl ClientWatch {
     }
 
     /// Ready when the client has left.
-    fn poll_gone(&mut self, stream: &Stream, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_gone(&mut self, stream: &ServerStream, cx: &mut Context<'_>) -> Poll<()> {
         if !self.has_spoken {
-            self.has_spoken = ready!(stream.poll_speaks(cx));
+            self.has_spoken = ready!(stream.poll_peer_spoke(cx));
             if !self.has_spoken {
                 return Poll::Ready(());
             }

@@ -7,56 +7,62 @@ use rustix::event::PollFlags;
 use rustix::io::{self, Errno};
 use rustix::net::{self, SendFlags, Shutdown};
 
-pub(super) struct Connection {
-    client: End,
-    upstream: End,
-    up: Flow,
-    down: Flow,
+pub(super) struct BridgedConnection {
+    client: SocketEnd,
+    upstream: SocketEnd,
+    up: BytePipe,
+    down: BytePipe,
     /// Whether the loop has it on its list already.
     due: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum ConnectionSide {
     Client,
     Upstream,
 }
 
 /// What the loop has to do with a connection that has been advanced.
-pub(super) enum Next {
+pub(super) enum ConnectionAction {
     Wait,
     /// There is more, but others have their turn first.
     Again,
     Close,
 }
 
-impl Connection {
+impl BridgedConnection {
     pub(super) fn new(client: OwnedFd, upstream: OwnedFd) -> Self {
         Self {
-            client: End::new(client),
-            upstream: End::new(upstream),
-            up: Flow::default(),
-            down: Flow::default(),
+            client: SocketEnd::new(client),
+            upstream: SocketEnd::new(upstream),
+            up: BytePipe::default(),
+            down: BytePipe::default(),
             // Nobody has looked yet whether there is something to read.
             due: true,
         }
     }
 
     /// The sockets to ask the kernel about, and what for. It tells of the end of each even if asked for nothing.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = (Side, &OwnedFd, PollFlags)> {
+    pub(super) fn poll_interests(
+        &self,
+    ) -> impl Iterator<Item = (ConnectionSide, &OwnedFd, PollFlags)> {
         let ends = [
-            (Side::Client, &self.client, self.client.wanted(&self.up, &self.down)),
-            (Side::Upstream, &self.upstream, self.upstream.wanted(&self.down, &self.up)),
+            (ConnectionSide::Client, &self.client, self.client.poll_flags(&self.up, &self.down)),
+            (
+                ConnectionSide::Upstream,
+                &self.upstream,
+                self.upstream.poll_flags(&self.down, &self.up),
+            ),
         ];
         let ends = ends.into_iter().filter(|(_, end, _)| !end.has_ended());
         ends.map(|(side, end, flags)| (side, &end.socket, flags))
     }
 
     /// Remembers what the kernel reports. True if the connection is due, and was not before.
-    pub(super) fn note(&mut self, side: Side, flags: PollFlags) -> bool {
+    pub(super) fn record_readiness(&mut self, side: ConnectionSide, flags: PollFlags) -> bool {
         let end = match side {
-            Side::Client => &mut self.client,
-            Side::Upstream => &mut self.upstream,
+            ConnectionSide::Client => &mut self.client,
+            ConnectionSide::Upstream => &mut self.upstream,
         };
         // A hang-up or an error is what the next read or write returns.
         end.ended |= flags & (PollFlags::HUP | PollFlags::ERR);
@@ -66,37 +72,39 @@ impl Connection {
     }
 
     /// Moves what can be moved.
-    pub(super) fn advance(&mut self, scratch: &mut [u8]) -> Next {
+    pub(super) fn advance(&mut self, scratch: &mut [u8]) -> ConnectionAction {
         self.due = false;
         // A client that was cut off may not be in any flow's way for a long time: its answer may be long in coming.
         if self.client.ended.contains(PollFlags::ERR) {
-            return Next::Close;
+            return ConnectionAction::Close;
         }
         // A gateway that has closed reads no more, though there may be an answer of it to deliver.
         if self.upstream.ended.contains(PollFlags::HUP) {
-            self.up.discard();
+            self.up.start_discarding();
         }
         let down = self.down.pump(&mut self.upstream, &mut self.client, scratch);
         let mut up = self.up.pump(&mut self.client, &mut self.upstream, scratch);
-        if matches!(up, Err(Broken::Sink)) {
+        if matches!(up, Err(PipeError::Sink)) {
             // The gateway may close on a request that it does not want to the end, and say why before.
-            self.up.discard();
-            up = Ok(Pumped::Again);
+            self.up.start_discarding();
+            up = Ok(PumpOutcome::Again);
         }
         match (down, up) {
-            (Err(_), _) | (_, Err(_)) => Next::Close,
-            _ if self.down.state == State::Ended && self.up.is_over() => Next::Close,
-            (Ok(Pumped::Dry), Ok(Pumped::Dry)) => Next::Wait,
+            (Err(_), _) | (_, Err(_)) => ConnectionAction::Close,
+            _ if self.down.state == PipeState::Ended && self.up.is_over() => {
+                ConnectionAction::Close
+            }
+            (Ok(PumpOutcome::Dry), Ok(PumpOutcome::Dry)) => ConnectionAction::Wait,
             _ => {
                 self.due = true;
-                Next::Again
+                ConnectionAction::Again
             }
         }
     }
 }
 
 /// A socket, and what is known of it since the kernel last said "not now".
-struct End {
+struct SocketEnd {
     socket: OwnedFd,
     readable: bool,
     writable: bool,
@@ -104,7 +112,7 @@ struct End {
     ended: PollFlags,
 }
 
-impl End {
+impl SocketEnd {
     fn new(socket: OwnedFd) -> Self {
         Self { socket, readable: true, writable: true, ended: PollFlags::empty() }
     }
@@ -115,7 +123,7 @@ impl End {
     }
 
     /// Nothing that would not be acted on: the loop would turn for it, and do nothing.
-    fn wanted(&self, from: &Flow, to: &Flow) -> PollFlags {
+    fn poll_flags(&self, from: &BytePipe, to: &BytePipe) -> PollFlags {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, !self.readable && from.is_reading());
         flags.set(PollFlags::OUT, !self.writable && !to.held.is_empty());
@@ -123,7 +131,7 @@ impl End {
     }
 
     /// The bytes read: none at the end of the stream. `None` if there is nothing to read now.
-    fn read(&mut self, scratch: &mut [u8]) -> Result<Option<usize>, Broken> {
+    fn read(&mut self, scratch: &mut [u8]) -> Result<Option<usize>, PipeError> {
         match io::read(&self.socket, scratch) {
             Ok(length) => Ok(Some(length)),
             Err(Errno::AGAIN) => {
@@ -131,12 +139,12 @@ impl End {
                 Ok(None)
             }
             Err(Errno::INTR) => Ok(None),
-            Err(_) => Err(Broken::Source),
+            Err(_) => Err(PipeError::Source),
         }
     }
 
     /// How much of `bytes` the kernel has taken.
-    fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, PipeError> {
         match net::send(&self.socket, bytes, SendFlags::NOSIGNAL) {
             Ok(length) => Ok(length),
             Err(Errno::AGAIN) => {
@@ -144,23 +152,23 @@ impl End {
                 Ok(0)
             }
             Err(Errno::INTR) => Ok(0),
-            Err(_) => Err(Broken::Sink),
+            Err(_) => Err(PipeError::Sink),
         }
     }
 }
 
 /// One direction.
 #[derive(Default)]
-struct Flow {
+struct BytePipe {
     /// Read, but not yet delivered: nothing most of the time, and no memory then.
     held: Vec<u8>,
     /// How much of `held` is delivered.
     delivered: usize,
-    state: State,
+    state: PipeState,
 }
 
 #[derive(Default, PartialEq, Eq)]
-enum State {
+enum PipeState {
     #[default]
     Open,
     /// The source has ended; what is held is still to deliver.
@@ -171,87 +179,94 @@ enum State {
     Discarding,
 }
 
-enum Pumped {
+enum PumpOutcome {
     /// Until the kernel says something new, there is nothing to move.
     Dry,
     Again,
 }
 
 #[derive(Debug)]
-enum Broken {
+enum PipeError {
     Source,
     Sink,
 }
 
-impl Flow {
-    fn pump(&mut self, from: &mut End, to: &mut End, scratch: &mut [u8]) -> Result<Pumped, Broken> {
-        for _ in 0..BURST {
+impl BytePipe {
+    fn pump(
+        &mut self,
+        from: &mut SocketEnd,
+        to: &mut SocketEnd,
+        scratch: &mut [u8],
+    ) -> Result<PumpOutcome, PipeError> {
+        for _ in 0..MAX_OPS_PER_TURN {
             if !self.held.is_empty() {
                 if !to.writable {
-                    return Ok(Pumped::Dry);
+                    return Ok(PumpOutcome::Dry);
                 }
-                self.deliver(to)?;
+                self.flush_buffer(to)?;
                 continue;
             }
             match self.state {
-                State::Ended => return Ok(Pumped::Dry),
-                State::Ending => {
+                PipeState::Ended => return Ok(PumpOutcome::Dry),
+                PipeState::Ending => {
                     // It fails where the sink is gone, which its other flow finds out.
                     let _ = net::shutdown(&to.socket, Shutdown::Write);
-                    self.state = State::Ended;
+                    self.state = PipeState::Ended;
                 }
-                State::Open | State::Discarding if !from.readable => return Ok(Pumped::Dry),
-                State::Open => match from.read(scratch)? {
+                PipeState::Open | PipeState::Discarding if !from.readable => {
+                    return Ok(PumpOutcome::Dry);
+                }
+                PipeState::Open => match from.read(scratch)? {
                     None => {}
-                    Some(0) => self.state = State::Ending,
-                    Some(length) => self.take(&scratch[..length], to)?,
+                    Some(0) => self.state = PipeState::Ending,
+                    Some(length) => self.send_or_buffer(&scratch[..length], to)?,
                 },
-                State::Discarding => {
+                PipeState::Discarding => {
                     if from.read(scratch)? == Some(0) {
-                        self.state = State::Ended;
+                        self.state = PipeState::Ended;
                     }
                 }
             }
         }
-        Ok(Pumped::Again)
+        Ok(PumpOutcome::Again)
     }
 
     /// Delivers at once, and holds what the sink has no room for.
-    fn take(&mut self, bytes: &[u8], to: &mut End) -> Result<(), Broken> {
+    fn send_or_buffer(&mut self, bytes: &[u8], to: &mut SocketEnd) -> Result<(), PipeError> {
         let taken = if to.writable { to.write(bytes)? } else { 0 };
         self.held.extend_from_slice(&bytes[taken..]);
         Ok(())
     }
 
-    fn deliver(&mut self, to: &mut End) -> Result<(), Broken> {
+    fn flush_buffer(&mut self, to: &mut SocketEnd) -> Result<(), PipeError> {
         self.delivered += to.write(&self.held[self.delivered..])?;
         if self.delivered == self.held.len() {
-            self.forget();
+            self.release_buffer();
         }
         Ok(())
     }
 
-    fn discard(&mut self) {
+    fn start_discarding(&mut self) {
         if !self.is_over() {
-            self.forget();
-            self.state = State::Discarding;
+            self.release_buffer();
+            self.state = PipeState::Discarding;
         }
     }
 
     /// Gives the memory back too: most connections need it once, for a large request.
-    fn forget(&mut self) {
+    fn release_buffer(&mut self) {
         self.held = Vec::new();
         self.delivered = 0;
     }
 
     fn is_reading(&self) -> bool {
-        self.held.is_empty() && matches!(self.state, State::Open | State::Discarding)
+        self.held.is_empty() && matches!(self.state, PipeState::Open | PipeState::Discarding)
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.state, State::Ended | State::Discarding)
+        matches!(self.state, PipeState::Ended | PipeState::Discarding)
     }
 }
 
 /// Reads or writes of one flow before the others have their turn.
-const BURST: usize = 16;
+const MAX_OPS_PER_TURN: usize = 16;

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Counts what comes in one second. Threads that meet at the end of a second may write some lines more.
 #[derive(Debug, Default)]
-pub(super) struct Flood {
+pub(super) struct LineFloodLimiter {
     /// Since 1970.
     second: AtomicU64,
     /// Those of this second.
@@ -14,13 +14,13 @@ pub(super) struct Flood {
     repeats: AtomicU64,
 }
 
-impl Flood {
+impl LineFloodLimiter {
     /// Counts a line; tells whether it is to be written, and how many before it were not.
-    pub(super) fn count(&self, time: SystemTime) -> (bool, u64) {
+    pub(super) fn count_line(&self, time: SystemTime) -> (bool, u64) {
         let second = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         if self.second.swap(second, Ordering::Relaxed) != second {
             self.lines.store(1, Ordering::Relaxed);
-            return (true, self.take());
+            return (true, self.take_suppressed());
         }
         let is_written = self.lines.fetch_add(1, Ordering::Relaxed) < LINES_PER_SECOND;
         if !is_written {
@@ -30,7 +30,7 @@ impl Flood {
     }
 
     /// Takes the number of those that were not written.
-    pub(super) fn take(&self) -> u64 {
+    pub(super) fn take_suppressed(&self) -> u64 {
         self.repeats.swap(0, Ordering::Relaxed)
     }
 }
@@ -46,12 +46,12 @@ mod tests {
 
     #[test]
     fn the_first_of_each_second_are_written_and_the_others_counted() {
-        let flood = Flood::default();
+        let flood = LineFloodLimiter::default();
         let at = |second: u64| UNIX_EPOCH + Duration::from_secs(second);
-        let written = (0..100).filter(|_| flood.count(at(7)).0).count();
+        let written = (0..100).filter(|_| flood.count_line(at(7)).0).count();
         assert_eq!(written, 32);
-        assert_eq!(flood.count(at(8)), (true, 68));
-        assert_eq!(flood.count(at(9)), (true, 0));
-        assert_eq!(flood.take(), 0);
+        assert_eq!(flood.count_line(at(8)), (true, 68));
+        assert_eq!(flood.count_line(at(9)), (true, 0));
+        assert_eq!(flood.take_suppressed(), 0);
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::base::clock::Clock;
-use crate::budget::Usage;
-use crate::observe::printable::Printable;
-use crate::protocol::Route;
+use crate::base::clock::TimestampFormatter;
+use crate::budget::TokenUsage;
+use crate::observe::printable::SanitizedText;
+use crate::protocol::GatewayRoute;
 
 /// The keys of every line, in order. Readers may rely on it: keys are added at the end, never moved.
-pub const KEYS: [&str; 20] = [
+pub const FIELD_KEYS: [&str; 20] = [
     "time",
     "runId",
     "attempt",
@@ -34,12 +34,12 @@ pub const KEYS: [&str; 20] = [
 
 /// What is known of a request when it has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Line<'a> {
+pub struct AccessLogEntry<'a> {
     /// When the request ended.
     pub time: SystemTime,
     pub method: &'a str,
     /// `None` where the path is not served: a client's own text is never logged.
-    pub route: Option<Route>,
+    pub route: Option<GatewayRoute>,
     /// The status sent; nginx writes 499 where the client left before one was.
     pub status: u16,
     /// Bytes of the response body that were sent.
@@ -58,23 +58,23 @@ pub struct Line<'a> {
     /// From the start of the request to the first byte of the response body.
     pub first_byte_time: Option<Duration>,
     pub request_time: Duration,
-    pub usage: Option<&'a Usage>,
+    pub usage: Option<&'a TokenUsage>,
     /// How the call ended, or the code it was refused with.
     pub outcome: &'static str,
 }
 
 /// What is the same in every line of a run.
 #[derive(Clone, Debug)]
-pub(super) struct Constant {
+pub(super) struct AccessLogRunFields {
     /// `runId=… attempt=…`.
     pub(super) identity: Arc<str>,
     /// The trace that the run is part of, or `-`.
     pub(super) trace: Arc<str>,
 }
 
-impl Line<'_> {
+impl AccessLogEntry<'_> {
     /// The line that stands for a number of others.
-    pub(super) fn repeated(time: SystemTime) -> Self {
+    pub(super) fn for_repeats(time: SystemTime) -> Self {
         Self {
             time,
             method: "-",
@@ -95,29 +95,34 @@ impl Line<'_> {
     }
 
     /// Appends the line with its end. `clock` makes its time text.
-    pub(super) fn append_to(&self, constant: &Constant, clock: &mut Clock, buffer: &mut Vec<u8>) {
-        let mut line = Appender(buffer);
+    pub(super) fn append_to(
+        &self,
+        constant: &AccessLogRunFields,
+        clock: &mut TimestampFormatter,
+        buffer: &mut Vec<u8>,
+    ) {
+        let mut line = AccessLogFieldWriter(buffer);
         line.0.extend_from_slice(b"time=");
-        line.0.extend_from_slice(clock.at(self.time));
+        line.0.extend_from_slice(clock.format_time(self.time));
         line.0.push(b' ');
         line.0.extend_from_slice(constant.identity.as_bytes());
-        line.text(" method=", Some(self.method));
-        line.word(" uri=", self.route.map_or("-", Route::path));
-        line.number(" status=", Some(self.status.into()));
-        line.number(" bytes=", Some(self.bytes));
-        line.number(" request_bytes=", Some(self.request_bytes));
-        line.text(" model=", self.model);
-        line.text(" request_id=", Some(self.request_id));
-        line.text(" litellm_call_id=", self.litellm_call_id);
-        line.text(" litellm_response_cost=", self.litellm_response_cost);
-        line.seconds(" upstream_time=", self.upstream_time);
-        line.seconds(" first_byte_time=", self.first_byte_time);
-        line.seconds(" request_time=", Some(self.request_time));
-        line.number(" usage_input=", self.usage.map(|usage| usage.input.0));
-        line.number(" usage_output=", self.usage.map(|usage| usage.output.0));
-        line.word(" usage_source=", self.usage.map_or("-", |usage| usage.source.as_str()));
-        line.word(" outcome=", self.outcome);
-        line.word(" trace_id=", &constant.trace);
+        line.push_text(" method=", Some(self.method));
+        line.push_word(" uri=", self.route.map_or("-", GatewayRoute::path));
+        line.push_number(" status=", Some(self.status.into()));
+        line.push_number(" bytes=", Some(self.bytes));
+        line.push_number(" request_bytes=", Some(self.request_bytes));
+        line.push_text(" model=", self.model);
+        line.push_text(" request_id=", Some(self.request_id));
+        line.push_text(" litellm_call_id=", self.litellm_call_id);
+        line.push_text(" litellm_response_cost=", self.litellm_response_cost);
+        line.push_seconds(" upstream_time=", self.upstream_time);
+        line.push_seconds(" first_byte_time=", self.first_byte_time);
+        line.push_seconds(" request_time=", Some(self.request_time));
+        line.push_number(" usage_input=", self.usage.map(|usage| usage.input.0));
+        line.push_number(" usage_output=", self.usage.map(|usage| usage.output.0));
+        line.push_word(" usage_source=", self.usage.map_or("-", |usage| usage.source.as_str()));
+        line.push_word(" outcome=", self.outcome);
+        line.push_word(" trace_id=", &constant.trace);
         line.0.push(b'\n');
     }
 }
@@ -125,38 +130,38 @@ impl Line<'_> {
 /// Adds the number of repeated lines to the line that was appended last.
 pub(super) fn append_repeats(repeats: u64, buffer: &mut Vec<u8>) {
     buffer.pop();
-    let mut line = Appender(buffer);
-    line.number(" repeats=", Some(repeats));
+    let mut line = AccessLogFieldWriter(buffer);
+    line.push_number(" repeats=", Some(repeats));
     line.0.push(b'\n');
 }
 
 /// Appends keys and values, each in its form, without an allocation.
-struct Appender<'a>(&'a mut Vec<u8>);
+struct AccessLogFieldWriter<'a>(&'a mut Vec<u8>);
 
-impl Appender<'_> {
+impl AccessLogFieldWriter<'_> {
     /// A word of our own.
-    fn word(&mut self, key: &str, word: &str) {
+    fn push_word(&mut self, key: &str, word: &str) {
         self.0.extend_from_slice(key.as_bytes());
         self.0.extend_from_slice(word.as_bytes());
     }
 
     /// Text from outside.
-    fn text(&mut self, key: &str, text: Option<&str>) {
+    fn push_text(&mut self, key: &str, text: Option<&str>) {
         self.0.extend_from_slice(key.as_bytes());
-        Printable(text.unwrap_or("-")).append_to(self.0);
+        SanitizedText(text.unwrap_or("-")).append_to(self.0);
     }
 
-    fn number(&mut self, key: &str, number: Option<u64>) {
+    fn push_number(&mut self, key: &str, number: Option<u64>) {
         match number {
-            Some(number) => self.word(key, itoa::Buffer::new().format(number)),
-            None => self.word(key, "-"),
+            Some(number) => self.push_word(key, itoa::Buffer::new().format(number)),
+            None => self.push_word(key, "-"),
         }
     }
 
     /// Seconds with three decimals, as nginx writes `$request_time`.
-    fn seconds(&mut self, key: &str, time: Option<Duration>) {
-        let Some(time) = time else { return self.word(key, "-") };
-        self.word(key, itoa::Buffer::new().format(time.as_secs()));
+    fn push_seconds(&mut self, key: &str, time: Option<Duration>) {
+        let Some(time) = time else { return self.push_word(key, "-") };
+        self.push_word(key, itoa::Buffer::new().format(time.as_secs()));
         let millis = time.subsec_millis();
         let digit = |place: u32| b"0123456789"[(millis / place % 10) as usize];
         self.0.extend_from_slice(&[b'.', digit(100), digit(10), digit(1)]);

@@ -11,49 +11,54 @@ use std::sync::Arc;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::table::{Family, Kind};
+use super::table::{MetricFamilySpec, MetricKind};
 
 /// What a scrape walks over.
-pub(super) trait Collect: Send + Sync {
-    fn collect(&self, into: &mut Series);
+pub(super) trait SeriesSource: Send + Sync {
+    fn collect_series(&self, into: &mut SeriesBuilder);
 }
 
-/// Registers a [`Collect`] as the source of some families.
-pub(super) struct Collected<C> {
+/// Registers a [`SeriesSource`] as the source of some families.
+pub(super) struct SourceCollector<C> {
     descs: Vec<Desc>,
     source: Arc<C>,
 }
 
 /// The series gathered so far, by the name of their family.
 #[derive(Default)]
-pub(super) struct Series(BTreeMap<&'static str, MetricFamily>);
+pub(super) struct SeriesBuilder(BTreeMap<&'static str, MetricFamily>);
 
-impl<C: Collect> Collected<C> {
-    pub(super) fn new(families: &[&Family], source: Arc<C>) -> prometheus::Result<Self> {
+impl<C: SeriesSource> SourceCollector<C> {
+    pub(super) fn new(families: &[&MetricFamilySpec], source: Arc<C>) -> prometheus::Result<Self> {
         Ok(Self {
-            descs: families.iter().map(|family| desc(family)).collect::<Result<_, _>>()?,
+            descs: families.iter().map(|family| family_desc(family)).collect::<Result<_, _>>()?,
             source,
         })
     }
 }
 
-impl<C: Collect> Collector for Collected<C> {
+impl<C: SeriesSource> Collector for SourceCollector<C> {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut series = Series::default();
-        self.source.collect(&mut series);
+        let mut series = SeriesBuilder::default();
+        self.source.collect_series(&mut series);
         series.0.into_values().collect()
     }
 }
 
-impl Series {
+impl SeriesBuilder {
     /// Adds one sample of a counter or a gauge; the label values are in the table's order.
-    pub(super) fn put(&mut self, family: &'static Family, values: &[&str], sample: f64) {
+    pub(super) fn push_sample(
+        &mut self,
+        family: &'static MetricFamilySpec,
+        values: &[&str],
+        sample: f64,
+    ) {
         let mut metric = Metric::default();
-        if let Kind::Counter = family.kind {
+        if let MetricKind::Counter = family.kind {
             let mut counter = Counter::default();
             counter.set_value(sample);
             metric.set_counter(counter);
@@ -62,44 +67,44 @@ impl Series {
             gauge.set_value(sample);
             metric.set_gauge(gauge);
         }
-        self.put_metric(family, values, metric);
+        self.push_metric(family, values, metric);
     }
 
     /// Adds a ready-made metric, such as a histogram's.
-    pub(super) fn put_metric(
+    pub(super) fn push_metric(
         &mut self,
-        family: &'static Family,
+        family: &'static MetricFamilySpec,
         values: &[&str],
         mut metric: Metric,
     ) {
         debug_assert_eq!(family.labels.len(), values.len(), "{}", family.name);
         metric.set_label(
-            family.labels.iter().zip(values).map(|(name, value)| pair(name, value)).collect(),
+            family.labels.iter().zip(values).map(|(name, value)| label_pair(name, value)).collect(),
         );
-        self.0.entry(family.name).or_insert_with(|| empty(family)).mut_metric().push(metric);
+        self.0.entry(family.name).or_insert_with(|| empty_family(family)).mut_metric().push(metric);
     }
 }
 
-fn pair(name: &str, value: &str) -> LabelPair {
+fn label_pair(name: &str, value: &str) -> LabelPair {
     let mut pair = LabelPair::default();
     pair.set_name(name.to_owned());
     pair.set_value(value.to_owned());
     pair
 }
 
-fn empty(family: &Family) -> MetricFamily {
+fn empty_family(family: &MetricFamilySpec) -> MetricFamily {
     let mut empty = MetricFamily::default();
     empty.set_name(family.name.to_owned());
     empty.set_help(family.help.to_owned());
     empty.set_field_type(match family.kind {
-        Kind::Counter => MetricType::COUNTER,
-        Kind::Gauge => MetricType::GAUGE,
-        Kind::Histogram(_) => MetricType::HISTOGRAM,
+        MetricKind::Counter => MetricType::COUNTER,
+        MetricKind::Gauge => MetricType::GAUGE,
+        MetricKind::Histogram(_) => MetricType::HISTOGRAM,
     });
     empty
 }
 
-fn desc(family: &Family) -> prometheus::Result<Desc> {
+fn family_desc(family: &MetricFamilySpec) -> prometheus::Result<Desc> {
     let labels = family.labels.iter().map(|&label| label.to_owned()).collect();
     Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new())
 }

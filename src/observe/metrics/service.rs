@@ -10,10 +10,10 @@ use prometheus::{
     Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
 
-use super::collect::{Collect, Series};
-use super::count::Count;
-use super::table::{self, Family};
-use crate::base::metrics::float;
+use super::collect::{SeriesBuilder, SeriesSource};
+use super::count::AtomicCounter;
+use super::table::{self, MetricFamilySpec};
+use crate::base::metrics::count_as_f64;
 
 /// Agents with series of their own, `other` not counted. Ours: a catalogue has a dozen, and each agent costs about 25
 /// series.
@@ -22,12 +22,12 @@ pub const MAX_AGENTS: usize = 64;
 /// A run that is live. It counts as such until this is dropped.
 #[must_use = "dropped at once, the run does not count as live"]
 #[derive(Debug)]
-pub struct Live(Arc<Agent>);
+pub struct LiveRunGuard(Arc<AgentMetrics>);
 
 /// What a service counts that is not about one agent.
 #[derive(Debug)]
-pub(super) struct Service {
-    pub(super) agents: Arc<Agents>,
+pub(super) struct ServiceMetrics {
+    pub(super) agents: Arc<AgentMetricsTable>,
     sandbox_starts: HistogramVec,
     relay_deliveries: IntCounterVec,
     admissions_refused: IntCounterVec,
@@ -43,7 +43,7 @@ pub(super) struct Service {
 
 /// How a service's books stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Billed {
+pub struct BillingGauges {
     /// Calls that used tokens and have no receipt although their time is over.
     pub unreceipted_calls: u64,
     /// Runs that have such calls.
@@ -58,27 +58,31 @@ pub struct Billed {
 
 /// The agents of the catalog, and `other` for whatever is not in it.
 #[derive(Debug, Default)]
-pub(super) struct Agents(RwLock<BTreeMap<String, Arc<Agent>>>);
+pub(super) struct AgentMetricsTable(RwLock<BTreeMap<String, Arc<AgentMetrics>>>);
 
 #[derive(Debug)]
-struct Agent {
-    live: Count,
+struct AgentMetrics {
+    live: AtomicCounter,
     outcomes: Mutex<BTreeMap<&'static str, u64>>,
     durations: Histogram,
 }
 
-impl Service {
+impl ServiceMetrics {
     pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let counters = |family: &Family| {
-            registered(registry, IntCounterVec::new(family.opts(), family.labels)?)
+        let counters = |family: &MetricFamilySpec| {
+            register_metric(registry, IntCounterVec::new(family.metric_opts(), family.labels)?)
         };
-        let counter = |family: &Family| registered(registry, IntCounter::with_opts(family.opts())?);
-        let gauge = |family: &Family| registered(registry, IntGauge::with_opts(family.opts())?);
+        let counter = |family: &MetricFamilySpec| {
+            register_metric(registry, IntCounter::with_opts(family.metric_opts())?)
+        };
+        let gauge = |family: &MetricFamilySpec| {
+            register_metric(registry, IntGauge::with_opts(family.metric_opts())?)
+        };
         let starts = &table::SANDBOX_START;
         let (writes, calls) = (&table::STATE_WRITE, &table::BILLING_CALLS);
         Ok(Self {
             agents: Arc::default(),
-            sandbox_starts: registered(
+            sandbox_starts: register_metric(
                 registry,
                 HistogramVec::new(starts.histogram_opts(), starts.labels)?,
             )?,
@@ -87,37 +91,43 @@ impl Service {
             api_requests: counters(&table::API_REQUESTS)?,
             unreceipted_calls: gauge(&table::UNRECEIPTED_CALLS)?,
             unreceipted_runs: gauge(&table::UNRECEIPTED_RUNS)?,
-            billing_calls: registered(registry, IntGaugeVec::new(calls.opts(), calls.labels)?)?,
+            billing_calls: register_metric(
+                registry,
+                IntGaugeVec::new(calls.metric_opts(), calls.labels)?,
+            )?,
             reconcile_failed: gauge(&table::RECONCILE_FAILED)?,
             events_dropped: counter(&table::EVENTS_DROPPED)?,
-            state_writes: registered(registry, Histogram::with_opts(writes.histogram_opts())?)?,
+            state_writes: register_metric(
+                registry,
+                Histogram::with_opts(writes.histogram_opts())?,
+            )?,
             state_failures: counter(&table::STATE_WRITE_FAILURES)?,
         })
     }
 
-    pub(super) fn sandbox_start(&self, driver: &'static str, took: Duration) {
+    pub(super) fn record_sandbox_start_time(&self, driver: &'static str, took: Duration) {
         self.sandbox_starts.with_label_values(&[driver]).observe(took.as_secs_f64());
     }
 
-    pub(super) fn delivered(&self, verdict: &'static str) {
+    pub(super) fn record_delivery_verdict(&self, verdict: &'static str) {
         self.relay_deliveries.with_label_values(&[verdict]).inc();
     }
 
-    pub(super) fn turned_away(&self, code: &'static str) {
+    pub(super) fn record_refused_submission(&self, code: &'static str) {
         self.admissions_refused.with_label_values(&[code]).inc();
     }
 
-    pub(super) fn api_request(&self, route: &str, status: u16) {
+    pub(super) fn record_api_request(&self, route: &str, status: u16) {
         let status = StatusCode::from_u16(status);
         let status = status.as_ref().map_or("-", StatusCode::as_str);
         self.api_requests.with_label_values(&[route, status]).inc();
     }
 
-    pub(super) fn billed(&self, billed: &Billed) {
+    pub(super) fn set_billing_gauges(&self, billed: &BillingGauges) {
         let gauge = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         self.unreceipted_calls.set(gauge(billed.unreceipted_calls));
         self.unreceipted_runs.set(gauge(billed.unreceipted_runs));
-        let Billed { pending, unpriced, conflicting, .. } = *billed;
+        let BillingGauges { pending, unpriced, conflicting, .. } = *billed;
         for (state, calls) in
             [("pending", pending), ("unpriced", unpriced), ("conflicting", conflicting)]
         {
@@ -125,16 +135,16 @@ impl Service {
         }
     }
 
-    pub(super) fn reconciled(&self, is_done: bool) {
+    pub(super) fn record_reconciliation(&self, is_done: bool) {
         self.reconcile_failed.set((!is_done).into());
     }
 
-    pub(super) fn events_dropped(&self, events: u64) {
+    pub(super) fn record_dropped_events(&self, events: u64) {
         self.events_dropped.inc_by(events);
     }
 
     /// What is to be told of each write to the state.
-    pub(super) fn state_writes(&self) -> impl FnMut(Duration, bool) + Send + use<> {
+    pub(super) fn state_write_recorder(&self) -> impl FnMut(Duration, bool) + Send + use<> {
         let (writes, failures) = (self.state_writes.clone(), self.state_failures.clone());
         move |took, is_written| {
             writes.observe(took.as_secs_f64());
@@ -143,74 +153,76 @@ impl Service {
     }
 }
 
-impl Agents {
+impl AgentMetricsTable {
     /// Gives an agent series of its own, from zero on, while there is room.
-    pub(super) fn know(&self, name: &str) {
+    pub(super) fn register_agent(&self, name: &str) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let count = known.len() - usize::from(known.contains_key(OTHER));
+        let count = known.len() - usize::from(known.contains_key(OTHER_AGENT));
         if count < MAX_AGENTS {
-            known.entry(name.to_owned()).or_insert_with(|| Arc::new(Agent::new()));
+            known.entry(name.to_owned()).or_insert_with(|| Arc::new(AgentMetrics::new()));
         }
     }
 
-    pub(super) fn started(&self, name: &str) -> Live {
-        let agent = self.find(name);
-        agent.live.add(1);
-        Live(agent)
+    pub(super) fn record_run_started(&self, name: &str) -> LiveRunGuard {
+        let agent = self.find_agent(name);
+        agent.live.add_count(1);
+        LiveRunGuard(agent)
     }
 
-    pub(super) fn ended(&self, name: &str, outcome: &'static str, duration: Duration) {
-        let agent = self.find(name);
-        *agent.outcomes().entry(outcome).or_default() += 1;
+    pub(super) fn record_run_ended(&self, name: &str, outcome: &'static str, duration: Duration) {
+        let agent = self.find_agent(name);
+        *agent.lock_outcomes().entry(outcome).or_default() += 1;
         agent.durations.observe(duration.as_secs_f64());
     }
 
-    fn find(&self, name: &str) -> Arc<Agent> {
+    fn find_agent(&self, name: &str) -> Arc<AgentMetrics> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(agent) = known.get(name) {
             return Arc::clone(agent);
         }
         drop(known);
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(known.entry(OTHER.to_owned()).or_insert_with(|| Arc::new(Agent::new())))
+        Arc::clone(
+            known.entry(OTHER_AGENT.to_owned()).or_insert_with(|| Arc::new(AgentMetrics::new())),
+        )
     }
 }
 
-impl Agent {
+impl AgentMetrics {
     fn new() -> Self {
-        let durations = Histogram::with_opts(table::SANDBOX_DURATION.histogram_opts());
+        let durations = Histogram::with_opts(table::SANDBOX_RUN_DURATION.histogram_opts());
         Self {
-            live: Count::default(),
+            live: AtomicCounter::default(),
             outcomes: Mutex::new(BTreeMap::from([("ok", 0)])),
             durations: durations.expect("the table's buckets ascend, a test sees to it"),
         }
     }
 
-    fn outcomes(&self) -> MutexGuard<'_, BTreeMap<&'static str, u64>> {
+    fn lock_outcomes(&self) -> MutexGuard<'_, BTreeMap<&'static str, u64>> {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Live {
+impl Drop for LiveRunGuard {
     fn drop(&mut self) {
-        self.0.live.sub(1);
+        self.0.live.sub_count(1);
     }
 }
 
-impl Collect for Agents {
-    fn collect(&self, into: &mut Series) {
+impl SeriesSource for AgentMetricsTable {
+    fn collect_series(&self, into: &mut SeriesBuilder) {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         for (name, agent) in known {
-            for (outcome, runs) in agent.outcomes().iter() {
-                into.put(&table::SANDBOX_RUNS, &[&name, outcome], float(*runs));
+            for (outcome, runs) in agent.lock_outcomes().iter() {
+                into.push_sample(&table::SANDBOX_RUNS, &[&name, outcome], count_as_f64(*runs));
             }
-            into.put(&table::SANDBOX_LIVE, &[&name], agent.live.float());
-            into.put_metric(&table::SANDBOX_DURATION, &[&name], agent.durations.metric());
+            into.push_sample(&table::SANDBOX_RUNS_LIVE, &[&name], agent.live.as_float());
+            into.push_metric(&table::SANDBOX_RUN_DURATION, &[&name], agent.durations.metric());
         }
     }
 }
 
-fn registered<M: Collector + Clone + 'static>(
+fn register_metric<M: Collector + Clone + 'static>(
     registry: &Registry,
     metric: M,
 ) -> prometheus::Result<M> {
@@ -219,4 +231,4 @@ fn registered<M: Collector + Clone + 'static>(
 }
 
 /// Stands for every agent that is not in the catalog.
-const OTHER: &str = "other";
+const OTHER_AGENT: &str = "other";

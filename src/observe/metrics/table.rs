@@ -8,9 +8,9 @@ use prometheus::{HistogramOpts, Opts};
 
 /// One family of series.
 #[derive(Clone, Copy, Debug)]
-pub struct Family {
+pub struct MetricFamilySpec {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     pub labels: &'static [&'static str],
     pub help: &'static str,
     /// The name in the OpenTelemetry conventions, where there is one.
@@ -18,7 +18,7 @@ pub struct Family {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     Counter,
     Gauge,
     /// With the upper bounds of its buckets.
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 /// Series of the process as a whole. They never go away.
-pub static TOTAL: &[&Family] = &[
+pub static TOTAL_FAMILIES: &[&MetricFamilySpec] = &[
     &ACCESS_LOG_LOST,
     &AUDIT_FAILING,
     &AUDIT_LAG_BYTES,
@@ -49,7 +49,7 @@ pub static TOTAL: &[&Family] = &[
 ];
 
 /// Series of one run, all with `run`. They go away some minutes after it ends.
-pub static RUN: &[&Family] = &[
+pub static RUN_FAMILIES: &[&MetricFamilySpec] = &[
     &RUN_AUDIT_LAG_RECORDS,
     &RUN_COST,
     &RUN_COST_LEFT,
@@ -65,7 +65,7 @@ pub static RUN: &[&Family] = &[
 ];
 
 /// Series of one model. A bounded number of models has them.
-pub static MODEL: &[&Family] = &[
+pub static MODEL_FAMILIES: &[&MetricFamilySpec] = &[
     &MODEL_CALLS,
     &MODEL_COST,
     &MODEL_FIRST_BYTE,
@@ -80,7 +80,7 @@ pub static MODEL: &[&Family] = &[
 ];
 
 /// Series of a service as a whole. They never go away.
-pub static SERVICE: &[&Family] = &[
+pub static SERVICE_FAMILIES: &[&MetricFamilySpec] = &[
     &ADMISSIONS_REFUSED,
     &API_REQUESTS,
     &EVENTS_DROPPED,
@@ -95,281 +95,300 @@ pub static SERVICE: &[&Family] = &[
 ];
 
 /// Series of one agent of the catalog. A bounded number of agents has them.
-pub static AGENT: &[&Family] = &[&SANDBOX_DURATION, &SANDBOX_LIVE, &SANDBOX_RUNS];
+pub static AGENT_FAMILIES: &[&MetricFamilySpec] =
+    &[&SANDBOX_RUN_DURATION, &SANDBOX_RUNS_LIVE, &SANDBOX_RUNS];
 
-pub static ACCESS_LOG_LOST: Family = counter(
+pub static ACCESS_LOG_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_access_log_lost_lines_total",
     &[],
     "Access-log lines that could not be written.",
 );
-pub static RELOAD_FAILED: Family = gauge(
+pub static RELOAD_FAILED: MetricFamilySpec = gauge_family(
     "cogni_gateway_reload_failed",
     &[],
     "1 where the configuration was last read again in vain, so that an older one is in force.",
 );
-pub static AUDIT_FAILING: Family = gauge(
+pub static AUDIT_FAILING: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_failing_runs",
     &[],
     "Runs whose audit log cannot be written, so that nothing is admitted for them.",
 );
-pub static AUDIT_LAG_BYTES: Family = gauge(
+pub static AUDIT_LAG_BYTES: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_lag_bytes",
     &[],
     "Bytes of audit records that are not written yet, over all runs.",
 );
-pub static AUDIT_LAG_RECORDS: Family = gauge(
+pub static AUDIT_LAG_RECORDS: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_lag_records",
     &[],
     "Audit records that are not written yet, over all runs.",
 );
-pub static BUILD_INFO: Family =
-    gauge("cogni_gateway_build_info", &["version"], "Always 1; the version is in the label.");
-pub static CLIENTS_GONE: Family = counter(
+pub static BUILD_INFO: MetricFamilySpec = gauge_family(
+    "cogni_gateway_build_info",
+    &["version"],
+    "Always 1; the version is in the label.",
+);
+pub static CLIENTS_GONE: MetricFamilySpec = counter_family(
     "cogni_gateway_clients_gone_total",
     &[],
     "Clients that left before their response was complete.",
 );
-pub static DROPPED_FIELDS: Family = counter(
+pub static DROPPED_FIELDS: MetricFamilySpec = counter_family(
     "cogni_gateway_dropped_fields_total",
     &["route", "reason"],
     "Fields of admitted bodies that did not go upstream, by why.",
 );
-pub static IN_FLIGHT: Family =
-    gauge("cogni_gateway_requests_in_flight", &[], "Requests being served, over all runs.");
-pub static MODELS_DROPPED: Family = counter(
+pub static IN_FLIGHT: MetricFamilySpec =
+    gauge_family("cogni_gateway_requests_in_flight", &[], "Requests being served, over all runs.");
+pub static MODELS_DROPPED: MetricFamilySpec = counter_family(
     "cogni_gateway_model_series_dropped_total",
     &[],
     "Calls of models beyond those that have series of their own; counted as `other`.",
 );
-pub static REFUSALS: Family = counter(
+pub static REFUSALS: MetricFamilySpec = counter_family(
     "cogni_gateway_refusals_total",
     &["code"],
     "Requests refused before they reached the upstream, by code.",
 );
-pub static REQUEST_BYTES: Family =
-    counter("cogni_gateway_request_bytes_total", &[], "Bytes of request bodies of settled calls.");
-pub static REQUESTS: Family = counter(
+pub static REQUEST_BYTES: MetricFamilySpec = counter_family(
+    "cogni_gateway_request_bytes_total",
+    &[],
+    "Bytes of request bodies of settled calls.",
+);
+pub static REQUESTS: MetricFamilySpec = counter_family(
     "cogni_gateway_requests_total",
     &["route", "status"],
     "Requests that have ended, by route (`-`: not served) and status sent (499: the client left first).",
 );
-pub static RESPONSE_BYTES: Family = counter(
+pub static RESPONSE_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_response_bytes_total",
     &[],
     "Bytes of response bodies of settled calls.",
 );
-pub static RUNS: Family =
-    gauge("cogni_gateway_runs", &[], "Runs that have series now, those lately ended included.");
-pub static RUNS_DROPPED: Family = counter(
+pub static RUNS: MetricFamilySpec = gauge_family(
+    "cogni_gateway_runs",
+    &[],
+    "Runs that have series now, those lately ended included.",
+);
+pub static RUNS_DROPPED: MetricFamilySpec = counter_family(
     "cogni_gateway_run_series_dropped_total",
     &[],
     "Runs that have no series because too many others have.",
 );
-pub static SPANS_EXPORTED: Family =
-    counter("cogni_gateway_spans_exported_total", &[], "Spans that the collector has taken.");
-pub static SPANS_LOST: Family = counter(
+pub static SPANS_EXPORTED: MetricFamilySpec = counter_family(
+    "cogni_gateway_spans_exported_total",
+    &[],
+    "Spans that the collector has taken.",
+);
+pub static SPANS_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_spans_lost_total",
     &["reason"],
     "Spans that nobody will see: too many were waiting, or the collector did not take them.",
 );
-pub static UPSTREAM_ERRORS: Family =
-    counter("cogni_gateway_upstream_errors_total", &["kind"], "Failures of the upstream, by kind.");
+pub static UPSTREAM_ERRORS: MetricFamilySpec = counter_family(
+    "cogni_gateway_upstream_errors_total",
+    &["kind"],
+    "Failures of the upstream, by kind.",
+);
 
-pub static RUN_AUDIT_LAG_RECORDS: Family = gauge(
+pub static RUN_AUDIT_LAG_RECORDS: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_audit_lag_records",
     &["run"],
     "Audit records of the run that are not written yet.",
 );
-pub static RUN_COST: Family = counter(
+pub static RUN_COST: MetricFamilySpec = counter_family(
     "cogni_gateway_run_cost_dollars_total",
     &["run"],
     "What LiteLLM reported the run's calls to cost; not every call has a report.",
 );
-pub static RUN_COST_LEFT: Family = gauge(
+pub static RUN_COST_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_cost_left_dollars",
     &["run"],
     "Dollars the run may still reserve, by our own price table; absent where there is no limit.",
 );
-pub static RUN_IN_FLIGHT: Family =
-    gauge("cogni_gateway_run_requests_in_flight", &["run"], "Requests of the run being served.");
-pub static RUN_REFUSALS: Family = counter(
+pub static RUN_IN_FLIGHT: MetricFamilySpec = gauge_family(
+    "cogni_gateway_run_requests_in_flight",
+    &["run"],
+    "Requests of the run being served.",
+);
+pub static RUN_REFUSALS: MetricFamilySpec = counter_family(
     "cogni_gateway_run_refusals_total",
     &["run", "code"],
     "Requests of the run that were refused, by code.",
 );
-pub static RUN_REQUEST_BYTES: Family = counter(
+pub static RUN_REQUEST_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_run_request_bytes_total",
     &["run"],
     "Bytes of request bodies of the run's settled calls.",
 );
-pub static RUN_REQUESTS: Family = counter(
+pub static RUN_REQUESTS: MetricFamilySpec = counter_family(
     "cogni_gateway_run_requests_total",
     &["run", "status"],
     "Requests of the run that have ended, by class of the status sent.",
 );
-pub static RUN_RESPONSE_BYTES: Family = counter(
+pub static RUN_RESPONSE_BYTES: MetricFamilySpec = counter_family(
     "cogni_gateway_run_response_bytes_total",
     &["run"],
     "Bytes of response bodies passed on to the run, counted frame by frame.",
 );
-pub static RUN_TIME_LEFT: Family = gauge(
+pub static RUN_TIME_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_time_left_seconds",
     &["run"],
     "Time to the run's deadline; absent where it has none.",
 );
-pub static RUN_TOKENS: Family = counter(
+pub static RUN_TOKENS: MetricFamilySpec = counter_family(
     "cogni_gateway_run_tokens_total",
     &["run", "kind"],
     "Tokens the run has used. Cache parts are within input, reasoning is within output.",
 );
-pub static RUN_TOKENS_LEFT: Family = gauge(
+pub static RUN_TOKENS_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_tokens_left",
     &["run", "kind"],
     "Tokens the run may still reserve; absent where there is no limit.",
 );
-pub static RUN_TURNS_LEFT: Family = gauge(
+pub static RUN_TURNS_LEFT: MetricFamilySpec = gauge_family(
     "cogni_gateway_run_turns_left",
     &["run"],
     "Turns the run may still reserve; absent where there is no limit.",
 );
 
-pub static MODEL_CALLS: Family = counter(
+pub static MODEL_CALLS: MetricFamilySpec = counter_family(
     "cogni_gateway_calls_total",
     &["model", "outcome"],
     "Calls that reached the upstream and have ended, by outcome.",
 );
-pub static MODEL_COST: Family = counter(
+pub static MODEL_COST: MetricFamilySpec = counter_family(
     "cogni_gateway_cost_dollars_total",
     &["model"],
     "What LiteLLM reported calls to cost; not every call has a report.",
 );
-pub static MODEL_FIRST_BYTE: Family = histogram(
+pub static MODEL_FIRST_BYTE: MetricFamilySpec = histogram_family(
     "cogni_gateway_time_to_first_byte_seconds",
     &["model"],
     "From the request to the first byte of a successful response's body, streamed or not.",
     FIRST_BYTE_BUCKETS,
 );
-pub static MODEL_FRAME_GAP: Family = histogram(
+pub static MODEL_FRAME_GAP: MetricFamilySpec = histogram_family(
     "cogni_gateway_frame_gap_seconds",
     &["model"],
     "Time between two frames of a response body passed on.",
     FRAME_GAP_BUCKETS,
 );
-pub static MODEL_TOKENS: Family = counter(
+pub static MODEL_TOKENS: MetricFamilySpec = counter_family(
     "cogni_gateway_tokens_total",
     &["model", "kind"],
     "Tokens used. Cache parts are within input, reasoning is within output.",
 );
-pub static MODEL_UNPRICED: Family = counter(
+pub static MODEL_UNPRICED: MetricFamilySpec = counter_family(
     "cogni_gateway_calls_without_cost_total",
     &["model"],
     "Calls whose cost nobody reported, so that the cost counters do not cover them.",
 );
-pub static MODEL_USAGE_SOURCES: Family = counter(
+pub static MODEL_USAGE_SOURCES: MetricFamilySpec = counter_family(
     "cogni_gateway_usage_reports_total",
     &["model", "source"],
     "Calls by who counted their tokens: the provider, the provider after the client left, or we by estimate.",
 );
 
-pub static ADMISSIONS_REFUSED: Family = counter(
+pub static ADMISSIONS_REFUSED: MetricFamilySpec = counter_family(
     "supervisor_admissions_refused_total",
     &["code"],
     "Runs that were asked for and not begun, by code.",
 );
-pub static API_REQUESTS: Family = counter(
+pub static API_REQUESTS: MetricFamilySpec = counter_family(
     "api_requests_total",
     &["route", "status"],
     "Requests to the service, by path as it is described (`-`: none) and status.",
 );
-pub static EVENTS_DROPPED: Family = counter(
+pub static EVENTS_DROPPED: MetricFamilySpec = counter_family(
     "events_dropped_total",
     &[],
     "Events of runs that a watcher did not get, because it read too slowly or they could not be kept.",
 );
-pub static RELAY_DELIVERIES: Family = counter(
+pub static RELAY_DELIVERIES: MetricFamilySpec = counter_family(
     "relay_deliveries_total",
     &["verdict"],
     "Work of runs that was judged, by what was decided.",
 );
-pub static SANDBOX_DURATION: Family = histogram(
+pub static SANDBOX_RUN_DURATION: MetricFamilySpec = histogram_family(
     "sandbox_run_duration_seconds",
     &["agent"],
     "Time from a run's admission to its end.",
-    RUN_BUCKETS,
+    RUN_DURATION_BUCKETS,
 );
-pub static SANDBOX_LIVE: Family =
-    gauge("sandbox_runs_live", &["agent"], "Runs that have begun and not ended.");
-pub static SANDBOX_RUNS: Family = counter(
+pub static SANDBOX_RUNS_LIVE: MetricFamilySpec =
+    gauge_family("sandbox_runs_live", &["agent"], "Runs that have begun and not ended.");
+pub static SANDBOX_RUNS: MetricFamilySpec = counter_family(
     "sandbox_runs_total",
     &["agent", "outcome"],
     "Runs that have ended, by how: ok, or the code of what went wrong.",
 );
-pub static SANDBOX_START: Family = histogram(
+pub static SANDBOX_START: MetricFamilySpec = histogram_family(
     "sandbox_start_seconds",
     &["driver"],
     "Time from asking for a sandbox to its program's start.",
-    START_BUCKETS,
+    SANDBOX_START_BUCKETS,
 );
-pub static STATE_WRITE: Family = histogram(
+pub static STATE_WRITE: MetricFamilySpec = histogram_family(
     "state_db_write_seconds",
     &[],
     "Time of a commit to the service's database, which may hold many writes.",
-    WRITE_BUCKETS,
+    STATE_WRITE_BUCKETS,
 );
-pub static STATE_WRITE_FAILURES: Family = counter(
+pub static STATE_WRITE_FAILURES: MetricFamilySpec = counter_family(
     "state_db_write_failures_total",
     &[],
     "Commits to the service's database that failed, so that nothing of them is kept.",
 );
-pub static UNRECEIPTED_CALLS: Family = gauge(
+pub static UNRECEIPTED_CALLS: MetricFamilySpec = gauge_family(
     "billing_unreceipted_calls",
     &[],
     "Calls that should have a receipt by now and have none.",
 );
-pub static UNRECEIPTED_RUNS: Family = gauge(
+pub static UNRECEIPTED_RUNS: MetricFamilySpec = gauge_family(
     "billing_unreceipted_runs",
     &[],
     "Runs with a call that should have a receipt by now and has none.",
 );
 
-pub static BILLING_CALLS: Family = gauge(
+pub static BILLING_CALLS: MetricFamilySpec = gauge_family(
     "billing_calls",
     &["state"],
     "Calls that used tokens: `pending` their receipt, charged nothing for want of a price, or with two accounts that differ.",
 );
-pub static RECONCILE_FAILED: Family =
-    gauge("billing_reconcile_failed", &[], "1 while LiteLLM does not show its spend logs.");
+pub static RECONCILE_FAILED: MetricFamilySpec =
+    gauge_family("billing_reconcile_failed", &[], "1 while LiteLLM does not show its spend logs.");
 
-pub static GEN_AI_DURATION: Family = otel(
+pub static GEN_AI_DURATION: MetricFamilySpec = with_otel_name(
     "gen_ai.client.operation.duration",
-    histogram(
+    histogram_family(
         "gen_ai_client_operation_duration_seconds",
         &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type"],
         "Duration of a call; `error_type` is empty where it completed.",
         DURATION_BUCKETS,
     ),
 );
-pub static GEN_AI_TIME_PER_TOKEN: Family = otel(
+pub static GEN_AI_TIME_PER_TOKEN: MetricFamilySpec = with_otel_name(
     "gen_ai.server.time_per_output_token",
-    histogram(
+    histogram_family(
         "gen_ai_server_time_per_output_token_seconds",
         GEN_AI_LABELS,
         "Time per output token after the first, of completed streams.",
         TIME_PER_TOKEN_BUCKETS,
     ),
 );
-pub static GEN_AI_TIME_TO_FIRST_TOKEN: Family = otel(
+pub static GEN_AI_TIME_TO_FIRST_TOKEN: MetricFamilySpec = with_otel_name(
     "gen_ai.server.time_to_first_token",
-    histogram(
+    histogram_family(
         "gen_ai_server_time_to_first_token_seconds",
         GEN_AI_LABELS,
         "Time to the first byte of completed streams.",
         FIRST_BYTE_BUCKETS,
     ),
 );
-pub static GEN_AI_TOKENS: Family = otel(
+pub static GEN_AI_TOKENS: MetricFamilySpec = with_otel_name(
     "gen_ai.client.token.usage",
-    histogram(
+    histogram_family(
         "gen_ai_client_token_usage",
         &[
             "gen_ai_operation_name",
@@ -427,57 +446,64 @@ const FRAME_GAP_BUCKETS: &[f64] = &[
 ];
 
 /// Ours: from an answer at once to the two hours of a long task.
-const RUN_BUCKETS: &[f64] =
+const RUN_DURATION_BUCKETS: &[f64] =
     &[1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
 
 /// Ours: a kept sandbox takes milliseconds, an embedded one tens of them, a container hundreds.
-const START_BUCKETS: &[f64] =
+const SANDBOX_START_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
 /// Ours: from a disk with a battery to the ten seconds for which another process is waited for.
-const WRITE_BUCKETS: &[f64] =
+const STATE_WRITE_BUCKETS: &[f64] =
     &[0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
 
-impl Family {
+impl MetricFamilySpec {
     /// Every family of the table.
-    pub fn all() -> impl Iterator<Item = &'static Self> {
-        [TOTAL, RUN, MODEL, SERVICE, AGENT].into_iter().flatten().copied()
+    pub fn all_families() -> impl Iterator<Item = &'static Self> {
+        [TOTAL_FAMILIES, RUN_FAMILIES, MODEL_FAMILIES, SERVICE_FAMILIES, AGENT_FAMILIES]
+            .into_iter()
+            .flatten()
+            .copied()
     }
 
-    pub(super) fn opts(&self) -> Opts {
+    pub(super) fn metric_opts(&self) -> Opts {
         Opts::new(self.name, self.help)
     }
 
     pub(super) fn histogram_opts(&self) -> HistogramOpts {
-        let opts = HistogramOpts::from(self.opts());
+        let opts = HistogramOpts::from(self.metric_opts());
         match self.kind {
-            Kind::Histogram(buckets) => opts.buckets(buckets.to_vec()),
-            Kind::Counter | Kind::Gauge => opts,
+            MetricKind::Histogram(buckets) => opts.buckets(buckets.to_vec()),
+            MetricKind::Counter | MetricKind::Gauge => opts,
         }
     }
 }
 
-const fn counter(
+const fn counter_family(
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
-) -> Family {
-    Family { name, kind: Kind::Counter, labels, help, otel: None }
+) -> MetricFamilySpec {
+    MetricFamilySpec { name, kind: MetricKind::Counter, labels, help, otel: None }
 }
 
-const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, labels, help, otel: None }
+const fn gauge_family(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> MetricFamilySpec {
+    MetricFamilySpec { name, kind: MetricKind::Gauge, labels, help, otel: None }
 }
 
-const fn histogram(
+const fn histogram_family(
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
     buckets: &'static [f64],
-) -> Family {
-    Family { name, kind: Kind::Histogram(buckets), labels, help, otel: None }
+) -> MetricFamilySpec {
+    MetricFamilySpec { name, kind: MetricKind::Histogram(buckets), labels, help, otel: None }
 }
 
-const fn otel(name: &'static str, family: Family) -> Family {
-    Family { otel: Some(name), ..family }
+const fn with_otel_name(name: &'static str, family: MetricFamilySpec) -> MetricFamilySpec {
+    MetricFamilySpec { otel: Some(name), ..family }
 }

@@ -2,16 +2,16 @@
 
 use std::time::SystemTime;
 
-use super::{Kind, Span, Value};
-use crate::audit::record::Outcome;
+use super::{FinishedSpan, SpanAttributeValue, TraceSpanKind};
+use crate::audit::record::CallOutcome;
 use crate::base::trace::SpanId;
-use crate::budget::Source;
-use crate::observe::metrics::{Settled, operation_name};
-use crate::observe::printable::Printable;
+use crate::budget::UsageSource;
+use crate::observe::metrics::{SettledCall, operation_name};
+use crate::observe::printable::SanitizedText;
 
 /// A call that went upstream and has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
+pub struct TracedCall<'a> {
     pub span: SpanId,
     /// Ours, which LiteLLM knows as its call id.
     pub request_id: &'a str,
@@ -19,29 +19,29 @@ pub struct Call<'a> {
     pub model: Option<&'a str>,
     /// Why it did not end well, by our own code.
     pub code: Option<&'static str>,
-    pub settled: &'a Settled<'a>,
+    pub settled: &'a SettledCall<'a>,
 }
 
-impl Call<'_> {
-    pub(super) fn span(&self, provider: &'static str) -> Span {
-        let Settled { route, status, outcome, duration, .. } = *self.settled;
+impl TracedCall<'_> {
+    pub(super) fn to_span(self, provider: &'static str) -> FinishedSpan {
+        let SettledCall { route, status, outcome, duration, .. } = *self.settled;
         let operation = operation_name(route).unwrap_or(route.name());
-        let model = self.model.map(|model| Printable(model).text());
+        let model = self.model.map(|model| SanitizedText(model).to_text());
         let ended = SystemTime::now();
         let is_ok = self.settled.is_success();
-        Span {
+        FinishedSpan {
             id: self.span,
             name: match &model {
                 Some(model) => format!("{operation} {model}"),
                 None => operation.to_owned(),
             },
-            kind: Kind::Client,
+            kind: TraceSpanKind::Client,
             started: ended.checked_sub(duration).unwrap_or(ended),
             ended,
             attributes: self.attributes(provider, operation, model.as_deref(), status),
             error: (!is_ok).then(|| match self.code {
                 Some(code) => code.into(),
-                None if outcome == Outcome::Completed => status.to_string().into(),
+                None if outcome == CallOutcome::Completed => status.to_string().into(),
                 None => outcome.as_str().into(),
             }),
         }
@@ -53,9 +53,9 @@ impl Call<'_> {
         operation: &'static str,
         model: Option<&str>,
         status: u16,
-    ) -> Vec<(&'static str, Value)> {
-        let Settled { usage, cost, first_byte, is_stream, .. } = self.settled;
-        let mut attributes: Vec<(&str, Value)> = Vec::with_capacity(14);
+    ) -> Vec<(&'static str, SpanAttributeValue)> {
+        let SettledCall { usage, cost, first_byte, is_stream, .. } = self.settled;
+        let mut attributes: Vec<(&str, SpanAttributeValue)> = Vec::with_capacity(14);
         attributes.extend([
             ("gen_ai.operation.name", operation.into()),
             ("gen_ai.provider.name", provider.into()),
@@ -76,11 +76,11 @@ impl Call<'_> {
             ]
             .into_iter()
             // The conventions forbid to report tokens that nobody counted.
-            .filter(|(_, tokens)| usage.source != Source::Estimated && !tokens.is_zero())
+            .filter(|(_, tokens)| usage.source != UsageSource::Estimated && !tokens.is_zero())
             .map(|(name, tokens)| (name, tokens.0.into())),
         );
         attributes.push(("cogni.usage.source", usage.source.as_str().into()));
-        attributes.extend(cost.map(|cost| ("cogni.cost_usd", cost.dollars().into())));
+        attributes.extend(cost.map(|cost| ("cogni.cost_usd", cost.to_dollars().into())));
         if let Some(first_byte) = first_byte.filter(|_| *is_stream) {
             let seconds = first_byte.as_secs_f64();
             attributes.push(("gen_ai.response.time_to_first_chunk", seconds.into()));

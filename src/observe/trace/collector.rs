@@ -19,24 +19,24 @@ use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Deserializer};
 use tokio::time::timeout;
 
-use super::otlp::{self, Frame};
-use super::{Config, Placed};
-use crate::base::secret::Secret;
+use super::otlp::{self, ExportRequestBuilder};
+use super::{QueuedSpan, TracingConfig};
+use crate::base::secret::SecretString;
 
 /// A collector's URL, `/v1/traces` included.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address(Uri);
+pub struct CollectorUrl(Uri);
 
 /// What is sent with each request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Headers(HeaderMap);
+pub struct CollectorHeaders(HeaderMap);
 
 /// A collector, and what is said to it each time.
 #[derive(Debug)]
-pub(super) struct Collector {
+pub(super) struct CollectorClient {
     address: Uri,
     headers: HeaderMap,
-    frame: Frame,
+    frame: ExportRequestBuilder,
     client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     /// It did not take what it was sent last.
     is_failing: bool,
@@ -45,10 +45,13 @@ pub(super) struct Collector {
 /// A text that is no collector's URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give a URL, such as http://collector:4318")]
-pub struct Invalid;
+pub struct CollectorUrlError;
 
-impl Collector {
-    pub(super) fn new(Address(address): &Address, config: &Config) -> io::Result<Self> {
+impl CollectorClient {
+    pub(super) fn new(
+        CollectorUrl(address): &CollectorUrl,
+        config: &TracingConfig,
+    ) -> io::Result<Self> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         let builder = HttpsConnectorBuilder::new();
@@ -61,12 +64,13 @@ impl Collector {
             builder.with_tls_config(config.with_no_client_auth())
         };
         let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
-        let Headers(mut headers) = Headers::parse(&config.otlp_headers).unwrap_or_default();
+        let CollectorHeaders(mut headers) =
+            CollectorHeaders::parse_headers(&config.otlp_headers).unwrap_or_default();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         Ok(Self {
             address: address.clone(),
             headers,
-            frame: Frame::new(&config.service_name),
+            frame: ExportRequestBuilder::new(&config.service_name),
             client: legacy::Client::builder(TokioExecutor::new()).build(connector),
             is_failing: false,
         })
@@ -74,9 +78,12 @@ impl Collector {
 
     /// Sends so many spans, once, and says how many of them were taken. What goes wrong is told when it begins, not each
     /// time.
-    pub(super) async fn send(&mut self, spans: impl ExactSizeIterator<Item = Placed>) -> usize {
+    pub(super) async fn send_batch(
+        &mut self,
+        spans: impl ExactSizeIterator<Item = QueuedSpan>,
+    ) -> usize {
         let count = spans.len();
-        let sent = self.try_send(self.frame.around(spans)).await;
+        let sent = self.post_batch(self.frame.encode_request(spans)).await;
         match &sent {
             Ok(_) if self.is_failing => tracing::info!("the collector takes spans again"),
             Err(error) if !self.is_failing => {
@@ -89,34 +96,34 @@ impl Collector {
     }
 
     /// Tells how many the collector did not want.
-    async fn try_send(&self, body: Vec<u8>) -> anyhow::Result<usize> {
+    async fn post_batch(&self, body: Vec<u8>) -> anyhow::Result<usize> {
         let mut request = Request::post(self.address.clone()).body(Full::from(body))?;
         request.headers_mut().clone_from(&self.headers);
-        let answer = timeout(PATIENCE, async {
+        let answer = timeout(REQUEST_TIMEOUT, async {
             let response = self.client.request(request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
+            let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
             anyhow::Ok((status, body.map(Collected::to_bytes).unwrap_or_default()))
         });
         let (status, body) = answer.await.context("the collector does not answer")??;
         if !status.is_success() {
             bail!("the collector answers {status}");
         }
-        Ok(otlp::refused(&body))
+        Ok(otlp::rejected_spans(&body))
     }
 }
 
-impl Headers {
+impl CollectorHeaders {
     /// Reads `name=value,…`, as OpenTelemetry's variable has it: percent-encoded values.
     ///
     /// # Errors
     /// It is not of that form. What it says is not repeated.
-    pub fn parse(given: &Secret) -> anyhow::Result<Self> {
+    pub fn parse_headers(given: &SecretString) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
-        for pair in given.expose().split(',').filter(|pair| !pair.trim().is_empty()) {
+        for pair in given.expose_secret().split(',').filter(|pair| !pair.trim().is_empty()) {
             let read = pair.split_once('=').and_then(|(name, value)| {
                 let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
-                let mut value = HeaderValue::from_bytes(&decoded(value.trim())).ok()?;
+                let mut value = HeaderValue::from_bytes(&percent_decode(value.trim())).ok()?;
                 value.set_sensitive(true);
                 Some((name, value))
             });
@@ -130,49 +137,57 @@ impl Headers {
 }
 
 /// With `%41` as `A`; what is not of that form stays as it is.
-fn decoded(text: &str) -> Vec<u8> {
+fn percent_decode(text: &str) -> Vec<u8> {
     let mut rest = text.as_bytes();
     let mut decoded = Vec::with_capacity(rest.len());
     while let Some((&first, more)) = rest.split_first() {
         let byte = (first == b'%').then(|| std::str::from_utf8(more.get(..2)?).ok()).flatten();
-        let byte = byte.and_then(crate::base::hex::decode::<1>);
+        let byte = byte.and_then(crate::base::hex::decode_hex::<1>);
         decoded.push(byte.map_or(first, |[byte]| byte));
         rest = if byte.is_some() { &more[2..] } else { more };
     }
     decoded
 }
 
-impl FromStr for Address {
-    type Err = Invalid;
+impl FromStr for CollectorUrl {
+    type Err = CollectorUrlError;
 
-    fn from_str(given: &str) -> Result<Self, Invalid> {
+    fn from_str(given: &str) -> Result<Self, CollectorUrlError> {
         let base = given.trim_end_matches('/');
-        let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
-        let url: Uri = url.parse().map_err(|_| Invalid)?;
+        let url = if base.ends_with(OTLP_TRACES_PATH) {
+            base.to_owned()
+        } else {
+            format!("{base}{OTLP_TRACES_PATH}")
+        };
+        let url: Uri = url.parse().map_err(|_| CollectorUrlError)?;
         let is_http = matches!(url.scheme_str(), Some("http" | "https"));
         // Who is named before an `@` would stand in logs.
         let is_plain = url.authority().is_some_and(|authority| !authority.as_str().contains('@'));
-        if is_http && is_plain && url.query().is_none() { Ok(Self(url)) } else { Err(Invalid) }
+        if is_http && is_plain && url.query().is_none() {
+            Ok(Self(url))
+        } else {
+            Err(CollectorUrlError)
+        }
     }
 }
 
-impl<'de> Deserialize<'de> for Address {
+impl<'de> Deserialize<'de> for CollectorUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for CollectorUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
 /// Of OTLP over HTTP.
-const PATH: &str = "/v1/traces";
+const OTLP_TRACES_PATH: &str = "/v1/traces";
 
 /// For one request, connection included. OpenTelemetry's default.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// It says what it has not taken, which is short.
-const MAX_ANSWER_BYTES: usize = 64 * 1024;
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;

@@ -3,31 +3,32 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{FAILURE, data};
-use crate::provider::answer::{Answer, Finish};
-use crate::provider::script::Report;
+use super::{FAILURE_MESSAGE, data_event};
+use crate::provider::answer::{FinishReason, ScriptedAnswer};
+use crate::provider::script::UsageReporting;
 
-pub(super) fn unary(answer: &Answer, older: bool) -> Value {
-    let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": finish(answer) });
+pub(super) fn unary_body(answer: &ScriptedAnswer, older: bool) -> Value {
+    let mut choice =
+        json!({ "index": 0, "logprobs": null, "finish_reason": finish_reason(answer) });
     if older {
-        choice["text"] = json!(answer.whole());
+        choice["text"] = json!(answer.full_content());
     } else {
-        choice["message"] = message(answer);
+        choice["message"] = message_json(answer);
     }
     let mut body = json!({
-        "id": id(answer, older),
+        "id": completion_id(answer, older),
         "object": if older { "text_completion" } else { "chat.completion" },
         "created": answer.created,
         "model": answer.model,
         "choices": [choice],
     });
-    if answer.script.usage != Report::None {
-        body["usage"] = usage(answer, answer.output);
+    if answer.script.usage != UsageReporting::None {
+        body["usage"] = usage_json(answer, answer.output);
     }
     body
 }
 
-pub(super) fn opening(answer: &Answer) -> Vec<String> {
+pub(super) fn opening_events(answer: &ScriptedAnswer) -> Vec<String> {
     let role = match &answer.tool {
         None => json!({ "role": "assistant", "content": "", "refusal": null }),
         Some(tool) => json!({
@@ -41,66 +42,66 @@ pub(super) fn opening(answer: &Answer) -> Vec<String> {
             }],
         }),
     };
-    vec![data(&event(answer, &role, None))]
+    vec![data_event(&chunk_json(answer, &role, None))]
 }
 
-pub(super) fn chunk(answer: &Answer, content: &str) -> String {
+pub(super) fn chunk_event(answer: &ScriptedAnswer, content: &str) -> String {
     let delta = if answer.tool.is_some() {
         json!({ "tool_calls": [{ "index": 0, "function": { "arguments": content } }] })
     } else {
         json!({ "content": content })
     };
-    let mut event = event(answer, &delta, None);
-    if answer.reports && answer.script.usage == Report::Every {
-        event["usage"] = usage(answer, 1);
+    let mut event = chunk_json(answer, &delta, None);
+    if answer.reports && answer.script.usage == UsageReporting::Every {
+        event["usage"] = usage_json(answer, 1);
     }
-    data(&event)
+    data_event(&event)
 }
 
-pub(super) fn text_chunk(answer: &Answer, content: &str) -> String {
-    data(&text_event(answer, content, None))
+pub(super) fn text_chunk_event(answer: &ScriptedAnswer, content: &str) -> String {
+    data_event(&text_chunk_json(answer, content, None))
 }
 
-pub(super) fn closing(answer: &Answer, older: bool) -> Vec<String> {
+pub(super) fn closing_events(answer: &ScriptedAnswer, older: bool) -> Vec<String> {
     let mut last = if older {
-        text_event(answer, "", Some(finish(answer)))
+        text_chunk_json(answer, "", Some(finish_reason(answer)))
     } else {
-        event(answer, &json!({}), Some(finish(answer)))
+        chunk_json(answer, &json!({}), Some(finish_reason(answer)))
     };
     let mut events = Vec::with_capacity(3);
     if answer.reports {
-        let mut usage = usage(answer, answer.output);
-        usage["cost"] = json!(answer.cost());
-        if answer.script.usage == Report::Finish {
+        let mut usage = usage_json(answer, answer.output);
+        usage["cost"] = json!(answer.cost_dollars());
+        if answer.script.usage == UsageReporting::Finish {
             last["usage"] = usage;
-            events.push(data(&last));
+            events.push(data_event(&last));
         } else {
-            events.push(data(&last));
+            events.push(data_event(&last));
             last["choices"] = json!([]);
             last["usage"] = usage;
-            events.push(data(&last));
+            events.push(data_event(&last));
         }
     } else {
-        events.push(data(&last));
+        events.push(data_event(&last));
     }
     if answer.script.done {
-        events.push(DONE.to_owned());
+        events.push(DONE_EVENT.to_owned());
     }
     events
 }
 
 /// An error and then `[DONE]`: `LiteLLM` ends a broken chat stream so, and it looks like success to
 /// whoever reads the last event only.
-pub(super) fn failure(answer: &Answer) -> Vec<String> {
+pub(super) fn failure_events(answer: &ScriptedAnswer) -> Vec<String> {
     let error = json!({ "error": {
-        "message": FAILURE,
+        "message": FAILURE_MESSAGE,
         "type": "server_error",
         "param": null,
         "code": "500",
     }});
-    let mut events = vec![data(&error)];
+    let mut events = vec![data_event(&error)];
     if answer.script.done {
-        events.push(DONE.to_owned());
+        events.push(DONE_EVENT.to_owned());
     }
     events
 }
@@ -117,34 +118,34 @@ pub(super) fn error_type(status: StatusCode) -> &'static str {
     }
 }
 
-fn message(answer: &Answer) -> Value {
+fn message_json(answer: &ScriptedAnswer) -> Value {
     match &answer.tool {
-        None => json!({ "role": "assistant", "content": answer.whole(), "refusal": null }),
+        None => json!({ "role": "assistant", "content": answer.full_content(), "refusal": null }),
         Some(tool) => json!({
             "role": "assistant",
             "content": null,
             "tool_calls": [{
                 "id": call_id(answer),
                 "type": "function",
-                "function": { "name": tool, "arguments": answer.whole() },
+                "function": { "name": tool, "arguments": answer.full_content() },
             }],
         }),
     }
 }
 
-fn event(answer: &Answer, delta: &Value, finish: Option<&str>) -> Value {
+fn chunk_json(answer: &ScriptedAnswer, delta: &Value, finish: Option<&str>) -> Value {
     let choice = json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish });
-    envelope(answer, &choice, false)
+    envelope_json(answer, &choice, false)
 }
 
-fn text_event(answer: &Answer, text: &str, finish: Option<&str>) -> Value {
+fn text_chunk_json(answer: &ScriptedAnswer, text: &str, finish: Option<&str>) -> Value {
     let choice = json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish });
-    envelope(answer, &choice, true)
+    envelope_json(answer, &choice, true)
 }
 
-fn envelope(answer: &Answer, choice: &Value, older: bool) -> Value {
+fn envelope_json(answer: &ScriptedAnswer, choice: &Value, older: bool) -> Value {
     let mut event = json!({
-        "id": id(answer, older),
+        "id": completion_id(answer, older),
         "object": if older { "text_completion" } else { "chat.completion.chunk" },
         "created": answer.created,
         "model": answer.model,
@@ -156,7 +157,7 @@ fn envelope(answer: &Answer, choice: &Value, older: bool) -> Value {
     event
 }
 
-fn usage(answer: &Answer, output: u64) -> Value {
+fn usage_json(answer: &ScriptedAnswer, output: u64) -> Value {
     let script = &answer.script;
     let mut usage = json!({
         "prompt_tokens": answer.input,
@@ -173,20 +174,20 @@ fn usage(answer: &Answer, output: u64) -> Value {
     usage
 }
 
-fn finish(answer: &Answer) -> &'static str {
+fn finish_reason(answer: &ScriptedAnswer) -> &'static str {
     match answer.finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Tool => "tool_calls",
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Tool => "tool_calls",
     }
 }
 
-fn id(answer: &Answer, older: bool) -> String {
+fn completion_id(answer: &ScriptedAnswer, older: bool) -> String {
     format!("{}-{}", if older { "cmpl" } else { "chatcmpl" }, answer.id)
 }
 
-fn call_id(answer: &Answer) -> String {
+fn call_id(answer: &ScriptedAnswer) -> String {
     format!("call_{}", answer.id)
 }
 
-const DONE: &str = "data: [DONE]\n\n";
+const DONE_EVENT: &str = "data: [DONE]\n\n";

@@ -3,68 +3,70 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{FAILURE, named};
-use crate::provider::answer::{Answer, Finish};
-use crate::provider::script::Report;
+use super::{FAILURE_MESSAGE, named_event};
+use crate::provider::answer::{FinishReason, ScriptedAnswer};
+use crate::provider::script::UsageReporting;
 
-pub(super) fn unary(answer: &Answer) -> Value {
-    let mut message = message(answer, answer.output);
-    message["content"] = json!([block(answer, &answer.whole())]);
+pub(super) fn unary_body(answer: &ScriptedAnswer) -> Value {
+    let mut message = message_json(answer, answer.output);
+    message["content"] = json!([content_block_json(answer, &answer.full_content())]);
     message["stop_reason"] = json!(stop_reason(answer));
     message
 }
 
-pub(super) fn opening(answer: &Answer) -> Vec<String> {
+pub(super) fn opening_events(answer: &ScriptedAnswer) -> Vec<String> {
     vec![
         // One output token at the start, as the real ones send.
-        named(&json!({ "type": "message_start", "message": message(answer, 1) })),
-        named(&json!({
+        named_event(&json!({ "type": "message_start", "message": message_json(answer, 1) })),
+        named_event(&json!({
             "type": "content_block_start",
             "index": 0,
-            "content_block": block(answer, ""),
+            "content_block": content_block_json(answer, ""),
         })),
-        named(&json!({ "type": "ping" })),
+        named_event(&json!({ "type": "ping" })),
     ]
 }
 
-pub(super) fn chunk(answer: &Answer, content: &str) -> String {
+pub(super) fn chunk_event(answer: &ScriptedAnswer, content: &str) -> String {
     let delta = if answer.tool.is_some() {
         json!({ "type": "input_json_delta", "partial_json": content })
     } else {
         json!({ "type": "text_delta", "text": content })
     };
-    named(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }))
+    named_event(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }))
 }
 
-pub(super) fn closing(answer: &Answer) -> Vec<String> {
-    let mut events = vec![named(&json!({ "type": "content_block_stop", "index": 0 }))];
+pub(super) fn closing_events(answer: &ScriptedAnswer) -> Vec<String> {
+    let mut events = vec![named_event(&json!({ "type": "content_block_stop", "index": 0 }))];
     let mut delta = json!({
         "type": "message_delta",
         "delta": { "stop_reason": stop_reason(answer), "stop_sequence": null },
     });
     match answer.script.usage {
-        Report::None => (),
-        Report::Yes | Report::Finish => delta["usage"] = json!({ "output_tokens": answer.output }),
-        Report::Every => {
+        UsageReporting::None => (),
+        UsageReporting::Yes | UsageReporting::Finish => {
+            delta["usage"] = json!({ "output_tokens": answer.output });
+        }
+        UsageReporting::Every => {
             // Cumulative, input repeated: who adds it up counts twice.
-            delta["usage"] = usage(answer, 1);
-            events.push(named(&delta));
-            delta["usage"] = usage(answer, answer.output);
+            delta["usage"] = usage_json(answer, 1);
+            events.push(named_event(&delta));
+            delta["usage"] = usage_json(answer, answer.output);
         }
     }
-    events.push(named(&delta));
+    events.push(named_event(&delta));
     if answer.script.done {
-        events.push(named(&json!({ "type": "message_stop" })));
+        events.push(named_event(&json!({ "type": "message_stop" })));
     }
     events
 }
 
-pub(super) fn failure() -> Vec<String> {
-    vec![named(&json!({
+pub(super) fn failure_events() -> Vec<String> {
+    vec![named_event(&json!({
         "type": "error",
         "error": {
             "type": "api_error",
-            "message": FAILURE,
+            "message": FAILURE_MESSAGE,
         },
     }))]
 }
@@ -83,7 +85,7 @@ pub(super) fn error_type(status: StatusCode) -> &'static str {
     }
 }
 
-fn message(answer: &Answer, output: u64) -> Value {
+fn message_json(answer: &ScriptedAnswer, output: u64) -> Value {
     let mut message = json!({
         "id": format!("msg_{}", answer.id),
         "type": "message",
@@ -93,13 +95,13 @@ fn message(answer: &Answer, output: u64) -> Value {
         "stop_reason": null,
         "stop_sequence": null,
     });
-    if answer.script.usage != Report::None {
-        message["usage"] = usage(answer, output);
+    if answer.script.usage != UsageReporting::None {
+        message["usage"] = usage_json(answer, output);
     }
     message
 }
 
-fn block(answer: &Answer, whole: &str) -> Value {
+fn content_block_json(answer: &ScriptedAnswer, whole: &str) -> Value {
     match &answer.tool {
         None => json!({ "type": "text", "text": whole }),
         Some(tool) => json!({
@@ -112,19 +114,19 @@ fn block(answer: &Answer, whole: &str) -> Value {
     }
 }
 
-fn usage(answer: &Answer, output: u64) -> Value {
+fn usage_json(answer: &ScriptedAnswer, output: u64) -> Value {
     json!({
-        "input_tokens": answer.uncached(),
+        "input_tokens": answer.uncached_input(),
         "cache_creation_input_tokens": answer.script.cache_write,
         "cache_read_input_tokens": answer.script.cached,
         "output_tokens": output,
     })
 }
 
-fn stop_reason(answer: &Answer) -> &'static str {
+fn stop_reason(answer: &ScriptedAnswer) -> &'static str {
     match answer.finish {
-        Finish::Stop => "end_turn",
-        Finish::Length => "max_tokens",
-        Finish::Tool => "tool_use",
+        FinishReason::Stop => "end_turn",
+        FinishReason::Length => "max_tokens",
+        FinishReason::Tool => "tool_use",
     }
 }

@@ -2,82 +2,98 @@
 
 use serde_json::{Value, json};
 
-use super::{FAILURE, named};
-use crate::provider::answer::{Answer, Finish};
-use crate::provider::event::SEQUENCE;
-use crate::provider::script::Report;
+use super::{FAILURE_MESSAGE, named_event};
+use crate::provider::answer::{FinishReason, ScriptedAnswer};
+use crate::provider::event::SEQUENCE_MARK;
+use crate::provider::script::UsageReporting;
 
-pub(super) fn unary(answer: &Answer) -> Value {
-    finished(answer, &item(answer, &answer.whole(), "completed"))
+pub(super) fn unary_body(answer: &ScriptedAnswer) -> Value {
+    completed_response(answer, &output_item_json(answer, &answer.full_content(), "completed"))
 }
 
-pub(super) fn opening(answer: &Answer) -> Vec<String> {
-    let mut response = response(answer, "in_progress");
-    if answer.script.usage == Report::Every {
-        response["usage"] = usage(answer, 1);
+pub(super) fn opening_events(answer: &ScriptedAnswer) -> Vec<String> {
+    let mut response = response_json(answer, "in_progress");
+    if answer.script.usage == UsageReporting::Every {
+        response["usage"] = usage_json(answer, 1);
     }
-    let mut started = item(answer, "", "in_progress");
+    let mut started = output_item_json(answer, "", "in_progress");
     if answer.tool.is_none() {
         started["content"] = json!([]);
     }
     let mut events = vec![
-        event("response.created", json!({ "response": response })),
-        event("response.in_progress", json!({ "response": response })),
-        event("response.output_item.added", json!({ "output_index": 0, "item": started })),
+        typed_event("response.created", json!({ "response": response })),
+        typed_event("response.in_progress", json!({ "response": response })),
+        typed_event("response.output_item.added", json!({ "output_index": 0, "item": started })),
     ];
     if answer.tool.is_none() {
-        events.push(within(answer, "response.content_part.added", json!({ "part": part("") })));
+        events.push(item_event(
+            answer,
+            "response.content_part.added",
+            json!({ "part": text_part_json("") }),
+        ));
     }
     events
 }
 
-pub(super) fn chunk(answer: &Answer, content: &str) -> String {
-    within(answer, &format!("response.{}.delta", kind(answer)), json!({ "delta": content }))
+pub(super) fn chunk_event(answer: &ScriptedAnswer, content: &str) -> String {
+    item_event(
+        answer,
+        &format!("response.{}.delta", delta_kind(answer)),
+        json!({ "delta": content }),
+    )
 }
 
-pub(super) fn closing(answer: &Answer) -> Vec<String> {
-    let whole = answer.whole();
-    let item = item(answer, &whole, "completed");
-    let done = format!("response.{}.done", kind(answer));
+pub(super) fn closing_events(answer: &ScriptedAnswer) -> Vec<String> {
+    let whole = answer.full_content();
+    let item = output_item_json(answer, &whole, "completed");
+    let done = format!("response.{}.done", delta_kind(answer));
     let mut events = Vec::with_capacity(4);
     if answer.tool.is_some() {
-        events.push(within(answer, &done, json!({ "arguments": whole })));
+        events.push(item_event(answer, &done, json!({ "arguments": whole })));
     } else {
-        events.push(within(answer, &done, json!({ "text": whole })));
-        events.push(within(answer, "response.content_part.done", json!({ "part": part(&whole) })));
+        events.push(item_event(answer, &done, json!({ "text": whole })));
+        events.push(item_event(
+            answer,
+            "response.content_part.done",
+            json!({ "part": text_part_json(&whole) }),
+        ));
     }
-    events.push(event("response.output_item.done", json!({ "output_index": 0, "item": item })));
-    let last = if answer.finish == Finish::Length { "incomplete" } else { "completed" };
-    events.push(event(&format!("response.{last}"), json!({ "response": finished(answer, &item) })));
+    events
+        .push(typed_event("response.output_item.done", json!({ "output_index": 0, "item": item })));
+    let last = if answer.finish == FinishReason::Length { "incomplete" } else { "completed" };
+    events.push(typed_event(
+        &format!("response.{last}"),
+        json!({ "response": completed_response(answer, &item) }),
+    ));
     events
 }
 
-pub(super) fn failure(answer: &Answer) -> Vec<String> {
-    let mut response = response(answer, "failed");
+pub(super) fn failure_events(answer: &ScriptedAnswer) -> Vec<String> {
+    let mut response = response_json(answer, "failed");
     response["error"] = json!({
         "code": "server_error",
-        "message": FAILURE,
+        "message": FAILURE_MESSAGE,
     });
-    if answer.script.usage != Report::None {
-        response["usage"] = usage(answer, answer.output);
+    if answer.script.usage != UsageReporting::None {
+        response["usage"] = usage_json(answer, answer.output);
     }
-    vec![event("response.failed", json!({ "response": response }))]
+    vec![typed_event("response.failed", json!({ "response": response }))]
 }
 
-fn finished(answer: &Answer, item: &Value) -> Value {
-    let cut = answer.finish == Finish::Length;
-    let mut response = response(answer, if cut { "incomplete" } else { "completed" });
+fn completed_response(answer: &ScriptedAnswer, item: &Value) -> Value {
+    let cut = answer.finish == FinishReason::Length;
+    let mut response = response_json(answer, if cut { "incomplete" } else { "completed" });
     if cut {
         response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
     }
     response["output"] = json!([item]);
-    if answer.script.usage != Report::None {
-        response["usage"] = usage(answer, answer.output);
+    if answer.script.usage != UsageReporting::None {
+        response["usage"] = usage_json(answer, answer.output);
     }
     response
 }
 
-fn response(answer: &Answer, status: &str) -> Value {
+fn response_json(answer: &ScriptedAnswer, status: &str) -> Value {
     json!({
         "id": format!("resp_{}", answer.id),
         "object": "response",
@@ -98,14 +114,14 @@ fn response(answer: &Answer, status: &str) -> Value {
     })
 }
 
-fn item(answer: &Answer, whole: &str, status: &str) -> Value {
+fn output_item_json(answer: &ScriptedAnswer, whole: &str, status: &str) -> Value {
     match &answer.tool {
         None => json!({
             "id": item_id(answer),
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [part(whole)],
+            "content": [text_part_json(whole)],
         }),
         Some(tool) => json!({
             "id": item_id(answer),
@@ -118,12 +134,12 @@ fn item(answer: &Answer, whole: &str, status: &str) -> Value {
     }
 }
 
-fn part(text: &str) -> Value {
+fn text_part_json(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
 }
 
 /// An event about the content of the one output item.
-fn within(answer: &Answer, name: &str, mut fields: Value) -> String {
+fn item_event(answer: &ScriptedAnswer, name: &str, mut fields: Value) -> String {
     fields["item_id"] = json!(item_id(answer));
     fields["output_index"] = json!(0);
     if answer.tool.is_none() {
@@ -132,16 +148,16 @@ fn within(answer: &Answer, name: &str, mut fields: Value) -> String {
             fields["logprobs"] = json!([]);
         }
     }
-    event(name, fields)
+    typed_event(name, fields)
 }
 
-fn event(name: &str, mut fields: Value) -> String {
+fn typed_event(name: &str, mut fields: Value) -> String {
     fields["type"] = json!(name);
-    fields["sequence_number"] = json!(SEQUENCE);
-    named(&fields)
+    fields["sequence_number"] = json!(SEQUENCE_MARK);
+    named_event(&fields)
 }
 
-fn usage(answer: &Answer, output: u64) -> Value {
+fn usage_json(answer: &ScriptedAnswer, output: u64) -> Value {
     json!({
         "input_tokens": answer.input,
         "input_tokens_details": { "cached_tokens": answer.script.cached },
@@ -152,11 +168,11 @@ fn usage(answer: &Answer, output: u64) -> Value {
 }
 
 /// What the deltas are called.
-fn kind(answer: &Answer) -> &'static str {
+fn delta_kind(answer: &ScriptedAnswer) -> &'static str {
     if answer.tool.is_some() { "function_call_arguments" } else { "output_text" }
 }
 
-fn item_id(answer: &Answer) -> String {
+fn item_id(answer: &ScriptedAnswer) -> String {
     let prefix = if answer.tool.is_some() { "fc" } else { "msg" };
     format!("{prefix}_{}", answer.id)
 }

@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 
 /// A place in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Position {
+pub enum AnswerPosition {
     /// Before the response head.
     Head,
     /// After so many content chunks.
@@ -19,14 +19,14 @@ pub enum Position {
 
 /// A way to go wrong, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    pub trouble: Trouble,
-    pub at: Position,
+pub struct ScriptedFault {
+    pub trouble: FaultKind,
+    pub at: AnswerPosition,
 }
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum FaultKind {
     /// An error event; before the head, or where there is no stream, status 500.
     Error,
     /// The events stop; the HTTP body ends in order.
@@ -43,7 +43,7 @@ pub enum Trouble {
 
 /// Where a stream reports its tokens. A unary answer reports, or does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum UsageReporting {
     /// Where the protocol has it.
     Yes,
     /// Nowhere.
@@ -54,29 +54,29 @@ pub enum Report {
     Every,
 }
 
-impl Position {
-    pub(super) fn read(text: &str) -> Result<Self, Unfit> {
+impl AnswerPosition {
+    pub(super) fn parse(text: &str) -> Result<Self, InvalidValueError> {
         match text {
             "head" => Ok(Self::Head),
             "end" => Ok(Self::End),
-            sent => number(sent).map(Self::Chunk),
+            sent => parse_number(sent).map(Self::Chunk),
         }
     }
 }
 
-impl Fault {
-    pub(super) fn read(text: &str) -> Result<Self, Unfit> {
-        let (trouble, at) = text.split_once('@').ok_or(Unfit)?;
-        Ok(Self { trouble: Trouble::read(trouble)?, at: Position::read(at)? })
+impl ScriptedFault {
+    pub(super) fn parse(text: &str) -> Result<Self, InvalidValueError> {
+        let (trouble, at) = text.split_once('@').ok_or(InvalidValueError)?;
+        Ok(Self { trouble: FaultKind::parse(trouble)?, at: AnswerPosition::parse(at)? })
     }
 }
 
-impl Trouble {
+impl FaultKind {
     const ALL: [Self; 6] =
         [Self::Error, Self::Truncate, Self::Close, Self::Reset, Self::Garbage, Self::Stall];
 
-    fn read(text: &str) -> Result<Self, Unfit> {
-        Self::ALL.into_iter().find(|trouble| trouble.as_str() == text).ok_or(Unfit)
+    fn parse(text: &str) -> Result<Self, InvalidValueError> {
+        Self::ALL.into_iter().find(|trouble| trouble.as_str() == text).ok_or(InvalidValueError)
     }
 
     fn as_str(self) -> &'static str {
@@ -91,11 +91,11 @@ impl Trouble {
     }
 }
 
-impl Report {
+impl UsageReporting {
     const ALL: [Self; 4] = [Self::Yes, Self::None, Self::Finish, Self::Every];
 
-    pub(super) fn read(text: &str) -> Result<Self, Unfit> {
-        Self::ALL.into_iter().find(|report| report.as_str() == text).ok_or(Unfit)
+    pub(super) fn parse(text: &str) -> Result<Self, InvalidValueError> {
+        Self::ALL.into_iter().find(|report| report.as_str() == text).ok_or(InvalidValueError)
     }
 
     pub(super) fn as_str(self) -> &'static str {
@@ -108,7 +108,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for AnswerPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Head => f.write_str("head"),
@@ -118,7 +118,7 @@ impl fmt::Display for Position {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ScriptedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.trouble.as_str(), self.at)
     }
@@ -126,70 +126,70 @@ impl fmt::Display for Fault {
 
 /// The value is not one the knob takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unfit;
+pub(super) struct InvalidValueError;
 
 /// `word` is nothing; all else must be read.
-pub(super) fn or_word<T>(
+pub(super) fn none_or_value<T>(
     word: &str,
     text: &str,
-    read: impl Fn(&str) -> Result<T, Unfit>,
-) -> Result<Option<T>, Unfit> {
+    read: impl Fn(&str) -> Result<T, InvalidValueError>,
+) -> Result<Option<T>, InvalidValueError> {
     if text == word { Ok(None) } else { read(text).map(Some) }
 }
 
-pub(super) fn show_or(word: &str, value: Option<impl ToString>) -> String {
+pub(super) fn format_or_word(word: &str, value: Option<impl ToString>) -> String {
     value.map_or_else(|| word.to_owned(), |value| value.to_string())
 }
 
-pub(super) fn number<T: FromStr>(text: &str) -> Result<T, Unfit> {
-    text.parse().map_err(|_| Unfit)
+pub(super) fn parse_number<T: FromStr>(text: &str) -> Result<T, InvalidValueError> {
+    text.parse().map_err(|_| InvalidValueError)
 }
 
-pub(super) fn positive<T: Default + PartialEq>(number: T) -> Result<T, Unfit> {
-    if number == T::default() { Err(Unfit) } else { Ok(number) }
+pub(super) fn require_positive<T: Default + PartialEq>(number: T) -> Result<T, InvalidValueError> {
+    if number == T::default() { Err(InvalidValueError) } else { Ok(number) }
 }
 
 /// `64`, `64KiB`, `64MiB`; at most 1 GiB, so that a slip of the finger does not fill the memory.
-pub(super) fn bytes(text: &str) -> Result<u64, Unfit> {
+pub(super) fn parse_bytes(text: &str) -> Result<u64, InvalidValueError> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
     let (digits, unit) = units
         .iter()
         .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
         .unwrap_or((text, 1));
-    let bytes = number::<u64>(digits)?.checked_mul(unit).ok_or(Unfit)?;
-    if bytes <= 1 << 30 { Ok(bytes) } else { Err(Unfit) }
+    let bytes = parse_number::<u64>(digits)?.checked_mul(unit).ok_or(InvalidValueError)?;
+    if bytes <= 1 << 30 { Ok(bytes) } else { Err(InvalidValueError) }
 }
 
 /// `20ms`, `1m 30s`; at most a day, so that a deadline made of it can be represented.
-pub(super) fn time(text: &str) -> Result<Duration, Unfit> {
-    let time = humantime::parse_duration(text).map_err(|_| Unfit)?;
-    if time <= Duration::from_hours(24) { Ok(time) } else { Err(Unfit) }
+pub(super) fn parse_duration(text: &str) -> Result<Duration, InvalidValueError> {
+    let time = humantime::parse_duration(text).map_err(|_| InvalidValueError)?;
+    if time <= Duration::from_hours(24) { Ok(time) } else { Err(InvalidValueError) }
 }
 
-pub(super) fn yes(text: &str) -> Result<bool, Unfit> {
+pub(super) fn parse_yes_no(text: &str) -> Result<bool, InvalidValueError> {
     match text {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(Unfit),
+        _ => Err(InvalidValueError),
     }
 }
 
-pub(super) fn status(text: &str) -> Result<u16, Unfit> {
-    match number(text)? {
+pub(super) fn parse_status(text: &str) -> Result<u16, InvalidValueError> {
+    match parse_number(text)? {
         status @ (200 | 400..=599) => Ok(status),
-        _ => Err(Unfit),
+        _ => Err(InvalidValueError),
     }
 }
 
 /// Text that is not empty, percent-escapes undone.
-pub(super) fn words(text: &str) -> Result<String, Unfit> {
-    unescape(text).filter(|text| !text.is_empty()).ok_or(Unfit)
+pub(super) fn parse_text(text: &str) -> Result<String, InvalidValueError> {
+    unescape(text).filter(|text| !text.is_empty()).ok_or(InvalidValueError)
 }
 
 /// A JSON document, percent-escapes undone.
-pub(super) fn json(text: &str) -> Result<String, Unfit> {
-    let json = unescape(text).ok_or(Unfit)?;
-    serde_json::from_str::<IgnoredAny>(&json).map(|_| json).map_err(|_| Unfit)
+pub(super) fn parse_json(text: &str) -> Result<String, InvalidValueError> {
+    let json = unescape(text).ok_or(InvalidValueError)?;
+    serde_json::from_str::<IgnoredAny>(&json).map(|_| json).map_err(|_| InvalidValueError)
 }
 
 fn unescape(text: &str) -> Option<String> {
@@ -218,13 +218,13 @@ pub(super) fn escape(text: &str) -> String {
         } else {
             let mut utf8 = [0; 4];
             for byte in c.encode_utf8(&mut utf8).bytes() {
-                escaped.extend(['%', hex(byte >> 4), hex(byte & 15)]);
+                escaped.extend(['%', hex_digit(byte >> 4), hex_digit(byte & 15)]);
             }
         }
     }
     escaped
 }
 
-fn hex(digit: u8) -> char {
+fn hex_digit(digit: u8) -> char {
     char::from_digit(digit.into(), 16).expect("half a byte is a digit")
 }

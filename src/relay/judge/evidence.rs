@@ -3,21 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use super::Policy;
-use super::diff::{self, Change};
-use super::secret::{Found, Scanner, Text};
-use super::seen::folded;
-use crate::base::secret::Secret;
-use crate::git::batch::Part;
-use crate::git::{self, Input};
-use crate::relay::quarantine::refused;
-use crate::relay::{Error, Quarantined, Sha};
+use super::ReviewPolicy;
+use super::diff::{self, PathChange};
+use super::secret::{FoundSecrets, ScanWindow, SecretScanner};
+use super::seen::fold_case_and_invisible;
+use crate::base::secret::SecretString;
+use crate::git::batch::BatchPart;
+use crate::git::{self, GitInput};
+use crate::relay::quarantine::map_git_error;
+use crate::relay::{ObjectId, QuarantinedWork, RepoError};
 
 /// All that rules are about.
 #[derive(Debug, Default)]
-pub(super) struct Evidence {
+pub(super) struct ReviewEvidence {
     /// Of every commit, and of all together. A path may be here more than once.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<PathChange>,
     /// Paths that differ in the end.
     pub(super) files: usize,
     pub(super) large: BTreeSet<(Vec<u8>, u64)>,
@@ -27,25 +27,26 @@ pub(super) struct Evidence {
     pub(super) secrets: BTreeSet<(Option<Vec<u8>>, String)>,
 }
 
-impl Evidence {
-    pub(super) fn gather(
-        work: &Quarantined,
-        policy: &Policy,
-        known: &[Secret],
-    ) -> Result<Self, Error> {
-        let outcome = outcome(work)?;
-        let mut changes = history(work)?;
+impl ReviewEvidence {
+    pub(super) fn collect(
+        work: &QuarantinedWork,
+        policy: &ReviewPolicy,
+        known: &[SecretString],
+    ) -> Result<Self, RepoError> {
+        let outcome = effective_changes(work)?;
+        let mut changes = commit_changes(work)?;
         let paths: BTreeSet<_> = outcome.iter().map(|change| &change.path).collect();
         let mut evidence = Self { files: paths.len(), ..Self::default() };
         let before: Vec<_> = outcome.iter().flat_map(|change| change.before.clone()).collect();
         changes.extend(outcome);
-        let scanner = Scanner::new(&policy.secrets, known).expect("patterns are checked when read");
-        let mut found = evidence.look_into(work, &changes, (policy, &scanner))?;
+        let scanner =
+            SecretScanner::new(&policy.secrets, known).expect("patterns are checked when read");
+        let mut found = evidence.scan_blobs(work, &changes, (policy, &scanner))?;
         if !found.is_empty() {
             // What was there before is nobody's new secret.
             let old = before.iter().filter(|entry| entry.is_blob()).map(|entry| entry.name);
-            let old = secrets(work, old.collect(), &scanner)?;
-            found.retain(|_, secrets: &mut Found| {
+            let old = secrets_in_blobs(work, old.collect(), &scanner)?;
+            found.retain(|_, secrets: &mut FoundSecrets| {
                 secrets.retain(|hash, _| !old.contains_key(hash));
                 !secrets.is_empty()
             });
@@ -55,42 +56,43 @@ impl Evidence {
             let path = paths.get(&name).map(|path| path.to_vec());
             evidence.secrets.extend(secrets.into_values().map(|kind| (path.clone(), kind)));
         }
-        let told = told(work, &changes, &scanner);
+        let told = secrets_in_metadata(work, &changes, &scanner);
         evidence.secrets.extend(told.into_values().map(|kind| (None, kind)));
         evidence.changes = changes;
         Ok(evidence)
     }
 
     /// Reads every new blob once, and returns the secrets of each.
-    fn look_into(
+    fn scan_blobs(
         &mut self,
-        work: &Quarantined,
-        changes: &[Change],
-        (policy, scanner): (&Policy, &Scanner),
-    ) -> Result<BTreeMap<Sha, Found>, Error> {
-        let mut places: BTreeMap<Sha, Vec<&Change>> = BTreeMap::new();
+        work: &QuarantinedWork,
+        changes: &[PathChange],
+        (policy, scanner): (&ReviewPolicy, &SecretScanner),
+    ) -> Result<BTreeMap<ObjectId, FoundSecrets>, RepoError> {
+        let mut places: BTreeMap<ObjectId, Vec<&PathChange>> = BTreeMap::new();
         for change in changes.iter().filter(|change| change.after.is_blob()) {
             places.entry(change.after.name).or_default().push(change);
         }
-        let (mut secrets, mut name, mut text) = (BTreeMap::new(), Sha::NONE, Text::default());
-        let (mut found, mut beginning) = (Found::new(), vec![]);
+        let (mut secrets, mut name, mut text) =
+            (BTreeMap::new(), ObjectId::NONE, ScanWindow::default());
+        let (mut found, mut beginning) = (FoundSecrets::new(), vec![]);
         let names = places.keys().copied().collect();
-        read(work, names, |part| match part {
-            Part::Head(object) => {
-                (name, text, found) = (object.name, Text::default(), Found::new());
+        read_blobs(work, names, |part| match part {
+            BatchPart::Head(object) => {
+                (name, text, found) = (object.name, ScanWindow::default(), FoundSecrets::new());
                 beginning.clear();
                 if object.size > policy.review_file_bytes.min(policy.hold_file_bytes) {
                     let paths = places[&name].iter().map(|change| change.path.clone());
                     self.large.extend(paths.map(|path| (path, object.size)));
                 }
             }
-            Part::Content(piece) => {
-                let room = BEGINNING_BYTES.saturating_sub(beginning.len());
+            BatchPart::Content(piece) => {
+                let room = INSPECTED_BYTES.saturating_sub(beginning.len());
                 beginning.extend_from_slice(&piece[..piece.len().min(room)]);
                 scanner.scan(&mut text, piece, &mut found);
             }
-            Part::End => {
-                self.look_at(&beginning, &places[&name]);
+            BatchPart::End => {
+                self.inspect_blob(&beginning, &places[&name]);
                 let found = std::mem::take(&mut found);
                 if !found.is_empty() {
                     secrets.insert(name, found);
@@ -100,14 +102,14 @@ impl Evidence {
         Ok(secrets)
     }
 
-    fn look_at(&mut self, beginning: &[u8], places: &[&Change]) {
+    fn inspect_blob(&mut self, beginning: &[u8], places: &[&PathChange]) {
         for change in places {
             match change.after.mode {
-                diff::LINK if leads_outside(&change.path, beginning) => {
+                diff::MODE_SYMLINK if leads_outside(&change.path, beginning) => {
                     self.links_outside.insert(change.path.clone());
                 }
-                diff::LINK => (),
-                _ if beginning.starts_with(LFS_POINTER) => {
+                diff::MODE_SYMLINK => (),
+                _ if beginning.starts_with(LFS_POINTER_PREFIX) => {
                     self.lfs_pointers.insert(change.path.clone());
                 }
                 _ => (),
@@ -117,7 +119,7 @@ impl Evidence {
 }
 
 /// Returns the first path at which each object stands: an agent may have a credential in each of many.
-fn first_paths(changes: &[Change]) -> BTreeMap<Sha, &[u8]> {
+fn first_paths(changes: &[PathChange]) -> BTreeMap<ObjectId, &[u8]> {
     let mut paths = BTreeMap::new();
     for change in changes {
         paths.entry(change.after.name).or_insert(&change.path[..]);
@@ -129,101 +131,121 @@ fn first_paths(changes: &[Change]) -> BTreeMap<Sha, &[u8]> {
 ///
 /// Where the agent has merged the newer base, that is what git makes of the two by itself. It is not enough to leave out
 /// what is as in the base: a merge that keeps to its own side takes back what the base has brought.
-fn outcome(work: &Quarantined) -> Result<Vec<Change>, Error> {
-    let merged = merged(work)?;
+fn effective_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> {
+    let merged = merged_base_commits(work)?;
     let without: Vec<_> = if merged.is_empty() {
         vec![work.state.start]
     } else {
-        merged.into_iter().map(|base| merge(work, base)).collect::<Result<_, _>>()?
+        merged.into_iter().map(|base| merge_tree(work, base)).collect::<Result<_, _>>()?
     };
-    let changes = without.into_iter().map(|tree| between(work, tree));
+    let changes = without.into_iter().map(|tree| diff_trees(work, tree));
     Ok(changes.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// How much of the base is in the work, and was not before: most often one commit, or none.
-fn merged(work: &Quarantined) -> Result<Vec<Sha>, Error> {
+fn merged_base_commits(work: &QuarantinedWork) -> Result<Vec<ObjectId>, RepoError> {
     let words = ["--all".to_owned(), work.state.base_tip.to_string(), work.tip.to_string()];
-    let (said, ended) = work.call("merge-base").words(words).told()?;
+    let (said, ended) = work.git_command("merge-base").args(words).output_and_status()?;
     match ended {
-        Err(error) if error.is_no() => return Ok(vec![]),
-        ended => ended.map_err(refused)?,
+        Err(error) if error.is_negative_answer() => return Ok(vec![]),
+        ended => ended.map_err(map_git_error)?,
     }
     let mut merged = vec![];
     for name in said.lines() {
         let start = work.state.start.to_string();
-        let is_known = work.call("merge-base").words(["--is-ancestor", name, &start]).is_so()?;
-        merged.extend((!is_known).then(|| named(name)).transpose()?);
+        let is_known =
+            work.git_command("merge-base").args(["--is-ancestor", name, &start]).run_predicate()?;
+        merged.extend((!is_known).then(|| parse_object_id(name)).transpose()?);
     }
     Ok(merged)
 }
 
 /// The tree that comes of merging a commit of the base into where the agent began. Where they are in conflict, it has
 /// marks: whatever the agent has made of those is its own work.
-fn merge(work: &Quarantined, base: Sha) -> Result<Sha, Error> {
+fn merge_tree(work: &QuarantinedWork, base: ObjectId) -> Result<ObjectId, RepoError> {
     let words = ["--write-tree", "--allow-unrelated-histories", "--no-messages", "--name-only"];
-    let call = work.call("merge-tree").words(words);
-    let (said, ended) = call.words([work.state.start, base].map(|it| it.to_string())).told()?;
+    let call = work.git_command("merge-tree").args(words);
+    let (said, ended) =
+        call.args([work.state.start, base].map(|it| it.to_string())).output_and_status()?;
     match ended {
-        Err(error) if error.is_no() => (),
-        ended => ended.map_err(refused)?,
+        Err(error) if error.is_negative_answer() => (),
+        ended => ended.map_err(map_git_error)?,
     }
-    named(said.lines().next().unwrap_or_default())
+    parse_object_id(said.lines().next().unwrap_or_default())
 }
 
-fn named(name: &str) -> Result<Sha, Error> {
-    let senseless = || git::Error::Senseless { what: "merge-tree".to_owned() };
-    Ok(Sha::parse(name.as_bytes()).ok_or_else(senseless)?)
+fn parse_object_id(name: &str) -> Result<ObjectId, RepoError> {
+    let senseless = || git::GitError::Senseless { what: "merge-tree".to_owned() };
+    Ok(ObjectId::parse(name.as_bytes()).ok_or_else(senseless)?)
 }
 
-fn between(work: &Quarantined, from: Sha) -> Result<Vec<Change>, Error> {
-    let call = work.call("diff-tree").words(DIFF).words([from.to_string(), work.tip.to_string()]);
-    parsed(&call.bytes().map_err(refused)?)
+fn diff_trees(work: &QuarantinedWork, from: ObjectId) -> Result<Vec<PathChange>, RepoError> {
+    let call = work
+        .git_command("diff-tree")
+        .args(DIFF_ARGS)
+        .args([from.to_string(), work.tip.to_string()]);
+    parse_diff(&call.output_bytes().map_err(map_git_error)?)
 }
 
 /// What each commit changes; of a merge, what is in none of its parents.
-fn history(work: &Quarantined) -> Result<Vec<Change>, Error> {
+fn commit_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> {
     let mut names = String::new();
     for name in &work.names {
         let _ = writeln!(names, "{name}");
     }
-    let call = work.call("diff-tree").words(DIFF).words(["-c", "--no-commit-id", "--stdin"]);
-    parsed(&call.input(Input::Bytes(names.into_bytes())).bytes().map_err(refused)?)
+    let call =
+        work.git_command("diff-tree").args(DIFF_ARGS).args(["-c", "--no-commit-id", "--stdin"]);
+    parse_diff(
+        &call.input(GitInput::Bytes(names.into_bytes())).output_bytes().map_err(map_git_error)?,
+    )
 }
 
-fn parsed(bytes: &[u8]) -> Result<Vec<Change>, Error> {
-    let senseless = |_| git::Error::Senseless { what: "diff-tree".to_owned() };
-    Ok(diff::parse(bytes).map_err(senseless)?)
+fn parse_diff(bytes: &[u8]) -> Result<Vec<PathChange>, RepoError> {
+    let senseless = |_| git::GitError::Senseless { what: "diff-tree".to_owned() };
+    Ok(diff::parse_raw_diff(bytes).map_err(senseless)?)
 }
 
 /// Secrets that some blobs have.
-fn secrets(work: &Quarantined, blobs: BTreeSet<Sha>, scanner: &Scanner) -> Result<Found, Error> {
-    let (mut found, mut text) = (Found::new(), Text::default());
-    read(work, blobs, |part| match part {
-        Part::Head(_) => text = Text::default(),
-        Part::Content(piece) => scanner.scan(&mut text, piece, &mut found),
-        Part::End => (),
+fn secrets_in_blobs(
+    work: &QuarantinedWork,
+    blobs: BTreeSet<ObjectId>,
+    scanner: &SecretScanner,
+) -> Result<FoundSecrets, RepoError> {
+    let (mut found, mut text) = (FoundSecrets::new(), ScanWindow::default());
+    read_blobs(work, blobs, |part| match part {
+        BatchPart::Head(_) => text = ScanWindow::default(),
+        BatchPart::Content(piece) => scanner.scan(&mut text, piece, &mut found),
+        BatchPart::End => (),
     })?;
     Ok(found)
 }
 
 /// Secrets in messages, names, and whatever else stands in a commit.
-fn told(work: &Quarantined, changes: &[Change], scanner: &Scanner) -> Found {
-    let mut found = Found::new();
+fn secrets_in_metadata(
+    work: &QuarantinedWork,
+    changes: &[PathChange],
+    scanner: &SecretScanner,
+) -> FoundSecrets {
+    let mut found = FoundSecrets::new();
     for text in work.texts.iter().chain(changes.iter().map(|change| &change.path)) {
-        scanner.scan(&mut Text::default(), text, &mut found);
+        scanner.scan(&mut ScanWindow::default(), text, &mut found);
     }
     found
 }
 
-fn read(work: &Quarantined, blobs: BTreeSet<Sha>, take: impl FnMut(Part<'_>)) -> Result<(), Error> {
+fn read_blobs(
+    work: &QuarantinedWork,
+    blobs: BTreeSet<ObjectId>,
+    take: impl FnMut(BatchPart<'_>),
+) -> Result<(), RepoError> {
     let mut names = String::new();
     for name in blobs {
         let _ = writeln!(names, "{name}");
     }
     // As large as what may come in, and larger: blobs of before are read as well.
-    let limits = git::Limits { output_bytes: u64::MAX, ..work.allowance() };
-    let call = work.call("cat-file").word("--batch").limits(limits);
-    call.input(Input::Bytes(names.into_bytes())).objects(take).map_err(refused)
+    let limits = git::GitLimits { output_bytes: u64::MAX, ..work.git_limits() };
+    let call = work.git_command("cat-file").arg("--batch").limits(limits);
+    call.input(GitInput::Bytes(names.into_bytes())).read_objects(take).map_err(map_git_error)
 }
 
 /// Whether a link at `path` with this target may lead out of the tree, or into git's own directory.
@@ -231,15 +253,15 @@ fn read(work: &Quarantined, blobs: BTreeSet<Sha>, take: impl FnMut(Part<'_>)) ->
 /// A way up is counted from where the link is, which is a real directory. After a name it may begin anywhere: that may be
 /// a link itself, in this commit or in another.
 fn leads_outside(path: &[u8], target: &[u8]) -> bool {
-    if target.len() >= BEGINNING_BYTES {
+    if target.len() >= INSPECTED_BYTES {
         return true;
     }
-    let target = folded(target);
-    if target.starts_with(SEPARATORS) {
+    let target = fold_case_and_invisible(target);
+    if target.starts_with(PATH_SEPARATORS) {
         return true;
     }
     let (mut depth, mut is_named) = (memchr::memchr_iter(b'/', path).count(), false);
-    for segment in target.split(SEPARATORS) {
+    for segment in target.split(PATH_SEPARATORS) {
         match segment {
             "" | "." => (),
             ".." if is_named || depth == 0 => return true,
@@ -252,9 +274,9 @@ fn leads_outside(path: &[u8], target: &[u8]) -> bool {
 }
 
 /// Also that of systems which have another.
-const SEPARATORS: [char; 2] = ['/', '\\'];
+const PATH_SEPARATORS: [char; 2] = ['/', '\\'];
 
-const DIFF: &[&str] = &[
+const DIFF_ARGS: &[&str] = &[
     "-r",
     "-z",
     "--raw",
@@ -264,7 +286,7 @@ const DIFF: &[&str] = &[
     "--no-ext-diff",
     "--ignore-submodules=none",
 ];
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// No link that works is longer.
-const BEGINNING_BYTES: usize = 4096;
+const INSPECTED_BYTES: usize = 4096;

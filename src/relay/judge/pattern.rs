@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::seen::folded;
+use super::seen::fold_case_and_invisible;
 
 /// A path with holes: `*` is anything within a segment, `**` is any number of whole segments.
 ///
@@ -19,43 +19,44 @@ use super::seen::folded;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(from = "String", into = "String")]
-pub struct Pattern {
+pub struct PathPattern {
     text: String,
     segments: Vec<String>,
 }
 
-impl Pattern {
+impl PathPattern {
     pub fn new(text: &str) -> Self {
-        let segments = folded(text.as_bytes()).split('/').map(str::to_owned).collect();
+        let segments =
+            fold_case_and_invisible(text.as_bytes()).split('/').map(str::to_owned).collect();
         Self { text: text.to_owned(), segments }
     }
 
     pub fn matches(&self, path: &[u8]) -> bool {
-        let path = folded(path);
+        let path = fold_case_and_invisible(path);
         self.matches_segments(&path.split('/').collect::<Vec<_>>())
     }
 
     /// The same, of a path that was folded and taken apart already.
     pub(super) fn matches_segments(&self, path: &[&str]) -> bool {
-        match_all(&self.segments, path)
+        match_segments(&self.segments, path)
     }
 }
 
-impl From<String> for Pattern {
+impl From<String> for PathPattern {
     fn from(text: String) -> Self {
         Self::new(&text)
     }
 }
 
-impl From<Pattern> for String {
-    fn from(pattern: Pattern) -> Self {
+impl From<PathPattern> for String {
+    fn from(pattern: PathPattern) -> Self {
         pattern.text
     }
 }
 
 /// Matches segment by segment. Where it does not go on, the last `**` takes one segment more: what an earlier one could
 /// take instead, that one can take, too. So the work is bounded by the product of the two lengths.
-fn match_all(pattern: &[String], path: &[&str]) -> bool {
+fn match_segments(pattern: &[String], path: &[&str]) -> bool {
     let (mut wanted, mut given) = (0, 0);
     // Where the pattern goes on behind the last `**`, and from which segment on that was tried.
     let mut again: Option<(usize, usize)> = None;
@@ -66,7 +67,7 @@ fn match_all(pattern: &[String], path: &[&str]) -> bool {
                 wanted += 1;
                 again = Some((wanted, given));
             }
-            (Some(one), Some(segment)) if match_one(one.as_bytes(), segment.as_bytes()) => {
+            (Some(one), Some(segment)) if match_segment(one.as_bytes(), segment.as_bytes()) => {
                 wanted += 1;
                 given += 1;
             }
@@ -82,7 +83,7 @@ fn match_all(pattern: &[String], path: &[&str]) -> bool {
 }
 
 /// The last `*` takes what is left over; going back to an earlier one finds nothing more.
-fn match_one(pattern: &[u8], segment: &[u8]) -> bool {
+fn match_segment(pattern: &[u8], segment: &[u8]) -> bool {
     let mut parts = pattern.split(|byte| *byte == b'*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = segment.strip_prefix(first) else { return false };

@@ -3,7 +3,7 @@
 /// Letters that differ in case alone, or in what cannot be seen, are the same here. What is no text looks like nothing.
 ///
 /// Upwards and then downwards: the Kelvin sign is a `k`, and the long s an `s`, but neither in one step.
-pub(super) fn folded(text: &[u8]) -> String {
+pub(super) fn fold_case_and_invisible(text: &[u8]) -> String {
     if text.is_ascii() {
         let text = text.to_ascii_lowercase();
         return String::from_utf8(text).expect("ASCII is UTF-8");
@@ -14,7 +14,7 @@ pub(super) fn folded(text: &[u8]) -> String {
 }
 
 /// Whether a letter shows nothing, or turns around what stands beside it.
-pub(super) fn is_hidden(letter: char) -> bool {
+pub(super) fn is_invisible_or_bidi(letter: char) -> bool {
     letter.is_control() || is_invisible(letter)
 }
 

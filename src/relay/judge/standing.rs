@@ -5,40 +5,40 @@
 
 use std::collections::BTreeSet;
 
-use super::evidence::Evidence;
-use super::{Bench, Policy, Reason, Ruling};
-use crate::relay::quarantine::Limits;
-use crate::relay::{BranchState, Error, Lease, Mirror, Quarantined};
+use super::evidence::ReviewEvidence;
+use super::{PolicyEvaluator, ReviewAction, ReviewPolicy, ReviewReason};
+use crate::relay::quarantine::QuarantineLimits;
+use crate::relay::{BranchLease, BranchState, QuarantinedWork, RepoError, RepoMirror};
 
-impl Mirror {
+impl RepoMirror {
     /// Why somebody has to look at what a branch has, and its base has not; `state` says where they stand. Whose commits
     /// they are was asked when they came, and no credential of this host has come in.
     ///
     /// # Errors
     /// Git or the disk does not work. What is too much to be looked at is a reason.
-    pub fn reasons(
+    pub fn review_existing_branch(
         &self,
-        lease: &Lease,
+        lease: &BranchLease,
         state: &BranchState,
-        (limits, policy): (&Limits, &Policy),
-    ) -> Result<Vec<Reason>, Error> {
-        let gathered = match Quarantined::standing(self, lease, state, limits) {
+        (limits, policy): (&QuarantineLimits, &ReviewPolicy),
+    ) -> Result<Vec<ReviewReason>, RepoError> {
+        let gathered = match QuarantinedWork::existing_commits(self, lease, state, limits) {
             Ok(None) => return Ok(vec![]),
-            Ok(Some(work)) => Evidence::gather(&work, policy, &[]),
+            Ok(Some(work)) => ReviewEvidence::collect(&work, policy, &[]),
             Err(error) => Err(error),
         };
-        let mut bench = Bench { policy, reasons: BTreeSet::new() };
+        let mut bench = PolicyEvaluator { policy, reasons: BTreeSet::new() };
         match gathered {
-            Ok(evidence) => bench.look(&evidence),
-            Err(Error::Refused(why)) => {
-                bench.say(
-                    Ruling::Review,
+            Ok(evidence) => bench.evaluate_evidence(&evidence),
+            Err(RepoError::Refused(why)) => {
+                bench.add_reason(
+                    ReviewAction::Review,
                     None,
                     &format!("not all of the branch can be seen: {why}"),
                 );
             }
             Err(error) => return Err(error),
         }
-        Ok(bench.verdict().reasons().to_vec())
+        Ok(bench.into_verdict().reasons().to_vec())
     }
 }

@@ -5,18 +5,22 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::{FetchLimits, MADE, id, own_ref};
-use crate::git::Git;
-use crate::relay::{BranchKey, Error, Lease, Repository};
+use super::{COMPLETE_MARKER, FetchLimits, mirror_id, mirror_ref};
+use crate::git::GitProgram;
+use crate::relay::{BranchKey, BranchLease, RepoError, RepositoryUrl};
 
 /// Removes the mirrors below `state` that nobody has come to since `before`, but not those of `kept`; the next run there
 /// fetches everything again. Of the others, what was fetched for branches that nobody has come to goes, and the rest is
 /// packed where that is worth it; but nothing goes of `kept`, whose work may build on it. What killed runs have left of
 /// their quarantine goes, too. Returns how many mirrors.
-pub fn sweep(state: &Path, before: SystemTime, kept: &[Repository]) -> Result<usize, Error> {
-    let kept: Vec<_> = kept.iter().map(id).collect();
+pub fn remove_unused_mirrors(
+    state: &Path,
+    before: SystemTime,
+    kept: &[RepositoryUrl],
+) -> Result<usize, RepoError> {
+    let kept: Vec<_> = kept.iter().map(mirror_id).collect();
     let mut removed = 0;
-    for mirror in entries(&state.join("mirrors"))? {
+    for mirror in list_entries(&state.join("mirrors"))? {
         let path = mirror.path();
         let is_bare = path.extension().is_some_and(|ending| ending == "git");
         let name = path.file_stem().unwrap_or_default();
@@ -24,27 +28,31 @@ pub fn sweep(state: &Path, before: SystemTime, kept: &[Repository]) -> Result<us
         if !is_bare || kept.iter().any(|id| name == id.as_str()) {
             continue;
         }
-        let disk = |source| Error::Disk { path: path.clone(), source };
-        if remove(&path, before).map_err(disk)? {
+        let disk = |source| RepoError::Disk { path: path.clone(), source };
+        if remove_if_unused(&path, before).map_err(disk)? {
             removed += 1;
         } else {
-            tidy(&Git::find(&state.join("home"))?, &path, (&branches, before))?;
+            gc_mirror(&GitProgram::find(&state.join("home"))?, &path, (&branches, before))?;
         }
     }
-    for repository in entries(&state.join("branches"))? {
-        for branch in entries(&repository.path())? {
+    for repository in list_entries(&state.join("branches"))? {
+        for branch in list_entries(&repository.path())? {
             let is_left = |entry: &DirEntry| entry.file_name() != "lease";
-            let has_left = entries(&branch.path())?.iter().any(is_left);
+            let has_left = list_entries(&branch.path())?.iter().any(is_left);
             // Whoever holds it lets go of it with nothing left behind; so do we.
-            drop(has_left.then(|| taken(&branch)).transpose()?);
+            drop(has_left.then(|| try_lease(&branch)).transpose()?);
         }
     }
     Ok(removed)
 }
 
 /// Lets go of the refs of old branches, and has git do what it thinks is needed.
-fn tidy(git: &Git, mirror: &Path, (branches, before): (&Path, SystemTime)) -> Result<(), Error> {
-    for entry in entries(branches)? {
+fn gc_mirror(
+    git: &GitProgram,
+    mirror: &Path,
+    (branches, before): (&Path, SystemTime),
+) -> Result<(), RepoError> {
+    for entry in list_entries(branches)? {
         // It is written by whoever takes it. Where somebody has removed it, that was when it was last used.
         let lease = entry.path().join("lease");
         let used = match fs::metadata(&lease) {
@@ -52,38 +60,38 @@ fn tidy(git: &Git, mirror: &Path, (branches, before): (&Path, SystemTime)) -> Re
             used => used,
         };
         let used = used.and_then(|used| used.modified());
-        let used = used.map_err(|source| Error::Disk { path: lease, source })?;
-        let taken = (used < before).then(|| taken(&entry)).transpose()?.flatten();
+        let used = used.map_err(|source| RepoError::Disk { path: lease, source })?;
+        let taken = (used < before).then(|| try_lease(&entry)).transpose()?.flatten();
         let Some(lease) = taken else { continue };
         for name in ["base", "branch"] {
-            let words = ["-d".to_owned(), own_ref(lease.branch(), name)];
-            git.call("update-ref").repository(mirror).words(words).done()?;
+            let words = ["-d".to_owned(), mirror_ref(lease.branch(), name)];
+            git.subcommand("update-ref").repository(mirror).args(words).execute()?;
         }
     }
-    let call = git.call("gc").repository(mirror).words(["--auto", "--quiet"]);
-    let call = call.setting("gc.autoDetach=false");
-    let call = call.setting(format!("gc.auto={MOST_LOOSE}"));
-    let call = call.setting(format!("gc.autoPackLimit={MOST_PACKS}"));
-    Ok(call.limits(FetchLimits::default().of_git()).done()?)
+    let call = git.subcommand("gc").repository(mirror).args(["--auto", "--quiet"]);
+    let call = call.config("gc.autoDetach=false");
+    let call = call.config(format!("gc.auto={MAX_LOOSE_OBJECTS}"));
+    let call = call.config(format!("gc.autoPackLimit={MAX_PACKS}"));
+    Ok(call.limits(FetchLimits::default().of_git()).execute()?)
 }
 
 /// The lease of the branch whose directory this is; `None` where somebody else has it, or it is none of a branch.
-fn taken(branch: &DirEntry) -> Result<Option<Lease>, Error> {
+fn try_lease(branch: &DirEntry) -> Result<Option<BranchLease>, RepoError> {
     let key = branch.file_name().into_string().ok();
     let Some(key) = key.and_then(|key| BranchKey::parse(&key).ok()) else { return Ok(None) };
     let path = branch.path();
-    match Lease::take(path.parent().unwrap_or(&path), &key) {
+    match BranchLease::try_acquire(path.parent().unwrap_or(&path), &key) {
         Ok(lease) => Ok(Some(lease)),
-        Err(Error::Busy { .. }) => Ok(None),
+        Err(RepoError::Busy { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// Under the lock that whoever comes to it takes: who comes later makes it anew.
-fn remove(mirror: &Path, before: SystemTime) -> io::Result<bool> {
+fn remove_if_unused(mirror: &Path, before: SystemTime) -> io::Result<bool> {
     let lock = File::create(mirror.with_extension("lock"))?;
     lock.lock()?;
-    let used = fs::metadata(mirror.join(MADE)).and_then(|made| made.modified());
+    let used = fs::metadata(mirror.join(COMPLETE_MARKER)).and_then(|made| made.modified());
     let is_old = used.map_or(true, |used| used < before);
     if is_old {
         fs::remove_dir_all(mirror)?;
@@ -91,14 +99,14 @@ fn remove(mirror: &Path, before: SystemTime) -> io::Result<bool> {
     Ok(is_old)
 }
 
-fn entries(directory: &Path) -> Result<Vec<DirEntry>, Error> {
+fn list_entries(directory: &Path) -> Result<Vec<DirEntry>, RepoError> {
     let found = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         found => found.and_then(Iterator::collect),
     };
-    found.map_err(|source| Error::Disk { path: directory.to_owned(), source })
+    found.map_err(|source| RepoError::Disk { path: directory.to_owned(), source })
 }
 
 /// Each fetch of less than a hundred objects leaves them loose, and each larger one a pack.
-const MOST_LOOSE: u32 = 2000;
-const MOST_PACKS: u32 = 20;
+const MAX_LOOSE_OBJECTS: u32 = 2000;
+const MAX_PACKS: u32 = 20;

@@ -8,21 +8,21 @@ use std::collections::{HashMap, HashSet};
 
 use memchr::memmem;
 
-use crate::relay::Sha;
+use crate::relay::ObjectId;
 
 /// A commit that has been listed, and not been read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Raw {
-    pub name: Sha,
+pub struct UnparsedCommit {
+    pub name: ObjectId,
     pub content: Vec<u8>,
 }
 
 /// A commit in the form in which git writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commit {
-    pub name: Sha,
-    pub tree: Sha,
-    pub parents: Vec<Sha>,
+pub struct ParsedCommit {
+    pub name: ObjectId,
+    pub tree: ObjectId,
+    pub parents: Vec<ObjectId>,
     /// `Name <email> seconds zone`, in whatever encoding.
     pub author: Vec<u8>,
     /// `None` where the commit does not say it, or says UTF-8.
@@ -33,37 +33,40 @@ pub struct Commit {
 /// Why a commit is not in the form in which git writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Invalid(&'static str);
+pub struct CommitFormatError(&'static str);
 
-impl Commit {
+impl ParsedCommit {
     /// Reads the content of a commit object, header by header, in git's order.
-    pub fn parse(name: Sha, content: &[u8]) -> Result<Self, Invalid> {
+    pub fn parse(name: ObjectId, content: &[u8]) -> Result<Self, CommitFormatError> {
         if memchr::memchr(0, content).is_some() {
-            return Err(Invalid("it has a NUL in it"));
+            return Err(CommitFormatError("it has a NUL in it"));
         }
-        let end = memmem::find(content, b"\n\n").ok_or(Invalid("its headers have no end"))?;
-        let mut headers = Headers { rest: Some(&content[..end]) };
-        let tree = headers.next_of(b"tree ").and_then(Sha::parse);
-        let tree = tree.ok_or(Invalid("it does not begin with a tree"))?;
+        let end =
+            memmem::find(content, b"\n\n").ok_or(CommitFormatError("its headers have no end"))?;
+        let mut headers = CommitHeaders { rest: Some(&content[..end]) };
+        let tree = headers.next_with_key(b"tree ").and_then(ObjectId::parse);
+        let tree = tree.ok_or(CommitFormatError("it does not begin with a tree"))?;
         let mut parents = vec![];
-        while let Some(parent) = headers.next_of(b"parent ") {
-            let parent = Sha::parse(parent).ok_or(Invalid("a parent of it has no name"))?;
+        while let Some(parent) = headers.next_with_key(b"parent ") {
+            let parent =
+                ObjectId::parse(parent).ok_or(CommitFormatError("a parent of it has no name"))?;
             if parents.len() == MAX_PARENTS || parents.contains(&parent) {
-                return Err(Invalid("it has a parent twice, or too many parents"));
+                return Err(CommitFormatError("it has a parent twice, or too many parents"));
             }
             parents.push(parent);
         }
-        let author = headers.next_of(b"author ").filter(|author| is_signature(author));
-        let author = author.ok_or(Invalid("its author is missing, or stands elsewhere"))?.to_vec();
-        let committer = headers.next_of(b"committer ").filter(|it| is_signature(it));
-        committer.ok_or(Invalid("its committer is missing, or stands elsewhere"))?;
-        let encoding = headers.encoding()?.filter(|encoding| !is_utf8(encoding));
+        let author = headers.next_with_key(b"author ").filter(|author| is_author_line(author));
+        let author =
+            author.ok_or(CommitFormatError("its author is missing, or stands elsewhere"))?.to_vec();
+        let committer = headers.next_with_key(b"committer ").filter(|it| is_author_line(it));
+        committer.ok_or(CommitFormatError("its committer is missing, or stands elsewhere"))?;
+        let encoding = headers.parse_encoding()?.filter(|encoding| !is_utf8(encoding));
         let message = content[end + 2..].to_vec();
         Ok(Self { name, tree, parents, author, encoding: encoding.map(<[u8]>::to_vec), message })
     }
 
     /// Who the author is, `Name <email>`, and when that was, `seconds zone`.
-    pub fn signature(&self) -> (&[u8], &[u8]) {
+    pub fn author_and_date(&self) -> (&[u8], &[u8]) {
         let after = self.author.iter().rposition(|byte| *byte == b'>').map_or(0, |at| at + 1);
         (self.author[..after].trim_ascii(), self.author[after..].trim_ascii())
     }
@@ -71,7 +74,12 @@ impl Commit {
     /// The same work by the same author at the same time, committed by `committer` and with `trailers` below its message.
     /// Its parents have the names that they have been `made` with; those that have not are nobody's new work. Nothing else
     /// is taken over, and no `encoding`: whoever reads the commit reads UTF-8, as the judge did. The same again whenever it is made.
-    pub fn anew(&self, made: &HashMap<Sha, Sha>, committer: &str, trailers: &str) -> Vec<u8> {
+    pub fn rewritten(
+        &self,
+        made: &HashMap<ObjectId, ObjectId>,
+        committer: &str,
+        trailers: &str,
+    ) -> Vec<u8> {
         let mut anew = format!("tree {}\n", self.tree).into_bytes();
         // Two of the agent's may come to one: then it is one parent.
         let mut parents = HashSet::new();
@@ -89,7 +97,7 @@ impl Commit {
             anew.push(b'\n');
         };
         header(b"author", &[&self.author]);
-        header(b"committer", &[committer.as_bytes(), self.signature().1]);
+        header(b"committer", &[committer.as_bytes(), self.author_and_date().1]);
         // No encoding: with `UTF-16` git would show neither an author nor these trailers, with `IBM037` others than were judged.
         anew.push(b'\n');
         let message = self.message.trim_ascii_end();
@@ -105,11 +113,11 @@ impl Commit {
 }
 
 /// The lines above the message, taken one by one.
-struct Headers<'a> {
+struct CommitHeaders<'a> {
     rest: Option<&'a [u8]>,
 }
 
-impl<'a> Headers<'a> {
+impl<'a> CommitHeaders<'a> {
     fn next(&mut self) -> Option<&'a [u8]> {
         let rest = self.rest?;
         let end = memchr::memchr(b'\n', rest);
@@ -118,13 +126,13 @@ impl<'a> Headers<'a> {
     }
 
     /// Takes the next line where it begins with `key`, and returns what follows that.
-    fn next_of(&mut self, key: &[u8]) -> Option<&'a [u8]> {
+    fn next_with_key(&mut self, key: &[u8]) -> Option<&'a [u8]> {
         self.rest.filter(|rest| rest.starts_with(key))?;
         self.next().map(|line| &line[key.len()..])
     }
 
     /// Reads what may stand below the committer, and returns the encoding.
-    fn encoding(mut self) -> Result<Option<&'a [u8]>, Invalid> {
+    fn parse_encoding(mut self) -> Result<Option<&'a [u8]>, CommitFormatError> {
         let mut encoding = None;
         let (mut is_signed, mut may_go_on) = ([false; 2], false);
         while let Some(line) = self.next() {
@@ -136,10 +144,12 @@ impl<'a> Headers<'a> {
                 b"gpgsig-sha256" => !std::mem::replace(&mut is_signed[1], true),
                 // One for each tag that was merged.
                 b"mergetag" => true,
-                _ => return Err(Invalid("it has a header that git does not write there")),
+                _ => {
+                    return Err(CommitFormatError("it has a header that git does not write there"));
+                }
             };
             if !is_first || value.is_empty() {
-                return Err(Invalid("it has a header twice, or an empty one"));
+                return Err(CommitFormatError("it has a header twice, or an empty one"));
             }
             may_go_on = key != b"encoding";
         }
@@ -148,7 +158,7 @@ impl<'a> Headers<'a> {
 }
 
 /// `Name <email> seconds zone`, as git checks it.
-fn is_signature(line: &[u8]) -> bool {
+fn is_author_line(line: &[u8]) -> bool {
     let parts = || {
         let (name, rest) = line.split_at(memchr::memchr(b'<', line)?);
         let (email, date) = rest[1..].split_at(memchr::memchr(b'>', rest)?.checked_sub(1)?);

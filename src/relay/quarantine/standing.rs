@@ -1,29 +1,29 @@
 //! What a branch has already, seen like work that comes in.
 
-use super::{Cell, Limits, Mode, Quarantined, Unlike};
+use super::{PatchComparison, PatchMismatch, QuarantineLimits, QuarantineRepo, QuarantinedWork};
 use crate::git;
-use crate::relay::{BranchState, Error, Lease, Mirror, Sha};
+use crate::relay::{BranchLease, BranchState, ObjectId, RepoError, RepoMirror};
 
-impl Quarantined {
+impl QuarantinedWork {
     /// All that a branch has, as the remote says, and what it is for has not. `None` where there is nothing of that.
     ///
     /// It is for looking at: who made these commits, and whose they are, was said when they came in.
-    pub(in crate::relay) fn standing(
-        mirror: &Mirror,
-        lease: &Lease,
+    pub(in crate::relay) fn existing_commits(
+        mirror: &RepoMirror,
+        lease: &BranchLease,
         state: &BranchState,
-        limits: &Limits,
-    ) -> Result<Option<Self>, Error> {
-        let objects = lease.directory("standing")?;
-        let cell = Cell { mirror, objects: &objects, limits };
+        limits: &QuarantineLimits,
+    ) -> Result<Option<Self>, RepoError> {
+        let objects = lease.create_scratch_dir("standing")?;
+        let cell = QuarantineRepo { mirror, objects: &objects, limits };
         let (tip, base) = (state.start, state.base_tip);
-        let names = cell.listed(tip, &[format!("^{base}")])?;
+        let names = cell.list_commit_ids(tip, &[format!("^{base}")])?;
         if names.is_empty() {
             return Ok(None);
         }
         // Others than agents commit there, in whatever form: their commits are looked at as git reads them.
-        let texts = cell.read(names.clone())?.into_iter().map(|raw| raw.content).collect();
-        let (tree, start) = (cell.tree_of(tip)?, cell.parting(base, tip)?);
+        let texts = cell.read_commits(names.clone())?.into_iter().map(|raw| raw.content).collect();
+        let (tree, start) = (cell.commit_tree(tip)?, cell.merge_base(base, tip)?);
         Ok(Some(Self {
             mirror: mirror.clone(),
             lease: lease.clone(),
@@ -34,7 +34,7 @@ impl Quarantined {
             commits: vec![],
             names,
             texts,
-            mode: Mode::Bundled(Unlike::NotReplayed),
+            mode: PatchComparison::Bundled(PatchMismatch::NotReplayed),
             committer: None,
             has_work_elsewhere: false,
             limits: *limits,
@@ -42,23 +42,23 @@ impl Quarantined {
     }
 }
 
-impl Cell<'_> {
-    fn tree_of(&self, commit: Sha) -> Result<Sha, Error> {
-        let call = self.call("rev-parse").words(["--verify", "--end-of-options"]);
-        let said = call.word(format!("{commit}^{{tree}}")).text()?;
-        let senseless = || git::Error::Senseless { what: "rev-parse".to_owned() };
-        Ok(Sha::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
+impl QuarantineRepo<'_> {
+    fn commit_tree(&self, commit: ObjectId) -> Result<ObjectId, RepoError> {
+        let call = self.git_command("rev-parse").args(["--verify", "--end-of-options"]);
+        let said = call.arg(format!("{commit}^{{tree}}")).output_text()?;
+        let senseless = || git::GitError::Senseless { what: "rev-parse".to_owned() };
+        Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 
     /// Where two branches part. Where they have nothing in common, all of the one is beside all of the other.
-    fn parting(&self, base: Sha, tip: Sha) -> Result<Sha, Error> {
-        let call = self.call("merge-base").words([base.to_string(), tip.to_string()]);
-        let (said, ended) = call.told()?;
+    fn merge_base(&self, base: ObjectId, tip: ObjectId) -> Result<ObjectId, RepoError> {
+        let call = self.git_command("merge-base").args([base.to_string(), tip.to_string()]);
+        let (said, ended) = call.output_and_status()?;
         match ended {
-            Err(error) if error.is_no() => return Ok(base),
+            Err(error) if error.is_negative_answer() => return Ok(base),
             ended => ended?,
         }
-        let senseless = || git::Error::Senseless { what: "merge-base".to_owned() };
-        Ok(Sha::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
+        let senseless = || git::GitError::Senseless { what: "merge-base".to_owned() };
+        Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 }

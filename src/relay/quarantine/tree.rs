@@ -6,21 +6,22 @@
 /// Why a tree is not in the form in which git writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Invalid(&'static str);
+pub struct TreeFormatError(&'static str);
 
 /// Checks the content of a tree object. Names and their order are git's to check.
-pub fn check(mut content: &[u8]) -> Result<(), Invalid> {
-    const CUT: Invalid = Invalid("an entry of it is cut");
+pub fn check_tree(mut content: &[u8]) -> Result<(), TreeFormatError> {
+    const TRUNCATED_ENTRY: TreeFormatError = TreeFormatError("an entry of it is cut");
     while !content.is_empty() {
-        let space = memchr::memchr(b' ', content).ok_or(CUT)?;
+        let space = memchr::memchr(b' ', content).ok_or(TRUNCATED_ENTRY)?;
         let (mode, rest) = (&content[..space], &content[space + 1..]);
-        let end = memchr::memchr(0, rest).ok_or(CUT)?;
-        let (name, after) = rest[1 + end..].split_at_checked(NAME_BYTES).ok_or(CUT)?;
-        if !MODES.contains(&mode) {
-            return Err(Invalid("an entry of it has a mode that git does not write"));
+        let end = memchr::memchr(0, rest).ok_or(TRUNCATED_ENTRY)?;
+        let (name, after) =
+            rest[1 + end..].split_at_checked(OBJECT_ID_BYTES).ok_or(TRUNCATED_ENTRY)?;
+        if !VALID_MODES.contains(&mode) {
+            return Err(TreeFormatError("an entry of it has a mode that git does not write"));
         }
-        if mode == DIRECTORY && name == EMPTY {
-            return Err(Invalid("it has an empty directory, which no diff shows"));
+        if mode == MODE_DIRECTORY && name == EMPTY_TREE_ID {
+            return Err(TreeFormatError("it has an empty directory, which no diff shows"));
         }
         content = after;
     }
@@ -28,12 +29,12 @@ pub fn check(mut content: &[u8]) -> Result<(), Invalid> {
 }
 
 /// A file, a program, a link, another repository's commit and a directory.
-const MODES: [&[u8]; 5] = [b"100644", b"100755", b"120000", b"160000", DIRECTORY];
-const DIRECTORY: &[u8] = b"40000";
+const VALID_MODES: [&[u8]; 5] = [b"100644", b"100755", b"120000", b"160000", MODE_DIRECTORY];
+const MODE_DIRECTORY: &[u8] = b"40000";
 
 /// The name of the tree without entries.
-const EMPTY: [u8; NAME_BYTES] = [
+const EMPTY_TREE_ID: [u8; OBJECT_ID_BYTES] = [
     0x4b, 0x82, 0x5d, 0xc6, 0x42, 0xcb, 0x6e, 0xb9, 0xa0, 0x60, 0xe5, 0x4b, 0xf8, 0xd6, 0x92, 0x88,
     0xfb, 0xee, 0x49, 0x04,
 ];
-const NAME_BYTES: usize = 20;
+const OBJECT_ID_BYTES: usize = 20;

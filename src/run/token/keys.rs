@@ -17,25 +17,25 @@ use ring::hmac;
 use crate::base::{b64, hex};
 
 /// At least one key; the first signs. Tokens are for one audience, or for nobody by name.
-pub struct Keys {
-    keys: Vec<Key>,
+pub struct RunTokenKeys {
+    keys: Vec<RunTokenKey>,
     audience: Option<Box<str>>,
 }
 
 /// A key and the name that tokens call it by.
-pub(super) struct Key {
+pub(super) struct RunTokenKey {
     id: Box<str>,
     hmac: hmac::Key,
 }
 
 /// Why there are no keys. A key itself is never shown.
 #[derive(Debug, thiserror::Error)]
-pub enum KeysError {
+pub enum RunTokenKeysError {
     #[error("the run token keys in `{}` cannot be read", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("line {line} of the run token keys is not `id = key`")]
     Form { line: usize },
-    #[error("line {line} of the run token keys: `{id}` is not a key's id; {ID_RULE}")]
+    #[error("line {line} of the run token keys: `{id}` is not a key's id; {KEY_ID_RULE}")]
     Id { line: usize, id: String },
     #[error(
         "line {line} of the run token keys: the key `{id}` has {characters} characters; it must be 32 \
@@ -50,30 +50,32 @@ pub enum KeysError {
     Empty,
 }
 
-impl Keys {
+impl RunTokenKeys {
     /// # Errors
     /// The file cannot be read or understood.
-    pub fn read(path: &Path) -> Result<Self, KeysError> {
+    pub fn read_file(path: &Path) -> Result<Self, RunTokenKeysError> {
         let read = fs::read_to_string(path);
-        Self::parse(&read.map_err(|source| KeysError::Read { path: path.into(), source })?)
+        Self::parse_keys(
+            &read.map_err(|source| RunTokenKeysError::Read { path: path.into(), source })?,
+        )
     }
 
     /// Reads lines of `id = key`; empty lines and those that begin with `#` say nothing.
     ///
     /// # Errors
     /// The first line that is wrong.
-    pub fn parse(text: &str) -> Result<Self, KeysError> {
+    pub fn parse_keys(text: &str) -> Result<Self, RunTokenKeysError> {
         let mut keys = Self { keys: vec![], audience: None };
         for (number, line) in (1..).zip(text.lines().map(str::trim)) {
             if !line.is_empty() && !line.starts_with('#') {
-                let key = Key::parse(number, line)?;
-                if keys.find(&key.id).is_some() {
-                    return Err(KeysError::Twice { line: number, id: key.id.into() });
+                let key = RunTokenKey::parse_line(number, line)?;
+                if keys.find_key(&key.id).is_some() {
+                    return Err(RunTokenKeysError::Twice { line: number, id: key.id.into() });
                 }
                 keys.keys.push(key);
             }
         }
-        if keys.keys.is_empty() { Err(KeysError::Empty) } else { Ok(keys) }
+        if keys.keys.is_empty() { Err(RunTokenKeysError::Empty) } else { Ok(keys) }
     }
 
     /// Names the installation that tokens are for. Keys with a name make and take tokens of that name only, and keys without
@@ -87,32 +89,32 @@ impl Keys {
         self.audience.as_deref()
     }
 
-    pub(super) fn first(&self) -> &Key {
+    pub(super) fn signing_key(&self) -> &RunTokenKey {
         self.keys.first().expect("there is at least one key")
     }
 
-    pub(super) fn find(&self, id: &str) -> Option<&Key> {
+    pub(super) fn find_key(&self, id: &str) -> Option<&RunTokenKey> {
         self.keys.iter().find(|key| &*key.id == id)
     }
 
     /// The ids, as a list to read.
-    pub(super) fn ids(&self) -> String {
+    pub(super) fn format_ids(&self) -> String {
         let ids: Vec<_> = self.keys.iter().map(|key| format!("`{}`", key.id)).collect();
         ids.join(", ")
     }
 }
 
-impl Key {
-    fn parse(line: usize, text: &str) -> Result<Self, KeysError> {
-        let (id, key) = text.split_once('=').ok_or(KeysError::Form { line })?;
+impl RunTokenKey {
+    fn parse_line(line: usize, text: &str) -> Result<Self, RunTokenKeysError> {
+        let (id, key) = text.split_once('=').ok_or(RunTokenKeysError::Form { line })?;
         let (id, key) = (id.trim(), key.trim());
         if !is_id(id) {
-            return Err(KeysError::Id { line, id: id.to_owned() });
+            return Err(RunTokenKeysError::Id { line, id: id.to_owned() });
         }
-        let bytes: Option<[u8; 32]> = hex::decode(key).or_else(|| b64::decode_any(key));
+        let bytes: Option<[u8; 32]> = hex::decode_hex(key).or_else(|| b64::decode_any_base64(key));
         let bytes = bytes.ok_or_else(|| {
             let characters = key.chars().count();
-            KeysError::Key { line, id: id.to_owned(), characters }
+            RunTokenKeysError::Key { line, id: id.to_owned(), characters }
         })?;
         Ok(Self { id: id.into(), hmac: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
     }
@@ -126,7 +128,7 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for RunTokenKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.keys.iter().map(|key| &key.id)).finish()
     }
@@ -135,8 +137,8 @@ impl fmt::Debug for Keys {
 /// An id stands in each token between two dots.
 fn is_id(id: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-    (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(allowed)
+    (1..=MAX_KEY_ID_BYTES).contains(&id.len()) && id.bytes().all(allowed)
 }
 
-const ID_RULE: &str = "use 1 to 32 letters, digits, `_` or `-`";
-const MAX_ID_BYTES: usize = 32;
+const KEY_ID_RULE: &str = "use 1 to 32 letters, digits, `_` or `-`";
+const MAX_KEY_ID_BYTES: usize = 32;

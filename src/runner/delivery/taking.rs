@@ -13,36 +13,38 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 
-use super::extractor::Extractor;
+use super::extractor::WorkExtractor;
 use crate::base::{disk, tree};
-use crate::delivery::outbox::{Desk, Job, Order, Plan, Words};
-use crate::delivery::{self, Relay};
-use crate::relay::extract::{Announced, Commands, OWN_REPOSITORY};
-use crate::relay::{Artifacts, Sha};
-use crate::sandbox::{self, spec::WORKSPACE};
+use crate::delivery::outbox::{
+    DeliveryJob, DeliveryPlan, DeliveryRequest, PullRequestText, WorkspaceRow,
+};
+use crate::delivery::{self, DeliveryService};
+use crate::relay::extract::{AnnouncedBranch, ExtractCommandSet, RELAY_REPOSITORY_TARGET};
+use crate::relay::{ArtifactDir, ObjectId};
+use crate::sandbox::{self, spec::WORKSPACE_TARGET};
 
 /// What has come of it.
-pub(super) enum Taken {
+pub(super) enum CollectOutcome {
     /// It is a row, and on this machine's disk.
-    Work(Box<Job>),
+    Work(Box<DeliveryJob>),
     Nothing,
     /// Something is there that the relay does not deliver.
-    Left(Box<Desk>),
+    Left(Box<WorkspaceRow>),
 }
 
 /// What is in a workspace.
-enum Found {
-    Work(Work),
+enum WorkspaceContent {
+    Work(CollectedWork),
     Nothing,
     /// Files, or commits on other branches.
     Other(&'static str),
 }
 
 /// What is on the branch.
-struct Work {
-    announced: Announced,
+struct CollectedWork {
+    announced: AnnouncedBranch,
     /// Where it lies now.
-    place: Artifacts,
+    place: ArtifactDir,
     /// Why the workspace is kept beside it.
     rest: Option<String>,
 }
@@ -51,113 +53,134 @@ struct Work {
 ///
 /// # Errors
 /// The outbox or the disk cannot be used.
-pub(super) async fn take_out(
-    relay: &Arc<Relay>,
-    extractor: &Extractor,
-    desk: &Desk,
-    words: Option<Words>,
-) -> anyhow::Result<Taken> {
-    if desk.is_in_the_way() {
-        return Ok(Taken::Left(put_away(relay, desk.clone()).await?));
+pub(super) async fn collect_work(
+    relay: &Arc<DeliveryService>,
+    extractor: &WorkExtractor,
+    desk: &WorkspaceRow,
+    words: Option<PullRequestText>,
+) -> anyhow::Result<CollectOutcome> {
+    if desk.needs_archiving() {
+        return Ok(CollectOutcome::Left(archive_workspace(relay, desk.clone()).await?));
     }
-    let place = Artifacts::create(&desk.plan.artifacts)?;
-    let commands = Commands::new(&desk.plan.state, WORKSPACE, OWN_REPOSITORY, relay.limits());
+    let place = ArtifactDir::create(&desk.plan.artifacts)?;
+    let commands = ExtractCommandSet::new(
+        &desk.plan.state,
+        WORKSPACE_TARGET,
+        RELAY_REPOSITORY_TARGET,
+        relay.extract_limits(),
+    );
     let workspace = desk.workspace.clone();
-    if let Err(error) = spawn_blocking(move || special::check(&workspace)).await? {
+    if let Err(error) = spawn_blocking(move || special::check_special_files(&workspace)).await? {
         let why = format!("{error:#}");
         tracing::warn!(run = desk.plan.facts.run, why, "git is not asked to take the work out");
-        return Ok(Taken::Left(keep(relay, desk, why).await?));
+        return Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?));
     }
-    let remove_ignored = ignored::remove(extractor, &place, (desk, &commands.ignored));
-    let why = match look(relay, extractor, (desk, &commands), &place).await {
-        Ok(Found::Work(work)) => {
+    let remove_ignored = ignored::remove_ignored(extractor, &place, (desk, &commands.ignored));
+    let why = match inspect_workspace(relay, extractor, (desk, &commands), &place).await {
+        Ok(WorkspaceContent::Work(work)) => {
             if work.rest.is_some() {
                 remove_ignored.await;
             }
-            let added = Box::pin(add(relay, desk, work, words));
-            return Ok(Taken::Work(added.await?));
+            let added = Box::pin(enqueue_work(relay, desk, work, words));
+            return Ok(CollectOutcome::Work(added.await?));
         }
-        Ok(Found::Nothing) => {
-            clear(relay, desk, place.clone()).await?;
-            return Ok(Taken::Nothing);
+        Ok(WorkspaceContent::Nothing) => {
+            clear_workspace(relay, desk, place.clone()).await?;
+            return Ok(CollectOutcome::Nothing);
         }
-        Ok(Found::Other(what)) => what.to_owned(),
+        Ok(WorkspaceContent::Other(what)) => what.to_owned(),
         Err(error) => {
             tracing::error!(run = desk.plan.facts.run, "cannot take the work out: {error:#}");
-            let wait = is_ours(&error).then(|| delivery::wait_after(desk.attempts)).flatten();
+            let wait =
+                is_host_failure(&error).then(|| delivery::retry_delay(desk.attempts)).flatten();
             if let Some(wait) = wait {
-                return Ok(Taken::Left(put_off(relay, desk, (wait, format!("{error:#}"))).await?));
+                return Ok(CollectOutcome::Left(
+                    reschedule(relay, desk, (wait, format!("{error:#}"))).await?,
+                ));
             }
             format!("{error:#}")
         }
     };
     remove_ignored.await;
-    Ok(Taken::Left(keep(relay, desk, why).await?))
+    Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?))
 }
 
-async fn look(
-    relay: &Arc<Relay>,
-    extractor: &Extractor,
-    (desk, commands): (&Desk, &Commands),
-    place: &Artifacts,
-) -> anyhow::Result<Found> {
-    let facts = extractor.answer(place, &commands.facts).await?;
-    let Some(announced) = Announced::parse(&facts, 0)? else {
-        if !extractor.answer(place, &commands.elsewhere).await?.is_empty() {
-            return Ok(Found::Other(ELSEWHERE));
+async fn inspect_workspace(
+    relay: &Arc<DeliveryService>,
+    extractor: &WorkExtractor,
+    (desk, commands): (&WorkspaceRow, &ExtractCommandSet),
+    place: &ArtifactDir,
+) -> anyhow::Result<WorkspaceContent> {
+    let facts = extractor.capture_output(place, &commands.facts).await?;
+    let Some(announced) = AnnouncedBranch::parse(&facts, 0)? else {
+        if !extractor.capture_output(place, &commands.elsewhere).await?.is_empty() {
+            return Ok(WorkspaceContent::Other(COMMITS_ELSEWHERE_MESSAGE));
         }
-        let head = extractor.answer(place, &commands.head).await.unwrap_or_default();
-        let head = Sha::parse(head.trim_ascii_end()).unwrap_or(desk.plan.state.start);
+        let head = extractor.capture_output(place, &commands.head).await.unwrap_or_default();
+        let head = ObjectId::parse(head.trim_ascii_end()).unwrap_or(desk.plan.state.start);
         let uncommitted = &commands.uncommitted;
-        let uncommitted = extractor.answer_beside(place, uncommitted, Some(head)).await?;
-        return Ok(if uncommitted.is_empty() { Found::Nothing } else { Found::Other(UNCOMMITTED) });
+        let uncommitted =
+            extractor.capture_output_with_head(place, uncommitted, Some(head)).await?;
+        return Ok(if uncommitted.is_empty() {
+            WorkspaceContent::Nothing
+        } else {
+            WorkspaceContent::Other(UNCOMMITTED_MESSAGE)
+        });
     };
     // A `HEAD` that names nothing is no failure.
-    let head = extractor.answer(place, &commands.head).await.unwrap_or_default();
+    let head = extractor.capture_output(place, &commands.head).await.unwrap_or_default();
     let announced = announced.with_head(&head);
-    let rest = rest(extractor, place, commands).await;
+    let rest = find_other_commits(extractor, place, commands).await;
     if rest.is_none() {
-        fill(extractor, place, commands).await?;
-        return Ok(Found::Work(Work { announced, place: place.clone(), rest }));
+        export_commits(extractor, place, commands).await?;
+        return Ok(WorkspaceContent::Work(CollectedWork { announced, place: place.clone(), rest }));
     }
     // The workspace stays where it is, and what is delivered goes from beside it.
-    let own = relay.artifacts()?;
-    if let Err(error) = fill(extractor, &own, commands).await {
+    let own = relay.create_artifacts_dir()?;
+    if let Err(error) = export_commits(extractor, &own, commands).await {
         own.discard()?;
         return Err(error);
     }
-    Ok(Found::Work(Work { announced, place: own, rest }))
+    Ok(WorkspaceContent::Work(CollectedWork { announced, place: own, rest }))
 }
 
 /// Puts the commits into their files.
-async fn fill(extractor: &Extractor, place: &Artifacts, commands: &Commands) -> anyhow::Result<()> {
+async fn export_commits(
+    extractor: &WorkExtractor,
+    place: &ArtifactDir,
+    commands: &ExtractCommandSet,
+) -> anyhow::Result<()> {
     // They are for people, and to be compared: without them the commits go as they are.
-    let patches = extractor.fill(place, &place.patches(), &commands.patches).await;
+    let patches = extractor.write_output(place, &place.patches_path(), &commands.patches).await;
     if let Err(error) = patches {
         tracing::warn!("the patches are not whole: {error:#}");
     }
-    extractor.fill(place, &place.bundle(), &commands.bundle).await
+    extractor.write_output(place, &place.bundle_path(), &commands.bundle).await
 }
 
 /// What there may be beside the branch: commits on others, unless git can say that there are none. Files that are committed
 /// nowhere are what every build leaves.
-async fn rest(extractor: &Extractor, place: &Artifacts, commands: &Commands) -> Option<String> {
-    match extractor.answer(place, &commands.elsewhere).await {
-        Ok(commit) => (!commit.is_empty()).then(|| ELSEWHERE.to_owned()),
-        Err(error) => Some(format!("{UNCLEAR}: {error:#}")),
+async fn find_other_commits(
+    extractor: &WorkExtractor,
+    place: &ArtifactDir,
+    commands: &ExtractCommandSet,
+) -> Option<String> {
+    match extractor.capture_output(place, &commands.elsewhere).await {
+        Ok(commit) => (!commit.is_empty()).then(|| COMMITS_ELSEWHERE_MESSAGE.to_owned()),
+        Err(error) => Some(format!("{COMMITS_UNKNOWN_MESSAGE}: {error:#}")),
     }
 }
 
 /// Writes down what is to be delivered, and in the same statement what stays.
-async fn add(
-    relay: &Arc<Relay>,
-    desk: &Desk,
-    work: Work,
-    words: Option<Words>,
-) -> anyhow::Result<Box<Job>> {
-    let Plan { repository, state, facts, rules, host, .. } = desk.plan.clone();
-    let Work { announced, place, rest } = work;
-    let order = Order {
+async fn enqueue_work(
+    relay: &Arc<DeliveryService>,
+    desk: &WorkspaceRow,
+    work: CollectedWork,
+    words: Option<PullRequestText>,
+) -> anyhow::Result<Box<DeliveryJob>> {
+    let DeliveryPlan { repository, state, facts, rules, host, .. } = desk.plan.clone();
+    let CollectedWork { announced, place, rest } = work;
+    let order = DeliveryRequest {
         repository,
         state,
         announced,
@@ -170,11 +193,11 @@ async fn add(
     let (outbox, desk) = (relay.clone(), desk.clone());
     let add = move || {
         if let Some(why) = rest {
-            let (job, left) = outbox.outbox().add_beside(&order, &desk, &why)?;
+            let (job, left) = outbox.outbox().add_keeping_workspace(&order, &desk, &why)?;
             return anyhow::Ok((job, Some(left)));
         }
-        let job = outbox.add(order)?;
-        let is_gone = if desk.is_own() { tree::remove(&desk.workspace) } else { Ok(()) };
+        let job = outbox.enqueue(order)?;
+        let is_gone = if desk.is_exclusive() { tree::remove_tree(&desk.workspace) } else { Ok(()) };
         if let Err(error) = is_gone {
             // It goes with what came out of it.
             tracing::warn!(%error, relay = job.id, "a workspace that nobody needs is still there");
@@ -182,8 +205,8 @@ async fn add(
         Ok((job, None))
     };
     let (job, left) = spawn_blocking(add).await??;
-    if let Some(left) = left.filter(Desk::is_open)
-        && let Err(error) = put_away(relay, left).await
+    if let Some(left) = left.filter(WorkspaceRow::needs_collection)
+        && let Err(error) = archive_workspace(relay, left).await
     {
         // Whoever is next at the branch does it; and this is to be delivered.
         tracing::error!(relay = job.id, "what is beside the work is not put away: {error:#}");
@@ -191,71 +214,86 @@ async fn add(
     Ok(Box::new(job))
 }
 
-async fn clear(relay: &Arc<Relay>, desk: &Desk, place: Artifacts) -> anyhow::Result<()> {
+async fn clear_workspace(
+    relay: &Arc<DeliveryService>,
+    desk: &WorkspaceRow,
+    place: ArtifactDir,
+) -> anyhow::Result<()> {
     let (relay, desk) = (relay.clone(), desk.clone());
     let clear = move || {
-        relay.outbox().clear(&desk)?;
+        relay.outbox().remove_workspace(&desk)?;
         Ok(place.discard()?)
     };
     spawn_blocking(clear).await?
 }
 
 /// Whether this machine is why the work did not come out, and not the work: then the same may come out later.
-fn is_ours(error: &anyhow::Error) -> bool {
-    disk::may_pass(error.as_ref())
-        || error.chain().any(<dyn std::error::Error>::is::<sandbox::Error>)
+fn is_host_failure(error: &anyhow::Error) -> bool {
+    disk::is_transient(error.as_ref())
+        || error.chain().any(<dyn std::error::Error>::is::<sandbox::SandboxError>)
 }
 
 /// Leaves everything where it is until the next attempt. No run begins at the branch meanwhile.
-async fn put_off(
-    relay: &Arc<Relay>,
-    desk: &Desk,
+async fn reschedule(
+    relay: &Arc<DeliveryService>,
+    desk: &WorkspaceRow,
     (wait, why): (Duration, String),
-) -> anyhow::Result<Box<Desk>> {
+) -> anyhow::Result<Box<WorkspaceRow>> {
     let (relay, desk) = (relay.clone(), desk.clone());
-    let put_off = move || relay.outbox().put_desk_off(&desk, wait, &why);
+    let put_off = move || relay.outbox().reschedule_workspace(&desk, wait, &why);
     Ok(Box::new(spawn_blocking(put_off).await??))
 }
 
 /// Makes a workspace that was kept one that git can look into: its own user has it.
-pub(super) async fn give_back(desk: &Desk) -> anyhow::Result<()> {
-    if desk.left.is_none() || !desk.is_own() {
+pub(super) async fn restore_ownership(desk: &WorkspaceRow) -> anyhow::Result<()> {
+    if desk.left.is_none() || !desk.is_exclusive() {
         return Ok(());
     }
     let workspace = desk.workspace.clone();
-    Ok(spawn_blocking(move || away::give_back(&workspace)).await??)
+    Ok(spawn_blocking(move || away::restore_ownership(&workspace)).await??)
 }
 
 /// Keeps a workspace, and says why.
-async fn keep(relay: &Arc<Relay>, desk: &Desk, why: String) -> anyhow::Result<Box<Desk>> {
+async fn retain_workspace(
+    relay: &Arc<DeliveryService>,
+    desk: &WorkspaceRow,
+    why: String,
+) -> anyhow::Result<Box<WorkspaceRow>> {
     let (outbox, desk) = (relay.clone(), desk.clone());
-    let leave = move || outbox.outbox().leave(&desk, &desk.workspace, &why);
+    let leave = move || outbox.outbox().retain_workspace(&desk, &desk.workspace, &why);
     let left = spawn_blocking(leave).await??;
-    if left.is_open() { put_away(relay, left).await } else { Ok(Box::new(left)) }
+    if left.needs_collection() { archive_workspace(relay, left).await } else { Ok(Box::new(left)) }
 }
 
 /// Puts away what is left in a workspace that other runs come into. Nobody is locked out of it where that cannot be done, but
 /// for as long as only the disk is why: then it stays as it is, and whoever is next at the branch does it.
-async fn put_away(relay: &Arc<Relay>, desk: Desk) -> anyhow::Result<Box<Desk>> {
-    let place = Artifacts::create(&desk.plan.artifacts)?;
-    let put = away::put(&desk.workspace, &place).await;
+async fn archive_workspace(
+    relay: &Arc<DeliveryService>,
+    desk: WorkspaceRow,
+) -> anyhow::Result<Box<WorkspaceRow>> {
+    let place = ArtifactDir::create(&desk.plan.artifacts)?;
+    let put = away::copy_or_move(&desk.workspace, &place).await;
     let mut why = desk.left.clone().unwrap_or_default();
     if let Err(error) = put {
-        if disk::may_pass(error.as_ref()) {
+        if disk::is_transient(error.as_ref()) {
             return Err(error.context("what is left in a workspace cannot be put away yet"));
         }
         tracing::error!(relay = desk.id, "a workspace cannot be kept: {error:#}");
         why = format!("not all of it can be kept: {error:#}; {why}");
     }
-    let (relay, kept) = (relay.clone(), place.workspace());
-    Ok(Box::new(spawn_blocking(move || relay.outbox().leave(&desk, &kept, &why)).await??))
+    let (relay, kept) = (relay.clone(), place.workspace_path());
+    Ok(Box::new(
+        spawn_blocking(move || relay.outbox().retain_workspace(&desk, &kept, &why)).await??,
+    ))
 }
 
 /// What is said where there is nothing.
-pub(super) const NOTHING: &str = "nothing was committed";
+pub(super) const NO_WORK_MESSAGE: &str = "nothing was committed";
 
-const ELSEWHERE: &str = "there are commits that are on other branches than the run's";
+const COMMITS_ELSEWHERE_MESSAGE: &str =
+    "there are commits that are on other branches than the run's";
 
-const UNCLEAR: &str = "nobody can tell whether there are commits on other branches than the run's";
+const COMMITS_UNKNOWN_MESSAGE: &str =
+    "nobody can tell whether there are commits on other branches than the run's";
 
-const UNCOMMITTED: &str = "nothing was committed, and files are left";
+const UNCOMMITTED_MESSAGE: &str = "nothing was committed, and files are left";

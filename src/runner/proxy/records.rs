@@ -7,56 +7,57 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::budget::Amount;
-use crate::runner::gateway::Calls;
+use crate::budget::BudgetAmount;
+use crate::runner::gateway::CallSummary;
 
 /// What stands in the log since this run began.
 #[derive(Debug)]
-pub(super) struct Records {
+pub(super) struct GatewayAuditTail {
     path: PathBuf,
     log: BufReader<File>,
     /// A line whose end is not there yet.
     begun: String,
     is_started: bool,
     is_exhausted: bool,
-    calls: Calls,
+    calls: CallSummary,
 }
 
 /// What is of interest here. The log's own reader checks the chain; this one only listens to it.
 #[derive(Deserialize)]
-struct Line {
+struct GatewayAuditLine {
     event: String,
     #[serde(default)]
     exhausted: bool,
     code: Option<String>,
-    charged: Option<Amount>,
-    spent: Option<Amount>,
+    charged: Option<BudgetAmount>,
+    spent: Option<BudgetAmount>,
     admitted: Option<u64>,
     refused: Option<u64>,
 }
 
-impl Records {
+impl GatewayAuditTail {
     /// Begins behind what an earlier process has written.
-    pub(super) fn follow(path: PathBuf) -> anyhow::Result<Self> {
+    pub(super) fn open_at_end(path: PathBuf) -> anyhow::Result<Self> {
         let open = || -> std::io::Result<BufReader<File>> {
             let mut file = File::open(&path)?;
-            let length = whole_lines(&mut file)?;
+            let length = complete_lines_len(&mut file)?;
             file.seek(SeekFrom::Start(length))?;
             Ok(BufReader::new(file))
         };
-        let log = open().with_context(|| cannot(&path))?;
-        let calls = Calls::default();
+        let log = open().with_context(|| read_error(&path))?;
+        let calls = CallSummary::default();
         let begun = String::new();
         Ok(Self { path, log, begun, is_started: false, is_exhausted: false, calls })
     }
 
     /// Reads what is new.
-    pub(super) fn read(&mut self) -> anyhow::Result<()> {
-        while self.log.read_line(&mut self.begun).with_context(|| cannot(&self.path))? > 0 {
+    pub(super) fn read_new(&mut self) -> anyhow::Result<()> {
+        while self.log.read_line(&mut self.begun).with_context(|| read_error(&self.path))? > 0 {
             if self.begun.ends_with('\n') {
-                let line = serde_json::from_str(&self.begun).with_context(|| cannot(&self.path))?;
+                let line =
+                    serde_json::from_str(&self.begun).with_context(|| read_error(&self.path))?;
                 self.begun.clear();
-                self.take(line);
+                self.apply_line(line);
             }
         }
         Ok(())
@@ -70,12 +71,12 @@ impl Records {
         self.is_exhausted
     }
 
-    pub(super) fn calls(&self) -> Calls {
+    pub(super) fn calls(&self) -> CallSummary {
         self.calls
     }
 
-    fn take(&mut self, line: Line) {
-        let Line { event, exhausted, code, charged, spent, admitted, refused } = line;
+    fn apply_line(&mut self, line: GatewayAuditLine) {
+        let GatewayAuditLine { event, exhausted, code, charged, spent, admitted, refused } = line;
         let is_denied = code.is_some_and(|code| code.ends_with("_budget_exhausted"));
         match event.as_str() {
             "run.started" => self.is_started = true,
@@ -91,7 +92,7 @@ impl Records {
             }
             // It knows better: an earlier process may have spent something.
             "run.finished" => {
-                self.calls = Calls {
+                self.calls = CallSummary {
                     spent: spent.unwrap_or(self.calls.spent),
                     admitted: admitted.unwrap_or(self.calls.admitted),
                     refused: refused.unwrap_or(self.calls.refused),
@@ -104,7 +105,7 @@ impl Records {
 }
 
 /// How much of a log is whole: a torn last line is taken away by whoever writes on.
-fn whole_lines(file: &mut File) -> std::io::Result<u64> {
+fn complete_lines_len(file: &mut File) -> std::io::Result<u64> {
     let (mut length, mut whole) = (0, 0);
     let mut reader = BufReader::new(file.take(u64::MAX));
     let mut line = vec![];
@@ -121,6 +122,6 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
     }
 }
 
-fn cannot(path: &Path) -> String {
+fn read_error(path: &Path) -> String {
     format!("the audit log `{}` cannot be read", path.display())
 }

@@ -13,21 +13,21 @@ use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::base::tree;
-use crate::runner::directory::{real, remove};
+use crate::runner::directory::{canonical_run_dir, remove_run_dir};
 use crate::sandbox::{UserLease, UserRange};
 
 /// A directory that nobody else can enter, with the workspace in it. As long as this lives nobody forgets it.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct PersistentWorkspace {
     path: PathBuf,
-    label: Label,
+    label: WorkspaceLock,
     /// The sandbox's, from run to run.
     user: UserLease,
 }
 
 /// Whose a home is, for whoever looks at it from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tenant {
+pub struct WorkspaceOwner {
     pub agent: String,
     pub branch: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,45 +42,45 @@ pub struct Tenant {
     pub kind: Option<String>,
     /// Where the last run's work was to go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub line: Option<Line>,
+    pub line: Option<StoredBranchRef>,
 }
 
 /// A branch, in the words of the outbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct StoredBranchRef {
     pub repository: String,
     pub branch_key: String,
 }
 
 /// The file that says whose a home is, and by its time when that was used last. Who has it locked has the home.
 #[derive(Debug)]
-pub(super) struct Label(File);
+pub(super) struct WorkspaceLock(File);
 
-impl Home {
+impl PersistentWorkspace {
     /// Makes it where it is not there, and takes it, for a sandbox with one of these users. None where it is somebody
     /// else's for the moment.
     pub(super) fn open(
         place: &Path,
         name: &str,
-        tenant: &Tenant,
+        tenant: &WorkspaceOwner,
         users: UserRange,
     ) -> anyhow::Result<Option<Self>> {
         let cannot = || format!("the workspace below `{}` cannot be made", place.display());
-        let path = real(place).with_context(cannot)?.join(name);
+        let path = canonical_run_dir(place).with_context(cannot)?.join(name);
         let opened = || -> anyhow::Result<Option<Self>> {
             DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-            let Some(label) = Label::take(&path, true)? else { return Ok(None) };
-            let had = fs::symlink_metadata(path.join(WORKSPACE)).map(|found| found.uid());
-            let user = users.lease(had.ok(), &path)?;
+            let Some(label) = WorkspaceLock::try_lock(&path, true)? else { return Ok(None) };
+            let had = fs::symlink_metadata(path.join(WORKSPACE_DIR)).map(|found| found.uid());
+            let user = users.lease_user(had.ok(), &path)?;
             let home = Self { path: path.clone(), label, user };
-            home.label(tenant)?;
-            home.make()?;
+            home.write_owner(tenant)?;
+            home.create_dirs()?;
             Ok(Some(home))
         };
         opened().with_context(cannot)
     }
 
-    fn make(&self) -> io::Result<()> {
+    fn create_dirs(&self) -> io::Result<()> {
         let (workspace, uid) = (self.workspace(), self.uid());
         let is_new = match DirBuilder::new().mode(0o700).create(&workspace) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
@@ -88,7 +88,7 @@ impl Home {
         };
         if geteuid().is_root() {
             let is_its = fs::symlink_metadata(&workspace)?.uid() == uid;
-            return if is_its { Ok(()) } else { give(&workspace, uid) };
+            return if is_its { Ok(()) } else { change_owner(&workspace, uid) };
         }
         // Who may not give it away opens it to all, behind a directory that only they can enter.
         if is_new { fs::set_permissions(&workspace, Permissions::from_mode(0o777)) } else { Ok(()) }
@@ -100,45 +100,45 @@ impl Home {
     }
 
     pub(super) fn workspace(&self) -> PathBuf {
-        self.path.join(WORKSPACE)
+        self.path.join(WORKSPACE_DIR)
     }
 
     /// Writes down whose it is, and that it is used now.
-    pub(super) fn label(&self, tenant: &Tenant) -> io::Result<()> {
-        self.label.write(tenant)?;
-        self.label.touch()
+    pub(super) fn write_owner(&self, tenant: &WorkspaceOwner) -> io::Result<()> {
+        self.label.write_owner(tenant)?;
+        self.label.mark_used()
     }
 
     /// Its time is that of its last run.
-    pub(super) fn touch(&self) {
-        if let Err(error) = self.label.touch() {
+    pub(super) fn mark_used(&self) {
+        if let Err(error) = self.label.mark_used() {
             tracing::warn!(%error, path = %self.path.display(), "it is not known when it was used");
         }
     }
 
     /// Puts something else into the workspace, but for what is kept. The directory stays the same, as it is mounted in a
     /// sandbox; none of that one's processes runs now.
-    pub(super) fn fill(
+    pub(super) fn replace_content(
         &self,
         kept: &[String],
         feed: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (workspace, incoming) = (self.workspace(), self.path.join("incoming"));
         let cannot = || format!("`{}` cannot be filled anew", workspace.display());
-        remove(&incoming).with_context(cannot)?;
+        remove_run_dir(&incoming).with_context(cannot)?;
         feed(&incoming)?;
         let fill = || -> io::Result<()> {
             for entry in fs::read_dir(&workspace)? {
                 let entry = entry?;
                 if !kept.iter().any(|kept| entry.file_name() == kept.as_str()) {
-                    tree::remove(&entry.path())?;
+                    tree::remove_tree(&entry.path())?;
                 }
             }
             for entry in fs::read_dir(&incoming)? {
                 let entry = entry?;
                 let place = workspace.join(entry.file_name());
                 // What a branch has is never hidden by what an agent has left.
-                tree::remove(&place)?;
+                tree::remove_tree(&place)?;
                 fs::rename(entry.path(), place)?;
             }
             fs::remove_dir(&incoming)
@@ -150,15 +150,20 @@ impl Home {
 /// Gives a home that an earlier version made its name of now, for a tenant who is to have it, where there is none of this
 /// name yet. A home whose last run was for another line of work stays as it is: its branch may not be this one's. What
 /// goes wrong costs the run nothing but what was kept.
-pub(super) fn inherit(place: &Path, earlier: &str, name: &str, tenant: &Tenant) {
+pub(super) fn adopt_legacy_workspace(
+    place: &Path,
+    earlier: &str,
+    name: &str,
+    tenant: &WorkspaceOwner,
+) {
     let (old, new) = (place.join(earlier), place.join(name));
     if new.exists() || !old.exists() {
         return;
     }
     let inherited = || -> io::Result<bool> {
         // As long as the label is ours, nobody else moves or forgets the home.
-        let Some(_label) = Label::take(&old, false)? else { return Ok(false) };
-        let is_of_line = Label::read(&old).is_some_and(|had| had.line == tenant.line);
+        let Some(_label) = WorkspaceLock::try_lock(&old, false)? else { return Ok(false) };
+        let is_of_line = WorkspaceLock::read_owner(&old).is_some_and(|had| had.line == tenant.line);
         if is_of_line {
             fs::rename(&old, &new)?;
         }
@@ -184,18 +189,18 @@ pub(super) fn inherit(place: &Path, earlier: &str, name: &str, tenant: &Tenant) 
 }
 
 /// Gives a workspace to the sandbox's user of now; none of the earlier user's processes runs.
-fn give(workspace: &Path, uid: u32) -> io::Result<()> {
-    match tree::give(workspace, uid, uid) {
+fn change_owner(workspace: &Path, uid: u32) -> io::Result<()> {
+    match tree::chown_tree(workspace, uid, uid) {
         // So deep that it is too much for every run, which is told to each.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Ok(()),
         given => given,
     }
 }
 
-impl Label {
+impl WorkspaceLock {
     /// None where somebody else has it, or the home has gone meanwhile.
-    pub(super) fn take(home: &Path, may_make: bool) -> io::Result<Option<Self>> {
-        let path = home.join(LABEL);
+    pub(super) fn try_lock(home: &Path, may_make: bool) -> io::Result<Option<Self>> {
+        let path = home.join(LOCK_FILE);
         let file = File::options()
             .read(true)
             .write(true)
@@ -218,29 +223,29 @@ impl Label {
         Ok(is_there.then_some(Self(file)))
     }
 
-    pub(super) fn is_at(home: &Path) -> bool {
-        home.join(LABEL).exists()
+    pub(super) fn exists_in(home: &Path) -> bool {
+        home.join(LOCK_FILE).exists()
     }
 
     /// Gives a home of an earlier version one, that says when it was used, and not whose it is.
-    pub(super) fn adopt(home: &Path, used: SystemTime) -> io::Result<()> {
-        match File::options().write(true).create_new(true).mode(0o600).open(home.join(LABEL)) {
+    pub(super) fn create_for_legacy(home: &Path, used: SystemTime) -> io::Result<()> {
+        match File::options().write(true).create_new(true).mode(0o600).open(home.join(LOCK_FILE)) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             made => made?.set_modified(used),
         }
     }
 
     /// What is not there, or was written by half, says nothing.
-    pub(super) fn read(home: &Path) -> Option<Tenant> {
-        serde_json::from_slice(&fs::read(home.join(LABEL)).ok()?).ok()
+    pub(super) fn read_owner(home: &Path) -> Option<WorkspaceOwner> {
+        serde_json::from_slice(&fs::read(home.join(LOCK_FILE)).ok()?).ok()
     }
 
     /// When a home was used last; of one that an earlier version made, when something in it has changed.
-    pub(super) fn used(home: &Path) -> io::Result<SystemTime> {
-        fs::metadata(home.join(LABEL)).or_else(|_| fs::metadata(home))?.modified()
+    pub(super) fn last_used(home: &Path) -> io::Result<SystemTime> {
+        fs::metadata(home.join(LOCK_FILE)).or_else(|_| fs::metadata(home))?.modified()
     }
 
-    fn write(&self, tenant: &Tenant) -> io::Result<()> {
+    fn write_owner(&self, tenant: &WorkspaceOwner) -> io::Result<()> {
         let text = serde_json::to_string(tenant).expect("it has texts only");
         let mut found = vec![0; text.len() + 1];
         let read = self.0.read_at(&mut found, 0)?;
@@ -251,14 +256,14 @@ impl Label {
         self.0.write_all_at(text.as_bytes(), 0)
     }
 
-    fn touch(&self) -> io::Result<()> {
+    fn mark_used(&self) -> io::Result<()> {
         self.0.set_modified(SystemTime::now())
     }
 }
 
-const LABEL: &str = "label.json";
+const LOCK_FILE: &str = "label.json";
 
-const WORKSPACE: &str = "workspace";
+const WORKSPACE_DIR: &str = "workspace";
 
 #[cfg(test)]
 mod tests {
@@ -272,7 +277,7 @@ mod tests {
         let place = tempfile::tempdir().expect("there is a place for it");
         let outside = place.path().join("outside");
         fs::create_dir(&outside).and_then(|()| fs::write(outside.join("file"), "")).expect("made");
-        let tenant = Tenant {
+        let tenant = WorkspaceOwner {
             agent: "agent".to_owned(),
             branch: "branch".to_owned(),
             grant: None,
@@ -282,7 +287,7 @@ mod tests {
             line: None,
         };
         let homes = place.path().join("homes");
-        let open = || Home::open(&homes, "one", &tenant, UserRange::SHARED);
+        let open = || PersistentWorkspace::open(&homes, "one", &tenant, UserRange::SHARED_USER);
         let home = open().expect("made").expect("it is nobody's");
         assert!(open().expect("it is there").is_none());
         let workspace = home.workspace();
@@ -302,7 +307,7 @@ mod tests {
                 fs::create_dir(incoming.join("src"))?;
                 Ok(fs::write(incoming.join("README"), "of the branch")?)
             };
-            home.fill(&[".state".to_owned()], feed).expect("filled");
+            home.replace_content(&[".state".to_owned()], feed).expect("filled");
             let mut names: Vec<_> = fs::read_dir(&workspace)
                 .expect("it is there")
                 .map(|entry| entry.expect("it is there").file_name())

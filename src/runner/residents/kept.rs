@@ -14,33 +14,33 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::home::Label;
-pub use super::home::{Line, Tenant};
+use super::home::WorkspaceLock;
+pub use super::home::{StoredBranchRef, WorkspaceOwner};
 use crate::base::tree;
-use crate::delivery::outbox::{Desk, Job, Outbox};
-use crate::relay::Branch;
-use crate::relay::repository::Repository;
+use crate::delivery::outbox::{DeliveryJob, DeliveryOutbox, WorkspaceRow};
+use crate::relay::SandboxBranch;
+use crate::relay::repository::RepositoryUrl;
 use crate::runner::directory;
 
 /// All that residents have kept at one place.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct WorkspaceStore {
     place: PathBuf,
 }
 
 /// One of them: a workspace, and what is known of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredWorkspace {
     /// Its name on this machine.
     pub id: String,
     /// Whose it is; none where an earlier version has made it, and nobody has used it since.
-    pub tenant: Option<Tenant>,
+    pub tenant: Option<WorkspaceOwner>,
     pub used: SystemTime,
 }
 
 /// What is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum PruneOutcome {
     /// A run or a sandbox has it.
     InUse,
     /// The relay has work of its branch under way.
@@ -55,13 +55,13 @@ pub enum Fate {
     Stuck(String),
 }
 
-impl Shelf {
+impl WorkspaceStore {
     /// Of the service that has this state directory.
-    pub fn of(state_dir: &Path) -> Self {
+    pub fn in_state_dir(state_dir: &Path) -> Self {
         Self { place: state_dir.join("workspaces") }
     }
 
-    pub(super) fn place(&self) -> &Path {
+    pub(super) fn root_dir(&self) -> &Path {
         &self.place
     }
 
@@ -69,12 +69,16 @@ impl Shelf {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn list(&self) -> io::Result<Vec<Kept>> {
-        let names = self.names()?.into_iter().filter(|name| is_home(name));
+    pub fn list(&self) -> io::Result<Vec<StoredWorkspace>> {
+        let names = self.list_names()?.into_iter().filter(|name| is_workspace_name(name));
         let kept = names.filter_map(|id| {
             let home = self.place.join(&id);
             // Else it has gone meanwhile.
-            Some(Kept { tenant: Label::read(&home), used: Label::used(&home).ok()?, id })
+            Some(StoredWorkspace {
+                tenant: WorkspaceLock::read_owner(&home),
+                used: WorkspaceLock::last_used(&home).ok()?,
+                id,
+            })
         });
         let mut kept: Vec<_> = kept.collect();
         kept.sort_by(|one, other| (one.used, &one.id).cmp(&(other.used, &other.id)));
@@ -85,45 +89,59 @@ impl Shelf {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn measure(&self, kept: &Kept) -> io::Result<u64> {
-        tree::measure(&self.place.join(&kept.id), u64::MAX)
+    pub fn disk_usage(&self, kept: &StoredWorkspace) -> io::Result<u64> {
+        tree::disk_usage(&self.place.join(&kept.id), u64::MAX)
     }
 
     /// Says what would become of it: nothing where it was used within `age`, or is awaited. Blocks.
-    pub fn judge(&self, kept: &Kept, age: Duration, is_awaited: impl Fn(&Line) -> bool) -> Fate {
+    pub fn prune_decision(
+        &self,
+        kept: &StoredWorkspace,
+        age: Duration,
+        is_awaited: impl Fn(&StoredBranchRef) -> bool,
+    ) -> PruneOutcome {
         let home = self.place.join(&kept.id);
-        if !Label::is_at(&home) {
-            return self.judge_free(kept, age, is_awaited);
+        if !WorkspaceLock::exists_in(&home) {
+            return self.unlocked_decision(kept, age, is_awaited);
         }
-        match Label::take(&home, false) {
-            Ok(Some(_label)) => self.judge_free(kept, age, is_awaited),
-            Ok(None) => Fate::InUse,
-            Err(error) => Fate::Stuck(error.to_string()),
+        match WorkspaceLock::try_lock(&home, false) {
+            Ok(Some(_label)) => self.unlocked_decision(kept, age, is_awaited),
+            Ok(None) => PruneOutcome::InUse,
+            Err(error) => PruneOutcome::Stuck(error.to_string()),
         }
     }
 
     /// The same, and does it. Blocks.
-    pub fn forget(&self, kept: &Kept, age: Duration, is_awaited: impl Fn(&Line) -> bool) -> Fate {
+    pub fn prune(
+        &self,
+        kept: &StoredWorkspace,
+        age: Duration,
+        is_awaited: impl Fn(&StoredBranchRef) -> bool,
+    ) -> PruneOutcome {
         let home = self.place.join(&kept.id);
-        let taken = Label::adopt(&home, kept.used).and_then(|()| Label::take(&home, false));
+        let taken = WorkspaceLock::create_for_legacy(&home, kept.used)
+            .and_then(|()| WorkspaceLock::try_lock(&home, false));
         // As long as it is ours, it is nobody else's.
         let label = match taken {
             Ok(Some(label)) => label,
-            Ok(None) => return Fate::InUse,
+            Ok(None) => return PruneOutcome::InUse,
             // Somebody else was quicker.
-            Err(error) if error.kind() == ErrorKind::NotFound => return Fate::Forgotten,
-            Err(error) => return Fate::Stuck(error.to_string()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return PruneOutcome::Forgotten,
+            Err(error) => return PruneOutcome::Stuck(error.to_string()),
         };
-        match self.judge_free(kept, age, is_awaited) {
-            Fate::Unused => (),
+        match self.unlocked_decision(kept, age, is_awaited) {
+            PruneOutcome::Unused => (),
             other => return other,
         }
-        let away = self.place.join(format!("{AWAY}{}", Uuid::now_v7()));
+        let away = self.place.join(format!("{TRASH_PREFIX}{}", Uuid::now_v7()));
         let removed = fs::rename(&home, &away).and_then(|()| {
             drop(label);
-            directory::remove(&away)
+            directory::remove_run_dir(&away)
         });
-        removed.map_or_else(|error| Fate::Stuck(error.to_string()), |()| Fate::Forgotten)
+        removed.map_or_else(
+            |error| PruneOutcome::Stuck(error.to_string()),
+            |()| PruneOutcome::Forgotten,
+        )
     }
 
     /// Forgets whatever nobody has used for so long and nobody needs; first what was put away before, and not removed.
@@ -131,45 +149,52 @@ impl Shelf {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn sweep(
+    pub fn prune_expired(
         &self,
         age: Duration,
-        is_awaited: impl Fn(&Line) -> bool,
-    ) -> io::Result<Vec<(Kept, Fate)>> {
-        for name in self.names()?.into_iter().filter(|name| name.starts_with(AWAY)) {
-            if let Err(error) = directory::remove(&self.place.join(&name)) {
+        is_awaited: impl Fn(&StoredBranchRef) -> bool,
+    ) -> io::Result<Vec<(StoredWorkspace, PruneOutcome)>> {
+        for name in self.list_names()?.into_iter().filter(|name| name.starts_with(TRASH_PREFIX)) {
+            if let Err(error) = directory::remove_run_dir(&self.place.join(&name)) {
                 tracing::warn!(name, %error, "what was forgotten is still there");
             }
         }
-        let is_old = |kept: &Kept| kept.used.elapsed().is_ok_and(|unused| unused >= age);
+        let is_old = |kept: &StoredWorkspace| kept.used.elapsed().is_ok_and(|unused| unused >= age);
         let old = self.list()?.into_iter().filter(is_old);
         Ok(old
             .map(|kept| {
-                let fate = self.forget(&kept, age, &is_awaited);
+                let fate = self.prune(&kept, age, &is_awaited);
                 (kept, fate)
             })
             .collect())
     }
 
     /// Of one that nobody else has.
-    fn judge_free(&self, kept: &Kept, age: Duration, is_awaited: impl Fn(&Line) -> bool) -> Fate {
+    fn unlocked_decision(
+        &self,
+        kept: &StoredWorkspace,
+        age: Duration,
+        is_awaited: impl Fn(&StoredBranchRef) -> bool,
+    ) -> PruneOutcome {
         let home = self.place.join(&kept.id);
         // It may have been used, and by a run with another line, since it was listed.
-        let tenant = Label::read(&home);
-        if tenant != kept.tenant || Label::used(&home).is_ok_and(|used| used > kept.used) {
-            return Fate::Young;
+        let tenant = WorkspaceLock::read_owner(&home);
+        if tenant != kept.tenant
+            || WorkspaceLock::last_used(&home).is_ok_and(|used| used > kept.used)
+        {
+            return PruneOutcome::Young;
         }
         if kept.used.elapsed().unwrap_or_default() < age {
-            return Fate::Young;
+            return PruneOutcome::Young;
         }
         match tenant.and_then(|tenant| tenant.line) {
-            Some(line) if is_awaited(&line) => Fate::Awaited,
-            _ => Fate::Unused,
+            Some(line) if is_awaited(&line) => PruneOutcome::Awaited,
+            _ => PruneOutcome::Unused,
         }
     }
 
     /// None where nothing was ever kept.
-    fn names(&self) -> io::Result<Vec<String>> {
+    fn list_names(&self) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(&self.place) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
             entries => entries?,
@@ -178,7 +203,7 @@ impl Shelf {
     }
 }
 
-impl fmt::Display for Tenant {
+impl fmt::Display for WorkspaceOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Whoever asks for a run names the branch.
         write!(f, "{} on {}", self.agent, self.branch.escape_debug())?;
@@ -190,22 +215,23 @@ impl fmt::Display for Tenant {
 }
 
 /// Whether the relay has work of a branch under way, or has yet to take it out. Where nobody can tell, it may have. Blocks.
-pub fn is_under_way(outbox: &Outbox, line: &Line) -> bool {
-    let is_of = |repository: &Repository, branch: &Branch| {
-        repository.key() == line.repository && branch.key().as_str() == line.branch_key
+pub fn has_pending_delivery(outbox: &DeliveryOutbox, line: &StoredBranchRef) -> bool {
+    let is_of = |repository: &RepositoryUrl, branch: &SandboxBranch| {
+        repository.canonical_key() == line.repository && branch.key().as_str() == line.branch_key
     };
-    let is_way =
-        |jobs: Vec<Job>| jobs.iter().any(|job| is_of(&job.order.repository, job.order.branch()));
-    let is_in = |desks: Vec<Desk>| {
-        let open = desks.iter().filter(|desk| desk.is_open()).map(|desk| &desk.plan);
+    let is_way = |jobs: Vec<DeliveryJob>| {
+        jobs.iter().any(|job| is_of(&job.order.repository, job.order.branch()))
+    };
+    let is_in = |desks: Vec<WorkspaceRow>| {
+        let open = desks.iter().filter(|desk| desk.needs_collection()).map(|desk| &desk.plan);
         open.into_iter().any(|plan| is_of(&plan.repository, &plan.state.branch))
     };
-    outbox.list(true).map_or(true, is_way) || outbox.desks().map_or(true, is_in)
+    outbox.list_jobs(true).map_or(true, is_way) || outbox.workspaces().map_or(true, is_in)
 }
 
-fn is_home(name: &str) -> bool {
+fn is_workspace_name(name: &str) -> bool {
     name.len() == super::key::NAME_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// What was put away, and is being removed.
-const AWAY: &str = ".forgotten-";
+const TRASH_PREFIX: &str = ".forgotten-";

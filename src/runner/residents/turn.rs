@@ -5,19 +5,23 @@ use std::pin::pin;
 use tokio::io::AsyncWrite;
 use tokio::time::Instant;
 
-use super::{Held, Stay, Terms};
-use crate::sandbox::output::Output;
-use crate::sandbox::{Cause, Ended, Error, Resident, RunSpec};
+use super::{LongRunningEntry, LongRunningEntryGuard, LongRunningPoolLimits};
+use crate::sandbox::output::OutputCapture;
+use crate::sandbox::{LongRunningSandbox, SandboxError, SandboxExit, SandboxSpec, StopReason};
 
 /// As long as it lives, the key's sandbox and workspace are this run's.
-pub(in crate::runner) struct Turn {
-    held: Held,
-    terms: Terms,
-    spec: RunSpec,
+pub(in crate::runner) struct SandboxSession {
+    held: LongRunningEntryGuard,
+    terms: LongRunningPoolLimits,
+    spec: SandboxSpec,
 }
 
-impl Turn {
-    pub(super) fn new(held: Held, terms: Terms, spec: RunSpec) -> Self {
+impl SandboxSession {
+    pub(super) fn new(
+        held: LongRunningEntryGuard,
+        terms: LongRunningPoolLimits,
+        spec: SandboxSpec,
+    ) -> Self {
         Self { held, terms, spec }
     }
 
@@ -25,18 +29,18 @@ impl Turn {
     /// time for that is the run's.
     pub(in crate::runner) async fn run<W: AsyncWrite + Unpin>(
         &mut self,
-        output: &mut Output<W>,
-        until: impl Future<Output = Cause>,
-    ) -> Result<Ended, Error> {
+        output: &mut OutputCapture<W>,
+        until: impl Future<Output = StopReason>,
+    ) -> Result<SandboxExit, SandboxError> {
         let begun = Instant::now();
         let mut until = pin!(until);
         let Self { held, terms, spec } = self;
         let stay = held.as_mut().expect("a turn is in a stay");
         let mut cause = None;
         let stop = async { cause = Some(until.as_mut().await) };
-        let made = stay.make(terms, spec.limits.max_runtime, stop).await;
+        let made = stay.ensure_sandbox(terms, spec.limits.max_runtime, stop).await;
         if let Some(cause) = cause {
-            return Ok(Ended { cause: Some(cause), ..Ended::default() });
+            return Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() });
         }
         made?;
         let made = begun.elapsed();
@@ -44,21 +48,21 @@ impl Turn {
         let ended = Box::pin(resident.run(spec, output, until)).await;
         // The kernel may have killed something that is not the run's own to lose.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
-        stay.end_run(terms, is_oom).await;
-        ended.map(|ended| Ended { start: ended.start.map(|start| made + start), ..ended })
+        stay.finish_run(terms, is_oom).await;
+        ended.map(|ended| SandboxExit { start: ended.start.map(|start| made + start), ..ended })
     }
 }
 
-impl Stay {
+impl LongRunningEntry {
     /// What is no good for another run is taken away at once, but for the directory: the run's gateway still has its
     /// socket there.
-    async fn end_run(&mut self, terms: &Terms, is_oom: bool) {
+    async fn finish_run(&mut self, terms: &LongRunningPoolLimits, is_oom: bool) {
         self.runs += 1;
         self.used = Instant::now();
-        self.home.touch();
-        let is_ready = self.resident.as_ref().is_some_and(Resident::is_ready);
+        self.home.mark_used();
+        let is_ready = self.resident.as_ref().is_some_and(LongRunningSandbox::is_ready);
         let is_good = is_ready && !is_oom;
-        if is_good && !self.is_worn(terms) {
+        if is_good && !self.is_expired(terms) {
             return;
         }
         if let Some(resident) = self.resident.take() {

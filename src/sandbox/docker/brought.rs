@@ -4,24 +4,28 @@ use std::path::Path;
 
 use bollard::models;
 
-use super::{Docker, NOT_FOUND, is_status};
-use crate::sandbox::spec::{RunSpec, Volume, WORKSPACE, is_target};
-use crate::sandbox::{Error, docker};
+use super::{DockerEngine, HTTP_NOT_FOUND, has_status};
+use crate::sandbox::spec::{SandboxSpec, VolumeMount, WORKSPACE_TARGET, is_allowed_target};
+use crate::sandbox::{SandboxError, docker};
 
-impl Docker {
+impl DockerEngine {
     /// The id of an image of which nothing can be written.
     ///
     /// # Errors
     /// There is no such image, or the engine would give it a disk of its own.
-    pub(super) async fn image_for(&self, name: &str, spec: &RunSpec) -> Result<String, Error> {
-        let image = self.image(name).await?;
+    pub(super) async fn resolve_image(
+        &self,
+        name: &str,
+        spec: &SandboxSpec,
+    ) -> Result<String, SandboxError> {
+        let image = self.inspect_image(name).await?;
         let places = image.config.and_then(|config| config.volumes).unwrap_or_default();
-        match places.into_iter().find(|place| !is_covered(spec, Path::new(place))) {
+        match places.into_iter().find(|place| !has_mount_at(spec, Path::new(place))) {
             Some(place) => {
-                let (image, instead) = (name.to_owned(), instead_of(Path::new(&place)));
-                Err(Error::ImageVolume { image, place, instead })
+                let (image, instead) = (name.to_owned(), volume_remedy(Path::new(&place)));
+                Err(SandboxError::ImageVolume { image, place, instead })
             }
-            None => docker::id_of(image.id, name),
+            None => docker::require_id(image.id, name),
         }
     }
 
@@ -29,16 +33,16 @@ impl Docker {
     ///
     /// # Errors
     /// One is not there, or is not the engine's own directory.
-    pub(super) async fn check_volumes(&self, volumes: &[Volume]) -> Result<(), Error> {
-        for Volume { name, .. } in volumes {
+    pub(super) async fn check_volumes(&self, volumes: &[VolumeMount]) -> Result<(), SandboxError> {
+        for VolumeMount { name, .. } in volumes {
             let found = self.client.inspect_volume(name).await.map_err(|source| {
-                if is_status(&source, NOT_FOUND) {
-                    return Error::NoVolume(name.to_owned());
+                if has_status(&source, HTTP_NOT_FOUND) {
+                    return SandboxError::NoVolume(name.to_owned());
                 }
-                Error::Engine { doing: "look at the volume", source }
+                SandboxError::Engine { doing: "look at the volume", source }
             })?;
-            if let Some(what) = shown_by(&found) {
-                return Err(Error::Volume { name: name.clone(), what });
+            if let Some(what) = unsupported_volume(&found) {
+                return Err(SandboxError::Volume { name: name.clone(), what });
             }
         }
         Ok(())
@@ -46,18 +50,18 @@ impl Docker {
 }
 
 /// Whether something that was asked for stands there in its place.
-fn is_covered(spec: &RunSpec, place: &Path) -> bool {
+fn has_mount_at(spec: &SandboxSpec, place: &Path) -> bool {
     let mounts = spec.mounts.iter().map(|mount| &mount.target);
     let mut targets = mounts.chain(spec.volumes.iter().map(|volume| &volume.target));
     let has_workspace = spec.workspace_path().is_some();
-    targets.any(|target| target == place) || has_workspace && place == Path::new(WORKSPACE)
+    targets.any(|target| target == place) || has_workspace && place == Path::new(WORKSPACE_TARGET)
 }
 
 /// What can be asked for there.
-fn instead_of(place: &Path) -> &'static str {
-    if place == Path::new(WORKSPACE) {
+fn volume_remedy(place: &Path) -> &'static str {
+    if place == Path::new(WORKSPACE_TARGET) {
         "give the run a workspace, or "
-    } else if is_target(place) {
+    } else if is_allowed_target(place) {
         "give a mount or a volume there, or "
     } else {
         ""
@@ -65,7 +69,7 @@ fn instead_of(place: &Path) -> &'static str {
 }
 
 /// What a volume is, if not a directory that the engine has made for it.
-fn shown_by(volume: &models::Volume) -> Option<String> {
+fn unsupported_volume(volume: &models::Volume) -> Option<String> {
     if volume.driver != "local" {
         return Some(format!("the driver `{}`", volume.driver));
     }

@@ -14,19 +14,19 @@ use futures_util::{Stream as Frames, StreamExt};
 use tokio::io::AsyncWrite;
 use tokio::time::{sleep, timeout};
 
-use crate::sandbox::output::{Output, Stream, follow};
-use crate::sandbox::{Cause, Ended, Error};
+use crate::sandbox::output::{OutputCapture, OutputStream, join_with_output};
+use crate::sandbox::{SandboxError, SandboxExit, StopReason};
 
 /// Created, and not started yet.
 #[derive(Clone, Debug)]
-pub(super) struct Container {
+pub(super) struct CreatedContainer {
     client: bollard::Docker,
     id: String,
 }
 
 /// What became of a start.
-pub(super) enum Outcome {
-    Running(Running),
+pub(super) enum ContainerStartOutcome {
+    Running(RunningContainer),
     /// The program is not there, or is none: what a shell says with these exit codes.
     Not {
         exit_code: i64,
@@ -35,12 +35,12 @@ pub(super) enum Outcome {
 }
 
 /// Running, with its output attached.
-pub(super) struct Running {
-    container: Container,
+pub(super) struct RunningContainer {
+    container: CreatedContainer,
     frames: Pin<Box<dyn Frames<Item = Result<LogOutput, EngineError>> + Send>>,
 }
 
-impl Container {
+impl CreatedContainer {
     pub(super) fn new(client: bollard::Docker, id: String) -> Self {
         Self { client, id }
     }
@@ -50,67 +50,76 @@ impl Container {
     }
 
     /// Attaches first, so that the first line is not missed.
-    pub(super) async fn start(self) -> Result<Outcome, Error> {
-        let engine = |doing| move |source| Error::Engine { doing, source };
+    pub(super) async fn start(self) -> Result<ContainerStartOutcome, SandboxError> {
+        let engine = |doing| move |source| SandboxError::Engine { doing, source };
         let options =
             AttachContainerOptionsBuilder::default().stream(true).stdout(true).stderr(true).build();
         let attached = self.client.attach_container(&self.id, Some(options)).await;
         let attached = attached.map_err(engine("attach to the container"))?;
         match self.client.start_container(&self.id, None::<StartContainerOptions>).await {
-            Ok(()) => Ok(Outcome::Running(Running { container: self, frames: attached.output })),
+            Ok(()) => Ok(ContainerStartOutcome::Running(RunningContainer {
+                container: self,
+                frames: attached.output,
+            })),
             Err(source) => {
-                let code = self.state().await.ok().and_then(|state| state.exit_code);
+                let code = self.inspect_state().await.ok().and_then(|state| state.exit_code);
                 match (code, source) {
                     (
-                        Some(exit_code @ (CANNOT_EXECUTE | NOT_FOUND)),
+                        Some(exit_code @ (EXIT_CANNOT_EXECUTE | EXIT_NOT_FOUND)),
                         EngineError::DockerResponseServerError { message, .. },
-                    ) => Ok(Outcome::Not { exit_code, message }),
+                    ) => Ok(ContainerStartOutcome::Not { exit_code, message }),
                     (_, source) => Err(engine("start the container")(source)),
                 }
             }
         }
     }
 
-    async fn state(&self) -> Result<ContainerState, Error> {
-        let engine = |source| Error::Engine { doing: "look at the container", source };
+    async fn inspect_state(&self) -> Result<ContainerState, SandboxError> {
+        let engine = |source| SandboxError::Engine { doing: "look at the container", source };
         let inspect = self.client.inspect_container(&self.id, None::<InspectContainerOptions>);
-        let found = timeout(PATIENCE, inspect).await;
-        let found = found.map_err(|_| Error::Silent("look at a container"))?.map_err(engine)?;
+        let found = timeout(INSPECT_TIMEOUT, inspect).await;
+        let found =
+            found.map_err(|_| SandboxError::Silent("look at a container"))?.map_err(engine)?;
         Ok(found.state.unwrap_or_default())
     }
 
     /// The engine hears of a kill for want of memory on another way than of the exit, and on a busy machine later: where
     /// a program was killed and not by us, it is asked again.
-    async fn was_oom_killed(&self, exit_code: Option<i64>, cause: Option<Cause>) -> bool {
-        let tries = if exit_code == Some(KILLED) && cause.is_none() { OOM_TRIES } else { 1 };
+    async fn was_oom_killed(&self, exit_code: Option<i64>, cause: Option<StopReason>) -> bool {
+        let tries =
+            if exit_code == Some(EXIT_SIGKILL) && cause.is_none() { OOM_POLL_ATTEMPTS } else { 1 };
         for again in 1..=tries {
-            if self.state().await.is_ok_and(|state| state.oom_killed == Some(true)) {
+            if self.inspect_state().await.is_ok_and(|state| state.oom_killed == Some(true)) {
                 return true;
             }
             if again < tries {
-                sleep(OOM_PAUSE).await;
+                sleep(OOM_POLL_INTERVAL).await;
             }
         }
         false
     }
 
     /// Waits for the exit code.
-    pub(super) async fn wait(&self) -> Result<i64, Error> {
-        let engine = |source| Error::Engine { doing: "wait for the container", source };
+    pub(super) async fn wait_for_exit(&self) -> Result<i64, SandboxError> {
+        let engine = |source| SandboxError::Engine { doing: "wait for the container", source };
         match self.client.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
             Some(Ok(exit)) => Ok(exit.status_code),
             // Every exit code but zero comes as an error.
             Some(Err(EngineError::DockerContainerWaitError { code, .. })) => Ok(code),
             Some(Err(source)) => Err(engine(source)),
-            None => self.state().await?.exit_code.ok_or(Error::Silent("wait for a container")),
+            None => self
+                .inspect_state()
+                .await?
+                .exit_code
+                .ok_or(SandboxError::Silent("wait for a container")),
         }
     }
 
     /// Best effort: what cannot be killed is removed by force.
-    async fn kill(&self, signal: &str) {
+    async fn send_signal(&self, signal: &str) {
         let options = KillContainerOptionsBuilder::default().signal(signal).build();
         let kill = self.client.kill_container(&self.id, Some(options));
-        match timeout(PATIENCE, kill).await {
+        match timeout(INSPECT_TIMEOUT, kill).await {
             Ok(Ok(())) => (),
             Ok(Err(error)) => tracing::debug!(%error, signal, "cannot signal the container"),
             Err(_) => tracing::warn!(signal, "the engine does not answer to a signal"),
@@ -118,42 +127,46 @@ impl Container {
     }
 }
 
-impl Running {
+impl RunningContainer {
     /// Follows the container to its end. From `until` on it is told to end, and has `grace` for it.
-    pub(super) async fn watch<W: AsyncWrite + Unpin>(
+    pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         self,
-        output: &mut Output<W>,
-        until: impl Future<Output = Cause>,
+        output: &mut OutputCapture<W>,
+        until: impl Future<Output = StopReason>,
         grace: impl Future<Output = ()>,
-    ) -> Result<Ended, Error> {
+    ) -> Result<SandboxExit, SandboxError> {
         let Self { container, mut frames } = self;
-        let hurry = output.hurry();
-        let mut following = pin!(follow(container.wait(), pump(&mut frames, output), &hurry));
+        let hurry = output.detach_token();
+        let mut following = pin!(join_with_output(
+            container.wait_for_exit(),
+            copy_output(&mut frames, output),
+            &hurry
+        ));
         let (exit_code, cause) = tokio::select! {
             exit_code = &mut following => (Some(exit_code?), None),
             cause = until => {
                 let exit_code = tokio::select! {
                     exit_code = &mut following => exit_code.ok(),
-                    () = end(&container, grace) => None,
+                    () = stop_container(&container, grace) => None,
                 };
                 (exit_code, Some(cause))
             }
         };
         let oom_killed = container.was_oom_killed(exit_code, cause).await;
-        Ok(Ended { exit_code, cause, oom_killed, ..Ended::default() })
+        Ok(SandboxExit { exit_code, cause, oom_killed, ..SandboxExit::default() })
     }
 }
 
-async fn pump<W: AsyncWrite + Unpin>(
+async fn copy_output<W: AsyncWrite + Unpin>(
     frames: &mut (impl Frames<Item = Result<LogOutput, EngineError>> + Unpin),
-    output: &mut Output<W>,
+    output: &mut OutputCapture<W>,
 ) {
     // An error is an end as well: the exit code says more about it.
     while let Some(Ok(frame)) = frames.next().await {
         match frame {
-            LogOutput::StdErr { message } => output.push(Stream::Stderr, &message).await,
+            LogOutput::StdErr { message } => output.push(OutputStream::Stderr, &message).await,
             LogOutput::StdOut { message } | LogOutput::Console { message } => {
-                output.push(Stream::Stdout, &message).await;
+                output.push(OutputStream::Stdout, &message).await;
             }
             LogOutput::StdIn { .. } => (),
         }
@@ -161,23 +174,23 @@ async fn pump<W: AsyncWrite + Unpin>(
 }
 
 /// Asks politely, then not, then gives up: the removal that follows has the last word.
-async fn end(container: &Container, grace: impl Future<Output = ()>) {
-    container.kill("SIGTERM").await;
+async fn stop_container(container: &CreatedContainer, grace: impl Future<Output = ()>) {
+    container.send_signal("SIGTERM").await;
     grace.await;
-    container.kill("SIGKILL").await;
-    sleep(PATIENCE).await;
+    container.send_signal("SIGKILL").await;
+    sleep(INSPECT_TIMEOUT).await;
 }
 
 /// What a shell says of a file that it may not execute, and of one that is not there.
-const CANNOT_EXECUTE: i64 = 126;
-const NOT_FOUND: i64 = 127;
+const EXIT_CANNOT_EXECUTE: i64 = 126;
+const EXIT_NOT_FOUND: i64 = 127;
 
 /// 128 and SIGKILL.
-const KILLED: i64 = 137;
+const EXIT_SIGKILL: i64 = 137;
 
 /// How often, and how far apart, the engine is asked whether it was for want of memory.
-const OOM_TRIES: u32 = 6;
-const OOM_PAUSE: Duration = Duration::from_millis(100);
+const OOM_POLL_ATTEMPTS: u32 = 6;
+const OOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// For an answer that only makes the result better.
-const PATIENCE: Duration = Duration::from_secs(5);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -12,80 +12,80 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::base::hex;
-use crate::sandbox::Owner;
+use crate::sandbox::OwnerProcess;
 
 /// A group that a container of ours had, or has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leftover {
-    /// As it is given to [`remove`].
+pub struct LeftoverCgroup {
+    /// As it is given to [`remove_cgroup`].
     pub name: PathBuf,
     /// Who made it; `None` where its name does not say.
-    pub owner: Option<Owner>,
-    /// Its installation's, as [`group_of`] writes it.
+    pub owner: Option<OwnerProcess>,
+    /// Its installation's, as [`cgroup_name`] writes it.
     mark: String,
 }
 
-impl Leftover {
+impl LeftoverCgroup {
     /// Whether it is of an installation that has its runs in this directory.
-    pub fn is_of(&self, run_dir: &Path) -> bool {
-        self.mark == mark(run_dir)
+    pub fn belongs_to(&self, run_dir: &Path) -> bool {
+        self.mark == installation_mark(run_dir)
     }
 }
 
 /// The group of what runs for a directory of this name, in an installation that has its runs in `run_dir`.
-pub fn group_of(directory: &str, run_dir: &Path) -> PathBuf {
-    Path::new("/").join(format!("{directory}-{}", mark(run_dir)))
+pub fn cgroup_name(directory: &str, run_dir: &Path) -> PathBuf {
+    Path::new("/").join(format!("{directory}-{}", installation_mark(run_dir)))
 }
 
 /// Groups are this machine's, and each installation looks after its own.
-fn mark(run_dir: &Path) -> String {
-    hex::sha256(run_dir.as_os_str().as_bytes())[..MARK_DIGITS].to_owned()
+fn installation_mark(run_dir: &Path) -> String {
+    hex::sha256_hex(run_dir.as_os_str().as_bytes())[..MARK_DIGITS].to_owned()
 }
 
 /// Whether this process may set limits at all.
-pub(super) fn may_be_set() -> Result<(), String> {
+pub(super) fn check_can_set_limits() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root may".to_owned());
     }
-    let hierarchies = hierarchies().map_err(|error| error.to_string())?;
+    let hierarchies = cgroup_hierarchies().map_err(|error| error.to_string())?;
     if hierarchies.is_empty() { Err("no cgroups are mounted".to_owned()) } else { Ok(()) }
 }
 
 /// Whether groups have a limit of their own for the buffers of their sockets. With cgroup v1 they have, and it is the only
 /// one for those: of TCP by its name, and of UDP all the same. With v2 they count as memory.
-pub(in crate::sandbox) fn limits_sockets() -> bool {
-    let hierarchies = hierarchies().unwrap_or_default();
+pub(in crate::sandbox) fn has_socket_limits() -> bool {
+    let hierarchies = cgroup_hierarchies().unwrap_or_default();
     hierarchies.iter().any(|hierarchy| hierarchy.join("memory.kmem.tcp.limit_in_bytes").exists())
 }
 
 /// Whether the kernel has killed one of its processes for want of memory.
 pub(super) fn was_oom_killed(name: &Path) -> bool {
-    let Ok(hierarchies) = hierarchies() else { return false };
-    let texts = memory_files(&hierarchies, name).into_iter().map(fs::read_to_string);
-    texts.flatten().any(|text| kills(&text).is_some_and(|count| count > 0))
+    let Ok(hierarchies) = cgroup_hierarchies() else { return false };
+    let texts = memory_event_files(&hierarchies, name).into_iter().map(fs::read_to_string);
+    texts.flatten().any(|text| parse_oom_kills(&text).is_some_and(|count| count > 0))
 }
 
 /// How many processes the kernel has killed for want of memory in the groups of this one, whoever has made them; none
 /// where they cannot be seen from here.
-pub(in crate::sandbox) fn kills_for_memory(pid: i32) -> u64 {
+pub(in crate::sandbox) fn oom_kill_count(pid: i32) -> u64 {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     // Its number, its controllers and its path.
     let mut groups: Vec<_> = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).collect();
     groups.sort_unstable();
     groups.dedup();
-    let hierarchies = hierarchies().unwrap_or_default();
-    let files = groups.iter().flat_map(|name| memory_files(&hierarchies, Path::new(name)));
-    files.filter_map(|file| kills(&fs::read_to_string(file).ok()?)).sum()
+    let hierarchies = cgroup_hierarchies().unwrap_or_default();
+    let files = groups.iter().flat_map(|name| memory_event_files(&hierarchies, Path::new(name)));
+    files.filter_map(|file| parse_oom_kills(&fs::read_to_string(file).ok()?)).sum()
 }
 
-fn memory_files(hierarchies: &[PathBuf], name: &Path) -> Vec<PathBuf> {
+fn memory_event_files(hierarchies: &[PathBuf], name: &Path) -> Vec<PathBuf> {
     let files = ["memory.events", "memory.oom_control"];
-    let groups = hierarchies.iter().map(|hierarchy| group(hierarchy, name));
+    let groups = hierarchies.iter().map(|hierarchy| cgroup_path(hierarchy, name));
     groups.flat_map(|group| files.map(|file| group.join(file))).collect()
 }
 
 /// In both versions a line of its own; of a kernel that is older than 4.13, none.
-fn kills(text: &str) -> Option<u64> {
+fn parse_oom_kills(text: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix("oom_kill "))
         .and_then(|count| count.trim().parse().ok())
@@ -95,24 +95,24 @@ fn kills(text: &str) -> Option<u64> {
 ///
 /// # Errors
 /// It is still there.
-pub fn remove(name: &Path) -> io::Result<()> {
-    for hierarchy in hierarchies()? {
-        remove_one(&group(&hierarchy, name))?;
+pub fn remove_cgroup(name: &Path) -> io::Result<()> {
+    for hierarchy in cgroup_hierarchies()? {
+        remove_in_hierarchy(&cgroup_path(&hierarchy, name))?;
     }
     Ok(())
 }
 
-fn remove_one(group: &Path) -> io::Result<()> {
+fn remove_in_hierarchy(group: &Path) -> io::Result<()> {
     let begun = Instant::now();
     loop {
         match fs::remove_dir(group) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if begun.elapsed() > PATIENCE => return Err(error),
+            Err(error) if begun.elapsed() > KILL_TIMEOUT => return Err(error),
             Err(_) => (),
         }
         kill_all(group);
-        pause();
+        sleep_briefly();
     }
 }
 
@@ -122,21 +122,21 @@ fn kill_all(group: &Path) {
     if fs::write(group.join("cgroup.kill"), "1").is_ok() {
         return;
     }
-    for pid in pids(group) {
-        kill(group, pid);
+    for pid in list_pids(group) {
+        kill_process(group, pid);
     }
 }
 
 /// Kills a process of the group, and no other that has its pid by then: while the handle is open, the pid can only be that
 /// of the process that the handle is for, and that one is in the group if the pid is still listed.
-fn kill(group: &Path, pid: Pid) {
+fn kill_process(group: &Path, pid: Pid) {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-    if pids(group).contains(&pid) {
+    if list_pids(group).contains(&pid) {
         let _ = pidfd_send_signal(&process, Signal::KILL);
     }
 }
 
-fn pids(group: &Path) -> Vec<Pid> {
+fn list_pids(group: &Path) -> Vec<Pid> {
     let listed = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     listed.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
@@ -145,12 +145,12 @@ fn pids(group: &Path) -> Vec<Pid> {
 ///
 /// # Errors
 /// The hierarchies cannot be read.
-pub fn leftovers() -> io::Result<Vec<Leftover>> {
+pub fn list_leftovers() -> io::Result<Vec<LeftoverCgroup>> {
     let mut names = vec![];
-    for hierarchy in hierarchies()? {
+    for hierarchy in cgroup_hierarchies()? {
         for entry in fs::read_dir(hierarchy)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            names.extend(leftover(&name));
+            names.extend(parse_leftover(&name));
         }
     }
     names.sort_by(|one, other| one.name.cmp(&other.name));
@@ -158,15 +158,16 @@ pub fn leftovers() -> io::Result<Vec<Leftover>> {
     Ok(names)
 }
 
-fn leftover(name: &str) -> Option<Leftover> {
+fn parse_leftover(name: &str) -> Option<LeftoverCgroup> {
     let (_, rest) = name.strip_prefix("cogni-")?.split_once('-')?;
     let (owner, mark) = rest.rsplit_once('-')?;
-    let (name, owner, mark) = (Path::new("/").join(name), Owner::parse(owner), mark.to_owned());
-    Some(Leftover { name, owner, mark })
+    let (name, owner, mark) =
+        (Path::new("/").join(name), OwnerProcess::parse(owner), mark.to_owned());
+    Some(LeftoverCgroup { name, owner, mark })
 }
 
 /// Where cgroups are mounted, of either version.
-fn hierarchies() -> io::Result<Vec<PathBuf>> {
+fn cgroup_hierarchies() -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let cgroups = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -176,12 +177,12 @@ fn hierarchies() -> io::Result<Vec<PathBuf>> {
     Ok(cgroups.collect())
 }
 
-fn group(hierarchy: &Path, name: &Path) -> PathBuf {
+fn cgroup_path(hierarchy: &Path, name: &Path) -> PathBuf {
     hierarchy.join(name.strip_prefix("/").unwrap_or(name))
 }
 
 #[expect(clippy::disallowed_methods, reason = "whoever calls this has no runtime to block")]
-fn pause() {
+fn sleep_briefly() {
     thread::sleep(Duration::from_millis(1));
 }
 
@@ -189,7 +190,7 @@ fn pause() {
 const MARK_DIGITS: usize = 8;
 
 /// From SIGKILL to the end of a process that the kernel holds.
-const PATIENCE: Duration = Duration::from_secs(3);
+const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
@@ -204,9 +205,9 @@ mod tests {
         let name = format!("/cogni-test-{}", std::process::id());
         let sleep = || Command::new("sleep").arg("600").spawn().expect("it is there");
         let (mut inside, mut outside) = (sleep(), sleep());
-        let groups = hierarchies().expect("some are mounted");
+        let groups = cgroup_hierarchies().expect("some are mounted");
         let groups: Vec<_> =
-            groups.iter().map(|hierarchy| group(hierarchy, Path::new(&name))).collect();
+            groups.iter().map(|hierarchy| cgroup_path(hierarchy, Path::new(&name))).collect();
         let mut is_in = false;
         for group in &groups {
             // Not every hierarchy takes processes without more settings.
@@ -216,9 +217,9 @@ mod tests {
         assert!(is_in, "no group takes a process");
         let pid = i32::try_from(outside.id()).ok().and_then(Pid::from_raw).expect("a pid");
         for group in &groups {
-            kill(group, pid);
+            kill_process(group, pid);
         }
-        remove(Path::new(&name)).expect("it is gone");
+        remove_cgroup(Path::new(&name)).expect("it is gone");
         let ended = inside.wait().expect("it has ended");
         assert_eq!(ended.signal(), Some(9));
         assert!(groups.iter().all(|group| !group.exists()));

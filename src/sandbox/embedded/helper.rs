@@ -22,42 +22,42 @@ use rustix::process::{
     self, Pid, PidfdFlags, Signal as Kill, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-use super::messages::{Event, Signal, Task, line};
-use super::payload::{NO_FILTER, NO_USER, Payload};
+use super::messages::{HelperEvent, HelperSignal, HelperTask, encode_line};
+use super::payload::{ERR_SECCOMP_FILTER, ERR_SWITCH_USER, SandboxExecutor};
 use super::{cgroup, network, privilege};
-use crate::sandbox::spec::{SECCOMP, seccomp};
+use crate::sandbox::spec::{SECCOMP_PROFILE, seccomp};
 
 /// What this program is called as to be the helper.
-pub const NAME: &str = "cogni-sandbox";
+pub const HELPER_PROGRAM_NAME: &str = "cogni-sandbox";
 
 /// Makes the container that the driver asks for, and sees it to its end.
 pub fn main() -> ExitCode {
-    match serve() {
+    match run_helper() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn serve() -> io::Result<()> {
+fn run_helper() -> io::Result<()> {
     let mut driver = BufReader::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?));
     let mut first = vec![];
     driver.read_until(b'\n', &mut first)?;
-    let task: Task = serde_json::from_slice(&first)?;
-    let event = match Made::new(&task, driver.get_ref()) {
+    let task: HelperTask = serde_json::from_slice(&first)?;
+    let event = match PreparedContainer::new(&task, driver.get_ref()) {
         Ok(made) => match made.start() {
-            Ok(running) => return running.see_to_its_end(driver, &task),
+            Ok(running) => return running.wait_and_report(driver, &task),
             Err(event) => event,
         },
-        Err(error) => failed(&*error),
+        Err(error) => failure_event(&*error),
     };
-    tell(&mut driver, &event)?;
+    send_event(&mut driver, &event)?;
     // Whoever has it by now has no use for it.
-    remove_group(&task);
+    remove_cgroup(&task);
     Ok(())
 }
 
 /// A container that waits for its start.
-struct Made {
+struct PreparedContainer {
     container: Container,
     process: OwnedFd,
     pid: Pid,
@@ -65,20 +65,20 @@ struct Made {
     report: OwnedFd,
 }
 
-impl Made {
-    fn new(task: &Task, driver: &UnixStream) -> Result<Self, Box<dyn Error>> {
-        privilege::take(task)?;
+impl PreparedContainer {
+    fn new(task: &HelperTask, driver: &UnixStream) -> Result<Self, Box<dyn Error>> {
+        privilege::acquire_privileges(task)?;
         process::umask(0o022.into());
         process::set_parent_process_death_signal(Some(Kill::KILL))?;
-        if is_gone(driver)? {
+        if has_driver_left(driver)? {
             return Err("its driver died before it could have been the death of us".into());
         }
-        network::leave()?;
-        let filters = seccomp::compile(SECCOMP)?;
+        network::unshare_network()?;
+        let filters = seccomp::compile_profile(SECCOMP_PROFILE)?;
         let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
         let this = pidfd_open(process::getpid(), PidfdFlags::empty())?;
-        let payload =
-            Payload::new(&task.config, filters, this, reporter)?.rootless(task.is_rootless);
+        let payload = SandboxExecutor::new(&task.config, filters, this, reporter)?
+            .with_rootless(task.is_rootless);
         fs::create_dir(&task.directory)?;
         task.config.save(task.directory.join("config.json"))?;
         // What it says is given by name, so that nothing is asked of whoever called us.
@@ -96,25 +96,25 @@ impl Made {
         Ok(Self { container, process, pid, report })
     }
 
-    fn start(mut self) -> Result<Running, Event> {
-        close_output().map_err(|error| failed(&error))?;
-        self.container.start().map_err(|error| failed(&error))?;
+    fn start(mut self) -> Result<HelperContainer, HelperEvent> {
+        close_output().map_err(|error| failure_event(&error))?;
+        self.container.start().map_err(|error| failure_event(&error))?;
         let mut number = [0; 4];
         match File::from(self.report).read_exact(&mut number) {
             // It was closed by execve.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Ok(Running { process: self.process, pid: self.pid })
+                Ok(HelperContainer { process: self.process, pid: self.pid })
             }
-            Ok(()) => Err(not_started(i32::from_ne_bytes(number))),
-            Err(error) => Err(failed(&error)),
+            Ok(()) => Err(start_failure_event(i32::from_ne_bytes(number))),
+            Err(error) => Err(failure_event(&error)),
         }
     }
 }
 
 /// With its reasons.
-fn failed(error: &dyn Error) -> Event {
+fn failure_event(error: &dyn Error) -> HelperEvent {
     let reasons = iter::successors(Some(error), |error| (*error).source()).map(ToString::to_string);
-    Event::Failed { message: reasons.collect::<Vec<_>>().join(": ") }
+    HelperEvent::Failed { message: reasons.collect::<Vec<_>>().join(": ") }
 }
 
 /// The container has its own copies; ours would keep the pipes open when it is gone.
@@ -125,44 +125,48 @@ fn close_output() -> io::Result<()> {
     Ok(())
 }
 
-fn not_started(number: i32) -> Event {
-    let refused = |why: &str| Event::Failed { message: why.to_owned() };
+fn start_failure_event(number: i32) -> HelperEvent {
+    let refused = |why: &str| HelperEvent::Failed { message: why.to_owned() };
     let error = io::Error::from_raw_os_error(number);
     match number {
-        NO_FILTER => refused("this kernel does not take the filter of system calls"),
-        NO_USER => refused("this kernel does not make a user of ours in there"),
-        libc::ENOENT | libc::ENOTDIR => Event::NotStarted {
-            exit_code: NOT_FOUND,
+        ERR_SECCOMP_FILTER => refused("this kernel does not take the filter of system calls"),
+        ERR_SWITCH_USER => refused("this kernel does not make a user of ours in there"),
+        libc::ENOENT | libc::ENOTDIR => HelperEvent::NotStarted {
+            exit_code: EXIT_NOT_FOUND,
             message: format!("the program is not found: {error}"),
         },
-        _ => Event::NotStarted {
-            exit_code: CANNOT_EXECUTE,
+        _ => HelperEvent::NotStarted {
+            exit_code: EXIT_CANNOT_EXECUTE,
             message: format!("the program cannot be executed: {error}"),
         },
     }
 }
 
-struct Running {
+struct HelperContainer {
     process: OwnedFd,
     pid: Pid,
 }
 
-impl Running {
-    fn see_to_its_end(self, mut driver: BufReader<UnixStream>, task: &Task) -> io::Result<()> {
+impl HelperContainer {
+    fn wait_and_report(
+        self,
+        mut driver: BufReader<UnixStream>,
+        task: &HelperTask,
+    ) -> io::Result<()> {
         // From here on the driver's end is seen on its socket.
         process::set_parent_process_death_signal(None)?;
         // A driver that is gone by now is seen there too.
-        let _ = tell(&mut driver, &Event::Started);
-        self.wait(&mut driver)?;
-        let exit_code = self.reap()?;
+        let _ = send_event(&mut driver, &HelperEvent::Started);
+        self.wait_for_exit(&mut driver)?;
+        let exit_code = self.reap_process()?;
         let oom_killed = task.cgroup.as_deref().is_some_and(cgroup::was_oom_killed);
-        remove_group(task);
-        let _ = tell(&mut driver, &Event::Ended { exit_code, oom_killed });
+        remove_cgroup(task);
+        let _ = send_event(&mut driver, &HelperEvent::Ended { exit_code, oom_killed });
         Ok(())
     }
 
     /// Returns when the first process is dead, and with it all that it has started.
-    fn wait(&self, driver: &mut BufReader<UnixStream>) -> io::Result<()> {
+    fn wait_for_exit(&self, driver: &mut BufReader<UnixStream>) -> io::Result<()> {
         let mut is_there = true;
         loop {
             let flags = if is_there { PollFlags::IN } else { PollFlags::empty() };
@@ -183,51 +187,51 @@ impl Running {
             if asked {
                 let signal = next_signal(driver);
                 is_there = signal.is_some();
-                self.send(signal.unwrap_or(Signal::Kill));
+                self.send_signal(signal.unwrap_or(HelperSignal::Kill));
             }
         }
     }
 
     /// Best effort: a process that is dead by now is what was wanted.
-    fn send(&self, signal: Signal) {
+    fn send_signal(&self, signal: HelperSignal) {
         let signal = match signal {
-            Signal::Terminate => Kill::TERM,
-            Signal::Kill => Kill::KILL,
+            HelperSignal::Terminate => Kill::TERM,
+            HelperSignal::Kill => Kill::KILL,
         };
         let _ = pidfd_send_signal(&self.process, signal);
     }
 
     /// As a shell says it.
-    fn reap(&self) -> io::Result<i64> {
+    fn reap_process(&self) -> io::Result<i64> {
         let (_, status) = waitpid(Some(self.pid), WaitOptions::empty())?.expect("it waits");
         let signal = status.terminating_signal().map(|signal| 128 + signal);
         Ok(status.exit_status().or(signal).unwrap_or_default().into())
     }
 }
 
-fn is_gone(driver: &UnixStream) -> io::Result<bool> {
+fn has_driver_left(driver: &UnixStream) -> io::Result<bool> {
     let mut polled = [PollFd::new(driver, PollFlags::RDHUP)];
     Ok(poll(&mut polled, Some(&Timespec::default()))? > 0)
 }
 
 /// None where there is nobody left to say something.
-fn next_signal(driver: &mut BufReader<UnixStream>) -> Option<Signal> {
+fn next_signal(driver: &mut BufReader<UnixStream>) -> Option<HelperSignal> {
     let mut line = vec![];
     driver.read_until(b'\n', &mut line).ok().filter(|read| *read > 0)?;
     serde_json::from_slice(&line).ok()
 }
 
-fn tell(driver: &mut BufReader<UnixStream>, event: &Event) -> io::Result<()> {
-    driver.get_mut().write_all(&line(event))
+fn send_event(driver: &mut BufReader<UnixStream>, event: &HelperEvent) -> io::Result<()> {
+    driver.get_mut().write_all(&encode_line(event))
 }
 
 /// Best effort: the driver does it after us, and says what is in the way.
-fn remove_group(task: &Task) {
+fn remove_cgroup(task: &HelperTask) {
     if let Some(cgroup) = &task.cgroup {
-        let _ = cgroup::remove(cgroup);
+        let _ = cgroup::remove_cgroup(cgroup);
     }
 }
 
 /// What a shell says of a file that it may not execute, and of one that is not there.
-const CANNOT_EXECUTE: i64 = 126;
-const NOT_FOUND: i64 = 127;
+const EXIT_CANNOT_EXECUTE: i64 = 126;
+const EXIT_NOT_FOUND: i64 = 127;

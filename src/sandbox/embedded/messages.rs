@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The driver's first words.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Task {
+pub(super) struct HelperTask {
     pub(super) name: String,
     pub(super) config: Spec,
     /// For what the container is made of. It is made for this, and goes with the run's own.
@@ -20,7 +20,7 @@ pub(super) struct Task {
 /// The driver's later ones.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Signal {
+pub(super) enum HelperSignal {
     Terminate,
     Kill,
 }
@@ -28,7 +28,7 @@ pub(super) enum Signal {
 /// What the helper says.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Event {
+pub(super) enum HelperEvent {
     /// The program runs.
     Started,
     /// The program is not there, or is none: what a shell says with these exit codes.
@@ -48,7 +48,7 @@ pub(super) enum Event {
     Lost,
 }
 
-pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
+pub(super) fn encode_line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("messages are texts and numbers");
     line.push(b'\n');
     line

@@ -9,11 +9,12 @@ use rustix::thread::UnshareFlags;
 use super::privilege;
 
 /// Gives this process, which has one thread, a network of its own, and those that it starts.
-pub(super) fn leave() -> io::Result<()> {
-    privilege::leave(UnshareFlags::NEWNET)?;
-    let up = LinkClient::new(create_network_client()).and_then(|mut links| links.set_up(LOOPBACK));
+pub(super) fn unshare_network() -> io::Result<()> {
+    privilege::unshare_namespaces(UnshareFlags::NEWNET)?;
+    let up = LinkClient::new(create_network_client())
+        .and_then(|mut links| links.set_up(LOOPBACK_IFINDEX));
     up.map_err(io::Error::other)
 }
 
 /// The kernel's `LOOPBACK_IFINDEX`: the first of each network.
-const LOOPBACK: u32 = 1;
+const LOOPBACK_IFINDEX: u32 = 1;

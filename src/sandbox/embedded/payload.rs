@@ -17,13 +17,13 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use seccompiler::apply_filter;
 
 use super::privilege;
-use crate::sandbox::spec::seccomp::Filters;
+use crate::sandbox::spec::seccomp::SeccompFilters;
 
 /// What is made ready in the helper, before it forks.
 #[derive(Clone)]
-pub(super) struct Payload {
-    image: Rc<Image>,
-    filters: Rc<Filters>,
+pub(super) struct SandboxExecutor {
+    image: Rc<InitExecArgs>,
+    filters: Rc<SeccompFilters>,
     /// The helper: readable once it is dead.
     helper: Rc<OwnedFd>,
     /// For the error of execve; closed by it where there is none.
@@ -32,21 +32,21 @@ pub(super) struct Payload {
 }
 
 /// What execve is given.
-struct Image {
+struct InitExecArgs {
     /// The paths to try, in order.
     candidates: Vec<CString>,
     argv: Vec<CString>,
     env: Vec<CString>,
 }
 
-impl Payload {
+impl SandboxExecutor {
     pub(super) fn new(
         config: &Spec,
-        filters: Filters,
+        filters: SeccompFilters,
         helper: OwnedFd,
         report: OwnedFd,
     ) -> Result<Self, NulError> {
-        let image = Rc::new(Image::new(config)?);
+        let image = Rc::new(InitExecArgs::new(config)?);
         Ok(Self {
             image,
             filters: Rc::new(filters),
@@ -57,12 +57,12 @@ impl Payload {
     }
 
     /// Whether the sandbox's user is still to be made.
-    pub(super) fn rootless(self, is_rootless: bool) -> Self {
+    pub(super) fn with_rootless(self, is_rootless: bool) -> Self {
         Self { is_rootless, ..self }
     }
 }
 
-impl Executor for Payload {
+impl Executor for SandboxExecutor {
     /// Nobody starts a container whose helper has died, so it must not wait for that either. From the last change of
     /// its user on, a process keeps what it has said about its parent's death.
     fn validate(&self, _: &Spec) -> Result<(), ExecutorValidationError> {
@@ -83,7 +83,7 @@ impl Executor for Payload {
     }
 
     fn exec(&self, _: &Spec) -> Result<(), ExecutorError> {
-        let error = self.become_program();
+        let error = self.exec_program();
         let number = error.raw_os_error().unwrap_or(libc::EIO);
         // There is nobody left to tell when this fails.
         let _ = rustix::io::write(&*self.report, &number.to_ne_bytes());
@@ -91,42 +91,43 @@ impl Executor for Payload {
     }
 }
 
-impl Payload {
+impl SandboxExecutor {
     /// Returns only if it fails.
-    fn become_program(&self) -> io::Error {
+    fn exec_program(&self) -> io::Error {
         restore_sigpipe();
-        if self.is_rootless && privilege::become_user().is_err() {
-            return io::Error::from_raw_os_error(NO_USER);
+        if self.is_rootless && privilege::switch_to_user().is_err() {
+            return io::Error::from_raw_os_error(ERR_SWITCH_USER);
         }
         // The later one counts for what both deny.
         for filter in [&self.filters.allow, &self.filters.deny] {
             if apply_filter(filter).is_err() {
-                return io::Error::from_raw_os_error(NO_FILTER);
+                return io::Error::from_raw_os_error(ERR_SECCOMP_FILTER);
             }
         }
-        self.image.execute()
+        self.image.exec_candidates()
     }
 }
 
-impl Image {
+impl InitExecArgs {
     fn new(config: &Spec) -> Result<Self, NulError> {
         let process = config.process().as_ref().expect("it has this part");
         let argv = process.args().clone().unwrap_or_default();
         let env = process.env().clone().unwrap_or_default();
         let path = env.iter().find_map(|variable| variable.strip_prefix("PATH="));
         Ok(Self {
-            candidates: strings(candidates(&argv[0], path.unwrap_or_default()))?,
-            argv: strings(argv)?,
-            env: strings(env)?,
+            candidates: to_c_strings(candidate_paths(&argv[0], path.unwrap_or_default()))?,
+            argv: to_c_strings(argv)?,
+            env: to_c_strings(env)?,
         })
     }
 
     /// Not by the standard library, whose execvp would give a file without a `#!` line to a shell.
-    fn execute(&self) -> io::Error {
-        let (argv, env) = (pointers(&self.argv), pointers(&self.env));
+    fn exec_candidates(&self) -> io::Error {
+        let (argv, env) =
+            (null_terminated_pointers(&self.argv), null_terminated_pointers(&self.env));
         let mut outcome = io::Error::from_raw_os_error(libc::ENOENT);
         for path in &self.candidates {
-            let error = execute(path, &argv, &env);
+            let error = execve(path, &argv, &env);
             match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => (),
                 // As execvp does: another directory may have one that is executable, and if not, this is the reason.
@@ -139,7 +140,7 @@ impl Image {
 }
 
 #[expect(unsafe_code, reason = "there is no safe call that executes a program and nothing else")]
-fn execute(path: &CString, argv: &[*const libc::c_char], env: &[*const libc::c_char]) -> io::Error {
+fn execve(path: &CString, argv: &[*const libc::c_char], env: &[*const libc::c_char]) -> io::Error {
     // SAFETY: both lists end with a null pointer, and point to strings that outlive the call.
     unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), env.as_ptr()) };
     io::Error::last_os_error()
@@ -153,21 +154,21 @@ fn restore_sigpipe() {
 }
 
 /// A name with a slash is a path; another is looked for in `PATH`.
-fn candidates(program: &str, path: &str) -> Vec<String> {
+fn candidate_paths(program: &str, path: &str) -> Vec<String> {
     if program.contains('/') {
         return vec![program.to_owned()];
     }
     path.split(':').map(|folder| format!("{folder}/{program}")).collect()
 }
 
-fn strings(texts: Vec<String>) -> Result<Vec<CString>, NulError> {
+fn to_c_strings(texts: Vec<String>) -> Result<Vec<CString>, NulError> {
     texts.into_iter().map(CString::new).collect()
 }
 
-fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+fn null_terminated_pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
 /// Not an answer of execve, so that it can be told from those.
-pub(super) const NO_FILTER: i32 = libc::ENOTSUP;
-pub(super) const NO_USER: i32 = libc::EUSERS;
+pub(super) const ERR_SECCOMP_FILTER: i32 = libc::ENOTSUP;
+pub(super) const ERR_SWITCH_USER: i32 = libc::EUSERS;

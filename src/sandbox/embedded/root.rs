@@ -6,87 +6,91 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::sandbox::Error;
-use crate::sandbox::spec::{Access, Mount, Root, oci};
+use crate::sandbox::SandboxError;
+use crate::sandbox::spec::{BindMount, MountAccess, RootSource, oci};
 
 /// Makes the empty directory, and says what is to be shown in it.
 ///
 /// # Errors
 /// The directory cannot be made, or the root cannot be read.
-pub(super) fn prepare(root: &Root, directory: &Path, uid: u32) -> Result<Vec<Mount>, Error> {
-    let cannot = |error: io::Error| Error::Embedded(format!("no root for it: {error}"));
-    let mut root_dir = Directory { path: directory.to_owned(), shown: vec![] };
+pub(super) fn prepare_rootfs(
+    root: &RootSource,
+    directory: &Path,
+    uid: u32,
+) -> Result<Vec<BindMount>, SandboxError> {
+    let cannot = |error: io::Error| SandboxError::Embedded(format!("no root for it: {error}"));
+    let mut root_dir = RootfsBuilder { path: directory.to_owned(), shown: vec![] };
     root_dir
-        .make()
+        .create_root_dir()
         .and_then(|()| match root {
-            Root::Host => root_dir.show_host(uid),
-            Root::Directory(path) => root_dir.show_all_of(path),
-            Root::Image(_) => Err(io::ErrorKind::Unsupported.into()),
+            RootSource::Host => root_dir.bind_host_programs(uid),
+            RootSource::Directory(path) => root_dir.bind_root_entries(path),
+            RootSource::Image(_) => Err(io::ErrorKind::Unsupported.into()),
         })
         .map_err(cannot)?;
     Ok(root_dir.shown)
 }
 
-struct Directory {
+struct RootfsBuilder {
     path: PathBuf,
-    shown: Vec<Mount>,
+    shown: Vec<BindMount>,
 }
 
-impl Directory {
+impl RootfsBuilder {
     /// The sandbox's user looks through it.
-    fn make(&self) -> io::Result<()> {
+    fn create_root_dir(&self) -> io::Result<()> {
         fs::create_dir(&self.path)?;
         fs::set_permissions(&self.path, Permissions::from_mode(0o755))
     }
 
-    fn show_host(&mut self, uid: u32) -> io::Result<()> {
+    fn bind_host_programs(&mut self, uid: u32) -> io::Result<()> {
         for path in HOST_PROGRAMS.iter().chain(HOST_DIRECTORIES).map(Path::new) {
-            self.show(path, path)?;
+            self.bind_path(path, path)?;
         }
         for path in HOST_FILES.iter().map(Path::new) {
             // Not every machine has it, and a copy costs less than a mount.
             if let Ok(text) = fs::read(path) {
-                self.write(path, &text)?;
+                self.write_file(path, &text)?;
             }
         }
-        for (path, text) in OWN_FILES {
-            let text = text.replace(OWN_USER, &uid.to_string());
-            self.write(Path::new(path), text.as_bytes())?;
+        for (path, text) in GENERATED_FILES {
+            let text = text.replace(UID_PLACEHOLDER, &uid.to_string());
+            self.write_file(Path::new(path), text.as_bytes())?;
         }
         Ok(())
     }
 
-    fn show_all_of(&mut self, root: &Path) -> io::Result<()> {
+    fn bind_root_entries(&mut self, root: &Path) -> io::Result<()> {
         for entry in fs::read_dir(root)? {
             let entry = entry?;
             let target = Path::new("/").join(entry.file_name());
-            if !oci::is_own(&target) {
-                self.show(&entry.path(), &target)?;
+            if !oci::is_reserved_target(&target) {
+                self.bind_path(&entry.path(), &target)?;
             }
         }
         Ok(())
     }
 
     /// A link is made anew, so that it leads to where it leads in there; what is not there is left out.
-    fn show(&mut self, source: &Path, target: &Path) -> io::Result<()> {
+    fn bind_path(&mut self, source: &Path, target: &Path) -> io::Result<()> {
         let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
         if found.is_symlink() {
-            let link = self.place_for(target)?;
+            let link = self.mount_point_for(target)?;
             symlink(fs::read_link(source)?, link)
         } else {
             let (source, target) = (source.to_owned(), target.to_owned());
-            self.shown.push(Mount { source, target, access: Access::ReadOnly });
+            self.shown.push(BindMount { source, target, access: MountAccess::ReadOnly });
             Ok(())
         }
     }
 
-    fn write(&self, path: &Path, text: &[u8]) -> io::Result<()> {
-        let path = self.place_for(path)?;
+    fn write_file(&self, path: &Path, text: &[u8]) -> io::Result<()> {
+        let path = self.mount_point_for(path)?;
         fs::write(&path, text)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644))
     }
 
-    fn place_for(&self, target: &Path) -> io::Result<PathBuf> {
+    fn mount_point_for(&self, target: &Path) -> io::Result<PathBuf> {
         let place = self.path.join(target.strip_prefix("/").unwrap_or(target));
         let parent = place.parent().unwrap_or(&self.path);
         fs::create_dir_all(parent)?;
@@ -120,10 +124,10 @@ const HOST_FILES: &[&str] = &[
 ];
 
 /// Stands for the sandbox's user in what follows.
-const OWN_USER: &str = "UID";
+const UID_PLACEHOLDER: &str = "UID";
 
 /// Instead of this machine's own, which say more than anybody in there has to know.
-const OWN_FILES: &[(&str, &str)] = &[
+const GENERATED_FILES: &[(&str, &str)] = &[
     (
         "/etc/passwd",
         "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:UID:UID:agent:/workspace:/bin/sh\n\

@@ -15,21 +15,21 @@ use rustix::io::Errno;
 ///
 /// # Errors
 /// The program cannot be read, or there is no memory for its copy.
-pub(super) fn copy(program: &Path) -> io::Result<Arc<File>> {
-    let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+pub(super) fn sealed_copy(program: &Path) -> io::Result<Arc<File>> {
+    let mut copies = SEALED_COPIES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, copy)) = copies.iter().find(|(copied, _)| copied == program) {
         return Ok(Arc::clone(copy));
     }
-    let copy = Arc::new(make(program)?);
+    let copy = Arc::new(create_sealed_copy(program)?);
     copies.push((program.to_owned(), Arc::clone(&copy)));
     Ok(copy)
 }
 
-fn make(program: &Path) -> io::Result<File> {
+fn create_sealed_copy(program: &Path) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memory = match memfd_create(NAME, flags | MemfdFlags::EXEC) {
+    let memory = match memfd_create(MEMFD_NAME, flags | MemfdFlags::EXEC) {
         // Before Linux 6.3 every such file can be executed, and none can be told so.
-        Err(Errno::INVAL) => memfd_create(NAME, flags)?,
+        Err(Errno::INVAL) => memfd_create(MEMFD_NAME, flags)?,
         made => made?,
     };
     let mut memory = File::from(memory);
@@ -40,9 +40,9 @@ fn make(program: &Path) -> io::Result<File> {
 }
 
 /// The programs that this process has copied: one, but in tests.
-static COPIES: Mutex<Vec<(PathBuf, Arc<File>)>> = Mutex::new(vec![]);
+static SEALED_COPIES: Mutex<Vec<(PathBuf, Arc<File>)>> = Mutex::new(vec![]);
 
-const NAME: &str = "cogni-sandbox";
+const MEMFD_NAME: &str = "cogni-sandbox";
 
 #[cfg(test)]
 mod tests {
@@ -57,8 +57,8 @@ mod tests {
         let place = tempfile::tempdir().expect("there is a place for it");
         let program = place.path().join("program");
         fs::write(&program, "the program").expect("written");
-        let copied = copy(&program).expect("there is memory");
-        assert!(Arc::ptr_eq(&copied, &copy(&program).expect("it is there")));
+        let copied = sealed_copy(&program).expect("there is memory");
+        assert!(Arc::ptr_eq(&copied, &sealed_copy(&program).expect("it is there")));
         let (mut file, mut text) = (&*copied, String::new());
         file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("it can be read");
         assert_eq!(text, "the program");

@@ -7,31 +7,32 @@ use bollard::models::{SystemInfo, SystemVersion};
 use bollard::{API_DEFAULT_VERSION, Docker};
 use tokio::time::timeout;
 
-use super::{Answers, Engine};
+use super::{EngineInfo, EngineProbe};
 
 /// What the engine at `socket` says, in some seconds.
-pub async fn ask(socket: &Path) -> Engine {
+pub async fn probe_engine(socket: &Path) -> EngineProbe {
     if !socket.exists() {
-        return Engine::Absent;
+        return EngineProbe::Absent;
     }
-    match timeout(PATIENCE, answers(socket)).await {
-        Ok(Ok(answers)) => Engine::Answers(answers),
-        Ok(Err(error)) => Engine::Silent(error.to_string()),
-        Err(_) => {
-            Engine::Silent(format!("nothing is heard for {}", humantime::format_duration(PATIENCE)))
-        }
+    match timeout(PROBE_TIMEOUT, query_engine(socket)).await {
+        Ok(Ok(answers)) => EngineProbe::Answers(answers),
+        Ok(Err(error)) => EngineProbe::Silent(error.to_string()),
+        Err(_) => EngineProbe::Silent(format!(
+            "nothing is heard for {}",
+            humantime::format_duration(PROBE_TIMEOUT)
+        )),
     }
 }
 
-async fn answers(socket: &Path) -> Result<Answers, bollard::errors::Error> {
+async fn query_engine(socket: &Path) -> Result<EngineInfo, bollard::errors::Error> {
     let socket = socket.display().to_string();
-    let client = Docker::connect_with_unix(&socket, PATIENCE.as_secs(), API_DEFAULT_VERSION)?;
+    let client = Docker::connect_with_unix(&socket, PROBE_TIMEOUT.as_secs(), API_DEFAULT_VERSION)?;
     let client = client.negotiate_version().await?;
-    Ok(understood(client.version().await?, client.info().await?))
+    Ok(parse_engine_info(client.version().await?, client.info().await?))
 }
 
 /// What it has said, in our words.
-fn understood(version: SystemVersion, info: SystemInfo) -> Answers {
+fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
     let runtimes = ["runc", "crun", "OCI Runtime (crun)"];
     let components = version.components.unwrap_or_default();
     let runtime =
@@ -44,7 +45,7 @@ fn understood(version: SystemVersion, info: SystemInfo) -> Answers {
         ("pids", info.pids_limit),
         ("cpu", info.cpu_cfs_quota),
     ];
-    Answers {
+    EngineInfo {
         version: version.version.unwrap_or_default(),
         api: version.api_version.unwrap_or_default(),
         runtime: runtime.map(|runtime| (runtime.name, runtime.version)),
@@ -60,4 +61,4 @@ fn understood(version: SystemVersion, info: SystemInfo) -> Answers {
 }
 
 /// An engine that is well answers in milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

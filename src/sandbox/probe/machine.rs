@@ -8,11 +8,14 @@ use std::process::Command;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Cgroups, Engine, Facts, LEAST, PROCESSES, landlock, podman_sockets};
-use crate::sandbox::{First, embedded};
+use super::{
+    CgroupSupport, EngineProbe, HostFacts, MIN_USER_LIMITS, NPROC_LIMIT_NAME, landlock,
+    podman_socket_paths,
+};
+use crate::sandbox::{InitBinary, embedded};
 
 /// What can be found without asking an engine.
-pub fn look(run_dir: &Path, init: First, runtime_dir: Option<&Path>) -> Facts {
+pub fn probe_machine(run_dir: &Path, init: InitBinary, runtime_dir: Option<&Path>) -> HostFacts {
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
     let mounts = read("/proc/self/mounts").unwrap_or_default();
     let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
@@ -20,41 +23,43 @@ pub fn look(run_dir: &Path, init: First, runtime_dir: Option<&Path>) -> Facts {
     // Debian's own switch, which is not in every kernel.
     let is_forbidden = read("/proc/sys/kernel/unprivileged_userns_clone").is_ok_and(|on| on == "0")
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").is_ok_and(|on| on == "1");
-    Facts {
+    HostFacts {
         kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
         is_root: rustix::process::geteuid().is_root(),
-        cgroups: cgroups(&mounts, |mount| {
+        cgroups: probe_cgroups(&mounts, |mount| {
             fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
         }),
         user_namespaces: if is_forbidden { 0 } else { namespaces.parse().unwrap_or(0) },
         has_seccomp: actions.split(' ').any(|action| action == "errno"),
-        landlock: landlock::version(),
-        docker: Engine::Absent,
-        podman: podman_sockets(runtime_dir).into_iter().find(|socket| socket.exists()),
-        git: git(),
+        landlock: landlock::landlock_version(),
+        docker: EngineProbe::Absent,
+        podman: podman_socket_paths(runtime_dir).into_iter().find(|socket| socket.exists()),
+        git: git_version(),
         init,
         run_dir: run_dir.to_owned(),
         inotify_instances: read("/proc/sys/fs/inotify/max_user_instances")
             .ok()
             .and_then(|count| count.parse().ok()),
-        user_limits: user_limits(read),
-        limits_sockets: embedded::limits_sockets(),
+        user_limits: read_user_limits(read),
+        limits_sockets: embedded::has_socket_limits(),
         core_pattern: read("/proc/sys/kernel/core_pattern").ok(),
-        free: free(run_dir),
+        free: free_space(run_dir),
     }
 }
 
 /// What is mounted. Version 2 says in a file of its own what it controls; where both are mounted, version 1 has the
 /// controllers that 2 has not.
-pub fn cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Cgroups {
-    let mut found = Cgroups::default();
+pub fn probe_cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> CgroupSupport {
+    let mut found = CgroupSupport::default();
     for line in mounts.lines() {
         let fields: Vec<_> = line.split(' ').collect();
         let [_, target, kind, options, ..] = fields[..] else { continue };
         let controllers: BTreeSet<String> = match kind {
-            "cgroup" => {
-                options.split(',').filter(|name| is_controller(name)).map(str::to_owned).collect()
-            }
+            "cgroup" => options
+                .split(',')
+                .filter(|name| is_controller_name(name))
+                .map(str::to_owned)
+                .collect(),
             "cgroup2" => {
                 controllers_of(Path::new(target)).split_whitespace().map(str::to_owned).collect()
             }
@@ -71,28 +76,28 @@ pub fn cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Cgroup
 }
 
 /// A number of pages that is 0 is no limit.
-fn user_limits(read: impl Fn(&str) -> io::Result<String>) -> BTreeMap<&'static str, u64> {
+fn read_user_limits(read: impl Fn(&str) -> io::Result<String>) -> BTreeMap<&'static str, u64> {
     let limit = |name: &'static str| match name {
-        PROCESSES => Some(getrlimit(Resource::Nproc).current.unwrap_or(u64::MAX)),
+        NPROC_LIMIT_NAME => Some(getrlimit(Resource::Nproc).current.unwrap_or(u64::MAX)),
         name => read(&format!("/proc/sys/{}", name.replace('.', "/"))).ok()?.parse().ok(),
     };
-    let limits = LEAST.iter().filter_map(|(name, _)| Some((*name, limit(name)?)));
+    let limits = MIN_USER_LIMITS.iter().filter_map(|(name, _)| Some((*name, limit(name)?)));
     limits.filter(|(_, limit)| *limit > 0).collect()
 }
 
-fn is_controller(option: &str) -> bool {
+fn is_controller_name(option: &str) -> bool {
     ["blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "pids"]
         .contains(&option)
 }
 
-fn git() -> Option<String> {
+fn git_version() -> Option<String> {
     let output = Command::new("git").arg("version").output().ok()?;
     let said = String::from_utf8(output.stdout).ok()?;
     Some(said.trim().strip_prefix("git version ")?.to_owned())
 }
 
 /// Where it is not there yet, of the place that it will be made in.
-fn free(path: &Path) -> Option<u64> {
+fn free_space(path: &Path) -> Option<u64> {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
     Some(found.f_bavail.saturating_mul(found.f_frsize))
 }

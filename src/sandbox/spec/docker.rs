@@ -13,20 +13,20 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::inside::{HOSTNAME, MASKED, Memory, OOM_SCORE_ADJ, READ_ONLY, ULIMITS};
-use super::{Access, Mount, RunSpec, SECCOMP, Stamp, WORKSPACE};
+use super::inside::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
+use super::{BindMount, MountAccess, OwnerLabels, SECCOMP_PROFILE, SandboxSpec, WORKSPACE_TARGET};
 use crate::base::hex;
 
 /// What Docker Engine is asked to create, of an image that it has.
-pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreateBody {
+pub fn container_body(spec: &SandboxSpec, image: &str, stamp: &OwnerLabels) -> ContainerCreateBody {
     let environment = spec.environment().into_iter().map(|(name, value)| format!("{name}={value}"));
     let mut body = ContainerCreateBody {
         image: Some(image.to_owned()),
         // With an entrypoint of ours, nothing of the image's own command remains.
-        entrypoint: Some(spec.command()),
+        entrypoint: Some(spec.init_command()),
         env: Some(environment.collect()),
         user: Some(format!("{0}:{0}", spec.uid)),
-        working_dir: Some(WORKSPACE.to_owned()),
+        working_dir: Some(WORKSPACE_TARGET.to_owned()),
         hostname: Some(HOSTNAME.to_owned()),
         network_disabled: Some(true),
         // An image's own would be started beside the first process, and not behind its limits.
@@ -38,30 +38,33 @@ pub fn create_body(spec: &RunSpec, image: &str, stamp: &Stamp) -> ContainerCreat
         host_config: Some(host_config(spec)),
         ..ContainerCreateBody::default()
     };
-    let digest = digest(&body);
-    body.labels = Some(labels(&spec.run, stamp, digest));
+    let digest = body_digest(&body);
+    body.labels = Some(owner_labels(&spec.run, stamp, digest));
     body
 }
 
-fn host_config(spec: &RunSpec) -> HostConfig {
+fn host_config(spec: &SandboxSpec) -> HostConfig {
     let limits = &spec.limits;
     let memory = i64::try_from(limits.max_memory).unwrap_or(i64::MAX);
     HostConfig {
         network_mode: Some("none".to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
-        security_opt: Some(vec!["no-new-privileges".to_owned(), format!("seccomp={SECCOMP}")]),
+        security_opt: Some(vec![
+            "no-new-privileges".to_owned(),
+            format!("seccomp={SECCOMP_PROFILE}"),
+        ]),
         privileged: Some(false),
         readonly_rootfs: Some(true),
-        masked_paths: Some(texts(MASKED)),
-        readonly_paths: Some(texts(READ_ONLY)),
-        tmpfs: Some(tmpfs(spec)),
-        mounts: Some(mounts(spec)),
+        masked_paths: Some(owned_texts(MASKED_PATHS)),
+        readonly_paths: Some(owned_texts(READ_ONLY_PATHS)),
+        tmpfs: Some(tmpfs_map(spec)),
+        mounts: Some(body_mounts(spec)),
         pids_limit: Some(limits.pids.into()),
         memory: Some(memory),
         // Memory and swap together: there is no swap.
         memory_swap: Some(memory),
         nano_cpus: Some(nano_cpus(limits.cpus)),
-        ulimits: Some(ULIMITS.map(ulimit).into()),
+        ulimits: Some(ULIMITS.map(resource_limit).into()),
         oom_score_adj: Some(OOM_SCORE_ADJ.into()),
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
@@ -78,23 +81,23 @@ fn host_config(spec: &RunSpec) -> HostConfig {
     }
 }
 
-fn tmpfs(spec: &RunSpec) -> HashMap<String, String> {
-    spec.memory(spec.uid)
+fn tmpfs_map(spec: &SandboxSpec) -> HashMap<String, String> {
+    spec.tmpfs_mounts(spec.uid)
         .into_iter()
-        .map(|Memory { target, options }| (target.to_owned(), options))
+        .map(|TmpfsMount { target, options }| (target.to_owned(), options))
         .collect()
 }
 
-fn mounts(spec: &RunSpec) -> Vec<BodyMount> {
+fn body_mounts(spec: &SandboxSpec) -> Vec<BodyMount> {
     let volumes = spec.volumes.iter().map(|volume| BodyMount {
         typ: Some(MountType::VOLUME),
         source: Some(volume.name.clone()),
-        ..mount(&volume.target, volume.access)
+        ..mount_body(&volume.target, volume.access)
     });
-    spec.binds().iter().map(bind).chain(volumes).collect()
+    spec.bind_mounts().iter().map(bind_body).chain(volumes).collect()
 }
 
-fn bind(of: &Mount) -> BodyMount {
+fn bind_body(of: &BindMount) -> BodyMount {
     BodyMount {
         typ: Some(MountType::BIND),
         source: Some(of.source.display().to_string()),
@@ -104,23 +107,23 @@ fn bind(of: &Mount) -> BodyMount {
             non_recursive: Some(true),
             ..MountBindOptions::default()
         }),
-        ..mount(&of.target, of.access)
+        ..mount_body(&of.target, of.access)
     }
 }
 
-fn mount(target: &Path, access: Access) -> BodyMount {
+fn mount_body(target: &Path, access: MountAccess) -> BodyMount {
     BodyMount {
         target: Some(target.display().to_string()),
-        read_only: Some(access == Access::ReadOnly),
+        read_only: Some(access == MountAccess::ReadOnly),
         ..BodyMount::default()
     }
 }
 
-fn texts(texts: &[&str]) -> Vec<String> {
+fn owned_texts(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
-fn ulimit((name, limit): (&str, u64)) -> ResourcesUlimits {
+fn resource_limit((name, limit): (&str, u64)) -> ResourcesUlimits {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     ResourcesUlimits { name: Some(name.to_owned()), soft: Some(limit), hard: Some(limit) }
 }
@@ -133,7 +136,7 @@ fn nano_cpus(cpus: f64) -> i64 {
     (cpus * 1e9).round() as i64
 }
 
-fn labels(run: &str, stamp: &Stamp, digest: String) -> HashMap<String, String> {
+fn owner_labels(run: &str, stamp: &OwnerLabels, digest: String) -> HashMap<String, String> {
     let deadline = stamp.deadline.duration_since(UNIX_EPOCH).unwrap_or_default();
     HashMap::from([
         (OWNER_LABEL.to_owned(), stamp.owner.to_string()),
@@ -145,9 +148,9 @@ fn labels(run: &str, stamp: &Stamp, digest: String) -> HashMap<String, String> {
 }
 
 /// Of everything but the labels. By way of a value, whose keys are sorted: the engine's maps have no order.
-fn digest(body: &ContainerCreateBody) -> String {
+fn body_digest(body: &ContainerCreateBody) -> String {
     let body = serde_json::to_value(body).expect("a body of texts and numbers is JSON");
-    hex::sha256(body.to_string().as_bytes())
+    hex::sha256_hex(body.to_string().as_bytes())
 }
 
 pub const OWNER_LABEL: &str = "cogni.owner";

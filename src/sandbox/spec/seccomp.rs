@@ -10,11 +10,11 @@ use seccompiler::{
 };
 use serde::Deserialize;
 
-pub use number::all as all_calls;
+pub use number::all_syscalls as all_calls;
 
 /// Two filters, to be put on in this order. Each call is asked of both, and of two errors the later filter's counts.
 #[derive(Clone, Debug)]
-pub struct Filters {
+pub struct SeccompFilters {
     /// Allows what is allowed; all else does not exist.
     pub allow: BpfProgram,
     /// Denies by its own error what is denied by name.
@@ -23,7 +23,7 @@ pub struct Filters {
 
 /// A filter that is not what it should be, so that no sandbox is made.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SeccompError {
     #[error("the filter of system calls is not in Docker's form")]
     Form(#[from] serde_json::Error),
     #[error("the filter of system calls has {0}, which is not known here")]
@@ -35,29 +35,29 @@ pub enum Error {
 /// Docker's form, as much of it as ours uses. What is not known is an error, and not left out.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Profile {
+struct DockerSeccompProfile {
     default_action: String,
     default_errno_ret: u32,
     #[serde(rename = "archMap")]
     _architectures: serde::de::IgnoredAny,
-    syscalls: Vec<Rule>,
+    syscalls: Vec<DockerSeccompRule>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Rule {
+struct DockerSeccompRule {
     #[serde(rename = "comment")]
     _comment: Option<serde::de::IgnoredAny>,
     names: Vec<String>,
     action: String,
     errno_ret: Option<u32>,
     #[serde(default)]
-    args: Vec<Argument>,
+    args: Vec<DockerSeccompArg>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Argument {
+struct DockerSeccompArg {
     index: u8,
     value: u64,
     #[serde(default)]
@@ -69,65 +69,71 @@ struct Argument {
 ///
 /// # Errors
 /// It says something that would be lost.
-pub fn compile(profile: &str) -> Result<Filters, Error> {
-    let profile: Profile = serde_json::from_str(profile)?;
-    if profile.default_action != DENY {
-        return Err(Error::Unknown(format!("`defaultAction` `{}`", profile.default_action)));
+pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
+    let profile: DockerSeccompProfile = serde_json::from_str(profile)?;
+    if profile.default_action != ACTION_ERRNO {
+        return Err(SeccompError::Unknown(format!("`defaultAction` `{}`", profile.default_action)));
     }
-    let numbers: Numbers = number::all().collect();
-    let (mut allowed, mut denied) = (Calls::new(), Calls::new());
+    let numbers: SyscallNumbers = number::all_syscalls().collect();
+    let (mut allowed, mut denied) = (RulesBySyscall::new(), RulesBySyscall::new());
     for rule in &profile.syscalls {
-        match (rule.action.as_str(), rule.errno_ret.unwrap_or(EPERM)) {
-            (ALLOW, _) => add(&mut allowed, rule, &numbers)?,
-            (DENY, EPERM) if rule.args.is_empty() => add(&mut denied, rule, &numbers)?,
+        match (rule.action.as_str(), rule.errno_ret.unwrap_or(DEFAULT_ERRNO)) {
+            (ACTION_ALLOW, _) => add_rule(&mut allowed, rule, &numbers)?,
+            (ACTION_ERRNO, DEFAULT_ERRNO) if rule.args.is_empty() => {
+                add_rule(&mut denied, rule, &numbers)?;
+            }
             // What is not allowed ends so anyway.
-            (DENY, errno) if errno == profile.default_errno_ret => (),
-            _ => return Err(Error::Unknown(format!("a rule `{}`", rule.action))),
+            (ACTION_ERRNO, errno) if errno == profile.default_errno_ret => (),
+            _ => return Err(SeccompError::Unknown(format!("a rule `{}`", rule.action))),
         }
     }
     let default = SeccompAction::Errno(profile.default_errno_ret);
-    Ok(Filters {
-        allow: program(allowed, default, SeccompAction::Allow)?,
-        deny: program(denied, SeccompAction::Allow, SeccompAction::Errno(EPERM))?,
+    Ok(SeccompFilters {
+        allow: build_filter(allowed, default, SeccompAction::Allow)?,
+        deny: build_filter(denied, SeccompAction::Allow, SeccompAction::Errno(DEFAULT_ERRNO))?,
     })
 }
 
-type Calls = BTreeMap<i64, Vec<SeccompRule>>;
-type Numbers = HashMap<&'static str, i64>;
+type RulesBySyscall = BTreeMap<i64, Vec<SeccompRule>>;
+type SyscallNumbers = HashMap<&'static str, i64>;
 
 /// One of a call's rules is enough; a call without any is meant whatever its arguments are.
-fn add(calls: &mut Calls, rule: &Rule, numbers: &Numbers) -> Result<(), Error> {
+fn add_rule(
+    calls: &mut RulesBySyscall,
+    rule: &DockerSeccompRule,
+    numbers: &SyscallNumbers,
+) -> Result<(), SeccompError> {
     for number in rule.names.iter().filter_map(|name| numbers.get(name.as_str())) {
         let rules = calls.entry(*number).or_default();
         if !rule.args.is_empty() {
-            let conditions = rule.args.iter().map(condition).collect::<Result<_, _>>()?;
+            let conditions = rule.args.iter().map(argument_condition).collect::<Result<_, _>>()?;
             rules.push(SeccompRule::new(conditions)?);
         }
     }
     Ok(())
 }
 
-fn condition(argument: &Argument) -> Result<SeccompCondition, Error> {
-    let Argument { index, value, value_two, ref op } = *argument;
+fn argument_condition(argument: &DockerSeccompArg) -> Result<SeccompCondition, SeccompError> {
+    let DockerSeccompArg { index, value, value_two, ref op } = *argument;
     let (op, value) = match op.as_str() {
         "SCMP_CMP_EQ" => (SeccompCmpOp::Eq, value),
         "SCMP_CMP_MASKED_EQ" => (SeccompCmpOp::MaskedEq(value), value_two),
-        op => return Err(Error::Unknown(format!("a comparison `{op}`"))),
+        op => return Err(SeccompError::Unknown(format!("a comparison `{op}`"))),
     };
     Ok(SeccompCondition::new(index, SeccompCmpArgLen::Qword, op, value)?)
 }
 
-fn program(
-    calls: Calls,
+fn build_filter(
+    calls: RulesBySyscall,
     otherwise: SeccompAction,
     then: SeccompAction,
-) -> Result<BpfProgram, Error> {
+) -> Result<BpfProgram, SeccompError> {
     let architecture = std::env::consts::ARCH.try_into()?;
     Ok(SeccompFilter::new(calls, otherwise, then, architecture)?.try_into()?)
 }
 
-const ALLOW: &str = "SCMP_ACT_ALLOW";
-const DENY: &str = "SCMP_ACT_ERRNO";
+const ACTION_ALLOW: &str = "SCMP_ACT_ALLOW";
+const ACTION_ERRNO: &str = "SCMP_ACT_ERRNO";
 
 /// Docker's own error where a rule names none.
-const EPERM: u32 = 1;
+const DEFAULT_ERRNO: u32 = 1;

@@ -5,31 +5,31 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::Limits;
+use super::SandboxLimits;
 
 /// What somebody wants; where nothing is said, somebody else is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Wanted {
+pub struct LimitOverrides {
     #[serde(with = "humantime_serde")]
     pub max_runtime: Option<Duration>,
-    pub max_memory: Option<Size>,
+    pub max_memory: Option<ByteSize>,
     pub pids: Option<u32>,
     pub cpus: Option<f64>,
     /// What is kept of each of stdout and stderr.
-    pub max_output: Option<Size>,
+    pub max_output: Option<ByteSize>,
     /// What a workspace may hold that is a directory made for its runs.
-    pub max_workspace: Option<Size>,
+    pub max_workspace: Option<ByteSize>,
 }
 
 /// Bytes, or with `k`, `m` or `g` as many KiB, MiB or GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub u64);
+pub struct ByteSize(pub u64);
 
-impl Wanted {
+impl LimitOverrides {
     /// What is said here, and where nothing is, what is said there.
     #[must_use]
-    pub fn or(self, below: Self) -> Self {
+    pub fn with_defaults(self, below: Self) -> Self {
         Self {
             max_runtime: self.max_runtime.or(below.max_runtime),
             max_memory: self.max_memory.or(below.max_memory),
@@ -41,10 +41,10 @@ impl Wanted {
     }
 
     /// The limits, the defaults in the gaps.
-    pub fn limits(self) -> Limits {
-        let default = Limits::default();
-        let bytes = |size: Size| usize::try_from(size.0).unwrap_or(usize::MAX);
-        Limits {
+    pub fn resolve_limits(self) -> SandboxLimits {
+        let default = SandboxLimits::default();
+        let bytes = |size: ByteSize| usize::try_from(size.0).unwrap_or(usize::MAX);
+        SandboxLimits {
             max_runtime: self.max_runtime.unwrap_or(default.max_runtime),
             max_memory: self.max_memory.map_or(default.max_memory, |size| size.0),
             pids: self.pids.unwrap_or(default.pids),
@@ -55,7 +55,7 @@ impl Wanted {
     }
 }
 
-impl std::str::FromStr for Size {
+impl std::str::FromStr for ByteSize {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
@@ -70,38 +70,38 @@ impl std::str::FromStr for Size {
     }
 }
 
-impl Serialize for Size {
+impl Serialize for ByteSize {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u64(self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Size {
+impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(SizeVisitor)
+        deserializer.deserialize_any(ByteSizeVisitor)
     }
 }
 
-struct SizeVisitor;
+struct ByteSizeVisitor;
 
-impl de::Visitor<'_> for SizeVisitor {
-    type Value = Size;
+impl de::Visitor<'_> for ByteSizeVisitor {
+    type Value = ByteSize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a number of bytes, or a text such as \"512m\"")
     }
 
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Size, E> {
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<ByteSize, E> {
         u64::try_from(number)
-            .map(Size)
+            .map(ByteSize)
             .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))
     }
 
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Size, E> {
-        Ok(Size(number))
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(number))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
         text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
     }
 }

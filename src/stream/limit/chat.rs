@@ -5,28 +5,30 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Effect, List, OUTPUT_LIMIT_REACHED, Reached, State, put};
-use crate::budget::Usage;
-use crate::protocol::Route;
+use super::{
+    CutSafety, LimitReachedError, OUTPUT_LIMIT_REACHED_CODE, OneOrMany, TextEventEffect, push_event,
+};
+use crate::budget::TokenUsage;
+use crate::protocol::GatewayRoute;
 use crate::stream::pattern::LoneText;
-use crate::stream::tally::object;
-use crate::stream::written::Written;
+use crate::stream::tally::parse_object;
+use crate::stream::written::OutputEstimate;
 
 /// What is open in a stream of chunks.
 #[derive(Debug)]
-pub(super) struct Answer {
-    route: Route,
+pub(super) struct ChatStreamState {
+    route: GatewayRoute,
     shows_usage: bool,
     /// Of the first chunk that has choices: Azure sends one without before it, with an empty id.
-    envelope: Option<Envelope>,
-    choices: Vec<Choice>,
+    envelope: Option<ChunkEnvelope>,
+    choices: Vec<ChoiceState>,
     /// There are more choices than we follow.
     has_more: bool,
 }
 
 /// What all chunks of a stream have alike.
 #[derive(Debug, Default, Deserialize)]
-struct Envelope {
+struct ChunkEnvelope {
     #[serde(default)]
     id: Value,
     #[serde(default)]
@@ -36,15 +38,15 @@ struct Envelope {
 }
 
 #[derive(Debug)]
-struct Choice {
+struct ChoiceState {
     index: u64,
-    part: Part,
+    part: ChoicePart,
 }
 
 /// What a chunk says of one choice.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub(in crate::stream) struct Advance {
+pub(in crate::stream) struct ChoiceAdvance {
     index: u64,
     is_text: bool,
     is_call: bool,
@@ -54,7 +56,7 @@ pub(in crate::stream) struct Advance {
 
 /// What a choice is in the midst of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum ChoicePart {
     Text,
     /// Reasoning that goes back signed, as LiteLLM has it of Claude.
     Thinking,
@@ -65,95 +67,102 @@ enum Part {
     Resumed,
 }
 
-impl Answer {
-    pub(super) fn new(route: Route, shows_usage: bool) -> Self {
+impl ChatStreamState {
+    pub(super) fn new(route: GatewayRoute, shows_usage: bool) -> Self {
         Self { route, shows_usage, envelope: None, choices: Vec::new(), has_more: false }
     }
 
     /// Follows a chunk; returns its text, if it is one, of one choice.
-    pub(super) fn hear(&mut self, data: &[u8], written: &mut Written) -> Option<LoneText> {
-        let choices = object::<Chunk<'_>>(data)?.choices?;
-        let (before, mut last) = (written.pieces(), None);
+    pub(super) fn on_chunk(
+        &mut self,
+        data: &[u8],
+        written: &mut OutputEstimate,
+    ) -> Option<LoneText> {
+        let choices = parse_object::<ChatStreamChunk<'_>>(data)?.choices?;
+        let (before, mut last) = (written.text_count(), None);
         for update in choices.iter() {
-            let advance = update.count(written);
-            self.advance(advance);
+            let advance = update.count_update(written);
+            self.advance_choice(advance);
             last = Some((update, advance));
         }
         if self.envelope.is_none() && !self.choices.is_empty() {
-            self.envelope = object(data);
+            self.envelope = parse_object(data);
         }
-        let is_lone = written.pieces() == before + 1 && choices.more.is_empty();
+        let is_lone = written.text_count() == before + 1 && choices.more.is_empty();
         let (update, advance) = last.filter(|_| is_lone && self.envelope.is_some())?;
-        let text = update.texts().find(|text| text.get().len() > EMPTY)?;
-        LoneText::of(text.get(), data, Effect::Choice(advance))
+        let text = update.counted_texts().find(|text| text.get().len() > EMPTY_STRING_BYTES)?;
+        LoneText::from_json_text(text.get(), data, TextEventEffect::Choice(advance))
     }
 
     /// Takes a choice further.
-    pub(super) fn advance(&mut self, advance: Advance) {
-        let Advance { index, is_text, is_call, is_thinking, is_finished } = advance;
-        let Some(part) = self.part(index) else { return };
+    pub(super) fn advance_choice(&mut self, advance: ChoiceAdvance) {
+        let ChoiceAdvance { index, is_text, is_call, is_thinking, is_finished } = advance;
+        let Some(part) = self.choice_part(index) else { return };
         *part = match *part {
-            Part::Resumed => Part::Resumed,
-            Part::Finished if is_call || is_thinking || is_text => Part::Resumed,
-            _ if is_finished => Part::Finished,
-            Part::ToolCalls => Part::ToolCalls,
-            _ if is_call => Part::ToolCalls,
-            _ if is_thinking => Part::Thinking,
-            _ if is_text => Part::Text,
+            ChoicePart::Resumed => ChoicePart::Resumed,
+            ChoicePart::Finished if is_call || is_thinking || is_text => ChoicePart::Resumed,
+            _ if is_finished => ChoicePart::Finished,
+            ChoicePart::ToolCalls => ChoicePart::ToolCalls,
+            _ if is_call => ChoicePart::ToolCalls,
+            _ if is_thinking => ChoicePart::Thinking,
+            _ if is_text => ChoicePart::Text,
             part => part,
         };
     }
 
     /// What the choice is in; one that is new is in nothing yet.
-    fn part(&mut self, index: u64) -> Option<&mut Part> {
+    fn choice_part(&mut self, index: u64) -> Option<&mut ChoicePart> {
         let known = self.choices.iter().position(|choice| choice.index == index);
         let at = known.unwrap_or(self.choices.len());
         if at == MAX_CHOICES {
             self.has_more = true;
         } else if known.is_none() {
-            self.choices.push(Choice { index, part: Part::Text });
+            self.choices.push(ChoiceState { index, part: ChoicePart::Text });
         }
         self.choices.get_mut(at).map(|choice| &mut choice.part)
     }
 
-    pub(super) fn state(&self) -> State {
-        let is_in = |parts: &[Part]| self.choices.iter().any(|choice| parts.contains(&choice.part));
-        if self.has_more || is_in(&[Part::Thinking, Part::ToolCalls, Part::Resumed]) {
-            State::Halfway
-        } else if is_in(&[Part::Text]) {
-            State::Sound
+    pub(super) fn cut_safety(&self) -> CutSafety {
+        let is_in =
+            |parts: &[ChoicePart]| self.choices.iter().any(|choice| parts.contains(&choice.part));
+        if self.has_more
+            || is_in(&[ChoicePart::Thinking, ChoicePart::ToolCalls, ChoicePart::Resumed])
+        {
+            CutSafety::Halfway
+        } else if is_in(&[ChoicePart::Text]) {
+            CutSafety::Sound
         } else {
-            State::Ended
+            CutSafety::Ended
         }
     }
 
-    pub(super) fn finish(&self, usage: &Usage, end: &mut Vec<u8>) {
-        for choice in self.choices.iter().filter(|choice| choice.part != Part::Finished) {
+    pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
+        for choice in self.choices.iter().filter(|choice| choice.part != ChoicePart::Finished) {
             let mut last =
                 json!({ "index": choice.index, "logprobs": null, "finish_reason": "length" });
-            if self.route == Route::Completions {
+            if self.route == GatewayRoute::Completions {
                 last["text"] = json!("");
             } else {
                 last["delta"] = json!({});
             }
-            put(end, None, &self.chunk(&json!([last])));
+            push_event(end, None, &self.chunk_json(&json!([last])));
         }
         if self.shows_usage {
-            let mut chunk = self.chunk(&json!([]));
+            let mut chunk = self.chunk_json(&json!([]));
             chunk["usage"] = json!({
                 "prompt_tokens": usage.input,
                 "completion_tokens": usage.output,
-                "total_tokens": usage.total(),
+                "total_tokens": usage.total_tokens(),
             });
-            put(end, None, &chunk);
+            push_event(end, None, &chunk);
         }
         end.extend_from_slice(b"data: [DONE]\n\n");
     }
 
-    fn chunk(&self, choices: &Value) -> Value {
-        let unknown = Envelope::default();
-        let Envelope { id, created, model } = self.envelope.as_ref().unwrap_or(&unknown);
-        let is_older = self.route == Route::Completions;
+    fn chunk_json(&self, choices: &Value) -> Value {
+        let unknown = ChunkEnvelope::default();
+        let ChunkEnvelope { id, created, model } = self.envelope.as_ref().unwrap_or(&unknown);
+        let is_older = self.route == GatewayRoute::Completions;
         json!({
             "id": id,
             "object": if is_older { "text_completion" } else { "chat.completion.chunk" },
@@ -165,33 +174,33 @@ impl Answer {
 }
 
 /// Some upstreams send an empty reason with every chunk.
-fn is_reason(reason: &RawValue) -> bool {
+fn is_finish_reason(reason: &RawValue) -> bool {
     reason.get() != r#""""#
 }
 
 /// An error, and no `[DONE]` after it: that would look like success.
-pub(super) fn fail(reached: Reached, end: &mut Vec<u8>) {
+pub(super) fn write_error_ending(reached: LimitReachedError, end: &mut Vec<u8>) {
     let error = json!({
         "message": reached.to_string(),
         "type": "insufficient_quota",
         "param": null,
-        "code": OUTPUT_LIMIT_REACHED,
+        "code": OUTPUT_LIMIT_REACHED_CODE,
     });
-    put(end, None, &json!({ "error": error }));
+    push_event(end, None, &json!({ "error": error }));
 }
 
 #[derive(Deserialize)]
-struct Chunk<'a> {
+struct ChatStreamChunk<'a> {
     #[serde(borrow)]
-    choices: Option<List<Update<'a>>>,
+    choices: Option<OneOrMany<ChoiceUpdate<'a>>>,
 }
 
 /// One choice's part of a chunk.
 #[derive(Deserialize)]
-struct Update<'a> {
+struct ChoiceUpdate<'a> {
     index: Option<u64>,
     #[serde(borrow)]
-    delta: Option<Delta<'a>>,
+    delta: Option<ChoiceDelta<'a>>,
     /// Of the older completions.
     #[serde(borrow)]
     text: Option<&'a RawValue>,
@@ -200,7 +209,7 @@ struct Update<'a> {
 }
 
 #[derive(Deserialize)]
-struct Delta<'a> {
+struct ChoiceDelta<'a> {
     #[serde(borrow)]
     content: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -212,23 +221,23 @@ struct Delta<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     /// LiteLLM's, beside `reasoning_content`: the same with its signature.
-    thinking_blocks: Option<List<IgnoredAny>>,
+    thinking_blocks: Option<OneOrMany<IgnoredAny>>,
     #[serde(borrow)]
-    tool_calls: Option<List<ToolCall<'a>>>,
+    tool_calls: Option<OneOrMany<ToolCallDelta<'a>>>,
     #[serde(borrow)]
-    function_call: Option<Called<'a>>,
+    function_call: Option<ToolCallTarget<'a>>,
 }
 
 #[derive(Deserialize)]
-struct ToolCall<'a> {
+struct ToolCallDelta<'a> {
     #[serde(borrow)]
-    function: Option<Called<'a>>,
+    function: Option<ToolCallTarget<'a>>,
     #[serde(borrow)]
-    custom: Option<Called<'a>>,
+    custom: Option<ToolCallTarget<'a>>,
 }
 
 #[derive(Deserialize)]
-struct Called<'a> {
+struct ToolCallTarget<'a> {
     #[serde(borrow)]
     name: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -237,26 +246,28 @@ struct Called<'a> {
     input: Option<&'a RawValue>,
 }
 
-impl<'a> Update<'a> {
+impl<'a> ChoiceUpdate<'a> {
     /// Counts what is written, and says what becomes of the choice.
-    fn count(&self, written: &mut Written) -> Advance {
+    fn count_update(&self, written: &mut OutputEstimate) -> ChoiceAdvance {
         let delta = self.delta.as_ref();
-        let is_text = written.add(self.text)
-            | delta.is_some_and(|delta| written.add(delta.content) | written.add(delta.refusal));
-        Advance {
+        let is_text = written.add_string(self.text)
+            | delta.is_some_and(|delta| {
+                written.add_string(delta.content) | written.add_string(delta.refusal)
+            });
+        ChoiceAdvance {
             index: self.index.unwrap_or(0),
             is_text,
-            is_call: delta.is_some_and(|delta| delta.calls(written)),
-            is_thinking: delta.is_some_and(|delta| delta.thinks(written)),
-            is_finished: self.finish_reason.is_some_and(is_reason),
+            is_call: delta.is_some_and(|delta| delta.count_calls(written)),
+            is_thinking: delta.is_some_and(|delta| delta.count_reasoning(written)),
+            is_finished: self.finish_reason.is_some_and(is_finish_reason),
         }
     }
 
     /// The strings that are counted.
-    fn texts(&self) -> impl Iterator<Item = &'a RawValue> {
+    fn counted_texts(&self) -> impl Iterator<Item = &'a RawValue> {
         let delta = self.delta.iter().flat_map(|delta| {
             let reasoning = delta.reasoning_content.or(delta.reasoning);
-            let called = delta.called().flat_map(Called::texts);
+            let called = delta.called_functions().flat_map(ToolCallTarget::argument_texts);
             [delta.content, delta.refusal, reasoning].into_iter().flatten().chain(called)
         });
         let texts = self.text.into_iter().chain(delta);
@@ -264,43 +275,43 @@ impl<'a> Update<'a> {
     }
 }
 
-impl<'a> Called<'a> {
-    fn texts(&self) -> impl Iterator<Item = &'a RawValue> + use<'a> {
+impl<'a> ToolCallTarget<'a> {
+    fn argument_texts(&self) -> impl Iterator<Item = &'a RawValue> + use<'a> {
         [self.name, self.arguments, self.input].into_iter().flatten()
     }
 }
 
-impl<'a> Delta<'a> {
-    fn called(&self) -> impl Iterator<Item = &Called<'a>> {
-        let calls = self.tool_calls.iter().flat_map(List::iter);
+impl<'a> ChoiceDelta<'a> {
+    fn called_functions(&self) -> impl Iterator<Item = &ToolCallTarget<'a>> {
+        let calls = self.tool_calls.iter().flat_map(OneOrMany::iter);
         let called = calls.flat_map(|call| [&call.function, &call.custom]);
         called.chain([&self.function_call]).flatten()
     }
 
     /// Counts the calls, and says whether there are any. Some upstreams send an empty list.
-    fn calls(&self, written: &mut Written) -> bool {
-        for text in self.called().flat_map(Called::texts) {
-            written.add(Some(text));
+    fn count_calls(&self, written: &mut OutputEstimate) -> bool {
+        for text in self.called_functions().flat_map(ToolCallTarget::argument_texts) {
+            written.add_string(Some(text));
         }
         self.function_call.is_some()
             || self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
     }
 
     /// Counts the reasoning, and says whether it is of the kind that is signed.
-    fn thinks(&self, written: &mut Written) -> bool {
-        if written.add(self.reasoning_content.or(self.reasoning)) {
-            written.hide();
+    fn count_reasoning(&self, written: &mut OutputEstimate) -> bool {
+        if written.add_string(self.reasoning_content.or(self.reasoning)) {
+            written.mark_partial();
         }
         let has_blocks = self.thinking_blocks.as_ref().is_some_and(|blocks| !blocks.is_empty());
         if has_blocks {
-            written.hide();
+            written.mark_partial();
         }
         has_blocks
     }
 }
 
 /// Length of a JSON string that is empty.
-const EMPTY: usize = 2;
+const EMPTY_STRING_BYTES: usize = 2;
 
 /// The most that OpenAI allows of `n`.
 const MAX_CHOICES: usize = 128;

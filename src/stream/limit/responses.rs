@@ -1,7 +1,7 @@
 //! OpenAI Responses.
 //!
 //! The last event repeats the whole output, and so does the end of each item. To cut a stream we have
-//! to say them, so what is in the open items is kept, within [`MAX_KEPT`].
+//! to say them, so what is in the open items is kept, within [`MAX_KEPT_BYTES`].
 
 use std::borrow::Cow;
 
@@ -9,19 +9,19 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Effect, Reached, State, put};
-use crate::budget::Usage;
+use super::{CutSafety, LimitReachedError, TextEventEffect, push_event};
+use crate::budget::TokenUsage;
 use crate::stream::pattern::LoneText;
-use crate::stream::tally::object;
-use crate::stream::written::Written;
+use crate::stream::tally::parse_object;
+use crate::stream::written::OutputEstimate;
 
 /// What is open in a stream of one response.
 #[derive(Debug, Default)]
-pub(super) struct Response {
-    head: Option<Head>,
+pub(super) struct ResponsesStreamState {
+    head: Option<ResponseIdentity>,
     /// The number of the event that comes next.
     sequence: u64,
-    items: Vec<Item>,
+    items: Vec<OutputItem>,
     /// Bytes in `items`.
     kept: usize,
     /// There was more in the items than is kept.
@@ -31,7 +31,7 @@ pub(super) struct Response {
 
 /// What identifies the response.
 #[derive(Clone, Debug, Deserialize)]
-struct Head {
+struct ResponseIdentity {
     id: Value,
     #[serde(default)]
     created_at: Value,
@@ -41,17 +41,17 @@ struct Head {
 
 /// A part of the output: a message, reasoning, a tool call.
 #[derive(Debug)]
-struct Item {
+struct OutputItem {
     index: u64,
-    kind: Kind,
+    kind: OutputItemKind,
     is_done: bool,
     /// As it was added or, later, as it was done.
     json: Box<str>,
-    parts: Vec<Part>,
+    parts: Vec<OutputItemPart>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum OutputItemKind {
     Message,
     Reasoning,
     /// Tool calls of all kinds.
@@ -60,7 +60,7 @@ enum Kind {
 
 /// Where a text belongs.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::stream) struct PartPlace {
+pub(in crate::stream) struct OutputPartPosition {
     item: u64,
     part: u64,
     /// The end of the stream says it once more.
@@ -69,22 +69,22 @@ pub(in crate::stream) struct PartPlace {
 
 /// A part of a message.
 #[derive(Debug)]
-struct Part {
+struct OutputItemPart {
     index: u64,
     is_refusal: bool,
     is_done: bool,
     text: String,
 }
 
-impl Response {
+impl ResponsesStreamState {
     /// Follows an event; returns its text, if it is one.
-    pub(super) fn hear(
+    pub(super) fn on_event(
         &mut self,
         name: &[u8],
         data: &[u8],
-        written: &mut Written,
+        written: &mut OutputEstimate,
     ) -> Option<LoneText> {
-        let event = object::<Event<'_>>(data)?;
+        let event = parse_object::<ResponseStreamEvent<'_>>(data)?;
         if let Some(sequence) = event.sequence_number {
             self.sequence = sequence.saturating_add(1);
         }
@@ -92,25 +92,27 @@ impl Response {
             b"response.created" | b"response.in_progress" | b"response.queued"
                 if self.head.is_none() =>
             {
-                self.head = event.response.and_then(|head| object(head.get().as_bytes()));
+                self.head = event.response.and_then(|head| parse_object(head.get().as_bytes()));
             }
             b"response.completed" | b"response.incomplete" | b"response.failed" | b"error" => {
                 self.is_ended = true;
             }
-            b"response.output_item.added" => self.add(&event, written),
+            b"response.output_item.added" => self.add_item(&event, written),
             b"response.output_item.done" => self.end_item(&event),
             b"response.content_part.added" => self.add_part(&event),
             b"response.content_part.done" => {
                 let item = event.output_index.unwrap_or(0);
                 let part = event.content_index.unwrap_or(0);
-                if let Some(part) = self.part(PartPlace { item, part, is_repeated: true }) {
+                if let Some(part) =
+                    self.find_part(OutputPartPosition { item, part, is_repeated: true })
+                {
                     part.is_done = true;
                 }
             }
             // A summary is not what was written; that stays hidden.
-            b"response.reasoning_summary_text.delta" => written.hide(),
-            name if name.ends_with(b".delta") && written.add(event.delta) => {
-                let place = PartPlace {
+            b"response.reasoning_summary_text.delta" => written.mark_partial(),
+            name if name.ends_with(b".delta") && written.add_string(event.delta) => {
+                let place = OutputPartPosition {
                     item: event.output_index.unwrap_or(0),
                     part: event.content_index.unwrap_or(0),
                     is_repeated: matches!(
@@ -119,8 +121,8 @@ impl Response {
                     ),
                 };
                 let text = event.delta?.get();
-                self.extend(place, text);
-                return LoneText::of(text, data, Effect::Part(place));
+                self.extend_text(place, text);
+                return LoneText::from_json_text(text, data, TextEventEffect::Part(place));
             }
             _ => (),
         }
@@ -128,147 +130,164 @@ impl Response {
     }
 
     /// Follows an event like one before, with another text: the inside of a JSON string.
-    pub(super) fn extend_by(&mut self, sequence: Option<u64>, place: PartPlace, text: &[u8]) {
+    pub(super) fn on_repeated_delta(
+        &mut self,
+        sequence: Option<u64>,
+        place: OutputPartPosition,
+        text: &[u8],
+    ) {
         if let Some(sequence) = sequence {
             self.sequence = sequence.saturating_add(1);
         }
         let Ok(text) = str::from_utf8(text) else { return };
         if text.contains('\\') {
-            self.extend(place, &format!("\"{text}\""));
+            self.extend_text(place, &format!("\"{text}\""));
         } else {
             self.is_ended = false;
-            self.push(place, text);
+            self.push_item(place, text);
         }
     }
 
-    fn add(&mut self, event: &Event<'_>, written: &mut Written) {
+    fn add_item(&mut self, event: &ResponseStreamEvent<'_>, written: &mut OutputEstimate) {
         let Some(item) = event.item else { return };
-        let typed = object::<Typed<'_>>(item.get().as_bytes());
+        let typed = parse_object::<OutputItemType<'_>>(item.get().as_bytes());
         let kind = match typed.and_then(|typed| typed.r#type).map(RawValue::get) {
-            Some("\"message\"") => Kind::Message,
-            Some("\"reasoning\"") => Kind::Reasoning,
-            _ => Kind::Other,
+            Some("\"message\"") => OutputItemKind::Message,
+            Some("\"reasoning\"") => OutputItemKind::Reasoning,
+            _ => OutputItemKind::Other,
         };
-        if kind == Kind::Reasoning {
-            written.hide();
+        if kind == OutputItemKind::Reasoning {
+            written.mark_partial();
         }
         let (index, json) = (event.output_index.unwrap_or(0), item.get().into());
-        if self.keep(item.get().len()) {
-            self.items.push(Item { index, kind, is_done: false, json, parts: Vec::new() });
+        if self.reserve_kept_bytes(item.get().len()) {
+            self.items.push(OutputItem { index, kind, is_done: false, json, parts: Vec::new() });
         }
     }
 
-    fn end_item(&mut self, event: &Event<'_>) {
+    fn end_item(&mut self, event: &ResponseStreamEvent<'_>) {
         let Some(item) = event.item else { return };
-        let Some(open) = self.item(event.output_index.unwrap_or(0)) else { return };
+        let Some(open) = self.find_item(event.output_index.unwrap_or(0)) else { return };
         let texts: usize = open.parts.iter().map(|part| part.text.len()).sum();
         let freed = texts + open.json.len();
         open.is_done = true;
         open.json = item.get().into();
         open.parts = Vec::new();
         self.kept = self.kept.saturating_sub(freed);
-        self.keep(item.get().len());
+        self.reserve_kept_bytes(item.get().len());
     }
 
-    fn add_part(&mut self, event: &Event<'_>) {
-        let typed = event.part.and_then(|part| object::<Typed<'_>>(part.get().as_bytes()));
+    fn add_part(&mut self, event: &ResponseStreamEvent<'_>) {
+        let typed =
+            event.part.and_then(|part| parse_object::<OutputItemType<'_>>(part.get().as_bytes()));
         let is_refusal =
             typed.and_then(|typed| typed.r#type).is_some_and(|kind| kind.get() == "\"refusal\"");
         let index = event.content_index.unwrap_or(0);
-        if self.keep(size_of::<Part>())
-            && let Some(item) = self.item(event.output_index.unwrap_or(0))
+        if self.reserve_kept_bytes(size_of::<OutputItemPart>())
+            && let Some(item) = self.find_item(event.output_index.unwrap_or(0))
         {
-            item.parts.push(Part { index, is_refusal, is_done: false, text: String::new() });
+            item.parts.push(OutputItemPart {
+                index,
+                is_refusal,
+                is_done: false,
+                text: String::new(),
+            });
         }
     }
 
     /// Goes on with a text, which is a JSON string.
-    fn extend(&mut self, place: PartPlace, text: &str) {
+    fn extend_text(&mut self, place: OutputPartPosition, text: &str) {
         self.is_ended = false;
         if place.is_repeated
-            && let Ok(Text(text)) = serde_json::from_str::<Text<'_>>(text)
+            && let Ok(BorrowedJsonText(text)) = serde_json::from_str::<BorrowedJsonText<'_>>(text)
         {
-            self.push(place, &text);
+            self.push_item(place, &text);
         }
     }
 
     /// Keeps the text of a message; that of a tool call or of reasoning is never repeated.
-    fn push(&mut self, place: PartPlace, text: &str) {
+    fn push_item(&mut self, place: OutputPartPosition, text: &str) {
         if place.is_repeated
-            && self.keep(text.len())
-            && let Some(part) = self.part(place)
+            && self.reserve_kept_bytes(text.len())
+            && let Some(part) = self.find_part(place)
         {
             part.text.push_str(text);
         }
     }
 
     /// Whether there is room for so much more.
-    fn keep(&mut self, bytes: usize) -> bool {
+    fn reserve_kept_bytes(&mut self, bytes: usize) -> bool {
         self.kept = self.kept.saturating_add(bytes);
-        if self.kept > MAX_KEPT {
+        if self.kept > MAX_KEPT_BYTES {
             self.is_lost = true;
             self.items = Vec::new();
         }
         !self.is_lost
     }
 
-    fn item(&mut self, index: u64) -> Option<&mut Item> {
+    fn find_item(&mut self, index: u64) -> Option<&mut OutputItem> {
         self.items.iter_mut().rev().find(|item| item.index == index)
     }
 
-    fn part(&mut self, place: PartPlace) -> Option<&mut Part> {
-        let parts = &mut self.item(place.item)?.parts;
+    fn find_part(&mut self, place: OutputPartPosition) -> Option<&mut OutputItemPart> {
+        let parts = &mut self.find_item(place.item)?.parts;
         parts.iter_mut().rev().find(|part| part.index == place.part)
     }
 
-    pub(super) fn state(&self) -> State {
-        let is_call = |item: &Item| !item.is_done && item.kind == Kind::Other;
+    pub(super) fn cut_safety(&self) -> CutSafety {
+        let is_call = |item: &OutputItem| !item.is_done && item.kind == OutputItemKind::Other;
         if self.is_ended {
-            State::Ended
+            CutSafety::Ended
         } else if self.head.is_none() || self.is_lost || self.items.iter().any(is_call) {
-            State::Halfway
+            CutSafety::Halfway
         } else {
-            State::Sound
+            CutSafety::Sound
         }
     }
 
     /// Open messages are closed and so are whole. Open reasoning is left out: nobody takes an item
     /// before it is done.
-    pub(super) fn finish(&self, usage: &Usage, end: &mut Vec<u8>) {
-        let mut events = Events { end, sequence: self.sequence };
+    pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
+        let mut events = ClosingEventWriter { end, sequence: self.sequence };
         let mut output = Vec::with_capacity(self.items.len());
         for item in &self.items {
             let json = serde_json::from_str(&item.json).unwrap_or_default();
             if item.is_done {
                 output.push(json);
-            } else if item.kind == Kind::Message {
-                output.push(item.close(json, &mut events));
+            } else if item.kind == OutputItemKind::Message {
+                output.push(item.close_item(json, &mut events));
             }
         }
-        let mut response = self.response("incomplete", &output, usage);
+        let mut response = self.response_json("incomplete", &output, usage);
         response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
-        events.put("response.incomplete", json!({ "response": response }));
+        events.push_event("response.incomplete", json!({ "response": response }));
     }
 
     /// Codex stops at this code; at others it sends the call again.
-    pub(super) fn fail(&self, reached: Reached, usage: &Usage, end: &mut Vec<u8>) {
-        let mut events = Events { end, sequence: self.sequence };
+    pub(super) fn write_error_ending(
+        &self,
+        reached: LimitReachedError,
+        usage: &TokenUsage,
+        end: &mut Vec<u8>,
+    ) {
+        let mut events = ClosingEventWriter { end, sequence: self.sequence };
         let error = json!({ "code": "insufficient_quota", "message": reached.to_string() });
         if self.head.is_none() {
-            events.put("error", error);
+            events.push_event("error", error);
             return;
         }
         let done = self.items.iter().filter(|item| item.is_done);
         let output: Vec<_> =
             done.filter_map(|item| serde_json::from_str(&item.json).ok()).collect();
-        let mut response = self.response("failed", &output, usage);
+        let mut response = self.response_json("failed", &output, usage);
         response["error"] = error;
-        events.put("response.failed", json!({ "response": response }));
+        events.push_event("response.failed", json!({ "response": response }));
     }
 
-    fn response(&self, status: &str, output: &[Value], usage: &Usage) -> Value {
-        let unknown = Head { id: Value::Null, created_at: Value::Null, model: Value::Null };
-        let Head { id, created_at, model } = self.head.as_ref().unwrap_or(&unknown);
+    fn response_json(&self, status: &str, output: &[Value], usage: &TokenUsage) -> Value {
+        let unknown =
+            ResponseIdentity { id: Value::Null, created_at: Value::Null, model: Value::Null };
+        let ResponseIdentity { id, created_at, model } = self.head.as_ref().unwrap_or(&unknown);
         json!({
             "id": id,
             "object": "response",
@@ -290,15 +309,15 @@ impl Response {
                 "input_tokens_details": { "cached_tokens": usage.cache_read },
                 "output_tokens": usage.output,
                 "output_tokens_details": { "reasoning_tokens": usage.reasoning },
-                "total_tokens": usage.total(),
+                "total_tokens": usage.total_tokens(),
             },
         })
     }
 }
 
-impl Item {
+impl OutputItem {
     /// Ends a message with its open parts, and returns it as it has become.
-    fn close(&self, mut item: Value, events: &mut Events<'_>) -> Value {
+    fn close_item(&self, mut item: Value, events: &mut ClosingEventWriter<'_>) -> Value {
         for part in self.parts.iter().filter(|part| !part.is_done) {
             let name = if part.is_refusal { "refusal" } else { "output_text" };
             let place = |event: Value| {
@@ -307,29 +326,30 @@ impl Item {
                     "output_index": self.index,
                     "content_index": part.index,
                 });
-                merged(event, place)
+                merge_objects(event, place)
             };
-            let mut text = json!({ part.member(): part.text });
+            let mut text = json!({ part.text_member(): part.text });
             if !part.is_refusal {
                 text["logprobs"] = json!([]);
             }
-            events.put(&format!("response.{name}.done"), place(text));
-            events.put("response.content_part.done", place(json!({ "part": part.json() })));
+            events.push_event(&format!("response.{name}.done"), place(text));
+            events
+                .push_event("response.content_part.done", place(json!({ "part": part.to_json() })));
         }
         item["status"] = json!("incomplete");
-        item["content"] = self.parts.iter().map(Part::json).collect();
+        item["content"] = self.parts.iter().map(OutputItemPart::to_json).collect();
         let done = json!({ "output_index": self.index, "item": item });
-        events.put("response.output_item.done", done);
+        events.push_event("response.output_item.done", done);
         item
     }
 }
 
-impl Part {
-    fn member(&self) -> &'static str {
+impl OutputItemPart {
+    fn text_member(&self) -> &'static str {
         if self.is_refusal { "refusal" } else { "text" }
     }
 
-    fn json(&self) -> Value {
+    fn to_json(&self) -> Value {
         if self.is_refusal {
             return json!({ "type": "refusal", "refusal": self.text });
         }
@@ -338,21 +358,21 @@ impl Part {
 }
 
 /// Events in their order.
-struct Events<'a> {
+struct ClosingEventWriter<'a> {
     end: &'a mut Vec<u8>,
     sequence: u64,
 }
 
-impl Events<'_> {
-    fn put(&mut self, name: &str, event: Value) {
+impl ClosingEventWriter<'_> {
+    fn push_event(&mut self, name: &str, event: Value) {
         let more = json!({ "type": name, "sequence_number": self.sequence });
         self.sequence += 1;
-        put(self.end, Some(name), &merged(event, more));
+        push_event(self.end, Some(name), &merge_objects(event, more));
     }
 }
 
 /// One object with the members of both.
-fn merged(mut object: Value, more: Value) -> Value {
+fn merge_objects(mut object: Value, more: Value) -> Value {
     if let (Some(object), Value::Object(more)) = (object.as_object_mut(), more) {
         object.extend(more);
     }
@@ -360,7 +380,7 @@ fn merged(mut object: Value, more: Value) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Event<'a> {
+struct ResponseStreamEvent<'a> {
     sequence_number: Option<u64>,
     output_index: Option<u64>,
     content_index: Option<u64>,
@@ -375,14 +395,14 @@ struct Event<'a> {
 }
 
 #[derive(Deserialize)]
-struct Typed<'a> {
+struct OutputItemType<'a> {
     #[serde(borrow)]
     r#type: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedJsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Of one stream: the longest answers of today's models are half of it. Past that the stream is cut
 /// by an error, which has to repeat nothing.
-const MAX_KEPT: usize = 1024 * 1024;
+const MAX_KEPT_BYTES: usize = 1024 * 1024;

@@ -2,41 +2,47 @@
 //!
 //! **Invariant:** where it answers, the object is JSON and the parser says the same of it.
 
-use super::Said;
-use crate::base::json::Cursor;
-use crate::protocol::Protocol;
+use super::ReportedUsage;
+use crate::base::json::JsonCursor;
+use crate::protocol::LlmProtocol;
 
 /// What a usage object says that has whole numbers, and details of whole numbers; `None` for any other.
-pub(super) fn read(protocol: Protocol, usage: &[u8]) -> Option<Said> {
-    let mut found = Found::default();
-    let mut cursor = Cursor::new(usage);
-    cursor.members(|key, value| {
+pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<ReportedUsage> {
+    let mut found = UsageMemberCounts::default();
+    let mut cursor = JsonCursor::new(usage);
+    cursor.read_members(|key, value| {
         let name = match key {
-            b"prompt_tokens" => Name::PromptTokens,
-            b"completion_tokens" => Name::CompletionTokens,
-            b"input_tokens" => Name::InputTokens,
-            b"output_tokens" => Name::OutputTokens,
-            b"total_tokens" => Name::TotalTokens,
-            b"cache_read_input_tokens" => Name::CacheRead,
-            b"cache_creation_input_tokens" => Name::CacheWrite,
-            b"prompt_tokens_details" => return found.details(Side::Prompt, value),
-            b"completion_tokens_details" => return found.details(Side::Completion, value),
-            b"input_tokens_details" => return found.details(Side::Input, value),
-            b"output_tokens_details" => return found.details(Side::Output, value),
-            b"cache_creation" => return found.details(Side::CacheWrite, value),
+            b"prompt_tokens" => UsageMember::PromptTokens,
+            b"completion_tokens" => UsageMember::CompletionTokens,
+            b"input_tokens" => UsageMember::InputTokens,
+            b"output_tokens" => UsageMember::OutputTokens,
+            b"total_tokens" => UsageMember::TotalTokens,
+            b"cache_read_input_tokens" => UsageMember::CacheRead,
+            b"cache_creation_input_tokens" => UsageMember::CacheWrite,
+            b"prompt_tokens_details" => {
+                return found.read_details(UsageDetailsMember::Prompt, value);
+            }
+            b"completion_tokens_details" => {
+                return found.read_details(UsageDetailsMember::Completion, value);
+            }
+            b"input_tokens_details" => return found.read_details(UsageDetailsMember::Input, value),
+            b"output_tokens_details" => {
+                return found.read_details(UsageDetailsMember::Output, value);
+            }
+            b"cache_creation" => return found.read_details(UsageDetailsMember::CacheWrite, value),
             // What they say is not said by counts alone.
             b"iterations" | b"cost" => return None,
-            _ => return value.scalar(),
+            _ => return value.skip_scalar(),
         };
-        found.count(name, value)
+        found.read_count(name, value)
     })?;
-    cursor.end()?;
-    found.said(protocol)
+    cursor.expect_end()?;
+    found.to_reported_usage(protocol)
 }
 
 /// A member that counts.
 #[derive(Clone, Copy)]
-enum Name {
+enum UsageMember {
     PromptTokens,
     CompletionTokens,
     InputTokens,
@@ -44,13 +50,13 @@ enum Name {
     TotalTokens,
     CacheRead,
     CacheWrite,
-    /// The first of those in the details of each [`Side`].
+    /// The first of those in the details of each [`UsageDetailsMember`].
     Details,
 }
 
 /// A member that holds details.
 #[derive(Clone, Copy)]
-enum Side {
+enum UsageDetailsMember {
     Prompt,
     Completion,
     Input,
@@ -58,91 +64,100 @@ enum Side {
     CacheWrite,
 }
 
-/// The counts by their place: first those of [`Name`], then [`DETAILS`] of each side.
+/// The counts by their place: first those of [`UsageMember`], then [`COUNTS_PER_DETAILS`] of each side.
 #[derive(Default)]
-struct Found {
-    counts: [Option<u64>; PLACES],
+struct UsageMemberCounts {
+    counts: [Option<u64>; COUNT_SLOTS],
     /// A bit for each place that was filled, by null as well: a parser takes no member twice.
     seen: u32,
     /// A bit for each side.
     seen_sides: u32,
 }
 
-impl Found {
-    fn count(&mut self, name: Name, value: &mut Cursor<'_>) -> Option<()> {
-        self.take(name as usize, value)
+impl UsageMemberCounts {
+    fn read_count(&mut self, name: UsageMember, value: &mut JsonCursor<'_>) -> Option<()> {
+        self.take_count(name as usize, value)
     }
 
-    fn details(&mut self, side: Side, value: &mut Cursor<'_>) -> Option<()> {
+    fn read_details(&mut self, side: UsageDetailsMember, value: &mut JsonCursor<'_>) -> Option<()> {
         let bit = 1 << side as u32;
         if self.seen_sides & bit != 0 {
             return None;
         }
         self.seen_sides |= bit;
-        if value.null() {
+        if value.read_null() {
             return Some(());
         }
-        let first = Name::Details as usize + DETAILS * side as usize;
-        if let Side::CacheWrite = side {
-            return value.members(|key, value| match key {
-                b"ephemeral_1h_input_tokens" => self.take(first, value),
-                b"ephemeral_5m_input_tokens" => self.take(first + 1, value),
-                _ => value.scalar(),
+        let first = UsageMember::Details as usize + COUNTS_PER_DETAILS * side as usize;
+        if let UsageDetailsMember::CacheWrite = side {
+            return value.read_members(|key, value| match key {
+                b"ephemeral_1h_input_tokens" => self.take_count(first, value),
+                b"ephemeral_5m_input_tokens" => self.take_count(first + 1, value),
+                _ => value.skip_scalar(),
             });
         }
-        value.members(|key, value| match key {
-            b"cached_tokens" => self.take(first, value),
-            b"audio_tokens" => self.take(first + 1, value),
-            b"reasoning_tokens" => self.take(first + 2, value),
+        value.read_members(|key, value| match key {
+            b"cached_tokens" => self.take_count(first, value),
+            b"audio_tokens" => self.take_count(first + 1, value),
+            b"reasoning_tokens" => self.take_count(first + 2, value),
             // Whoever has one of them has no other.
-            b"cache_creation_tokens" | b"cache_write_tokens" => self.take(first + 3, value),
-            _ => value.scalar(),
+            b"cache_creation_tokens" | b"cache_write_tokens" => self.take_count(first + 3, value),
+            _ => value.skip_scalar(),
         })
     }
 
-    fn take(&mut self, place: usize, value: &mut Cursor<'_>) -> Option<()> {
+    fn take_count(&mut self, place: usize, value: &mut JsonCursor<'_>) -> Option<()> {
         if self.seen & 1 << place != 0 {
             return None;
         }
         self.seen |= 1 << place;
-        if !value.null() {
-            self.counts[place] = Some(value.count()?);
+        if !value.read_null() {
+            self.counts[place] = Some(value.read_count()?);
         }
         Some(())
     }
 
     /// `None` where a side has details and no sum, which is then that of all its details.
-    fn said(&self, protocol: Protocol) -> Option<Said> {
-        let count = |name: Name| self.counts[name as usize];
-        let detail = |side: Side, at: usize| {
-            self.counts[Name::Details as usize + DETAILS * side as usize + at]
+    fn to_reported_usage(&self, protocol: LlmProtocol) -> Option<ReportedUsage> {
+        let count = |name: UsageMember| self.counts[name as usize];
+        let detail = |side: UsageDetailsMember, at: usize| {
+            self.counts[UsageMember::Details as usize + COUNTS_PER_DETAILS * side as usize + at]
         };
         let (input, output, heard, written) = match protocol {
-            Protocol::Chat => {
-                (Name::PromptTokens, Name::CompletionTokens, Side::Prompt, Side::Completion)
-            }
-            Protocol::Responses | Protocol::Messages => {
-                (Name::InputTokens, Name::OutputTokens, Side::Input, Side::Output)
-            }
+            LlmProtocol::Chat => (
+                UsageMember::PromptTokens,
+                UsageMember::CompletionTokens,
+                UsageDetailsMember::Prompt,
+                UsageDetailsMember::Completion,
+            ),
+            LlmProtocol::Responses | LlmProtocol::Messages => (
+                UsageMember::InputTokens,
+                UsageMember::OutputTokens,
+                UsageDetailsMember::Input,
+                UsageDetailsMember::Output,
+            ),
         };
-        let has_details = |side: Side| self.seen_sides & 1 << side as u32 != 0;
-        let is_missing = |sum: Name, side: Side| count(sum).unwrap_or(0) == 0 && has_details(side);
+        let has_details = |side: UsageDetailsMember| self.seen_sides & 1 << side as u32 != 0;
+        let is_missing = |sum: UsageMember, side: UsageDetailsMember| {
+            count(sum).unwrap_or(0) == 0 && has_details(side)
+        };
         if is_missing(input, heard) || is_missing(output, written) {
             return None;
         }
-        let (hour, short) = (detail(Side::CacheWrite, 0), detail(Side::CacheWrite, 1));
+        let (hour, short) =
+            (detail(UsageDetailsMember::CacheWrite, 0), detail(UsageDetailsMember::CacheWrite, 1));
         let cache_write =
-            count(Name::CacheWrite).max(detail(heard, 3)).max(super::add(hour, short));
-        let cache_read = count(Name::CacheRead).or(detail(heard, 0));
+            count(UsageMember::CacheWrite).max(detail(heard, 3)).max(super::add(hour, short));
+        let cache_read = count(UsageMember::CacheRead).or(detail(heard, 0));
         // What is beside the input of Messages is a part of it elsewhere.
         let is_cached = cache_read.max(cache_write).is_some_and(|cached| cached > 0);
-        if is_cached && protocol != Protocol::Messages && count(input).unwrap_or(0) == 0 {
+        if is_cached && protocol != LlmProtocol::Messages && count(input).unwrap_or(0) == 0 {
             return None;
         }
-        Some(Said {
+        Some(ReportedUsage {
             input: count(input),
             output: count(output),
-            total: count(Name::TotalTokens).filter(|_| protocol != Protocol::Messages),
+            total: count(UsageMember::TotalTokens).filter(|_| protocol != LlmProtocol::Messages),
             cache_read,
             cache_write,
             cache_write_1h: hour,
@@ -156,27 +171,32 @@ impl Found {
 }
 
 /// Counts in the details of one side.
-const DETAILS: usize = 4;
+const COUNTS_PER_DETAILS: usize = 4;
 
-const PLACES: usize = Name::Details as usize + DETAILS * 5;
+const COUNT_SLOTS: usize = UsageMember::Details as usize + COUNTS_PER_DETAILS * 5;
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::Said;
-    use super::read;
-    use crate::protocol::Protocol;
+    use super::super::ReportedUsage;
+    use super::read_usual_usage;
+    use crate::protocol::LlmProtocol;
 
-    const PROTOCOLS: [Protocol; 3] = [Protocol::Chat, Protocol::Responses, Protocol::Messages];
+    const PROTOCOLS: [LlmProtocol; 3] =
+        [LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages];
 
     fn check(usage: &str) -> bool {
         let mut is_read = false;
         for protocol in PROTOCOLS {
-            let said = read(protocol, usage.as_bytes());
+            let said = read_usual_usage(protocol, usage.as_bytes());
             is_read = said.is_some();
             if is_read {
-                assert_eq!(said, Said::parse(protocol, usage.as_bytes()), "{protocol:?} {usage}");
+                assert_eq!(
+                    said,
+                    ReportedUsage::parse_usage(protocol, usage.as_bytes()),
+                    "{protocol:?} {usage}"
+                );
             }
         }
         is_read

@@ -9,17 +9,17 @@ use crate::upstream::headers;
 
 /// What the head says.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
-    /// Only what [`headers::keeps`]; the rest is never copied.
+    /// Only what [`headers::kept_header_name`]; the rest is never copied.
     pub(super) fields: HeaderLines,
-    pub(super) framing: Framing,
+    pub(super) framing: BodyFraming,
     pub(super) keeps_alive: bool,
 }
 
 /// How the end of the body is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(super) enum BodyFraming {
     Length(u64),
     Chunked,
     UntilClose,
@@ -29,8 +29,8 @@ pub(super) enum Framing {
 ///
 /// # Errors
 /// What makes it not HTTP, or its framing ambiguous.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, &'static str> {
-    let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
+pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(ResponseHead, usize)>, &'static str> {
+    let mut fields = [const { MaybeUninit::uninit() }; MAX_HEAD_FIELDS];
     let mut response = httparse::Response::new(&mut []);
     let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
         &mut response,
@@ -45,24 +45,24 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, &'static str>
     };
     let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or("the status is not a number from 100 to 999")?;
-    let mut head = Head {
+    let mut head = ResponseHead {
         status,
         fields: HeaderLines::with_capacity(FIELDS_ROOM_BYTES),
-        framing: Framing::UntilClose,
+        framing: BodyFraming::UntilClose,
         keeps_alive: response.version == Some(1),
     };
     for field in response.headers.iter() {
-        head.read(field)?;
+        head.read_field(field)?;
     }
     head.settle_framing();
     Ok(Some((head, length)))
 }
 
-impl Head {
-    fn read(&mut self, field: &httparse::Header<'_>) -> Result<(), &'static str> {
+impl ResponseHead {
+    fn read_field(&mut self, field: &httparse::Header<'_>) -> Result<(), &'static str> {
         let (name, value) = (field.name, field.value);
         if name.eq_ignore_ascii_case("content-length") {
-            return self.read_length(value);
+            return self.read_content_length(value);
         }
         if name.eq_ignore_ascii_case("transfer-encoding") {
             return self.read_transfer_encoding(value);
@@ -71,48 +71,48 @@ impl Head {
             self.keeps_alive &= !value.eq_ignore_ascii_case(b"close");
             return Ok(());
         }
-        if let Some(name) = headers::keeps(name) {
+        if let Some(name) = headers::kept_header_name(name) {
             self.fields.push(name, value);
         }
         Ok(())
     }
 
-    fn read_length(&mut self, value: &[u8]) -> Result<(), &'static str> {
+    fn read_content_length(&mut self, value: &[u8]) -> Result<(), &'static str> {
         let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
         let length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         let length = length.filter(|_| digits).ok_or("content-length is not a number")?;
         match self.framing {
-            Framing::Length(other) if other != length => Err("content-length is given twice"),
-            Framing::Chunked => Err("both content-length and transfer-encoding are given"),
+            BodyFraming::Length(other) if other != length => Err("content-length is given twice"),
+            BodyFraming::Chunked => Err("both content-length and transfer-encoding are given"),
             _ => {
-                self.framing = Framing::Length(length);
+                self.framing = BodyFraming::Length(length);
                 Ok(())
             }
         }
     }
 
     fn read_transfer_encoding(&mut self, value: &[u8]) -> Result<(), &'static str> {
-        if self.framing != Framing::UntilClose {
+        if self.framing != BodyFraming::UntilClose {
             return Err("the body's length is given twice");
         }
         if !value.eq_ignore_ascii_case(b"chunked") {
             return Err("transfer-encoding is not `chunked`");
         }
-        self.framing = Framing::Chunked;
+        self.framing = BodyFraming::Chunked;
         Ok(())
     }
 
     fn settle_framing(&mut self) {
         if matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
-            self.framing = Framing::Length(0);
+            self.framing = BodyFraming::Length(0);
         }
-        self.keeps_alive &= self.framing != Framing::UntilClose;
+        self.keeps_alive &= self.framing != BodyFraming::UntilClose;
     }
 }
 
 /// LiteLLM sends about 40 fields in 3 KiB; this is an order of magnitude more.
-pub(super) const MAX_BYTES: usize = 64 * 1024;
-const MAX_FIELDS: usize = 128;
+pub(super) const MAX_HEAD_BYTES: usize = 64 * 1024;
+const MAX_HEAD_FIELDS: usize = 128;
 
 /// What is kept, and what we add for the client, in one allocation in nearly every case.
 const FIELDS_ROOM_BYTES: usize = 384;

@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-use cogni_gateway::delivery::outbox::{Order, Outbox, Progress};
-use cogni_gateway::delivery::statement::Facts;
-use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::{Artifacts, Branch, BranchKey, BranchState, Sha};
+use cogni_gateway::delivery::outbox::{DeliveryOutbox, DeliveryRequest, StepOutcome};
+use cogni_gateway::delivery::statement::RunFacts;
+use cogni_gateway::relay::extract::AnnouncedBranch;
+use cogni_gateway::relay::{ArtifactDir, BranchKey, BranchState, ObjectId, SandboxBranch};
 use tempfile::TempDir;
 
 use crate::support::repository::{commit, git};
@@ -42,7 +42,7 @@ fn held_work_is_shown_and_applied() {
     assert_eq!(git(&work, &["show", &format!("{branch}:made")]), "by an agent");
     let log = state.join("audit").join(format!("{id}.jsonl"));
     assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
-    let report = cogni_gateway::audit::verify::verify(&log, None).unwrap();
+    let report = cogni_gateway::audit::verify::verify_file(&log, None).unwrap();
     assert!(report.finished && fs::read_to_string(&log).unwrap().contains("relay.applied"));
     let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
     assert!(
@@ -180,33 +180,33 @@ fn held(place: &TempDir) -> (std::path::PathBuf, String) {
     let work = place.path().join("work");
     git(place.path(), &["init", "--quiet", "--initial-branch=main", "work"]);
     commit(&work, "README", "hello\n");
-    let start: Sha = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    let start: ObjectId = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
     git(&work, &["checkout", "--quiet", "-b", "sandbox/task-1"]);
     commit(&work, "made", "by an agent\n");
-    let tip: Sha = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
-    let tree: Sha = git(&work, &["rev-parse", "HEAD^{tree}"]).parse().unwrap();
-    let artifacts = Artifacts::create(&place.path().join("artifacts")).unwrap();
-    let bundle = artifacts.bundle().display().to_string();
+    let tip: ObjectId = git(&work, &["rev-parse", "HEAD"]).parse().unwrap();
+    let tree: ObjectId = git(&work, &["rev-parse", "HEAD^{tree}"]).parse().unwrap();
+    let artifacts = ArtifactDir::create(&place.path().join("artifacts")).unwrap();
+    let bundle = artifacts.bundle_path().display().to_string();
     git(&work, &["bundle", "create", "--quiet", &bundle, "main..sandbox/task-1"]);
     git(&work, &["checkout", "--quiet", "main"]);
     git(&work, &["branch", "--quiet", "-D", "sandbox/task-1"]);
 
     let state = place.path().join("state");
-    let outbox = Outbox::open(&state.join("outbox.sqlite")).unwrap();
-    let branch = Branch::of(BranchKey::parse("task-1").unwrap());
-    let order = Order {
+    let outbox = DeliveryOutbox::open(&state.join("outbox.sqlite")).unwrap();
+    let branch = SandboxBranch::from_key(BranchKey::parse("task-1").unwrap());
+    let order = DeliveryRequest {
         repository: "https://github.com/acme/site".parse().unwrap(),
         state: BranchState { branch, exists: false, start, base: "main".into(), base_tip: start },
-        announced: Announced { tip, tree, commits: 1, merges: 0, head: None },
-        facts: Facts { run: "run-1".to_owned(), ..Facts::default() },
+        announced: AnnouncedBranch { tip, tree, commits: 1, merges: 0, head: None },
+        facts: RunFacts { run: "run-1".to_owned(), ..RunFacts::default() },
         rules: None,
         host: None,
         artifacts: artifacts.directory().to_owned(),
         pull_request: None,
     };
-    let job = outbox.add(&order).unwrap();
+    let job = outbox.add_job(&order).unwrap();
     let why = "`.github/workflows/ci.yml`: it runs with the repository's secrets".to_owned();
-    (state, outbox.advance(&job, Progress::Held { code: "policy", why }).unwrap().id)
+    (state, outbox.advance_job(&job, StepOutcome::Held { code: "policy", why }).unwrap().id)
 }
 
 /// L7: what a relay keeps names its directory, in text.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cogni_gateway::audit::PublicKey;
-use cogni_gateway::audit::chain::{Chain, Head, MAX_UNSETTLED, Why};
-use cogni_gateway::audit::read::{Broken, MAX_LINE};
-use cogni_gateway::audit::record::{Record, Refused, Settled};
-use cogni_gateway::audit::{Error, Log, verify};
+use cogni_gateway::audit::AuditPublicKey;
+use cogni_gateway::audit::chain::{ChainBreakReason, HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
+use cogni_gateway::audit::read::{ChainBreakError, MAX_LINE_BYTES};
+use cogni_gateway::audit::record::{AuditRecord, CallRefusedRecord, CallSettledRecord};
+use cogni_gateway::audit::{AuditError, AuditLog, verify};
 use cogni_gateway::base::hex;
 use proptest::prelude::*;
 use ring::digest::{SHA256, digest};
@@ -49,14 +49,14 @@ fn a_log_can_be_checked_by_its_description() {
         assert_eq!(prev.strip_suffix('"').unwrap(), last);
         if seq == 8 {
             let text = |key: &str| fields.split(&format!("\"{key}\":\"")).nth(1).unwrap();
-            let signature: [u8; 64] = hex::decode(&text("signature")[..128]).unwrap();
-            let key: [u8; 32] = hex::decode(&text("public_key")[..64]).unwrap();
+            let signature: [u8; 64] = hex::decode_hex(&text("signature")[..128]).unwrap();
+            let key: [u8; 32] = hex::decode_hex(&text("public_key")[..64]).unwrap();
             let signed = format!("cogni-gateway audit checkpoint v1 {last}");
             UnparsedPublicKey::new(&ED25519, key).verify(signed.as_bytes(), &signature).unwrap();
         }
         let hash = digest(&SHA256, content.as_bytes());
         last = rest.strip_suffix("\"}").unwrap().to_owned();
-        assert_eq!(hex::decode::<32>(&last).unwrap(), hash.as_ref());
+        assert_eq!(hex::decode_hex::<32>(&last).unwrap(), hash.as_ref());
     }
     assert!(log.ends_with(&format!("{last}\"}}\n")));
 }
@@ -75,7 +75,7 @@ fn every_changed_byte_is_found_and_its_record_named() {
                 continue;
             }
             log[at] = changed;
-            let Broken { seq: named, offset, .. } = check(&log).unwrap_err();
+            let ChainBreakError { seq: named, offset, .. } = check(&log).unwrap_err();
             let place = (named, usize::try_from(offset).unwrap());
             assert_eq!(place, (seq as u64, starts[seq - 1]), "byte {at}: {original} → {changed}");
         }
@@ -109,8 +109,8 @@ proptest! {
     ) {
         let (log, lines) = in_memory(|chain, lines| {
             let amount = amount(number, number, number);
-            append(chain, lines, &Admitted { model: Some(&text), reserved: amount, ..admitted(&text) });
-            append(chain, lines, &Settled {
+            append(chain, lines, &CallAdmittedRecord { model: Some(&text), reserved: amount, ..admitted(&text) });
+            append(chain, lines, &CallSettledRecord {
                 code: Some(&text),
                 charged: amount,
                 litellm_call_id: Some(&text),
@@ -118,7 +118,7 @@ proptest! {
                 duration_ms: time,
                 ..settled(&text)
             });
-            append(chain, lines, &Refused { method: &text, ..refused(&text, "code") });
+            append(chain, lines, &CallRefusedRecord { method: &text, ..refused(&text, "code") });
         });
         let report = check(&log).unwrap();
         prop_assert_eq!((report.settled, report.open, report.unmatched), (1, 0, 0));
@@ -134,7 +134,7 @@ fn the_longest_text_makes_a_line_under_8_kib() {
         append(
             chain,
             lines,
-            &Settled {
+            &CallSettledRecord {
                 code: Some(&text),
                 litellm_call_id: Some(&text),
                 litellm_response_cost: Some(&text),
@@ -158,12 +158,15 @@ fn a_line_that_is_not_in_its_place_is_found() {
         let mut repeated = lines.clone();
         repeated.insert(at, lines[at]);
         assert_eq!(found(&repeated).seq, seq + 1);
-        assert_eq!(found(&repeated).why, Why::Order(seq));
+        assert_eq!(found(&repeated).why, ChainBreakReason::Order(seq));
 
         if at + 1 < lines.len() {
             let mut removed = lines.clone();
             removed.remove(at);
-            assert_eq!((found(&removed).seq, found(&removed).why), (seq, Why::Order(seq + 1)));
+            assert_eq!(
+                (found(&removed).seq, found(&removed).why),
+                (seq, ChainBreakReason::Order(seq + 1))
+            );
         }
         for other in at + 1..lines.len() {
             let mut swapped = lines.clone();
@@ -186,7 +189,7 @@ fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
     };
     let [[changed, _], [_, after]] = [call("call-2"), call("call-1")];
     let found = check(&[changed, after].concat()).unwrap_err();
-    assert_eq!((found.seq, found.why), (2, Why::Link));
+    assert_eq!((found.seq, found.why), (2, ChainBreakReason::Link));
 }
 
 /// G11: the one thing a chain cannot find is said in the report.
@@ -203,40 +206,41 @@ fn a_log_without_its_end_is_reported_as_unfinished() {
 #[test]
 fn a_forger_without_the_key_is_found_by_whoever_knows_it() {
     let place = whole_run();
-    let key = verify::verify(&place.log(), None).unwrap().signatures.key.unwrap();
-    let pinned = verify::verify(&place.log(), Some(&key)).unwrap();
+    let key = verify::verify_file(&place.log(), None).unwrap().signatures.key.unwrap();
+    let pinned = verify::verify_file(&place.log(), Some(&key)).unwrap();
     assert_eq!(pinned.signatures.last, Some(8));
 
     let forged = Place::new();
-    let other = Config { signing_key: None, ..config(&forged.log()) };
-    let (log, _) = Log::open(&other, &started()).unwrap();
-    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    let other = AuditConfig { signing_key: None, ..config(&forged.log()) };
+    let (log, _) = AuditLog::open_log(&other, &started()).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
     drop(log);
-    assert!(verify::verify(&forged.log(), None).is_ok());
-    let found = verify::verify(&forged.log(), Some(&key)).unwrap_err();
-    assert!(matches!(found, Error::Unsigned { key: named } if named == key));
+    assert!(verify::verify_file(&forged.log(), None).is_ok());
+    let found = verify::verify_file(&forged.log(), Some(&key)).unwrap_err();
+    assert!(matches!(found, AuditError::Unsigned { key: named } if named == key));
 }
 
 /// G11: checkpoints come on time, and a run may be resumed with another key.
 #[test]
 fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
     let place = Place::new();
-    let signed = Config { checkpoint_every: 4, ..config(&place.log()) };
-    let (log, _) = Log::open(&signed, &started()).unwrap();
+    let signed = AuditConfig { checkpoint_every: 4, ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
     for call in 0..10 {
-        at_once(log.admitted(&admitted(&format!("call-{call}")))).unwrap();
-        log.settled(&settled(&format!("call-{call}")));
+        at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
+        log.record_settlement(&settled(&format!("call-{call}")));
     }
     drop(log);
     let first = place.verify();
     assert_eq!((first.records, first.signatures.checkpoints), (26, 5));
 
-    let (log, _) = Log::open(&Config { signing_key: None, ..signed }, &started()).unwrap();
-    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    let (log, _) =
+        AuditLog::open_log(&AuditConfig { signing_key: None, ..signed }, &started()).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
     let (before, now) = (first.signatures.key.unwrap(), place.verify().signatures.key.unwrap());
     assert_ne!(before, now);
     for (key, theirs, last) in [(before, 1, 25), (now, 5, 29)] {
-        let signatures = verify::verify(&place.log(), Some(&key)).unwrap().signatures;
+        let signatures = verify::verify_file(&place.log(), Some(&key)).unwrap().signatures;
         assert_eq!((signatures.foreign, signatures.last), (theirs, Some(last)));
     }
 }
@@ -246,30 +250,30 @@ fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
 async fn what_is_unsigned_for_too_long_is_signed_by_a_flush() {
     let place = Place::new();
     // Any record has waited for so long by the next flush.
-    let soon = Config { checkpoint_interval: Duration::from_nanos(1), ..config(&place.log()) };
-    let (log, _) = Log::open(&soon, &started()).unwrap();
+    let soon = AuditConfig { checkpoint_interval: Duration::from_nanos(1), ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&soon, &started()).unwrap();
     for call in 1..=3 {
         let call = call.to_string();
-        log.admitted(&admitted(&call)).await.unwrap();
-        log.settled(&settled(&call));
-        log.unflushed().await;
-        log.flush();
+        log.record_admission(&admitted(&call)).await.unwrap();
+        log.record_settlement(&settled(&call));
+        log.wait_for_data().await;
+        log.flush_buffered();
         let report = place.verify();
         assert_eq!(report.signatures.last, Some(report.records), "all of it is signed");
     }
     let signed = place.bytes();
     for _ in 0..10 {
-        log.flush();
+        log.flush_buffered();
     }
     assert_eq!(place.bytes(), signed, "a signature needs none itself");
     // The notice of the last settlement may still be there; after it there is nothing to wait for.
-    let _ = is_ready(log.unflushed());
-    assert!(!is_ready(log.unflushed()));
+    let _ = is_ready(log.wait_for_data());
+    assert!(!is_ready(log.wait_for_data()));
 
     // What was only admitted is told of by the time alone.
-    log.admitted(&admitted("4")).await.unwrap();
-    log.unflushed().await;
-    log.flush();
+    log.record_admission(&admitted("4")).await.unwrap();
+    log.wait_for_data().await;
+    log.flush_buffered();
     assert_eq!(place.verify().signatures.last, Some(place.verify().records));
 }
 
@@ -277,14 +281,15 @@ async fn what_is_unsigned_for_too_long_is_signed_by_a_flush() {
 #[test]
 fn what_is_not_unsigned_for_long_is_not_signed_by_a_flush() {
     let place = Place::new();
-    let later = Config { checkpoint_interval: Duration::from_hours(1), ..config(&place.log()) };
-    let never = Config { checkpoint_interval: Duration::ZERO, ..config(&place.log()) };
+    let later =
+        AuditConfig { checkpoint_interval: Duration::from_hours(1), ..config(&place.log()) };
+    let never = AuditConfig { checkpoint_interval: Duration::ZERO, ..config(&place.log()) };
     for config in [later, never] {
-        let (log, _) = Log::open(&config, &started()).unwrap();
+        let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
         for call in 0..100 {
-            at_once(log.admitted(&admitted(&call.to_string()))).unwrap();
-            log.settled(&settled(&call.to_string()));
-            log.flush();
+            at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
+            log.record_settlement(&settled(&call.to_string()));
+            log.flush_buffered();
         }
     }
     assert_eq!(place.verify().signatures.checkpoints, 0);
@@ -298,7 +303,7 @@ fn a_chained_record_that_makes_no_sense_is_found() {
         signature: String,
         public_key: String,
     }
-    impl Record for Signature {
+    impl AuditRecord for Signature {
         const EVENT: &'static str = "log.checkpoint";
     }
     let place = whole_run();
@@ -309,15 +314,19 @@ fn a_chained_record_that_makes_no_sense_is_found() {
             append(chain, lines, &admitted("call-1"));
             append(chain, lines, &Signature { signature, public_key: key.clone() });
         });
-        assert_eq!(check(&log).unwrap_err().why, Why::Signature);
+        assert_eq!(check(&log).unwrap_err().why, ChainBreakReason::Signature);
     }
 
     let (log, _) = in_memory(|chain, lines| {
         append(chain, lines, &admitted("call-1"));
-        chain.append(lines, Head { time: b"now", run: "\"run-2\"" }, &settled("call-1"));
+        chain.append_record(
+            lines,
+            RecordHeader { time: b"now", run: "\"run-2\"" },
+            &settled("call-1"),
+        );
     });
     let found = check(&log).unwrap_err();
-    assert_eq!((found.seq, found.why), (2, Why::Run("run-2".into())));
+    assert_eq!((found.seq, found.why), (2, ChainBreakReason::Run("run-2".into())));
 }
 
 #[test]
@@ -326,7 +335,7 @@ fn an_event_of_a_later_version_is_counted_and_passed_over() {
     struct Called {
         tool: &'static str,
     }
-    impl Record for Called {
+    impl AuditRecord for Called {
         const EVENT: &'static str = "tool.called";
     }
     let (log, _) = in_memory(|chain, lines| append(chain, lines, &Called { tool: "time" }));
@@ -335,16 +344,19 @@ fn an_event_of_a_later_version_is_counted_and_passed_over() {
 
 #[test]
 fn a_reader_needs_bounded_memory_whatever_the_file_holds() {
-    let long = vec![b'x'; usize::try_from(MAX_LINE).unwrap() + 1];
-    assert_eq!(check(&long).unwrap_err().why, Why::TooLong);
+    let long = vec![b'x'; usize::try_from(MAX_LINE_BYTES).unwrap() + 1];
+    assert_eq!(check(&long).unwrap_err().why, ChainBreakReason::TooLong);
 
     let (many, _) = in_memory(|chain, lines| {
-        for call in 0..=MAX_UNSETTLED {
+        for call in 0..=MAX_UNSETTLED_CALLS {
             append(chain, lines, &admitted(&call.to_string()));
         }
     });
     let found = check(&many).unwrap_err();
-    assert_eq!((found.seq, found.why), (MAX_UNSETTLED as u64 + 1, Why::Unsettled));
+    assert_eq!(
+        (found.seq, found.why),
+        (MAX_UNSETTLED_CALLS as u64 + 1, ChainBreakReason::Unsettled)
+    );
 }
 
 /// Whether the future is ready when it is asked once.
@@ -353,21 +365,21 @@ fn is_ready(future: impl Future) -> bool {
 }
 
 /// Chains records without a file; also says how many lines that made.
-fn in_memory(write: impl FnOnce(&mut Chain, &mut Vec<u8>)) -> (Vec<u8>, usize) {
+fn in_memory(write: impl FnOnce(&mut HashChain, &mut Vec<u8>)) -> (Vec<u8>, usize) {
     let mut lines = vec![];
-    let mut chain = Chain::START;
+    let mut chain = HashChain::START;
     write(&mut chain, &mut lines);
     let count = line_starts(&lines).len();
     (lines, count)
 }
 
-fn append(chain: &mut Chain, lines: &mut Vec<u8>, record: &impl Record) {
-    let head = Head { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
-    chain.append(lines, head, record);
+fn append(chain: &mut HashChain, lines: &mut Vec<u8>, record: &impl AuditRecord) {
+    let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
+    chain.append_record(lines, head, record);
 }
 
 #[test]
 fn a_key_is_printed_as_it_is_read() {
     let key = whole_run().verify().signatures.key.unwrap();
-    assert_eq!(PublicKey::parse(&key.to_string()).unwrap(), key);
+    assert_eq!(AuditPublicKey::parse_public_key(&key.to_string()).unwrap(), key);
 }

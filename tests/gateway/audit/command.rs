@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use cogni_gateway::audit::record::Refused;
-use cogni_gateway::cli::audit::{Command, run};
+use cogni_gateway::audit::record::CallRefusedRecord;
+use cogni_gateway::cli::audit::{AuditCommand, run};
 
 use super::*;
 
@@ -81,14 +81,14 @@ fn verify_does_not_praise_an_empty_file() {
 
 #[test]
 fn a_key_that_is_none_is_explained() {
-    let command = Command::Verify { file: whole_run().log(), public_key: Some("abc".into()) };
+    let command = AuditCommand::Verify { file: whole_run().log(), public_key: Some("abc".into()) };
     let error = run(&command, &mut vec![]).unwrap_err();
     insta::assert_snapshot!(format!("{error:#}"), @"--public-key: the public key has 3 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes a signing key)");
 }
 
 #[test]
 fn a_file_that_cannot_be_read_is_named_with_the_reason_once() {
-    let command = Command::Verify { file: "/nowhere/audit.jsonl".into(), public_key: None };
+    let command = AuditCommand::Verify { file: "/nowhere/audit.jsonl".into(), public_key: None };
     let error = run(&command, &mut vec![]).unwrap_err();
     insta::assert_snapshot!(format!("{error:#}"), @"cannot use audit log `/nowhere/audit.jsonl`: No such file or directory (os error 2)");
 }
@@ -98,9 +98,12 @@ fn show_prints_a_row_for_each_record() {
     let place = whole_run();
     {
         let (log, _) = place.open();
-        at_once(log.admitted(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
+        at_once(log.record_admission(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
         for call in 0..70 {
-            log.refused(&Refused { status: 429, ..refused(&call.to_string(), "rate_limited") });
+            log.record_refusal(&CallRefusedRecord {
+                status: 429,
+                ..refused(&call.to_string(), "rate_limited")
+            });
         }
     }
     let bytes = place.bytes();
@@ -139,7 +142,8 @@ fn show_prints_no_control_characters() {
     let place = Place::new();
     let (log, _) = place.open();
     let model = "\u{1b}[2Jgpt\r\n\u{202e}4";
-    at_once(log.admitted(&Admitted { model: Some(model), ..admitted("call-1") })).unwrap();
+    at_once(log.record_admission(&CallAdmittedRecord { model: Some(model), ..admitted("call-1") }))
+        .unwrap();
     let (_, text) = shown(&place);
     let row = text.lines().last().unwrap().split("chat_completions").last().unwrap();
     insta::assert_snapshot!(row, @r#" \u{1b}[2Jgpt\u{d}\u{a}\u{202e}4, streamed; reserves 1 turn, 600 in, 4096 out"#);
@@ -156,14 +160,14 @@ fn show_ends_where_the_proof_ends() {
 }
 
 fn verified(place: &Place, public_key: Option<String>) -> (ExitCode, String) {
-    output(&Command::Verify { file: place.log(), public_key })
+    output(&AuditCommand::Verify { file: place.log(), public_key })
 }
 
 fn shown(place: &Place) -> (ExitCode, String) {
-    output(&Command::Show { file: place.log() })
+    output(&AuditCommand::Show { file: place.log() })
 }
 
-fn output(command: &Command) -> (ExitCode, String) {
+fn output(command: &AuditCommand) -> (ExitCode, String) {
     let mut out = vec![];
     let code = run(command, &mut out).unwrap();
     (code, String::from_utf8(out).unwrap())

@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::audit::chain::Why;
-use cogni_gateway::audit::read::Event;
-use cogni_gateway::audit::{Error, recover};
+use cogni_gateway::audit::chain::ChainBreakReason;
+use cogni_gateway::audit::read::AuditEvent;
+use cogni_gateway::audit::{AuditError, recover};
 use proptest::prelude::*;
 
 use super::*;
@@ -21,10 +21,10 @@ use super::*;
 fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
     let place = Place::new();
     let (log, _) = place.open();
-    at_once(log.admitted(&admitted("call-1"))).unwrap();
-    log.settled(&settled("call-1"));
-    at_once(log.admitted(&admitted("call-2"))).unwrap();
-    log.settled(&settled("call-2"));
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    log.record_settlement(&settled("call-1"));
+    at_once(log.record_admission(&admitted("call-2"))).unwrap();
+    log.record_settlement(&settled("call-2"));
     drop(log);
     let whole = place.bytes();
     let last = *line_starts(&whole).last().unwrap();
@@ -56,12 +56,12 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
 fn a_torn_admission_costs_nothing() {
     let place = Place::new();
     let (log, _) = place.open();
-    at_once(log.admitted(&admitted("call-1"))).unwrap();
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
     drop(log);
     let whole = place.bytes();
     fs::write(place.log(), &whole[..whole.len() - 1]).unwrap();
     let (_log, recovered) = place.open();
-    assert_eq!((recovered.crashed, recovered.spent), (0, Amount::default()));
+    assert_eq!((recovered.crashed, recovered.spent), (0, BudgetAmount::default()));
 }
 
 /// G9, G11: the log knows how long its run has been going on, over all of its processes.
@@ -126,8 +126,8 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
     let mut found = HashSet::new();
     for entry in place.entries() {
         match entry.event {
-            Event::Started(_) => starts += 1,
-            Event::Admitted(call) => {
+            AuditEvent::Started(_) => starts += 1,
+            AuditEvent::Admitted(call) => {
                 found.insert(format!("{} {}", (starts - 1) / 2, call.request));
             }
             _ => (),
@@ -147,9 +147,9 @@ fn what_was_charged_adds_up_over_restarts() {
         let charged = 118 * round + 600 * round;
         assert_eq!(recovered.spent.input, Tokens(charged));
         assert_eq!(recovered.crashed, u64::from(round > 0));
-        at_once(log.admitted(&admitted("settled"))).unwrap();
-        at_once(log.admitted(&admitted("lost"))).unwrap();
-        log.settled(&settled("settled"));
+        at_once(log.record_admission(&admitted("settled"))).unwrap();
+        at_once(log.record_admission(&admitted("lost"))).unwrap();
+        log.record_settlement(&settled("settled"));
     }
     let (log, _) = place.open();
     drop(log);
@@ -175,7 +175,7 @@ fn a_log_broken_in_the_middle_is_left_alone() {
     let third = line_starts(&bytes)[2];
     bytes[third + 50] ^= 1;
     fs::write(place.log(), &bytes).unwrap();
-    let error = Log::open(&config(&place.log()), &started()).err().unwrap();
+    let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 828): the content does not match its hash; it is evidence now, so move it away and start anew");
     });
@@ -186,8 +186,8 @@ fn a_log_broken_in_the_middle_is_left_alone() {
 fn a_log_of_another_run_is_left_alone() {
     let place = whole_run();
     let bytes = place.bytes();
-    let other = Started { run: "run-2".into(), ..started() };
-    let error = Log::open(&config(&place.log()), &other).err().unwrap();
+    let other = RunStartedRecord { run: "run-2".into(), ..started() };
+    let error = AuditLog::open_log(&config(&place.log()), &other).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` belongs to run `run-1`, this is run `run-2`; give each run its own file");
     });
@@ -200,13 +200,16 @@ fn a_file_that_is_no_log_is_left_alone() {
     for content in ["password = hunter2", "a line\n", "{}\n{}\n", "{\"v\":2,\"seq\":1"] {
         let place = Place::new();
         fs::write(place.log(), content).unwrap();
-        let error = Log::open(&config(&place.log()), &started()).err().unwrap();
-        assert!(matches!(error, Error::Broken { .. }), "{content}: {error}");
+        let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+        assert!(matches!(error, AuditError::Broken { .. }), "{content}: {error}");
         assert_eq!(place.bytes(), content.as_bytes());
     }
     let place = Place::new();
     fs::create_dir(place.log()).unwrap();
-    assert!(matches!(Log::open(&config(&place.log()), &started()), Err(Error::NotAFile { .. })));
+    assert!(matches!(
+        AuditLog::open_log(&config(&place.log()), &started()),
+        Err(AuditError::NotAFile { .. })
+    ));
 }
 
 /// G11: who can make a link beside the logs does not choose what is written to, be it there or not.
@@ -219,8 +222,8 @@ fn a_log_is_never_written_through_a_link() {
             fs::write(&other, "").unwrap();
         }
         std::os::unix::fs::symlink(&other, place.log()).unwrap();
-        let opened = Log::open(&config(&place.log()), &started());
-        assert!(matches!(opened, Err(Error::NotAFile { .. })), "{:?}", opened.err());
+        let opened = AuditLog::open_log(&config(&place.log()), &started());
+        assert!(matches!(opened, Err(AuditError::NotAFile { .. })), "{:?}", opened.err());
         assert_eq!(fs::read(&other).ok(), is_there.then(Vec::new));
     }
 }
@@ -230,7 +233,7 @@ fn a_log_is_never_written_through_a_link() {
 fn a_log_in_use_cannot_be_opened_again() {
     let place = Place::new();
     let (log, _) = place.open();
-    let error = Log::open(&config(&place.log()), &started()).err().unwrap();
+    let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
     insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
         insta::assert_snapshot!(error, @"audit log `[log]` is being written by another process; stop that one, or use another file");
     });
@@ -257,10 +260,10 @@ proptest! {
         let log = &*WHOLE_RUN;
         let at = at % (log.len() + 1);
         for log in [bytes.clone(), [&log[..at], &bytes].concat()] {
-            if let Ok(scan) = recover::scan(&*log) {
+            if let Ok(scan) = recover::scan_log(&*log) {
                 let whole = usize::try_from(scan.whole_bytes).unwrap();
                 let report = check(&log[..whole]).unwrap();
-                prop_assert_eq!(report.records + 1, scan.chain.next());
+                prop_assert_eq!(report.records + 1, scan.chain.next_seq());
                 prop_assert_eq!(report.open, scan.open.len() as u64);
                 prop_assert_eq!(report.spent, scan.spent);
             }
@@ -281,19 +284,19 @@ fn spawn_victim(log: &Path) -> Child {
 
 /// Four threads that say each call's name once its admission is acknowledged.
 fn write_until_killed(path: &Path) {
-    let log = &Log::open(&config(path), &started()).unwrap().0;
+    let log = &AuditLog::open_log(&config(path), &started()).unwrap().0;
     thread::scope(|scope| {
         for writer in 0..4 {
             scope.spawn(move || {
                 for call in 0.. {
                     let name = format!("{writer}/{call}");
-                    at_once(log.admitted(&admitted(&name))).unwrap();
+                    at_once(log.record_admission(&admitted(&name))).unwrap();
                     // In one write, so that the parent never sees two names mixed.
                     std::io::stderr().write_all(format!("{name}\n").as_bytes()).unwrap();
                     if call % 3 > 0 {
-                        log.settled(&settled(&name));
+                        log.record_settlement(&settled(&name));
                     }
-                    log.flush();
+                    log.flush_buffered();
                 }
             });
         }
@@ -301,10 +304,10 @@ fn write_until_killed(path: &Path) {
 }
 
 /// The report of everything before a torn tail.
-fn check_prefix(place: &Place) -> Report {
+fn check_prefix(place: &Place) -> AuditVerifyReport {
     let bytes = place.bytes();
     check(&bytes).unwrap_or_else(|broken| {
-        assert_eq!(broken.why, Why::Torn);
+        assert_eq!(broken.why, ChainBreakReason::Torn);
         check(&bytes[..usize::try_from(broken.offset).unwrap()]).unwrap()
     })
 }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::audit::record::{Admitted, MAX_TEXT, Outcome, Record, Settled};
-use cogni_gateway::budget::{Amount, Nanodollars, Source, Tokens, Usage};
-use cogni_gateway::protocol::Route;
+use cogni_gateway::audit::record::{
+    AuditRecord, CallAdmittedRecord, CallOutcome, CallSettledRecord, MAX_TEXT_BYTES,
+};
+use cogni_gateway::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
+use cogni_gateway::protocol::GatewayRoute;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -16,13 +18,13 @@ proptest! {
     #[test]
     fn an_admission_is_written_as_serde_writes_it(
         (request, model) in (text(), option::of(text())),
-        route in select(Route::ALL.to_vec()),
+        route in select(GatewayRoute::ALL.to_vec()),
         rules in prop::collection::vec(text().prop_map(Arc::from), 0..3),
         (stream, request_bytes, pid) in (any::<bool>(), number(), option::of(any::<u32>())),
         reserved in amount(),
     ) {
         let rules: Vec<Arc<str>> = rules;
-        let record = Admitted {
+        let record = CallAdmittedRecord {
             request: &request,
             route: route.name(),
             model: model.as_deref(),
@@ -39,13 +41,13 @@ proptest! {
     #[test]
     fn a_settlement_is_written_as_serde_writes_it(
         (request, code, call_id, cost) in (text(), option::of(text()), option::of(text()), option::of(text())),
-        (outcome, status) in (select(Outcome::ALL.to_vec()), any::<u16>()),
+        (outcome, status) in (select(CallOutcome::ALL.to_vec()), any::<u16>()),
         (usage, charged) in (usage(), amount()),
         (response_bytes, frames) in (number(), number()),
         reported in option::of(number().prop_map(Nanodollars)),
         (first_byte_ms, duration_ms) in (option::of(milliseconds()), milliseconds()),
     ) {
-        let record = Settled {
+        let record = CallSettledRecord {
             request: &request,
             outcome,
             status,
@@ -70,26 +72,27 @@ fn every_time_is_written_as_serde_writes_it() {
     let edges = [999_999_999_999.999, 1e12, 1e15, f64::MAX, f64::MIN_POSITIVE, f64::INFINITY];
     let small = (0..3000_u32).map(|micros| f64::from(micros) / 1000.0);
     for time in small.chain(edges).flat_map(|time| [time, -time]).chain([f64::NAN]) {
-        let record = Settled { duration_ms: time, first_byte_ms: Some(time), ..settled("1") };
+        let record =
+            CallSettledRecord { duration_ms: time, first_byte_ms: Some(time), ..settled("1") };
         assert_eq!(by_hand(&record), by_serde(&record), "{time}");
     }
 }
 
-fn by_hand(record: &impl Record) -> String {
+fn by_hand(record: &impl AuditRecord) -> String {
     // Not at the start: what stands before it must stay.
     let mut line = b"before".to_vec();
     record.append_json(&mut line);
     String::from_utf8(line).unwrap()
 }
 
-fn by_serde(record: &impl Record) -> String {
+fn by_serde(record: &impl AuditRecord) -> String {
     format!("before{}", serde_json::to_string(record).unwrap())
 }
 
 /// Ids as we make them, anything a client may send, what must be escaped, and what must be cut.
 fn text() -> impl Strategy<Value = String> {
     let anything = prop::collection::vec(any::<char>(), 0..40);
-    let long = prop::collection::vec(any::<char>(), MAX_TEXT / 4..MAX_TEXT + 9);
+    let long = prop::collection::vec(any::<char>(), MAX_TEXT_BYTES / 4..MAX_TEXT_BYTES + 9);
     prop_oneof![
         "[0-9a-f]{8}-[0-9a-f]{4}",
         "[ -~]{0,40}",
@@ -103,8 +106,8 @@ fn number() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..100_000_u64, any::<u64>(), Just(u64::MAX)]
 }
 
-fn amount() -> impl Strategy<Value = Amount> {
-    (number(), number(), number(), number()).prop_map(|(turns, input, output, cost)| Amount {
+fn amount() -> impl Strategy<Value = BudgetAmount> {
+    (number(), number(), number(), number()).prop_map(|(turns, input, output, cost)| BudgetAmount {
         turns,
         input: Tokens(input),
         output: Tokens(output),
@@ -112,12 +115,12 @@ fn amount() -> impl Strategy<Value = Amount> {
     })
 }
 
-fn usage() -> impl Strategy<Value = Usage> {
+fn usage() -> impl Strategy<Value = TokenUsage> {
     let tokens = prop::array::uniform8(number().prop_map(Tokens));
-    (tokens, select(Source::ALL.to_vec())).prop_map(|(tokens, source)| {
+    (tokens, select(UsageSource::ALL.to_vec())).prop_map(|(tokens, source)| {
         let [input, output, cache_read, cache_write, cache_write_1h, reasoning, ..] = tokens;
         let [.., audio_input, audio_output] = tokens;
-        Usage {
+        TokenUsage {
             input,
             output,
             cache_read,

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use cogni_gateway::audit::chain::{Chain, Head};
-use cogni_gateway::audit::record::Record;
-use cogni_gateway::audit::verify::Coverage;
-use cogni_gateway::audit::{PublicKey, SigningKey};
-use cogni_gateway::cli::audit::{Command, run};
+use cogni_gateway::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::audit::record::AuditRecord;
+use cogni_gateway::audit::verify::CheckpointCoverage;
+use cogni_gateway::audit::{AuditPublicKey, AuditSigningKey};
+use cogni_gateway::cli::audit::{AuditCommand, run};
 use proptest::prelude::*;
 use serde::Serialize;
 
@@ -15,13 +15,14 @@ use super::*;
 /// The bytes of one finished log with a checkpoint after each third record.
 static LOG: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let place = Place::new();
-    let config = Config { checkpoint_every: 3, ..config(&place.log()) };
-    let (log, _) = Log::open(&config, &started()).unwrap();
+    let config = AuditConfig { checkpoint_every: 3, ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     for call in ["call-1", "call-2", "call-3"] {
-        at_once(log.admitted(&admitted(call))).unwrap();
-        log.settled(&settled(call));
+        at_once(log.record_admission(&admitted(call))).unwrap();
+        log.record_settlement(&settled(call));
     }
-    log.finish(&Finished { spent: amount(3, 354, 132), admitted: 3, refused: 0 }).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: amount(3, 354, 132), admitted: 3, refused: 0 })
+        .unwrap();
     place.bytes()
 });
 
@@ -110,12 +111,12 @@ proptest! {
             0..6,
         ),
     ) {
-        let report = verify::check(&*forged(left, &more), Some(&key())).unwrap();
+        let report = verify::verify_log(&*forged(left, &more), Some(&key())).unwrap();
         let signed = [0, 4, 8, 11].into_iter().rfind(|checkpoint| *checkpoint <= left).unwrap();
         let unsigned = left - signed + more.len();
-        prop_assert_eq!((report.signed(), report.unsigned()), (signed as u64, unsigned as u64));
+        prop_assert_eq!((report.signed_records(), report.unsigned_records()), (signed as u64, unsigned as u64));
         let is_whole = left == 11 && more.is_empty();
-        prop_assert_eq!(report.coverage() == Coverage::Complete, is_whole);
+        prop_assert_eq!(report.coverage() == CheckpointCoverage::Complete, is_whole);
     }
 }
 
@@ -131,9 +132,9 @@ enum Forgery {
 fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
     let lines = LOG.split_inclusive(|byte| *byte == b'\n').take(left);
     let mut log: Vec<u8> = lines.flatten().copied().collect();
-    let mut chain = Chain::START;
+    let mut chain = HashChain::START;
     for line in log.split(|byte| *byte == b'\n').take(left) {
-        chain.follow(line).unwrap();
+        chain.verify_next(line).unwrap();
     }
     for forgery in more {
         match forgery {
@@ -141,7 +142,7 @@ fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
             Forgery::End => append(
                 &mut chain,
                 &mut log,
-                &Finished { spent: amount(1, 118, 44), admitted: 1, refused: 1 },
+                &RunFinishedRecord { spent: amount(1, 118, 44), admitted: 1, refused: 1 },
             ),
             Forgery::Checkpoint => sign(&mut chain, &mut log),
         }
@@ -149,26 +150,26 @@ fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
     log
 }
 
-fn append(chain: &mut Chain, log: &mut Vec<u8>, record: &impl Record) {
-    let head = Head { time: b"2026-11-22T20:10:00.000Z", run: "\"run-1\"" };
-    chain.append(log, head, record);
+fn append(chain: &mut HashChain, log: &mut Vec<u8>, record: &impl AuditRecord) {
+    let head = RecordHeader { time: b"2026-11-22T20:10:00.000Z", run: "\"run-1\"" };
+    chain.append_record(log, head, record);
 }
 
 /// A checkpoint that is good, by a key of the forger's own.
-fn sign(chain: &mut Chain, log: &mut Vec<u8>) {
+fn sign(chain: &mut HashChain, log: &mut Vec<u8>) {
     #[derive(Serialize)]
     struct Checkpoint {
         signature: String,
         public_key: String,
     }
-    impl Record for Checkpoint {
+    impl AuditRecord for Checkpoint {
         const EVENT: &'static str = "log.checkpoint";
     }
-    let key = SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
-    let text = format!("cogni-gateway audit checkpoint v1 {}", chain.prev());
-    let signature = key.sign_text(text.as_bytes());
+    let key = AuditSigningKey::new(Some(&SecretString::new("22".repeat(32)))).unwrap();
+    let text = format!("cogni-gateway audit checkpoint v1 {}", chain.last_hash());
+    let signature = key.sign_message(text.as_bytes());
     let signature = signature.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
-    append(chain, log, &Checkpoint { signature, public_key: key.public().to_string() });
+    append(chain, log, &Checkpoint { signature, public_key: key.public_key().to_string() });
 }
 
 fn verified(log: &[u8]) -> (ExitCode, String) {
@@ -176,13 +177,13 @@ fn verified(log: &[u8]) -> (ExitCode, String) {
     fs::write(place.log(), log).unwrap();
     let mut out = vec![];
     let public_key = Some(key().to_string());
-    let code = run(&Command::Verify { file: place.log(), public_key }, &mut out).unwrap();
+    let code = run(&AuditCommand::Verify { file: place.log(), public_key }, &mut out).unwrap();
     (code, String::from_utf8(out).unwrap())
 }
 
 /// The key that has signed the log.
-fn key() -> PublicKey {
-    *SigningKey::new(Some(&Secret::new("11".repeat(32)))).unwrap().public()
+fn key() -> AuditPublicKey {
+    *AuditSigningKey::new(Some(&SecretString::new("11".repeat(32)))).unwrap().public_key()
 }
 
 fn event(line: &[u8]) -> String {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use cogni_gateway::audit::Durability;
-use cogni_gateway::audit::read::Event;
+use cogni_gateway::audit::AuditDurability;
+use cogni_gateway::audit::read::AuditEvent;
 use tokio::task::JoinSet;
 
 use super::*;
@@ -21,10 +21,10 @@ fn eight_threads_write_one_chain() {
             scope.spawn(move || {
                 for call in 0..1000 {
                     let name = format!("{writer}/{call}");
-                    at_once(log.admitted(&admitted(&name))).unwrap();
-                    log.settled(&settled(&name));
+                    at_once(log.record_admission(&admitted(&name))).unwrap();
+                    log.record_settlement(&settled(&name));
                     if call % 50 == 0 {
-                        log.flush();
+                        log.flush_buffered();
                     }
                 }
             });
@@ -42,12 +42,13 @@ fn a_long_text_is_cut() {
     let place = Place::new();
     let (log, _) = place.open();
     let (given, kept) = (format!("m{}", "ü".repeat(1000)), format!("m{}", "ü".repeat(127)));
-    at_once(log.admitted(&Admitted { model: Some(&given), ..admitted("1") })).unwrap();
-    log.settled(&settled("1"));
+    at_once(log.record_admission(&CallAdmittedRecord { model: Some(&given), ..admitted("1") }))
+        .unwrap();
+    log.record_settlement(&settled("1"));
     drop(log);
     place.verify();
     let models = place.entries().into_iter().filter_map(|entry| match entry.event {
-        Event::Admitted(admission) => admission.model,
+        AuditEvent::Admitted(admission) => admission.model,
         _ => None,
     });
     assert_eq!(models.collect::<Vec<_>>(), [kept]);
@@ -58,14 +59,14 @@ fn a_long_text_is_cut() {
 fn an_admission_takes_everything_before_it_to_the_file() {
     let place = Place::new();
     let (log, _) = place.open();
-    log.refused(&refused("call-1", "route_not_served"));
-    at_once(log.admitted(&admitted("call-2"))).unwrap();
+    log.record_refusal(&refused("call-1", "route_not_served"));
+    at_once(log.record_admission(&admitted("call-2"))).unwrap();
     let report = place.verify();
     assert_eq!((report.records, report.refused, report.open), (3, 1, 1));
 
-    log.settled(&settled("call-2"));
+    log.record_settlement(&settled("call-2"));
     assert_eq!((place.verify().records, log.lag().records), (3, 1));
-    log.flush();
+    log.flush_buffered();
     assert_eq!((place.verify().records, log.lag().records), (4, 0));
 }
 
@@ -73,19 +74,20 @@ fn an_admission_takes_everything_before_it_to_the_file() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_admissions_share_a_sync() {
     let place = Place::new();
-    let config = Config { durability: Durability::Fsync, ..config(&place.log()) };
-    let log = Arc::new(Log::open(&config, &started()).unwrap().0);
+    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
+    let log = Arc::new(AuditLog::open_log(&config, &started()).unwrap().0);
     let mut calls = JoinSet::new();
     for call in 0..200 {
         let log = Arc::clone(&log);
         calls.spawn(async move {
             let name = call.to_string();
-            log.admitted(&admitted(&name)).await.unwrap();
-            log.settled(&settled(&name));
+            log.record_admission(&admitted(&name)).await.unwrap();
+            log.record_settlement(&settled(&name));
         });
     }
     calls.join_all().await;
-    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 200, refused: 0 }).unwrap();
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 200, refused: 0 })
+        .unwrap();
     let report = place.verify();
     assert_eq!((report.admitted, report.settled, report.finished), (200, 200, true));
 }
@@ -94,23 +96,26 @@ async fn waiting_admissions_share_a_sync() {
 #[test]
 fn an_admission_nobody_waits_for_is_settled_as_not_sent() {
     let place = Place::new();
-    let config = Config { durability: Durability::Fsync, ..config(&place.log()) };
-    let (log, _) = Log::open(&config, &started()).unwrap();
+    let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     // The sync may be done before the first look; then there is nothing to leave.
     let left = (0..1000).map(|call| call.to_string()).find(|call| {
         let record = admitted(call);
-        let waiting = pin!(log.admitted(&record));
+        let waiting = pin!(log.record_admission(&record));
         let done = waiting.poll(&mut Context::from_waker(Waker::noop())).is_ready();
         if done {
-            log.settled(&settled(call));
+            log.record_settlement(&settled(call));
         }
         !done
     });
     drop(log);
     let last = place.entries().pop().unwrap();
-    let Event::Settled(settlement) = last.event else { panic!("{last:?}") };
+    let AuditEvent::Settled(settlement) = last.event else { panic!("{last:?}") };
     assert_eq!(Some(settlement.request), left);
-    assert_eq!((settlement.outcome, settlement.charged), (Outcome::NotSent, Amount::default()));
+    assert_eq!(
+        (settlement.outcome, settlement.charged),
+        (CallOutcome::NotSent, BudgetAmount::default())
+    );
     assert_eq!(place.verify().open, 0);
 }
 
@@ -118,10 +123,10 @@ fn an_admission_nobody_waits_for_is_settled_as_not_sent() {
 #[test]
 fn grouped_admissions_do_not_wait() {
     let place = Place::new();
-    let config = Config { durability: Durability::Group, ..config(&place.log()) };
-    let (log, _) = Log::open(&config, &started()).unwrap();
+    let config = AuditConfig { durability: AuditDurability::Group, ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
     for call in 0..100 {
-        at_once(log.admitted(&admitted(&call.to_string()))).unwrap();
+        at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
     }
     drop(log);
     assert_eq!(place.verify().admitted, 100);
@@ -131,12 +136,13 @@ fn grouped_admissions_do_not_wait() {
 #[test]
 fn a_recorded_call_does_not_allocate() {
     let place = Place::new();
-    let signed = Config { checkpoint_every: 256, ..config(&place.log()) };
-    let (log, _) = Log::open(&signed, &started()).unwrap();
+    let signed = AuditConfig { checkpoint_every: 256, ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&signed, &started()).unwrap();
     let calls = |count: u64| {
         for _ in 0..count {
-            at_once(log.admitted(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"))).unwrap();
-            log.settled(&settled("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"));
+            at_once(log.record_admission(&admitted("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")))
+                .unwrap();
+            log.record_settlement(&settled("0197a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"));
         }
     };
     calls(300);
@@ -145,18 +151,18 @@ fn a_recorded_call_does_not_allocate() {
 
 #[test]
 fn without_a_path_everything_is_accepted_and_nothing_kept() {
-    let (log, recovered) = Log::open(&Config::default(), &started()).unwrap();
-    at_once(log.admitted(&admitted("call-1"))).unwrap();
-    log.settled(&settled("call-1"));
-    log.refused(&refused("call-2", "route_not_served"));
-    log.flush();
-    log.finish(&Finished { spent: amount(0, 0, 0), admitted: 1, refused: 1 }).unwrap();
+    let (log, recovered) = AuditLog::open_log(&AuditConfig::default(), &started()).unwrap();
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    log.record_settlement(&settled("call-1"));
+    log.record_refusal(&refused("call-2", "route_not_served"));
+    log.flush_buffered();
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 1, refused: 1 }).unwrap();
     assert_eq!((recovered, log.lag()), Default::default());
 }
 
 #[test]
 fn configuration_is_read_from_toml_and_unknown_keys_are_refused() {
-    let config: Config = toml::from_str(
+    let config: AuditConfig = toml::from_str(
         r#"
         path = "/var/log/audit.jsonl"
         durability = "group"
@@ -164,8 +170,8 @@ fn configuration_is_read_from_toml_and_unknown_keys_are_refused() {
         "#,
     )
     .unwrap();
-    assert_eq!(config.durability, Durability::Group);
+    assert_eq!(config.durability, AuditDurability::Group);
     assert_eq!(config.sync_every.as_millis(), 20);
     assert_eq!((config.checkpoint_interval.as_secs(), config.checkpoint_every), (10, 4096));
-    assert!(toml::from_str::<Config>("fsync = true").is_err());
+    assert!(toml::from_str::<AuditConfig>("fsync = true").is_err());
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::app::compile;
-use cogni_gateway::budget::{Ledger, Past, Tokens};
-use cogni_gateway::cli::explain::asked::Asked;
-use cogni_gateway::cli::explain::explanation::{Case, Explanation, Outcome};
-use cogni_gateway::config::Config;
+use cogni_gateway::app::compile_policy;
+use cogni_gateway::budget::{BudgetLedger, PriorUsage, Tokens};
+use cogni_gateway::cli::explain::asked::ExplainInput;
+use cogni_gateway::cli::explain::explanation::{
+    ExplainContext, ExplainOutcome, RequestExplanation,
+};
+use cogni_gateway::config::GatewayConfig;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -25,7 +27,7 @@ async fn what_is_explained_is_what_is_done() {
     let (mut admitted, mut refused) = (0, 0);
     for request in handpicked().into_iter().chain(random) {
         match same(&app, &config, &request).await {
-            Outcome::Admitted => admitted += 1,
+            ExplainOutcome::Admitted => admitted += 1,
             _ => refused += 1,
         }
     }
@@ -33,8 +35,8 @@ async fn what_is_explained_is_what_is_done() {
     app.stop().await;
 }
 
-async fn same(app: &TestApp, config: &Config, request: &str) -> Outcome {
-    let before = app.upstream.seen.count();
+async fn same(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOutcome {
+    let before = app.upstream.seen.request_count();
     let answer = app.client().raw(request.as_bytes()).await;
     let explained = explain(config, request);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -47,13 +49,13 @@ async fn same(app: &TestApp, config: &Config, request: &str) -> Outcome {
             assert_eq!(body["error"]["code"], refusal.code, "{request}");
             assert_eq!(body["error"]["message"], refusal.message, "{request}");
         }
-        assert_eq!(app.upstream.seen.count(), before, "{request}");
-        return Outcome::Refused;
+        assert_eq!(app.upstream.seen.request_count(), before, "{request}");
+        return ExplainOutcome::Refused;
     }
     assert_eq!(status, 200, "{request}\n{answer}");
-    if explained.outcome == Outcome::Admitted {
-        assert_eq!(app.upstream.seen.count(), before + 1, "{request}");
-        let seen = app.upstream.seen.last().unwrap();
+    if explained.outcome == ExplainOutcome::Admitted {
+        assert_eq!(app.upstream.seen.request_count(), before + 1, "{request}");
+        let seen = app.upstream.seen.last_request().unwrap();
         let upstream = explained.upstream.unwrap();
         let (head, body) = upstream.split_once("\n\n").unwrap();
         assert_eq!(body, seen.text.unwrap_or_default(), "{request}");
@@ -75,20 +77,23 @@ async fn same(app: &TestApp, config: &Config, request: &str) -> Outcome {
     explained.outcome
 }
 
-fn explain(config: &Config, request: &str) -> Explanation {
-    let asked = Asked::read(request.as_bytes().to_vec(), None).unwrap();
-    let policy = compile(config).unwrap();
-    let ledger = Arc::new(Ledger::new(config.budget.clone(), Past::default()));
-    Explanation::of(&Case { config, policy: &policy, ledger: &ledger }, asked)
+fn explain(config: &GatewayConfig, request: &str) -> RequestExplanation {
+    let asked = ExplainInput::parse(request.as_bytes().to_vec(), None).unwrap();
+    let policy = compile_policy(config).unwrap();
+    let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), PriorUsage::default()));
+    RequestExplanation::explain_request(
+        &ExplainContext { config, policy: &policy, ledger: &ledger },
+        asked,
+    )
 }
 
 /// A run with something of each kind to judge by.
-fn configure(config: &mut Config) {
+fn configure(config: &mut GatewayConfig) {
     config.policy.max_body_bytes = 4000;
     config.policy.body.models = ["fake", "fake/output=3", "real", "opus"].map(str::to_owned).into();
     config.policy.body.aliases = [("real".to_owned(), "fake/output=2".to_owned())].into();
     config.budget.max_output_tokens = Some(Tokens(1 << 40));
-    config.policy.rules = toml::from_str::<Config>(
+    config.policy.rules = toml::from_str::<GatewayConfig>(
         "
         [[policy.rules]]
         name = 'no-opus'

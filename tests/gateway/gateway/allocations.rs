@@ -8,9 +8,9 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use allocation_counter::AllocationInfo;
-use cogni_gateway::app::App;
+use cogni_gateway::app::GatewayProcess;
 use cogni_gateway::budget::{Nanodollars, Tokens};
-use cogni_gateway::config::Config;
+use cogni_gateway::config::GatewayConfig;
 use cogni_gateway::gateway::server::LaneMode;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
@@ -91,9 +91,9 @@ fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) ->
     let (provider, read) = start_provider();
     let app = {
         let _context = runtime.enter();
-        App::build(limited(directory.path(), provider, lane)).unwrap()
+        GatewayProcess::build_process(limited(directory.path(), provider, lane)).unwrap()
     };
-    let socket = app.socket().unwrap().to_path_buf();
+    let socket = app.socket_path().unwrap().to_path_buf();
     let (rounds, asked) = mpsc::channel::<oneshot::Sender<()>>();
     thread::spawn(move || {
         let mut client = ThreadClient::connect(&socket, read);
@@ -103,7 +103,7 @@ fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) ->
         }
     });
     let stop = CancellationToken::new();
-    let served = runtime.spawn(app.serve(stop.clone()));
+    let served = runtime.spawn(app.serve_until_cancelled(stop.clone()));
     let round = || {
         let (done, is_done) = oneshot::channel();
         rounds.send(done).unwrap();
@@ -119,7 +119,7 @@ fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) ->
 }
 
 /// A run that every kind of budget limits.
-fn limited(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> Config {
+fn limited(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> GatewayConfig {
     let mut config = configuration(directory, upstream);
     config.server.lane = lane;
     config.budget.max_turns = Some(u64::MAX);

@@ -29,7 +29,7 @@ async fn a_spent_turn_budget_stops_the_clients_of_each_protocol() {
     x-should-retry: false
     {"error":{"code":"turn_budget_exhausted","message":"turn budget exhausted: 1 of 1 turns are spent","param":null,"type":"usage_limit_reached"}}
     "#);
-    assert_eq!(app.upstream.seen.count(), 1);
+    assert_eq!(app.upstream.seen.request_count(), 1);
     app.stop().await;
 }
 
@@ -90,7 +90,7 @@ async fn too_many_calls_at_once_may_come_back() {
     retry-after: 1
     {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","param":null,"type":"rate_limit_error"}}
     "#);
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     open.finish().await.unwrap();
     let answer = app.client().post("/v1/messages", &unary("fake")).await;
     assert_eq!(answer.status, 200);
@@ -107,7 +107,7 @@ async fn what_is_reserved_may_come_back() {
     retry-after: 1
     {"error":{"code":"budget_reserved","message":"what is left of the output budget is reserved by calls still open","param":null,"type":"rate_limit_error"}}
     "#);
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     open.finish().await.unwrap();
     app.stop().await;
 }
@@ -163,7 +163,7 @@ async fn a_run_whose_time_is_over_begins_nothing() {
     x-should-retry: false
     {"error":{"code":"deadline_exceeded","message":"the run's deadline of 1ns has passed","param":null,"type":"usage_limit_reached"}}
     "#);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -187,7 +187,7 @@ async fn a_turn_is_spent_once_however_many_ask() {
     }
     let with = |status| statuses.iter().filter(|is| **is == status).count();
     assert_eq!((with(StatusCode::OK), with(StatusCode::PAYMENT_REQUIRED)), (1, 63));
-    assert_eq!(app.upstream.seen.count(), 1);
+    assert_eq!(app.upstream.seen.request_count(), 1);
     app.stop().await;
 }
 
@@ -210,7 +210,7 @@ async fn a_budget_survives_a_restart() {
     let app = start().await;
     let answer = app.client().post("/v1/messages", &unary("fake")).await;
     assert_eq!(answer.status, 402);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -230,8 +230,10 @@ async fn the_upstream_is_told_what_is_left() {
     for (path, call) in calls {
         let answer = app.client().post(path, &call).await;
         let left = answer.headers["x-cogni-budget-output-tokens-left"].to_str().unwrap();
-        answers
-            .push(format!("{left} {}", app.upstream.seen.last().unwrap().text.as_deref().unwrap()));
+        answers.push(format!(
+            "{left} {}",
+            app.upstream.seen.last_request().unwrap().text.as_deref().unwrap()
+        ));
     }
     insta::assert_snapshot!(answers.join("\n"), @r#"
     250 {"messages":[],"model":"fake/output=99","max_completion_tokens":250}
@@ -247,7 +249,7 @@ async fn many_answers_share_what_is_left() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(250))).await;
     let call = json!({"model": "fake", "messages": [], "n": 4, "max_tokens": 100});
     assert_eq!(app.client().post("/v1/chat/completions", &call).await.status, 200);
-    insta::assert_snapshot!(app.upstream.seen.last().unwrap().text.as_deref().unwrap(), @r#"{"max_tokens":62,"messages":[],"model":"fake","n":4}"#);
+    insta::assert_snapshot!(app.upstream.seen.last_request().unwrap().text.as_deref().unwrap(), @r#"{"max_tokens":62,"messages":[],"model":"fake","n":4}"#);
     app.stop().await;
 }
 

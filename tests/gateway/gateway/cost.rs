@@ -3,9 +3,9 @@
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 
-use cogni_gateway::app::App;
-use cogni_gateway::config::Config;
-use cogni_gateway::gateway::{Gateway, handle};
+use cogni_gateway::app::GatewayProcess;
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::gateway::{RunGateway, handle_request};
 use http::Request;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use crate::support::provider;
 /// G14: the pipeline's state is part of every connection's task.
 #[test]
 fn the_future_of_a_call_is_at_most_4_kib() {
-    let size = size_of_future(handle);
+    let size = size_of_future(handle_request);
     assert!(size <= 4096, "{size} bytes");
 }
 
@@ -35,7 +35,7 @@ fn a_unary_call_allocates_a_bounded_number_of_times() {
 #[test]
 fn a_traced_call_allocates_for_one_header_more() {
     let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
-    let traced = |config: &mut Config| {
+    let traced = |config: &mut GatewayConfig| {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         config.identity.trace = Some(given.parse().unwrap());
     };
@@ -59,14 +59,14 @@ fn a_frame_allocates_a_bounded_number_of_times() {
 }
 
 /// What one more call allocates.
-fn each_allocates(call: &Value, configure: fn(&mut Config)) -> u64 {
+fn each_allocates(call: &Value, configure: fn(&mut GatewayConfig)) -> u64 {
     let (few, many) = (allocated(call, 20, configure), allocated(call, 120, configure));
     (many - few) / 100
 }
 
 /// Allocations of a whole gateway that serves so many such calls, and of nothing else: provider and
 /// client have a thread of their own.
-fn allocated(body: &Value, calls: u32, configure: fn(&mut Config)) -> u64 {
+fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64 {
     let (place, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
     let (ready, upstream) = mpsc::channel();
     let (serving, begin) = mpsc::channel::<()>();
@@ -94,11 +94,11 @@ fn allocated(body: &Value, calls: u32, configure: fn(&mut Config)) -> u64 {
     })
 }
 
-fn count(config: Config, stop: &CancellationToken, serving: &mpsc::Sender<()>) -> u64 {
+fn count(config: GatewayConfig, stop: &CancellationToken, serving: &mpsc::Sender<()>) -> u64 {
     let runtime = runtime();
-    let app = runtime.block_on(async { App::build(config) }).unwrap();
+    let app = runtime.block_on(async { GatewayProcess::build_process(config) }).unwrap();
     serving.send(()).unwrap();
-    allocations::count(|| runtime.block_on(app.serve(stop.clone())).unwrap())
+    allocations::count(|| runtime.block_on(app.serve_until_cancelled(stop.clone())).unwrap())
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -107,7 +107,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn size_of_future<F, R>(_: F) -> usize
 where
-    F: Fn(Arc<Gateway>, Option<u32>, Request<Incoming>) -> R,
+    F: Fn(Arc<RunGateway>, Option<u32>, Request<Incoming>) -> R,
     R: Future,
 {
     size_of::<R>()

@@ -1,8 +1,8 @@
 //! G9: streams that write more than their call was granted. The fake provider ignores limits unless told to obey.
 
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::provider::Ended;
-use cogni_gateway::stream::Cutoff;
+use cogni_gateway::provider::AnswerEnd;
+use cogni_gateway::stream::CutoffMode;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
@@ -35,7 +35,10 @@ async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
         );
         assert_eq!(settled["charged"]["output"], 20, "{path}");
         assert_eq!(settled["usage"]["source"], "estimated", "{path}");
-        app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+        app.upstream
+            .seen
+            .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
+            .await;
         let refused = app.client().post(path, &asked("fake")).await;
         assert_eq!(refused.json()["error"]["code"], "token_budget_exhausted", "{path}");
         app.stop().await;
@@ -65,7 +68,7 @@ async fn a_half_written_tool_call_is_cut_by_an_error() {
 async fn a_policy_may_have_every_cut_be_an_error() {
     let app = TestApp::with(|config| {
         config.budget.max_total_tokens = Some(Tokens(200));
-        config.policy.cutoff = Cutoff::Error;
+        config.policy.cutoff = CutoffMode::Error;
     })
     .await;
     let stream = app.client().open("/v1/messages", &asked("fake/chunks=100000")).await;
@@ -140,7 +143,7 @@ async fn an_abandoned_stream_is_charged_for_its_text() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(5000))).await;
     let asked = asked("fake/gate=20;chunks=100;input=7");
     let stream = app.client().open("/v1/chat/completions", &asked).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "client_gone");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cogni_gateway::audit::verify;
-use cogni_gateway::provider::Ended;
+use cogni_gateway::provider::AnswerEnd;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -57,7 +57,7 @@ async fn a_body_too_large_is_refused() {
     let chunk = format!("64\r\n{}\r\n", " ".repeat(100));
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{}", chunk.repeat(11));
     assert!(app.client().raw(chunked.as_bytes()).await.starts_with("HTTP/1.1 413 "));
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     let most = sized(1000);
     assert_eq!(app.client().post("/v1/messages", &most).await.status, 200);
     app.stop().await;
@@ -166,7 +166,7 @@ async fn a_body_that_is_encoded_is_told_by_its_encoding() {
     415 {"error":{"code":"unsupported_media_type","message":"the request body is UTF-16; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
     400 {"error":{"code":"model_required","message":"`model` is missing; say which model is meant","param":"model","type":"invalid_request_error"}}
     "#);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -179,7 +179,7 @@ async fn a_body_that_never_ends_is_cut() {
     let answer = app.client().raw(request.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     insta::assert_snapshot!(answer.rsplit_once("\r\n").unwrap().1, @r#"{"error":{"code":"request_timeout","message":"the request body did not arrive within 50ms","type":"invalid_request_error"},"type":"error"}"#);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -188,7 +188,10 @@ async fn a_body_that_never_ends_is_cut() {
 async fn a_reader_that_stalls_is_cut() {
     let app = TestApp::with(|config| config.server.write_timeout = SHORT).await;
     let stalled = app.client().open("/v1/chat/completions", &endless()).await;
-    app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+    app.upstream
+        .seen
+        .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
+        .await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "client_gone");
     assert!(!stalled.rest().await.1);
@@ -201,7 +204,7 @@ async fn a_slow_reader_costs_bounded_memory() {
     let app = TestApp::start().await;
     let mut slow = app.client().open("/v1/chat/completions", &endless()).await;
     assert!(slow.frame().await.unwrap().is_some());
-    let sent = || app.upstream.seen.last().unwrap().sent;
+    let sent = || app.upstream.seen.last_request().unwrap().sent;
     let mut before = u64::MAX;
     while sent() != before {
         before = sent();
@@ -250,7 +253,7 @@ async fn a_client_that_sends_garbage_harms_nobody() {
         assert!(!app.client().raw(&garbage).await.contains("200 OK"));
     }
     assert_eq!(app.client().get("/health").await.status, 200);
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     assert!(stream.rest().await.1);
     app.stop().await;
 }
@@ -272,7 +275,7 @@ async fn a_flood_of_refusals_does_not_fill_the_disk() {
     written.unwrap();
     assert_eq!(answers.matches("HTTP/1.1 404 ").count(), 1000);
     let records = app.stop().await;
-    assert_eq!(verify::verify(&log, None).unwrap().refused, 1000);
+    assert_eq!(verify::verify_file(&log, None).unwrap().refused, 1000);
     let lines = records.iter().filter(|record| record["event"] == "request.refused").count();
     assert!(lines < 200, "{lines} lines");
 }
@@ -289,7 +292,7 @@ async fn http2_has_the_same_limits() {
     // The server names its limit, so the client may find out by itself.
     let refused = connection.send_request(request).await;
     assert!(refused.is_err() || refused.is_ok_and(|response| response.status() == 431));
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     drop(connection);
     app.stop().await;
 }
@@ -307,7 +310,7 @@ async fn only_json_is_taken() {
         request.headers_mut().insert("content-type", content_type.parse().unwrap());
         assert_eq!(app.client().send(request).await.status, 200);
     }
-    assert_eq!(app.upstream.seen.count(), 2);
+    assert_eq!(app.upstream.seen.request_count(), 2);
     app.stop().await;
 }
 

@@ -1,6 +1,6 @@
 //! G5, G6: what reaches the provider of a body that says more than it may.
 
-use cogni_gateway::body::Capability;
+use cogni_gateway::body::ProviderCapability;
 use serde_json::{Value, json};
 
 use crate::metrics::scrape;
@@ -17,7 +17,7 @@ async fn what_a_body_says_beside_its_request_does_not_reach_the_provider() {
             let body = format!(r#"{{{lie},"model":"m","max_tokens":9,{own}}}"#);
             let response = post(&app, path, body).await;
             assert_eq!(response.status, 200, "{path} {lie}: {}", response.text());
-            let sent = app.upstream.seen.last().unwrap().text.unwrap();
+            let sent = app.upstream.seen.last_request().unwrap().text.unwrap();
             assert!(!sent.contains("attacker"), "{path} {lie}: {sent}");
         }
     }
@@ -40,7 +40,7 @@ async fn what_a_body_may_not_say_is_refused_and_recorded() {
             assert!(error["param"].is_null() || error["param"] == field, "{error}");
         }
     }
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     let records = app.stop().await;
     let refused = records.iter().filter(|record| record["event"] == "request.refused");
     assert!(refused.clone().count() >= REFUSED.len());
@@ -60,18 +60,18 @@ async fn a_capability_is_refused_until_it_is_granted() {
     let response = app.client().post("/v1/messages", &body).await;
     assert_eq!(response.status, 403);
     insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"capability_not_granted","message":"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`","type":"permission_error"},"type":"error"}"#);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     let response = app.client().post("/v1/chat/completions", &body).await;
     insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"capability_not_granted","message":"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`","param":"tools","type":"permission_error"}}"#);
     app.stop().await;
 
     let app = TestApp::with(|config| {
-        config.policy.body.capabilities = [Capability::WebSearch].into();
+        config.policy.body.capabilities = [ProviderCapability::WebSearch].into();
     })
     .await;
     let response = app.client().post("/v1/messages", &body).await;
     assert_eq!(response.status, 200);
-    assert_eq!(app.upstream.seen.last().unwrap().body.as_ref(), Some(&body));
+    assert_eq!(app.upstream.seen.last_request().unwrap().body.as_ref(), Some(&body));
     app.stop().await;
 }
 
@@ -116,7 +116,7 @@ async fn what_real_clients_send_passes_unharmed() {
                 value => expected[field] = value.clone(),
             }
         }
-        assert_eq!(app.upstream.seen.last().unwrap().body, Some(expected), "{name}");
+        assert_eq!(app.upstream.seen.last_request().unwrap().body, Some(expected), "{name}");
     }
     app.stop().await;
 }

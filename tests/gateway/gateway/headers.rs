@@ -1,7 +1,7 @@
 //! G4: what a client says about itself reaches nobody, and what the upstream says of itself stays inside.
 
-use cogni_gateway::body::Capability;
-use cogni_gateway::upstream::Kind;
+use cogni_gateway::body::ProviderCapability;
+use cogni_gateway::upstream::UpstreamKind;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
@@ -16,7 +16,7 @@ async fn a_client_cannot_say_who_it_is() {
         for lies in [lies.clone(), [lies.as_slice(), lies.as_slice()].concat()] {
             let response = app.client().post_with(path, &body(), &lies).await;
             assert_eq!(response.status, 200);
-            let request = app.upstream.seen.last().unwrap();
+            let request = app.upstream.seen.last_request().unwrap();
             let liars: Vec<_> =
                 request.headers.iter().filter(|(_, value)| value.contains("attacker")).collect();
             assert!(liars.is_empty(), "{path}: {liars:?}");
@@ -40,7 +40,7 @@ async fn what_a_client_may_say_passes() {
         ("openai-beta", "responses=experimental, assistants=v2"),
     ];
     app.client().post_with("/v1/messages", &body(), &said).await;
-    let request = app.upstream.seen.last().unwrap();
+    let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("accept"), Some("text/event-stream"));
     assert_eq!(request.header("anthropic-version"), Some("2026-10-21"));
     let betas = "claude-code-20250219,interleaved-thinking-2025-05-14";
@@ -64,7 +64,7 @@ async fn a_field_goes_where_its_beta_goes() {
 
     let app = TestApp::start().await;
     let response = app.client().post_with("/v1/messages", &body, &asked).await;
-    let request = app.upstream.seen.last().unwrap();
+    let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("anthropic-beta"), Some(betas));
     let sent: Value = serde_json::from_str(request.text.as_deref().unwrap()).unwrap();
     assert_eq!(sent, body);
@@ -73,11 +73,11 @@ async fn a_field_goes_where_its_beta_goes() {
 
     let app = TestApp::with(|config| {
         config.policy.headers.anthropic_beta = vec!["compact-2026-01-12".to_owned()].into();
-        config.policy.body.capabilities = [Capability::RemoteMcp].into();
+        config.policy.body.capabilities = [ProviderCapability::RemoteMcp].into();
     })
     .await;
     let response = app.client().post_with("/v1/messages", &body, &asked).await;
-    let request = app.upstream.seen.last().unwrap();
+    let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("anthropic-beta"), Some("mcp-client-2025-11-20"));
     body.as_object_mut().unwrap().remove("output_format");
     let sent: Value = serde_json::from_str(request.text.as_deref().unwrap()).unwrap();
@@ -92,7 +92,7 @@ async fn a_list_of_which_nothing_passes_is_dropped() {
     let app = TestApp::with(|config| config.policy.headers.openai_beta.clear()).await;
     let said = [("openai-beta", "responses=experimental"), ("anthropic-beta", ",,")];
     app.client().post_with("/v1/responses", &body(), &said).await;
-    assert_eq!(names(&app.upstream.seen.last().unwrap().headers), OURS);
+    assert_eq!(names(&app.upstream.seen.last_request().unwrap().headers), OURS);
     app.stop().await;
 }
 
@@ -117,7 +117,7 @@ async fn the_spend_logs_learn_the_run() {
     })
     .await;
     app.client().post("/v1/chat/completions", &body()).await;
-    let request = app.upstream.seen.last().unwrap();
+    let request = app.upstream.seen.last_request().unwrap();
     assert_eq!(request.header("x-litellm-tags"), Some("team:a,prod"));
     let metadata = request.header("x-litellm-spend-logs-metadata").unwrap();
     insta::assert_snapshot!(metadata, @r#"{"attempt":3,"cogni_deployment_id":"d-1","existing_trace_id":"t-1","graph_id":"g-1","run_id":"run-1","session_id":"s-1","trace_user_id":"Zo\u00eb \ud83e\udd80\u007f\n"}"#);
@@ -131,7 +131,7 @@ async fn the_spend_logs_learn_the_run() {
 async fn the_request_id_is_the_call_id() {
     let app = TestApp::start().await;
     let response = app.client().post("/v1/chat/completions", &body()).await;
-    let request = app.upstream.seen.last().unwrap();
+    let request = app.upstream.seen.last_request().unwrap();
     let call = request.header("x-litellm-call-id").unwrap();
     assert_eq!(response.header("x-litellm-call-id"), Some(call));
     let records = app.stop().await;
@@ -146,7 +146,7 @@ async fn the_request_id_is_the_call_id() {
 async fn each_kind_of_upstream_gets_its_own_headers() {
     let expected: [(_, &[_]); 2] = [
         (
-            Kind::Openai,
+            UpstreamKind::Openai,
             &[
                 "accept-encoding",
                 "authorization",
@@ -157,7 +157,7 @@ async fn each_kind_of_upstream_gets_its_own_headers() {
             ],
         ),
         (
-            Kind::Anthropic,
+            UpstreamKind::Anthropic,
             &[
                 "accept-encoding",
                 "anthropic-version",
@@ -176,7 +176,7 @@ async fn each_kind_of_upstream_gets_its_own_headers() {
         })
         .await;
         app.client().post_with("/v1/messages", &body(), &[("authorization", "x")]).await;
-        let request = app.upstream.seen.last().unwrap();
+        let request = app.upstream.seen.last_request().unwrap();
         assert_eq!(names(&request.headers), headers);
         let key = request.header("x-api-key").or(request.header("authorization"));
         assert!(key.unwrap().ends_with("sk-real"));

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use cogni_gateway::gateway::policy::OnClientGone;
-use cogni_gateway::provider::Ended;
-use cogni_gateway::upstream::Kind;
+use cogni_gateway::provider::AnswerEnd;
+use cogni_gateway::upstream::UpstreamKind;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
@@ -15,7 +15,7 @@ use crate::support::app::TestApp;
 async fn a_client_that_leaves_cancels_the_call() {
     let app = TestApp::start().await;
     let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=2")).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
     left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -33,7 +33,7 @@ async fn a_client_that_resets_a_stream_cancels_the_call() {
     let body = streamed("fake/gate=2");
     let request = crate::support::client::post("http://x/v1/chat/completions", &body, &[]);
     let response = connection.send_request(request).await.unwrap();
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(response);
     left(&app).await;
     assert_eq!(app.recorded("request.settled", 1).await[0]["outcome"], "client_gone");
@@ -47,7 +47,7 @@ async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Cancel).await;
     let body = json!({"model": "fake/fault=stall@head", "max_tokens": 5000, "messages": []});
     let gone = ask(&app, "/v1/messages", &body).await;
-    app.upstream.seen.until(|seen| seen.count() == 1).await;
+    app.upstream.seen.wait_until(|seen| seen.request_count() == 1).await;
     drop(gone);
     left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -60,7 +60,7 @@ async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
 /// seen; a drain, which is the default for the former, learns the truth.
 #[tokio::test]
 async fn who_leaves_pays_for_what_goes_on() {
-    for kind in [Kind::Litellm, Kind::Openai] {
+    for kind in [UpstreamKind::Litellm, UpstreamKind::Openai] {
         for policy in [OnClientGone::Cancel, OnClientGone::Auto] {
             let app = TestApp::with(|config| {
                 config.upstream.kind = kind;
@@ -71,8 +71,8 @@ async fn who_leaves_pays_for_what_goes_on() {
             for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
                 for (is_stream, gate) in [(false, "head"), (false, "2"), (true, "2")] {
                     calls += 1;
-                    let goes_on =
-                        !is_stream || (kind == Kind::Litellm && path != "/v1/chat/completions");
+                    let goes_on = !is_stream
+                        || (kind == UpstreamKind::Litellm && path != "/v1/chat/completions");
                     let drains = goes_on && policy == OnClientGone::Auto;
                     let at = (is_stream, gate);
                     let settled = Box::pin(leave(&app, path, at, drains, calls)).await;
@@ -104,7 +104,7 @@ async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls:
     let body =
         json!({"model": model, "stream": is_stream, limit: 5000, "messages": [], "input": "x"});
     let mut gone = ask(app, path, &body).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     let mut heard = String::new();
     while is_stream && !heard.contains("from ") {
         let mut buffer = [0; 4096];
@@ -115,7 +115,7 @@ async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls:
     if drains {
         // The gateway has seen that the client left when it serves the next one.
         app.client().get("/health").await;
-        app.upstream.gate.open(1);
+        app.upstream.gate.allow_answers(1);
     }
     app.recorded("request.settled", calls).await.pop().unwrap()
 }
@@ -139,13 +139,13 @@ async fn the_drains_of_a_run_are_bounded() {
     for _ in 0..66 {
         gone.push(ask(&app, "/v1/messages", &body).await);
     }
-    app.upstream.gate.reached(66).await;
+    app.upstream.gate.wait_for_waiting(66).await;
     drop(gone);
     let settled = app.recorded("request.settled", 2).await;
     assert!(settled.iter().all(|settled| settled["charged"]["output"] == 5000), "{settled:?}");
     assert_eq!(settled.len(), 2);
-    app.upstream.seen.until(|_| app.upstream.gate.waiting() == 64).await;
-    app.upstream.gate.open(64);
+    app.upstream.seen.wait_until(|_| app.upstream.gate.waiting_answers() == 64).await;
+    app.upstream.gate.allow_answers(64);
     let settled = app.recorded("request.settled", 66).await;
     let drained = settled.iter().filter(|settled| settled["usage"]["source"] == "drained");
     assert_eq!(drained.count(), 64);
@@ -166,14 +166,14 @@ async fn what_a_drained_call_holds_counts_for_its_run() {
         for _ in 0..2 {
             gone.push(ask(&app, "/v1/messages", &body("fake/gate=head;output=77")).await);
         }
-        app.upstream.gate.reached(2).await;
+        app.upstream.gate.wait_for_waiting(2).await;
         drop(gone);
         let refused = app.client().post("/v1/messages", &body("fake")).await;
         assert_eq!(refused.status.as_u16(), 429, "{}", refused.text());
         assert!(refused.text().contains("request bodies in flight"), "{}", refused.text());
         let small = json!({"model": "fake", "messages": []});
         assert_eq!(app.client().post("/v1/messages", &small).await.status, 200);
-        app.upstream.gate.open(2);
+        app.upstream.gate.allow_answers(2);
         // Two that are drained, and the small one.
         let settled = app.recorded("request.settled", 3 * round).await;
         let drained = settled.iter().filter(|settled| settled["usage"]["source"] == "drained");
@@ -194,7 +194,7 @@ async fn a_client_that_leaves_mid_request_is_recorded() {
     drop(socket);
     let refused = app.recorded("request.refused", 1).await.remove(0);
     assert_eq!(refused["code"], "client_gone");
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -204,14 +204,14 @@ async fn a_drain_learns_the_true_usage() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
     let stream =
         app.client().open("/v1/chat/completions", &streamed("fake/gate=2;output=77")).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "client_gone");
     assert_eq!(settled["usage"], json!({"input": 11, "output": 77, "source": "drained"}));
     assert_eq!(settled["charged"], json!({"turns": 1, "input": 11, "output": 77}));
-    assert_eq!(app.upstream.seen.last().unwrap().ended, Some(Ended::Completed));
+    assert_eq!(app.upstream.seen.last_request().unwrap().ended, Some(AnswerEnd::Completed));
     app.stop().await;
 }
 
@@ -224,11 +224,11 @@ async fn a_drain_waits_for_an_answer_that_has_not_begun() {
     let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
     let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     socket.write_all(request.as_bytes()).await.unwrap();
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(socket);
     // The gateway has seen that the client left when it serves the next one.
     app.client().get("/health").await;
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
     assert_eq!(settled["usage"], json!({"input": 11, "output": 77, "source": "drained"}));
@@ -241,9 +241,9 @@ async fn a_drain_that_breaks_off_is_an_estimate() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
     let body = streamed("fake/gate=2;fault=close@3");
     let stream = app.client().open("/v1/messages", &body).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(
         (&settled["outcome"], &settled["usage"]["source"]),
@@ -258,9 +258,9 @@ async fn a_drain_is_bounded() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
     let body = streamed("fake/gate=2;chunks=65536;size=64KiB");
     let stream = app.client().open("/v1/messages", &body).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     left(&app).await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["usage"]["source"], "estimated");
@@ -273,9 +273,9 @@ async fn a_drain_is_bounded() {
 async fn a_shutdown_waits_for_an_open_stream() {
     let app = TestApp::with(|config| config.drain_timeout = Duration::from_hours(1)).await;
     let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=2")).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     app.begin_stop();
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let (rest, in_order) = stream.rest().await;
     assert!(in_order && rest.ends_with("data: [DONE]\n\n"), "{rest}");
     let records = app.stop().await;
@@ -292,7 +292,7 @@ async fn a_shutdown_cuts_what_does_not_end() {
         let call = tokio::spawn(async move {
             client.start(crate::support::client::post("/v1/messages", &body, &[])).await
         });
-        app.upstream.seen.until(|seen| seen.count() == 1).await;
+        app.upstream.seen.wait_until(|seen| seen.request_count() == 1).await;
         let stream = if status == 200 { Some(call.await.unwrap().unwrap()) } else { None };
         let records = app.stop().await;
         let settled = settled(&records);
@@ -324,7 +324,10 @@ async fn a_shutdown_does_not_wait_for_a_drain() {
 }
 
 async fn left(app: &TestApp) {
-    app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+    app.upstream
+        .seen
+        .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
+        .await;
 }
 
 fn settled(records: &[Value]) -> &Value {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cogni_gateway::provider::Ended;
+use cogni_gateway::provider::AnswerEnd;
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt as _};
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, StreamBody};
@@ -92,19 +92,19 @@ async fn what_a_drained_answer_brings_is_not_held() {
         gone.push(socket);
     }
     let upstream = &gateway.upstream;
-    upstream.gate.reached(DRAINED).await;
+    upstream.gate.wait_for_waiting(DRAINED).await;
     drop(gone);
-    upstream.gate.open(DRAINED);
+    upstream.gate.allow_answers(DRAINED);
     let mut most = 0;
     upstream
         .seen
-        .until(|seen| {
+        .wait_until(|seen| {
             most = most.max(gateway.resident());
             seen.requests().iter().all(|request| request.ended.is_some())
         })
         .await;
     let all = upstream.seen.requests();
-    assert!(all.iter().all(|request| request.ended == Some(Ended::Completed)), "{all:?}");
+    assert!(all.iter().all(|request| request.ended == Some(AnswerEnd::Completed)), "{all:?}");
     // Three MiB of each, of which a buffer's worth is here at a time.
     assert!(most < before + 32 * MIB, "{before} {most}");
 }

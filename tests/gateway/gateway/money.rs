@@ -1,8 +1,8 @@
 //! G9, G10: a budget of money, by our own price table.
 
 use cogni_gateway::budget::Nanodollars;
-use cogni_gateway::budget::price::Unknown;
-use cogni_gateway::config::Config;
+use cogni_gateway::budget::price::UnknownPricePolicy;
+use cogni_gateway::config::GatewayConfig;
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -91,14 +91,14 @@ async fn a_race_spends_no_more_than_there_is() {
     let spent = status["budget"]["spent"]["output"].as_u64().unwrap();
     assert!((100..=450).contains(&spent), "{spent}");
     assert!(spent > (served - 1) * 100, "{served} calls wrote {spent} tokens");
-    assert_eq!(app.upstream.seen.count() as u64, served);
+    assert_eq!(app.upstream.seen.request_count() as u64, served);
     app.stop().await;
 }
 
 /// Every model costs $10 a million tokens in, and $100 out.
-fn dollars(config: &mut Config, budget: &str) {
+fn dollars(config: &mut GatewayConfig, budget: &str) {
     let price = json!({"input": "10", "output": "100"});
-    config.prices.unknown = Unknown::Price(serde_json::from_value(price).unwrap());
+    config.prices.unknown = UnknownPricePolicy::Price(serde_json::from_value(price).unwrap());
     config.budget.max_cost_usd = Nanodollars::parse(budget);
 }
 

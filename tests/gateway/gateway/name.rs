@@ -34,13 +34,18 @@ async fn a_name_that_moves_is_followed() {
         let client = Client::new(&socket);
         let call = json!({"model": "fake", "messages": []});
         let answer = client.post("/v1/chat/completions", &call).await;
-        assert_eq!((answer.status.as_u16(), first.seen.count()), (200, 1), "{}", gateway.said());
+        assert_eq!(
+            (answer.status.as_u16(), first.seen.request_count()),
+            (200, 1),
+            "{}",
+            gateway.said()
+        );
 
         let second = provider::start_at(SocketAddr::from(([127, 0, 0, 3], port)), "").await;
         fs::write(&hosts, "127.0.0.3 llm.test\n").unwrap();
         drop(first);
         // What is still open to the first may be used until that has closed it.
-        while second.seen.count() == 0 {
+        while second.seen.request_count() == 0 {
             client.post("/v1/chat/completions", &call).await;
         }
         assert!(tokio::task::block_in_place(|| gateway.terminate()).success());

@@ -30,7 +30,7 @@ async fn a_panic_in_one_connection_harms_no_other() {
     CLIENT.set(tokio::spawn(connection).id()).unwrap();
     let request = || post("http://x/v1/chat/completions", &streamed(), &[]);
     let open = ours.send_request(request()).await.unwrap();
-    app.upstream.gate.reached(2).await;
+    app.upstream.gate.wait_for_waiting(2).await;
 
     PANICS.store(true, Ordering::Relaxed);
     assert!(ours.send_request(request()).await.is_err(), "the connection has gone on");
@@ -44,7 +44,7 @@ async fn a_panic_in_one_connection_harms_no_other() {
         task::yield_now().await;
     }
 
-    app.upstream.gate.open(2);
+    app.upstream.gate.allow_answers(2);
     let (text, in_order) = other.rest().await;
     assert!(in_order && text.ends_with("data: [DONE]\n\n"), "{text}");
     let settled = app.recorded("request.settled", 2).await.remove(1);

@@ -24,7 +24,7 @@ async fn a_connection_is_used_again() {
         }
         app.client().get("/v1/models").await;
     }
-    assert_eq!((app.upstream.seen.count(), app.upstream.seen.connections()), (35, 1));
+    assert_eq!((app.upstream.seen.request_count(), app.upstream.seen.connection_count()), (35, 1));
     app.stop().await;
 }
 
@@ -38,13 +38,13 @@ async fn calls_side_by_side_have_connections_of_their_own() {
             let body = json!({"model": "fake/gate=1", "stream": true, "messages": []});
             streams.push(app.client().open("/v1/chat/completions", &body).await);
         }
-        app.upstream.gate.reached(10).await;
-        app.upstream.gate.open(10);
+        app.upstream.gate.wait_for_waiting(10).await;
+        app.upstream.gate.allow_answers(10);
         for stream in streams {
             stream.finish().await.unwrap();
         }
     }
-    assert_eq!(app.upstream.seen.connections(), 10);
+    assert_eq!(app.upstream.seen.connection_count(), 10);
     app.stop().await;
 }
 
@@ -74,7 +74,7 @@ async fn a_connection_that_was_idle_for_too_long_is_not_used() {
     let app = TestApp::with(|config| config.upstream.pool_idle_timeout = Duration::ZERO).await;
     for connections in 1..=3 {
         app.client().post("/v1/messages", &unary()).await;
-        assert_eq!(app.upstream.seen.connections(), connections);
+        assert_eq!(app.upstream.seen.connection_count(), connections);
     }
     app.stop().await;
 }
@@ -162,7 +162,7 @@ async fn a_delivered_call_is_not_repeated() {
             let response = app.client().post("/v1/messages", &body).await;
             assert_eq!((fault, response.status.as_u16()), (fault, 502));
             assert_eq!(response.json()["error"]["code"], code, "{fault}");
-            assert_eq!(app.upstream.seen.count(), calls_before + 1, "{fault}");
+            assert_eq!(app.upstream.seen.request_count(), calls_before + 1, "{fault}");
             let settled = app.recorded("request.settled", 1).await.pop().unwrap();
             assert_eq!(settled["charged"]["turns"], 1, "{fault}");
             app.stop().await;
@@ -213,7 +213,7 @@ async fn an_interim_answer_does_not_stop_the_request() {
 }
 
 /// Reaches a listener that a test plays, and keeps connections for as long as it takes.
-fn reach(config: &mut upstream::Config, address: SocketAddr) {
+fn reach(config: &mut upstream::UpstreamConfig, address: SocketAddr) {
     config.url = address.to_string().parse().unwrap();
     config.pool_idle_timeout = LONG;
 }

@@ -63,7 +63,7 @@ async fn a_full_disk_stops_calls_and_no_stream() {
     let log = disk.path("audit.jsonl");
     let app = TestApp::with(|config| config.audit.path = Some(log.clone())).await;
     let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     disk.fill();
     // What is left of the last page holds a few admissions more.
     let refused = loop {
@@ -74,10 +74,14 @@ async fn a_full_disk_stops_calls_and_no_stream() {
     };
     assert_eq!((refused.status.as_u16(), refused.header("x-should-retry")), (503, None));
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"audit_unavailable","message":"the audit log cannot be written","type":"api_error"},"type":"error"}"#);
-    let calls = app.upstream.seen.count();
+    let calls = app.upstream.seen.request_count();
     app.client().post("/v1/messages", &unary("fake")).await;
-    assert_eq!(app.upstream.seen.count(), calls, "a call that is not recorded went upstream");
-    app.upstream.gate.open(1);
+    assert_eq!(
+        app.upstream.seen.request_count(),
+        calls,
+        "a call that is not recorded went upstream"
+    );
+    app.upstream.gate.allow_answers(1);
     let (events, in_order) = stream.rest().await;
     assert!(in_order && events.ends_with("data: [DONE]\n\n"), "{events}");
     disk.free();

@@ -65,7 +65,7 @@ async fn every_listed_route_is_served() {
         let body = json!({"model": "fake", "messages": [], "input": "x"});
         let response = app.client().post(path, &body).await;
         assert_eq!((path, response.status.as_u16()), (path, 200));
-        assert_eq!(app.upstream.seen.last().unwrap().path, path);
+        assert_eq!(app.upstream.seen.last_request().unwrap().path, path);
     }
     for path in ["/health", "/run/status", "/v1/models"] {
         assert_eq!((path, app.client().get(path).await.status.as_u16()), (path, 200));
@@ -82,7 +82,7 @@ async fn a_path_that_is_not_a_route_byte_for_byte_is_not_found() {
         assert!(answer.starts_with("HTTP/1.1 404 "), "{method} {target}: {answer}");
         assert!(answer.ends_with(r#"{"error":"not_found"}"#), "{method} {target}: {answer}");
     }
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -96,7 +96,7 @@ async fn an_upgrade_is_not_found() {
         let answer = app.client().raw(&request("POST", "/v1/messages", &upgrade)).await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{protocols}: {answer}");
     }
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -112,7 +112,7 @@ async fn an_offer_of_h2c_is_ignored() {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         assert!(!answer.contains("upgrade"), "{answer}");
     }
-    let seen = app.upstream.seen.last().unwrap();
+    let seen = app.upstream.seen.last_request().unwrap();
     for name in ["upgrade", "http2-settings"] {
         assert_eq!(seen.header(name), None);
     }
@@ -135,12 +135,12 @@ async fn one_model_is_answered_like_the_list() {
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
         (404, &json!("model_not_found"))
     );
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 
     let app = TestApp::start().await;
     assert_eq!(app.client().get("/v1/models/openai/gpt-5:free").await.status, 200);
-    assert_eq!(app.upstream.seen.last().unwrap().path, "/v1/models/openai/gpt-5:free");
+    assert_eq!(app.upstream.seen.last_request().unwrap().path, "/v1/models/openai/gpt-5:free");
     for odd in ["", "a,b", "a//b", "a/", "../a", "a/./b", "a%2fb", "a;b", &"a".repeat(257)] {
         let answer = app
             .client()
@@ -150,7 +150,7 @@ async fn one_model_is_answered_like_the_list() {
     }
     let answer = app.client().raw(&request("POST", "/v1/models/a", "host: localhost")).await;
     assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
-    assert_eq!(app.upstream.seen.count(), 1);
+    assert_eq!(app.upstream.seen.request_count(), 1);
     app.stop().await;
 }
 
@@ -162,7 +162,7 @@ async fn an_absolute_target_of_our_own_is_served() {
         let target = format!("http://{authority}/v1/messages");
         let answer = app.client().raw(&request("POST", &target, "host: localhost")).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{target}: {answer}");
-        let seen = app.upstream.seen.last().unwrap();
+        let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(seen.path, "/v1/messages");
         assert_eq!(seen.header("host"), Some(app.upstream.addr.to_string().as_str()));
     }
@@ -184,7 +184,7 @@ async fn only_a_listed_query_goes_upstream() {
     ] {
         let response = app.client().post(&format!("/v1/messages{query}"), &body).await;
         assert_eq!((query, response.status.as_u16()), (query, 200));
-        assert_eq!(app.upstream.seen.last().unwrap().path, format!("/v1/messages{kept}"));
+        assert_eq!(app.upstream.seen.last_request().unwrap().path, format!("/v1/messages{kept}"));
     }
     app.stop().await;
 }
@@ -197,7 +197,7 @@ async fn the_host_comes_from_the_configuration() {
         let host = if host.is_empty() { "accept: */*" } else { host };
         let answer = app.client().raw(&request("POST", "/v1/messages", host)).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        let seen = app.upstream.seen.last().unwrap();
+        let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(seen.header("host"), Some(app.upstream.addr.to_string().as_str()));
         assert!(!seen.headers.iter().any(|(_, value)| value.contains("evil")));
     }
@@ -212,7 +212,7 @@ async fn the_authority_of_an_http2_request_is_irrelevant() {
     let body = json!({"model": "fake", "messages": []});
     let request = post("http://evil.example/v1/messages", &body, &[]);
     assert_eq!(connection.send_request(request).await.unwrap().status(), 200);
-    let seen = app.upstream.seen.last().unwrap();
+    let seen = app.upstream.seen.last_request().unwrap();
     assert_eq!(seen.header("host"), Some(app.upstream.addr.to_string().as_str()));
     app.stop().await;
 }
@@ -267,7 +267,7 @@ async fn the_models_of_a_run_are_listed_in_both_shapes() {
       "last_id": "large"
     }
     "#);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -277,7 +277,7 @@ async fn the_models_of_the_upstream_are_forwarded() {
     let app = TestApp::start().await;
     let list = app.client().get("/v1/models").await.json();
     assert_eq!(list["data"][0]["id"], "fake-small");
-    let seen = app.upstream.seen.last().unwrap();
+    let seen = app.upstream.seen.last_request().unwrap();
     assert_eq!((seen.method.as_str(), seen.body_bytes), ("GET", 0));
     assert_eq!(seen.header("authorization"), Some("Bearer sk-real"));
     app.stop().await;

@@ -13,9 +13,9 @@ async fn a_frame_is_delivered_before_the_next_one_is_sent() {
     let mut stream = app.client().open("/v1/chat/completions", &body).await;
     let first = stream.frame().await.unwrap().unwrap();
     assert!(first.starts_with(b"data: {"));
-    app.upstream.gate.reached(1).await;
-    assert_eq!(app.upstream.seen.last().unwrap().sent, 1);
-    app.upstream.gate.open(1);
+    app.upstream.gate.wait_for_waiting(1).await;
+    assert_eq!(app.upstream.seen.last_request().unwrap().sent, 1);
+    app.upstream.gate.allow_answers(1);
     let (rest, in_order) = stream.rest().await;
     assert!(in_order && rest.ends_with("data: [DONE]\n\n"));
     app.stop().await;
@@ -68,7 +68,7 @@ async fn a_broken_stream_is_never_ended_in_order() {
             let mut stream = app.client().open(path, &body).await;
             assert_eq!(stream.status, 200);
             assert!(stream.frame().await.unwrap().is_some());
-            app.upstream.gate.open(1);
+            app.upstream.gate.allow_answers(1);
             let (rest, in_order) = stream.rest().await;
             assert!(!in_order, "{path} {fault}: {rest}");
             for end in ["[DONE]", "message_stop", "response.completed", "finish_reason\":\"stop"] {

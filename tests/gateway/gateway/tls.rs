@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::app::App;
-use cogni_gateway::config::Config;
-use cogni_gateway::provider::Ended;
+use cogni_gateway::app::GatewayProcess;
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::provider::AnswerEnd;
 use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -29,12 +29,12 @@ async fn calls_go_over_tls() {
             let answer = app.client().post("/v1/chat/completions", &call("fake", stream)).await;
             assert_eq!(answer.status, 200);
         }
-        let seen = app.upstream.seen.last().unwrap();
+        let seen = app.upstream.seen.last_request().unwrap();
         assert_eq!(
             (seen.version.as_str(), seen.header("authorization")),
             (version, Some("Bearer sk-real"))
         );
-        assert_eq!(app.upstream.seen.connections(), 1, "{version}");
+        assert_eq!(app.upstream.seen.connection_count(), 1, "{version}");
         app.stop().await;
     }
 }
@@ -49,7 +49,7 @@ async fn an_authority_that_is_not_trusted_is_refused() {
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
         (502, &json!("upstream_unreachable"))
     );
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -60,7 +60,7 @@ async fn a_certificate_for_another_name_is_refused() {
     let app = front.app(&front.authority.file).await;
     let answer = app.client().post("/v1/chat/completions", &call("fake", false)).await;
     assert_eq!(answer.json()["error"]["code"], "upstream_unreachable");
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -76,7 +76,7 @@ async fn authorities_that_cannot_be_loaded_are_an_error_at_the_start() {
         let mut config = configuration(place.path(), SocketAddr::from(([127, 0, 0, 1], 1)));
         config.upstream.url = "https://127.0.0.1:1".parse().unwrap();
         config.upstream.ca_file = Some(file);
-        let error = App::build(config).err().unwrap();
+        let error = GatewayProcess::build_process(config).err().unwrap();
         assert!(!place.path().join("llm.sock").exists(), "the socket is there already");
         format!("{error:#}").replace(place.path().to_str().unwrap(), "[dir]")
     };
@@ -93,14 +93,17 @@ async fn calls_share_an_http2_connection() {
     for _ in 0..10 {
         streams.push(app.client().open("/v1/messages", &call("fake/gate=1", true)).await);
     }
-    app.upstream.gate.reached(10).await;
-    app.upstream.gate.open(10);
+    app.upstream.gate.wait_for_waiting(10).await;
+    app.upstream.gate.allow_answers(10);
     for stream in streams {
         let (rest, in_order) = stream.rest().await;
         assert!(in_order && rest.contains("message_stop"));
     }
     let seen = &app.upstream.seen;
-    assert_eq!((seen.last().unwrap().version.as_str(), seen.connections()), ("HTTP/2.0", 1));
+    assert_eq!(
+        (seen.last_request().unwrap().version.as_str(), seen.connection_count()),
+        ("HTTP/2.0", 1)
+    );
     app.stop().await;
 }
 
@@ -111,7 +114,7 @@ async fn a_reset_http2_stream_is_never_ended_in_order() {
     let body = call("fake/gate=2;fault=reset@2", true);
     let mut stream = app.client().open("/v1/messages", &body).await;
     assert!(stream.frame().await.unwrap().is_some());
-    app.upstream.gate.open(1);
+    app.upstream.gate.allow_answers(1);
     let (rest, in_order) = stream.rest().await;
     assert!(!in_order && !rest.contains("message_stop"), "{rest}");
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -128,7 +131,7 @@ async fn a_delivered_http2_call_is_not_repeated() {
     let app = over_http2(|_| ()).await;
     for calls in 1..=2 {
         let answer = app.client().post("/v1/messages", &call("fake/fault=reset@head", false)).await;
-        assert_eq!((answer.status.as_u16(), app.upstream.seen.count()), (502, calls));
+        assert_eq!((answer.status.as_u16(), app.upstream.seen.request_count()), (502, calls));
     }
     app.stop().await;
 }
@@ -139,10 +142,13 @@ async fn a_client_that_leaves_cancels_its_http2_call() {
     let app = over_http2(|_| ()).await;
     let stays = app.client().open("/v1/chat/completions", &call("fake/gate=1", true)).await;
     let leaves = app.client().open("/v1/chat/completions", &call("fake/gate=1", true)).await;
-    app.upstream.gate.reached(2).await;
+    app.upstream.gate.wait_for_waiting(2).await;
     drop(leaves);
-    app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
-    app.upstream.gate.open(1);
+    app.upstream
+        .seen
+        .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
+        .await;
+    app.upstream.gate.allow_answers(1);
     assert!(stays.rest().await.1);
     app.stop().await;
 }
@@ -200,7 +206,7 @@ impl Front {
     }
 }
 
-async fn over_http2(configure: impl FnOnce(&mut Config)) -> TestApp {
+async fn over_http2(configure: impl FnOnce(&mut GatewayConfig)) -> TestApp {
     TestApp::with(|config| {
         let url = config.upstream.url.to_string().replace("http://", "h2c://");
         config.upstream.url = url.parse().unwrap();

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use cogni_gateway::base::hex;
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::provider::Ended;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::provider::AnswerEnd;
 use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
@@ -67,7 +67,10 @@ async fn silence_before_the_head_is_a_timeout() {
     let response = app.client().post("/v1/messages", &unary("fake/fault=stall@head")).await;
     assert_eq!(response.status, 504);
     insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"upstream_first_byte_timeout","message":"no response from the upstream within 50ms","type":"api_error"},"type":"error"}"#);
-    app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+    app.upstream
+        .seen
+        .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
+        .await;
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "upstream_timeout");
     assert_eq!(settled["charged"]["turns"], 1, "it was delivered, so it may have cost something");
@@ -90,7 +93,10 @@ async fn silence_in_a_stream_is_a_timeout() {
         let settled = app.recorded("request.settled", 1).await.remove(0);
         assert_eq!(settled["code"], "upstream_idle_timeout", "{scheme}");
         assert_eq!(settled["outcome"], "upstream_timeout", "{scheme}");
-        app.upstream.seen.until(|seen| seen.last().unwrap().ended == Some(Ended::ClientLeft)).await;
+        app.upstream
+            .seen
+            .wait_until(|seen| seen.last_request().unwrap().ended == Some(AnswerEnd::ClientLeft))
+            .await;
         app.stop().await;
     }
 }
@@ -211,10 +217,10 @@ async fn what_is_said_of_our_key_is_not_the_agents() {
     let (listener, upstream) = wire::listen().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
-        config.upstream.api_key = Secret::new("sk-real-and-secret");
+        config.upstream.api_key = SecretString::new("sk-real-and-secret");
     })
     .await;
-    let digest = hex::sha256(b"sk-real-and-secret");
+    let digest = hex::sha256_hex(b"sk-real-and-secret");
     for (head, status) in [
         ("401 Unauthorized", 502),
         ("403 Forbidden", 502),
@@ -305,7 +311,7 @@ async fn our_key_in_an_answer_that_succeeds_is_masked() {
     let (listener, upstream) = wire::listen().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
-        config.upstream.api_key = Secret::new("sk-real-and-secret");
+        config.upstream.api_key = SecretString::new("sk-real-and-secret");
     })
     .await;
     let events = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n\
@@ -396,7 +402,7 @@ fn full_backlog() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
 }
 
 /// The same upstream by another protocol.
-fn through(scheme: &str, url: &str) -> cogni_gateway::upstream::Target {
+fn through(scheme: &str, url: &str) -> cogni_gateway::upstream::UpstreamUrl {
     url.replace("http://", &format!("{scheme}://")).parse().unwrap()
 }
 

@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use cogni_gateway::app::App;
-use cogni_gateway::base::drain::Drain;
-use cogni_gateway::base::secret::Secret;
+use cogni_gateway::app::GatewayProcess;
+use cogni_gateway::base::drain::TaskGroup;
+use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::config::Config;
+use cogni_gateway::config::GatewayConfig;
 use cogni_gateway::gateway::server::LaneMode;
-use cogni_gateway::observe::access_log::Destination;
-use cogni_gateway::provider::{Provider, Script};
+use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::provider::{FakeProvider, ProviderScript};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -40,19 +40,20 @@ pub(crate) async fn check(pieces: &[&[u8]]) -> Traces {
 
 /// Sends the pieces, one after the other, and a last request to a gateway of its own.
 pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
-    let provider = Provider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), Script::default()).await;
+    let provider =
+        FakeProvider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), ProviderScript::default()).await;
     let provider = provider.expect("a free port");
     let directory = tempfile::tempdir().expect("a temporary directory");
     let config = configure(directory.path(), provider.addr(), mode);
-    let (log, seen) = (config.audit.path.clone().expect("set above"), provider.seen());
-    let app = App::build(config).expect("a good configuration");
-    let socket = app.socket().expect("a run of its own").to_owned();
-    let (stop, tasks) = (CancellationToken::new(), Drain::default());
-    tasks.spawn(provider.serve(stop.clone()));
+    let (log, seen) = (config.audit.path.clone().expect("set above"), provider.request_log());
+    let app = GatewayProcess::build_process(config).expect("a good configuration");
+    let socket = app.socket_path().expect("a run of its own").to_owned();
+    let (stop, tasks) = (CancellationToken::new(), TaskGroup::default());
+    tasks.spawn_task(provider.serve(stop.clone()));
     let closing = stop.clone();
     let served = async {
         // Nothing is awaited here that the other side does not end.
-        app.serve(closing).await.expect("an orderly end");
+        app.serve_until_cancelled(closing).await.expect("an orderly end");
     };
     let asked = async {
         let answers = tokio::time::timeout(PATIENCE, ask(&socket, pieces)).await;
@@ -60,7 +61,7 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
         answers.expect("the gateway has closed the connection")
     };
     let ((), answers) = tokio::join!(Box::pin(served), asked);
-    tasks.finish(Duration::ZERO).await;
+    tasks.shut_down(Duration::ZERO).await;
     let seen = seen.requests();
     let upstream = seen.iter().map(|request| {
         let mut headers = request.headers.clone();
@@ -72,15 +73,15 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
     Traces { upstream: upstream.collect(), answers: answers_in(&answers), records: records(&log) }
 }
 
-fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> Config {
-    let mut config = Config::default();
+fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayConfig {
+    let mut config = GatewayConfig::default();
     "run-1".clone_into(&mut config.identity.run);
     "acct-1".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = upstream.to_string().parse().expect("an address");
-    config.upstream.api_key = Secret::new("sk-real");
+    config.upstream.api_key = SecretString::new("sk-real");
     config.audit.path = Some(directory.join("audit.jsonl"));
-    config.access_log = Destination::Off;
+    config.access_log = AccessLogDestination::Off;
     config.budget.max_output_tokens = Some(Tokens(100_000));
     config.server.lane = mode;
     config.server.header_timeout = SHORT;

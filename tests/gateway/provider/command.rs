@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process;
 
 use clap::Parser as _;
-use cogni_gateway::cli::provider::{Args, serve};
+use cogni_gateway::cli::provider::{ProviderArgs, serve};
 use insta::assert_snapshot;
 use serde_json::json;
 use tokio::task::spawn_blocking;
@@ -17,7 +17,7 @@ use super::client::{connect, post, read, read_until};
 #[command(name = "provider")]
 struct Command {
     #[command(flatten)]
-    args: Args,
+    args: ProviderArgs,
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use cogni_gateway::provider::Ended;
+use cogni_gateway::provider::AnswerEnd;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
@@ -28,9 +28,12 @@ fn arrived(reply: &Reply) -> usize {
         - reply.text().matches("\"content\":\"\"").count()
 }
 
-async fn ended(provider: &Running) -> Ended {
-    provider.seen.until(|seen| seen.last().is_some_and(|last| last.ended.is_some())).await;
-    provider.seen.last().unwrap().ended.unwrap()
+async fn ended(provider: &Running) -> AnswerEnd {
+    provider
+        .seen
+        .wait_until(|seen| seen.last_request().is_some_and(|last| last.ended.is_some()))
+        .await;
+    provider.seen.last_request().unwrap().ended.unwrap()
 }
 
 #[tokio::test]
@@ -40,11 +43,11 @@ async fn a_reset_is_an_rst_after_so_many_chunks() {
         let reply = stream(provider.addr, &format!("reset@{sent}")).await;
         assert_eq!(reply.error, Some(ErrorKind::ConnectionReset));
         assert_eq!((arrived(&reply), reply.whole), (sent, false));
-        assert_eq!(ended(&provider).await, Ended::Broken);
+        assert_eq!(ended(&provider).await, AnswerEnd::Broken);
     }
     let reply = stream(provider.addr, "reset@head").await;
     assert_eq!((reply.error, reply.head.as_str()), (Some(ErrorKind::ConnectionReset), ""));
-    assert_eq!(ended(&provider).await, Ended::Broken);
+    assert_eq!(ended(&provider).await, AnswerEnd::Broken);
 }
 
 #[tokio::test]
@@ -54,7 +57,7 @@ async fn a_close_is_a_fin_where_the_body_goes_on() {
         let reply = stream(provider.addr, &format!("close@{sent}")).await;
         assert_eq!((reply.error, reply.whole, arrived(&reply)), (None, false, sent));
         assert!(!reply.text().contains("[DONE]"));
-        assert_eq!(ended(&provider).await, Ended::Broken);
+        assert_eq!(ended(&provider).await, AnswerEnd::Broken);
     }
     let reply = stream(provider.addr, "close@end").await;
     assert!(reply.text().ends_with("[DONE]\n\n") && !reply.whole);
@@ -68,7 +71,7 @@ async fn a_truncated_stream_ends_its_body_and_not_its_events() {
     let reply = stream(provider.addr, "truncate@2").await;
     assert_eq!((reply.whole, arrived(&reply)), (true, 2));
     assert!(!reply.text().contains("[DONE]"));
-    assert_eq!(ended(&provider).await, Ended::Completed);
+    assert_eq!(ended(&provider).await, AnswerEnd::Completed);
 }
 
 #[tokio::test]
@@ -109,7 +112,7 @@ async fn a_unary_body_breaks_half_way() {
         let length: usize = reply.header("content-length").unwrap().parse().unwrap();
         assert_eq!((reply.status(), reply.error, reply.whole), (200, error, false));
         assert_eq!(reply.chunks[0].len(), length / 2);
-        assert_eq!(ended(&provider).await, Ended::Broken);
+        assert_eq!(ended(&provider).await, AnswerEnd::Broken);
     }
 }
 
@@ -128,7 +131,7 @@ async fn a_stall_lasts_until_the_client_leaves() {
         let silence = tokio::time::timeout(Duration::from_millis(50), more).await;
         silence.expect_err("the answer went on");
         drop(client);
-        assert_eq!(ended(&provider).await, Ended::ClientLeft);
+        assert_eq!(ended(&provider).await, AnswerEnd::ClientLeft);
     }
 }
 
@@ -138,21 +141,21 @@ async fn a_gate_holds_back_what_comes_after_it() {
     let body = json!({ "model": "fake/chunks=3,gate=1", "stream": true });
     let mut client = connect(provider.addr, CHAT, &body).await;
     let early = read_until(&mut client, "hello").await;
-    provider.gate.reached(1).await;
-    assert_eq!(provider.seen.last().unwrap().sent, 1);
+    provider.gate.wait_for_waiting(1).await;
+    assert_eq!(provider.seen.last_request().unwrap().sent, 1);
     assert!(!early.contains("from"), "{early}");
-    provider.gate.open(1);
+    provider.gate.allow_answers(1);
     let late = read_until(&mut client, "[DONE]").await;
     assert!(late.contains("from"), "{late}");
-    assert_eq!(provider.gate.waiting(), 0);
+    assert_eq!(provider.gate.waiting_answers(), 0);
 }
 
 #[tokio::test]
 async fn a_gate_before_the_head_is_opened_over_http() {
     let provider = start("").await;
     let mut client = connect(provider.addr, CHAT, &json!({ "model": "fake/gate=head" })).await;
-    provider.gate.reached(1).await;
-    assert_eq!(provider.seen.last().unwrap().status, None);
+    provider.gate.wait_for_waiting(1).await;
+    assert_eq!(provider.seen.last_request().unwrap().status, None);
     let opened = post(provider.addr, "/_gate", &json!({})).await;
     assert_eq!(opened.json(), json!({ "waiting": 1 }));
     assert_eq!(read(&mut client).await.status(), 200);

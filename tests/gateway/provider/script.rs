@@ -1,7 +1,7 @@
 //! The script's language: what it takes, what it says when it does not, and that it reads back.
 
-use cogni_gateway::provider::Script;
-use cogni_gateway::provider::script::{KNOBS, help};
+use cogni_gateway::provider::ProviderScript;
+use cogni_gateway::provider::script::{SCRIPT_OPTIONS, options_help};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::json;
@@ -32,7 +32,8 @@ fn a_wrong_script_is_told_what_is_wrong() {
         "cached=6,cache_write=6",
         "output=1,reasoning=2",
     ];
-    let told = errors.map(|text| format!("{text}: {}", text.parse::<Script>().unwrap_err()));
+    let told =
+        errors.map(|text| format!("{text}: {}", text.parse::<ProviderScript>().unwrap_err()));
     assert_snapshot!(told.join("\n"), @r#"
     chunks: `chunks` is not `name=value`; a script looks like `chunks=3,interval=20ms`
     colour=red: `colour` is not a knob; there are text, chunks, size, interval, first_byte, coalesce, split, stamps, usage, input, output, cached, cache_write, reasoning, obey, status, retry_after, should_retry, tool, arguments, repeat, echo, done, gate, fault
@@ -58,23 +59,26 @@ fn a_wrong_script_is_told_what_is_wrong() {
 
 #[test]
 fn knobs_are_separated_by_commas_or_semicolons() {
-    let script: Script = " chunks=3; interval=20ms ,,".parse().unwrap();
+    let script: ProviderScript = " chunks=3; interval=20ms ,,".parse().unwrap();
     assert_eq!(script, "chunks=3,interval=20ms".parse().unwrap());
-    assert_eq!("".parse(), Ok(Script::default()));
-    assert_eq!(Script::default().to_string(), "");
+    assert_eq!("".parse(), Ok(ProviderScript::default()));
+    assert_eq!(ProviderScript::default().to_string(), "");
 }
 
 #[test]
 fn an_overlay_turns_only_the_knobs_it_names() {
-    let script: Script = "chunks=3,gate=1,text=a%2cb".parse().unwrap();
-    let over = script.overlay("gate=none,interval=1s").unwrap();
+    let script: ProviderScript = "chunks=3,gate=1,text=a%2cb".parse().unwrap();
+    let over = script.with_overrides("gate=none,interval=1s").unwrap();
     assert_eq!(over.to_string(), "text=a%2cb,chunks=3,interval=1s");
 }
 
 #[test]
 fn every_knob_has_its_line_of_help() {
-    let help = format!("\n{}", help());
-    assert!(KNOBS.iter().all(|knob| help.contains(&format!("\n  {}", knob.name))), "{help}");
+    let help = format!("\n{}", options_help());
+    assert!(
+        SCRIPT_OPTIONS.iter().all(|knob| help.contains(&format!("\n  {}", knob.name))),
+        "{help}"
+    );
     assert!(help.lines().all(|line| line.len() <= 100), "{help}");
 }
 
@@ -103,23 +107,23 @@ async fn a_wrong_script_in_a_model_is_a_bad_request() {
 proptest! {
     #[test]
     fn a_script_reads_back_as_itself(knobs in knobs()) {
-        let script: Script = knobs.parse().unwrap();
+        let script: ProviderScript = knobs.parse().unwrap();
         let shown = script.to_string();
-        prop_assert_eq!(&shown.parse::<Script>().unwrap(), &script);
-        prop_assert_eq!(script.overlay(&shown).unwrap(), script);
+        prop_assert_eq!(&shown.parse::<ProviderScript>().unwrap(), &script);
+        prop_assert_eq!(script.with_overrides(&shown).unwrap(), script);
     }
 
     #[test]
     fn any_text_is_a_script_or_an_error(text in "\\PC*|([a-z_]{1,8}=[^,;]{0,6}[,;])*") {
-        if let Ok(script) = text.parse::<Script>() {
-            prop_assert_eq!(script.to_string().parse::<Script>(), Ok(script));
+        if let Ok(script) = text.parse::<ProviderScript>() {
+            prop_assert_eq!(script.to_string().parse::<ProviderScript>(), Ok(script));
         }
     }
 }
 
 /// Some knobs, each at most once, with values they take.
 fn knobs() -> impl Strategy<Value = String> {
-    proptest::sample::subsequence(KNOBS.to_vec(), 0..=KNOBS.len())
+    proptest::sample::subsequence(SCRIPT_OPTIONS.to_vec(), 0..=SCRIPT_OPTIONS.len())
         .prop_flat_map(|knobs| knobs.iter().map(|knob| value(knob.name)).collect::<Vec<_>>())
         .prop_shuffle()
         .prop_map(|knobs| knobs.join(","))

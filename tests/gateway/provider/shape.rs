@@ -352,5 +352,5 @@ async fn http_2_is_spoken_to_whoever_begins_with_it() {
     let broken = client.request(request("fake/fault=reset@1")).await.unwrap();
     assert!(broken.into_body().collect().await.is_err());
     assert!(client.request(request("m")).await.is_ok());
-    assert_eq!(provider.seen.connections(), 1, "a stream was reset, not the connection");
+    assert_eq!(provider.seen.connection_count(), 1, "a stream was reset, not the connection");
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cogni_gateway::cli;
-use cogni_gateway::cli::shared::configure;
+use cogni_gateway::cli::shared::load_config;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::net::TcpStream;
@@ -27,7 +27,7 @@ fn a_wrong_configuration_is_explained() {
             .try_get_matches_from(["cogni-gateway", "shared", "--config", path])
             .unwrap();
         let variable = |name: &str| (name == "LITELLM_MASTER_KEY").then(|| "sk".to_owned());
-        let error = configure(matches.subcommand().unwrap().1, variable).unwrap_err();
+        let error = load_config(matches.subcommand().unwrap().1, variable).unwrap_err();
         format!("{error:#}").replace(path, "[file]")
     };
     let shared = |rest: &str| error(&format!("[shared]\ntoken_keys_file = 'keys'\n{rest}"));
@@ -76,7 +76,7 @@ fn proxy_refuses_what_is_for_many_runs() {
     let path = file.path().to_str().unwrap();
     let matches =
         cli::command().try_get_matches_from(["cogni-gateway", "proxy", "--config", path]).unwrap();
-    let error = cli::proxy::configure(matches.subcommand().unwrap().1, |_| None).unwrap_err();
+    let error = cli::proxy::load_config(matches.subcommand().unwrap().1, |_| None).unwrap_err();
     insta::assert_snapshot!(error, @"`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
 }
 
@@ -112,14 +112,14 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
     let upstream = provider::start("").await;
     let place = Place::new(&upstream.addr.to_string());
     let mut gateway = place.start();
-    let old = keys().mint("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
+    let old = keys().mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
     let mut stream = place.open(&old, "fake/gate=1").await.unwrap();
     assert!(stream.frame().await.unwrap().is_some());
-    upstream.gate.reached(1).await;
+    upstream.gate.wait_for_waiting(1).await;
 
     let both = format!("k2 = {}\n{KEYS}", "22".repeat(32));
-    let new = cogni_gateway::run::token::Keys::parse(&both).unwrap();
-    let new = new.mint("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
+    let new = cogni_gateway::run::token::RunTokenKeys::parse_keys(&both).unwrap();
+    let new = new.mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
     assert_eq!(place.open(&new, "fake").await.unwrap().status, 401);
     fs::write(place.path("keys"), "k2 = hunter2").unwrap();
     gateway.signal("HUP");
@@ -140,11 +140,11 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
 
     gateway.signal("TERM");
     gateway.until(|said| said.contains("draining"));
-    upstream.gate.open(1);
+    upstream.gate.allow_answers(1);
     assert!(stream.rest().await.1);
     assert!(gateway.wait().success());
     let report =
-        cogni_gateway::audit::verify::verify(&place.path("audit/run-1.jsonl"), None).unwrap();
+        cogni_gateway::audit::verify::verify_file(&place.path("audit/run-1.jsonl"), None).unwrap();
     assert!(report.finished && report.open == 0 && report.admitted == 4, "{report:?}");
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::run::token::Keys;
+use cogni_gateway::run::token::RunTokenKeys;
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -21,9 +21,9 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
         format!("{} {}", answer.status.as_u16(), answer.text())
     };
-    let strangers = Keys::parse(&format!("k1 = {}", "22".repeat(32))).unwrap();
+    let strangers = RunTokenKeys::parse_keys(&format!("k1 = {}", "22".repeat(32))).unwrap();
     let now = SystemTime::now();
-    let forged = strangers.mint("run-1", Duration::from_hours(1), None, now).unwrap();
+    let forged = strangers.mint_token("run-1", Duration::from_hours(1), None, now).unwrap();
     let (expired, unknown) = (app.token_until("run-1", -1), app.token("run-3"));
     let said = [
         told("sk-1234", "/v1/chat/completions").await,
@@ -43,7 +43,7 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
     401 {"error":{"code":"run_token_expired","message":"the run token has expired","type":"authentication_error"},"type":"error"}
     401 {"error":{"code":"unknown_run","message":"the run of this token is not served here, or not any more","type":"authentication_error"},"type":"error"}
     "#);
-    assert_eq!(app.upstream.seen.count(), 0);
+    assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;
 }
 
@@ -56,11 +56,12 @@ async fn a_token_of_another_installation_is_refused() {
     .await;
     for (audience, status) in [(Some("eu-1"), 200), (Some("us-1"), 401), (None, 401)] {
         let keys = keys().for_audience(audience);
-        let token = keys.mint("run-1", Duration::from_hours(1), None, SystemTime::now()).unwrap();
+        let token =
+            keys.mint_token("run-1", Duration::from_hours(1), None, SystemTime::now()).unwrap();
         let answer = app.call(&token, "/v1/chat/completions", &call()).await;
         assert_eq!(answer.status, status, "{audience:?}");
     }
-    assert_eq!(app.upstream.seen.count(), 1);
+    assert_eq!(app.upstream.seen.request_count(), 1);
     app.stop().await;
 }
 

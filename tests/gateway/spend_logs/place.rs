@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use cogni_gateway::billing::Books;
+use cogni_gateway::billing::BillingStore;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -145,13 +145,13 @@ impl Litellm {
 /// The endpoint that LiteLLM calls back, as the service has it: who knows the secret may write in the books.
 pub(super) struct Receiver {
     address: String,
-    books: Books,
+    books: BillingStore,
     told: Arc<Mutex<Vec<String>>>,
     runtime: Runtime,
 }
 
 impl Receiver {
-    pub(super) fn start(books: Books) -> Self {
+    pub(super) fn start(books: BillingStore) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -172,7 +172,7 @@ impl Receiver {
         format!("http://{}/ingest", self.address)
     }
 
-    pub(super) fn books(&self) -> &Books {
+    pub(super) fn books(&self) -> &BillingStore {
         &self.books
     }
 

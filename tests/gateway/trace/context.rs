@@ -1,6 +1,6 @@
 //! G4: the upstream is told of the run's trace, and of none other.
 
-use cogni_gateway::base::trace::{Context, SpanId, TraceId};
+use cogni_gateway::base::trace::{SpanId, TraceContext, TraceId};
 use cogni_gateway::run::RequestId;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ async fn a_client_cannot_say_which_trace_it_is_part_of() {
         })
         .await;
         app.client().post_with("/v1/chat/completions", &body(), &lies).await;
-        let request = app.upstream.seen.last().unwrap();
+        let request = app.upstream.seen.last_request().unwrap();
         let told = request.header("traceparent");
         assert_eq!(told.map(|told| &told[3..35]), given.map(|given| &given[3..35]));
         assert_eq!([request.header("tracestate"), request.header("baggage")], [None, None]);
@@ -32,7 +32,7 @@ async fn each_call_is_a_span_of_the_runs_trace() {
     let mut told = vec![];
     for _ in 0..2 {
         app.client().post("/v1/messages", &body()).await;
-        let request = app.upstream.seen.last().unwrap();
+        let request = app.upstream.seen.last_request().unwrap();
         let traceparent = request.header("traceparent").unwrap().to_owned();
         let call = request.header("x-litellm-call-id").unwrap().replace('-', "");
         assert_eq!(traceparent, format!("{}-{}-01", &OURS[..35], &call[16..]));
@@ -50,7 +50,7 @@ async fn a_trace_that_litellm_knows_is_the_runs() {
     for (id, is_told) in [(&OURS[3..35], true), ("trace-of-langfuse", false)] {
         let app = TestApp::with(|config| config.identity.metadata = known(id)).await;
         app.client().post("/v1/messages", &body()).await;
-        let request = app.upstream.seen.last().unwrap();
+        let request = app.upstream.seen.last_request().unwrap();
         let told = request.header("traceparent").map(|told| told[3..35].to_owned());
         assert_eq!(told, is_told.then(|| id.to_owned()));
         app.stop().await;
@@ -66,7 +66,7 @@ async fn the_upstream_is_told_of_no_trace_where_the_operator_says_so() {
     })
     .await;
     app.client().post("/v1/messages", &body()).await;
-    assert_eq!(app.upstream.seen.last().unwrap().header("traceparent"), None);
+    assert_eq!(app.upstream.seen.last_request().unwrap().header("traceparent"), None);
     app.stop().await;
 }
 
@@ -76,7 +76,7 @@ async fn that_a_trace_is_not_recorded_is_passed_on() {
     let given = OURS.replace("-01", "-00");
     let app = TestApp::with(|config| config.identity.trace = Some(given.parse().unwrap())).await;
     app.client().post("/v1/messages", &body()).await;
-    let request = app.upstream.seen.last().unwrap();
+    let request = app.upstream.seen.last_request().unwrap();
     assert!(request.header("traceparent").unwrap().ends_with("-00"));
     app.stop().await;
 }
@@ -97,17 +97,17 @@ fn what_is_no_traceparent_is_told_so() {
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b71692033é1-1",
     ];
     for given in wrong {
-        assert!(given.parse::<Context>().is_err(), "{given}");
+        assert!(given.parse::<TraceContext>().is_err(), "{given}");
     }
     let later = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03-more";
-    assert!(later.parse::<Context>().unwrap().is_sampled);
+    assert!(later.parse::<TraceContext>().unwrap().is_sampled);
 }
 
 /// A share of the traces is a share of them wherever it is asked for, and none and all are just that.
 #[test]
 fn a_share_of_traces_is_about_that_share() {
     let traces: Vec<_> = (0..4000).map(|_| TraceId::random()).collect();
-    let within = |share| traces.iter().filter(|trace| trace.is_within(share)).count();
+    let within = |share| traces.iter().filter(|trace| trace.is_sampled_at(share)).count();
     assert_eq!([within(0.0), within(1.0)], [0, 4000]);
     assert!((700..1300).contains(&within(0.25)), "{}", within(0.25));
 }
@@ -115,14 +115,14 @@ fn a_share_of_traces_is_about_that_share() {
 proptest! {
     #[test]
     fn whatever_is_given_is_read_or_refused(given in "[0-9a-fA-F-]{50,60}|\\PC*") {
-        let _no_panic = given.parse::<Context>();
+        let _no_panic = given.parse::<TraceContext>();
     }
 
     #[test]
     fn what_is_written_can_be_read(bytes in any::<[u8; 8]>(), is_sampled: bool) {
         let parent = SpanId::new(bytes);
-        let context = Context { trace: TraceId::random(), parent, is_sampled };
-        let read = context.to_string().parse::<Context>();
+        let context = TraceContext { trace: TraceId::random(), parent, is_sampled };
+        let read = context.to_string().parse::<TraceContext>();
         prop_assert_eq!(read.ok(), parent.is_some().then_some(context));
     }
 }
@@ -131,7 +131,7 @@ proptest! {
 #[test]
 fn requests_at_the_same_time_are_different_spans() {
     let spans: std::collections::BTreeSet<_> =
-        (0..10_000).map(|_| RequestId::new().span().to_string()).collect();
+        (0..10_000).map(|_| RequestId::new().span_id().to_string()).collect();
     assert_eq!(spans.len(), 10_000);
 }
 

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::config::Config;
-use cogni_gateway::observe::metrics::Metrics;
-use cogni_gateway::observe::trace::Tracer;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::observe::metrics::MetricsRegistry;
+use cogni_gateway::observe::trace::ProcessTracer;
 use http::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::json;
@@ -25,7 +25,8 @@ async fn a_collector_sees_the_run_and_its_calls() {
     let app = TestApp::with(|config| {
         collected(config, collector.address);
         config.identity.trace = Some(OURS.parse().unwrap());
-        config.telemetry.otlp_headers = Secret::new("authorization=Bearer%20sk-collector,x-team=a");
+        config.telemetry.otlp_headers =
+            SecretString::new("authorization=Bearer%20sk-collector,x-team=a");
     })
     .await;
     let body = json!({
@@ -106,7 +107,8 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
         })
         .await;
         app.client().post("/v1/messages", &call()).await;
-        let told = app.upstream.seen.last().unwrap().header("traceparent").unwrap().to_owned();
+        let told =
+            app.upstream.seen.last_request().unwrap().header("traceparent").unwrap().to_owned();
         assert_eq!(told.ends_with("-01"), recorded);
         let records = app.stop().await;
         assert_eq!(records[0]["trace"], told[3..35]);
@@ -145,15 +147,16 @@ async fn a_dead_collector_costs_a_counter() {
 #[tokio::test]
 async fn spans_beyond_the_queue_are_lost_and_counted() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut config = Config::default();
+    let mut config = GatewayConfig::default();
     collected(&mut config, silent.local_addr().unwrap());
-    let metrics = Metrics::new("litellm").unwrap();
-    let tracer = Tracer::start(&config.telemetry, "litellm", metrics.spans()).unwrap();
-    let trace = tracer.trace(None).unwrap();
+    let metrics = MetricsRegistry::new("litellm").unwrap();
+    let tracer =
+        ProcessTracer::start_tracer(&config.telemetry, "litellm", metrics.span_counters()).unwrap();
+    let trace = tracer.start_run_trace(None).unwrap();
     for _ in 0..10_000 {
-        trace.tell(trace.begun("span", SystemTime::now()));
+        trace.record_span(trace.span_since("span", SystemTime::now()));
     }
-    let lost = metrics.spans().overflowed.get();
+    let lost = metrics.span_counters().overflowed.get();
     // One batch may be on its way, and another be gathered.
     assert!((10_000 - 2048 - 2 * 512..=10_000 - 2048).contains(&lost), "{lost}");
 }
@@ -167,7 +170,7 @@ async fn a_collector_that_never_answers_holds_nobody_up() {
     tokio::time::timeout(Duration::from_mins(1), app.stop()).await.unwrap();
 }
 
-fn collected(config: &mut Config, collector: SocketAddr) {
+fn collected(config: &mut GatewayConfig, collector: SocketAddr) {
     config.telemetry.otlp_endpoint = Some(format!("http://{collector}").parse().unwrap());
 }
 

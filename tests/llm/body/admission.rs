@@ -3,10 +3,12 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
-use cogni_gateway::body::{Call, Capability, Policy, Reader, Refusal, admit};
+use cogni_gateway::body::{
+    BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ProviderCapability, admit_body,
+};
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
-use cogni_gateway::stream::UsageChunk;
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::stream::UsageChunkMode;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -33,7 +35,7 @@ fn a_chat_stream_always_reports_its_usage() {
     ];
     let mut table = String::new();
     for body in bodies {
-        let call = admitted(Route::ChatCompletions, body);
+        let call = admitted(GatewayRoute::ChatCompletions, body);
         let usage_chunk = call.usage_chunk;
         let sent = String::from_utf8(concat(&call.into_body())).unwrap();
         writeln!(table, "{body}\n  {usage_chunk:?} {sent}").unwrap();
@@ -73,8 +75,8 @@ fn only_streams_that_need_to_be_asked_are_asked() {
     let body = r#"{"model":"m","stream":true}"#;
     for route in POSTS {
         let call = admitted(route, body);
-        let is_asked = matches!(route, Route::ChatCompletions | Route::Completions);
-        assert_eq!(call.usage_chunk == UsageChunk::Hide, is_asked, "{route:?}");
+        let is_asked = matches!(route, GatewayRoute::ChatCompletions | GatewayRoute::Completions);
+        assert_eq!(call.usage_chunk == UsageChunkMode::Hide, is_asked, "{route:?}");
         let sent = String::from_utf8(concat(&call.into_body())).unwrap();
         assert_eq!(sent.contains("stream_options"), is_asked, "{route:?}");
     }
@@ -102,8 +104,8 @@ proptest! {
         let asked = expected["stream_options"]["include_usage"] == json!(true);
         expected["stream_options"]["include_usage"] = json!(true);
 
-        let call = admit_in(Route::ChatCompletions, &Policy::default(), frames(body.as_bytes(), size)).unwrap();
-        prop_assert_eq!(call.usage_chunk == UsageChunk::Show, asked);
+        let call = admit_in(GatewayRoute::ChatCompletions, &BodyPolicy::default(), frames(body.as_bytes(), size)).unwrap();
+        prop_assert_eq!(call.usage_chunk == UsageChunkMode::Show, asked);
         prop_assert_eq!(call.input_estimate, Tokens((body.len() as u64).div_ceil(3)));
         prop_assert_eq!(serde_json::from_slice::<Value>(&concat(&call.into_body())).unwrap(), expected);
     }
@@ -112,13 +114,14 @@ proptest! {
 /// G5: a run uses the models it was given, under the names that its operator chose.
 #[test]
 fn models_are_allowed_by_name_and_renamed_in_place() {
-    let policy = Policy {
+    let policy = BodyPolicy {
         models: vec!["fast".into(), "gpt-5".into()],
         aliases: [("fast".into(), "azure/\"gpt-5\"-mini".into()), ("other".into(), "x".into())]
             .into(),
-        ..Policy::default()
+        ..BodyPolicy::default()
     };
-    let call = |body: &str| admit_in(Route::Messages, &policy, frames(body.as_bytes(), 4096));
+    let call =
+        |body: &str| admit_in(GatewayRoute::Messages, &policy, frames(body.as_bytes(), 4096));
 
     let renamed = call(r#"{"model":"f\u0061st","max_tokens":1}"#).unwrap();
     assert_eq!(renamed.model.as_deref(), Some("azure/\"gpt-5\"-mini"));
@@ -132,14 +135,15 @@ fn models_are_allowed_by_name_and_renamed_in_place() {
     for refused in
         [r#"{"model":"other"}"#, r#"{"model":"azure/\"gpt-5\"-mini"}"#, r#"{"model":"GPT-5"}"#]
     {
-        assert!(matches!(call(refused), Err(Refusal::ModelNotAllowed { .. })), "{refused}");
+        assert!(matches!(call(refused), Err(BodyPolicyError::ModelNotAllowed { .. })), "{refused}");
     }
 }
 
 /// Renaming the model and asking for the report are two edits, in whichever order they stand.
 #[test]
 fn edits_do_not_get_in_each_others_way() {
-    let policy = Policy { aliases: [("m".into(), "longer".into())].into(), ..Policy::default() };
+    let policy =
+        BodyPolicy { aliases: [("m".into(), "longer".into())].into(), ..BodyPolicy::default() };
     let bodies = [
         (
             r#"{"stream_options":{},"stream":true,"model":"m"}"#,
@@ -155,7 +159,8 @@ fn edits_do_not_get_in_each_others_way() {
         ),
     ];
     for (body, expected) in bodies {
-        let call = admit_in(Route::Completions, &policy, frames(body.as_bytes(), 5)).unwrap();
+        let call =
+            admit_in(GatewayRoute::Completions, &policy, frames(body.as_bytes(), 5)).unwrap();
         assert_eq!(String::from_utf8(concat(&call.into_body())).unwrap(), expected);
     }
 }
@@ -163,7 +168,9 @@ fn edits_do_not_get_in_each_others_way() {
 /// G9: what a call may write is known before it is sent: the limit, times the answers asked for.
 #[test]
 fn the_output_asked_for_is_read_in_each_protocols_words() {
-    use Route::{ChatCompletions, Completions, CountTokens, Embeddings, Messages, Responses};
+    use GatewayRoute::{
+        ChatCompletions, Completions, CountTokens, Embeddings, Messages, Responses,
+    };
     let asked = |route, fields: &str| {
         let call = admitted(route, &format!(r#"{{"model":"m",{fields}}}"#));
         (call.requested_output.map(|tokens| tokens.0), call.choices)
@@ -186,10 +193,10 @@ fn the_output_asked_for_is_read_in_each_protocols_words() {
     assert_eq!(asked(Embeddings, r#""input":["one","two"],"n":"any""#), (None, 1));
 
     let call = admitted(ChatCompletions, r#"{"model":"m","max_tokens":100,"n":3}"#);
-    assert_eq!(call.output(), Some(Tokens(300)));
+    assert_eq!(call.max_output(), Some(Tokens(300)));
     let call =
         admitted(ChatCompletions, r#"{"model":"m","max_tokens":18446744073709551615,"n":3}"#);
-    assert_eq!(call.output(), Some(Tokens(u64::MAX)));
+    assert_eq!(call.max_output(), Some(Tokens(u64::MAX)));
 }
 
 /// G10: a refusal names the field, what it must be, and has a code that does not change.
@@ -217,13 +224,15 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
         r#"{"model":"m","stream":true,"stream_options":true}"#,
         &huge,
     ];
-    let policy = Policy { models: vec!["m".into(), "gpt-5".into()], ..Policy::default() };
+    let policy = BodyPolicy { models: vec!["m".into(), "gpt-5".into()], ..BodyPolicy::default() };
     let mut table = String::new();
     for body in bodies {
         let refusal =
-            admit_in(Route::ChatCompletions, &policy, frames(body.as_bytes(), 4096)).unwrap_err();
+            admit_in(GatewayRoute::ChatCompletions, &policy, frames(body.as_bytes(), 4096))
+                .unwrap_err();
         let (status, code) = (refusal.status().as_u16(), refusal.code());
-        writeln!(table, "{body:.50}\n  {status} {code}, {}: {refusal}", refusal.field()).unwrap();
+        writeln!(table, "{body:.50}\n  {status} {code}, {}: {refusal}", refusal.field_at_fault())
+            .unwrap();
     }
     assert_snapshot!(table, @r#"
     {}
@@ -261,8 +270,13 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     {"model":"m","stream":true,"stream_options":{"a":"
       400 invalid_field, stream_options: `stream_options` must be an object of at most 4 KiB
     "#);
-    let refusal = admit_in(Route::Completions, &policy, frames(br#"{"model":"m","prompt":5}"#, 9))
-        .unwrap_err();
+}
+
+/// G10: as above, for the field of one route.
+#[test]
+fn a_prompt_of_another_type_is_refused() {
+    let body = frames(br#"{"model":"m","prompt":5}"#, 9);
+    let refusal = admit_in(GatewayRoute::Completions, &BodyPolicy::default(), body).unwrap_err();
     assert_snapshot!(refusal, @"`prompt` must be a prompt or a list of prompts");
 }
 
@@ -273,24 +287,34 @@ fn a_model_that_could_be_read_in_two_ways_is_refused_on_every_route() {
         ["a,b", "a,", "a\\n", "a\\u0000", "a\\u002cb", " a", "a ", "openai/*", "http://a/v1"];
     for (route, name) in POSTS.into_iter().flat_map(|route| names.map(|name| (route, name))) {
         let body = format!(r#"{{"model":"{name}"}}"#);
-        let refusal = sent(route, &Policy::default(), &body).unwrap_err();
-        assert_eq!((refusal.code(), refusal.field()), ("invalid_field", "model"), "{name}");
+        let refusal = sent(route, &BodyPolicy::default(), &body).unwrap_err();
+        assert_eq!(
+            (refusal.code(), refusal.field_at_fault()),
+            ("invalid_field", "model"),
+            "{name}"
+        );
     }
 }
 
 /// G6: some models search the web for each answer: a sandbox without a network has none by their names either.
 #[test]
 fn a_model_that_searches_by_itself_needs_the_grant_or_to_be_named() {
-    let asks = |policy: &Policy, name: &str| {
+    let asks = |policy: &BodyPolicy, name: &str| {
         let body = format!(r#"{{"model":"{name}"}}"#);
-        sent(Route::ChatCompletions, policy, &body).map(drop).map_err(|refusal| refusal.to_string())
+        sent(GatewayRoute::ChatCompletions, policy, &body)
+            .map(drop)
+            .map_err(|refusal| refusal.to_string())
     };
-    let (plain, name) = (Policy::default(), "openai/gpt-5:online");
+    let (plain, name) = (BodyPolicy::default(), "openai/gpt-5:online");
     assert_snapshot!(asks(&plain, name).unwrap_err(), @"`model` needs `web_search` (`openai/gpt-5:online`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
     assert_snapshot!(asks(&plain, "a2a/helper").unwrap_err(), @"`model` needs `unknown_tools` (`a2a/helper`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
-    let granted = Policy { capabilities: [Capability::WebSearch].into(), ..Policy::default() };
-    let listed = Policy { models: vec![name.into()], ..Policy::default() };
-    let aliased = Policy { aliases: [(name.into(), "gpt-5".into())].into(), ..Policy::default() };
+    let granted = BodyPolicy {
+        capabilities: [ProviderCapability::WebSearch].into(),
+        ..BodyPolicy::default()
+    };
+    let listed = BodyPolicy { models: vec![name.into()], ..BodyPolicy::default() };
+    let aliased =
+        BodyPolicy { aliases: [(name.into(), "gpt-5".into())].into(), ..BodyPolicy::default() };
     for policy in [granted, listed, aliased] {
         assert_eq!(asks(&policy, name), Ok(()));
     }
@@ -299,7 +323,8 @@ fn a_model_that_searches_by_itself_needs_the_grant_or_to_be_named() {
 /// G5: large bodies cost no second copy of the payload, and next to nothing beside it.
 #[test]
 fn admitting_a_megabyte_copies_none_of_it() {
-    let policy = Policy { aliases: [("m".into(), "longer".into())].into(), ..Policy::default() };
+    let policy =
+        BodyPolicy { aliases: [("m".into(), "longer".into())].into(), ..BodyPolicy::default() };
     let text = "a line of text\\n".repeat(70_000);
     let body = format!(
         r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}],"stream":true}}"#
@@ -310,13 +335,13 @@ fn admitting_a_megabyte_copies_none_of_it() {
         .map(|at| body.slice(at..body.len().min(at + 65_536)))
         .collect();
 
-    let mut call = Call::default();
+    let mut call = LlmCall::default();
     let counted = allocation_counter::measure(|| {
-        let mut reader = Reader::new(Route::ChatCompletions);
+        let mut reader = BodyReader::new(GatewayRoute::ChatCompletions);
         for frame in &frames {
             reader.push(frame.clone()).unwrap();
         }
-        call = admit(&policy, reader.finish().unwrap()).unwrap();
+        call = admit_body(&policy, reader.finish_body().unwrap()).unwrap();
     });
     assert!(counted.bytes_total < 8192 && counted.count_total < 24, "{counted:?}");
 
@@ -335,11 +360,11 @@ fn admitting_a_megabyte_copies_none_of_it() {
 /// G5: `n` and `best_of` multiply what a call costs.
 #[test]
 fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
-    let policy = Policy::default();
-    assert!(sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":8}"#).is_ok());
+    let policy = BodyPolicy::default();
+    assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":8}"#).is_ok());
     let refused = [
-        sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":9}"#),
-        sent(Route::Completions, &policy, r#"{"model":"m","n":1,"best_of":50}"#),
+        sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":9}"#),
+        sent(GatewayRoute::Completions, &policy, r#"{"model":"m","n":1,"best_of":50}"#),
     ];
     let table: Vec<_> =
         refused.into_iter().map(|refused| refused.unwrap_err().to_string()).collect();
@@ -347,7 +372,7 @@ fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
     `n` asks for more than 8 answers; ask for fewer, or in more calls
     `best_of` asks for more than 8 answers; ask for fewer, or in more calls
     ");
-    let policy = Policy { max_choices: 1, ..policy };
-    assert!(sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":2}"#).is_err());
-    assert!(sent(Route::ChatCompletions, &policy, r#"{"model":"m","n":1}"#).is_ok());
+    let policy = BodyPolicy { max_choices: 1, ..policy };
+    assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":2}"#).is_err());
+    assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":1}"#).is_ok());
 }

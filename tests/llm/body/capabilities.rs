@@ -2,14 +2,16 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::body::{Body, Capability, Policy, Refusal, admit};
-use cogni_gateway::protocol::Route;
+use cogni_gateway::body::{
+    BodyPolicy, BodyPolicyError, ProviderCapability, ScannedBody, admit_body,
+};
+use cogni_gateway::protocol::GatewayRoute;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::{concat, frames, read, sent};
 
-use Route::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
+use GatewayRoute::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
 
 /// G6: what a provider would do for the agent is refused, by the name that would grant it.
 #[test]
@@ -17,7 +19,7 @@ fn what_the_provider_would_do_is_refused_by_name() {
     let mut table = String::new();
     for (route, fields) in DENIED {
         let refusal = refusal(*route, fields);
-        let Refusal::CapabilityNotGranted { capability, field, detail } = &refusal else {
+        let BodyPolicyError::CapabilityNotGranted { capability, field, detail } = &refusal else {
             panic!("{route:?} {fields}: {refusal}")
         };
         let detail = detail.as_deref().unwrap_or("-");
@@ -36,14 +38,16 @@ fn what_the_provider_would_do_is_refused_by_name() {
 #[test]
 fn a_grant_lets_through_what_it_names_and_nothing_else() {
     for (route, fields) in DENIED {
-        let Refusal::CapabilityNotGranted { capability, .. } = refusal(*route, fields) else {
+        let BodyPolicyError::CapabilityNotGranted { capability, .. } = refusal(*route, fields)
+        else {
             panic!("{fields}")
         };
         let body = format!(r#"{{"model":"m",{fields}}}"#);
-        let granted = Policy { capabilities: [capability].into(), ..Policy::default() };
+        let granted = BodyPolicy { capabilities: [capability].into(), ..BodyPolicy::default() };
         assert!(sent(*route, &granted, &body).is_ok(), "{body}");
-        let others = Capability::ALL.into_iter().filter(|other| *other != capability).collect();
-        let others = Policy { capabilities: others, ..Policy::default() };
+        let others =
+            ProviderCapability::ALL.into_iter().filter(|other| *other != capability).collect();
+        let others = BodyPolicy { capabilities: others, ..BodyPolicy::default() };
         assert!(sent(*route, &others, &body).is_err(), "{body}");
     }
 }
@@ -54,7 +58,7 @@ fn a_grant_lets_through_what_it_names_and_nothing_else() {
 fn what_is_the_clients_own_passes_unharmed() {
     for (route, fields) in ALLOWED {
         let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
-        match sent(*route, &Policy::default(), &body) {
+        match sent(*route, &BodyPolicy::default(), &body) {
             Ok(sent) => assert!(sent.contains(fields), "{sent}"),
             Err(refusal) => panic!("{route:?} {fields}: {refusal}"),
         }
@@ -86,7 +90,7 @@ fn a_search_that_reaches_nothing_is_taken_out() {
         let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
         let outcomes = [1, 7, 4096].map(|size| {
             let body = read(Responses, frames(body.as_bytes(), size).into_pieces()).unwrap();
-            let call = admit(&Policy::default(), body);
+            let call = admit_body(&BodyPolicy::default(), body);
             match call {
                 Ok(call) => {
                     let said =
@@ -95,7 +99,7 @@ fn a_search_that_reaches_nothing_is_taken_out() {
                     let _: serde_json::Value = serde_json::from_str(&sent).unwrap();
                     format!("{} {sent}", said.join(", "))
                 }
-                Err(refusal) => format!("{} {}", refusal.code(), refusal.field()),
+                Err(refusal) => format!("{} {}", refusal.code(), refusal.field_at_fault()),
             }
         });
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
@@ -118,7 +122,10 @@ fn a_search_that_reaches_nothing_is_taken_out() {
     capability_not_granted tools
     capability_not_granted input
     "#);
-    let granted = Policy { capabilities: [Capability::WebSearch].into(), ..Policy::default() };
+    let granted = BodyPolicy {
+        capabilities: [ProviderCapability::WebSearch].into(),
+        ..BodyPolicy::default()
+    };
     let body = format!(r#"{{"model":"m","tools":[{search}],"store":false}}"#);
     assert_eq!(sent(Responses, &granted, &body).unwrap(), body);
 }
@@ -130,11 +137,11 @@ fn a_need_is_found_at_every_split() {
         let escaped =
             fields.replace("\"type\"", "\"t\\u0079pe\"").replace("\"url\"", "\"\\u0075rl\"");
         for body in [fields, &&*escaped].map(|fields| format!(r#"{{"model":"m",{fields}}}"#)) {
-            let whole = sent(*route, &Policy::default(), &body).unwrap_err();
+            let whole = sent(*route, &BodyPolicy::default(), &body).unwrap_err();
             for size in [1, 2, 3, 5, 7] {
                 let pieces = frames(body.as_bytes(), size).into_pieces();
                 let body = read(*route, pieces).unwrap();
-                let split = admit(&Policy::default(), body);
+                let split = admit_body(&BodyPolicy::default(), body);
                 assert_eq!(split.unwrap_err(), whole);
             }
         }
@@ -155,7 +162,7 @@ fn a_refusal_says_how_an_operator_grants_it() {
 fn an_address_of_a_part_is_fetched_unless_it_is_a_result() {
     let part = |part: &str| {
         let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#);
-        sent(Messages, &Policy::default(), &body)
+        sent(Messages, &BodyPolicy::default(), &body)
     };
     assert!(part(r#"{"url":"https://x","type":"web_search_result"}"#).is_ok());
     for denied in [
@@ -179,7 +186,7 @@ fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
     ] {
         let refusal = refusal(Messages, fields);
         assert_eq!(
-            (refusal.code(), refusal.field()),
+            (refusal.code(), refusal.field_at_fault()),
             ("invalid_field", "cache_control.ttl"),
             "{fields}"
         );
@@ -187,9 +194,9 @@ fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
 }
 
 /// The tokens that a body's input is taken for, however the body arrives.
-fn reserved(route: Route, policy: &Policy, body: &str) -> u64 {
-    let of = |body| admit(policy, body).unwrap().input_estimate.0;
-    let whole = of(Body::read(route, body.to_owned().into()).unwrap());
+fn reserved(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> u64 {
+    let of = |body| admit_body(policy, body).unwrap().input_estimate.0;
+    let whole = of(ScannedBody::scan_frame(route, body.to_owned().into()).unwrap());
     for size in [body.len(), 4096, 7] {
         let frames = frames(body.as_bytes(), size).into_pieces();
         assert_eq!(of(read(route, frames).unwrap()), whole, "frames of {size}: {body}");
@@ -198,9 +205,9 @@ fn reserved(route: Route, policy: &Policy, body: &str) -> u64 {
 }
 
 /// The same, beside what the length comes to.
-fn estimate(route: Route, fields: &str) -> u64 {
+fn estimate(route: GatewayRoute, fields: &str) -> u64 {
     let body = format!(r#"{{"model":"m",{fields}}}"#);
-    reserved(route, &Policy::default(), &body) - (body.len() as u64).div_ceil(3)
+    reserved(route, &BodyPolicy::default(), &body) - (body.len() as u64).div_ceil(3)
 }
 
 /// G9: media, numbers of tokens and a second reading are reserved for beside the length of a request.
@@ -227,7 +234,10 @@ fn a_request_is_taken_for_what_its_parts_cost() {
         assert_eq!(estimate(Messages, &image(data)), tokens, "{data}");
     }
     let remote = r#""messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#;
-    let granted = Policy { capabilities: [Capability::RemoteMedia].into(), ..Policy::default() };
+    let granted = BodyPolicy {
+        capabilities: [ProviderCapability::RemoteMedia].into(),
+        ..BodyPolicy::default()
+    };
     let body = format!(r#"{{"model":"m",{remote}}}"#);
     let fetched = reserved(ChatCompletions, &granted, &body);
     assert_eq!(fetched, (body.len() as u64).div_ceil(3) + 6192);
@@ -313,12 +323,12 @@ proptest! {
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{parts}]}}]{}}}"#, " ".repeat(padding))
         };
         let (small, large) = (body(0), body(padding));
-        let of = |body: &str| reserved(ChatCompletions, &Policy::default(), body);
+        let of = |body: &str| reserved(ChatCompletions, &BodyPolicy::default(), body);
         let text = |body: &str| (body.len() as u64).div_ceil(3);
         prop_assert_eq!(of(&small) - text(&small), of(&large) - text(&large));
         let (head, tail) = small.as_bytes().split_at(split.index(small.len()));
         let halves = [head, tail].map(bytes::Bytes::copy_from_slice);
-        let halved = admit(&Policy::default(), read(ChatCompletions, halves).unwrap()).unwrap();
+        let halved = admit_body(&BodyPolicy::default(), read(ChatCompletions, halves).unwrap()).unwrap();
         prop_assert_eq!(halved.input_estimate.0, of(&small));
         prop_assert!(of(&small) >= text(&small) + 258 * media.len() as u64);
     }
@@ -339,10 +349,10 @@ const MEDIA: &[&str] = &[
 #[test]
 fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
     let input = r#""input":["https://x is a site","http://x","//x/y","ftp://x"]"#;
-    let embed = |policy: &Policy, model: &str, input: &str| {
+    let embed = |policy: &BodyPolicy, model: &str, input: &str| {
         sent(Embeddings, policy, &format!(r#"{{"model":"{model}",{input}}}"#))
     };
-    let ours = Policy {
+    let ours = BodyPolicy {
         aliases: [
             ("text-embedding-ours", "ours"),
             ("plain", "bge-m3"),
@@ -350,7 +360,7 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
         ]
         .map(|(name, upstream)| (name.to_owned(), upstream.to_owned()))
         .into(),
-        ..Policy::default()
+        ..BodyPolicy::default()
     };
     for model in ["text-embedding-3-small", "text-embedding-ours", "plain"] {
         assert!(embed(&ours, model, input).is_ok(), "{model}");
@@ -362,12 +372,15 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
     for model in ["ours", "jina-clip-v2", "text-embedding-x"] {
         let refusal = embed(&ours, model, input).unwrap_err();
         assert_eq!(
-            (refusal.code(), refusal.field()),
+            (refusal.code(), refusal.field_at_fault()),
             ("capability_not_granted", "input"),
             "{model}"
         );
     }
-    let granted = Policy { capabilities: [Capability::RemoteMedia].into(), ..Policy::default() };
+    let granted = BodyPolicy {
+        capabilities: [ProviderCapability::RemoteMedia].into(),
+        ..BodyPolicy::default()
+    };
     assert!(embed(&granted, "ours", input).is_ok());
 }
 
@@ -376,40 +389,45 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
 fn a_second_pass_is_reserved_for() {
     let call = |more: &str| {
         let body = format!(r#"{{"model":"m","max_tokens":500,"messages":[]{more}}}"#);
-        super::admit_in(Messages, &Policy::default(), frames(body.as_bytes(), 4096)).unwrap()
+        super::admit_in(Messages, &BodyPolicy::default(), frames(body.as_bytes(), 4096)).unwrap()
     };
     let once = call("");
-    assert_eq!((once.passes, once.texts(), once.output().unwrap().0), (1, 1, 500));
+    assert_eq!((once.passes, once.generated_texts(), once.max_output().unwrap().0), (1, 1, 500));
     let edits = r#","context_management":{"edits":[{"type":"compact_20260112"}]}"#;
     let twice = call(edits);
-    assert_eq!((twice.passes, twice.texts(), twice.output().unwrap().0), (2, 2, 1000));
+    assert_eq!(
+        (twice.passes, twice.generated_texts(), twice.max_output().unwrap().0),
+        (2, 2, 1000)
+    );
 }
 
 /// Names are stable: policies and refusals say them.
 #[test]
 fn capabilities_are_read_by_the_names_they_are_told_by() {
-    for capability in Capability::ALL {
+    for capability in ProviderCapability::ALL {
         let name = format!("\"{}\"", capability.name());
-        assert_eq!(serde_json::from_str::<Capability>(&name).unwrap(), capability);
+        assert_eq!(serde_json::from_str::<ProviderCapability>(&name).unwrap(), capability);
     }
 }
 
-fn refusal(route: Route, fields: &str) -> Refusal {
-    sent(route, &Policy::default(), &format!(r#"{{"model":"m",{fields}}}"#)).expect_err(fields)
+fn refusal(route: GatewayRoute, fields: &str) -> BodyPolicyError {
+    sent(route, &BodyPolicy::default(), &format!(r#"{{"model":"m",{fields}}}"#)).expect_err(fields)
 }
 
 /// G6: a file's id that is an address is fetched, so that it needs both grants; Google's ids are addresses.
 #[test]
 fn an_id_that_is_an_address_needs_to_be_fetched() {
-    let file = |id: &str, capabilities: &[Capability]| {
+    let file = |id: &str, capabilities: &[ProviderCapability]| {
         let body = format!(
             r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"file","file":{{"file_id":"{id}"}}}}]}}]}}"#
         );
         let capabilities = capabilities.iter().copied().collect();
-        sent(ChatCompletions, &Policy { capabilities, ..Policy::default() }, &body)
+        sent(ChatCompletions, &BodyPolicy { capabilities, ..BodyPolicy::default() }, &body)
     };
-    let (ids, both) =
-        (&[Capability::FileIds][..], &[Capability::FileIds, Capability::RemoteMedia][..]);
+    let (ids, both) = (
+        &[ProviderCapability::FileIds][..],
+        &[ProviderCapability::FileIds, ProviderCapability::RemoteMedia][..],
+    );
     for id in ["https://x/?leak=secret", "gs://bucket/x"] {
         assert!(file(id, ids).is_err(), "{id}");
         assert!(file(id, both).is_ok(), "{id}");
@@ -419,7 +437,7 @@ fn an_id_that_is_an_address_needs_to_be_fetched() {
     }
 }
 
-const DENIED: &[(Route, &str)] = &[
+const DENIED: &[(GatewayRoute, &str)] = &[
     (
         Messages,
         r#""messages":[{"role":"user","content":[{"type":"image","source":"https://x/?leak=secret"}]}]"#,
@@ -670,7 +688,7 @@ const DENIED: &[(Route, &str)] = &[
     (Embeddings, r#""input":[{"content":[{"type":"image_url","image_url":{"url":"https://x"}}]}]"#),
 ];
 
-const ALLOWED: &[(Route, &str)] = &[
+const ALLOWED: &[(GatewayRoute, &str)] = &[
     (
         Messages,
         r#""messages":[{"role":"user","content":[{"source":"https://x","type":"search_result","title":"t","content":[]},{"type":"document","source":"notes/a.md"}]}]"#,

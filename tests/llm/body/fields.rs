@@ -3,10 +3,12 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
-use cogni_gateway::base::json::{Limits, Scanner};
-use cogni_gateway::body::field::{self, Field, Rule};
-use cogni_gateway::body::{Capability, Policy, Refusal, UnknownFields, admit};
-use cogni_gateway::protocol::Route;
+use cogni_gateway::base::json::{JsonLimits, JsonScanner};
+use cogni_gateway::body::field::{self, FieldRule, RequestField};
+use cogni_gateway::body::{
+    BodyPolicy, BodyPolicyError, ProviderCapability, UnknownFieldPolicy, admit_body,
+};
+use cogni_gateway::protocol::GatewayRoute;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
@@ -25,11 +27,11 @@ fn every_known_field_has_one_fate() {
         }
     }
     table.push_str("# everywhere\n");
-    for field in field::fields(Route::Models) {
+    for field in field::fields_of_route(GatewayRoute::Models) {
         writeln!(table, "{} {}", field.name, fate(field.rule)).unwrap();
     }
-    for (names, why) in field::families() {
-        writeln!(table, "{names} refused: it {}", why.text()).unwrap();
+    for (names, why) in field::forbidden_name_parts() {
+        writeln!(table, "{names} refused: it {}", why.description()).unwrap();
     }
     assert_snapshot!(table);
 }
@@ -37,7 +39,7 @@ fn every_known_field_has_one_fate() {
 /// Names are found by halving, so they have to be in order, and each once.
 #[test]
 fn the_tables_are_in_order() {
-    for route in POSTS.into_iter().chain([Route::Models]) {
+    for route in POSTS.into_iter().chain([GatewayRoute::Models]) {
         let names: Vec<_> = own(route).map(|field| field.name).collect();
         assert!(names.is_sorted_by(|a, b| a < b), "{route:?}: {names:?}");
         assert!(names.iter().all(|name| !name.bytes().any(|byte| byte.is_ascii_uppercase())));
@@ -49,21 +51,21 @@ fn the_tables_are_in_order() {
 #[test]
 fn every_known_field_meets_its_fate() {
     for route in POSTS {
-        for field in field::fields(route) {
+        for field in field::fields_of_route(route) {
             for name in [field.name.to_owned(), escaped(field.name)] {
-                let model = if field.rule == Rule::Model { "" } else { r#","model":"m""# };
-                let value = if field.rule == Rule::Model { "\"m\"" } else { "null" };
+                let model = if field.rule == FieldRule::Model { "" } else { r#","model":"m""# };
+                let value = if field.rule == FieldRule::Model { "\"m\"" } else { "null" };
                 let body = format!(r#"{{"{name}":{value}{model}}}"#);
-                let outcome = sent(route, &Policy::default(), &body);
+                let outcome = sent(route, &BodyPolicy::default(), &body);
                 match field.rule {
-                    Rule::Refuse(_) => {
+                    FieldRule::Refuse(_) => {
                         let refusal = outcome.unwrap_err();
                         assert_eq!(refusal.code(), "field_not_allowed", "{route:?} {body}");
-                        assert_eq!(refusal.field(), field.name);
+                        assert_eq!(refusal.field_at_fault(), field.name);
                     }
                     rule => {
                         let sent = parsed(&outcome.unwrap());
-                        let passes = !matches!(rule, Rule::Drop(_));
+                        let passes = !matches!(rule, FieldRule::Drop(_));
                         assert_eq!(sent.get(field.name).is_some(), passes, "{route:?} {body}");
                     }
                 }
@@ -79,11 +81,11 @@ fn the_fields_of_open_models_pass() {
         assert!(names.is_sorted_by(|a, b| a < b), "{family}: {names:?}");
         for name in names {
             let body = format!(r#"{{"model":"m","{name}":1}}"#);
-            for route in [Route::ChatCompletions, Route::Completions] {
-                assert_eq!(sent(route, &Policy::default(), &body).unwrap(), body, "{family}");
+            for route in [GatewayRoute::ChatCompletions, GatewayRoute::Completions] {
+                assert_eq!(sent(route, &BodyPolicy::default(), &body).unwrap(), body, "{family}");
             }
             assert_eq!(
-                sent(Route::Messages, &Policy::default(), &body).unwrap(),
+                sent(GatewayRoute::Messages, &BodyPolicy::default(), &body).unwrap(),
                 r#"{"model":"m"}"#
             );
         }
@@ -104,7 +106,7 @@ fn options_hold_no_limit_of_their_own() {
         "\"x\"",
     ] {
         let body = format!(r#"{{"model":"m","options":{options}}}"#);
-        let outcome = sent(Route::ChatCompletions, &Policy::default(), &body);
+        let outcome = sent(GatewayRoute::ChatCompletions, &BodyPolicy::default(), &body);
         writeln!(table, "{options} {}", outcome.unwrap_or_else(|refusal| refusal.to_string()))
             .unwrap();
     }
@@ -152,16 +154,17 @@ fn what_stands_in_an_extra_body_is_judged_like_the_rest() {
     let mut table = String::new();
     for extra in EXTRA_BODIES {
         let body = format!(r#"{{"extra_body":{extra},"model":"m"}}"#);
-        let policy = Policy::default();
-        let outcome = match admit_in(Route::ChatCompletions, &policy, frames(body.as_bytes(), 5)) {
-            Ok(call) => {
-                let said =
-                    call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
-                let sent = String::from_utf8(concat(&call.into_body())).unwrap();
-                format!("{} {sent}", said.join(", "))
-            }
-            Err(refusal) => format!("{}: {refusal}", refusal.code()),
-        };
+        let policy = BodyPolicy::default();
+        let outcome =
+            match admit_in(GatewayRoute::ChatCompletions, &policy, frames(body.as_bytes(), 5)) {
+                Ok(call) => {
+                    let said =
+                        call.changes.iter().map(|change| change.field.clone()).collect::<Vec<_>>();
+                    let sent = String::from_utf8(concat(&call.into_body())).unwrap();
+                    format!("{} {sent}", said.join(", "))
+                }
+                Err(refusal) => format!("{}: {refusal}", refusal.code()),
+            };
         writeln!(table, "{extra}\n  {}", outcome.trim()).unwrap();
     }
     assert_snapshot!(table, @r#"
@@ -232,9 +235,11 @@ fn unknown_fields_are_dropped_rejected_or_passed() {
         r#"{"model":"m","my_aws_key":1,"aws_anything":1}"#,
     ] {
         writeln!(table, "{body}").unwrap();
-        for unknown_fields in [UnknownFields::Drop, UnknownFields::Pass, UnknownFields::Reject] {
-            let policy = Policy { unknown_fields, ..Policy::default() };
-            let outcome = match sent(Route::ChatCompletions, &policy, body) {
+        for unknown_fields in
+            [UnknownFieldPolicy::Drop, UnknownFieldPolicy::Pass, UnknownFieldPolicy::Reject]
+        {
+            let policy = BodyPolicy { unknown_fields, ..BodyPolicy::default() };
+            let outcome = match sent(GatewayRoute::ChatCompletions, &policy, body) {
                 Ok(sent) => sent,
                 Err(refusal) => format!("{}: {refusal}", refusal.code()),
             };
@@ -284,13 +289,16 @@ fn unknown_fields_are_dropped_rejected_or_passed() {
 /// G5: what was changed is told, for `explain` and the metrics.
 #[test]
 fn what_is_changed_is_told() {
-    let policy = Policy { aliases: [("m".into(), "x".into())].into(), ..Policy::default() };
+    let policy = BodyPolicy { aliases: [("m".into(), "x".into())].into(), ..BodyPolicy::default() };
     let body = r#"{"us\u0065r":"u","model":"m","stream":true,"wibble\n":1,"store":true,"top_\u0070":1,"service_tier":"priority"}"#;
-    let call = admit_in(Route::ChatCompletions, &policy, frames(body.as_bytes(), 9)).unwrap();
+    let call =
+        admit_in(GatewayRoute::ChatCompletions, &policy, frames(body.as_bytes(), 9)).unwrap();
     let changes: Vec<_> = call
         .changes
         .iter()
-        .map(|change| format!("{} {}: {}", change.field, change.what.as_str(), change.why.text()))
+        .map(|change| {
+            format!("{} {}: {}", change.field, change.what.as_str(), change.why.description())
+        })
         .collect();
     assert_snapshot!(changes.join("\n"), @r"
     user dropped: who calls is said by the gateway
@@ -308,11 +316,14 @@ fn what_is_changed_is_told() {
 #[test]
 fn answers_are_not_stored_unless_that_is_granted() {
     let mut table = String::new();
-    let granted = Policy { capabilities: [Capability::StoredState].into(), ..Policy::default() };
-    for route in [Route::Responses, Route::ChatCompletions] {
+    let granted = BodyPolicy {
+        capabilities: [ProviderCapability::StoredState].into(),
+        ..BodyPolicy::default()
+    };
+    for route in [GatewayRoute::Responses, GatewayRoute::ChatCompletions] {
         for store in ["", r#","store":true"#, r#","store":null"#, r#","store":false"#] {
             let body = format!(r#"{{"model":"m"{store}}}"#);
-            let not = sent(route, &Policy::default(), &body).unwrap();
+            let not = sent(route, &BodyPolicy::default(), &body).unwrap();
             let with = sent(route, &granted, &body).unwrap();
             writeln!(table, "{:<16} {body:<28} {not:<28} {with}", route.name()).unwrap();
         }
@@ -334,13 +345,14 @@ fn answers_are_not_stored_unless_that_is_granted() {
 fn fields_have_the_kind_that_they_must_have() {
     let mut table = String::new();
     for (route, body) in [
-        (Route::ChatCompletions, r#"{"model":"m","messages":"hello"}"#),
-        (Route::ChatCompletions, r#"{"model":"m","tools":{"type":"web_search"}}"#),
-        (Route::Responses, r#"{"model":"m","input":{}}"#),
-        (Route::Responses, r#"{"model":"m","store":"no"}"#),
-        (Route::Messages, r#"{"model":"m","thinking":true}"#),
+        (GatewayRoute::ChatCompletions, r#"{"model":"m","messages":"hello"}"#),
+        (GatewayRoute::ChatCompletions, r#"{"model":"m","tools":{"type":"web_search"}}"#),
+        (GatewayRoute::Responses, r#"{"model":"m","input":{}}"#),
+        (GatewayRoute::Responses, r#"{"model":"m","store":"no"}"#),
+        (GatewayRoute::Messages, r#"{"model":"m","thinking":true}"#),
     ] {
-        writeln!(table, "{body}: {}", sent(route, &Policy::default(), body).unwrap_err()).unwrap();
+        writeln!(table, "{body}: {}", sent(route, &BodyPolicy::default(), body).unwrap_err())
+            .unwrap();
     }
     assert_snapshot!(table, @r#"
     {"model":"m","messages":"hello"}: `messages` must be a list
@@ -366,9 +378,9 @@ proptest! {
             names.iter().zip(&values).map(|(name, value)| format!("\"{name}\"{space}:{value}")).collect();
         members.insert(place.index(members.len() + 1), r#""model": "m""#.to_owned());
         let body = format!("{{{space}{}{space}}}", members.join(&format!("{space},{space}")));
-        prop_assume!(Scanner::new(Limits::default()).feed(body.as_bytes()).is_ok());
+        prop_assume!(JsonScanner::new(JsonLimits::default()).feed_frame(body.as_bytes()).is_ok());
 
-        let call = admit_in(Route::Messages, &Policy::default(), frames(body.as_bytes(), size)).unwrap();
+        let call = admit_in(GatewayRoute::Messages, &BodyPolicy::default(), frames(body.as_bytes(), size)).unwrap();
         let mut expected = parsed(&body);
         expected.as_object_mut().unwrap().retain(|name, _| PASSING.contains(&name.as_str()));
         let dropped = names.len() + 1 - expected.as_object().unwrap().len();
@@ -376,7 +388,7 @@ proptest! {
         prop_assert_eq!(told, dropped);
         let sent = concat(&call.into_body());
         prop_assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), expected);
-        let plain = Scanner::new(Limits::default()).feed(&sent);
+        let plain = JsonScanner::new(JsonLimits::default()).feed_frame(&sent);
         prop_assert!(plain.is_ok());
     }
 
@@ -403,9 +415,9 @@ proptest! {
     ) {
         let members = names.iter().zip(&values).map(|(name, value)| format!(",\"{name}\":{value}"));
         let body = format!(r#"{{"model":"m"{}}}"#, members.collect::<String>());
-        let outcome = |frames: Vec<Bytes>| -> Result<Vec<u8>, Option<Refusal>> {
+        let outcome = |frames: Vec<Bytes>| -> Result<Vec<u8>, Option<BodyPolicyError>> {
             let body = read(route, frames).map_err(|_| None)?;
-            Ok(concat(&admit(&Policy::default(), body).map_err(Some)?.into_body()))
+            Ok(concat(&admit_body(&BodyPolicy::default(), body).map_err(Some)?.into_body()))
         };
         let bytes = Bytes::from(body);
         let whole = outcome(vec![bytes.clone()]);
@@ -426,19 +438,23 @@ fn sound_value() -> impl Strategy<Value = String> {
 }
 
 /// The fields of the protocol alone.
-fn own(route: Route) -> impl Iterator<Item = Field> {
-    let everywhere = field::fields(Route::Models).count();
-    let all = field::fields(route).count();
-    field::fields(route).take(if route == Route::Models { all } else { all - everywhere })
+fn own(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
+    let everywhere = field::fields_of_route(GatewayRoute::Models).count();
+    let all = field::fields_of_route(route).count();
+    field::fields_of_route(route).take(if route == GatewayRoute::Models {
+        all
+    } else {
+        all - everywhere
+    })
 }
 
-fn fate(rule: Rule) -> String {
+fn fate(rule: FieldRule) -> String {
     match rule {
-        Rule::Pass(shape) => format!("passes: {shape:?}"),
-        Rule::Needs(capability) => format!("needs {}", capability.name()),
-        Rule::Drop(why) => format!("dropped: {}", why.text()),
-        Rule::Refuse(why) => format!("refused: it {}", why.text()),
-        Rule::Store => "made false unless stored_state is granted".to_owned(),
+        FieldRule::Pass(shape) => format!("passes: {shape:?}"),
+        FieldRule::Needs(capability) => format!("needs {}", capability.name()),
+        FieldRule::Drop(why) => format!("dropped: {}", why.description()),
+        FieldRule::Refuse(why) => format!("refused: it {}", why.description()),
+        FieldRule::Store => "made false unless stored_state is granted".to_owned(),
         rule => format!("read: {rule:?}"),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::body::Call;
+use cogni_gateway::body::LlmCall;
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
+use cogni_gateway::protocol::GatewayRoute;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -14,7 +14,9 @@ use super::{admitted, concat};
 /// G9: the upstream is told to stop where the budget does, in each protocol's words.
 #[test]
 fn the_output_is_limited_in_each_protocols_words() {
-    use Route::{ChatCompletions, Completions, CountTokens, Embeddings, Messages, Responses};
+    use GatewayRoute::{
+        ChatCompletions, Completions, CountTokens, Embeddings, Messages, Responses,
+    };
     let mut table = String::new();
     for (route, body) in [
         (ChatCompletions, r#"{"model":"m"}"#),
@@ -80,7 +82,7 @@ fn thinking_is_kept_below_the_limit() {
             format!(r#"{{"model":"m","thinking":{thinking},"max_tokens":32000}}"#),
             format!(r#"{{"model":"m","max_tokens":32000,"thinking":{thinking}}}"#),
         ] {
-            let sent = limited(Route::Messages, &body, &[limit]);
+            let sent = limited(GatewayRoute::Messages, &body, &[limit]);
             writeln!(table, "{limit} {body}\n  {sent}").unwrap();
         }
     }
@@ -119,7 +121,7 @@ fn thinking_is_kept_below_the_limit() {
 /// G13: a later stage may decide for another model, whatever an alias said before.
 #[test]
 fn a_model_may_be_renamed_until_the_call_is_sent() {
-    let mut call = admitted(Route::Messages, r#"{"model":"m","max_tokens":9}"#);
+    let mut call = admitted(GatewayRoute::Messages, r#"{"model":"m","max_tokens":9}"#);
     call.rename_model("first");
     call.rename_model("se\"cond");
     assert_eq!(call.model.as_deref(), Some("se\"cond"));
@@ -130,7 +132,7 @@ fn a_model_may_be_renamed_until_the_call_is_sent() {
 /// On a route without a body there is nothing to change.
 #[test]
 fn a_call_without_a_body_has_nothing_to_limit() {
-    let mut call = Call::default();
+    let mut call = LlmCall::default();
     call.limit_output(Tokens(5));
     call.rename_model("m");
     assert_eq!((call.requested_output, call.model.as_deref()), (None, None));
@@ -143,19 +145,19 @@ proptest! {
     fn the_least_limit_counts(asked in prop::option::of(0..5000u64), limits in prop::collection::vec(1..5000u64, 1..4)) {
         let field = asked.map_or_else(String::new, |asked| format!(r#","max_output_tokens":{asked}"#));
         let body = format!(r#"{{"model":"m"{field},"input":"max_output_tokens"}}"#);
-        let mut call = admitted(Route::Responses, &body);
+        let mut call = admitted(GatewayRoute::Responses, &body);
         for limit in &limits {
             call.limit_output(Tokens(*limit));
         }
         let least = limits.iter().copied().chain(asked).min();
-        prop_assert_eq!(call.output(), least.map(Tokens));
+        prop_assert_eq!(call.max_output(), least.map(Tokens));
         let sent: Value = serde_json::from_slice(&concat(&call.into_body())).unwrap();
         prop_assert_eq!(sent["max_output_tokens"].as_u64(), least);
         prop_assert_eq!(&sent["input"], "max_output_tokens");
     }
 }
 
-fn limited(route: Route, body: &str, limits: &[u64]) -> String {
+fn limited(route: GatewayRoute, body: &str, limits: &[u64]) -> String {
     let mut call = admitted(route, body);
     for limit in limits {
         call.limit_output(Tokens(*limit));
@@ -166,7 +168,7 @@ fn limited(route: Route, body: &str, limits: &[u64]) -> String {
     format!("{sent}  [{changes}]")
 }
 
-fn changes(call: &Call) -> String {
+fn changes(call: &LlmCall) -> String {
     let changes = call.changes.iter().map(|change| {
         format!("{} {} ({})", change.field, change.what.as_str(), change.why.as_str())
     });

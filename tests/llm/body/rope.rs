@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes};
-use cogni_gateway::base::rope::{Rope, SplicedBytes};
+use cogni_gateway::base::rope::{ByteRope, SplicedBytes};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ proptest! {
             prop_assert_eq!(&copied[4..], &expected[..]);
         }
         let rope = frames(&body, size);
-        let rope = rope.splice(edits);
+        let rope = rope.apply_edits(edits);
         prop_assert_eq!(rope.len(), expected.len() as u64);
         prop_assert_eq!(concat(&rope), expected);
         prop_assert!(rope.iter().all(|piece| !piece.is_empty()));
@@ -37,7 +37,7 @@ proptest! {
         let rope = frames(&body, size);
         let memory: Vec<_> = rope.iter().map(|frame| frame.as_ptr_range()).collect();
         let given: Vec<_> = edits.iter().map(|(_, bytes)| bytes.as_ptr_range()).collect();
-        let spliced = rope.splice(edits);
+        let spliced = rope.apply_edits(edits);
         for piece in spliced.iter().map(|piece| piece.as_ptr_range()) {
             let is_within = |owner: &Range<*const u8>| owner.start <= piece.start && piece.end <= owner.end;
             prop_assert!(memory.iter().chain(&given).any(is_within));
@@ -52,7 +52,7 @@ proptest! {
         let range = from.min(to)..from.max(to);
         let within = |offset: u64| offset.min(body.len() as u64);
         let expected = &body[indices(&(within(range.start)..within(range.end)))];
-        prop_assert_eq!(frames(&body, size).slice(range), expected);
+        prop_assert_eq!(frames(&body, size).copy_range(range), expected);
     }
 
     #[test]
@@ -85,7 +85,7 @@ fn small_frames_are_joined_and_others_left_alone() {
     assert_eq!(concat(&drip), body);
 
     let usual: Vec<_> = [8192, 8192, 100].map(|len| Bytes::from(vec![b'x'; len])).into();
-    let rope: Rope = usual.iter().cloned().collect();
+    let rope: ByteRope = usual.iter().cloned().collect();
     assert!(rope.iter().map(|piece| piece.as_ptr()).eq(usual.iter().map(|frame| frame.as_ptr())));
 }
 
@@ -97,13 +97,13 @@ fn its_debug_output_holds_no_prompt() {
 #[test]
 #[should_panic(expected = "edits are in order")]
 fn edits_that_overlap_are_a_bug() {
-    let _ = frames(b"0123456789", 4).splice([(2..5, Bytes::new()), (4..6, Bytes::new())]);
+    let _ = frames(b"0123456789", 4).apply_edits([(2..5, Bytes::new()), (4..6, Bytes::new())]);
 }
 
 #[test]
 #[should_panic(expected = "the rope is 10 bytes long, not 11")]
 fn an_edit_past_the_end_is_a_bug() {
-    let _ = frames(b"0123456789", 4).splice([(11..11, Bytes::new())]);
+    let _ = frames(b"0123456789", 4).apply_edits([(11..11, Bytes::new())]);
 }
 
 /// A body, the size of its frames, and edits in order.

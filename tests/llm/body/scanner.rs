@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::iter;
 use std::ops::Range;
 
-use cogni_gateway::base::json::{Invalid, Kind, LIVE_KEYS, Limits, Scanner};
+use cogni_gateway::base::json::{JsonError, JsonLimits, JsonScanner, JsonType, MAX_LIVE_KEYS};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -136,9 +136,9 @@ fn a_document_may_be_as_deep_as_the_limit_and_no_deeper() {
         scan([format!("{{\"a\":{open}{close}}}").as_bytes()])
     };
     assert!(nested(64).is_ok());
-    assert_eq!(nested(65), Err(Invalid::TooDeep { at: 68, limit: 64 }));
+    assert_eq!(nested(65), Err(JsonError::TooDeep { at: 68, limit: 64 }));
     let objects = format!("{}1{}", "{\"a\":".repeat(65), "}".repeat(65));
-    assert_eq!(scan([objects.as_bytes()]), Err(Invalid::TooDeep { at: 320, limit: 64 }));
+    assert_eq!(scan([objects.as_bytes()]), Err(JsonError::TooDeep { at: 320, limit: 64 }));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_duplicate_is_found_wherever_it_stands() {
             let expected = format!("key {twin}");
             let refused = scan([body.as_bytes()]).unwrap_err();
             assert!(
-                matches!(&refused, Invalid::DuplicateKey { key, .. } if **key == *expected),
+                matches!(&refused, JsonError::DuplicateKey { key, .. } if **key == *expected),
                 "{refused} among {count}"
             );
         }
@@ -171,24 +171,24 @@ fn a_duplicate_is_found_wherever_it_stands() {
 /// The keys of an object that has ended take no room: a conversation may be as long as it likes.
 #[test]
 fn keys_are_forgotten_when_their_object_ends() {
-    let messages = vec![object(40); 2 * LIVE_KEYS / 40].join(",");
+    let messages = vec![object(40); 2 * MAX_LIVE_KEYS / 40].join(",");
     assert!(scan([format!("{{\"messages\":[{messages}]}}").as_bytes()]).is_ok());
 }
 
 #[test]
 fn keys_that_are_live_at_one_time_are_bounded() {
-    assert!(scan([nested(&object(LIVE_KEYS - 1)).as_bytes()]).is_ok());
-    let refused = scan([nested(&object(LIVE_KEYS)).as_bytes()]).unwrap_err();
-    assert!(matches!(refused, Invalid::TooManyKeys { .. }), "{refused}");
+    assert!(scan([nested(&object(MAX_LIVE_KEYS - 1)).as_bytes()]).is_ok());
+    let refused = scan([nested(&object(MAX_LIVE_KEYS)).as_bytes()]).unwrap_err();
+    assert!(matches!(refused, JsonError::TooManyKeys { .. }), "{refused}");
 }
 
 #[test]
 fn nothing_is_read_after_an_error() {
-    let mut scanner = Scanner::new(Limits::default());
-    scanner.feed(b"{}").unwrap();
-    let refused = scanner.feed(b"x").unwrap_err();
-    assert_eq!(scanner.feed(b" "), Err(refused.clone()));
-    assert_eq!(scanner.finish(), Err(refused));
+    let mut scanner = JsonScanner::new(JsonLimits::default());
+    scanner.feed_frame(b"{}").unwrap();
+    let refused = scanner.feed_frame(b"x").unwrap_err();
+    assert_eq!(scanner.feed_frame(b" "), Err(refused.clone()));
+    assert_eq!(scanner.finish_document(), Err(refused));
 }
 
 /// Python and others refuse or mangle what we would have to interpret; form is all that is checked.
@@ -207,14 +207,14 @@ fn nested(object: &str) -> String {
     format!("{{\"a\":{object}}}")
 }
 
-fn kind(value: &Value) -> Kind {
+fn kind(value: &Value) -> JsonType {
     match value {
-        Value::Null => Kind::Null,
-        Value::Bool(_) => Kind::Bool,
-        Value::Number(_) => Kind::Number,
-        Value::String(_) => Kind::String,
-        Value::Array(_) => Kind::Array,
-        Value::Object(_) => Kind::Object,
+        Value::Null => JsonType::Null,
+        Value::Bool(_) => JsonType::Bool,
+        Value::Number(_) => JsonType::Number,
+        Value::String(_) => JsonType::String,
+        Value::Array(_) => JsonType::Array,
+        Value::Object(_) => JsonType::Object,
     }
 }
 

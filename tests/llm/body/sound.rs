@@ -1,26 +1,30 @@
 //! What holds of every body that is admitted, for the property test and the fuzz target alike.
 
 use bytes::Bytes;
-use cogni_gateway::body::field::{self, Rule};
-use cogni_gateway::body::{Call, Change, Policy, Reader, UnknownFields, What, admit};
+use cogni_gateway::body::field::{self, FieldRule};
+use cogni_gateway::body::{
+    BodyPolicy, BodyReader, FieldChange, FieldChangeKind, LlmCall, UnknownFieldPolicy, admit_body,
+};
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
+use cogni_gateway::protocol::GatewayRoute;
 use serde_json::{Map, Value, json};
 
 /// Admits `body` in frames of `size` bytes, if it can be, and checks what goes up.
-pub(crate) fn check(route: Route, size: usize, body: &[u8]) {
-    for unknown_fields in [UnknownFields::Drop, UnknownFields::Pass] {
-        let policy = Policy { unknown_fields, ..Policy::default() };
+pub(crate) fn check(route: GatewayRoute, size: usize, body: &[u8]) {
+    for unknown_fields in [UnknownFieldPolicy::Drop, UnknownFieldPolicy::Pass] {
+        let policy = BodyPolicy { unknown_fields, ..BodyPolicy::default() };
         let Some(mut call) = admitted(route, &policy, size, body) else { continue };
         // The ledger grants no call less than a token an answer.
         let limit = Tokens(64 * size.max(1) as u64);
         if size.is_multiple_of(2) {
             call.limit_output(limit);
         }
-        let dropped = call.changes.iter().filter(|change| change.what == What::Dropped).count();
+        let dropped =
+            call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped).count();
         // Where a protocol knows no such field, it is dropped, and nothing is hidden.
-        let is_asked_for =
-            |change: &Change| change.field == "stream_options" && change.what != What::Dropped;
+        let is_asked_for = |change: &FieldChange| {
+            change.field == "stream_options" && change.what != FieldChangeKind::Dropped
+        };
         let is_hidden = call.stream && call.changes.iter().any(is_asked_for);
         let sent = text(call);
         // A number may be too large for `serde_json`; then there is nothing to compare with.
@@ -44,9 +48,9 @@ pub(crate) fn check(route: Route, size: usize, body: &[u8]) {
     }
 }
 
-fn nothing_is_there_that_may_not_be(route: Route, after: &Map<String, Value>) {
-    for field in field::fields(route) {
-        if matches!(field.rule, Rule::Drop(_) | Rule::Refuse(_)) {
+fn nothing_is_there_that_may_not_be(route: GatewayRoute, after: &Map<String, Value>) {
+    for field in field::fields_of_route(route) {
+        if matches!(field.rule, FieldRule::Drop(_) | FieldRule::Refuse(_)) {
             assert!(!after.contains_key(field.name), "{}", field.name);
         }
     }
@@ -61,15 +65,15 @@ fn nothing_is_changed_but_what_is_ours(before: &Map<String, Value>, after: &Map<
     }
 }
 
-fn the_output_is_limited(route: Route, limit: Tokens, after: &Map<String, Value>) {
+fn the_output_is_limited(route: GatewayRoute, limit: Tokens, after: &Map<String, Value>) {
     let limits = LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64());
-    if route.is_turn() {
+    if route.counts_as_turn() {
         assert!(limits.clone().count() > 0 && limits.max() <= Some(limit.0), "{after:?}");
     }
     if let Some(budget) =
         after.get("thinking").and_then(|thinking| thinking["budget_tokens"].as_u64())
     {
-        assert!(budget < limit.0 || !route.is_turn() || lower(after, budget), "{after:?}");
+        assert!(budget < limit.0 || !route.counts_as_turn() || lower(after, budget), "{after:?}");
     }
 }
 
@@ -78,15 +82,15 @@ fn lower(after: &Map<String, Value>, budget: u64) -> bool {
     LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64()).max() <= Some(budget)
 }
 
-fn admitted(route: Route, policy: &Policy, size: usize, body: &[u8]) -> Option<Call> {
-    let mut reader = Reader::new(route);
+fn admitted(route: GatewayRoute, policy: &BodyPolicy, size: usize, body: &[u8]) -> Option<LlmCall> {
+    let mut reader = BodyReader::new(route);
     body.chunks(size.max(1))
         .try_for_each(|frame| reader.push(Bytes::copy_from_slice(frame)))
         .ok()?;
-    admit(policy, reader.finish().ok()?).ok()
+    admit_body(policy, reader.finish_body().ok()?).ok()
 }
 
-fn text(call: Call) -> Vec<u8> {
+fn text(call: LlmCall) -> Vec<u8> {
     let rope = call.into_body();
     let text: Vec<u8> = rope.iter().flatten().copied().collect();
     assert_eq!(rope.len(), text.len() as u64);

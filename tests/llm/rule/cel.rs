@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use cel::objects::Key;
 use cel::{Context, Program, Value};
-use cogni_gateway::gateway::rule::Refusal;
+use cogni_gateway::gateway::rule::RuleError;
 use proptest::prelude::*;
 
 use super::{facts, rule};
@@ -51,10 +51,10 @@ fn same(when: &str) {
             return assert!(error.to_string().contains("has no answer"), "{when}: {error}");
         }
     };
-    let ours = match rules.judge(&facts(CALL)) {
+    let ours = match rules.evaluate_rules(&facts(CALL)) {
         Ok(_) => Some(false),
-        Err(Refusal::Refused { .. }) => Some(true),
-        Err(Refusal::Failed { .. }) => None,
+        Err(RuleError::Refused { .. }) => Some(true),
+        Err(RuleError::Failed { .. }) => None,
     };
     let text = when.to_owned();
     let reading = std::thread::Builder::new().stack_size(64 << 20);

@@ -23,7 +23,7 @@ async fn a_rule_refuses_in_the_words_of_each_protocol() {
     400 Bad Request x-should-retry: false
     {"error":{"code":"refused_by_rule","message":"refused by the rule `no-opus`: use claude-haiku","param":null,"type":"invalid_request_error"}}
     "#);
-    assert_eq!(app.upstream.seen.count(), 3);
+    assert_eq!(app.upstream.seen.request_count(), 3);
     let records = app.stop().await;
     let refused: Vec<_> =
         records.iter().filter(|record| record["event"] == "request.refused").collect();
@@ -36,10 +36,10 @@ async fn a_rule_refuses_in_the_words_of_each_protocol() {
 async fn a_rule_changes_what_goes_upstream() {
     let app = with_rules(CHEAPER).await;
     app.client().post("/v1/chat/completions", &call("fake/output=5")).await;
-    let first = app.upstream.seen.last().unwrap();
+    let first = app.upstream.seen.last_request().unwrap();
     assert_eq!((first.header("x-team"), first.header("x-turn")), (Some("agents"), None));
     app.client().post("/v1/chat/completions", &call("fake/output=5")).await;
-    let second = app.upstream.seen.last().unwrap();
+    let second = app.upstream.seen.last_request().unwrap();
     assert_eq!((second.header("x-team"), second.header("x-turn")), (Some("agents"), Some("later")));
     let body = second.body.as_ref().unwrap();
     assert_eq!(
@@ -75,7 +75,7 @@ async fn what_carries_no_body_is_not_judged() {
 
 async fn with_rules(text: &str) -> TestApp {
     let text = text.replace("[[rules]]", "[[policy.rules]]");
-    let config: cogni_gateway::config::Config = toml::from_str(&text).unwrap();
+    let config: cogni_gateway::config::GatewayConfig = toml::from_str(&text).unwrap();
     TestApp::with(|app| app.policy.rules = config.policy.rules).await
 }
 

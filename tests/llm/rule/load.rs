@@ -278,7 +278,7 @@ fn an_example_that_fails_is_told() {
 #[test]
 fn an_example_names_facts_only() {
     let error = |text: &str| {
-        toml::from_str::<cogni_gateway::gateway::rule::Facts<'_>>(text)
+        toml::from_str::<cogni_gateway::gateway::rule::RuleContext<'_>>(text)
             .unwrap_err()
             .message()
             .to_owned()
@@ -296,7 +296,7 @@ proptest! {
     fn no_text_harms_the_loader(parts in prop::collection::vec(part(), 0..64)) {
         let when = parts.concat();
         if let Ok(rules) = rule(&when) {
-            let _ = rules.judge(&facts(""));
+            let _ = rules.evaluate_rules(&facts(""));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cogni_gateway::config::Config;
-use cogni_gateway::gateway::rule::Rules;
+use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::gateway::rule::RuleSet;
 
 /// G13: whoever copies a rule from the manual has a rule that works.
 #[test]
@@ -46,9 +46,9 @@ fn parts(word: &str) -> Vec<String> {
 }
 
 fn loads(text: &str) {
-    let config: Config = toml::from_str(text).unwrap();
+    let config: GatewayConfig = toml::from_str(text).unwrap();
     assert!(!config.policy.rules.is_empty());
-    Rules::compile(&config.policy.rules).unwrap();
+    RuleSet::compile_rules(&config.policy.rules).unwrap();
 }
 
 fn page() -> String {

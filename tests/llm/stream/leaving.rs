@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
+use cogni_gateway::protocol::GatewayRoute;
 use proptest::prelude::*;
 
 use super::limit::story::{self, Piece, events};
@@ -35,7 +35,7 @@ proptest! {
                 seen += 1;
             }
             let left = Reading::of(observer(), &stream[..end], offsets(&cuts, end));
-            let limited = observer().limited(allowance(u64::MAX));
+            let limited = observer().with_allowance(allowance(u64::MAX));
             let limited = Reading::of(limited, &stream[..end], []);
             prop_assert_eq!(left.estimate, limited.estimate);
             prop_assert_eq!(left.at_least, limited.at_least);
@@ -56,7 +56,7 @@ proptest! {
         let events = events(route, &pieces);
         let stream = &events[..cut.index(events.len())].concat().into_bytes();
         let free = Reading::of(shown(route), stream, []);
-        let limited = Reading::of(shown(route).limited(allowance(u64::MAX)), stream, []);
+        let limited = Reading::of(shown(route).with_allowance(allowance(u64::MAX)), stream, []);
         prop_assert_eq!((free.estimate, free.at_least), (limited.estimate, limited.at_least));
     }
 }
@@ -67,7 +67,7 @@ fn what_brings_no_text_counts_for_nothing() {
     for route in ROUTES {
         let silent = events(route, &[]).concat();
         let fillers = ": OPENROUTER PROCESSING\n\n".repeat(100) + &silent;
-        for observer in [shown(route), hidden(route), shown(route).limited(allowance(9))] {
+        for observer in [shown(route), hidden(route), shown(route).with_allowance(allowance(9))] {
             let reading = Reading::of(observer, fillers.as_bytes(), []);
             assert_eq!(
                 (reading.estimate, reading.at_least),
@@ -77,7 +77,7 @@ fn what_brings_no_text_counts_for_nothing() {
         }
     }
     let azure = "data: {\"choices\":[],\"created\":0,\"id\":\"\",\"prompt_filter_results\":[{\"content_filter_results\":{\"hate\":{\"filtered\":false,\"severity\":\"safe\"}}}]}\n\n";
-    let reading = Reading::of(shown(Route::ChatCompletions), azure.as_bytes(), []);
+    let reading = Reading::of(shown(GatewayRoute::ChatCompletions), azure.as_bytes(), []);
     assert_eq!(reading.estimate, Tokens::ZERO);
 }
 
@@ -101,11 +101,13 @@ fn escapes_are_not_text() {
     for unit in text.encode_utf16() {
         write!(escaped, "\\u{unit:04x}").unwrap();
     }
-    let stream = events(Route::ChatCompletions, &[Piece::text(&text)]).concat();
-    let plain = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+    let stream = events(GatewayRoute::ChatCompletions, &[Piece::text(&text)]).concat();
+    let plain = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
     let stream = stream.replace(&text, &escaped);
-    for observer in [shown(Route::ChatCompletions), super::limit::unlimited(Route::ChatCompletions)]
-    {
+    for observer in [
+        shown(GatewayRoute::ChatCompletions),
+        super::limit::unlimited(GatewayRoute::ChatCompletions),
+    ] {
         let reading = Reading::of(observer, stream.as_bytes(), []);
         assert_eq!(reading.estimate, plain.estimate);
     }
@@ -117,26 +119,26 @@ fn the_texts_of_a_unary_answer_are_counted() {
     let text = "word ".repeat(320);
     for (route, body) in [
         (
-            Route::ChatCompletions,
+            GatewayRoute::ChatCompletions,
             format!(
                 r#"{{"id":"{text}","choices":[{{"message":{{"role":"assistant" , "content" : "{text}"}},"logprobs":{{"content":[{{"token":"{text}","top_logprobs":[{{"token":"{text}"}}]}}]}}}}],"usage":{{"prompt_tokens":1,"completion_tokens":0}}}}"#
             ),
         ),
         (
-            Route::Responses,
+            GatewayRoute::Responses,
             format!(
                 r#"{{"instructions":"{text}","tools":[{{"text":"{text}"}}],"output":[{{"type":"message","content":[{{"type":"output_text","text":"{text}","annotations":["{text}"]}}]}}]}}"#
             ),
         ),
         (
-            Route::Messages,
+            GatewayRoute::Messages,
             format!(
                 r#"{{"content":[{{"type":"text","text":"{text}"}},{{"type":"tool_use","input":{{"a":"{text}"}}}}]}}"#
             ),
         ),
-        (Route::Embeddings, format!(r#"{{"data":[{{"text":"{text}"}}]}}"#)),
+        (GatewayRoute::Embeddings, format!(r#"{{"data":[{{"text":"{text}"}}]}}"#)),
     ] {
-        let expected = if route == Route::Embeddings { 0 } else { text.len() as u64 / 16 };
+        let expected = if route == GatewayRoute::Embeddings { 0 } else { text.len() as u64 / 16 };
         let whole = Reading::of(super::unary(route), body.as_bytes(), []);
         assert_eq!(whole.at_least, Tokens(expected), "{route:?}");
         let bytewise = Reading::of(super::unary(route), body.as_bytes(), 0..body.len());
@@ -149,22 +151,23 @@ fn the_texts_of_a_unary_answer_are_counted() {
 fn passes_beside_the_sums_count() {
     let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10,"cache_creation_input_tokens":40,"cache_creation":{"ephemeral_5m_input_tokens":10,"ephemeral_1h_input_tokens":30}},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
     let unary = Reading::of(
-        super::unary(Route::Messages),
+        super::unary(GatewayRoute::Messages),
         format!(r#"{{"usage":{usage}}}"#).as_bytes(),
         [],
     );
     let delta = format!(
         "event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{\"usage\":{{\"input_tokens\":23000,\"output_tokens\":1}}}}}}\n\nevent: message_delta\ndata: {{\"type\":\"message_delta\",\"usage\":{usage}}}\n\n"
     );
-    let stream = Reading::of(shown(Route::Messages), delta.as_bytes(), []);
+    let stream = Reading::of(shown(GatewayRoute::Messages), delta.as_bytes(), []);
     for usage in [unary.usage.unwrap(), stream.usage.unwrap()] {
         assert_eq!((usage.input, usage.output), (Tokens(203_050), Tokens(4500)));
         assert_eq!(usage.cache_read, Tokens(10));
         assert_eq!((usage.cache_write, usage.cache_write_1h), (Tokens(40), Tokens(30)));
     }
     let body = r#"{"usage":{"prompt_tokens":9,"completion_tokens":8,"prompt_tokens_details":{"audio_tokens":7},"completion_tokens_details":{"audio_tokens":6}}}"#;
-    let usage =
-        Reading::of(super::unary(Route::ChatCompletions), body.as_bytes(), []).usage.unwrap();
+    let usage = Reading::of(super::unary(GatewayRoute::ChatCompletions), body.as_bytes(), [])
+        .usage
+        .unwrap();
     assert_eq!((usage.audio_input, usage.audio_output), (Tokens(7), Tokens(6)));
 }
 

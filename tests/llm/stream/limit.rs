@@ -7,8 +7,8 @@ use std::fmt::Write;
 
 use bytes::Bytes;
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::{Protocol, Route};
-use cogni_gateway::stream::{Allowance, Cutoff, Observer};
+use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::stream::{CallAllowance, CutoffMode, ResponseObserver};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 
@@ -28,14 +28,14 @@ proptest! {
         pieces in story::pieces(),
         granted in 0_u64..12,
         hides in any::<bool>(),
-        cutoff in prop::sample::select(&[Cutoff::Graceful, Cutoff::Graceful, Cutoff::Error][..]),
+        cutoff in prop::sample::select(&[CutoffMode::Graceful, CutoffMode::Graceful, CutoffMode::Error][..]),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
     ) {
         let events = events(route, &pieces);
         let stream = events.concat().into_bytes();
         let observer = || {
             let observer = if hides { hidden(route) } else { shown(route) };
-            observer.limited(Allowance { cutoff, ..allowance(granted) })
+            observer.with_allowance(CallAllowance { cutoff, ..allowance(granted) })
         };
         let reading = Reading::of(observer(), &stream, offsets(&cuts, stream.len()));
         let bytewise = Reading::of(observer(), &stream, 0..stream.len());
@@ -50,11 +50,11 @@ proptest! {
 
         let mut client = Client::new(route);
         client.read(&told);
-        if state == State::Halfway || cutoff == Cutoff::Error {
+        if state == State::Halfway || cutoff == CutoffMode::Error {
             prop_assert!(client.failed && !client.done, "{}", told);
         } else {
             prop_assert!(client.done && !client.failed && client.is_limited, "{}", told);
-            let is_chat = route.protocol() == Protocol::Chat;
+            let is_chat = route.protocol() == LlmProtocol::Chat;
             prop_assert_eq!(client.usage.is_some(), !(is_chat && hides), "{}", told);
             prop_assert!(client.usage.is_none_or(|output| output >= granted), "{}", told);
         }
@@ -77,7 +77,7 @@ proptest! {
             }
         }
         let stream = events(route, &pieces).concat();
-        let observer = shown(route).limited(allowance(tokens.len() as u64));
+        let observer = shown(route).with_allowance(allowance(tokens.len() as u64));
         let reading = Reading::of(observer, stream.as_bytes(), []);
         prop_assert!(!reading.is_cut);
         prop_assert_eq!(reading.passed, stream.as_bytes());
@@ -98,7 +98,8 @@ fn an_honest_stream_in_pieces_smaller_than_tokens_is_not_cut() {
     for route in ROUTES {
         let granted = text.len() as u64 * 10 / 46;
         let stream = events(route, &pieces).concat();
-        let reading = Reading::of(shown(route).limited(allowance(granted)), stream.as_bytes(), []);
+        let reading =
+            Reading::of(shown(route).with_allowance(allowance(granted)), stream.as_bytes(), []);
         assert!(!reading.is_cut, "{route:?}");
     }
 }
@@ -118,8 +119,8 @@ fn the_overrun_is_bounded() {
     ] {
         let tokens: Vec<_> = tokens.into_iter().cycle().take(20_000).collect();
         let pieces: Vec<_> = tokens.chunks(in_one).map(|run| Piece::text(&run.concat())).collect();
-        let stream = events(Route::ChatCompletions, &pieces).concat();
-        let observer = shown(Route::ChatCompletions).limited(allowance(1000));
+        let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
+        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(1000));
         let reading = Reading::of(observer, stream.as_bytes(), []);
         let text = String::from_utf8(reading.passed).unwrap();
         // Less the first event, which has no text.
@@ -144,7 +145,7 @@ fn a_running_count_cuts_at_once() {
         )
     };
     let events = [chunk("One", 1), chunk(" two", 2), chunk(" three", 3), chunk(" four", 4)];
-    let observer = shown(Route::ChatCompletions).limited(allowance(2));
+    let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(2));
     let reading = Reading::of(observer, events.concat().as_bytes(), []);
     let told = String::from_utf8(reading.passed).unwrap();
     let end = told.strip_prefix(&events[..3].concat()).unwrap();
@@ -163,7 +164,7 @@ fn what_has_ended_is_not_cut() {
     for route in ROUTES {
         let stream = events(route, &[Piece::text("yes")]).concat();
         let stream = stream.replace("_tokens\":7", "_tokens\":70");
-        let reading = Reading::of(shown(route).limited(allowance(8)), stream.as_bytes(), []);
+        let reading = Reading::of(shown(route).with_allowance(allowance(8)), stream.as_bytes(), []);
         assert!(!reading.is_cut, "{route:?}");
         assert_eq!(reading.usage.unwrap().output, Tokens(70), "{route:?}");
     }
@@ -173,12 +174,13 @@ fn what_has_ended_is_not_cut() {
 #[test]
 fn a_stream_ends_as_by_a_model_at_its_limit() {
     let mut ends = String::new();
-    for (route, cutoff) in
-        ROUTES.into_iter().flat_map(|route| [(route, Cutoff::Graceful), (route, Cutoff::Error)])
+    for (route, cutoff) in ROUTES
+        .into_iter()
+        .flat_map(|route| [(route, CutoffMode::Graceful), (route, CutoffMode::Error)])
     {
         let pieces = ["a", "b", "c", "d"].map(Piece::text);
         let stream = events(route, &pieces).concat();
-        let observer = shown(route).limited(Allowance { cutoff, ..allowance(1) });
+        let observer = shown(route).with_allowance(CallAllowance { cutoff, ..allowance(1) });
         let reading = Reading::of(observer, stream.as_bytes(), []);
         let told = String::from_utf8(reading.passed).unwrap();
         let kept = stream.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
@@ -237,8 +239,11 @@ fn a_stream_ends_as_by_a_model_at_its_limit() {
 fn a_unary_body_is_never_cut() {
     let text = "word ".repeat(1000);
     let body = format!(r#"{{"choices":[{{"index":0,"message":{{"content":"{text}"}}}}]}}"#);
-    let reading =
-        Reading::of(unary(Route::ChatCompletions).limited(allowance(1)), body.as_bytes(), []);
+    let reading = Reading::of(
+        unary(GatewayRoute::ChatCompletions).with_allowance(allowance(1)),
+        body.as_bytes(),
+        [],
+    );
     assert!(!reading.is_cut && reading.passed == body.as_bytes());
 }
 
@@ -246,10 +251,10 @@ fn a_unary_body_is_never_cut() {
 /// that was shown.
 #[test]
 fn hidden_reasoning_is_taken_for_all_that_was_granted() {
-    for route in [Route::ChatCompletions, Route::Messages, Route::Responses] {
+    for route in [GatewayRoute::ChatCompletions, GatewayRoute::Messages, GatewayRoute::Responses] {
         let thought = Piece { part: Part::Thinking, ..Piece::text("Hm") };
         let stream = events(route, &[thought, Piece::text("yes")]).concat();
-        let observer = || shown(route).limited(allowance(100));
+        let observer = || shown(route).with_allowance(allowance(100));
         let at = stream.find("yes").unwrap();
         let reading = Reading::of(observer(), &stream.as_bytes()[..at], []);
         assert_eq!(reading.estimate, Tokens(u64::MAX), "{route:?}");
@@ -264,14 +269,15 @@ fn hidden_reasoning_is_taken_for_all_that_was_granted() {
 #[test]
 fn a_limited_frame_costs_no_allocation() {
     for (route, frame) in [
-        (Route::ChatCompletions, DELTA.to_owned()),
-        (Route::Messages, events(Route::Messages, &[Piece::text("word")])[2].clone()),
-        (Route::Messages, "event: ping\ndata: {\"type\":\"ping\"}\n\n".to_owned()),
+        (GatewayRoute::ChatCompletions, DELTA.to_owned()),
+        (GatewayRoute::Messages, events(GatewayRoute::Messages, &[Piece::text("word")])[2].clone()),
+        (GatewayRoute::Messages, "event: ping\ndata: {\"type\":\"ping\"}\n\n".to_owned()),
     ] {
-        let mut observer = shown(route).limited(allowance(1_000_000));
+        let mut observer = shown(route).with_allowance(allowance(1_000_000));
         let frame = Bytes::from(frame.into_bytes());
         // The first one tells what all have alike.
-        let mut pass = || assert_eq!(observer.frame(frame.clone()).unwrap().len(), frame.len());
+        let mut pass =
+            || assert_eq!(observer.read_frame(frame.clone()).unwrap().len(), frame.len());
         pass();
         assert_eq!(allocations::count(|| (0..1000).for_each(|_| pass())), 0, "{frame:?}");
     }
@@ -282,26 +288,26 @@ fn a_limited_frame_costs_no_allocation() {
 fn what_a_cut_would_repeat_is_bounded() {
     let long = "x".repeat(4096);
     let pieces = vec![Piece::text(&long); 400];
-    let stream = events(Route::Responses, &pieces);
-    let mut observer = shown(Route::Responses).limited(allowance(100_000));
+    let stream = events(GatewayRoute::Responses, &pieces);
+    let mut observer = shown(GatewayRoute::Responses).with_allowance(allowance(100_000));
     let frames: Vec<_> =
         stream.iter().map(|event| Bytes::copy_from_slice(event.as_bytes())).collect();
     let mut last = Bytes::new();
     let peak = allocations::peak(|| {
         for frame in &frames {
-            last = observer.frame(frame.clone()).unwrap();
-            if observer.is_cut() {
+            last = observer.read_frame(frame.clone()).unwrap();
+            if observer.is_truncated() {
                 break;
             }
         }
     });
-    assert!(observer.is_cut() && memchr::memmem::find(&last, b"response.failed").is_some());
+    assert!(observer.is_truncated() && memchr::memmem::find(&last, b"response.failed").is_some());
     assert!(peak <= 3 << 20, "{peak} bytes at once");
 }
 
 /// Cuts at the first text.
-pub(super) fn tight(observer: Observer) -> Observer {
-    observer.limited(allowance(0))
+pub(super) fn tight(observer: ResponseObserver) -> ResponseObserver {
+    observer.with_allowance(allowance(0))
 }
 
 /// G9: an empty reason to finish is none; text after a real one counts, and is cut by an error.
@@ -310,10 +316,11 @@ fn a_reason_to_finish_does_not_hide_what_comes_after_it() {
     for (reason, end) in
         [("\"\"", "data: [DONE]\n\n"), ("\"stop\"", "\"type\":\"insufficient_quota\"}}\n\n")]
     {
-        let stream = events(Route::ChatCompletions, &vec![Piece::text(" word"); 100]).concat();
+        let stream =
+            events(GatewayRoute::ChatCompletions, &vec![Piece::text(" word"); 100]).concat();
         let stream =
             stream.replace("\"finish_reason\":null", &format!("\"finish_reason\":{reason}"));
-        let observer = shown(Route::ChatCompletions).limited(allowance(10));
+        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
         let reading = Reading::of(observer, stream.as_bytes(), []);
         let told = String::from_utf8(reading.passed).unwrap();
         assert!(reading.is_cut && told.ends_with(end), "{reason}: {told}");
@@ -328,24 +335,24 @@ fn more_choices_than_are_followed_are_cut_by_an_error() {
     {
         let piece = |choice| Piece { choice, ..Piece::text("a") };
         let pieces: Vec<_> = (0..choices).map(piece).collect();
-        let stream = events(Route::ChatCompletions, &pieces).concat();
-        let observer = shown(Route::ChatCompletions).limited(allowance(10));
+        let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
+        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
         let reading = Reading::of(observer, stream.as_bytes(), []);
         assert!(reading.is_cut && reading.passed.ends_with(last.as_bytes()), "{choices}");
     }
 }
 
 /// Parsed like a limited stream, and never cut.
-pub(super) fn unlimited(route: Route) -> Observer {
-    shown(route).limited(allowance(u64::MAX))
+pub(super) fn unlimited(route: GatewayRoute) -> ResponseObserver {
+    shown(route).with_allowance(allowance(u64::MAX))
 }
 
-pub(super) fn allowance(output: u64) -> Allowance {
-    Allowance { input: Tokens(5), output: Tokens(output), cutoff: Cutoff::Graceful }
+pub(super) fn allowance(output: u64) -> CallAllowance {
+    CallAllowance { input: Tokens(5), output: Tokens(output), cutoff: CutoffMode::Graceful }
 }
 
 /// After how many events a stream is cut, by a count over JSON trees, and where it stands then.
-fn cut_after(route: Route, events: &[String], granted: u64) -> Option<(usize, State)> {
+fn cut_after(route: GatewayRoute, events: &[String], granted: u64) -> Option<(usize, State)> {
     let mut client = Client::new(route);
     for (before, event) in events.iter().enumerate() {
         client.read(event);
@@ -357,8 +364,12 @@ fn cut_after(route: Route, events: &[String], granted: u64) -> Option<(usize, St
     None
 }
 
-pub(super) const ROUTES: [Route; 4] =
-    [Route::ChatCompletions, Route::Completions, Route::Messages, Route::Responses];
+pub(super) const ROUTES: [GatewayRoute; 4] = [
+    GatewayRoute::ChatCompletions,
+    GatewayRoute::Completions,
+    GatewayRoute::Messages,
+    GatewayRoute::Responses,
+];
 
 /// Tokens of one byte and of many; none is longer in JSON than 16.
 const TOKENS: &[&str] =

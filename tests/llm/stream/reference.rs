@@ -1,15 +1,15 @@
 //! What a stream says, by the book and without regard to speed: the WHATWG text line by line, JSON
 //! as a tree, the whole response at once.
 
-use cogni_gateway::budget::{Source, Tokens, Usage};
-use cogni_gateway::protocol::{Protocol, Route};
-use cogni_gateway::stream::Finish;
+use cogni_gateway::budget::{TokenUsage, Tokens, UsageSource};
+use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::stream::StreamEnd;
 use serde_json::Value;
 
 #[derive(Debug)]
 pub(super) struct Expected {
-    pub(super) so_far: Option<Usage>,
-    pub(super) finish: Finish,
+    pub(super) so_far: Option<TokenUsage>,
+    pub(super) finish: StreamEnd,
     pub(super) passed: Vec<u8>,
 }
 
@@ -19,7 +19,7 @@ struct Line<'a> {
     text: &'a [u8],
 }
 
-pub(super) fn read(route: Route, hides: bool, stream: &[u8]) -> Expected {
+pub(super) fn read(route: GatewayRoute, hides: bool, stream: &[u8]) -> Expected {
     let mark = if stream.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
     let mut model = Model::new(route);
     let mut passed = stream[..mark].to_vec();
@@ -46,13 +46,13 @@ pub(super) fn read(route: Route, hides: bool, stream: &[u8]) -> Expected {
     Expected { so_far: model.usage(), finish: model.finish, passed }
 }
 
-pub(super) fn read_body(route: Route, body: &[u8]) -> Expected {
+pub(super) fn read_body(route: GatewayRoute, body: &[u8]) -> Expected {
     let mut model = Model::new(route);
-    model.finish = Finish::Terminated;
+    model.finish = StreamEnd::Terminated;
     let document: Value = serde_json::from_slice(body).unwrap();
     model.top_level(&document);
     if !document.is_object() {
-        model.finish = Finish::Unfinished;
+        model.finish = StreamEnd::Unfinished;
     }
     Expected { so_far: model.usage(), finish: model.finish, passed: body.to_vec() }
 }
@@ -105,8 +105,8 @@ fn dispatch(event: &[Line<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
 }
 
 struct Model {
-    protocol: Protocol,
-    finish: Finish,
+    protocol: LlmProtocol,
+    finish: StreamEnd,
     input: Option<u64>,
     output: Option<u64>,
     cache_read: Option<u64>,
@@ -116,10 +116,10 @@ struct Model {
 }
 
 impl Model {
-    fn new(route: Route) -> Self {
+    fn new(route: GatewayRoute) -> Self {
         Self {
             protocol: route.protocol(),
-            finish: Finish::Unfinished,
+            finish: StreamEnd::Unfinished,
             input: None,
             output: None,
             cache_read: None,
@@ -132,11 +132,11 @@ impl Model {
     /// Whether it is the usage chunk.
     fn hear(&mut self, name: &[u8], data: &[u8]) -> bool {
         let json = serde_json::from_slice(data).unwrap_or(Value::Null);
-        if self.protocol == Protocol::Chat {
+        if self.protocol == LlmProtocol::Chat {
             if data == b"[DONE]" {
-                self.end(Finish::Terminated);
+                self.end(StreamEnd::Terminated);
             } else if name == b"error" {
-                self.end(Finish::Errored);
+                self.end(StreamEnd::Errored);
                 return false;
             }
             self.top_level(&json);
@@ -151,11 +151,11 @@ impl Model {
             name => str::from_utf8(name).unwrap_or("unknown"),
         };
         match name {
-            "error" => self.end(Finish::Errored),
+            "error" => self.end(StreamEnd::Errored),
             "message_start" | "message_delta" | "" => self.payload(&json),
             "message_stop" | "response.completed" | "response.incomplete" | "response.failed" => {
                 if json.is_object() {
-                    self.end(Finish::Terminated);
+                    self.end(StreamEnd::Terminated);
                 }
                 self.payload(&json);
             }
@@ -180,7 +180,7 @@ impl Model {
 
     fn top_level(&mut self, json: &Value) {
         if !json["error"].is_null() {
-            self.end(Finish::Errored);
+            self.end(StreamEnd::Errored);
         }
         self.count(&json["usage"]);
     }
@@ -188,8 +188,8 @@ impl Model {
     fn count(&mut self, usage: &Value) {
         let set = |count: &mut Option<u64>, value: &Value| *count = value.as_u64().max(*count);
         let (input, output) = match self.protocol {
-            Protocol::Chat => ("prompt_tokens", "completion_tokens"),
-            Protocol::Responses | Protocol::Messages => ("input_tokens", "output_tokens"),
+            LlmProtocol::Chat => ("prompt_tokens", "completion_tokens"),
+            LlmProtocol::Responses | LlmProtocol::Messages => ("input_tokens", "output_tokens"),
         };
         let details = |of: &str| &usage[format!("{of}_details")];
         let kept = |writes: &Value| {
@@ -209,7 +209,7 @@ impl Model {
         let read = &usage["cache_read_input_tokens"];
         let read = if read.is_u64() { read } else { &heard["cached_tokens"] }.as_u64();
         let cached = read.unwrap_or(0).saturating_add(write.unwrap_or(0));
-        let cached = if self.protocol == Protocol::Messages { 0 } else { cached };
+        let cached = if self.protocol == LlmProtocol::Messages { 0 } else { cached };
         // A sum that is missing is that of its parts, where the other one is there.
         let is_counted = usage[input].is_u64() || usage[output].is_u64();
         let sum = |name: &str, least: u64| {
@@ -229,7 +229,7 @@ impl Model {
         if let Some(reasoning) = detail.as_u64().filter(|reasoning| *reasoning > written) {
             whole = Some(written.saturating_add(reasoning));
         }
-        let is_totalled = self.protocol != Protocol::Messages;
+        let is_totalled = self.protocol != LlmProtocol::Messages;
         if let Some(total) = usage["total_tokens"].as_u64().filter(|_| is_totalled) {
             let rest = total.saturating_sub(self.input.unwrap_or(0));
             whole = whole.max(Some(rest).filter(|rest| *rest > 0));
@@ -243,33 +243,33 @@ impl Model {
         set(&mut self.reasoning, &details(output)["reasoning_tokens"]);
     }
 
-    fn end(&mut self, finish: Finish) {
-        if self.finish != Finish::Errored {
+    fn end(&mut self, finish: StreamEnd) {
+        if self.finish != StreamEnd::Errored {
             self.finish = finish;
         }
     }
 
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<TokenUsage> {
         if self.input.is_none() && self.output.is_none() {
             return None;
         }
         let (read, write) = (self.cache_read.unwrap_or(0), self.cache_write.unwrap_or(0));
         let mut input = self.input.unwrap_or(0);
-        if self.protocol == Protocol::Messages {
+        if self.protocol == LlmProtocol::Messages {
             input = input.saturating_add(read).saturating_add(write);
         }
         let output = self.output.unwrap_or(0);
         let read = read.min(input);
         let write = write.min(input - read);
-        Some(Usage {
+        Some(TokenUsage {
             input: Tokens(input),
             output: Tokens(output),
             cache_read: Tokens(read),
             cache_write: Tokens(write),
             cache_write_1h: Tokens(self.cache_write_1h.unwrap_or(0).min(write)),
             reasoning: Tokens(self.reasoning.unwrap_or(0).min(output)),
-            source: Source::Provider,
-            ..Usage::default()
+            source: UsageSource::Provider,
+            ..TokenUsage::default()
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Events that are known again: read at once they say what they say byte by byte, when no event is ever known again.
 
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
-use cogni_gateway::stream::{Allowance, Cutoff, Observer};
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::stream::{CallAllowance, CutoffMode, ResponseObserver};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -97,11 +97,11 @@ const NUMBERS: &[&str] = &[
     "",
 ];
 
-fn stream() -> impl Strategy<Value = (Route, String)> {
+fn stream() -> impl Strategy<Value = (GatewayRoute, String)> {
     let protocol = select(vec![
-        (Route::ChatCompletions, CHAT),
-        (Route::Messages, MESSAGES),
-        (Route::Responses, RESPONSES),
+        (GatewayRoute::ChatCompletions, CHAT),
+        (GatewayRoute::Messages, MESSAGES),
+        (GatewayRoute::Responses, RESPONSES),
     ]);
     protocol.prop_flat_map(|(route, events)| {
         let usual = prop_oneof![8 => Just(0_usize..4), 1 => Just(0..TEXTS.len())];
@@ -121,10 +121,15 @@ fn stream() -> impl Strategy<Value = (Route, String)> {
 }
 
 /// Observers of all kinds, the limited with room for so many tokens.
-fn observers(route: Route, granted: u64) -> [Observer; 4] {
+fn observers(route: GatewayRoute, granted: u64) -> [ResponseObserver; 4] {
     let allowance =
-        Allowance { input: Tokens(5), output: Tokens(granted), cutoff: Cutoff::Graceful };
-    [shown(route), hidden(route), shown(route).limited(allowance), hidden(route).limited(allowance)]
+        CallAllowance { input: Tokens(5), output: Tokens(granted), cutoff: CutoffMode::Graceful };
+    [
+        shown(route),
+        hidden(route),
+        shown(route).with_allowance(allowance),
+        hidden(route).with_allowance(allowance),
+    ]
 }
 
 proptest! {

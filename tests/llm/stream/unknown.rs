@@ -1,8 +1,8 @@
 //! Text where no protocol has it: it counts towards the cut and towards what was seen.
 
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
-use cogni_gateway::stream::{Allowance, Cutoff, Observer};
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::stream::{CallAllowance, CutoffMode, ResponseObserver};
 
 use super::{Reading, shown};
 
@@ -37,9 +37,10 @@ const QUIET: &[&str] = &[
     r#"data: {"choices":[],"x_groq":{"id":"WORDS"},"provider":"WORDS"}"#,
 ];
 
-fn limited(route: Route) -> Observer {
-    let allowance = Allowance { input: Tokens(5), output: Tokens(100), cutoff: Cutoff::Graceful };
-    shown(route).limited(allowance)
+fn limited(route: GatewayRoute) -> ResponseObserver {
+    let allowance =
+        CallAllowance { input: Tokens(5), output: Tokens(100), cutoff: CutoffMode::Graceful };
+    shown(route).with_allowance(allowance)
 }
 
 fn stream(event: &str) -> String {
@@ -51,10 +52,10 @@ fn stream(event: &str) -> String {
 fn text_of_unknown_form_is_cut_and_counted() {
     for event in UNKNOWN {
         let stream = stream(event);
-        let seen = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+        let seen = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
         assert!(seen.at_least >= Tokens(400 * 50 / 16), "{event}: {:?}", seen.at_least);
         assert!(seen.estimate >= Tokens(400 * 50 / 3), "{event}: {:?}", seen.estimate);
-        let cut = Reading::of(limited(Route::ChatCompletions), stream.as_bytes(), []);
+        let cut = Reading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
         assert!(cut.is_cut, "{event}");
         let words = String::from_utf8(cut.passed).unwrap().matches("word").count();
         assert!(words <= 100 * 16 / 5 + 10, "{event}: {words} words have passed");
@@ -66,7 +67,7 @@ fn text_of_unknown_form_is_cut_and_counted() {
 fn framing_and_names_are_no_text() {
     for event in QUIET {
         let stream = stream(event);
-        let reading = Reading::of(limited(Route::ChatCompletions), stream.as_bytes(), []);
+        let reading = Reading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
         assert!(!reading.is_cut, "{event}");
         assert_eq!(reading.at_least, Tokens::ZERO, "{event}");
     }
@@ -94,9 +95,9 @@ fn media_are_seen() {
     ] {
         let stream = stream(event);
         // Text cuts it, as ever.
-        let cut = Reading::of(limited(Route::ChatCompletions), stream.as_bytes(), []);
+        let cut = Reading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
         assert_eq!(cut.is_cut, event.contains(r#""content":"a""#), "{event}");
-        let reading = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+        let reading = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
         assert!(reading.estimate >= Tokens(400 * tokens), "{event}: {:?}", reading.estimate);
         assert!(reading.estimate <= Tokens(400 * (tokens + 1)), "{event}: {:?}", reading.estimate);
     }
@@ -107,7 +108,7 @@ fn media_are_seen() {
 fn repeated_reasoning_counts_once() {
     let event = r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning":"WORDS","reasoning_content":"WORDS","reasoning_details":[{"type":"reasoning.text","text":"WORDS"}],"thinking_blocks":[{"thinking":"WORDS"}],"provider_specific_fields":{"reasoning_content":"WORDS","thought_signatures":["WORDS"]}}}]}"#;
     let stream = stream(event);
-    let reading = Reading::of(shown(Route::ChatCompletions), stream.as_bytes(), []);
+    let reading = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
     assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
 }
 
@@ -120,7 +121,7 @@ fn the_last_event_of_a_response_tells_what_was_written() {
         r#"data: {{"type":"response.completed","response":{{"instructions":"{words}{words}","output":[{{"type":"reasoning","id":"{words}","encrypted_content":"{words}","summary":[{{"text":"{words}"}}]}},{{"type":"message","content":[{{"type":"output_text","text":"{words}","annotations":[{{"title":"{words}"}}]}}]}},{{"type":"file_search_call","results":[{{"text":"{words}"}}]}}]}}}}"#
     );
     for stream in [format!("{last}\n\n"), format!("{delta}\n\n{last}\n\n")] {
-        let reading = Reading::of(shown(Route::Responses), stream.as_bytes(), []);
+        let reading = Reading::of(shown(GatewayRoute::Responses), stream.as_bytes(), []);
         assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
     }
 }
@@ -130,34 +131,42 @@ fn the_last_event_of_a_response_tells_what_was_written() {
 fn named_events_of_unknown_form_count() {
     for (route, event, counts) in [
         (
-            Route::Messages,
+            GatewayRoute::Messages,
             r#"data: {"type":"content_block_delta","delta":{"type":"new_delta","zzz":"WORDS"}}"#,
             true,
         ),
-        (Route::Messages, r#"data: {"type":"new_event","zzz":"WORDS"}"#, true),
+        (GatewayRoute::Messages, r#"data: {"type":"new_event","zzz":"WORDS"}"#, true),
         (
-            Route::Messages,
+            GatewayRoute::Messages,
             r#"data: {"type":"content_block_delta","delta":{"type":"signature_delta","signature":"WORDS"}}"#,
             false,
         ),
         (
-            Route::Messages,
+            GatewayRoute::Messages,
             r#"data: {"type":"content_block_delta","delta":{"type":"citations_delta","citation":{"cited_text":"WORDS"}}}"#,
             false,
         ),
         (
-            Route::Messages,
+            GatewayRoute::Messages,
             r#"data: {"type":"content_block_start","content_block":{"type":"web_search_tool_result","content":[{"title":"WORDS"}]}}"#,
             false,
         ),
-        (Route::Responses, r#"data: {"type":"response.new.delta","delta":{"zzz":"WORDS"}}"#, true),
-        (Route::Responses, r#"data: {"type":"new_event","zzz":"WORDS"}"#, true),
         (
-            Route::Responses,
+            GatewayRoute::Responses,
+            r#"data: {"type":"response.new.delta","delta":{"zzz":"WORDS"}}"#,
+            true,
+        ),
+        (GatewayRoute::Responses, r#"data: {"type":"new_event","zzz":"WORDS"}"#, true),
+        (
+            GatewayRoute::Responses,
             r#"data: {"type":"response.created","response":{"instructions":"WORDS"}}"#,
             false,
         ),
-        (Route::Responses, r#"data: {"type":"response.output_text.done","text":"WORDS"}"#, false),
+        (
+            GatewayRoute::Responses,
+            r#"data: {"type":"response.output_text.done","text":"WORDS"}"#,
+            false,
+        ),
     ] {
         let reading = Reading::of(limited(route), stream(event).as_bytes(), []);
         assert_eq!(!reading.at_least.is_zero(), counts, "{event}");

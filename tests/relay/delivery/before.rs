@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use cogni_gateway::delivery::outbox::Order;
-use cogni_gateway::delivery::rules::{Own, Rules};
+use cogni_gateway::delivery::outbox::DeliveryRequest;
+use cogni_gateway::delivery::rules::{AgentReviewRules, ReviewRules};
 use cogni_gateway::forge::pull_request;
-use cogni_gateway::relay::judge::Config;
-use cogni_gateway::relay::{Branch, BranchKey, Sha};
-use cogni_gateway::stand_in::Operation;
+use cogni_gateway::relay::judge::RelayConfig;
+use cogni_gateway::relay::{BranchKey, ObjectId, SandboxBranch};
+use cogni_gateway::stand_in::GithubOperation;
 
 use super::way::{deliver, relay, work};
 use crate::support::forge::{NAME, Running, credential};
@@ -44,28 +44,28 @@ async fn a_pull_request_tells_of_what_the_branch_had_before() {
 async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
     let forge = Running::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
-    let by_hand = pull_request::Order {
-        head: Branch::of(BranchKey::parse("task-9").unwrap()),
+    let by_hand = pull_request::PullRequestSpec {
+        head: SandboxBranch::from_key(BranchKey::parse("task-9").unwrap()),
         base: None,
         run: "none".to_owned(),
         agent: String::new(),
         title: "Mine".to_owned(),
         body: String::new(),
-        moved: (Sha::NONE, Sha::NONE),
+        moved: (ObjectId::NONE, ObjectId::NONE),
         needs_review: false,
         reasons: vec![],
         before: vec![],
     };
     let (api, hosted) = (forge.api(), forge.hosted());
-    pull_request::publish(&api, &credential(), &hosted, &by_hand).await.unwrap();
+    pull_request::publish_pull_request(&api, &credential(), &hosted, &by_hand).await.unwrap();
     assert!(!forge.hub.pulls(NAME)[0].is_draft);
     run(&forge, "run-2", (None, true)).await;
     let pull = forge.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
-    let calls: Vec<_> = forge.hub.calls().into_iter().map(|call| call.operation).collect();
+    let calls: Vec<_> = forge.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
     let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
-    assert!(at(Operation::Withdraw) < at(Operation::UpdatePull), "{calls:?}");
-    forge.hub.edit(NAME, 1, |pull| pull.is_draft = false);
+    assert!(at(GithubOperation::Withdraw) < at(GithubOperation::UpdatePull), "{calls:?}");
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
     run(&forge, "run-3", (None, true)).await;
     assert!(!forge.hub.pulls(NAME)[0].is_draft);
 }
@@ -76,13 +76,13 @@ async fn what_was_before_is_told_of_once() {
     let forge = Running::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     run(&forge, "run-2", (None, true)).await;
-    forge.hub.edit(NAME, 1, |pull| pull.is_draft = false);
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
     run(&forge, "run-3", (None, true)).await;
     let pull = forge.hub.pulls(NAME).remove(0);
     let body = pull.body.unwrap();
     assert!(!pull.is_draft && body.contains("run-3"));
     assert_eq!(body.matches("<!-- cogni:review -->").count(), 1, "{body}");
-    forge.hub.edit(NAME, 1, |pull| pull.is_open = false);
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_open = false);
     run(&forge, "run-4", (None, true)).await;
     assert!(forge.hub.pulls(NAME)[1].is_draft);
 }
@@ -91,11 +91,11 @@ async fn what_was_before_is_told_of_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_agents_rules_count_for_its_work() {
     let forge = Running::start().await;
-    let own: Own = toml::from_str(
+    let own: AgentReviewRules = toml::from_str(
         "[[policy.paths]]\nwhy = 'people read it'\nverdict = 'review'\nmatch = ['made-by-run-1']\n",
     )
     .unwrap();
-    let rules = Rules::new(&Config::default().policy, Some(&own));
+    let rules = ReviewRules::new(&RelayConfig::default().policy, Some(&own));
     run(&forge, "run-1", (Some(rules), false)).await;
     run(&forge, "run-2", (None, true)).await;
     let pull = forge.hub.pulls(NAME).remove(0);
@@ -114,10 +114,10 @@ async fn what_is_merged_is_not_told_of() {
 }
 
 /// One run, from its begin to its end.
-async fn run(forge: &Running, name: &str, (rules, asks): (Option<Rules>, bool)) {
+async fn run(forge: &Running, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
     let relay = relay(forge);
     let (order, begun) = Box::pin(work(forge, &relay, "task-9", name)).await;
     let pull_request = order.pull_request.clone().filter(|_| asks);
-    let delivered = deliver(&relay, Order { rules, pull_request, ..order }, &begun).await;
+    let delivered = deliver(&relay, DeliveryRequest { rules, pull_request, ..order }, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("done", true), "{:?}", delivered.why);
 }

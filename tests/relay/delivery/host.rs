@@ -4,11 +4,11 @@ use std::process::Output;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::delivery::outbox::Step;
-use cogni_gateway::delivery::{Known, Relay, Settings};
-use cogni_gateway::relay::Mirror;
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::delivery::outbox::DeliveryStep;
+use cogni_gateway::delivery::{DeliveryConfig, DeliveryService, KnownSecret};
+use cogni_gateway::relay::RepoMirror;
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use http::StatusCode;
 
 use super::kill::{command, retry, state};
@@ -21,11 +21,16 @@ use crate::support::repository::git;
 async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
     let forge = Running::start().await;
     // The agent's commits are by this address.
-    let known = Known { name: "LITELLM_MASTER_KEY", secret: Secret::new("agent@example.com") };
-    let settings = Settings { known: vec![known], ..settings(&forge) };
-    let first = Arc::new(Relay::open(settings).unwrap());
+    let known =
+        KnownSecret { name: "LITELLM_MASTER_KEY", secret: SecretString::new("agent@example.com") };
+    let settings = DeliveryConfig { known: vec![known], ..settings(&forge) };
+    let first = Arc::new(DeliveryService::open(settings).unwrap());
     let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
-    forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
     let id = deliver(&first, order, &begun).await.id;
     drop(begun);
     let unknown = "`LITELLM_MASTER_KEY` must not be in this work, and is another";
@@ -33,7 +38,11 @@ async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
 
     let (code, said) = retry(&forge, &[&id]).await;
     assert!(code == Some(1) && said.contains(unknown) && branches().is_empty(), "{said}");
-    assert_eq!(first.outbox().get(&id).unwrap().step, Step::Extracted, "it waits for who knows");
+    assert_eq!(
+        first.outbox().get(&id).unwrap().step,
+        DeliveryStep::Extracted,
+        "it waits for who knows"
+    );
     let knowing = || -> Output {
         let mut command = command(&forge, &[&id]);
         tokio::task::block_in_place(|| {
@@ -45,7 +54,11 @@ async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
     assert!(said.contains("it holds this host's own") && branches().is_empty(), "{said}");
     let (code, said) = retry(&forge, &[&id]).await;
     assert!(code == Some(2) && said.contains(unknown), "{said}");
-    assert_eq!(first.outbox().get(&id).unwrap().step, Step::Held, "and it is held as before");
+    assert_eq!(
+        first.outbox().get(&id).unwrap().step,
+        DeliveryStep::Held,
+        "and it is held as before"
+    );
     let (code, said) = retry(&forge, &["--new-rules", &id]).await;
     assert_eq!((code, branches().as_str()), (Some(0), "  sandbox/task-9"), "{said}");
 
@@ -53,7 +66,7 @@ async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
     git(&forge.bare(), &["branch", "-D", "sandbox/task-9"]);
     let (order, begun) = work(&forge, &first, "task-9", "run-2").await;
     drop(begun);
-    let again = first.add(order).unwrap();
+    let again = first.enqueue(order).unwrap();
     assert_eq!(retry(&forge, &[&again.id]).await.0, Some(1));
     let (code, said) = retry(&forge, &["--new-rules", &again.id]).await;
     assert_eq!(code, Some(0), "{said}");
@@ -65,7 +78,11 @@ async fn a_row_keeps_its_committer() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(Operation::Push, Trouble::status(StatusCode::BAD_GATEWAY), 1);
+    forge.hub.inject(
+        GithubOperation::Push,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        1,
+    );
     let first = deliver(&relay, order, &begun).await;
     assert_eq!((first.step, first.is_pushed), ("judged", false), "{:?}", first.why);
     drop(begun);
@@ -93,7 +110,7 @@ async fn a_row_is_begun_again_by_who_has_the_branch() {
         (code, said.as_str()),
         (Some(2), "error: another process is at this branch; wait for it\n")
     );
-    assert_eq!(relay.outbox().get(&held.id).unwrap().step, Step::Held);
+    assert_eq!(relay.outbox().get(&held.id).unwrap().step, DeliveryStep::Held);
     drop(begun);
     git(&forge.bare(), &["branch", "-D", "sandbox"]);
     assert_eq!(retry(&forge, &[&held.id]).await.0, Some(0));
@@ -107,7 +124,9 @@ async fn a_row_is_begun_again_by_who_has_the_branch() {
     drop(begun);
     let (code, said) = retry(&forge, &[&moved.id]).await;
     assert!(code == Some(2) && said.contains("a branch that has moved on"), "{said}");
-    assert_eq!(relay.outbox().get(&moved.id).unwrap().step, Step::Held);
-    let mirror = Mirror::open(relay.git(), &state(&forge), &repository).unwrap();
-    assert!(mirror.lease(relay.outbox().get(&moved.id).unwrap().order.branch().key()).is_ok());
+    assert_eq!(relay.outbox().get(&moved.id).unwrap().step, DeliveryStep::Held);
+    let mirror = RepoMirror::open(relay.git(), &state(&forge), &repository).unwrap();
+    assert!(
+        mirror.lease_branch(relay.outbox().get(&moved.id).unwrap().order.branch().key()).is_ok()
+    );
 }

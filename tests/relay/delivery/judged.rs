@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use cogni_gateway::delivery::outbox::{Job, Outbox, Step};
-use cogni_gateway::delivery::rules::{Own, Rules};
-use cogni_gateway::delivery::statement::Statement;
-use cogni_gateway::relay::judge::Config;
+use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep};
+use cogni_gateway::delivery::rules::{AgentReviewRules, ReviewRules};
+use cogni_gateway::delivery::statement::ProvenanceStatement;
+use cogni_gateway::relay::judge::RelayConfig;
 
 use super::kill::{command, retry, state};
 use super::way::{key, relay, work};
@@ -16,8 +16,8 @@ use crate::support::repository::git;
 #[tokio::test(flavor = "multi_thread")]
 async fn work_is_judged_by_the_rules_it_came_out_with() {
     let forge = Running::start().await;
-    let strict = Config::parse("[policy]\nhold_files = 0\n").unwrap().policy;
-    let first = begin(&forge, Rules::new(&strict, None)).await;
+    let strict = RelayConfig::parse("[policy]\nhold_files = 0\n").unwrap().policy;
+    let first = begin(&forge, ReviewRules::new(&strict, None)).await;
     let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
     let unheld = "error: it is on its way; new rules are for what is held, or has failed\n";
     assert_eq!((code, said.as_str()), (Some(2), unheld));
@@ -32,12 +32,13 @@ async fn work_is_judged_by_the_rules_it_came_out_with() {
     let log = state(&forge).join("audit").join(format!("{}.jsonl", first.id));
     let log = fs::read_to_string(log).unwrap();
     let judged: Vec<_> = log.lines().filter(|line| line.contains("relay.judged")).collect();
-    let by = |rules: &Rules| judged.iter().filter(|line| line.contains(&rules.digest())).count();
+    let by =
+        |rules: &ReviewRules| judged.iter().filter(|line| line.contains(&rules.digest())).count();
     assert_eq!((by(&before), by(&after)), (2, 1), "{log}");
 
     let head = done.head.unwrap().to_string();
     let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
-    let statement = Statement::verify(&note, key().public()).unwrap();
+    let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
     assert_eq!(statement.rules, after.digest());
     let shown = tokio::task::block_in_place(|| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
@@ -56,16 +57,16 @@ async fn work_is_judged_by_the_rules_it_came_out_with() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_stay_with_its_work() {
     let forge = Running::start().await;
-    let own: Own = toml::from_str(
+    let own: AgentReviewRules = toml::from_str(
         "[[policy.paths]]\nwhy = 'people make it'\nverdict = 'hold'\nmatch = ['made-by-*']\n",
     )
     .unwrap();
-    let job = begin(&forge, Rules::new(&Config::default().policy, Some(&own))).await;
+    let job = begin(&forge, ReviewRules::new(&RelayConfig::default().policy, Some(&own))).await;
     for words in [&[&*job.id][..], &["--new-rules", &job.id]] {
         let (code, said) = retry(&forge, words).await;
         assert!(code == Some(1) && said.contains("people make it"), "{said}");
     }
-    assert_eq!(row(&forge, &job.id).step, Step::Held);
+    assert_eq!(row(&forge, &job.id).step, DeliveryStep::Held);
 }
 
 /// L7: a row of an earlier version says no rules, and is judged by those of now.
@@ -82,14 +83,14 @@ async fn a_row_without_rules_is_judged_by_those_of_now() {
 }
 
 /// A run's work, in the outbox.
-async fn begin(forge: &Running, rules: Rules) -> Job {
+async fn begin(forge: &Running, rules: ReviewRules) -> DeliveryJob {
     let relay = relay(forge);
     let (mut order, begun) = work(forge, &relay, "task-9", "run-1").await;
     drop(begun);
     order.rules = Some(rules);
-    relay.outbox().add(&order).unwrap()
+    relay.outbox().add_job(&order).unwrap()
 }
 
-fn row(forge: &Running, id: &str) -> Job {
-    Outbox::open(&state(forge).join("outbox.sqlite")).unwrap().get(id).unwrap()
+fn row(forge: &Running, id: &str) -> DeliveryJob {
+    DeliveryOutbox::open(&state(forge).join("outbox.sqlite")).unwrap().get(id).unwrap()
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use cogni_gateway::delivery::outbox::{Outbox, Step};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::delivery::outbox::{DeliveryOutbox, DeliveryStep};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 
 use super::way::{leaks, relay, work};
 use crate::support::forge::{NAME, Running, TOKEN, basic};
@@ -19,27 +19,27 @@ use crate::support::repository::git;
 async fn a_killed_relay_goes_on_in_the_next_process() {
     let forge = Running::start().await;
     let operations = [
-        Operation::Branch,
-        Operation::Advertise,
-        Operation::Push,
-        Operation::ListPulls,
-        Operation::CreatePull,
+        GithubOperation::Branch,
+        GithubOperation::Advertise,
+        GithubOperation::Push,
+        GithubOperation::ListPulls,
+        GithubOperation::CreatePull,
     ];
-    let ways = [Trouble::HoldBefore, Trouble::HoldAfter];
+    let ways = [InjectedFailure::HoldBefore, InjectedFailure::HoldAfter];
     let points = operations.into_iter().flat_map(|at| ways.clone().map(|way| (at, way)));
     for (number, (operation, way)) in points.enumerate() {
         let (key, what) = (format!("kill-{number}"), format!("{operation:?} {way:?}"));
         let id = begin(&forge, &key).await;
         forge.hub.inject(operation, way, 1);
         let mut first = start(&forge, &id);
-        forge.hub.gate().reached(1).await;
+        forge.hub.response_gate().wait_for_waiting(1).await;
         first.signal("KILL");
         first.wait();
-        forge.hub.gate().open(1);
+        forge.hub.response_gate().allow_answers(1);
 
         let second = finish(&forge, &id).await;
-        let outbox = Outbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
-        assert_eq!(outbox.get(&id).unwrap().step, Step::Done, "{what}: {second}");
+        let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
+        assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{what}: {second}");
         let count = git(&forge.bare(), &["rev-list", "--count", &format!("main..sandbox/{key}")]);
         let pulls = forge.hub.pulls(NAME);
         let own = pulls.iter().filter(|pull| pull.head == format!("sandbox/{key}")).count();
@@ -53,7 +53,7 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
 async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     let forge = Running::start().await;
     let id = begin(&forge, "kill").await;
-    let outbox = Outbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
+    let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
     let patches = outbox.get(&id).unwrap().order.artifacts.join("patches");
     let kept = patches.with_extension("kept");
     fs::rename(&patches, &kept).unwrap();
@@ -67,9 +67,9 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     first.wait();
     drop(writer);
     fs::rename(&kept, &patches).unwrap();
-    assert_eq!(outbox.get(&id).unwrap().step, Step::Extracted);
+    assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Extracted);
     let second = finish(&forge, &id).await;
-    assert_eq!(outbox.get(&id).unwrap().step, Step::Done, "{second}");
+    assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{second}");
     let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
     assert_eq!((count.as_str(), forge.hub.pulls(NAME).len()), ("1", 1), "{second}");
 }
@@ -79,9 +79,9 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
 async fn a_token_is_in_no_argument_and_in_no_file() {
     let forge = Running::start().await;
     let id = begin(&forge, "secret").await;
-    forge.hub.inject(Operation::Push, Trouble::HoldBefore, 1);
+    forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let mut process = start(&forge, &id);
-    forge.hub.gate().reached(1).await;
+    forge.hub.response_gate().wait_for_waiting(1).await;
     let basic = basic(TOKEN);
     let holding = |file: &str| {
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
@@ -93,7 +93,7 @@ async fn a_token_is_in_no_argument_and_in_no_file() {
     };
     assert!(holding("environ") >= 2, "git has it now, or this looks at nothing");
     assert_eq!(holding("cmdline"), 0);
-    forge.hub.gate().open(1);
+    forge.hub.response_gate().allow_answers(1);
     let (status, said) =
         tokio::task::spawn_blocking(move || (process.wait(), process.said())).await.unwrap();
     assert!(status.success(), "{said}");
@@ -106,7 +106,7 @@ pub(super) async fn begin(forge: &Running, key: &str) -> String {
     let relay = relay(forge);
     let (order, begun) = work(forge, &relay, key, key).await;
     drop(begun);
-    relay.outbox().add(&order).unwrap().id
+    relay.outbox().add_job(&order).unwrap().id
 }
 
 /// Asks until it is done: a git that outlives its killed parent may be at the branch for a moment.

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use cogni_gateway::audit::verify;
-use cogni_gateway::delivery::outbox::Step;
-use cogni_gateway::delivery::{Delivered, record};
-use cogni_gateway::runner::delivery::{of_run, take_out_left};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::delivery::outbox::DeliveryStep;
+use cogni_gateway::delivery::{DeliveryStatus, record};
+use cogni_gateway::runner::delivery::{recover_all, recover_for_run};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use http::StatusCode;
 use tempfile::NamedTempFile;
 use tokio_util::sync::CancellationToken;
@@ -27,14 +27,22 @@ async fn what_is_done_later_is_in_the_rows_own_log() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
-    forge.hub.inject(Operation::ListPulls, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
+    forge.hub.inject(
+        GithubOperation::ListPulls,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
     let first = deliver(&relay, order, &begun).await;
     assert_eq!((first.step, first.audit), ("extracted", None), "{:?}", first.why);
     drop(begun);
-    let second = relay.resume(&first.id).await.unwrap().unwrap();
+    let second = relay.resume_delivery(&first.id).await.unwrap().unwrap();
     assert_eq!((second.step, &second.why.unwrap()[..17]), ("pushed", "GitHub is unwell "));
-    let third = relay.resume(&first.id).await.unwrap().unwrap();
+    let third = relay.resume_delivery(&first.id).await.unwrap().unwrap();
     let log = third.audit.unwrap();
     insta::assert_snapshot!(events(&log).join("\n"), @r#"
     relay.resumed step="extracted"
@@ -44,7 +52,7 @@ async fn what_is_done_later_is_in_the_rows_own_log() {
     relay.pushed was_there=true
     relay.pull_requested is_new=true
     "#);
-    let report = verify::verify(&log, Some(key().public())).unwrap();
+    let report = verify::verify_file(&log, Some(key().public_key())).unwrap();
     assert_eq!((report.run.as_str(), report.starts, report.finished), ("run-1", 2, true));
 }
 
@@ -61,7 +69,8 @@ async fn a_row_that_goes_meanwhile_is_taken_for_taken_up() {
     let lock = mirrors.find(|path| path.extension().is_some_and(|end| end == "lock")).unwrap();
     let said = NamedTempFile::new().unwrap();
     for is_asked_by_run in [true, false] {
-        let desk = relay.outbox().begin(&plan, &plan.artifacts.join("workspace")).unwrap();
+        let desk =
+            relay.outbox().register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
         // Whoever takes it up has listed it, and waits for this.
         let mirror = File::open(&lock).unwrap();
         mirror.lock().unwrap();
@@ -70,14 +79,14 @@ async fn a_row_that_goes_meanwhile_is_taken_for_taken_up() {
         let owner = relay.clone();
         let taking = async move {
             if is_asked_by_run {
-                of_run(&owner, "run-1").await
+                recover_for_run(&owner, "run-1").await
             } else {
-                take_out_left(&owner).await
+                recover_all(&owner).await
             }
         };
         let taking = tokio::spawn(taking.with_subscriber(log));
         tokio::time::sleep(Duration::from_millis(300)).await;
-        relay.outbox().clear(&desk).unwrap();
+        relay.outbox().remove_workspace(&desk).unwrap();
         drop(mirror);
         taking.await.unwrap().unwrap();
     }
@@ -92,9 +101,9 @@ async fn what_a_run_delivers_for_another_is_in_the_others_log() {
     let id = begin(&forge, "task-9").await;
     let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists);
-    let log = record::path(&state(&forge), &id);
+    let log = record::log_path(&state(&forge), &id);
     assert_eq!(events(&log).first().unwrap(), r#"relay.resumed step="extracted""#);
-    assert_eq!(verify::verify(&log, Some(key().public())).unwrap().run, "task-9");
+    assert_eq!(verify::verify_file(&log, Some(key().public_key())).unwrap().run, "task-9");
 }
 
 /// L7: a run does not begin beside work that is still to come to its branch: it would be in the way of that for good. That it
@@ -105,7 +114,13 @@ async fn a_run_waits_for_what_its_branch_waits_for() {
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
     let order = relay.outbox().get(&id).unwrap().order;
-    let away = || forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    let away = || {
+        forge.hub.inject(
+            GithubOperation::Branch,
+            InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+            3,
+        );
+    };
     let mut put_off = None;
     for _ in 0..2 {
         away();
@@ -115,12 +130,12 @@ async fn a_run_waits_for_what_its_branch_waits_for() {
             insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot yet: GitHub is unwell (502 Bad Gateway); try again later, or see what `cogni-gateway relay retry ID` says")
         );
         let row = relay.outbox().get(&id).unwrap();
-        assert_eq!((row.step, row.attempts), (Step::Extracted, 1));
+        assert_eq!((row.step, row.attempts), (DeliveryStep::Extracted, 1));
         assert_eq!(*put_off.get_or_insert(row.due), row.due);
     }
     let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists, "it does not build on the work before it");
-    assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Done);
+    assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Done);
 }
 
 /// L6, L7: what is at its branch is in nobody's way, whatever is still to be done about it.
@@ -129,9 +144,13 @@ async fn a_run_does_not_wait_for_a_pull_request() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
-    forge.hub.inject(Operation::ListPulls, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(
+        GithubOperation::ListPulls,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
     let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
-    assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Pushed);
+    assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Pushed);
     assert!(begun.state.exists);
 }
 
@@ -141,15 +160,15 @@ async fn a_row_whose_log_is_broken_is_left_alone() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
-    let log = record::path(&state(&forge), &id);
+    let log = record::log_path(&state(&forge), &id);
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     fs::write(&log, "nothing of ours\n").unwrap();
-    let error = relay.resume(&id).await.unwrap_err();
+    let error = relay.resume_delivery(&id).await.unwrap_err();
     assert!(error.to_string().contains("it is evidence now"), "{error}");
-    assert_eq!(relay.outbox().get(&id).unwrap().step, Step::Extracted);
+    assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Extracted);
     // And it holds nothing else up.
     let other = begin(&forge, "task-8").await;
-    let done = relay.resume_due(&CancellationToken::new()).await.unwrap();
+    let done = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert_eq!(ids(&done), [other]);
 }
 
@@ -161,9 +180,13 @@ async fn the_last_failure_is_in_the_log() {
     let id = begin(&forge, "task-9").await;
     let rows = rusqlite::Connection::open(state(&forge).join("outbox.sqlite")).unwrap();
     rows.execute("UPDATE job SET attempts = 1000", []).unwrap();
-    forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
-    assert_eq!(relay.resume(&id).await.unwrap().unwrap().step, "failed");
-    insta::assert_snapshot!(events(&record::path(&state(&forge), &id)).join("\n"), @r#"
+    forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
+    assert_eq!(relay.resume_delivery(&id).await.unwrap().unwrap().step, "failed");
+    insta::assert_snapshot!(events(&record::log_path(&state(&forge), &id)).join("\n"), @r#"
     relay.resumed step="extracted"
     relay.held code="failed"
     "#);
@@ -185,7 +208,7 @@ async fn a_full_disk_is_no_reason_to_hold_work() {
     insta::assert_snapshot!(first.why.unwrap(), @"`git index-pack` has failed (exit status: 128): fatal: write error: No space left on device");
     disk.free();
     drop(begun);
-    assert_eq!(relay.resume(&first.id).await.unwrap().unwrap().step, "done");
+    assert_eq!(relay.resume_delivery(&first.id).await.unwrap().unwrap().step, "done");
 }
 
 /// L7: what is due on all branches is delivered in one go, but for those that a run is at.
@@ -198,12 +221,13 @@ async fn all_that_is_due_is_delivered_but_where_a_run_is() {
     }
     let relay = relay(&forge);
     let order = relay.outbox().get(&due[1]).unwrap().order;
-    let mirror = cogni_gateway::relay::Mirror::open(relay.git(), &state(&forge), &order.repository);
-    let lease = mirror.unwrap().lease(order.branch().key()).unwrap();
+    let mirror =
+        cogni_gateway::relay::RepoMirror::open(relay.git(), &state(&forge), &order.repository);
+    let lease = mirror.unwrap().lease_branch(order.branch().key()).unwrap();
 
     let stopped = CancellationToken::new();
     stopped.cancel();
-    assert!(relay.resume_due(&stopped).await.unwrap().is_empty(), "it has been told to stop");
+    assert!(relay.resume_due_jobs(&stopped).await.unwrap().is_empty(), "it has been told to stop");
     let (code, said) = super::kill::retry(&forge, &["--due"]).await;
     assert_eq!(code, Some(0), "{said}");
     let mut told: Vec<_> = said
@@ -215,12 +239,12 @@ async fn all_that_is_due_is_delivered_but_where_a_run_is() {
     assert_eq!(told, [(due[0].clone(), true), (due[2].clone(), true)], "{said}");
 
     drop(lease);
-    let left = relay.resume_due(&CancellationToken::new()).await.unwrap();
+    let left = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert_eq!((ids(&left), left[0].step), (vec![due[1].clone()], "done"));
-    assert!(relay.resume_due(&CancellationToken::new()).await.unwrap().is_empty());
+    assert!(relay.resume_due_jobs(&CancellationToken::new()).await.unwrap().is_empty());
     assert_eq!(forge.hub.pulls(NAME).len(), 3);
 }
 
-fn ids(delivered: &[Delivered]) -> Vec<String> {
+fn ids(delivered: &[DeliveryStatus]) -> Vec<String> {
     delivered.iter().map(|one| one.id.clone()).collect()
 }

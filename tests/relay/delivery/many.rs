@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::delivery::Error;
-use cogni_gateway::delivery::statement::Statement;
-use cogni_gateway::relay::{BranchKey, Repository, Sha};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::delivery::DeliveryError;
+use cogni_gateway::delivery::statement::ProvenanceStatement;
+use cogni_gateway::relay::{BranchKey, ObjectId, RepositoryUrl};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use futures_util::future::join_all;
 use tokio::sync::Barrier;
 
@@ -31,12 +31,12 @@ async fn eight_runs_at_eight_branches_deliver_at_once() {
     let delivered = join_all(runs).await;
     for (at, one) in delivered.iter().enumerate() {
         assert_eq!((one.step, &one.why), ("done", &None), "{one:?}");
-        let head = one.head.map(|head: Sha| head.to_string()).unwrap();
+        let head = one.head.map(|head: ObjectId| head.to_string()).unwrap();
         assert_eq!(git(&forge.bare(), &["rev-parse", &format!("sandbox/many-{at}")]), head);
         let files = git(&forge.bare(), &["ls-tree", "--name-only", &head]);
         assert_eq!(files, format!("README\nmade-by-run-{at}"));
         let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
-        let statement = Statement::verify(&note, key().public()).unwrap();
+        let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
         assert_eq!(statement.facts.run, format!("run-{at}"));
     }
     let mut heads: Vec<_> = forge.hub.pulls(NAME).into_iter().map(|pull| pull.head).collect();
@@ -50,17 +50,20 @@ async fn a_push_that_hangs_holds_up_its_own_branch_only() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "hangs", "run-1").await;
-    forge.hub.inject(Operation::Push, Trouble::HoldBefore, 1);
+    forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let hanging = deliver(&relay, order, &begun);
     let meanwhile = async {
-        forge.hub.gate().reached(1).await;
-        let repository: Repository = forge.clone_url().parse().unwrap();
+        forge.hub.response_gate().wait_for_waiting(1).await;
+        let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
         let own = BranchKey::parse("hangs").unwrap();
         let busy = Box::pin(begin(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
-        assert!(matches!(busy, Error::Relay(cogni_gateway::relay::Error::Busy { .. })), "{busy}");
+        assert!(
+            matches!(busy, DeliveryError::Relay(cogni_gateway::relay::RepoError::Busy { .. })),
+            "{busy}"
+        );
         let (order, begun) = work(&forge, &relay, "free", "run-2").await;
         assert_eq!(deliver(&relay, order, &begun).await.step, "done");
-        forge.hub.gate().open(1);
+        forge.hub.response_gate().allow_answers(1);
     };
     let (held, ()) = tokio::join!(hanging, meanwhile);
     assert_eq!(held.step, "done");

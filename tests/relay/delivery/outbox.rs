@@ -10,11 +10,14 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::delivery::outbox::{
-    Error, Job, Kept, Order, Outbox, Plan, Progress, Pull, Step, Verdict,
+    DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryRequest, DeliveryStep, OutboxError,
+    PullRequestRef, RetainedTotals, StepOutcome, VerdictKind,
 };
-use cogni_gateway::relay::judge::{self, Reason, Ruling};
-use cogni_gateway::relay::{BranchKey, Lease, Sha};
-use cogni_gateway::runner::residents::kept::{Fate, Line, Shelf, is_under_way};
+use cogni_gateway::relay::judge::{self, ReviewAction, ReviewReason};
+use cogni_gateway::relay::{BranchKey, BranchLease, ObjectId};
+use cogni_gateway::runner::residents::kept::{
+    PruneOutcome, StoredBranchRef, WorkspaceStore, has_pending_delivery,
+};
 use proptest::prelude::*;
 use serde_json::json;
 use tempfile::TempDir;
@@ -27,13 +30,16 @@ fn a_row_outlives_its_process() {
     let place = tempfile::tempdir().unwrap();
     let written = {
         let outbox = open(&place);
-        let job = outbox.claim(&outbox.add(&order("run-1")).unwrap(), 3).unwrap();
-        let job = outbox.advance(&job, quarantined()).unwrap();
-        outbox.advance(&job, judged(judge::Verdict::Review(reasons()))).unwrap()
+        let job = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), 3).unwrap();
+        let job = outbox.advance_job(&job, quarantined()).unwrap();
+        outbox.advance_job(&job, judged(judge::ReviewVerdict::Review(reasons()))).unwrap()
     };
     let read = open(&place).get(&written.id).unwrap();
     assert_eq!(read, written);
-    assert_eq!((read.step, read.verdict, read.fence), (Step::Judged, Some(Verdict::Review), 3));
+    assert_eq!(
+        (read.step, read.verdict, read.fence),
+        (DeliveryStep::Judged, Some(VerdictKind::Review), 3)
+    );
     assert_eq!((read.head, &read.order), (Some(sha("tip")), &order("run-1")));
     assert_eq!((read.reasons, read.mode.as_deref()), (reasons(), Some("bundled: merge")));
     for file in fs::read_dir(place.path().join("state")).unwrap() {
@@ -47,14 +53,14 @@ fn a_row_outlives_its_process() {
 fn the_same_work_is_the_same_row() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let first = outbox.add(&order("run-1")).unwrap();
-    let moved = outbox.advance(&first, quarantined()).unwrap();
-    assert_eq!(outbox.add(&order("run-1")).unwrap(), moved);
-    assert_ne!(outbox.add(&order("run-2")).unwrap().id, first.id);
-    let other = Order { artifacts: "/somewhere/else".into(), ..order("run-1") };
-    let second = outbox.add(&other).unwrap();
+    let first = outbox.add_job(&order("run-1")).unwrap();
+    let moved = outbox.advance_job(&first, quarantined()).unwrap();
+    assert_eq!(outbox.add_job(&order("run-1")).unwrap(), moved);
+    assert_ne!(outbox.add_job(&order("run-2")).unwrap().id, first.id);
+    let other = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    let second = outbox.add_job(&other).unwrap();
     assert_ne!(second.id, first.id);
-    assert_eq!(second.step, Step::Extracted);
+    assert_eq!(second.step, DeliveryStep::Extracted);
 }
 
 /// L7: no step can be left out, and none is taken back.
@@ -62,12 +68,15 @@ fn the_same_work_is_the_same_row() {
 fn steps_come_in_their_order() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let ways = |from: Step| {
-        let to = Step::ALL.into_iter().filter(|to| from.may_become(*to)).map(Step::as_str);
+    let ways = |from: DeliveryStep| {
+        let to = DeliveryStep::ALL
+            .into_iter()
+            .filter(|to| from.can_transition_to(*to))
+            .map(DeliveryStep::as_str);
         let to = to.collect::<Vec<_>>().join(", ");
         format!("{from} → {}", if to.is_empty() { "nothing" } else { &to })
     };
-    insta::assert_snapshot!(Step::ALL.map(ways).join("\n"), @r"
+    insta::assert_snapshot!(DeliveryStep::ALL.map(ways).join("\n"), @r"
     extracted → quarantined, held, failed
     quarantined → judged, held, failed
     judged → judged, pushed, held, failed
@@ -77,10 +86,10 @@ fn steps_come_in_their_order() {
     held → nothing
     failed → nothing
     ");
-    let job = outbox.add(&order("run-1")).unwrap();
-    for progress in [Progress::Pushed, judged(judge::Verdict::Push), Progress::Done] {
-        let error = outbox.advance(&job, progress).unwrap_err();
-        assert!(matches!(error, Error::Skipped { .. }), "{error}");
+    let job = outbox.add_job(&order("run-1")).unwrap();
+    for progress in [StepOutcome::Pushed, judged(judge::ReviewVerdict::Push), StepOutcome::Done] {
+        let error = outbox.advance_job(&job, progress).unwrap_err();
+        assert!(matches!(error, OutboxError::Skipped { .. }), "{error}");
     }
 }
 
@@ -89,26 +98,26 @@ fn steps_come_in_their_order() {
 fn a_late_writer_moves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let old = outbox.claim(&outbox.add(&order("run-1")).unwrap(), 1).unwrap();
-    outbox.advance(&old, quarantined()).unwrap();
-    assert!(matches!(outbox.advance(&old, quarantined()), Err(Error::Moved { .. })));
+    let old = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), 1).unwrap();
+    outbox.advance_job(&old, quarantined()).unwrap();
+    assert!(matches!(outbox.advance_job(&old, quarantined()), Err(OutboxError::Moved { .. })));
     let now = outbox.get(&old.id).unwrap();
-    outbox.claim(&now, 2).unwrap();
+    outbox.claim_job(&now, 2).unwrap();
     assert!(matches!(
-        outbox.advance(&now, judged(judge::Verdict::Push)),
-        Err(Error::Fenced { .. })
+        outbox.advance_job(&now, judged(judge::ReviewVerdict::Push)),
+        Err(OutboxError::Fenced { .. })
     ));
-    assert!(matches!(outbox.claim(&now, 1), Err(Error::Fenced { .. })));
+    assert!(matches!(outbox.claim_job(&now, 1), Err(OutboxError::Fenced { .. })));
 }
 
 /// L7: of many who do the same step at once, one does it.
 #[test]
 fn one_of_many_takes_a_step() {
     let place = tempfile::tempdir().unwrap();
-    let job = open(&place).add(&order("run-1")).unwrap();
+    let job = open(&place).add_job(&order("run-1")).unwrap();
     let taken = thread::scope(|scope| {
         let all: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| open(&place).advance(&job, quarantined()).is_ok()))
+            .map(|_| scope.spawn(|| open(&place).advance_job(&job, quarantined()).is_ok()))
             .collect();
         all.into_iter().map(|one| one.join().unwrap()).filter(|is| *is).count()
     });
@@ -120,37 +129,38 @@ fn one_of_many_takes_a_step() {
 fn what_is_left_for_later_is_due_then() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
-    let job = outbox.add(&order("run-1")).unwrap();
+    let job = outbox.add_job(&order("run-1")).unwrap();
     let why = format!("GitHub is unwell\n{}", "x".repeat(900));
-    let later = outbox.postpone(&job, Duration::from_mins(10), &why).unwrap();
+    let later = outbox.reschedule_after_failure(&job, Duration::from_mins(10), &why).unwrap();
     let error = later.error.unwrap();
     assert!(error.len() == 500 && !error.contains('\n'));
-    let due = |after| outbox.due(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
+    let due =
+        |after| outbox.due_jobs(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
     assert_eq!([due(0), due(11)], [0, 1]);
     assert_eq!(pending(&outbox).unwrap().len(), 1);
     // The clock was a hundred days ahead when that was written.
     let days = Duration::from_hours(24 * 100);
-    assert_eq!(outbox.due(SystemTime::now() - days).unwrap().len(), 1);
+    assert_eq!(outbox.due_jobs(SystemTime::now() - days).unwrap().len(), 1);
     let waiting = outbox.get(&job.id).unwrap();
-    let ahead = Job { due: SystemTime::now() + days, ..waiting.clone() };
+    let ahead = DeliveryJob { due: SystemTime::now() + days, ..waiting.clone() };
     assert!(ahead.is_due());
-    let put_off = outbox.put_off(&ahead, Duration::ZERO, "the clock is right again").unwrap();
+    let put_off = outbox.reschedule(&ahead, Duration::ZERO, "the clock is right again").unwrap();
     assert!(put_off.due <= SystemTime::now() && put_off.is_due());
-    outbox.put_off(&waiting, Duration::ZERO, &why).unwrap();
+    outbox.reschedule(&waiting, Duration::ZERO, &why).unwrap();
 
     let job = outbox.get(&job.id).unwrap();
-    let put_off = outbox.put_off(&job, Duration::ZERO, "a run has come").unwrap();
+    let put_off = outbox.reschedule(&job, Duration::ZERO, "a run has come").unwrap();
     assert_eq!((put_off.attempts, put_off.due), (1, job.due));
-    let claimed = outbox.claim(&put_off, 1).unwrap();
-    let job = outbox.postpone(&claimed, Duration::from_mins(10), "again").unwrap();
+    let claimed = outbox.claim_job(&put_off, 1).unwrap();
+    let job = outbox.reschedule_after_failure(&claimed, Duration::from_mins(10), "again").unwrap();
     assert_eq!(job.attempts, 2);
     let held = outbox
-        .advance(&job, Progress::Held { code: "policy", why: "a workflow".to_owned() })
+        .advance_job(&job, StepOutcome::Held { code: "policy", why: "a workflow".to_owned() })
         .unwrap();
-    assert_eq!([due(11), outbox.list(true).unwrap().len()], [0, 0]);
-    assert_eq!(outbox.list(false).unwrap().first(), Some(&held));
-    let again = outbox.revive(&held).unwrap();
-    assert_eq!((again.step, again.error, due(0)), (Step::Extracted, None, 1));
+    assert_eq!([due(11), outbox.list_jobs(true).unwrap().len()], [0, 0]);
+    assert_eq!(outbox.list_jobs(false).unwrap().first(), Some(&held));
+    let again = outbox.restart(&held).unwrap();
+    assert_eq!((again.step, again.error, due(0)), (DeliveryStep::Extracted, None, 1));
     assert_eq!(again.attempts, 0, "somebody has asked for it anew");
 }
 
@@ -162,19 +172,19 @@ fn work_under_way_keeps_a_workspace() {
     fs::create_dir_all(home.join("workspace")).unwrap();
     let order = order("run-1");
     let branch_key = order.branch().key().as_str().to_owned();
-    let line = Line { repository: order.repository.key(), branch_key };
+    let line = StoredBranchRef { repository: order.repository.canonical_key(), branch_key };
     let label = json!({"agent": "coder", "branch": "task 1", "line": line});
     fs::write(home.join("label.json"), label.to_string()).unwrap();
 
-    let (outbox, shelf) = (open(&place), Shelf::of(place.path()));
+    let (outbox, shelf) = (open(&place), WorkspaceStore::in_state_dir(place.path()));
     let kept = shelf.list().unwrap().remove(0);
-    let is_awaited = |line: &Line| is_under_way(&outbox, line);
-    let job = outbox.add(&order).unwrap();
-    assert_eq!(shelf.judge(&kept, Duration::ZERO, is_awaited), Fate::Awaited);
-    assert_eq!(shelf.forget(&kept, Duration::ZERO, is_awaited), Fate::Awaited);
+    let is_awaited = |line: &StoredBranchRef| has_pending_delivery(&outbox, line);
+    let job = outbox.add_job(&order).unwrap();
+    assert_eq!(shelf.prune_decision(&kept, Duration::ZERO, is_awaited), PruneOutcome::Awaited);
+    assert_eq!(shelf.prune(&kept, Duration::ZERO, is_awaited), PruneOutcome::Awaited);
     assert!(home.exists());
-    outbox.advance(&job, Progress::Failed { why: "it is refused".to_owned() }).unwrap();
-    assert_eq!(shelf.forget(&kept, Duration::ZERO, is_awaited), Fate::Forgotten);
+    outbox.advance_job(&job, StepOutcome::Failed { why: "it is refused".to_owned() }).unwrap();
+    assert_eq!(shelf.prune(&kept, Duration::ZERO, is_awaited), PruneOutcome::Forgotten);
     assert!(!home.exists());
 }
 
@@ -199,11 +209,11 @@ fn rows_of_an_earlier_version_are_read() {
     let job = outbox.get("one").unwrap();
     assert_eq!(
         (job.step, job.verdict, &job.order),
-        (Step::Held, Some(Verdict::Hold), &order("run-1"))
+        (DeliveryStep::Held, Some(VerdictKind::Hold), &order("run-1"))
     );
-    let other = Order { artifacts: "/somewhere/else".into(), ..order("run-1") };
-    assert_ne!(outbox.add(&other).unwrap().id, "one");
-    assert_eq!(outbox.list(false).unwrap().len(), 2);
+    let other = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    assert_ne!(outbox.add_job(&other).unwrap().id, "one");
+    assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
 }
 
 /// L7: what comes out of a workspace takes the place of its desk, and its name.
@@ -213,27 +223,27 @@ fn a_desk_becomes_the_row_of_its_work() {
     let outbox = open(&place);
     let order = order("run-1");
     let plan = plan(&order);
-    let desk = outbox.begin(&plan, &plan.artifacts.join("workspace")).unwrap();
-    assert_eq!((outbox.desks().unwrap(), desk.is_own()), (vec![desk.clone()], true));
-    assert!(matches!(outbox.discard(&desk.id), Err(Error::Wanted { .. })));
-    assert_eq!(outbox.add(&order).unwrap().id, desk.id);
-    assert_eq!(outbox.desks().unwrap(), []);
-    assert!(matches!(outbox.discard(&desk.id), Err(Error::Wanted { .. })));
+    let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
+    assert_eq!((outbox.workspaces().unwrap(), desk.is_exclusive()), (vec![desk.clone()], true));
+    assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::Wanted { .. })));
+    assert_eq!(outbox.add_job(&order).unwrap().id, desk.id);
+    assert_eq!(outbox.workspaces().unwrap(), []);
+    assert!(matches!(outbox.discard_item(&desk.id), Err(OutboxError::Wanted { .. })));
 
-    let plan = Plan { artifacts: place.path().join("kept"), ..plan };
-    let desk = outbox.begin(&plan, Path::new("/of/others")).unwrap();
+    let plan = DeliveryPlan { artifacts: place.path().join("kept"), ..plan };
+    let desk = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap();
     let key = order.branch().key();
-    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), std::slice::from_ref(&desk));
+    assert_eq!(outbox.workspaces_at(&order.repository, key).unwrap(), std::slice::from_ref(&desk));
     let kept = plan.artifacts.join("workspace");
     fs::create_dir_all(&kept).unwrap();
-    let left = outbox.leave(&desk, &kept, "files").unwrap();
+    let left = outbox.retain_workspace(&desk, &kept, "files").unwrap();
     assert_eq!(
-        (left.left.as_deref(), &left.workspace, left.is_own()),
+        (left.left.as_deref(), &left.workspace, left.is_exclusive()),
         (Some("files"), &kept, true)
     );
-    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), []);
-    outbox.discard(&left.id).unwrap();
-    assert!(outbox.desks().unwrap().is_empty() && !plan.artifacts.exists());
+    assert_eq!(outbox.workspaces_at(&order.repository, key).unwrap(), []);
+    outbox.discard_item(&left.id).unwrap();
+    assert!(outbox.workspaces().unwrap().is_empty() && !plan.artifacts.exists());
 }
 
 /// L7: what this machine has kept from coming out has a time of its own, and is open until then; a person's has none.
@@ -243,23 +253,26 @@ fn a_desk_that_was_put_off_is_open_and_has_its_time() {
     let outbox = open(&place);
     let order = order("run-1");
     let plan = plan(&order);
-    let desk = outbox.begin(&plan, &plan.artifacts.join("workspace")).unwrap();
-    assert!(desk.is_open() && desk.is_due());
+    let desk = outbox.register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
+    assert!(desk.needs_collection() && desk.is_due());
     let hour = Duration::from_hours(1);
-    let put_off = outbox.put_desk_off(&desk, hour, "the disk is full").unwrap();
+    let put_off = outbox.reschedule_workspace(&desk, hour, "the disk is full").unwrap();
     assert_eq!((put_off.left.as_deref(), put_off.attempts), (Some("the disk is full"), 1));
-    assert!(put_off.is_open() && !put_off.is_due() && !put_off.is_in_the_way());
+    assert!(put_off.needs_collection() && !put_off.is_due() && !put_off.needs_archiving());
     let key = order.branch().key();
-    assert_eq!(outbox.desks_at(&order.repository, key).unwrap(), std::slice::from_ref(&put_off));
+    assert_eq!(
+        outbox.workspaces_at(&order.repository, key).unwrap(),
+        std::slice::from_ref(&put_off)
+    );
     // Whoever tries before has not waited for room.
-    let again = outbox.put_desk_off(&put_off, Duration::ZERO, "the disk is full").unwrap();
+    let again = outbox.reschedule_workspace(&put_off, Duration::ZERO, "the disk is full").unwrap();
     assert_eq!((again.attempts, again.due), (1, put_off.due));
-    let left = outbox.leave(&again, &again.workspace, "files").unwrap();
-    assert!(!left.is_open() && left.due.is_none());
+    let left = outbox.retain_workspace(&again, &again.workspace, "files").unwrap();
+    assert!(!left.needs_collection() && left.due.is_none());
 
-    let put_off = outbox.put_desk_off(&left, hour, "the disk is full").unwrap();
-    let beside = Order { artifacts: "/somewhere/else".into(), ..order };
-    let (_, left) = outbox.add_beside(&beside, &put_off, "commits").unwrap();
+    let put_off = outbox.reschedule_workspace(&left, hour, "the disk is full").unwrap();
+    let beside = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order };
+    let (_, left) = outbox.add_keeping_workspace(&beside, &put_off, "commits").unwrap();
     assert!(left.due.is_none(), "what is delivered would come out again");
 }
 
@@ -270,22 +283,25 @@ fn what_stays_beside_work_is_written_down_with_it() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let plan = plan(&order("run-1"));
-    let shared = outbox.begin(&plan, Path::new("/of/others")).unwrap();
-    let beside = Order { artifacts: "/somewhere/else".into(), ..order("run-1") };
-    let (job, left) = outbox.add_beside(&beside, &shared, "commits").unwrap();
-    assert_eq!((&job.id, &job.order, job.step), (&shared.id, &beside, Step::Extracted));
-    assert_eq!(outbox.desks().unwrap(), std::slice::from_ref(&left));
+    let shared = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap();
+    let beside = DeliveryRequest { artifacts: "/somewhere/else".into(), ..order("run-1") };
+    let (job, left) = outbox.add_keeping_workspace(&beside, &shared, "commits").unwrap();
+    assert_eq!((&job.id, &job.order, job.step), (&shared.id, &beside, DeliveryStep::Extracted));
+    assert_eq!(outbox.workspaces().unwrap(), std::slice::from_ref(&left));
     assert_eq!((left.left.as_deref(), &left.workspace), (Some("commits"), &shared.workspace));
     // Somebody has to put it away yet, before another run comes into it.
-    assert!(left.id != job.id && left.is_open());
+    assert!(left.id != job.id && left.needs_collection());
     let key = beside.branch().key();
-    assert_eq!(outbox.desks_at(&beside.repository, key).unwrap(), std::slice::from_ref(&left));
-    let put = outbox.leave(&left, &plan.artifacts.join("workspace"), "commits").unwrap();
-    assert!(!put.is_open() && outbox.desks_at(&beside.repository, key).unwrap().is_empty());
+    assert_eq!(outbox.workspaces_at(&beside.repository, key).unwrap(), std::slice::from_ref(&left));
+    let put = outbox.retain_workspace(&left, &plan.artifacts.join("workspace"), "commits").unwrap();
+    assert!(
+        !put.needs_collection()
+            && outbox.workspaces_at(&beside.repository, key).unwrap().is_empty()
+    );
 
-    let again = outbox.add_beside(&beside, &shared, "commits");
-    assert!(matches!(again, Err(Error::Unknown(_))));
-    assert_eq!(outbox.list(false).unwrap().len(), 1);
+    let again = outbox.add_keeping_workspace(&beside, &shared, "commits");
+    assert!(matches!(again, Err(OutboxError::Unknown(_))));
+    assert_eq!(outbox.list_jobs(false).unwrap().len(), 1);
 }
 
 /// L7: what cannot be written down is refused, and nothing else fails.
@@ -294,12 +310,12 @@ fn a_path_that_is_no_text_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let odd = PathBuf::from(OsStr::from_bytes(b"/run/\xff"));
-    let plan = Plan { run_dir: odd.clone(), ..plan(&order("run-1")) };
-    let refused = outbox.begin(&plan, Path::new("/of/others")).unwrap_err();
+    let plan = DeliveryPlan { run_dir: odd.clone(), ..plan(&order("run-1")) };
+    let refused = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap_err();
     insta::assert_snapshot!(refused, @"it has to do with a path that is not UTF-8, which the outbox cannot keep");
-    let order = Order { artifacts: odd, ..order("run-1") };
-    assert!(matches!(outbox.add(&order), Err(Error::Path(_))));
-    assert!(outbox.desks().unwrap().is_empty() && outbox.list(false).unwrap().is_empty());
+    let order = DeliveryRequest { artifacts: odd, ..order("run-1") };
+    assert!(matches!(outbox.add_job(&order), Err(OutboxError::Path(_))));
+    assert!(outbox.workspaces().unwrap().is_empty() && outbox.list_jobs(false).unwrap().is_empty());
 }
 
 /// L7: a lost or emptied lease file locks nobody out of what was written by its earlier holders.
@@ -308,15 +324,15 @@ fn a_lost_lease_file_locks_nobody_out() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let key = BranchKey::parse("task-1").unwrap();
-    let first = Lease::take(place.path(), &key).unwrap();
-    let job = outbox.claim(&outbox.add(&order("run-1")).unwrap(), first.fence()).unwrap();
+    let first = BranchLease::try_acquire(place.path(), &key).unwrap();
+    let job = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), first.fence()).unwrap();
     drop(first);
     let file = place.path().join("task-1/lease");
     for harm in [|path: &Path| fs::write(path, ""), |path: &Path| fs::remove_file(path)] {
         harm(&file).unwrap();
-        let lease = Lease::take(place.path(), &key).unwrap();
+        let lease = BranchLease::try_acquire(place.path(), &key).unwrap();
         assert!(lease.fence() > 1);
-        outbox.claim(&job, lease.fence()).unwrap();
+        outbox.claim_job(&job, lease.fence()).unwrap();
     }
 }
 
@@ -328,7 +344,7 @@ fn a_later_version_is_left_alone() {
     let path = place.path().join("state/relay.sqlite");
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection.pragma_update(None, "user_version", 99).unwrap();
-    let error = Outbox::open(&path).unwrap_err();
+    let error = DeliveryOutbox::open(&path).unwrap_err();
     insta::assert_snapshot!(error, @"the outbox is of a later version (99; this program knows 6)");
 }
 
@@ -350,22 +366,22 @@ proptest! {
         }
         prop_assert_eq!(world.branch, Some(sha("tip")));
         prop_assert_eq!((world.updates, world.pulls.len()), (1, 1));
-        let jobs = open(&place).list(false).unwrap();
-        prop_assert_eq!(jobs.iter().map(|job| job.step).collect::<Vec<_>>(), [Step::Done]);
+        let jobs = open(&place).list_jobs(false).unwrap();
+        prop_assert_eq!(jobs.iter().map(|job| job.step).collect::<Vec<_>>(), [DeliveryStep::Done]);
     }
 }
 
 /// What is outside, and stays when a process ends.
 #[derive(Default)]
 struct World {
-    branch: Option<Sha>,
+    branch: Option<ObjectId>,
     updates: u32,
     pulls: BTreeMap<u64, String>,
 }
 
 /// One that ends when its fuel does. It does what the relay does, with nothing real.
 struct Process<'a> {
-    outbox: Outbox,
+    outbox: DeliveryOutbox,
     world: &'a mut World,
     fuel: u32,
 }
@@ -375,43 +391,46 @@ struct Killed;
 impl Process<'_> {
     fn deliver(&mut self, fence: u64) -> Result<(), Killed> {
         self.alive()?;
-        let mut job = self.outbox.add(&order("run-1")).unwrap();
+        let mut job = self.outbox.add_job(&order("run-1")).unwrap();
         self.alive()?;
-        if job.step.is_end() {
+        if job.step.is_terminal() {
             return Ok(());
         }
-        job = self.outbox.claim(&job, fence).unwrap();
-        while !job.step.is_end() {
+        job = self.outbox.claim_job(&job, fence).unwrap();
+        while !job.step.is_terminal() {
             self.alive()?;
             let progress = self.step(&job)?;
             self.alive()?;
-            job = self.outbox.advance(&job, progress).unwrap();
+            job = self.outbox.advance_job(&job, progress).unwrap();
         }
         Ok(())
     }
 
-    fn step(&mut self, job: &Job) -> Result<Progress, Killed> {
+    fn step(&mut self, job: &DeliveryJob) -> Result<StepOutcome, Killed> {
         Ok(match job.step {
-            Step::Extracted => quarantined(),
-            Step::Quarantined => judged(judge::Verdict::Push),
-            Step::Judged => {
+            DeliveryStep::Extracted => quarantined(),
+            DeliveryStep::Quarantined => judged(judge::ReviewVerdict::Push),
+            DeliveryStep::Judged => {
                 // The branch moves from what was expected, or is there already.
                 if self.world.branch.is_none() {
                     self.world.branch = job.head;
                     self.world.updates += 1;
                 }
                 assert_eq!(self.world.branch, job.head);
-                Progress::Pushed
+                StepOutcome::Pushed
             }
-            Step::Pushed => {
+            DeliveryStep::Pushed => {
                 if self.world.pulls.is_empty() {
                     self.alive()?;
                     self.world.pulls.insert(1, job.order.facts.run.clone());
                 }
                 let number = 1;
-                Progress::PullRequested(Pull { number, url: format!("https://x/{number}") })
+                StepOutcome::PullRequested(PullRequestRef {
+                    number,
+                    url: format!("https://x/{number}"),
+                })
             }
-            _ => Progress::Done,
+            _ => StepOutcome::Done,
         })
     }
 
@@ -421,26 +440,30 @@ impl Process<'_> {
     }
 }
 
-fn pending(outbox: &Outbox) -> Result<Vec<Job>, Error> {
+fn pending(outbox: &DeliveryOutbox) -> Result<Vec<DeliveryJob>, OutboxError> {
     let order = order("run-2");
-    outbox.pending(&order.repository, order.branch().key())
+    outbox.pending_jobs(&order.repository, order.branch().key())
 }
 
-fn open(place: &TempDir) -> Outbox {
-    Outbox::open(&place.path().join("state/relay.sqlite")).unwrap()
+fn open(place: &TempDir) -> DeliveryOutbox {
+    DeliveryOutbox::open(&place.path().join("state/relay.sqlite")).unwrap()
 }
 
-fn quarantined() -> Progress {
-    Progress::Quarantined { head: sha("tip") }
+fn quarantined() -> StepOutcome {
+    StepOutcome::Quarantined { head: sha("tip") }
 }
 
-fn judged(verdict: judge::Verdict) -> Progress {
-    Progress::Judged { verdict, mode: "bundled: merge" }
+fn judged(verdict: judge::ReviewVerdict) -> StepOutcome {
+    StepOutcome::Judged { verdict, mode: "bundled: merge" }
 }
 
-fn reasons() -> Vec<Reason> {
+fn reasons() -> Vec<ReviewReason> {
     let path = Some("AGENTS.md".to_owned());
-    vec![Reason { ruling: Ruling::Review, path, why: "it tells agents what to do".to_owned() }]
+    vec![ReviewReason {
+        ruling: ReviewAction::Review,
+        path,
+        why: "it tells agents what to do".to_owned(),
+    }]
 }
 
 /// L5: what is kept is counted for each grant and in all, and goes when it is old.
@@ -453,26 +476,27 @@ fn what_is_kept_is_counted_and_has_an_age() {
         let workspace = artifacts.join("workspace");
         fs::create_dir_all(&workspace).unwrap();
         fs::write(workspace.join("file"), vec![7; 100_000]).unwrap();
-        let order = Order { artifacts, ..order(run) };
-        let plan = Plan { grant: grant.map(str::to_owned), ..plan(&order) };
-        let desk = outbox.begin(&plan, &workspace).unwrap();
-        assert_eq!(outbox.kept(Some("two")).unwrap(), Kept::default());
+        let order = DeliveryRequest { artifacts, ..order(run) };
+        let plan = DeliveryPlan { grant: grant.map(str::to_owned), ..plan(&order) };
+        let desk = outbox.register_workspace(&plan, &workspace).unwrap();
+        assert_eq!(outbox.retained_totals(Some("two")).unwrap(), RetainedTotals::default());
         if run == "run-1" {
-            outbox.leave(&desk, &workspace, "files").unwrap();
+            outbox.retain_workspace(&desk, &workspace, "files").unwrap();
         } else {
-            let job = outbox.add(&order).unwrap();
-            let held = Progress::Held { code: "policy", why: "it is ours".to_owned() };
-            outbox.advance(&job, held).unwrap();
+            let job = outbox.add_job(&order).unwrap();
+            let held = StepOutcome::Held { code: "policy", why: "it is ours".to_owned() };
+            outbox.advance_job(&job, held).unwrap();
         }
     }
-    let (of_one, of_all) = (outbox.kept(Some("one")).unwrap(), outbox.kept(None).unwrap());
+    let (of_one, of_all) =
+        (outbox.retained_totals(Some("one")).unwrap(), outbox.retained_totals(None).unwrap());
     assert_eq!((of_one.works, of_all.works), (2, 3));
     assert!(of_one.bytes >= 200_000 && of_all.bytes >= of_one.bytes + 100_000, "{of_all:?}");
     let now = SystemTime::now();
-    assert_eq!(outbox.expire(now - Duration::from_hours(1)).unwrap(), 0);
-    assert_eq!(outbox.expire(now + Duration::from_hours(1)).unwrap(), 3);
+    assert_eq!(outbox.expire_retained(now - Duration::from_hours(1)).unwrap(), 0);
+    assert_eq!(outbox.expire_retained(now + Duration::from_hours(1)).unwrap(), 3);
     assert_eq!(
-        (outbox.kept(None).unwrap(), place.path().join("run-1").exists()),
-        (Kept::default(), false)
+        (outbox.retained_totals(None).unwrap(), place.path().join("run-1").exists()),
+        (RetainedTotals::default(), false)
     );
 }

@@ -1,7 +1,9 @@
 //! A1, L5: an agent's own rules make its host's stricter, and never looser.
 
-use cogni_gateway::delivery::rules::{Own, Rules, Stricter};
-use cogni_gateway::relay::judge::{Config, Kind, Paths, Pattern, Policy, Reason, Ruling};
+use cogni_gateway::delivery::rules::{AgentReviewRules, PolicyTightening, ReviewRules};
+use cogni_gateway::relay::judge::{
+    CredentialKind, PathPattern, PathRule, RelayConfig, ReviewAction, ReviewPolicy, ReviewReason,
+};
 use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
@@ -14,29 +16,29 @@ use crate::relay::place::Place;
 #[test]
 fn an_agent_that_says_nothing_changes_nothing() {
     let host = host("review_files = 5000\nsubmodule = 'push'\nsecrets = []");
-    assert_eq!(Stricter::default().over(&host), host);
-    let rules = Rules::new(&host, Some(&Own::default()));
-    assert_eq!(rules.policy().unwrap(), host);
-    assert_eq!(Rules::new(&host, None).policy().unwrap(), host);
+    assert_eq!(PolicyTightening::default().tighten(&host), host);
+    let rules = ReviewRules::new(&host, Some(&AgentReviewRules::default()));
+    assert_eq!(rules.parse_policy().unwrap(), host);
+    assert_eq!(ReviewRules::new(&host, None).parse_policy().unwrap(), host);
 }
 
 /// A1, L5: where both say something, the stricter holds, and the operator is told which of the agent's rules say nothing.
 #[test]
 fn the_stricter_of_two_rules_holds() {
     let host = host("review_files = 10\nhold_files = 20\nnew_program = 'hold'");
-    let own: Stricter = toml::from_str(
+    let own: PolicyTightening = toml::from_str(
         "review_files = 5\nhold_files = 50\nnew_program = 'review'\nlfs_pointer = 'hold'\n\
          [[paths]]\nwhy = 'ours'\nverdict = 'hold'\nmatch = ['docs/**']\n[[secrets]]\nname = 'our key'\npattern = 'K-[0-9]+'",
     )
     .unwrap();
-    let both = own.over(&host);
+    let both = own.tighten(&host);
     assert_eq!((both.review_files, both.hold_files), (5, 20));
-    assert_eq!((both.new_program, both.lfs_pointer), (Ruling::Hold, Ruling::Hold));
+    assert_eq!((both.new_program, both.lfs_pointer), (ReviewAction::Hold, ReviewAction::Hold));
     assert_eq!(both.secrets.len(), host.secrets.len() + 1);
-    assert_eq!(both.on_path(b"docs/AGENTS.md").count(), 2);
-    assert_eq!(own.idle(&host), ["hold_files", "new_program"]);
+    assert_eq!(both.rules_for_path(b"docs/AGENTS.md").count(), 2);
+    assert_eq!(own.ineffective_rules(&host), ["hold_files", "new_program"]);
     let named = ["hold_files", "lfs_pointer", "new_program", "paths", "review_files", "secrets"];
-    assert_eq!(own.names(), named);
+    assert_eq!(own.rule_names(), named);
 }
 
 /// A1, L5: the same with real work, which has something for every kind of rule: no reason of the host's is lost.
@@ -51,7 +53,7 @@ fn an_agents_rules_take_no_reason_away() {
     run.workspace.git(["update-index", "--chmod=+x", "b"]);
     run.workspace.git(["commit", "--quiet", "--message", "Work\n\nSandbox-Run: run-9"]);
     let announced = place.extract(&run).unwrap().unwrap();
-    let mut judged = |policy: &Policy| {
+    let mut judged = |policy: &ReviewPolicy| {
         place.config.policy = policy.clone();
         place.judge(&run, announced.clone()).unwrap().verdict().clone()
     };
@@ -59,9 +61,9 @@ fn an_agents_rules_take_no_reason_away() {
     let mut stricter_ones = 0;
     for _ in 0..12 {
         let (host, own) = (policy(), stricter()).new_tree(&mut runner).unwrap().current();
-        let (alone, both) = (judged(&host), judged(&own.over(&host)));
+        let (alone, both) = (judged(&host), judged(&own.tighten(&host)));
         for reason in alone.reasons() {
-            let is_kept = |kept: &Reason| {
+            let is_kept = |kept: &ReviewReason| {
                 (&kept.path, &kept.why) == (&reason.path, &reason.why)
                     && kept.ruling >= reason.ruling
             };
@@ -75,8 +77,8 @@ fn an_agents_rules_take_no_reason_away() {
 /// L5, L7: what is written down reads as a file of rules, and what this version does not know is an error, not a guess.
 #[test]
 fn rules_are_written_down_as_people_write_them() {
-    let own: Own = toml::from_str("[policy]\nhold_files = 3\n").unwrap();
-    let rules = Rules::new(&Config::default().policy, Some(&own));
+    let own: AgentReviewRules = toml::from_str("[policy]\nhold_files = 3\n").unwrap();
+    let rules = ReviewRules::new(&RelayConfig::default().policy, Some(&own));
     let text = rules.as_str();
     insta::assert_snapshot!(text.lines().take(3).collect::<Vec<_>>().join("\n"), @r#"
     [policy]
@@ -84,14 +86,14 @@ fn rules_are_written_down_as_people_write_them() {
     hold_files = 10000
     "#);
     assert!(text.ends_with("[agent.policy]\nhold_files = 3\n"), "{text}");
-    let kept = |text: &str| serde_json::from_value::<Rules>(text.into()).unwrap();
+    let kept = |text: &str| serde_json::from_value::<ReviewRules>(text.into()).unwrap();
     assert_eq!(kept(text), rules);
     let later = kept(&text.replace("hold_files = 3", "hold_on_tuesdays = true"));
-    assert!(later.policy().is_err());
+    assert!(later.parse_policy().is_err());
     // A rule that was not known then is as it is built in.
     let earlier = kept(&text.replace("lfs_pointer = \"review\"\n", ""));
-    assert_eq!(earlier.policy().unwrap(), rules.policy().unwrap());
-    let now = rules.under(&host("review_files = 1")).unwrap().policy().unwrap();
+    assert_eq!(earlier.parse_policy().unwrap(), rules.parse_policy().unwrap());
+    let now = rules.with_host_policy(&host("review_files = 1")).unwrap().parse_policy().unwrap();
     assert_eq!((now.review_files, now.hold_files), (1, 3));
 }
 
@@ -99,7 +101,7 @@ proptest! {
     /// A1, L5: whatever two say, nothing is welcome to both together that is not to the host.
     #[test]
     fn merged_rules_are_never_weaker_than_the_hosts(host in policy(), own in stricter(), path in path()) {
-        let both = own.over(&host);
+        let both = own.tighten(&host);
         prop_assert!(both.review_files <= host.review_files && both.hold_files <= host.hold_files);
         prop_assert!(both.review_file_bytes <= host.review_file_bytes);
         prop_assert!(both.hold_file_bytes <= host.hold_file_bytes);
@@ -108,39 +110,39 @@ proptest! {
         }
         prop_assert!(host.secrets.iter().all(|kind| both.secrets.contains(kind)));
         prop_assert!(own.secrets.iter().all(|kind| both.secrets.contains(kind)));
-        let says = |policy: &Policy| policy.on_path(path.as_bytes()).map(|rule| rule.verdict).max();
+        let says = |policy: &ReviewPolicy| policy.rules_for_path(path.as_bytes()).map(|rule| rule.verdict).max();
         prop_assert!(says(&both) >= says(&host));
         // The agent's own are kept to as well, and no more than both.
-        let alone = Policy { paths: own.paths.clone(), ..host.clone() };
+        let alone = ReviewPolicy { paths: own.paths.clone(), ..host.clone() };
         prop_assert_eq!(says(&both), says(&host).max(says(&alone)));
     }
 
     /// L7: what is written down is what judged, and the same text each time.
     #[test]
     fn rules_come_back_as_they_were(host in policy(), own in stricter()) {
-        let rules = Rules::new(&host, Some(&Own { policy: own.clone() }));
-        let kept: Rules = serde_json::from_str(&serde_json::to_string(&rules).unwrap()).unwrap();
-        prop_assert_eq!(kept.policy().unwrap(), own.over(&host));
+        let rules = ReviewRules::new(&host, Some(&AgentReviewRules { policy: own.clone() }));
+        let kept: ReviewRules = serde_json::from_str(&serde_json::to_string(&rules).unwrap()).unwrap();
+        prop_assert_eq!(kept.parse_policy().unwrap(), own.tighten(&host));
         prop_assert_eq!(kept.digest(), rules.digest());
-        prop_assert_eq!(kept.under(&host).unwrap(), rules);
+        prop_assert_eq!(kept.with_host_policy(&host).unwrap(), rules);
     }
 
     /// A1: said twice, it is no stricter than said once.
     #[test]
     fn stricter_rules_over_themselves_are_the_same(host in policy(), own in stricter()) {
-        let once = own.over(&host);
-        prop_assert_eq!(own.over(&once), once);
+        let once = own.tighten(&host);
+        prop_assert_eq!(own.tighten(&once), once);
     }
 }
 
-fn host(policy: &str) -> Policy {
-    Config::parse(&format!("[policy]\n{policy}")).unwrap().policy
+fn host(policy: &str) -> ReviewPolicy {
+    RelayConfig::parse(&format!("[policy]\n{policy}")).unwrap().policy
 }
 
-fn rulings(policy: &Policy) -> [Ruling; 10] {
-    let Policy { submodule, link_outside, new_program, strange_path, .. } = *policy;
-    let Policy { lfs_pointer, claims_provenance, strange_date, .. } = *policy;
-    let Policy { foreign_encoding, work_elsewhere, secret, .. } = *policy;
+fn rulings(policy: &ReviewPolicy) -> [ReviewAction; 10] {
+    let ReviewPolicy { submodule, link_outside, new_program, strange_path, .. } = *policy;
+    let ReviewPolicy { lfs_pointer, claims_provenance, strange_date, .. } = *policy;
+    let ReviewPolicy { foreign_encoding, work_elsewhere, secret, .. } = *policy;
     [
         submodule,
         link_outside,
@@ -155,8 +157,8 @@ fn rulings(policy: &Policy) -> [Ruling; 10] {
     ]
 }
 
-fn ruling() -> impl Strategy<Value = Ruling> {
-    prop_oneof![Just(Ruling::Push), Just(Ruling::Review), Just(Ruling::Hold)]
+fn ruling() -> impl Strategy<Value = ReviewAction> {
+    prop_oneof![Just(ReviewAction::Push), Just(ReviewAction::Review), Just(ReviewAction::Hold)]
 }
 
 /// Few enough that the two lists often speak of the same.
@@ -164,22 +166,23 @@ fn path() -> impl Strategy<Value = String> {
     "(docs|src|\\.github)(/[ab]){0,2}"
 }
 
-fn paths() -> impl Strategy<Value = Vec<Paths>> {
+fn paths() -> impl Strategy<Value = Vec<PathRule>> {
     let pattern = "(docs|src|\\.github|\\*|\\*\\*)(/([ab]|\\*|\\*\\*)){0,2}";
     let rule = (ruling(), vec(pattern, 1..3), "[a-z]{1,5}");
     vec(rule, 0..4).prop_map(|rules| {
-        let rule = |(verdict, patterns, why): (_, Vec<String>, _)| Paths {
+        let rule = |(verdict, patterns, why): (_, Vec<String>, _)| PathRule {
             why,
             verdict,
-            patterns: patterns.iter().map(|text| Pattern::new(text)).collect(),
+            patterns: patterns.iter().map(|text| PathPattern::new(text)).collect(),
         };
         rules.into_iter().map(rule).collect()
     })
 }
 
-fn kinds() -> impl Strategy<Value = Vec<Kind>> {
-    vec(("[a-c]", "[a-c]{3}\\[0-9\\]"), 0..3)
-        .prop_map(|kinds| kinds.into_iter().map(|(name, pattern)| Kind { name, pattern }).collect())
+fn kinds() -> impl Strategy<Value = Vec<CredentialKind>> {
+    vec(("[a-c]", "[a-c]{3}\\[0-9\\]"), 0..3).prop_map(|kinds| {
+        kinds.into_iter().map(|(name, pattern)| CredentialKind { name, pattern }).collect()
+    })
 }
 
 prop_compose! {
@@ -188,8 +191,8 @@ prop_compose! {
         numbers in vec(0..1000_u32, 4),
         paths in paths(),
         secrets in kinds(),
-    ) -> Policy {
-        Policy {
+    ) -> ReviewPolicy {
+        ReviewPolicy {
             review_files: numbers[0] as usize,
             hold_files: numbers[1] as usize,
             review_file_bytes: numbers[2].into(),
@@ -217,8 +220,8 @@ prop_compose! {
         numbers in vec(of(0..1000_u32), 4),
         paths in paths(),
         secrets in kinds(),
-    ) -> Stricter {
-        Stricter {
+    ) -> PolicyTightening {
+        PolicyTightening {
             review_files: numbers[0].map(|number| number as usize),
             hold_files: numbers[1].map(|number| number as usize),
             review_file_bytes: numbers[2].map(u64::from),

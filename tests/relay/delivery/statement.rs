@@ -1,9 +1,9 @@
 //! What this machine vouches for.
 
-use cogni_gateway::audit::{PublicKey, SigningKey};
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::delivery::statement::{Facts, Invalid, Statement};
-use cogni_gateway::relay::Sha;
+use cogni_gateway::audit::{AuditPublicKey, AuditSigningKey};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::delivery::statement::{ProvenanceStatement, RunFacts, StatementError};
+use cogni_gateway::relay::ObjectId;
 use proptest::prelude::*;
 
 /// L6: a statement says which run made a commit, and proves it; it is the same text each time.
@@ -12,10 +12,10 @@ fn a_statement_proves_who_made_a_commit() {
     let (key, statement) = (key("1"), statement());
     let note = statement.sign(&key);
     assert_eq!(note, statement.sign(&key));
-    assert_eq!(Statement::verify(&note, key.public()), Ok(statement));
+    assert_eq!(ProvenanceStatement::verify(&note, key.public_key()), Ok(statement));
     let envelope: serde_json::Value = serde_json::from_str(&note).unwrap();
     assert_eq!(envelope["payloadType"], "application/vnd.in-toto+json");
-    assert_eq!(envelope["signatures"][0]["keyid"], key.public().to_string());
+    assert_eq!(envelope["signatures"][0]["keyid"], key.public_key().to_string());
 }
 
 /// L6: somebody else's signature, or none, proves nothing.
@@ -23,11 +23,14 @@ fn a_statement_proves_who_made_a_commit() {
 fn a_statement_of_somebody_else_proves_nothing() {
     let (ours, theirs) = (key("1"), key("2"));
     let note = statement().sign(&theirs);
-    let public = PublicKey::parse(&ours.public().to_string()).unwrap();
-    assert_eq!(Statement::verify(&note, &public), Err(Invalid::Signature(public)));
-    assert_eq!(Statement::verify("Reviewed-by: me", &public), Err(Invalid::Form));
+    let public = AuditPublicKey::parse_public_key(&ours.public_key().to_string()).unwrap();
+    assert_eq!(ProvenanceStatement::verify(&note, &public), Err(StatementError::Signature(public)));
+    assert_eq!(ProvenanceStatement::verify("Reviewed-by: me", &public), Err(StatementError::Form));
     let unsigned = note.replace(&note[note.find("[{").unwrap()..note.len() - 1], "[]");
-    assert_eq!(Statement::verify(&unsigned, &public), Err(Invalid::Signature(public)));
+    assert_eq!(
+        ProvenanceStatement::verify(&unsigned, &public),
+        Err(StatementError::Signature(public))
+    );
 }
 
 proptest! {
@@ -41,23 +44,27 @@ proptest! {
         changed[at] = byte;
         let changed = String::from_utf8(changed).unwrap();
         // The same, or nothing: the key's name in it is only a name.
-        let verified = Statement::verify(&changed, key.public());
+        let verified = ProvenanceStatement::verify(&changed, key.public_key());
         prop_assert!(verified.is_err() || verified == Ok(statement));
     }
 }
 
-fn key(digit: &str) -> SigningKey {
-    SigningKey::new(Some(&Secret::new(digit.repeat(64)))).unwrap()
+fn key(digit: &str) -> AuditSigningKey {
+    AuditSigningKey::new(Some(&SecretString::new(digit.repeat(64)))).unwrap()
 }
 
-fn statement() -> Statement {
-    Statement {
-        facts: Facts { run: "run-1".to_owned(), agent: "coder".to_owned(), ..Facts::default() },
+fn statement() -> ProvenanceStatement {
+    ProvenanceStatement {
+        facts: RunFacts {
+            run: "run-1".to_owned(),
+            agent: "coder".to_owned(),
+            ..RunFacts::default()
+        },
         repository: "github.com/acme/site".to_owned(),
         branch: "sandbox/task-1".to_owned(),
-        base: Sha::of("blob", b"base"),
-        head: Sha::of("blob", b"head"),
-        tree: Sha::of("blob", b"tree"),
+        base: ObjectId::hash_object("blob", b"base"),
+        head: ObjectId::hash_object("blob", b"head"),
+        tree: ObjectId::hash_object("blob", b"tree"),
         rules: "5".repeat(64),
         verdict: "push".to_owned(),
         mode: "replayed".to_owned(),

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::delivery::outbox::Progress;
-use cogni_gateway::delivery::sweep::{Swept, sweep};
-use cogni_gateway::relay::Lease;
+use cogni_gateway::delivery::outbox::StepOutcome;
+use cogni_gateway::delivery::sweep::{RelaySweepReport, sweep_relay_state};
+use cogni_gateway::relay::BranchLease;
 
 use super::kill::{begin, state};
 use super::way::{deliver, relay, work};
@@ -25,13 +25,17 @@ async fn what_is_needed_for_nothing_is_removed() {
     assert!(!artifacts.exists());
     // As of a process that was killed after the row was written, and before the directory was removed.
     fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
-    let removed = sweep(&state(&forge), relay.outbox(), Duration::from_hours(2)).unwrap();
-    assert_eq!((removed, artifacts.exists()), (Swept { works: 1, ..Swept::default() }, false));
+    let removed =
+        sweep_relay_state(&state(&forge), relay.outbox(), Duration::from_hours(2)).unwrap();
+    assert_eq!(
+        (removed, artifacts.exists()),
+        (RelaySweepReport { works: 1, ..RelaySweepReport::default() }, false)
+    );
     let held = begin(&forge, "held").await;
     let outbox = relay.outbox();
     let row = outbox.get(&held).unwrap();
     let row = outbox
-        .advance(&row, Progress::Held { code: "policy", why: "it is ours".to_owned() })
+        .advance_job(&row, StepOutcome::Held { code: "policy", why: "it is ours".to_owned() })
         .unwrap();
     let state = state(&forge);
     let kept = state.join("work/kept/workspace");
@@ -46,32 +50,40 @@ async fn what_is_needed_for_nothing_is_removed() {
     fs::create_dir(&left).unwrap();
 
     let age = Duration::from_hours(2);
-    let removed = sweep(&state, outbox, age).unwrap();
-    assert_eq!(removed, Swept::default(), "all is young");
+    let removed = sweep_relay_state(&state, outbox, age).unwrap();
+    assert_eq!(removed, RelaySweepReport::default(), "all is young");
     assert!(!left.exists(), "what a killed run left in quarantine goes at once");
     let mirror = fs::read_dir(state.join("mirrors")).unwrap().map(|entry| entry.unwrap().path());
     let mirror = mirror.into_iter().find(|path| path.is_dir()).unwrap();
     for path in [&state.join("work/kept"), &row.order.artifacts, &mirror.join("relay-made")] {
         grow_old(path);
     }
-    let removed = sweep(&state, outbox, age).unwrap();
-    assert_eq!(removed, Swept { works: 1, ..Swept::default() }, "the held work needs its mirror");
+    let removed = sweep_relay_state(&state, outbox, age).unwrap();
+    assert_eq!(
+        removed,
+        RelaySweepReport { works: 1, ..RelaySweepReport::default() },
+        "the held work needs its mirror"
+    );
     assert!(row.order.artifacts.join("bundle").exists() && !kept.exists() && mirror.exists());
 
-    outbox.revive(&row).unwrap();
-    assert_eq!(relay.resume(&held).await.unwrap().unwrap().step, "done");
+    outbox.restart(&row).unwrap();
+    assert_eq!(relay.resume_delivery(&held).await.unwrap().unwrap().step, "done");
     // A run that is at a branch has come to the mirror, so it is not old.
-    let lease = Lease::take(&branches, &"busy".to_owned().try_into().unwrap()).unwrap();
-    assert_eq!(sweep(&state, outbox, age).unwrap(), Swept::default());
+    let lease =
+        BranchLease::try_acquire(&branches, &"busy".to_owned().try_into().unwrap()).unwrap();
+    assert_eq!(sweep_relay_state(&state, outbox, age).unwrap(), RelaySweepReport::default());
     drop(lease);
     grow_old(&mirror.join("relay-made"));
-    let removed = sweep(&state, outbox, age).unwrap();
-    assert_eq!(removed, Swept { mirrors: 1, ..Swept::default() });
+    let removed = sweep_relay_state(&state, outbox, age).unwrap();
+    assert_eq!(removed, RelaySweepReport { mirrors: 1, ..RelaySweepReport::default() });
     let (_, begun) = work(&forge, &relay, "done", "run-2").await;
     assert!(begun.state.exists, "the mirror is made anew");
-    assert_eq!(outbox.list(false).unwrap().len(), 2);
+    assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
     let tomorrow = SystemTime::now() + Duration::from_hours(24);
-    assert_eq!((outbox.forget(tomorrow).unwrap(), outbox.list(false).unwrap().len()), (2, 0));
+    assert_eq!(
+        (outbox.remove_delivered(tomorrow).unwrap(), outbox.list_jobs(false).unwrap().len()),
+        (2, 0)
+    );
 }
 
 /// L4: where a power cut or a person has taken a lease's file, that holds nothing up, and what is old there goes.
@@ -90,7 +102,7 @@ async fn a_lost_lease_file_ends_no_sweep() {
     }
     fs::create_dir(branches.join("young/objects")).unwrap();
     grow_old(&branches.join("old"));
-    sweep(&state, relay.outbox(), Duration::from_hours(2)).unwrap();
+    sweep_relay_state(&state, relay.outbox(), Duration::from_hours(2)).unwrap();
     let refs = git(&mirror, &["for-each-ref", "--format=%(refname)"]);
     let is_there = |key: &str| refs.contains(&format!("/{key}/"));
     assert_eq!(["old", "young", "other"].map(is_there), [false, true, true], "{refs}");

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use cogni_gateway::delivery::{Relay, Settings};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::delivery::{DeliveryConfig, DeliveryService};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use http::StatusCode;
 
 use super::way::{deliver, key, relay, settings, work};
@@ -25,7 +25,7 @@ async fn a_statement_is_proved_in_a_clone() {
     git(forge.place.path(), &["clone", "--quiet", "site.git", "clone"]);
     let clone = forge.place.path().join("clone");
     git(&clone, &["fetch", "--quiet", "origin", "refs/notes/cogni:refs/notes/cogni"]);
-    let (public, head) = (key().public().to_string(), done.head.unwrap().to_string());
+    let (public, head) = (key().public_key().to_string(), done.head.unwrap().to_string());
     let (code, said) = verify(&clone, &["origin/sandbox/task-9", "--public-key", &public]);
     assert!(code == 0 && said.contains(&head) && said.contains("\"run\":\"run-1\""), "{said}");
     let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
@@ -73,15 +73,23 @@ async fn a_statement_that_cannot_be_left_now_is_left_later() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(Operation::ListPulls, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(
+        GithubOperation::ListPulls,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
     let first = deliver(&relay, order, &begun).await;
     assert_eq!((first.step, first.statement), ("pushed", None));
     drop(begun);
     // All that is pushed now is the statement.
-    forge.hub.inject(Operation::Push, Trouble::status(StatusCode::BAD_GATEWAY), 1);
-    let second = relay.resume(&first.id).await.unwrap().unwrap();
+    forge.hub.inject(
+        GithubOperation::Push,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        1,
+    );
+    let second = relay.resume_delivery(&first.id).await.unwrap().unwrap();
     assert_eq!((second.step, second.statement), ("pull_requested", None), "{:?}", second.why);
-    let third = relay.resume(&first.id).await.unwrap().unwrap();
+    let third = relay.resume_delivery(&first.id).await.unwrap().unwrap();
     assert_eq!((third.step, third.statement.as_deref()), ("done", Some("beside the commit")));
 }
 
@@ -89,7 +97,7 @@ async fn a_statement_that_cannot_be_left_now_is_left_later() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_signed_with_a_key_that_is_lost() {
     let forge = Running::start().await;
-    let relay = Relay::open(Settings { signing_key: None, ..settings(&forge) });
+    let relay = DeliveryService::open(DeliveryConfig { signing_key: None, ..settings(&forge) });
     let relay = Arc::new(relay.unwrap());
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     let done = deliver(&relay, order, &begun).await;

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::audit::{self, Log, record};
-use cogni_gateway::delivery::outbox::{Order, Step, Words};
-use cogni_gateway::delivery::statement::{Facts, Statement};
-use cogni_gateway::delivery::{Begun, Delivered, Error, Relay};
-use cogni_gateway::relay::extract::{Announced, Commands};
-use cogni_gateway::relay::judge::Config;
-use cogni_gateway::relay::mirror::{Author, Owner};
-use cogni_gateway::relay::repository::Repository;
-use cogni_gateway::relay::{Artifacts, BranchKey, BranchState};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::audit::{self, AuditLog, record};
+use cogni_gateway::delivery::outbox::{DeliveryRequest, DeliveryStep, PullRequestText};
+use cogni_gateway::delivery::statement::{ProvenanceStatement, RunFacts};
+use cogni_gateway::delivery::{DeliveryError, DeliveryService, DeliveryStatus, LeasedBranch};
+use cogni_gateway::relay::extract::{AnnouncedBranch, ExtractCommandSet};
+use cogni_gateway::relay::judge::RelayConfig;
+use cogni_gateway::relay::mirror::{CommitAuthor, FileOwner};
+use cogni_gateway::relay::repository::RepositoryUrl;
+use cogni_gateway::relay::{ArtifactDir, BranchKey, BranchState};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use http::StatusCode;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -41,7 +41,7 @@ async fn a_runs_work_is_delivered() {
     let url = format!("{}/{NAME}/pull/1", forge.hub.url());
     assert_eq!((pull.head.as_str(), delivered.pull_request_url), ("sandbox/task-9", Some(url)));
     let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
-    let statement = Statement::verify(&note, key().public()).unwrap();
+    let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
     assert_eq!((statement.facts.run.as_str(), statement.verdict.as_str()), ("run-1", "push"));
     assert!(!kept.exists(), "what was delivered is not kept");
     insta::assert_snapshot!(events(&audit.path).join("\n"), @r#"
@@ -59,7 +59,7 @@ async fn no_pull_request_is_made_unasked() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    let delivered = deliver(&relay, Order { pull_request: None, ..order }, &begun).await;
+    let delivered = deliver(&relay, DeliveryRequest { pull_request: None, ..order }, &begun).await;
     assert_eq!((delivered.step, delivered.pull_request_url), ("done", None));
     assert!(delivered.is_pushed && forge.hub.pulls(NAME).is_empty());
 }
@@ -72,7 +72,7 @@ async fn work_for_review_says_why_wherever_it_is_told_of() {
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
     deliver(&relay, order, &begun).await;
     drop(begun);
-    forge.hub.edit(NAME, 1, |pull| pull.is_draft = false);
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
     let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
     let audit = Audit::new(&forge);
     let delivered = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
@@ -84,9 +84,9 @@ async fn work_for_review_says_why_wherever_it_is_told_of() {
     assert!(fs::read_to_string(&audit.path).unwrap().contains(&format!("\"said\":[\"{reason}\"]")));
     let pull = forge.hub.pulls(NAME).remove(0);
     assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
-    let calls: Vec<_> = forge.hub.calls().into_iter().map(|call| call.operation).collect();
+    let calls: Vec<_> = forge.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
     let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
-    assert!(at(Operation::Withdraw) < at(Operation::Push), "{calls:?}");
+    assert!(at(GithubOperation::Withdraw) < at(GithubOperation::Push), "{calls:?}");
 }
 
 /// L5, L6: and where it cannot be taken back, nothing is pushed.
@@ -98,7 +98,7 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     deliver(&relay, order, &begun).await;
     drop(begun);
     let before = git(&forge.bare(), &["rev-parse", "sandbox/task-9"]);
-    forge.hub.inject(Operation::Withdraw, Trouble::not_permitted(), 1);
+    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
     let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
     let delivered = deliver(&relay, order, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
@@ -107,8 +107,8 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-9"]), before);
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
-    relay.outbox().revive(&job).unwrap();
-    assert_eq!(relay.resume(&delivered.id).await.unwrap().unwrap().step, "done");
+    relay.outbox().restart(&job).unwrap();
+    assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
 }
 
 /// L5, L6: what is protected is not pushed; it is kept, and one line brings it into a clone.
@@ -116,7 +116,7 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
 async fn held_work_is_kept_and_can_be_applied() {
     let forge = Running::start().await;
     let relay = relay(&forge);
-    forge.hub.protect(NAME, "sandbox/task-1");
+    forge.hub.protect_branch(NAME, "sandbox/task-1");
     let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
     let before = git(&forge.bare(), &["rev-parse", "sandbox/task-1"]);
     let delivered = deliver(&relay, order, &begun).await;
@@ -142,50 +142,54 @@ async fn what_could_not_be_done_is_done_later() {
     let forge = Running::start().await;
     let first = relay(&forge);
     let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
-    forge.hub.inject(Operation::ListPulls, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(
+        GithubOperation::ListPulls,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
     let delivered = deliver(&first, order, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("pushed", true));
     assert_eq!(delivered.why.as_deref(), Some("GitHub is unwell (502 Bad Gateway)"));
-    let pushes = forge.hub.count(Operation::Push);
+    let pushes = forge.hub.count_calls(GithubOperation::Push);
     drop((first, begun));
 
     let second = relay(&forge);
-    let due = second.resume_due(&CancellationToken::new()).await.unwrap();
+    let due = second.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert!(due.is_empty(), "it is not due yet");
-    let again = second.resume(&delivered.id).await.unwrap().unwrap();
+    let again = second.resume_delivery(&delivered.id).await.unwrap().unwrap();
     assert_eq!((again.step, forge.hub.pulls(NAME).len()), ("done", 1));
     // One more for the statement, which comes last.
-    assert_eq!(forge.hub.count(Operation::Push), pushes + 1);
+    assert_eq!(forge.hub.count_calls(GithubOperation::Push), pushes + 1);
 }
 
 /// L7: the process ends while the remote has done what it was asked, and nobody heard it: one update, one pull request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
     for operation in [
-        Operation::Branch,
-        Operation::Advertise,
-        Operation::Push,
-        Operation::ListPulls,
-        Operation::CreatePull,
+        GithubOperation::Branch,
+        GithubOperation::Advertise,
+        GithubOperation::Push,
+        GithubOperation::ListPulls,
+        GithubOperation::CreatePull,
     ] {
         let forge = Running::start().await;
         let first = relay(&forge);
         let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
-        forge.hub.inject(operation, Trouble::HoldAfter, 1);
+        forge.hub.inject(operation, InjectedFailure::HoldAfter, 1);
         {
             let delivering = deliver(&first, order.clone(), &begun);
             tokio::select! {
                 delivered = delivering => panic!("{operation:?}: not held: {delivered:?}"),
-                () = forge.hub.gate().reached(1) => (),
+                () = forge.hub.response_gate().wait_for_waiting(1) => (),
             }
         }
-        forge.hub.gate().open(1);
+        forge.hub.response_gate().allow_answers(1);
         drop((first, begun));
         let second = relay(&forge);
-        let id = second.outbox().list(false).unwrap().remove(0).id;
+        let id = second.outbox().list_jobs(false).unwrap().remove(0).id;
         // The threads of the first process, which here is none, may still hold the branch.
         let done = loop {
-            match second.resume(&id).await.unwrap() {
+            match second.resume_delivery(&id).await.unwrap() {
                 Some(delivered) => break delivered,
                 None => tokio::task::yield_now().await,
             }
@@ -194,8 +198,9 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         assert_eq!(forge.hub.pulls(NAME).len(), 1, "{operation:?}");
         let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/task-9"]);
         assert_eq!(count, "1", "{operation:?}");
-        let again =
-            second.deliver(order, &second_lease(&second, &forge).await, &Log::discard()).await;
+        let again = second
+            .deliver(order, &second_lease(&second, &forge).await, &AuditLog::disabled())
+            .await;
         assert_eq!(again.unwrap().id, id, "{operation:?}");
     }
 }
@@ -222,7 +227,11 @@ async fn a_run_builds_on_what_was_not_delivered_yet() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 3);
+    forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
     let delivered = deliver(&relay, order, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("extracted", false));
     drop(begun);
@@ -241,18 +250,18 @@ async fn a_statement_says_of_the_patches_what_the_audit_says() {
         let relay = relay(&forge);
         let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
         if mode != "replayed" {
-            fs::remove_file(Artifacts::at(&order.artifacts).patches()).unwrap();
+            fs::remove_file(ArtifactDir::from_path(&order.artifacts).patches_path()).unwrap();
         }
         let audit = Audit::new(&forge);
-        forge.hub.inject(Operation::CreatePull, Trouble::not_permitted(), 1);
+        forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
         let first = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
         assert_eq!((first.step, first.is_pushed), ("failed", true));
         drop((begun, relay));
         let again = self::relay(&forge);
-        let done = again.retry(&first.id, false).await.unwrap().unwrap();
+        let done = again.retry_delivery(&first.id, false).await.unwrap().unwrap();
         let head = done.head.unwrap().to_string();
         let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
-        assert_eq!(Statement::verify(&note, key().public()).unwrap().mode, mode);
+        assert_eq!(ProvenanceStatement::verify(&note, key().public_key()).unwrap().mode, mode);
         let judged = format!("relay.judged verdict=\"push\" mode=\"{mode}\" files=1");
         assert!(events(&audit.path).contains(&judged), "{:?}", events(&audit.path));
     }
@@ -263,12 +272,12 @@ async fn a_statement_says_of_the_patches_what_the_audit_says() {
 async fn a_repository_on_this_machine_needs_no_token() {
     let forge = Running::start().await;
     let relay = relay(&forge);
-    let here: Repository = format!("file://{}", forge.bare().display()).parse().unwrap();
+    let here: RepositoryUrl = format!("file://{}", forge.bare().display()).parse().unwrap();
     let (order, begun) = work_at(&forge, &relay, here, "task-9", "run-1").await;
     let delivered = deliver(&relay, order, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
     assert!(delivered.why.unwrap().contains("a pull request needs a repository on a forge"));
-    assert!(forge.hub.calls().is_empty());
+    assert!(forge.hub.recorded_calls().is_empty());
 }
 
 /// L7: a failed relay begins again when somebody asks, where it stopped.
@@ -277,59 +286,66 @@ async fn a_failed_relay_goes_on_when_somebody_asks() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    forge.hub.inject(Operation::CreatePull, Trouble::not_permitted(), 1);
+    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
     let delivered = deliver(&relay, order, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
     drop(begun);
     let job = relay.outbox().get(&delivered.id).unwrap();
-    assert_eq!(relay.outbox().revive(&job).unwrap().step, Step::Pushed);
-    assert_eq!(relay.resume(&delivered.id).await.unwrap().unwrap().step, "done");
+    assert_eq!(relay.outbox().restart(&job).unwrap().step, DeliveryStep::Pushed);
+    assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
 }
 
-pub(super) async fn deliver(relay: &Arc<Relay>, order: Order, begun: &Begun) -> Delivered {
-    Box::pin(relay.deliver(order, &begun.lease, &Log::discard())).await.unwrap()
+pub(super) async fn deliver(
+    relay: &Arc<DeliveryService>,
+    order: DeliveryRequest,
+    begun: &LeasedBranch,
+) -> DeliveryStatus {
+    Box::pin(relay.deliver(order, &begun.lease, &AuditLog::disabled())).await.unwrap()
 }
 
-async fn second_lease(relay: &Arc<Relay>, forge: &Running) -> cogni_gateway::relay::Lease {
-    let repository: Repository = forge.clone_url().parse().unwrap();
+async fn second_lease(
+    relay: &Arc<DeliveryService>,
+    forge: &Running,
+) -> cogni_gateway::relay::BranchLease {
+    let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
     let key = BranchKey::parse("task-9").unwrap();
     begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
 }
 
 /// As a run begins: it has the branch, delivers what is left there, and knows where it stands.
 pub(super) async fn begin(
-    relay: &Arc<Relay>,
-    repository: &Repository,
+    relay: &Arc<DeliveryService>,
+    repository: &RepositoryUrl,
     key: &BranchKey,
     patience: Duration,
-) -> Result<Begun, Error> {
-    let taken = relay.take_branch(repository, key, patience).await?;
-    Box::pin(relay.begin_at(repository, taken, None)).await
+) -> Result<LeasedBranch, DeliveryError> {
+    let taken = relay.lease_branch(repository, key, patience).await?;
+    Box::pin(relay.open_branch(repository, taken, None)).await
 }
 
 /// A run whose agent commits one file, and what came out of its sandbox.
 pub(super) async fn work(
     forge: &Running,
-    relay: &Arc<Relay>,
+    relay: &Arc<DeliveryService>,
     key: &str,
     run: &str,
-) -> (Order, Begun) {
-    let repository: Repository = forge.clone_url().parse().unwrap();
+) -> (DeliveryRequest, LeasedBranch) {
+    let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
     Box::pin(work_at(forge, relay, repository, key, run)).await
 }
 
 async fn work_at(
     forge: &Running,
-    relay: &Arc<Relay>,
-    repository: Repository,
+    relay: &Arc<DeliveryService>,
+    repository: RepositoryUrl,
     key: &str,
     run: &str,
-) -> (Order, Begun) {
+) -> (DeliveryRequest, LeasedBranch) {
     let key = BranchKey::parse(key).unwrap();
     let begun = loop {
         match Box::pin(begin(relay, &repository, &key, Duration::ZERO)).await {
             Ok(begun) => break begun,
-            Err(Error::Relay(cogni_gateway::relay::Error::Busy { .. })) => {
+            Err(DeliveryError::Relay(cogni_gateway::relay::RepoError::Busy { .. })) => {
                 tokio::task::yield_now().await;
             }
             Err(error) => panic!("{error}"),
@@ -337,23 +353,26 @@ async fn work_at(
     };
     let workspace = forge.place.path().join(run);
     let own = forge.place.path().metadata().unwrap();
-    let owner = Owner { uid: own.uid(), gid: own.gid() };
-    let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
-    begun.mirror.feed(&begun.lease, &begun.state, &workspace, (owner, &author)).unwrap();
+    let owner = FileOwner { uid: own.uid(), gid: own.gid() };
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    begun
+        .mirror
+        .checkout_workspace(&begun.lease, &begun.state, &workspace, (owner, &author))
+        .unwrap();
     fs::write(workspace.join(format!("made-by-{run}")), "by an agent\n").unwrap();
     git(&workspace, &["add", "--all"]);
     git(&workspace, &["commit", "--quiet", "--message", "Do the work"]);
-    let artifacts = relay.artifacts().unwrap();
+    let artifacts = relay.create_artifacts_dir().unwrap();
     let announced = extracted(&begun.state, &workspace, &artifacts);
-    let order = Order {
+    let order = DeliveryRequest {
         repository,
         state: begun.state.clone(),
         announced,
-        facts: Facts { run: run.to_owned(), agent: "coder".to_owned(), ..Facts::default() },
+        facts: RunFacts { run: run.to_owned(), agent: "coder".to_owned(), ..RunFacts::default() },
         rules: None,
         host: None,
         artifacts: artifacts.directory().to_owned(),
-        pull_request: Some(Words {
+        pull_request: Some(PullRequestText {
             title: "Do the work".to_owned(),
             body: "It is done.".to_owned(),
         }),
@@ -361,30 +380,31 @@ async fn work_at(
     (order, begun)
 }
 
-fn extracted(state: &BranchState, workspace: &Path, artifacts: &Artifacts) -> Announced {
+fn extracted(state: &BranchState, workspace: &Path, artifacts: &ArtifactDir) -> AnnouncedBranch {
     let workspace = workspace.display().to_string();
-    let commands = Commands::new(state, &workspace, "/nowhere", &Config::default().extract);
+    let commands =
+        ExtractCommandSet::new(state, &workspace, "/nowhere", &RelayConfig::default().extract);
     for (command, path) in
-        [(&commands.patches, artifacts.patches()), (&commands.bundle, artifacts.bundle())]
+        [(&commands.patches, artifacts.patches_path()), (&commands.bundle, artifacts.bundle_path())]
     {
-        let mut spool = artifacts.spool(path, command.output_bytes).unwrap();
+        let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
         spool.push(&execute(command).0).unwrap();
         spool.finish().unwrap();
     }
     let (facts, exit_code) = execute(&commands.facts);
-    Announced::parse(&facts, exit_code).unwrap().unwrap()
+    AnnouncedBranch::parse(&facts, exit_code).unwrap().unwrap()
 }
 
 /// A run's audit log.
 struct Audit {
-    log: Log,
+    log: AuditLog,
     path: PathBuf,
 }
 
 impl Audit {
     fn new(forge: &Running) -> Self {
         let path = forge.place.path().join("audit.jsonl");
-        let started = record::Started {
+        let started = record::RunStartedRecord {
             run: "run-1".to_owned(),
             attempt: "1".to_owned(),
             account: "acct-1".to_owned(),
@@ -394,14 +414,15 @@ impl Audit {
             trace: None,
             upstream: "litellm",
         };
-        let config = audit::Config { path: Some(path.clone()), ..audit::Config::default() };
-        Self { log: Log::open(&config, &started).unwrap().0, path }
+        let config =
+            audit::AuditConfig { path: Some(path.clone()), ..audit::AuditConfig::default() };
+        Self { log: AuditLog::open_log(&config, &started).unwrap().0, path }
     }
 }
 
 /// What a log says of the relay, without what differs from run to run.
 pub(super) fn events(log: &Path) -> Vec<String> {
-    audit::verify::verify(log, None).unwrap();
+    audit::verify::verify_file(log, None).unwrap();
     let text = fs::read_to_string(log).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let relayed = lines.filter(|line| line["event"].as_str().unwrap().starts_with("relay."));

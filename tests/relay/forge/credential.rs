@@ -3,12 +3,12 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::credential::{App, Credential};
-use cogni_gateway::forge::github::Error;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::forge::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::forge::github::GithubError;
 use cogni_gateway::forge::pull_request;
-use cogni_gateway::relay::repository::Repository;
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::relay::repository::RepositoryUrl;
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use futures_util::future::join_all;
 use http::StatusCode;
 use rustls::pki_types::PrivateKeyDer;
@@ -25,9 +25,12 @@ async fn an_app_gets_a_token_for_one_repository() {
         let app = install(&forge, form);
         let (api, repository) = (forge.api(), forge.hosted());
         let token = app.token(&api, &repository).await.unwrap();
-        assert_eq!(api.about(&token, &repository).await.unwrap().default_branch, "main");
-        let asked =
-            forge.hub.calls().into_iter().find(|call| call.operation == Operation::AccessToken);
+        assert_eq!(api.repository_info(&token, &repository).await.unwrap().default_branch, "main");
+        let asked = forge
+            .hub
+            .recorded_calls()
+            .into_iter()
+            .find(|call| call.operation == GithubOperation::AccessToken);
         insta::allow_duplicates! {
             insta::assert_snapshot!(asked.unwrap().body, @r#"{"permissions":{"contents":"write","pull_requests":"write"},"repositories":["site"]}"#);
         }
@@ -43,7 +46,7 @@ async fn a_token_is_asked_for_once_and_kept() {
     let asking = (0..20).map(|_| app.token(&api, &repository));
     let tokens: Vec<_> = join_all(asking).await.into_iter().map(Result::unwrap).collect();
     assert!(tokens.iter().all(|token| *token == tokens[0]));
-    assert_eq!(forge.hub.count(Operation::AccessToken), 1);
+    assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 1);
 }
 
 /// L6: a token that would end within a push is not used any more.
@@ -65,8 +68,8 @@ async fn a_token_that_was_taken_back_is_replaced() {
     let (api, repository) = (forge.api(), forge.hosted());
     app.token(&api, &repository).await.unwrap();
     forge.hub.revoke_tokens();
-    pull_request::publish(&api, &app, &repository, &order()).await.unwrap();
-    assert_eq!(forge.hub.count(Operation::AccessToken), 2);
+    pull_request::publish_pull_request(&api, &app, &repository, &order()).await.unwrap();
+    assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 2);
 }
 
 /// L6: an app that is not installed for a repository says so, and the API's hiccups are waited out.
@@ -74,11 +77,15 @@ async fn a_token_that_was_taken_back_is_replaced() {
 async fn an_app_is_told_why_it_gets_no_token() {
     let forge = Running::start().await;
     let api = forge.api();
-    forge.hub.inject(Operation::AccessToken, Trouble::status(StatusCode::BAD_GATEWAY), 2);
+    forge.hub.inject(
+        GithubOperation::AccessToken,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        2,
+    );
     let app = install(&forge, &[]);
     app.token(&api, &forge.hosted()).await.unwrap();
-    let other: Repository = format!("{}/acme/other", forge.hub.url()).parse().unwrap();
-    let error = app.token(&api, other.hosted().unwrap()).await.unwrap_err();
+    let other: RepositoryUrl = format!("{}/acme/other", forge.hub.url()).parse().unwrap();
+    let error = app.token(&api, other.as_hosted().unwrap()).await.unwrap_err();
     insta::assert_snapshot!(error, @"there is no such repository, or the token does not reach it; check the URL and what the token is for");
 }
 
@@ -88,11 +95,11 @@ async fn a_token_is_not_for_another_host() {
     let forge = Running::start().await;
     let api = forge.api();
     for url in ["https://github.com/acme/site", "https://127.0.0.1.example/acme/site"] {
-        let other: Repository = url.parse().unwrap();
-        let error = credential().token(&api, other.hosted().unwrap()).await.unwrap_err();
-        assert!(matches!(error, Error::Foreign { .. }), "{error}");
+        let other: RepositoryUrl = url.parse().unwrap();
+        let error = credential().token(&api, other.as_hosted().unwrap()).await.unwrap_err();
+        assert!(matches!(error, GithubError::Foreign { .. }), "{error}");
     }
-    assert!(forge.hub.calls().is_empty());
+    assert!(forge.hub.recorded_calls().is_empty());
 }
 
 /// L6: no secret is shown by what is printed for debugging, nor by an error.
@@ -102,12 +109,12 @@ async fn no_credential_prints_its_secret() {
     let app = install(&forge, &[]);
     let shown = format!("{:?} {app:?}", credential());
     assert_eq!(shown, "Token(***) App(App { id: \"Iv1.cogni\", .. })");
-    let bad = App::new("1", &Secret::new("-----BEGIN hunter2")).unwrap_err();
+    let bad = GithubApp::new("1", &SecretString::new("-----BEGIN hunter2")).unwrap_err();
     insta::assert_snapshot!(bad, @"the app's private key cannot be used: it is not a private key in PEM");
 }
 
 /// An app with a key of its own, installed for the one repository.
-fn install(forge: &Running, form: &[&str]) -> Arc<Credential> {
+fn install(forge: &Running, form: &[&str]) -> Arc<ForgeCredential> {
     let key = forge.place.path().join("key.pem");
     let key = key.to_str().unwrap();
     openssl(&["genrsa", "-out", key, "2048"]);
@@ -124,8 +131,10 @@ fn install(forge: &Running, form: &[&str]) -> Arc<Credential> {
     let public = forge.place.path().join("public.der");
     let public_path = public.to_str().unwrap();
     openssl(&["rsa", "-in", key, "-RSAPublicKey_out", "-outform", "DER", "-out", public_path]);
-    forge.hub.install("Iv1.cogni", &std::fs::read(&public).unwrap(), &[NAME]);
-    Arc::new(Credential::App(Box::new(App::new("Iv1.cogni", &Secret::new(pem)).unwrap())))
+    forge.hub.install_app("Iv1.cogni", &std::fs::read(&public).unwrap(), &[NAME]);
+    Arc::new(ForgeCredential::App(Box::new(
+        GithubApp::new("Iv1.cogni", &SecretString::new(pem)).unwrap(),
+    )))
 }
 
 fn openssl(arguments: &[&str]) -> String {

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::forge::credential::Credential;
-use cogni_gateway::forge::github::{About, Api, Config, Error, Patience};
-use cogni_gateway::forge::pull_request::withdraw;
-use cogni_gateway::git::{Network, Proxy};
-use cogni_gateway::relay::repository::{Hosted, Repository};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::forge::credential::ForgeCredential;
+use cogni_gateway::forge::github::{
+    GithubClient, GithubConfig, GithubError, RepositoryInfo, RetryPolicy,
+};
+use cogni_gateway::forge::pull_request::convert_to_draft;
+use cogni_gateway::git::{HttpProxy, OutboundConfig};
+use cogni_gateway::relay::repository::{HostedRepository, RepositoryUrl};
 use tokio_rustls::TlsAcceptor;
 
 use super::pull_request::order;
@@ -28,8 +30,8 @@ async fn a_call_is_one_plain_request() {
         "base": {"ref": "main", "repo": null}}]"#;
     let server = Server::start([answer("200 OK", pull), answer("200 OK", "{}")]);
     let (api, repository) = (server.api("/api/v3/"), server.repository());
-    let credential = Credential::Token(Secret::new(TOKEN));
-    withdraw(&api, &credential, &repository, &order().head).await.unwrap();
+    let credential = ForgeCredential::Token(SecretString::new(TOKEN));
+    convert_to_draft(&api, &credential, &repository, &order().head).await.unwrap();
     let shown = server.seen().join("\n").replace(&server.address.to_string(), "HOST");
     let shown = shown.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     insta::assert_snapshot!(shown, @r#"
@@ -63,7 +65,7 @@ async fn an_answer_leads_nowhere() {
         let reply =
             format!("HTTP/1.1 {status}\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n");
         let error = Server::start([reply]).about().await.unwrap_err();
-        assert!(matches!(&error, Error::Moved(to) if *to == location), "{error}");
+        assert!(matches!(&error, GithubError::Moved(to) if *to == location), "{error}");
     }
     assert!(other.seen().is_empty());
 }
@@ -82,7 +84,7 @@ async fn an_answer_that_cannot_be_used_says_why() {
         HANG.to_owned(),
     ] {
         let error = Server::start([reply]).about().await.unwrap_err();
-        assert_eq!(error.later(), Some(Duration::ZERO), "{error}");
+        assert_eq!(error.retry_after(), Some(Duration::ZERO), "{error}");
         told.push(error.to_string());
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
@@ -99,8 +101,8 @@ async fn an_answer_that_cannot_be_used_says_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_is_no_header_is_not_sent() {
     let server = Server::start([answer("200 OK", ABOUT)]);
-    let token = Secret::new(format!("{TOKEN}\nx: y"));
-    let error = server.api("").about(&token, &server.repository()).await.unwrap_err();
+    let token = SecretString::new(format!("{TOKEN}\nx: y"));
+    let error = server.api("").repository_info(&token, &server.repository()).await.unwrap_err();
     assert!(server.seen().is_empty() && !format!("{error:?}").contains(TOKEN));
     insta::assert_snapshot!(error, @"GitHub does not accept the token: no header may have its characters; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`");
 }
@@ -117,17 +119,24 @@ async fn a_way_that_leads_nowhere_names_its_setting() {
         (
             "localhost",
             Some(ours.file.clone()),
-            Some(Proxy::parse(&NOBODY.to_string(), "").unwrap()),
+            Some(HttpProxy::parse_proxy(&NOBODY.to_string(), "").unwrap()),
         ),
     ] {
         let address = serve_tls(ours.server(host, &["http/1.1"])).await;
-        let api = api(&format!("https://localhost:{}", address.port()), Network { ca_file, proxy });
+        let api = api(
+            &format!("https://localhost:{}", address.port()),
+            OutboundConfig { ca_file, proxy },
+        );
         let site = hosted(&format!("https://localhost:{}/acme/site", address.port()));
-        told.push(api.about(&Secret::new(TOKEN), &site).await.unwrap_err().to_string());
+        told.push(
+            api.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
+        );
     }
-    let nobody = api(&format!("http://{NOBODY}"), Network::default());
+    let nobody = api(&format!("http://{NOBODY}"), OutboundConfig::default());
     let site = hosted(&format!("http://{NOBODY}/acme/site"));
-    told.push(nobody.about(&Secret::new(TOKEN), &site).await.unwrap_err().to_string());
+    told.push(
+        nobody.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
+    );
     insta::assert_snapshot!(told.join("\n"), @r#"
     GitHub did not answer: its certificate is not accepted (UnknownIssuer); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
     GitHub did not answer: its certificate is not accepted (BadSignature); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
@@ -169,16 +178,16 @@ impl Server {
         self.seen.lock().unwrap().clone()
     }
 
-    fn api(&self, base: &str) -> Api {
-        api(&format!("http://{}{base}", self.address), Network::default())
+    fn api(&self, base: &str) -> GithubClient {
+        api(&format!("http://{}{base}", self.address), OutboundConfig::default())
     }
 
-    fn repository(&self) -> Hosted {
+    fn repository(&self) -> HostedRepository {
         hosted(&format!("http://{}/acme/site", self.address))
     }
 
-    async fn about(&self) -> Result<About, Error> {
-        self.api("").about(&Secret::new(TOKEN), &self.repository()).await
+    async fn about(&self) -> Result<RepositoryInfo, GithubError> {
+        self.api("").repository_info(&SecretString::new(TOKEN), &self.repository()).await
     }
 }
 
@@ -212,17 +221,22 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-fn api(url: &str, network: Network) -> Api {
-    let patience = Patience { attempts: 1, ..Patience::default() };
+fn api(url: &str, network: OutboundConfig) -> GithubClient {
+    let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
     let timeout = Duration::from_secs(2);
-    let config =
-        Config { url: url.parse().unwrap(), network, patience, timeout, ..Config::default() };
-    Api::new(config).unwrap()
+    let config = GithubConfig {
+        url: url.parse().unwrap(),
+        network,
+        patience,
+        timeout,
+        ..GithubConfig::default()
+    };
+    GithubClient::new(config).unwrap()
 }
 
-fn hosted(url: &str) -> Hosted {
-    let repository: Repository = url.parse().unwrap();
-    repository.hosted().unwrap().clone()
+fn hosted(url: &str) -> HostedRepository {
+    let repository: RepositoryUrl = url.parse().unwrap();
+    repository.as_hosted().unwrap().clone()
 }
 
 const ABOUT: &str = r#"{"default_branch": "main"}"#;

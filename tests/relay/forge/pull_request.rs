@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use cogni_gateway::forge::github::{Error, Patience};
-use cogni_gateway::forge::pull_request::{Order, Published, publish, withdraw};
-use cogni_gateway::relay::judge::{Reason, Ruling};
-use cogni_gateway::relay::{Branch, BranchKey, Sha};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::forge::github::{GithubError, RetryPolicy};
+use cogni_gateway::forge::pull_request::{
+    PublishedPullRequest, PullRequestSpec, convert_to_draft, publish_pull_request,
+};
+use cogni_gateway::relay::judge::{ReviewAction, ReviewReason};
+use cogni_gateway::relay::{BranchKey, ObjectId, SandboxBranch};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use http::StatusCode;
 
 use crate::support::forge::{NAME, Running, TOKEN, credential};
@@ -17,12 +19,13 @@ async fn a_branch_has_one_pull_request() {
     let forge = Running::start().await;
     let first = published(&forge, &order()).await.unwrap();
     assert!(first.is_new);
-    forge.hub.edit(NAME, first.number, |pull| {
+    forge.hub.edit_pull(NAME, first.number, |pull| {
         pull.title = "Better title".to_owned();
         pull.body = pull.body.take().map(|body| format!("Reviewed by hand.\r\n\r\n{body}"));
     });
-    let second = published(&forge, &Order { run: "run-8".to_owned(), ..order() }).await.unwrap();
-    assert_eq!(second, Published { is_new: false, ..first });
+    let second =
+        published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..order() }).await.unwrap();
+    assert_eq!(second, PublishedPullRequest { is_new: false, ..first });
     let pulls = forge.hub.pulls(NAME);
     assert_eq!((pulls.len(), pulls[0].title.as_str()), (1, "Better title"));
     let body = pulls[0].body.as_ref().unwrap().replace('\r', "␍").replace('\u{200b}', "·");
@@ -52,7 +55,7 @@ async fn nothing_new_changes_nothing() {
     for _ in 0..2 {
         published(&forge, &order()).await.unwrap();
     }
-    assert_eq!(forge.hub.count(Operation::UpdatePull), 0);
+    assert_eq!(forge.hub.count_calls(GithubOperation::UpdatePull), 0);
 }
 
 /// L6: what needs a review is a draft, with its reasons in it, in words that do nothing.
@@ -92,22 +95,23 @@ async fn a_ready_pull_request_is_taken_back() {
     assert!(!is_draft());
     let withdrawn = async || {
         let (api, branch) = (forge.api(), order().head);
-        withdraw(&api, &credential(), &forge.hosted(), &branch).await
+        convert_to_draft(&api, &credential(), &forge.hosted(), &branch).await
     };
-    forge.hub.inject(Operation::Withdraw, Trouble::not_permitted(), 1);
+    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
     let error = withdrawn().await.unwrap_err();
-    assert!(matches!(error, Error::Forbidden(_)) && !is_draft(), "{error}");
-    let refused = Trouble::of_query("FORBIDDEN", "Resource not accessible by integration");
-    forge.hub.inject(Operation::Withdraw, refused, 1);
+    assert!(matches!(error, GithubError::Forbidden(_)) && !is_draft(), "{error}");
+    let refused =
+        InjectedFailure::graphql_error("FORBIDDEN", "Resource not accessible by integration");
+    forge.hub.inject(GithubOperation::Withdraw, refused, 1);
     let error = withdrawn().await.unwrap_err();
-    assert!(matches!(error, Error::Forbidden(_)) && !is_draft(), "{error}");
-    forge.hub.inject(Operation::Withdraw, Trouble::LoseReply, 1);
+    assert!(matches!(error, GithubError::Forbidden(_)) && !is_draft(), "{error}");
+    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::LoseReply, 1);
     withdrawn().await.unwrap();
     assert!(is_draft());
     // A draft is left as it is.
-    let before = forge.hub.count(Operation::Withdraw);
+    let before = forge.hub.count_calls(GithubOperation::Withdraw);
     withdrawn().await.unwrap();
-    assert_eq!(forge.hub.count(Operation::Withdraw), before);
+    assert_eq!(forge.hub.count_calls(GithubOperation::Withdraw), before);
 }
 
 /// L6: where there are no drafts, there is nothing to take back.
@@ -115,9 +119,10 @@ async fn a_ready_pull_request_is_taken_back() {
 async fn a_repository_without_drafts_is_not_held_up() {
     let forge = Running::start().await;
     published(&forge, &order()).await.unwrap();
-    let refused = Trouble::of_query("UNPROCESSABLE", "Draft pull requests are not supported");
-    forge.hub.inject(Operation::Withdraw, refused, 1);
-    withdraw(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
+    let refused =
+        InjectedFailure::graphql_error("UNPROCESSABLE", "Draft pull requests are not supported");
+    forge.hub.inject(GithubOperation::Withdraw, refused, 1);
+    convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
 }
 
 /// L6: a fork's pull request from a branch of the same name is not ours, nor is one whose fork is gone.
@@ -126,9 +131,11 @@ async fn a_forks_pull_request_is_nobody_elses() {
     for fork in ["mallory/site", ""] {
         let forge = Running::start().await;
         let first = published(&forge, &order()).await.unwrap();
-        forge.hub.edit(NAME, first.number, |pull| pull.fork = Some(fork.to_owned()));
+        forge.hub.edit_pull(NAME, first.number, |pull| pull.fork = Some(fork.to_owned()));
         let theirs = forge.hub.pulls(NAME).remove(0);
-        withdraw(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
+        convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head)
+            .await
+            .unwrap();
         let second = published(&forge, &for_review(1)).await.unwrap();
         assert!(second.is_new && second.number != first.number);
         assert_eq!(forge.hub.pulls(NAME).remove(0), theirs);
@@ -140,9 +147,9 @@ async fn a_forks_pull_request_is_nobody_elses() {
 async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
     let forge = Running::start().await;
     let first = published(&forge, &order()).await.unwrap();
-    forge.hub.edit(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
+    forge.hub.edit_pull(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
     let error = published(&forge, &for_review(1)).await.unwrap_err();
-    assert!(matches!(error, Error::Full(_)) && error.later().is_none(), "{error}");
+    assert!(matches!(error, GithubError::Full(_)) && error.retry_after().is_none(), "{error}");
     assert!(!published(&forge, &order()).await.unwrap().is_new);
 }
 
@@ -150,13 +157,16 @@ async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_not_a_second_pull_request() {
     let forge = Running::start().await;
-    forge.hub.inject(Operation::CreatePull, Trouble::LoseReply, 1);
+    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::LoseReply, 1);
     published(&forge, &order()).await.unwrap();
-    assert_eq!((forge.hub.pulls(NAME).len(), forge.hub.count(Operation::CreatePull)), (1, 1));
+    assert_eq!(
+        (forge.hub.pulls(NAME).len(), forge.hub.count_calls(GithubOperation::CreatePull)),
+        (1, 1)
+    );
 
-    forge.hub.inject(Operation::ListPulls, Trouble::LoseReply, 1);
-    forge.hub.inject(Operation::UpdatePull, Trouble::LoseReply, 1);
-    published(&forge, &Order { run: "run-8".to_owned(), ..order() }).await.unwrap();
+    forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::LoseReply, 1);
+    forge.hub.inject(GithubOperation::UpdatePull, InjectedFailure::LoseReply, 1);
+    published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..order() }).await.unwrap();
     assert_eq!(forge.hub.pulls(NAME).len(), 1);
 }
 
@@ -164,12 +174,12 @@ async fn a_lost_answer_is_not_a_second_pull_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_at_once_make_one_pull_request() {
     let forge = Running::start().await;
-    forge.hub.inject(Operation::CreatePull, Trouble::HoldBefore, 2);
-    let (first, second) = (order(), Order { run: "run-8".to_owned(), ..order() });
+    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::HoldBefore, 2);
+    let (first, second) = (order(), PullRequestSpec { run: "run-8".to_owned(), ..order() });
     let both = async { tokio::join!(published(&forge, &first), published(&forge, &second)) };
     let opened = async {
-        forge.hub.gate().reached(2).await;
-        forge.hub.gate().open(2);
+        forge.hub.response_gate().wait_for_waiting(2).await;
+        forge.hub.response_gate().allow_answers(2);
     };
     let ((first, second), ()) = tokio::join!(both, opened);
     let (first, second) = (first.unwrap(), second.unwrap());
@@ -182,12 +192,12 @@ async fn two_at_once_make_one_pull_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hiccups_are_waited_out() {
     for trouble in [
-        Trouble::status(StatusCode::BAD_GATEWAY),
-        Trouble::secondary_limit(0),
-        Trouble::head_unknown(),
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        InjectedFailure::secondary_limit(0),
+        InjectedFailure::unknown_head(),
     ] {
         let forge = Running::start().await;
-        forge.hub.inject(Operation::CreatePull, trouble, 2);
+        forge.hub.inject(GithubOperation::CreatePull, trouble, 2);
         assert!(published(&forge, &order()).await.unwrap().is_new);
     }
 }
@@ -197,21 +207,24 @@ async fn hiccups_are_waited_out() {
 async fn every_refusal_says_what_to_do() {
     let mut told = vec![];
     for (operation, trouble) in [
-        (Operation::ListPulls, Trouble::status(StatusCode::SERVICE_UNAVAILABLE)),
-        (Operation::ListPulls, Trouble::LoseReply),
-        (Operation::CreatePull, Trouble::secondary_limit(600)),
-        (Operation::ListPulls, Trouble::primary_limit(u64::MAX / 4)),
-        (Operation::CreatePull, Trouble::not_permitted()),
-        (Operation::ListPulls, Trouble::status(StatusCode::UNAUTHORIZED)),
-        (Operation::ListPulls, Trouble::status(StatusCode::NOT_FOUND)),
-        (Operation::ListPulls, Trouble::status(StatusCode::IM_A_TEAPOT)),
-        (Operation::CreatePull, Trouble::head_unknown()),
+        (
+            GithubOperation::ListPulls,
+            InjectedFailure::error_status(StatusCode::SERVICE_UNAVAILABLE),
+        ),
+        (GithubOperation::ListPulls, InjectedFailure::LoseReply),
+        (GithubOperation::CreatePull, InjectedFailure::secondary_limit(600)),
+        (GithubOperation::ListPulls, InjectedFailure::primary_limit(u64::MAX / 4)),
+        (GithubOperation::CreatePull, InjectedFailure::not_permitted()),
+        (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::UNAUTHORIZED)),
+        (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::NOT_FOUND)),
+        (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::IM_A_TEAPOT)),
+        (GithubOperation::CreatePull, InjectedFailure::unknown_head()),
     ] {
         let forge = Running::start().await;
         forge.hub.inject(operation, trouble, 9);
         let error = published(&forge, &order()).await.unwrap_err();
         assert!(!format!("{error} {error:?}").contains(TOKEN));
-        let later = error.later().map_or("no".to_owned(), |after| match after.as_secs() {
+        let later = error.retry_after().map_or("no".to_owned(), |after| match after.as_secs() {
             0 => "soon".to_owned(),
             seconds if seconds > 3600 => "much later".to_owned(),
             seconds => format!("in {seconds} s"),
@@ -237,64 +250,71 @@ async fn every_refusal_says_what_to_do() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renamed_repository_is_not_followed() {
     let forge = Running::start().await;
-    forge.hub.rename(NAME, "acme/shop");
+    forge.hub.rename_repository(NAME, "acme/shop");
     let error = published(&forge, &order()).await.unwrap_err();
-    assert!(matches!(&error, Error::Moved(to) if to.ends_with("/repositories/100")), "{error}");
-    assert!(error.later().is_none());
+    assert!(
+        matches!(&error, GithubError::Moved(to) if to.ends_with("/repositories/100")),
+        "{error}"
+    );
+    assert!(error.retry_after().is_none());
 }
 
 /// L6: where the repository has a bound on what it waits for, a limit that asks for more is left for later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_limit_is_left_for_later() {
     let forge = Running::start().await;
-    forge.hub.inject(Operation::ListPulls, Trouble::secondary_limit(60), 1);
+    forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::secondary_limit(60), 1);
     let patience =
-        Patience { attempts: 3, first: Duration::ZERO, longest: Duration::from_secs(59) };
+        RetryPolicy { attempts: 3, first: Duration::ZERO, longest: Duration::from_secs(59) };
     let api = forge.api_with(patience);
-    let error = publish(&api, &credential(), &forge.hosted(), &order()).await.unwrap_err();
-    assert_eq!(error.later(), Some(Duration::from_mins(1)));
-    assert_eq!(forge.hub.count(Operation::ListPulls), 1);
+    let error =
+        publish_pull_request(&api, &credential(), &forge.hosted(), &order()).await.unwrap_err();
+    assert_eq!(error.retry_after(), Some(Duration::from_mins(1)));
+    assert_eq!(forge.hub.count_calls(GithubOperation::ListPulls), 1);
 }
 
 /// L6: a branch that GitHub protects, or that is not there, is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_protected_branch_is_known() {
     let forge = Running::start().await;
-    forge.hub.protect(NAME, "sandbox/task-1");
+    forge.hub.protect_branch(NAME, "sandbox/task-1");
     let (api, repository) = (forge.api(), forge.hosted());
     let token = credential().token(&api, &repository).await.unwrap();
     let told = async |branch| {
-        api.branch(&token, &repository, branch).await.unwrap().map(|branch| branch.protected)
+        api.branch_info(&token, &repository, branch).await.unwrap().map(|branch| branch.protected)
     };
     assert_eq!(told("sandbox/task-1").await, Some(true));
     assert_eq!(told("main").await, Some(false));
     assert_eq!(told("sandbox/none").await, None);
 }
 
-async fn published(forge: &Running, order: &Order) -> Result<Published, Error> {
-    publish(&forge.api(), &credential(), &forge.hosted(), order).await
+async fn published(
+    forge: &Running,
+    order: &PullRequestSpec,
+) -> Result<PublishedPullRequest, GithubError> {
+    publish_pull_request(&forge.api(), &credential(), &forge.hosted(), order).await
 }
 
 /// Of a policy that had something to say about so many paths.
-fn for_review(paths: usize) -> Order {
-    let reason = |at| Reason {
-        ruling: Ruling::Review,
+fn for_review(paths: usize) -> PullRequestSpec {
+    let reason = |at| ReviewReason {
+        ruling: ReviewAction::Review,
         path: Some(format!("{at}/`@alice` <img>.md")),
         why: "it tells agents what to do, as in #12".to_owned(),
     };
     let reasons = (0..paths).map(reason).collect();
-    Order { needs_review: true, reasons, ..order() }
+    PullRequestSpec { needs_review: true, reasons, ..order() }
 }
 
-pub(super) fn order() -> Order {
-    Order {
-        head: Branch::of(BranchKey::parse("task-1").unwrap()),
+pub(super) fn order() -> PullRequestSpec {
+    PullRequestSpec {
+        head: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
         base: None,
         run: "run-7".to_owned(),
         agent: "coder".to_owned(),
         title: "Fix the login (fixes #12)".to_owned(),
         body: "As @alice asked.\n<!-- /cogni -->".to_owned(),
-        moved: (Sha::NONE, Sha::of("blob", b"")),
+        moved: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
         needs_review: false,
         reasons: vec![],
         before: vec![],

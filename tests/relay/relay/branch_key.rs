@@ -2,15 +2,15 @@
 
 use std::process::Command;
 
-use cogni_gateway::relay::{Branch, BranchKey, branch_key::Sources};
+use cogni_gateway::relay::{BranchKey, SandboxBranch, branch_key::BranchKeySources};
 use proptest::prelude::*;
 
 /// L1: an explicit name, then the work item, then the state key where that is asked for.
 #[test]
 fn the_first_source_that_says_something_names_the_branch() {
     let choose = |explicit, work_item, state, may_use_state| {
-        let sources = Sources { explicit, work_item, state, may_use_state };
-        BranchKey::choose(sources, "run-1").unwrap().map(|key| key.to_string())
+        let sources = BranchKeySources { explicit, work_item, state, may_use_state };
+        BranchKey::from_sources(sources, "run-1").unwrap().map(|key| key.to_string())
     };
     let named = |key: &str| Some(key.to_owned());
     assert_eq!(choose(Some("name"), Some("item"), Some("state"), true), named("name"));
@@ -25,7 +25,7 @@ fn the_first_source_that_says_something_names_the_branch() {
 fn a_runs_id_is_no_key() {
     for at in 0..3 {
         let source = |index| (index == at).then_some("run-1");
-        let sources = Sources {
+        let sources = BranchKeySources {
             explicit: source(0),
             work_item: source(1),
             state: source(2),
@@ -33,7 +33,7 @@ fn a_runs_id_is_no_key() {
         };
         insta::allow_duplicates! {
             insta::assert_snapshot!(
-                BranchKey::choose(sources, "run-1").unwrap_err(),
+                BranchKey::from_sources(sources, "run-1").unwrap_err(),
                 @"`run-1` is the run's id, and no two runs could share its branch; name the work instead"
             );
         }
@@ -43,10 +43,13 @@ fn a_runs_id_is_no_key() {
 /// L1: a bad name is told, and no later source is taken in its place.
 #[test]
 fn a_bad_name_is_an_error_that_says_the_rule() {
-    let sources =
-        Sources { explicit: Some("../main"), work_item: Some("item"), ..Sources::default() };
+    let sources = BranchKeySources {
+        explicit: Some("../main"),
+        work_item: Some("item"),
+        ..BranchKeySources::default()
+    };
     insta::assert_snapshot!(
-        BranchKey::choose(sources, "run-1").unwrap_err(),
+        BranchKey::from_sources(sources, "run-1").unwrap_err(),
         @"`../main` cannot name a branch; use 1 to 100 letters, digits, `.`, `_` or `-`, and begin with a letter or a digit"
     );
     let long = "k".repeat(101);
@@ -60,7 +63,7 @@ fn a_bad_name_is_an_error_that_says_the_rule() {
 #[test]
 fn the_branch_is_below_sandbox() {
     for key in ["main", "HEAD", "ISSUE-12", "a.b_c-d", "lock", "refs"] {
-        let branch = Branch::of(BranchKey::parse(key).unwrap());
+        let branch = SandboxBranch::from_key(BranchKey::parse(key).unwrap());
         assert_eq!(branch.to_ref(), format!("refs/heads/sandbox/{key}"));
     }
 }
@@ -96,7 +99,7 @@ proptest! {
     #[test]
     fn git_accepts_the_branch_of_every_key(text in text()) {
         if let Ok(key) = BranchKey::parse(&text) {
-            let branch = Branch::of(key).to_ref();
+            let branch = SandboxBranch::from_key(key).to_ref();
             let checked = Command::new("git").args(["check-ref-format", &branch]).status().unwrap();
             prop_assert!(checked.success(), "{}", branch);
         }

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
-use cogni_gateway::relay::extract::{Announced, Unclear};
-use cogni_gateway::relay::{Judged, Verdict};
+use cogni_gateway::relay::extract::{AnnouncedBranch, ExtractOutputError};
+use cogni_gateway::relay::{ReviewVerdict, ReviewedWork};
 
 use super::place::{Place, Run};
 use crate::support::repository::Repository;
@@ -35,7 +35,7 @@ pub(crate) struct Case {
 type Attack = (&'static str, fn(&Case) -> Claim);
 
 /// What a driver has understood.
-type Claim = Result<Option<Announced>, Unclear>;
+type Claim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
 
 impl Case {
     fn new(seed: &Repository) -> Self {
@@ -82,14 +82,14 @@ impl Case {
         }
     }
 
-    fn carried_out(&self, judged: Judged) -> String {
+    fn carried_out(&self, judged: ReviewedWork) -> String {
         let reasons: Vec<_> = judged.verdict().reasons().iter().map(ToString::to_string).collect();
-        let said = format!("{}; {}", judged.work().mode().as_str(), reasons.join(", "));
+        let said = format!("{}; {}", judged.work().patch_comparison().as_str(), reasons.join(", "));
         let verdict = judged.verdict().as_str();
         match judged.verdict() {
-            Verdict::Hold(_) => assert!(judged.cleared().is_err()),
-            Verdict::Push | Verdict::Review(_) => {
-                let pushed = judged.cleared().unwrap().push(None).unwrap();
+            ReviewVerdict::Hold(_) => assert!(judged.into_approved().is_err()),
+            ReviewVerdict::Push | ReviewVerdict::Review(_) => {
+                let pushed = judged.into_approved().unwrap().push_branch(None).unwrap();
                 assert_eq!(self.place.tip("sandbox/case"), pushed.tip.to_string());
                 self.place.remote.git(["fsck", "--strict", "--no-dangling"]);
                 self.is_the_relays();
@@ -176,7 +176,7 @@ fn no_hostile_work_escapes_or_executes_or_is_lost() {
                     let line = format!("{name:<34} {}", case.outcome(claim.clone()));
                     case.is_harmless(name);
                     assert_eq!(case.mirrored(), before, "{name}: it is in the mirror");
-                    let is_kept = case.run.artifacts.bundle().exists();
+                    let is_kept = case.run.artifacts.bundle_path().exists();
                     assert!(!matches!(claim, Ok(Some(_))) || is_kept, "{name}: the work is lost");
                     lines.lock().unwrap().push((at, line));
                 }

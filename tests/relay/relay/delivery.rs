@@ -1,7 +1,7 @@
 //! L2 to L6: from the remote to the agent and back again.
 
-use cogni_gateway::relay::quarantine::Mode;
-use cogni_gateway::relay::{BranchKey, Error, Verdict};
+use cogni_gateway::relay::quarantine::PatchComparison;
+use cogni_gateway::relay::{BranchKey, RepoError, ReviewVerdict};
 
 use super::place::Place;
 
@@ -16,7 +16,10 @@ fn the_agents_commits_reach_their_branch() {
     run.workspace.write("docs/more.md", "four\n");
     run.workspace.commit("[WIP] Number four");
     let pushed = place.deliver(&run).unwrap();
-    assert_eq!((pushed.mode.clone(), pushed.verdict.clone()), (Mode::Replayed, Verdict::Push));
+    assert_eq!(
+        (pushed.mode.clone(), pushed.verdict.clone()),
+        (PatchComparison::Replayed, ReviewVerdict::Push)
+    );
     assert_eq!(place.tip("sandbox/ISSUE-7"), pushed.tip.to_string());
     assert_eq!(place.tip("main"), run.state.start.to_string());
     insta::assert_snapshot!(
@@ -74,12 +77,12 @@ fn runs_append_to_their_branch() {
 fn two_runs_are_never_at_one_branch() {
     let place = Place::new();
     let key = BranchKey::parse("busy").unwrap();
-    let first = place.mirror.lease(&key).unwrap();
-    assert!(matches!(place.mirror.lease(&key), Err(Error::Busy { .. })));
-    place.mirror.lease(&BranchKey::parse("other").unwrap()).unwrap();
+    let first = place.mirror.lease_branch(&key).unwrap();
+    assert!(matches!(place.mirror.lease_branch(&key), Err(RepoError::Busy { .. })));
+    place.mirror.lease_branch(&BranchKey::parse("other").unwrap()).unwrap();
     let fence = first.fence();
     drop(first);
-    assert!(place.mirror.lease(&key).unwrap().fence() > fence);
+    assert!(place.mirror.lease_branch(&key).unwrap().fence() > fence);
 }
 
 /// L7: or it waits until the first is done, and nothing interleaves.
@@ -87,11 +90,12 @@ fn two_runs_are_never_at_one_branch() {
 async fn a_second_run_may_wait_for_the_first() {
     let place = Place::new();
     let key = BranchKey::parse("busy").unwrap();
-    let first = place.mirror.lease(&key).unwrap();
+    let first = place.mirror.lease_branch(&key).unwrap();
     let patience = std::time::Duration::from_millis(1);
-    let told = place.mirror.wait_for(&key, patience).await;
-    assert!(matches!(told, Err(Error::Busy { .. })));
-    let mut waiting = Box::pin(place.mirror.wait_for(&key, std::time::Duration::from_mins(1)));
+    let told = place.mirror.lease_with_timeout(&key, patience).await;
+    assert!(matches!(told, Err(RepoError::Busy { .. })));
+    let mut waiting =
+        Box::pin(place.mirror.lease_with_timeout(&key, std::time::Duration::from_mins(1)));
     assert!(futures_util::poll!(&mut waiting).is_pending());
     let fence = first.fence();
     drop(first);

@@ -4,18 +4,18 @@ use std::fs::{self, File};
 use std::thread;
 use std::time::Duration;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::git::{Error, Input, Limits};
-use cogni_gateway::relay::Git;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::git::{GitError, GitInput, GitLimits};
+use cogni_gateway::relay::GitProgram;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::support::process::{patience, pause_for};
 use crate::support::repository::Repository;
 
-fn git() -> (TempDir, Git) {
+fn git() -> (TempDir, GitProgram) {
     let directory = tempfile::tempdir().unwrap();
-    let git = Git::find(&directory.path().join("home")).unwrap();
+    let git = GitProgram::find(&directory.path().join("home")).unwrap();
     (directory, git)
 }
 
@@ -25,12 +25,13 @@ fn a_git_without_end_is_ended() {
     let (_directory, git) = git();
     // Nobody ever writes into this pipe, and nobody closes it while git reads.
     let (read, _write) = std::io::pipe().unwrap();
-    let reads = || Input::File(File::from(std::os::fd::OwnedFd::from(read.try_clone().unwrap())));
-    let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
-    let late = git.call("hash-object").word("--stdin").input(reads()).limits(limits).done();
+    let reads =
+        || GitInput::File(File::from(std::os::fd::OwnedFd::from(read.try_clone().unwrap())));
+    let limits = GitLimits { time: Duration::from_millis(300), ..GitLimits::default() };
+    let late = git.subcommand("hash-object").arg("--stdin").input(reads()).limits(limits).execute();
     insta::assert_snapshot!(late.unwrap_err(), @"`git hash-object` has taken longer than 300ms");
-    let limits = Limits { output_bytes: 10, ..Limits::default() };
-    let loud = git.call("help").word("-a").limits(limits).done();
+    let limits = GitLimits { output_bytes: 10, ..GitLimits::default() };
+    let loud = git.subcommand("help").arg("-a").limits(limits).execute();
     insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has said more than 10 bytes");
 }
 
@@ -39,26 +40,26 @@ fn a_git_without_end_is_ended() {
 fn how_git_was_ended_tells_whose_doing_it_is() {
     let (_directory, git) = git();
     let (read, _write) = std::io::pipe().unwrap();
-    let input = Input::File(File::from(std::os::fd::OwnedFd::from(read)));
+    let input = GitInput::File(File::from(std::os::fd::OwnedFd::from(read)));
     let ended = thread::scope(|scope| {
-        let call = git.call("hash-object").word("--stdin").input(input);
-        let asked = scope.spawn(|| call.done().unwrap_err());
+        let call = git.subcommand("hash-object").arg("--stdin").input(input);
+        let asked = scope.spawn(|| call.execute().unwrap_err());
         patience(|| child("hash-object").is_some(), || "git has not begun".to_owned());
         kill_process(child("hash-object").unwrap(), Signal::KILL).unwrap();
         asked.join().unwrap()
     });
     insta::assert_snapshot!(ended, @"`git hash-object` has failed (signal: 9 (SIGKILL))");
-    assert!(ended.is_passing() && !ended.is_costly());
+    assert!(ended.is_transient() && !ended.is_resource_limit());
 
-    let limits = Limits { file_bytes: 1 << 10, ..Limits::default() };
+    let limits = GitLimits { file_bytes: 1 << 10, ..GitLimits::default() };
     let directory = tempfile::tempdir().unwrap();
     let bare = Repository::seeded(&directory.path().join("bare.git"));
-    let call = git.call("hash-object").repository(&bare.path).words(["-w", "--stdin"]);
+    let call = git.subcommand("hash-object").repository(&bare.path).args(["-w", "--stdin"]);
     let noise: Vec<u8> =
         (0..200_000_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
-    let spent = call.limits(limits).input(Input::Bytes(noise)).done().unwrap_err();
+    let spent = call.limits(limits).input(GitInput::Bytes(noise)).execute().unwrap_err();
     insta::assert_snapshot!(spent, @"`git hash-object` has failed (signal: 25 (SIGXFSZ))");
-    assert!(spent.is_costly() && !spent.is_passing());
+    assert!(spent.is_resource_limit() && !spent.is_transient());
 }
 
 /// The one process of ours that has this among its words.
@@ -76,10 +77,10 @@ fn child(word: &str) -> Option<Pid> {
 #[test]
 fn no_git_is_ever_without_limits() {
     let (_directory, git) = git();
-    let limits = Limits { memory_bytes: 1 << 29, file_bytes: 1 << 29, ..Limits::default() };
+    let limits = GitLimits { memory_bytes: 1 << 29, file_bytes: 1 << 29, ..GitLimits::default() };
     let ask = || {
-        let call = git.call("limits").setting("alias.limits=!ulimit -v; ulimit -f; ulimit -c");
-        call.limits(limits).text().unwrap()
+        let call = git.subcommand("limits").config("alias.limits=!ulimit -v; ulimit -f; ulimit -c");
+        call.limits(limits).output_text().unwrap()
     };
     thread::scope(|scope| {
         let askers: Vec<_> =
@@ -99,17 +100,17 @@ fn no_git_is_ever_without_limits() {
 #[test]
 fn only_gits_own_time_counts() {
     let (_directory, git) = git();
-    let limits = Limits { time: Duration::from_secs(4), ..Limits::default() };
+    let limits = GitLimits { time: Duration::from_secs(4), ..GitLimits::default() };
     let mut pieces = 0;
-    let slow = git.call("help").word("-a").limits(limits).pieces(|_| {
+    let slow = git.subcommand("help").arg("-a").limits(limits).stream_output(|_| {
         pieces += 1;
         if pieces == 1 {
             pause_for(Duration::from_secs(5));
         }
     });
     slow.unwrap();
-    let limits = Limits { time: Duration::MAX, ..Limits::default() };
-    assert!(git.call("version").limits(limits).text().is_ok());
+    let limits = GitLimits { time: Duration::MAX, ..GitLimits::default() };
+    assert!(git.subcommand("version").limits(limits).output_text().is_ok());
 }
 
 /// L4: git is fed more than a pipe holds while it answers more than a pipe holds.
@@ -118,9 +119,9 @@ fn a_long_question_has_a_long_answer() {
     let (directory, git) = git();
     let repository = Repository::with_files(&directory.path().join("repository"));
     let name = repository.object("blob", "x");
-    let call = git.call("cat-file").repository(&repository.path.join(".git"));
+    let call = git.subcommand("cat-file").repository(&repository.path.join(".git"));
     let question = format!("{name}\n").repeat(20_000).into_bytes();
-    let answer = call.word("--batch-check").input(Input::Bytes(question)).text().unwrap();
+    let answer = call.arg("--batch-check").input(GitInput::Bytes(question)).output_text().unwrap();
     assert_eq!(answer.lines().count(), 20_000);
     assert!(answer.lines().all(|line| line == format!("{name} blob 1")));
 }
@@ -129,14 +130,14 @@ fn a_long_question_has_a_long_answer() {
 #[test]
 fn a_secret_is_in_nothing_that_comes_back() {
     let (_directory, git) = git();
-    let secret = Secret::new("Authorization: Basic c2VjcmV0LXNlY3JldA==");
-    let call = git.call("config").words(["--get", "http.https://x/.extraHeader"]);
-    let (said, ended) = call.header("https://x/", &secret).told().unwrap();
+    let secret = SecretString::new("Authorization: Basic c2VjcmV0LXNlY3JldA==");
+    let call = git.subcommand("config").args(["--get", "http.https://x/.extraHeader"]);
+    let (said, ended) = call.http_header("https://x/", &secret).output_and_status().unwrap();
     assert!(ended.is_ok());
     insta::assert_snapshot!(said, @"*** Basic ***");
-    let call = git.call("config").word("--c2VjcmV0LXNlY3JldA==").secret(&secret);
-    let error = call.done().unwrap_err();
-    assert!(matches!(error, Error::Failed { .. }));
+    let call = git.subcommand("config").arg("--c2VjcmV0LXNlY3JldA==").redact_secret(&secret);
+    let error = call.execute().unwrap_err();
+    assert!(matches!(error, GitError::Failed { .. }));
     assert!(!format!("{error} {error:?}").contains("c2VjcmV0"), "{error}");
 }
 
@@ -145,13 +146,13 @@ fn a_secret_is_in_nothing_that_comes_back() {
 fn the_relays_git_is_configured_by_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let home = directory.path().join("home");
-    let git = Git::find(&home).unwrap();
+    let git = GitProgram::find(&home).unwrap();
     fs::write(home.join(".gitconfig"), "[user]\n\tname = Evil\n").unwrap();
-    let said = git.call("config").words(["--list", "--show-origin"]).text().unwrap();
+    let said = git.subcommand("config").args(["--list", "--show-origin"]).output_text().unwrap();
     let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
     assert_eq!(others, Vec::<&str>::new());
     // Nor does it look for a repository around it.
     Repository::with_files(&home);
-    let found = git.call("rev-parse").word("--git-dir").text();
+    let found = git.subcommand("rev-parse").arg("--git-dir").output_text();
     assert!(found.is_err(), "{found:?}");
 }

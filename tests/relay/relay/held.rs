@@ -1,9 +1,11 @@
 //! L5: work that is not pushed is kept, with the line that applies it.
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::relay::judge::{Config, Found, Pattern, Ruling, Scanner, Text};
-use cogni_gateway::relay::quarantine::Refusal;
-use cogni_gateway::relay::{Error, Verdict};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::relay::judge::{
+    FoundSecrets, PathPattern, RelayConfig, ReviewAction, ScanWindow, SecretScanner,
+};
+use cogni_gateway::relay::quarantine::QuarantineError;
+use cogni_gateway::relay::{RepoError, ReviewVerdict};
 
 use super::place::Place;
 use crate::support::repository::{Repository, command};
@@ -16,9 +18,9 @@ fn held_work_is_applied_by_one_line() {
     run.workspace.write(".github/workflows/ci.yml", "on: push\n");
     let tip = run.workspace.commit("A workflow");
     let announced = place.extract(&run).unwrap().unwrap();
-    let held = place.judge(&run, announced).unwrap().cleared().unwrap_err();
+    let held = place.judge(&run, announced).unwrap().into_approved().unwrap_err();
     assert_eq!(place.tip("sandbox/held"), "");
-    let line = run.artifacts.apply_line(&held.state.branch, "0123456789abcdef");
+    let line = run.artifacts.apply_command(&held.state.branch, "0123456789abcdef");
     let shown = line.replace(place.directory.path().to_str().unwrap(), "");
     insta::assert_snapshot!(
         shown,
@@ -36,19 +38,20 @@ fn held_work_is_applied_by_one_line() {
 #[test]
 fn the_shipped_file_is_what_holds_without_one() {
     let file = std::fs::read_to_string("config/relay.toml").unwrap();
-    let default = Config::default();
-    assert_eq!(Config::parse(&file).unwrap(), default);
-    assert_eq!(default.extract, cogni_gateway::relay::extract::Limits::default());
-    assert_eq!(default.quarantine, cogni_gateway::relay::quarantine::Limits::default());
-    let own = Config::parse("[policy]\nnew_program = \"push\"\n[extract]\ncommits = 5\n").unwrap();
-    assert_eq!((own.policy.new_program, own.extract.commits), (Ruling::Push, 5));
+    let default = RelayConfig::default();
+    assert_eq!(RelayConfig::parse(&file).unwrap(), default);
+    assert_eq!(default.extract, cogni_gateway::relay::extract::ExtractLimits::default());
+    assert_eq!(default.quarantine, cogni_gateway::relay::quarantine::QuarantineLimits::default());
+    let own =
+        RelayConfig::parse("[policy]\nnew_program = \"push\"\n[extract]\ncommits = 5\n").unwrap();
+    assert_eq!((own.policy.new_program, own.extract.commits), (ReviewAction::Push, 5));
     assert_eq!(own.policy.paths, default.policy.paths);
     for wrong in [
         "[policy]\nnew_progam = \"push\"",
         "[policy]\nsecret = \"maybe\"",
         "[[policy.secrets]]\nname = \"x\"\npattern = \"(\"",
     ] {
-        assert!(Config::parse(wrong).is_err(), "{wrong}");
+        assert!(RelayConfig::parse(wrong).is_err(), "{wrong}");
     }
 }
 
@@ -56,7 +59,7 @@ fn the_shipped_file_is_what_holds_without_one() {
 #[test]
 fn an_operators_rules_decide() {
     let mut place = Place::new();
-    place.config = Config::parse(
+    place.config = RelayConfig::parse(
         "[[policy.paths]]\nwhy = \"it is ours\"\nverdict = \"hold\"\nmatch = [\"docs/**\"]\n",
     )
     .unwrap();
@@ -85,8 +88,8 @@ fn a_credential_of_this_host_is_found_anywhere() {
     }
     run.workspace.commit("Leaks");
     let announced = place.extract(&run).unwrap().unwrap();
-    let judged = place.judge_beside(&[Secret::new(secret)], &run, announced).unwrap();
-    let Verdict::Hold(reasons) = judged.verdict() else { panic!("{:?}", judged.verdict()) };
+    let judged = place.judge_beside(&[SecretString::new(secret)], &run, announced).unwrap();
+    let ReviewVerdict::Hold(reasons) = judged.verdict() else { panic!("{:?}", judged.verdict()) };
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     assert!(!format!("{reasons:?}").contains(secret));
 }
@@ -95,9 +98,9 @@ fn a_credential_of_this_host_is_found_anywhere() {
 #[test]
 fn a_long_credential_is_found_at_every_split() {
     let secret = "correct-horse-".repeat(120);
-    let scanner = Scanner::new(&[], &[Secret::new(&secret)]).unwrap();
+    let scanner = SecretScanner::new(&[], &[SecretString::new(&secret)]).unwrap();
     let is_found = |pieces: &[&[u8]]| {
-        let (mut text, mut found) = (Text::default(), Found::new());
+        let (mut text, mut found) = (ScanWindow::default(), FoundSecrets::new());
         for piece in pieces {
             scanner.scan(&mut text, piece, &mut found);
         }
@@ -129,7 +132,7 @@ fn a_credential_that_was_there_is_not_found_again() {
     run.workspace.write("conf.txt", token.clone() + "more = 1\n");
     run.workspace.commit("More");
     let pushed = place.deliver(&run).unwrap();
-    assert_eq!(pushed.verdict, Verdict::Push);
+    assert_eq!(pushed.verdict, ReviewVerdict::Push);
 }
 
 /// L4: a change of a few bytes of a large file brings the file along. What git is ended for then is what that takes.
@@ -150,16 +153,16 @@ fn work_that_takes_too_much_room_is_too_costly() {
     run.workspace.write("noise.bin", &noise);
     run.workspace.commit("A little more");
     let announced = place.extract(&run).unwrap().unwrap();
-    assert!(run.artifacts.bundle().metadata().unwrap().len() < 10_000);
+    assert!(run.artifacts.bundle_path().metadata().unwrap().len() < 10_000);
     let error = place.judge(&run, announced).unwrap_err();
-    assert!(matches!(error, Error::Refused(Refusal::Costly(_))), "{error:?}");
+    assert!(matches!(error, RepoError::Refused(QuarantineError::Costly(_))), "{error:?}");
     insta::assert_snapshot!(error, @"what came out cannot come in: it takes more time or room than there is for it: `git index-pack` has failed (signal: 25 (SIGXFSZ))");
 }
 
 /// L5: where `*` and `**` reach.
 #[test]
 fn patterns_match_whole_paths() {
-    let matches = |pattern: &str, path: &str| Pattern::new(pattern).matches(path.as_bytes());
+    let matches = |pattern: &str, path: &str| PathPattern::new(pattern).matches(path.as_bytes());
     for (pattern, path) in [
         ("**/requirements*.txt", "a/requirements-dev.txt"),
         ("**/*.gradle.kts", "build.gradle.kts"),

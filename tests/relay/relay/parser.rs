@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use cogni_gateway::git::batch::{Part, Reader};
-use cogni_gateway::relay::Sha;
-use cogni_gateway::relay::bundle::{Header, Invalid};
-use cogni_gateway::relay::extract::Announced;
-use cogni_gateway::relay::judge::diff::{self, Entry, FILE, PROGRAM};
-use cogni_gateway::relay::quarantine::commit::{Commit, MAX_PARENTS};
+use cogni_gateway::git::batch::{BatchPart, BatchReader};
+use cogni_gateway::relay::ObjectId;
+use cogni_gateway::relay::bundle::{BundleError, BundleHeader};
+use cogni_gateway::relay::extract::AnnouncedBranch;
+use cogni_gateway::relay::judge::diff::{self, MODE_EXECUTABLE, MODE_FILE, TreeEntry};
+use cogni_gateway::relay::quarantine::commit::{MAX_PARENTS, ParsedCommit};
 use cogni_gateway::relay::quarantine::tree;
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ use crate::support::repository::Repository;
 const NAME: &str = "0123456789abcdef0123456789abcdef01234567";
 const WANTED: &str = "refs/heads/sandbox/k";
 
-fn sha() -> Sha {
+fn sha() -> ObjectId {
     NAME.parse().unwrap()
 }
 
@@ -24,9 +24,12 @@ fn sha() -> Sha {
 #[test]
 fn a_bundle_says_one_branch_and_what_it_builds_on() {
     let text = format!("# v2 git bundle\n-{NAME} first line\n-{NAME}\n{NAME} {WANTED}\n\nPACK");
-    let header = Header::parse(text.as_bytes(), WANTED).unwrap();
-    let expected =
-        Header { prerequisites: vec![sha(), sha()], tip: sha(), pack_at: text.len() as u64 - 4 };
+    let header = BundleHeader::parse(text.as_bytes(), WANTED).unwrap();
+    let expected = BundleHeader {
+        prerequisites: vec![sha(), sha()],
+        tip: sha(),
+        pack_at: text.len() as u64 - 4,
+    };
     assert_eq!(header, expected);
     for (bad, why) in [
         ("", "no bundle"),
@@ -42,10 +45,13 @@ fn a_bundle_says_one_branch_and_what_it_builds_on() {
         (&format!("# v3 git bundle\n@object-format=sha256\n{NAME} {WANTED}\n\n"), "sha256"),
         (&format!("# v2 git bundle\n{} {WANTED}\n\n", NAME.to_uppercase()), "upper case"),
     ] {
-        assert!(Header::parse(bad.as_bytes(), WANTED).is_err(), "{why}");
+        assert!(BundleHeader::parse(bad.as_bytes(), WANTED).is_err(), "{why}");
     }
     let other = format!("# v2 git bundle\n{NAME} refs/heads/main\n\n");
-    assert_eq!(Header::parse(other.as_bytes(), WANTED), Err(Invalid::Refs(WANTED.to_owned())));
+    assert_eq!(
+        BundleHeader::parse(other.as_bytes(), WANTED),
+        Err(BundleError::Refs(WANTED.to_owned()))
+    );
 }
 
 /// L5: a change of one parent, and one of a merge.
@@ -54,15 +60,21 @@ fn a_raw_diff_is_read_with_its_merges() {
     let text = format!(
         ":100644 100755 {NAME} {NAME} M\0a\nb\0::100644 100644 100644 {NAME} {NAME} {NAME} MM\0c\0"
     );
-    let entry = |mode| Entry { mode, name: sha() };
-    let one =
-        diff::Change { path: b"a\nb".to_vec(), before: vec![entry(FILE)], after: entry(PROGRAM) };
-    let two =
-        diff::Change { path: b"c".to_vec(), before: vec![entry(FILE); 2], after: entry(FILE) };
-    assert_eq!(diff::parse(text.as_bytes()), Ok(vec![one, two]));
+    let entry = |mode| TreeEntry { mode, name: sha() };
+    let one = diff::PathChange {
+        path: b"a\nb".to_vec(),
+        before: vec![entry(MODE_FILE)],
+        after: entry(MODE_EXECUTABLE),
+    };
+    let two = diff::PathChange {
+        path: b"c".to_vec(),
+        before: vec![entry(MODE_FILE); 2],
+        after: entry(MODE_FILE),
+    };
+    assert_eq!(diff::parse_raw_diff(text.as_bytes()), Ok(vec![one, two]));
     for cut in 1..text.len() {
         let whole = text.as_bytes()[..cut].ends_with(b"a\nb\0");
-        assert_eq!(diff::parse(&text.as_bytes()[..cut]).is_ok(), whole, "cut at {cut}");
+        assert_eq!(diff::parse_raw_diff(&text.as_bytes()[..cut]).is_ok(), whole, "cut at {cut}");
     }
 }
 
@@ -70,13 +82,13 @@ fn a_raw_diff_is_read_with_its_merges() {
 #[test]
 fn an_announcement_is_read() {
     let line = format!("{NAME} {NAME} {NAME}\n");
-    let announced = Announced::parse(line.repeat(3).as_bytes(), 0).unwrap().unwrap();
+    let announced = AnnouncedBranch::parse(line.repeat(3).as_bytes(), 0).unwrap().unwrap();
     assert_eq!((announced.commits, announced.merges, announced.head), (3, 0, None));
     let merge = format!("{NAME} {NAME} {NAME} {NAME}\n");
-    assert_eq!(Announced::parse(merge.as_bytes(), 0).unwrap().unwrap().merges, 1);
-    assert_eq!(Announced::parse(b"", 0), Ok(None));
+    assert_eq!(AnnouncedBranch::parse(merge.as_bytes(), 0).unwrap().unwrap().merges, 1);
+    assert_eq!(AnnouncedBranch::parse(b"", 0), Ok(None));
     for (text, exit_code) in [(line.as_str(), 1), ("", 128), ("x\n", 0), (NAME, 0), ("\n", 0)] {
-        assert!(Announced::parse(text.as_bytes(), exit_code).is_err(), "{text:?}");
+        assert!(AnnouncedBranch::parse(text.as_bytes(), exit_code).is_err(), "{text:?}");
     }
 }
 
@@ -85,7 +97,7 @@ fn an_announcement_is_read() {
 fn a_commit_has_one_form() {
     let who = "A <a@b> 1 +0000";
     let head = format!("tree {NAME}\nparent {NAME}\nauthor {who}\ncommitter {who}\n");
-    let parsed = |text: &str| Commit::parse(Sha::NONE, text.as_bytes());
+    let parsed = |text: &str| ParsedCommit::parse(ObjectId::NONE, text.as_bytes());
     let signed = "encoding utf8\ngpgsig a\n \n b\nmergetag c\n parent x\nmergetag d\n";
     for more in ["", signed, "gpgsig-sha256 a\n"] {
         let commit = parsed(&format!("{head}{more}\nOdd\n\ntree x\n")).unwrap();
@@ -94,10 +106,14 @@ fn a_commit_has_one_form() {
     }
     let foreign = parsed(&format!("{head}encoding UTF-7\n\n")).unwrap();
     assert_eq!(foreign.encoding.as_deref(), Some(b"UTF-7".as_slice()));
-    let anew = foreign.anew(&HashMap::new(), "Relay <relay@example.com>", "Sandbox-Run: run-1\n");
+    let anew =
+        foreign.rewritten(&HashMap::new(), "Relay <relay@example.com>", "Sandbox-Run: run-1\n");
     let written = String::from_utf8(anew.clone()).unwrap();
     assert!(!written.contains("encoding"), "git reads what was judged: {written}");
-    assert_eq!(Commit::parse(Sha::NONE, &anew).unwrap().message, b"Sandbox-Run: run-1\n");
+    assert_eq!(
+        ParsedCommit::parse(ObjectId::NONE, &anew).unwrap().message,
+        b"Sandbox-Run: run-1\n"
+    );
     let parents = |count: usize| {
         let parents: Vec<_> = (0..count).map(|at| format!("parent {at:040}\n")).collect();
         let parents = parents.concat();
@@ -241,15 +257,17 @@ fn scratch() -> (tempfile::TempDir, Repository) {
 }
 
 fn batch(pieces: &[&[u8]]) -> (bool, Vec<(String, Vec<u8>)>) {
-    let (mut reader, mut objects) = (Reader::default(), vec![]);
+    let (mut reader, mut objects) = (BatchReader::default(), vec![]);
     let mut is_sound = true;
     for piece in pieces {
         is_sound &= is_sound
             && reader
                 .push(piece, |part| match part {
-                    Part::Head(object) => objects.push((object.kind.clone(), vec![])),
-                    Part::Content(piece) => objects.last_mut().unwrap().1.extend_from_slice(piece),
-                    Part::End => (),
+                    BatchPart::Head(object) => objects.push((object.kind.clone(), vec![])),
+                    BatchPart::Content(piece) => {
+                        objects.last_mut().unwrap().1.extend_from_slice(piece);
+                    }
+                    BatchPart::End => (),
                 })
                 .is_ok();
     }
@@ -278,7 +296,7 @@ proptest! {
     fn git_reads_the_same_commit(lines in commit(), changes in changes()) {
         let parts = lines.into_iter().map(String::into_bytes).collect();
         let content = changed(parts, &changes);
-        let parsed = Commit::parse(Sha::NONE, &content);
+        let parsed = ParsedCommit::parse(ObjectId::NONE, &content);
         prop_assert!(parsed.is_ok() || !changes.is_empty(), "{parsed:?}");
         if let Ok(commit) = parsed {
             let (_directory, git) = scratch();
@@ -292,7 +310,7 @@ proptest! {
             prop_assert!(said.starts_with(head.as_bytes()), "{}", said.escape_ascii());
             let squeezed = |text: &[u8]| text.iter().copied().filter(u8::is_ascii_graphic).collect::<Vec<_>>();
             let author = said[head.len()..].split(|byte| *byte == b'\n').next().unwrap_or_default();
-            prop_assert_eq!(squeezed(author), squeezed(commit.signature().0));
+            prop_assert_eq!(squeezed(author), squeezed(commit.author_and_date().0));
         }
     }
 
@@ -306,8 +324,8 @@ proptest! {
         };
         let content = changed(kinds.iter().enumerate().map(entry).collect(), &changes);
         let is_plain = changes.is_empty() && kinds.iter().all(|kind| *kind < 5);
-        prop_assert_eq!(is_plain, is_plain && tree::check(&content).is_ok());
-        if tree::check(&content).is_ok() {
+        prop_assert_eq!(is_plain, is_plain && tree::check_tree(&content).is_ok());
+        if tree::check_tree(&content).is_ok() {
             let (_directory, git) = scratch();
             // Git before 2.40 stores trees that its own check refuses.
             let is_refused = || {
@@ -334,7 +352,7 @@ proptest! {
     #[test]
     fn any_head_is_read_or_refused(lines in prop::collection::vec(line(), 0..8)) {
         let text = lines.concat();
-        if let Ok(header) = Header::parse(text.as_bytes(), WANTED) {
+        if let Ok(header) = BundleHeader::parse(text.as_bytes(), WANTED) {
             let at = usize::try_from(header.pack_at).unwrap();
             prop_assert!(text[..at].ends_with("\n\n"));
         }
@@ -343,12 +361,12 @@ proptest! {
     /// L5: no bytes make the reader of diffs fail in another way than by saying so.
     #[test]
     fn any_diff_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = diff::parse(&bytes);
+        let _ = diff::parse_raw_diff(&bytes);
         let mut framed = format!(":100644 100644 {NAME} {NAME} M\0").into_bytes();
         let path: Vec<_> = bytes.into_iter().filter(|byte| *byte != 0).collect();
         framed.extend(&path);
         framed.push(0);
-        prop_assert_eq!(diff::parse(&framed).is_ok(), !path.is_empty());
+        prop_assert_eq!(diff::parse_raw_diff(&framed).is_ok(), !path.is_empty());
     }
 
     /// L5: objects are the same, however they come.

@@ -6,13 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::relay::extract::{self, Announced, Commands};
-use cogni_gateway::relay::judge::Config;
-use cogni_gateway::relay::mirror::{Author, Owner};
-use cogni_gateway::relay::quarantine::Provenance;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::relay::extract::{self, AnnouncedBranch, ExtractCommandSet};
+use cogni_gateway::relay::judge::RelayConfig;
+use cogni_gateway::relay::mirror::{CommitAuthor, FileOwner};
+use cogni_gateway::relay::quarantine::CommitProvenance;
 use cogni_gateway::relay::{
-    Artifacts, BranchKey, BranchState, Error, Git, Judged, Lease, Mirror, Pushed, Work,
+    ArtifactDir, BranchKey, BranchLease, BranchState, ExtractedWork, GitProgram, PushOutcome,
+    RepoError, RepoMirror, ReviewedWork,
 };
 use tempfile::TempDir;
 
@@ -22,16 +23,16 @@ use crate::support::repository::Repository;
 pub(crate) struct Place {
     pub(crate) directory: TempDir,
     pub(crate) remote: Repository,
-    pub(crate) mirror: Mirror,
-    pub(crate) config: Config,
+    pub(crate) mirror: RepoMirror,
+    pub(crate) config: RelayConfig,
 }
 
 /// A run, while the agent is at work or after it.
 pub(crate) struct Run {
-    pub(crate) lease: Lease,
+    pub(crate) lease: BranchLease,
     pub(crate) state: BranchState,
     pub(crate) workspace: Repository,
-    pub(crate) artifacts: Artifacts,
+    pub(crate) artifacts: ArtifactDir,
 }
 
 impl Place {
@@ -55,9 +56,9 @@ impl Place {
     /// The same, where the relay reaches the remote by another address.
     pub(crate) fn at(directory: TempDir, remote: Repository, url: &str) -> Self {
         let state = directory.path().join("state");
-        let git = Git::find(&state.join("home")).unwrap();
-        let mirror = Mirror::open(&git, &state, &url.parse().unwrap()).unwrap();
-        Self { directory, remote, mirror, config: Config::default() }
+        let git = GitProgram::find(&state.join("home")).unwrap();
+        let mirror = RepoMirror::open(&git, &state, &url.parse().unwrap()).unwrap();
+        Self { directory, remote, mirror, config: RelayConfig::default() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -66,27 +67,32 @@ impl Place {
 
     /// Begins a run: its branch is looked up, and its workspace filled.
     pub(crate) fn begin(&self, key: &str, name: &str) -> Run {
-        let lease = self.mirror.lease(&BranchKey::parse(key).unwrap()).unwrap();
+        let lease = self.mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap();
         let state = self.mirror.ensure_branch(&lease, None, None).unwrap();
         self.begin_with(lease, state, name)
     }
 
-    pub(crate) fn begin_with(&self, lease: Lease, state: BranchState, name: &str) -> Run {
+    pub(crate) fn begin_with(&self, lease: BranchLease, state: BranchState, name: &str) -> Run {
         let workspace = self.path(name);
         let own = self.directory.path().metadata().unwrap();
         // Whoever runs the tests, who is to commit in there.
         let (uid, gid) = (own.uid(), own.gid());
-        let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
-        self.mirror.feed(&lease, &state, &workspace, (Owner { uid, gid }, &author)).unwrap();
-        let artifacts = Artifacts::create(&self.path(&format!("{name}.artifacts"))).unwrap();
+        let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+        self.mirror
+            .checkout_workspace(&lease, &state, &workspace, (FileOwner { uid, gid }, &author))
+            .unwrap();
+        let artifacts = ArtifactDir::create(&self.path(&format!("{name}.artifacts"))).unwrap();
         Run { lease, state, workspace: Repository::at(&workspace), artifacts }
     }
 
     /// The agent is done: what it made is taken out; `None` where it committed nothing.
-    pub(crate) fn extract(&self, run: &Run) -> Result<Option<Announced>, extract::Unclear> {
+    pub(crate) fn extract(
+        &self,
+        run: &Run,
+    ) -> Result<Option<AnnouncedBranch>, extract::ExtractOutputError> {
         let announced = self.extract_without_patches(run)?;
         if announced.is_some() {
-            take(&self.commands(run).patches, &run.artifacts, run.artifacts.patches());
+            take(&self.commands(run).patches, &run.artifacts, run.artifacts.patches_path());
         }
         Ok(announced)
     }
@@ -94,47 +100,52 @@ impl Place {
     pub(crate) fn extract_without_patches(
         &self,
         run: &Run,
-    ) -> Result<Option<Announced>, extract::Unclear> {
+    ) -> Result<Option<AnnouncedBranch>, extract::ExtractOutputError> {
         let commands = self.commands(run);
         let (facts, exit_code) = execute(&commands.facts);
-        let Some(announced) = Announced::parse(&facts, exit_code)? else { return Ok(None) };
+        let Some(announced) = AnnouncedBranch::parse(&facts, exit_code)? else { return Ok(None) };
         let announced = announced.with_head(&execute(&commands.head).0);
-        take(&commands.bundle, &run.artifacts, run.artifacts.bundle());
+        take(&commands.bundle, &run.artifacts, run.artifacts.bundle_path());
         Ok(Some(announced))
     }
 
-    pub(crate) fn commands(&self, run: &Run) -> Commands {
+    pub(crate) fn commands(&self, run: &Run) -> ExtractCommandSet {
         let workspace = run.workspace.path.display().to_string();
         let own = self.path("own.git").display().to_string();
-        Commands::new(&run.state, &workspace, &own, &self.config.extract)
+        ExtractCommandSet::new(&run.state, &workspace, &own, &self.config.extract)
     }
 
     /// From what came out to the verdict.
-    pub(crate) fn judge(&self, run: &Run, announced: Announced) -> Result<Judged, Error> {
+    pub(crate) fn judge(
+        &self,
+        run: &Run,
+        announced: AnnouncedBranch,
+    ) -> Result<ReviewedWork, RepoError> {
         self.judge_beside(&[], run, announced)
     }
 
     /// The same, where this host has some credentials.
     pub(crate) fn judge_beside(
         &self,
-        known: &[Secret],
+        known: &[SecretString],
         run: &Run,
-        announced: Announced,
-    ) -> Result<Judged, Error> {
-        let work = Work {
+        announced: AnnouncedBranch,
+    ) -> Result<ReviewedWork, RepoError> {
+        let work = ExtractedWork {
             mirror: &self.mirror,
             lease: &run.lease,
             state: run.state.clone(),
             announced,
             artifacts: &run.artifacts,
         };
-        work.admit(&self.config.quarantine, &provenance())?.judge(&self.config.policy, known)
+        work.into_quarantine(&self.config.quarantine, &provenance())?
+            .review(&self.config.policy, known)
     }
 
     /// The whole way, for work that is welcome.
-    pub(crate) fn deliver(&self, run: &Run) -> Result<Pushed, Error> {
+    pub(crate) fn deliver(&self, run: &Run) -> Result<PushOutcome, RepoError> {
         let announced = self.extract(run).unwrap().expect("the agent has committed something");
-        self.judge(run, announced)?.cleared().expect("the work is not held").push(None)
+        self.judge(run, announced)?.into_approved().expect("the work is not held").push_branch(None)
     }
 
     /// Where a branch of the remote stands; nothing where it is not there.
@@ -144,16 +155,16 @@ impl Place {
     }
 }
 
-pub(crate) fn provenance() -> Provenance {
-    Provenance {
+pub(crate) fn provenance() -> CommitProvenance {
+    CommitProvenance {
         committer: "Relay <relay@example.com>".to_owned(),
         run: "run-1".to_owned(),
         agent: Some("sandbox:agent".to_owned()),
     }
 }
 
-fn take(command: &extract::Command, artifacts: &Artifacts, path: PathBuf) {
-    let mut spool = artifacts.spool(path, command.output_bytes).unwrap();
+fn take(command: &extract::ExtractCommand, artifacts: &ArtifactDir, path: PathBuf) {
+    let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
     // What is too long is cut, as if it had never been said.
     let _ = spool.push(&execute(command).0);
     spool.finish().unwrap();
@@ -161,7 +172,7 @@ fn take(command: &extract::Command, artifacts: &Artifacts, path: PathBuf) {
 
 /// What a sandbox would be asked to do, as it is: the words, and the words' environment over that of a container. It
 /// is cut where it says more than it may.
-pub(crate) fn execute(command: &extract::Command) -> (Vec<u8>, i64) {
+pub(crate) fn execute(command: &extract::ExtractCommand) -> (Vec<u8>, i64) {
     let mut child = Command::new(&command.argv[0])
         .args(&command.argv[1..])
         .env_clear()

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::relay::{BranchKey, Error, Lease, Mirror, Pushed};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::relay::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
 
 use super::place::{Place, Run};
 use crate::support::git_server::GitServer;
@@ -21,26 +21,26 @@ fn served() -> (Place, GitServer) {
     (Place::at(directory, remote, &url), server)
 }
 
-fn lease(mirror: &Mirror, key: &str) -> Lease {
-    mirror.lease(&BranchKey::parse(key).unwrap()).unwrap()
+fn lease(mirror: &RepoMirror, key: &str) -> BranchLease {
+    mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap()
 }
 
-fn begin(place: &Place, token: &Secret, name: &str) -> Run {
+fn begin(place: &Place, token: &SecretString, name: &str) -> Run {
     let lease = lease(&place.mirror, "over-http");
     let state = place.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
     place.begin_with(lease, state, name)
 }
 
-fn push(place: &Place, run: &Run, token: &Secret) -> Result<Pushed, Error> {
+fn push(place: &Place, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
     let announced = place.extract(run).unwrap().unwrap();
-    place.judge(run, announced)?.cleared().unwrap().push(Some(token))
+    place.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
 }
 
 /// L6: fetch and push with a token, which is in no file and in no argument.
 #[test]
 fn work_is_pushed_with_a_token_that_is_written_nowhere() {
     let (place, server) = served();
-    let token = Secret::new(TOKEN);
+    let token = SecretString::new(TOKEN);
     let run = begin(&place, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
@@ -59,7 +59,7 @@ fn work_is_pushed_with_a_token_that_is_written_nowhere() {
 #[test]
 fn a_lost_answer_is_no_lost_push() {
     let (place, server) = served();
-    let token = Secret::new(TOKEN);
+    let token = SecretString::new(TOKEN);
     let run = begin(&place, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
@@ -76,22 +76,22 @@ fn a_lost_answer_is_no_lost_push() {
 #[test]
 fn a_bad_token_is_denied_and_never_shown() {
     let (place, server) = served();
-    let token = Secret::new(TOKEN);
+    let token = SecretString::new(TOKEN);
     let run = begin(&place, &token, "one");
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     server.accept("another");
     let denied = push(&place, &run, &token).unwrap_err();
-    assert!(matches!(denied, Error::Denied { .. }), "{denied}");
+    assert!(matches!(denied, RepoError::Denied { .. }), "{denied}");
     let said = format!("{denied} {denied:?}");
     assert!(!said.contains("0123456789abc") && !said.contains("eC1hY2Nlc3M"), "{said}");
     drop(run);
     let lease = lease(&place.mirror, "over-http");
     let asked = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
-    assert!(matches!(asked, Error::Denied { .. }), "{asked}");
+    assert!(matches!(asked, RepoError::Denied { .. }), "{asked}");
     drop(server);
     let gone = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
-    assert!(matches!(gone, Error::Unreachable { .. }), "{gone}");
+    assert!(matches!(gone, RepoError::Unreachable { .. }), "{gone}");
 }
 
 /// L6: somebody else's push is never overwritten, and neither is somebody's decision to delete the branch.
@@ -108,7 +108,7 @@ fn a_branch_that_somebody_moved_is_left_as_it_is() {
     let main = place.tip("main");
     place.remote.git(["branch", "sandbox/moved", "main"]);
     let error = place.deliver(&run).unwrap_err();
-    assert!(matches!(error, Error::Moved { found: Some(_), .. }), "{error}");
+    assert!(matches!(error, RepoError::Moved { found: Some(_), .. }), "{error}");
     assert_eq!(place.tip("sandbox/moved"), main);
     drop(run);
     // Moved by somebody, by force.
@@ -155,7 +155,7 @@ fn the_default_branch_is_never_the_branch() {
     let trunk = lease(&place.mirror, "trunk");
     for base in [None, Some("sandbox/trunk")] {
         let error = place.mirror.ensure_branch(&trunk, base, None).unwrap_err();
-        assert!(matches!(error, Error::Default { .. }), "{error}");
+        assert!(matches!(error, RepoError::Default { .. }), "{error}");
     }
 }
 
@@ -166,7 +166,7 @@ fn a_base_that_is_not_there_is_told() {
     let lease = lease(&place.mirror, "key");
     for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {
         let error = place.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();
-        assert!(matches!(error, Error::NoBase { .. }), "{base}: {error}");
+        assert!(matches!(error, RepoError::NoBase { .. }), "{base}: {error}");
     }
     place.remote.git(["branch", "release/1", "main"]);
     let state = place.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap();

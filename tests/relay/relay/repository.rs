@@ -1,7 +1,7 @@
 //! Which repository a URL names.
 
-use cogni_gateway::base::reach::Reach;
-use cogni_gateway::relay::repository::Repository;
+use cogni_gateway::base::reach::HostReach;
+use cogni_gateway::relay::repository::RepositoryUrl;
 
 /// L6: whatever people copy names the same repository, over HTTPS, where a token is good.
 #[test]
@@ -17,8 +17,8 @@ fn every_spelling_of_a_repository_is_the_same_one() {
         "https://github.com./acme/site",
         "https://github.com:/acme/site",
     ] {
-        let repository: Repository = url.parse().unwrap();
-        assert_eq!(repository.key(), "github.com/acme/site", "{url}");
+        let repository: RepositoryUrl = url.parse().unwrap();
+        assert_eq!(repository.canonical_key(), "github.com/acme/site", "{url}");
         assert_eq!(repository.clone_url().parse(), Ok(repository), "{url}");
     }
 }
@@ -48,7 +48,7 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
         "--upload-pack=id",
         "",
     ]
-    .map(|url| (url, url.parse::<Repository>().unwrap_err().to_string()));
+    .map(|url| (url, url.parse::<RepositoryUrl>().unwrap_err().to_string()));
     assert!(answers.iter().all(|(_, answer)| !answer.contains("hunter2")));
     let told = answers.map(|(url, answer)| told(url, &answer));
     insta::assert_snapshot!(told.join("\n"), @r"
@@ -96,7 +96,7 @@ fn a_host_that_can_be_read_in_two_ways_is_refused() {
         "ssh://git@github.com@evil.example/acme/site",
         "ssh://git@github.com:hunter2@evil.example/acme/site",
     ]
-    .map(|url| told(url, &url.parse::<Repository>().unwrap_err().to_string()));
+    .map(|url| told(url, &url.parse::<RepositoryUrl>().unwrap_err().to_string()));
     assert!(told.iter().all(|told| !told.split_once(": ").unwrap().1.contains("hunter2")));
     insta::assert_snapshot!(told.join("\n"), @r"
     https://127.1/acme/site: has a host that is neither a name nor an address in full
@@ -124,22 +124,22 @@ fn told(url: &str, answer: &str) -> String {
 #[test]
 fn a_repository_on_this_machine_is_its_path() {
     for spelling in ["file:///srv/git/site.git", "/srv/git/site.git", "/srv//git/./site.git/"] {
-        let repository: Repository = spelling.parse().unwrap();
-        assert_eq!(repository.key(), "file:///srv/git/site.git");
-        assert!(repository.hosted().is_none());
+        let repository: RepositoryUrl = spelling.parse().unwrap();
+        assert_eq!(repository.canonical_key(), "file:///srv/git/site.git");
+        assert!(repository.as_hosted().is_none());
     }
 }
 
 /// A3: how far its host may lead is written down with a repository, and a row of an earlier version has begun already.
 #[test]
 fn a_repository_that_is_written_down_leads_no_further_afterwards() {
-    let named: Repository = "https://git.example/acme/site".parse().unwrap();
-    for reach in [Reach::Public, Reach::Named] {
-        let repository = named.clone().within(reach);
+    let named: RepositoryUrl = "https://git.example/acme/site".parse().unwrap();
+    for reach in [HostReach::Public, HostReach::Named] {
+        let repository = named.clone().with_reach(reach);
         let text = serde_json::to_string(&repository).unwrap();
-        let read: Repository = serde_json::from_str(&text).unwrap();
-        assert_eq!((read.hosted().unwrap().reach(), &read), (reach, &repository), "{text}");
+        let read: RepositoryUrl = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.as_hosted().unwrap().reach(), &read), (reach, &repository), "{text}");
     }
     let earlier = r#"{"repository":"https://git.example/acme/site.git"}"#;
-    assert_eq!(serde_json::from_str::<Repository>(earlier).unwrap(), named);
+    assert_eq!(serde_json::from_str::<RepositoryUrl>(earlier).unwrap(), named);
 }

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::relay::extract::make_repository;
+use cogni_gateway::relay::extract::create_stub_repository;
 
 use super::place::{Place, Run, execute};
 
@@ -87,7 +87,7 @@ fn make_racy(run: &Run) {
 fn ask(place: &Place, run: &Run, git: &str) -> String {
     let own = place.path("own.git");
     if !own.exists() {
-        make_repository(&own, run.state.start).unwrap();
+        create_stub_repository(&own, run.state.start).unwrap();
     }
     let mut command = place.commands(run).uncommitted;
     git.clone_into(&mut command.argv[0]);

@@ -4,17 +4,17 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use cogni_gateway::relay::mirror::{Author, MAX_NAMES, Owner};
-use cogni_gateway::relay::{BranchKey, Error, FetchLimits, Verdict};
+use cogni_gateway::relay::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
+use cogni_gateway::relay::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
 
 use super::place::{Place, Run};
 use crate::support::repository::Repository;
 
-const AGENT: Owner = Owner { uid: 1001, gid: 1001 };
+const AGENT: FileOwner = FileOwner { uid: 1001, gid: 1001 };
 
-fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), Error> {
-    let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
-    place.mirror.feed(&run.lease, &run.state, path, (AGENT, &author))
+fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), RepoError> {
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    place.mirror.checkout_workspace(&run.lease, &run.state, path, (AGENT, &author))
 }
 
 /// L2: everything is the agent's, links are links, and what they point to is not touched.
@@ -44,7 +44,7 @@ fn the_workspace_is_the_agents_and_nothing_else_is() {
     assert_eq!(target.metadata().unwrap().uid(), place.directory.path().metadata().unwrap().uid());
     // Once it is the agent's, it is never ours again.
     let again = feed(&place, &run, &path).unwrap_err();
-    assert!(matches!(again, Error::State { .. }), "{again}");
+    assert!(matches!(again, RepoError::State { .. }), "{again}");
 }
 
 /// L2: no directory is taken that somebody may have prepared.
@@ -61,7 +61,7 @@ fn a_directory_that_is_not_ours_and_empty_is_not_fed() {
     symlink(&elsewhere, &link).unwrap();
     for path in [full, link] {
         let error = feed(&place, &run, &path).unwrap_err();
-        assert!(matches!(error, Error::State { .. }), "{error}");
+        assert!(matches!(error, RepoError::State { .. }), "{error}");
     }
     let empty = place.path("empty");
     fs::create_dir(&empty).unwrap();
@@ -90,7 +90,7 @@ fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
     run.workspace.write("more.txt", "more\n");
     run.workspace.commit("More");
     let pushed = place.deliver(&run).unwrap();
-    assert_eq!((pushed.verdict, pushed.commits), (Verdict::Push, 2));
+    assert_eq!((pushed.verdict, pushed.commits), (ReviewVerdict::Push, 2));
 }
 
 /// L2, L6: a base that has moved, and says something else where the agent has worked, is nothing to the push: the branch is
@@ -144,7 +144,9 @@ fn a_sweep_packs_what_stays() {
     let lease = only(&state.join("branches")).join("old/lease");
     fs::File::options().append(true).open(lease).unwrap().set_modified(before - day).unwrap();
     let url = place.remote.path.display().to_string();
-    let swept = |kept: &[_]| cogni_gateway::relay::mirror::sweep(&state, before, kept).unwrap();
+    let swept = |kept: &[_]| {
+        cogni_gateway::relay::mirror::remove_unused_mirrors(&state, before, kept).unwrap()
+    };
     let refs = || mirror.git(["for-each-ref", "--format=%(refname)"]);
     assert_eq!(swept(&[url.parse().unwrap()]), 0);
     assert_eq!(refs(), "refs/relay/new/base\nrefs/relay/old/base");
@@ -193,17 +195,18 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
     work.write("noise", &noise);
     work.commit("Noise");
     work.git(["push", "-q", place.remote.path.to_str().unwrap(), "main"]);
-    let lease = place.mirror.lease(&BranchKey::parse("large").unwrap()).unwrap();
+    let lease = place.mirror.lease_branch(&BranchKey::parse("large").unwrap()).unwrap();
     let limits = FetchLimits { pack_bytes: 256 << 10, ..FetchLimits::default() };
     let small = place.mirror.clone().with_limits(limits);
     let refused = small.ensure_branch(&lease, None, None).unwrap_err();
-    assert!(matches!(refused, Error::Costly { .. }), "{refused}");
+    assert!(matches!(refused, RepoError::Costly { .. }), "{refused}");
     assert!(refused.to_string().contains("raise `[fetch]`"), "{refused}");
     let begun = place.mirror.ensure_branch(&lease, None, None).unwrap();
     let workspace = place.path("large");
-    let author = Author { name: "An Agent".into(), email: "agent@example.com".into() };
-    let refused = small.feed(&lease, &begun, &workspace, (AGENT, &author)).unwrap_err();
-    assert!(matches!(&refused, Error::Git(error) if error.is_costly()), "{refused}");
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    let refused =
+        small.checkout_workspace(&lease, &begun, &workspace, (AGENT, &author)).unwrap_err();
+    assert!(matches!(&refused, RepoError::Git(error) if error.is_resource_limit()), "{refused}");
     assert!(!workspace.join("noise").exists());
 }
 
@@ -225,10 +228,10 @@ fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out
     }
     let commit = place.remote.git(["commit-tree", &tree, "-m", "A bomb"]);
     place.remote.git(["update-ref", "refs/heads/main", &commit]);
-    let lease = place.mirror.lease(&BranchKey::parse("bomb").unwrap()).unwrap();
+    let lease = place.mirror.lease_branch(&BranchKey::parse("bomb").unwrap()).unwrap();
     let state = place.mirror.ensure_branch(&lease, None, None).unwrap();
     let refused = place.mirror.measure_checkout(&state, 400 << 20).unwrap_err();
-    assert!(matches!(refused, Error::Large { .. }), "{refused}");
+    assert!(matches!(refused, RepoError::Large { .. }), "{refused}");
     // A hundred thousand files and eleven thousand directories, of a block each.
     place.mirror.measure_checkout(&state, 111_110 * 4096).unwrap();
     let refused = place.mirror.measure_checkout(&state, 111_110 * 4096 - 1).unwrap_err();
@@ -239,5 +242,8 @@ fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out
     place.remote.git(["update-ref", "refs/heads/main", &commit]);
     let state = place.mirror.ensure_branch(&lease, None, None).unwrap();
     let refused = place.mirror.measure_checkout(&state, u64::MAX).unwrap_err();
-    assert!(refused.to_string().contains(&format!("more than {MAX_NAMES} names")), "{refused}");
+    assert!(
+        refused.to_string().contains(&format!("more than {MAX_CHECKOUT_NAMES} names")),
+        "{refused}"
+    );
 }

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use cogni_gateway::sandbox::embedded::{self, Leftover};
-use cogni_gateway::sandbox::name_of;
-use cogni_gateway::sandbox::owner::State;
+use cogni_gateway::sandbox::embedded::{self, LeftoverCgroup};
+use cogni_gateway::sandbox::owner::OwnerState;
+use cogni_gateway::sandbox::sandbox_name;
 use serde_json::{Value, json};
 
 use super::sandboxed::{Embedded, Sandboxed, containers, entries, sh};
@@ -52,10 +52,11 @@ fn nothing_runs_on_when_the_runner_is_killed_at_any_moment() {
 }
 
 fn remove_groups(run: &str) {
-    let is_ours = |group: &Leftover| group.name.display().to_string().contains(&name_of(run));
-    for group in embedded::leftovers().unwrap().into_iter().filter(is_ours) {
-        assert_eq!(group.owner.unwrap().state(), State::Dead);
-        embedded::remove(&group.name).unwrap();
+    let is_ours =
+        |group: &LeftoverCgroup| group.name.display().to_string().contains(&sandbox_name(run));
+    for group in embedded::list_leftovers().unwrap().into_iter().filter(is_ours) {
+        assert_eq!(group.owner.unwrap().state(), OwnerState::Dead);
+        embedded::remove_cgroup(&group.name).unwrap();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use cogni_gateway::sandbox::{embedded, name_of};
+use cogni_gateway::sandbox::{embedded, sandbox_name};
 use rustix::process::geteuid;
 
 use crate::support::sandboxed::{self, Driver};
@@ -26,9 +26,9 @@ impl Driver for Embedded {
     }
 
     fn traces(run: &str) -> String {
-        let groups = embedded::leftovers().unwrap();
+        let groups = embedded::list_leftovers().unwrap();
         let groups = groups.iter().map(|group| group.name.display().to_string());
-        let groups: Vec<_> = groups.filter(|name| name.contains(&name_of(run))).collect();
+        let groups: Vec<_> = groups.filter(|name| name.contains(&sandbox_name(run))).collect();
         format!("{}{}", groups.join(" "), containers(run))
     }
 }
@@ -40,7 +40,7 @@ pub(super) fn containers(run: &str) -> String {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).into_owned();
-        groups.contains(&name_of(run)) || command.contains(&name_of(run))
+        groups.contains(&sandbox_name(run)) || command.contains(&sandbox_name(run))
     };
     let pids = processes.map(|process| process.file_name().into_string().unwrap());
     pids.filter(|pid| is_ours(pid)).collect::<Vec<_>>().join(" ")

@@ -4,11 +4,11 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use cogni_gateway::runner::residents::kept::Shelf;
-use cogni_gateway::runner::residents::{Key, Residents, Terms};
-use cogni_gateway::runner::{Order, Prepared};
-use cogni_gateway::sandbox::spec::Workspace;
-use cogni_gateway::sandbox::{RunSpec, UserRange};
+use cogni_gateway::runner::residents::kept::WorkspaceStore;
+use cogni_gateway::runner::residents::{LongRunningPool, LongRunningPoolLimits, SandboxKey};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::spec::WorkspaceMount;
+use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 use serde_json::Value;
 use tokio::time::{Duration, sleep};
 
@@ -17,9 +17,12 @@ use crate::support::process::PATIENCE;
 use crate::support::sandboxed::sh;
 
 /// A run in a directory of its own, which the host sees.
-fn order(place: &Place, name: &str, script: &str) -> Order {
+fn order(place: &Place, name: &str, script: &str) -> RunPlan {
     let order = place.order(name, &sh(script));
-    Order { spec: RunSpec { workspace: Workspace::Fresh, ..order.spec.clone() }, ..order }
+    RunPlan {
+        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..order.spec.clone() },
+        ..order
+    }
 }
 
 fn stdout(result: &Value) -> &str {
@@ -46,8 +49,8 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
     let place = Place::embedded();
     let script = "umask 077; id -u; echo secret > secret; while [ ! -e go ]; do sleep 0.05; done";
     let runs =
-        ["run-one", "run-two"].map(|name| Prepared::new(order(&place, name, script)).unwrap());
-    let homes = runs.each_ref().map(|run| run.workspace().unwrap().to_owned());
+        ["run-one", "run-two"].map(|name| PreparedRun::new(order(&place, name, script)).unwrap());
+    let homes = runs.each_ref().map(|run| run.workspace_path().unwrap().to_owned());
     let look = async {
         let mut users = vec![];
         for home in &homes {
@@ -68,7 +71,10 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
     let (one, two, users) = tokio::join!(one, two, look);
     assert_eq!([stdout(&one), stdout(&two)], users[..]);
     assert_ne!(users[0], users[1]);
-    assert!(users.iter().all(|uid| UserRange::DEFAULT.contains(uid.parse().unwrap())), "{users:?}");
+    assert!(
+        users.iter().all(|uid| UserRange::DEFAULT_RANGE.contains(uid.parse().unwrap())),
+        "{users:?}"
+    );
 }
 
 /// R3: one that takes all there is for its user leaves another what that needs; under one user, it would not.
@@ -82,15 +88,15 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
          perl -e '{take} exit($n > 0)' && touch full; while [ ! -e go ]; do sleep 0.05; done; kill $(jobs -p)"
     );
     let modest = format!("perl -e '{take} print $n > 0 ? \"some\" : \"none\"'");
-    let greedy = Prepared::new(order(&place, "run-greedy", &greedy)).unwrap();
-    let home = greedy.workspace().unwrap().to_owned();
+    let greedy = PreparedRun::new(order(&place, "run-greedy", &greedy)).unwrap();
+    let home = greedy.workspace_path().unwrap().to_owned();
     let look = async {
         found(&home.join("full")).await;
         let uid = fs::metadata(&home).unwrap().uid();
-        let other = run(Prepared::new(order(&place, "run-other", &modest)).unwrap()).await;
-        let shared = UserRange::one(uid);
-        let same = Order { uids: shared, ..order(&place, "run-same", &modest) };
-        let same = run(Prepared::new(same).unwrap()).await;
+        let other = run(PreparedRun::new(order(&place, "run-other", &modest)).unwrap()).await;
+        let shared = UserRange::single_user(uid);
+        let same = RunPlan { uids: shared, ..order(&place, "run-same", &modest) };
+        let same = run(PreparedRun::new(same).unwrap()).await;
         fs::write(home.join("go"), "").unwrap();
         [other, same]
     };
@@ -103,8 +109,8 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
 async fn an_operator_may_give_all_sandboxes_one_user() {
     let place = Place::embedded();
     let fixed =
-        Order { uids: "1001".parse().unwrap(), ..order(&place, "run-fixed", "id -u; id -g") };
-    assert_eq!(stdout(&run(Prepared::new(fixed).unwrap()).await), "1001\n1001");
+        RunPlan { uids: "1001".parse().unwrap(), ..order(&place, "run-fixed", "id -u; id -g") };
+    assert_eq!(stdout(&run(PreparedRun::new(fixed).unwrap()).await), "1001\n1001");
 }
 
 /// R6, R7: a workspace that is kept is its next sandbox's to read and to change, whatever user that has; what a link leads to
@@ -114,15 +120,15 @@ async fn a_kept_workspace_is_its_next_users() {
     let place = Place::embedded();
     let outside = place.path().join("outside");
     fs::write(&outside, "mine").unwrap();
-    let shelf = Shelf::of(&place.path());
+    let shelf = WorkspaceStore::in_state_dir(&place.path());
     let uses = |name: &'static str, uids: &str, script: &str| {
         let order = order(&place, name, script);
-        let order = Order { uids: uids.parse().unwrap(), ..order };
-        let residents = Residents::new(&shelf, TERMS);
+        let order = RunPlan { uids: uids.parse().unwrap(), ..order };
+        let residents = LongRunningPool::new(&shelf, TERMS);
         async move {
-            let key = Key::new("agent", "branch");
+            let key = SandboxKey::new("agent", "branch");
             let prepared = Box::pin(residents.claim(&key, order)).await.unwrap();
-            let home = prepared.workspace().unwrap().to_owned();
+            let home = prepared.workspace_path().unwrap().to_owned();
             let result = run(prepared).await;
             (stdout(&result).to_owned(), home)
         }
@@ -146,7 +152,7 @@ async fn a_kept_workspace_is_its_next_users() {
     assert_eq!(third, second);
 }
 
-const TERMS: Terms = Terms {
+const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
     most: 1,
     runs: 1,
     max_age: Duration::from_hours(1),

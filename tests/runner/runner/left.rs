@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cogni_gateway::delivery::outbox::Outbox;
+use cogni_gateway::delivery::outbox::DeliveryOutbox;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
@@ -105,8 +105,11 @@ async fn what_a_full_disk_keeps_from_coming_out_is_tried_again() {
             let (_, said) = place.relay(&["retry", "--due"]);
             disk.free();
             // Else it has come out, whatever becomes of it on its way.
-            let Ok(row) = Outbox::open(&outbox).unwrap().desk(&id) else { break };
-            assert!(row.is_open() && row.workspace.join("one").exists(), "{pages}: {row:?}");
+            let Ok(row) = DeliveryOutbox::open(&outbox).unwrap().workspace(&id) else { break };
+            assert!(
+                row.needs_collection() && row.workspace.join("one").exists(),
+                "{pages}: {row:?}"
+            );
             if row.due.is_some() {
                 put_off += 1;
                 let (code, shown) = place.relay(&["status"]);

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::sandboxed::{Sandboxed, containers, entries, sh};
 use crate::support::process::{Process, patience};
-use cogni_gateway::sandbox::name_of;
+use cogni_gateway::sandbox::sandbox_name;
 
 /// R5: after `kill -9`, the sweep finds the container and the directory, and nothing of them is left.
 #[test]
@@ -13,7 +13,7 @@ fn what_a_killed_runner_leaves_is_swept_away() {
     let runner = Sandboxed::new();
     let run = format!("run-killed-{}", std::process::id());
     let mut process = started(&runner, &run);
-    let container = name_of(&run);
+    let container = sandbox_name(&run);
     let directory = entries(&runner.run_dir()).pop().unwrap();
 
     let said = sweep(&runner, &["--apply"]).1;
@@ -47,7 +47,7 @@ fn another_installations_leftovers_are_shown_and_not_touched() {
     let said = sweep(&ours, &["--apply", "--all"]).1;
     let line = format!(
         "container {}: kept: of the runs in `{}`\n",
-        name_of(&run),
+        sandbox_name(&run),
         theirs.run_dir().display()
     );
     assert!(said.contains(&line), "{said}");

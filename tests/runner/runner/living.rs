@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::runner::{Order, Prepared};
-use cogni_gateway::sandbox::{Driver, name_of};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::{SandboxDriver, sandbox_name};
 
 use super::sandboxed::{entries, sh};
 use crate::support::engine;
@@ -26,7 +26,7 @@ async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
     };
     let (ended, ()) = tokio::join!(run(prepared), goes);
     assert_eq!(ended["error_code"], "internal", "{ended}");
-    assert_eq!(place.left(), name_of(&name), "it is removed already");
+    assert_eq!(place.left(), sandbox_name(&name), "it is removed already");
     place.sweep().await;
 }
 
@@ -39,7 +39,7 @@ async fn a_container_that_an_engine_makes_after_all_is_swept() {
     middleman.strike(Call::Create, Fault::Forsaken);
     let ended = run(prepare(&place, &middleman, &name, &["true"])).await;
     assert_eq!(ended["error_code"], "internal", "{ended}");
-    assert_eq!(place.left(), name_of(&name), "it was looked for, and found");
+    assert_eq!(place.left(), sandbox_name(&name), "it was looked for, and found");
     place.sweep().await;
 
     // And its name is good for another.
@@ -52,7 +52,7 @@ async fn a_container_that_an_engine_makes_after_all_is_swept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_could_not_be_removed_is_swept() {
     let place = Place::embedded();
-    let prepared = Prepared::new(place.order("run-mounted", &["true"])).unwrap();
+    let prepared = PreparedRun::new(place.order("run-mounted", &["true"])).unwrap();
     let [directory] = &entries(&place.run_dir())[..] else { panic!("{}", place.left()) };
     let mounted = Mounted::at(place.run_dir().join(directory).join("sock"));
     drop(prepared);
@@ -63,12 +63,12 @@ async fn a_directory_that_could_not_be_removed_is_swept() {
 }
 
 fn is_noted(directory: &str) -> bool {
-    cogni_gateway::sandbox::left::is_noted(directory)
+    cogni_gateway::sandbox::left::is_registered(directory)
 }
 
-fn prepare(place: &Place, middleman: &Middleman, run: &str, argv: &[&str]) -> Prepared {
-    let driver = Driver::Docker { socket: middleman.socket().into() };
-    Prepared::new(Order { driver, ..place.order(run, argv) }).unwrap()
+fn prepare(place: &Place, middleman: &Middleman, run: &str, argv: &[&str]) -> PreparedRun {
+    let driver = SandboxDriver::Docker { socket: middleman.socket().into() };
+    PreparedRun::new(RunPlan { driver, ..place.order(run, argv) }).unwrap()
 }
 
 /// As [`patience`], beside something that goes on.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cogni_gateway::sandbox::{name_of, proxy_name_of};
+use cogni_gateway::sandbox::{gateway_container_name, sandbox_name};
 use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, containers, sh};
@@ -69,7 +69,7 @@ fn the_key_is_not_shown_and_the_container_is_swept() {
     process.signal("KILL");
     process.wait();
     let said = super::leftover::sweep(&runner, &["--apply"]).1;
-    for name in [name_of(&run), proxy_name_of(&run)] {
+    for name in [sandbox_name(&run), gateway_container_name(&run)] {
         assert!(said.contains(&format!("container {name}: removed\n")), "{said}");
     }
     runner.assert_nothing_is_left(&run);

@@ -3,10 +3,10 @@
 use std::fs;
 use std::process::Command;
 
-use cogni_gateway::audit::SigningKey;
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::delivery::statement::Statement;
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::audit::AuditSigningKey;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::delivery::statement::ProvenanceStatement;
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, sh};
@@ -106,17 +106,17 @@ async fn a_run_may_have_nothing_to_deliver() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_is_left_by_who_asks_twice() {
     let place = Place::new().await;
-    place.forge.hub.inject(Operation::Push, Trouble::HoldBefore, 1);
+    place.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let work = sh("echo work > work && git add work && git commit -qm work");
     let mut process = Process::start(&mut place.prepare(&["--branch-key", "left"], &work), "");
-    place.forge.hub.gate().reached(1).await;
+    place.forge.hub.response_gate().wait_for_waiting(1).await;
     let is_over = || {
         process.signal("INT");
         process.has_ended()
     };
     patience(is_over, || "it waits for the remote".to_owned());
     assert_eq!(process.wait().code(), Some(3), "{}", process.said());
-    place.forge.hub.gate().open(1);
+    place.forge.hub.response_gate().allow_answers(1);
     let (_, said) = place.relay(&["retry", "--due"]);
     let branches = git(&place.forge.bare(), &["branch", "--list", "sandbox/left"]);
     assert_eq!(branches.trim(), "sandbox/left", "{said}");
@@ -133,8 +133,9 @@ async fn the_key_of_a_runs_log_signs_its_statement() {
     let result = place.run(&flags("signed"), "echo 1 > one && git add one && git commit -qm one");
     let head = result.json["relay"]["head"].as_str().unwrap();
     let note = git(&place.forge.bare(), &["notes", "--ref=cogni", "show", head]);
-    let public = *SigningKey::new(Some(&Secret::new(seed.clone()))).unwrap().public();
-    assert!(Statement::verify(&note, &public).is_ok(), "{note}");
+    let public =
+        *AuditSigningKey::new(Some(&SecretString::new(seed.clone()))).unwrap().public_key();
+    assert!(ProvenanceStatement::verify(&note, &public).is_ok(), "{note}");
     let told = format!("echo {seed} > one && git add one && git commit -qm one");
     let result = place.run(&flags("told"), &told);
     assert_eq!(result.json["relay"]["verdict"], "hold", "{}", result.json);

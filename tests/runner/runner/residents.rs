@@ -14,11 +14,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::runner::residents::kept::Shelf;
-use cogni_gateway::runner::residents::{Key, Residents, Terms, Unclaimed};
-use cogni_gateway::runner::{Order, Prepared};
-use cogni_gateway::sandbox::RunSpec;
-use cogni_gateway::sandbox::spec::Limits;
+use cogni_gateway::runner::residents::kept::WorkspaceStore;
+use cogni_gateway::runner::residents::{
+    LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
+};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -87,10 +89,10 @@ async fn a_run_ends_in_a_resident_as_it_would_elsewhere() {
         .into_iter()
         .enumerate()
         {
-            let limits = Limits { max_memory: 64 << 20, ..Limits::default() };
+            let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
             let order = place.order(&format!("run-{number}"), &argv);
-            let spec = RunSpec { limits, ..order.spec.clone() };
-            let result = run(kept.claim(Order { spec, ..order }).await).await;
+            let spec = SandboxSpec { limits, ..order.spec.clone() };
+            let result = run(kept.claim(RunPlan { spec, ..order }).await).await;
             ends.push(format!("{} {}", result["exit_code"], result["error_code"]));
         }
         insta::allow_duplicates!(insta::assert_snapshot!(ends.join("\n"), @r#"
@@ -117,9 +119,9 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
         let short = |run: &str, argv: &[&str]| {
             let order = place.order(run, argv);
             let max_runtime = Duration::from_secs(2);
-            let limits = Limits { max_runtime, pids: 32, ..Limits::default() };
+            let limits = SandboxLimits { max_runtime, pids: 32, ..SandboxLimits::default() };
             let grace = Duration::from_millis(100);
-            Order { spec: RunSpec { limits, grace, ..order.spec.clone() }, ..order }
+            RunPlan { spec: SandboxSpec { limits, grace, ..order.spec.clone() }, ..order }
         };
         let like_them = |run: &str| {
             let mut order = short(run, &look);
@@ -155,7 +157,7 @@ async fn a_sandbox_that_is_not_well_is_replaced() {
 
         let forever = sh("echo > begun; sleep 1000");
         let abandoned = kept.claim(place.order("run-3", &forever)).await;
-        let begun = abandoned.workspace().unwrap().join("begun");
+        let begun = abandoned.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(abandoned) => panic!("{result}"),
             () = exists(&begun) => (),
@@ -172,7 +174,10 @@ async fn a_sandbox_that_is_not_well_is_replaced() {
 async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
     let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
     let place = Place::embedded();
-    let kept = Kept::new(&place, Terms { runs: 2, max_idle: Duration::from_secs(2), ..TERMS });
+    let kept = Kept::new(
+        &place,
+        LongRunningPoolLimits { runs: 2, max_idle: Duration::from_secs(2), ..TERMS },
+    );
     let mut seen = vec![];
     for name in ["run-1", "run-2", "run-3"] {
         let result = run(kept.claim(place.order(name, &look)).await).await;
@@ -194,10 +199,10 @@ async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
 async fn a_run_for_which_there_is_no_place_is_told_so() {
     let place = Place::embedded();
     let wait = Duration::from_millis(50);
-    let kept = Kept::new(&place, Terms { most: 1, wait, ..TERMS });
+    let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, wait, ..TERMS });
     let first = kept.claim(place.order("run-1", &["true"])).await;
-    let other = Key::new("agent", "other");
-    let claim = async |key: &Key, run, change: fn(&mut Order)| {
+    let other = SandboxKey::new("agent", "other");
+    let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
         let mut order = place.order(run, &["true"]);
         change(&mut order);
         Box::pin(kept.residents.claim(key, order)).await.err().map(|error| error.to_string())
@@ -224,16 +229,16 @@ async fn a_run_for_which_there_is_no_place_is_told_so() {
     assert_eq!(kept.residents.count(), 1);
     kept.stop().await;
     let late = kept_claim_after_stop(&place).await;
-    assert!(matches!(late, Err(Unclaimed::Closed)));
+    assert!(matches!(late, Err(LongRunningClaimError::Closed)));
 }
 
 /// R7: where all have one, the next is not sent away before anybody could have given one back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_place() {
     let place = Place::embedded();
-    let kept = Kept::new(&place, Terms { most: 1, ..TERMS });
+    let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, ..TERMS });
     let first = kept.claim(place.order("run-1", &["true"])).await;
-    let other = Key::new("agent", "other");
+    let other = SandboxKey::new("agent", "other");
     let mut second = kept.claim_for(other.clone(), place.order("run-2", &["true"]));
     let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
     assert!(waits.is_err(), "there is one place, and somebody has it");
@@ -242,9 +247,9 @@ async fn a_run_waits_for_a_place() {
 
     let cancel = CancellationToken::new();
     let key = key();
-    let third = kept.residents.claim_until(&cancel, &key, place.order("run-3", &["true"]));
+    let third = kept.residents.claim_with_cancel(&cancel, &key, place.order("run-3", &["true"]));
     let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
-    assert!(matches!(third.err(), Some(Unclaimed::Cancelled)));
+    assert!(matches!(third.err(), Some(LongRunningClaimError::Cancelled)));
     let second = run(second).await;
     assert_eq!(second["ok"], json!(true), "{second}");
     assert_eq!(kept.residents.count(), 1);
@@ -260,11 +265,11 @@ async fn exists(path: &Path) {
     }
 }
 
-async fn kept_claim_after_stop(place: &Place) -> Result<(), Unclaimed> {
-    let residents = Residents::new(&shelf(place), TERMS);
+async fn kept_claim_after_stop(place: &Place) -> Result<(), LongRunningClaimError> {
+    let residents = LongRunningPool::new(&shelf(place), TERMS);
     let stop = CancellationToken::new();
     stop.cancel();
-    residents.keep(stop).await;
+    residents.maintain(stop).await;
     Box::pin(residents.claim(&key(), place.order("run-late", &["true"]))).await.map(drop)
 }
 
@@ -273,12 +278,12 @@ async fn kept_claim_after_stop(place: &Place) -> Result<(), Unclaimed> {
 async fn residents_end_with_the_process_that_keeps_them() {
     if let Some(place) = installation::given() {
         let kept = Kept::new(&place, TERMS);
-        let idle = Key::new("agent", "idle");
+        let idle = SandboxKey::new("agent", "idle");
         let order = place.order("run-idle", &["true"]);
         run(Box::pin(kept.residents.claim(&idle, order)).await.unwrap()).await;
         let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
         let busy = kept.claim(place.order("run-busy", &busy)).await;
-        let begun = busy.workspace().unwrap().join("begun");
+        let begun = busy.workspace_path().unwrap().join("begun");
         std::os::unix::fs::symlink(begun, place.path().join("begun")).unwrap();
         run(busy).await;
         return future::pending().await;
@@ -294,7 +299,7 @@ async fn residents_end_with_the_process_that_keeps_them() {
 }
 
 /// As long as a test.
-const TERMS: Terms = Terms {
+const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
     most: 4,
     runs: 100,
     max_age: Duration::from_hours(1),
@@ -302,28 +307,35 @@ const TERMS: Terms = Terms {
     wait: Duration::from_mins(1),
 };
 
-fn key() -> Key {
-    Key::new("agent", "branch")
+fn key() -> SandboxKey {
+    SandboxKey::new("agent", "branch")
 }
 
 /// Residents, while they are kept.
 struct Kept<'place> {
-    residents: Arc<Residents>,
+    residents: Arc<LongRunningPool>,
     keeping: Keeping<'place>,
 }
 
 impl<'place> Kept<'place> {
-    fn new(place: &'place Place, terms: Terms) -> Self {
-        let residents = Arc::new(Residents::new(&shelf(place), terms));
+    fn new(place: &'place Place, terms: LongRunningPoolLimits) -> Self {
+        let residents = Arc::new(LongRunningPool::new(&shelf(place), terms));
         let kept = Arc::clone(&residents);
-        Self { residents, keeping: Keeping::new(place, async move |stop| kept.keep(stop).await) }
+        Self {
+            residents,
+            keeping: Keeping::new(place, async move |stop| kept.maintain(stop).await),
+        }
     }
 
-    fn claim(&self, order: Order) -> Pin<Box<dyn Future<Output = Prepared> + '_>> {
+    fn claim(&self, order: RunPlan) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
         self.claim_for(key(), order)
     }
 
-    fn claim_for(&self, key: Key, order: Order) -> Pin<Box<dyn Future<Output = Prepared> + '_>> {
+    fn claim_for(
+        &self,
+        key: SandboxKey,
+        order: RunPlan,
+    ) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
         Box::pin(async move { Box::pin(self.residents.claim(&key, order)).await.unwrap() })
     }
 
@@ -334,6 +346,6 @@ impl<'place> Kept<'place> {
 }
 
 /// Where they keep what they keep.
-fn shelf(place: &Place) -> Shelf {
-    Shelf::of(&place.path().join("state"))
+fn shelf(place: &Place) -> WorkspaceStore {
+    WorkspaceStore::in_state_dir(&place.path().join("state"))
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use cogni_gateway::sandbox::name_of;
+use cogni_gateway::sandbox::sandbox_name;
 
 use crate::support::engine::{self, must};
 use crate::support::sandboxed::{self, Driver};
@@ -40,7 +40,7 @@ impl Sandboxed {
         // In a container that runs they are no news, and at its start they come a moment later.
         let is_news = !states.contains("running") && has_processes(run);
         let processes = is_news.then_some("processes");
-        let name = name_of(run);
+        let name = sandbox_name(run);
         let groups = find(&["/sys/fs/cgroup", "-maxdepth", "2", "-name", &format!("{name}-*")]);
         let groups = (!groups.is_empty()).then_some("groups");
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use cogni_gateway::billing::Fact;
+use cogni_gateway::billing::CallUsage;
 use serde_json::{Value, json};
 use tokio::task::block_in_place;
 
@@ -32,7 +32,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
     assert_eq!(forge.hub.pulls(forge::NAME)[0].head, "sandbox/nets");
     assert_eq!(git(&forge.bare(), &["show", "sandbox/nets:nets"]), "lo");
 
-    let facts = place.books().facts(&chat.run).await.unwrap();
+    let facts = place.books().calls_of_run(&chat.run).await.unwrap();
     let reported: Vec<_> = chat.all("usage_report").map(|data| &data["call_id"]).collect();
     assert_eq!(reported, facts.iter().map(|fact| &*fact.call_id).collect::<Vec<_>>());
     let audit = service.get(&format!("/api/v1/runs/{}/audit", chat.run)).await.json();
@@ -56,7 +56,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
 }
 
 /// What LiteLLM's callback says of a call.
-fn charged(fact: &Fact) -> Value {
+fn charged(fact: &CallUsage) -> Value {
     json!({
         "litellm_call_id": fact.call_id,
         "status": "success",
@@ -99,7 +99,7 @@ async fn chats_of_one_conversation_have_a_container_in_common() {
         let raw = service.get(&format!("/api/v1/runs/{}/audit?raw=1", chat.run)).await;
         let records = raw.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         assert!(records.into_iter().all(|record| record["run"] == *chat.run), "{}", raw.text());
-        let facts = place.books().facts(&chat.run).await.unwrap();
+        let facts = place.books().calls_of_run(&chat.run).await.unwrap();
         assert_eq!(facts.len(), 2);
         assert!(facts.iter().all(|fact| fact.account == account), "{facts:?}");
         // It is labelled as nobody's run.

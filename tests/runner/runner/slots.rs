@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{future, process};
 
-use cogni_gateway::runner::slots::{Pool, Stock, Unclaimed};
-use cogni_gateway::runner::{Order, Prepared};
-use cogni_gateway::sandbox::RunSpec;
-use cogni_gateway::sandbox::spec::{Access, Limits, Mount, Workspace};
+use cogni_gateway::runner::slots::{WarmClaimError, WarmPool, WarmPoolConfig};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::{BindMount, MountAccess, SandboxLimits, WorkspaceMount};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -29,11 +29,11 @@ async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
         "sort /proc/self/environ -z | tr '\\0' '\\n'; ls /llm-sock; [ $(id -u) -ge 2100000000 ] && echo own; echo told >&2; exit 3",
     );
     for place in places() {
-        let order = |run| Order {
-            spec: RunSpec { env: [pair("COGNI_MODEL", "m")].into(), ..place.spec(&look) },
+        let order = |run| RunPlan {
+            spec: SandboxSpec { env: [pair("COGNI_MODEL", "m")].into(), ..place.spec(&look) },
             ..place.order(run, &look)
         };
-        let cold = run(Prepared::new(order("run-cold")).unwrap()).await;
+        let cold = run(PreparedRun::new(order("run-cold")).unwrap()).await;
         let kept = keep(&place, 1);
         let claimed = run(kept.claim(&order("run-slot"))).await;
         kept.stop().await;
@@ -52,11 +52,11 @@ async fn each_slot_is_claimed_once() {
     for place in places() {
         let kept = keep(&place, 2);
         let look = sh("ls; touch left-behind; ls / >/dev/null");
-        let fresh = |run| Order {
-            spec: RunSpec { workspace: Workspace::Fresh, ..place.spec(&look) },
+        let fresh = |run| RunPlan {
+            spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&look) },
             ..place.order(run, &look)
         };
-        assert!(matches!(kept.pool.claim(fresh("run-x")), Err(Unclaimed::Other(_))));
+        assert!(matches!(kept.pool.claim(fresh("run-x")), Err(WarmClaimError::Other(_))));
         kept.stop().await;
 
         let kept = keep_for(&place, &fresh("run-kind"), 2);
@@ -66,8 +66,8 @@ async fn each_slot_is_claimed_once() {
         assert!(!variables.contains("RUN_ID") && !variables.contains("LITELLM"), "{variables}");
 
         let (one, other) = (kept.claim(&fresh("run-1")), kept.claim(&fresh("run-2")));
-        fs::write(one.workspace().unwrap().join("of-one"), "").unwrap();
-        assert_ne!(one.workspace(), other.workspace());
+        fs::write(one.workspace_path().unwrap().join("of-one"), "").unwrap();
+        assert_ne!(one.workspace_path(), other.workspace_path());
         let (one, other) = tokio::join!(run(one), run(other));
         let third = run(kept.claim(&fresh("run-3"))).await;
         let found = [one, other, third].map(|result| result["stdout"].clone());
@@ -103,9 +103,10 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
     for place in places() {
         let kept = keep(&place, 1);
         let forever = ["sleep", "1000"];
-        let limits = Limits { max_runtime: Duration::from_secs(1), ..Limits::default() };
-        let order = Order {
-            spec: RunSpec { limits, ..place.spec(&forever) },
+        let limits =
+            SandboxLimits { max_runtime: Duration::from_secs(1), ..SandboxLimits::default() };
+        let order = RunPlan {
+            spec: SandboxSpec { limits, ..place.spec(&forever) },
             ..place.order("run-late", &forever)
         };
         let result = run(kept.claim(&order)).await;
@@ -118,26 +119,29 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
 #[test]
 fn a_run_that_a_slot_is_not_for_is_told_why() {
     let place = Place::embedded();
-    let stock = Stock { count: 0, max_age: Duration::from_mins(1) };
+    let stock = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
     let usual = place.order("run-1", &["true"]);
-    let pool = Pool::new(&usual, stock).unwrap();
+    let pool = WarmPool::new(&usual, stock).unwrap();
     let spec = || usual.spec.clone();
     let given = place.path().join("given");
     fs::create_dir(&given).unwrap();
     fs::set_permissions(&given, Permissions::from_mode(0o777)).unwrap();
-    let tools =
-        Mount { source: given.clone(), target: "/opt/tools".into(), access: Access::ReadOnly };
-    let directory = Workspace::Directory { path: given, access: Access::ReadWrite };
+    let tools = BindMount {
+        source: given.clone(),
+        target: "/opt/tools".into(),
+        access: MountAccess::ReadOnly,
+    };
+    let directory = WorkspaceMount::Directory { path: given, access: MountAccess::ReadWrite };
     let told = [
         spec(),
-        RunSpec { mounts: vec![tools], ..spec() },
-        RunSpec { workspace: directory, ..spec() },
-        RunSpec { workspace: Workspace::Fresh, ..spec() },
-        RunSpec { init: None, ..spec() },
-        RunSpec { limits: Limits { pids: 9, ..Limits::default() }, ..spec() },
-        RunSpec { argv: vec![], ..spec() },
+        SandboxSpec { mounts: vec![tools], ..spec() },
+        SandboxSpec { workspace: directory, ..spec() },
+        SandboxSpec { workspace: WorkspaceMount::Fresh, ..spec() },
+        SandboxSpec { init: None, ..spec() },
+        SandboxSpec { limits: SandboxLimits { pids: 9, ..SandboxLimits::default() }, ..spec() },
+        SandboxSpec { argv: vec![], ..spec() },
     ]
-    .map(|spec| pool.claim(Order { spec, ..usual.clone() }).err().unwrap().to_string());
+    .map(|spec| pool.claim(RunPlan { spec, ..usual.clone() }).err().unwrap().to_string());
     insta::assert_snapshot!(told.join("\n"), @r"
     no slot is ready
     a slot cannot be given a mount any more
@@ -161,19 +165,19 @@ async fn nothing_gets_out_of_a_claimed_slot() {
         format!("abstract={name}"),
         format!("host-pid={}", process::id()),
         format!("port={}", port.local_addr().unwrap().port()),
-        format!("pids={}", Limits::default().pids),
+        format!("pids={}", SandboxLimits::default().pids),
     ];
     let argv: Vec<_> =
         ["/workspace/escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
     // It needs a library of this machine, which the image may not have.
     let place = Place::embedded();
-    let order = Order {
-        spec: RunSpec { workspace: Workspace::Fresh, ..place.spec(&argv) },
+    let order = RunPlan {
+        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&argv) },
         ..place.order("run-escape", &argv)
     };
     let kept = keep_for(&place, &order, 1);
     let prepared = kept.claim(&order);
-    let program = prepared.workspace().unwrap().join("escape");
+    let program = prepared.workspace_path().unwrap().join("escape");
     fs::copy(probe, &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let result = run(prepared).await;
@@ -200,7 +204,7 @@ async fn slots_end_with_the_process_that_keeps_them() {
 
 /// A pool, while it is kept.
 struct Kept<'place> {
-    pool: Arc<Pool>,
+    pool: Arc<WarmPool>,
     count: usize,
     keeping: Keeping<'place>,
 }
@@ -209,27 +213,29 @@ fn keep(place: &Place, count: usize) -> Kept<'_> {
     keep_for(place, &place.order("run-kind", &["true"]), count)
 }
 
-fn keep_for<'place>(place: &'place Place, order: &Order, count: usize) -> Kept<'place> {
-    let stock = Stock { count, max_age: Duration::from_hours(1) };
-    let pool = Arc::new(Pool::new(order, stock).unwrap());
+fn keep_for<'place>(place: &'place Place, order: &RunPlan, count: usize) -> Kept<'place> {
+    let stock = WarmPoolConfig { count, max_age: Duration::from_hours(1) };
+    let pool = Arc::new(WarmPool::new(order, stock).unwrap());
     let kept = Arc::clone(&pool);
-    let keeping = Keeping::new(place, async move |stop| kept.keep(stop).await);
+    let keeping = Keeping::new(place, async move |stop| kept.maintain(stop).await);
     Kept { pool, count, keeping }
 }
 
 impl Kept<'_> {
     fn until_full(&self) {
-        let is_full = || self.pool.ready() == self.count;
-        patience(is_full, || format!("{} of {} slots are ready", self.pool.ready(), self.count));
+        let is_full = || self.pool.ready_count() == self.count;
+        patience(is_full, || {
+            format!("{} of {} slots are ready", self.pool.ready_count(), self.count)
+        });
     }
 
     /// As soon as there is one.
-    fn claim(&self, order: &Order) -> Prepared {
+    fn claim(&self, order: &RunPlan) -> PreparedRun {
         let mut claimed = None;
         let is_claimed = || {
             claimed = match self.pool.claim(order.clone()) {
                 Ok(prepared) => Some(prepared),
-                Err(Unclaimed::NoneReady) => None,
+                Err(WarmClaimError::NoneReady) => None,
                 Err(error) => panic!("{error}"),
             };
             claimed.is_some()

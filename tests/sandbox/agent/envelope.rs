@@ -1,6 +1,6 @@
 //! A1, A2: what an agent prints is its answer, or it is told what is wrong with it.
 
-use cogni_gateway::runner::Envelope;
+use cogni_gateway::runner::AgentEnvelope;
 use proptest::prelude::*;
 
 /// A1: the answer is the last thing that is printed, whatever stands before it; where that is not plain, there is none.
@@ -96,8 +96,8 @@ fn an_answer_may_say_that_it_is_none() {
 }
 
 fn told_of(stdout: &str) -> String {
-    match Envelope::parse(stdout) {
-        Ok(envelope) => format!("{:?} error {:?}", envelope.text(), envelope.error()),
+    match AgentEnvelope::parse(stdout) {
+        Ok(envelope) => format!("{:?} error {:?}", envelope.text(), envelope.error_message()),
         Err(invalid) => invalid.to_string(),
     }
 }
@@ -107,9 +107,9 @@ fn told_of(stdout: &str) -> String {
 fn an_output_that_is_all_beginnings_is_read_in_one_go() {
     for line in ["{\"a\":[\n", "{\"a\":\n", "{\n", "{}\n", "{\"a\":[1,\n2]x\n"] {
         let stdout = line.repeat((1 << 20) / line.len());
-        assert!(Envelope::parse(&stdout).is_err());
+        assert!(AgentEnvelope::parse(&stdout).is_err());
         let answer = "{\"payloads\":[],\"meta\":{}}";
-        let _ = Envelope::parse(&(stdout + "\n}\n" + answer));
+        let _ = AgentEnvelope::parse(&(stdout + "\n}\n" + answer));
     }
 }
 
@@ -117,13 +117,13 @@ proptest! {
     /// A1: whatever is printed, it is an answer or none.
     #[test]
     fn whatever_is_printed_can_be_read(stdout in "([ -~\n]|payloads|meta|\\PC){0,200}") {
-        let _ = Envelope::parse(&stdout);
+        let _ = AgentEnvelope::parse(&stdout);
     }
 
     /// A1: JSON and its ruins, in any order.
     #[test]
     fn whatever_json_is_printed_can_be_read(parts in proptest::collection::vec(part(), 0..12)) {
-        let _ = Envelope::parse(&parts.concat());
+        let _ = AgentEnvelope::parse(&parts.concat());
     }
 
     /// A1: lines that are no objects hide nothing.
@@ -134,11 +134,11 @@ proptest! {
     ) {
         prop_assume!(noise.iter().all(|line| !line.trim_start().starts_with('{')));
         let answer = serde_json::json!({"payloads": [{"text": text}], "meta": {}});
-        let alone = Envelope::parse(&answer.to_string());
+        let alone = AgentEnvelope::parse(&answer.to_string());
         prop_assert!(alone.is_ok());
         for answer in [answer.to_string(), format!("{answer:#}")] {
             let stdout = noise.join("\n") + "\n" + &answer;
-            prop_assert_eq!(Envelope::parse(&stdout), alone.clone());
+            prop_assert_eq!(AgentEnvelope::parse(&stdout), alone.clone());
         }
     }
 }

@@ -99,7 +99,7 @@ async fn an_entrys_ceilings_hold() {
         json!([result["error_code"], result["usage"]["turns"]]),
         json!(["budget_exhausted", 2])
     );
-    let request = runs.provider.seen.last().unwrap();
+    let request = runs.provider.seen.last_request().unwrap();
     let metadata = request.headers.iter().find(|(name, _)| name == "x-litellm-spend-logs-metadata");
     let metadata: Value = serde_json::from_str(&metadata.unwrap().1).unwrap();
     assert_eq!(metadata["graph_id"], "team:caller");

@@ -1,7 +1,7 @@
 //! R8: what somebody sees who watches a run: an agent's text and its tool, wherever its lines are cut, and what any
 //! program prints, but for what would be a command to the terminal.
 
-use cogni_gateway::cli::run::shown::{Place, Shown};
+use cogni_gateway::cli::run::shown::{OpenLineFlag, OutputRenderer};
 use tokio::io::AsyncWriteExt;
 
 const OUTPUT: &str = concat!(
@@ -22,7 +22,7 @@ const OUTPUT: &str = concat!(
 
 async fn shown(chunks: impl Iterator<Item = &[u8]>) -> String {
     let mut seen = vec![];
-    let mut shown = Shown::events(&mut seen, Place::default());
+    let mut shown = OutputRenderer::for_events(&mut seen, OpenLineFlag::default());
     for chunk in chunks {
         shown.write_all(chunk).await.unwrap();
         shown.flush().await.unwrap();
@@ -40,7 +40,7 @@ const HOSTILE: &[u8] = b"a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2Jd\xc2
 async fn a_program_gives_no_commands_to_the_terminal() {
     let text = async |chunks: &mut dyn Iterator<Item = &[u8]>| {
         let mut seen = vec![];
-        let mut shown = Shown::text(&mut seen, Place::default());
+        let mut shown = OutputRenderer::for_text(&mut seen, OpenLineFlag::default());
         for chunk in chunks {
             shown.write_all(chunk).await.unwrap();
             shown.flush().await.unwrap();

@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use cogni_gateway::agent::exec::{self, Done, KEPT};
+use cogni_gateway::agent::exec::{self, ExecResult, KEEP_BYTES};
 use serde_json::{Value, json};
 
 use super::{Agent, calling_with};
 
-fn run(arguments: &Value) -> Done {
-    let asked = exec::parse("exec", &arguments.to_string()).unwrap();
-    exec::run(&asked, Instant::now() + Duration::from_mins(1))
+fn run(arguments: &Value) -> ExecResult {
+    let asked = exec::parse_call("exec", &arguments.to_string()).unwrap();
+    exec::run_tool(&asked, Instant::now() + Duration::from_mins(1))
 }
 
-fn sh(script: &str) -> Done {
+fn sh(script: &str) -> ExecResult {
     run(&json!({ "argv": ["sh", "-c", script] }))
 }
 
 /// A busy machine may need more than a second to begin: it gets more, until it has said what it says first.
-fn timed_out(script: &str, first: &str) -> Done {
+fn timed_out(script: &str, first: &str) -> ExecResult {
     let run = |seconds: u32| run(&json!({ "argv": ["sh", "-c", script], "timeout_s": seconds }));
     let mut tries = [1, 4, 16, 50].into_iter().map(run);
     tries.find(|done| done.stdout.contains(first)).expect("it says something in a minute")
@@ -56,7 +56,7 @@ fn a_call_that_makes_no_sense_is_told_to_the_model() {
         ("exec", r#"{"argv":"ls -l"}"#),
         ("read_file", "{}"),
     ]
-    .map(|(name, arguments)| exec::parse(name, arguments).unwrap_err().to_string());
+    .map(|(name, arguments)| exec::parse_call(name, arguments).unwrap_err().to_string());
     insta::assert_snapshot!(told.join("\n"), @r#"
     {"error":"the arguments make no sense: EOF while parsing an object at line 1 column 1"}
     {"error":"the arguments make no sense: missing field `argv` at line 1 column 2"}
@@ -73,9 +73,9 @@ fn a_flood_costs_no_more_than_what_is_kept() {
     let done = sh("echo first; yes | head -c 50000000; echo last; echo err >&2");
     assert_eq!((done.exit_code, done.stderr.as_str()), (Some(0), "err\n"));
     assert!(done.stdout.starts_with("first\ny\n") && done.stdout.ends_with("y\nlast\n"));
-    let left_out = format!("\n[{} bytes left out]\n", 50_000_011 - 2 * KEPT);
+    let left_out = format!("\n[{} bytes left out]\n", 50_000_011 - 2 * KEEP_BYTES);
     assert!(done.stdout.contains(&left_out), "{}", done.stdout.len());
-    assert_eq!(done.stdout.len(), 2 * KEPT + left_out.len());
+    assert_eq!(done.stdout.len(), 2 * KEEP_BYTES + left_out.len());
 }
 
 /// One that never stops is killed in time, and not only asked for more.

@@ -2,10 +2,10 @@
 
 use std::io::{self, BufReader, Read};
 
-use cogni_gateway::agent::event::Event;
-use cogni_gateway::agent::http::{self, Base};
-use cogni_gateway::agent::round::{self, Round};
-use cogni_gateway::agent::sse::Events;
+use cogni_gateway::agent::event::ProgressEvent;
+use cogni_gateway::agent::http::{self, LlmEndpoint};
+use cogni_gateway::agent::round::{self, ModelCompletion};
+use cogni_gateway::agent::sse::SseReader;
 use proptest::prelude::*;
 
 /// Hands out its bytes in two parts, or one after the other.
@@ -71,16 +71,17 @@ fn sized(body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-fn answer(source: impl Read) -> (Round, String) {
+fn answer(source: impl Read) -> (ModelCompletion, String) {
     // The smallest buffer that shows a reader which forgets where it was.
-    let response = http::read(BufReader::with_capacity(3, source)).unwrap();
+    let response = http::read_response(BufReader::with_capacity(3, source)).unwrap();
     let mut said = String::new();
-    let mut listener = |event: &Event<'_>| {
-        if let Event::TextDelta { text } = event {
+    let mut listener = |event: &ProgressEvent<'_>| {
+        if let ProgressEvent::TextDelta { text } = event {
             said.push_str(text);
         }
     };
-    let round = round::read(BufReader::with_capacity(2, response.body), &mut listener).unwrap();
+    let round =
+        round::read_completion(BufReader::with_capacity(2, response.body), &mut listener).unwrap();
     (round, said)
 }
 
@@ -104,7 +105,7 @@ fn an_answer_is_the_same_wherever_it_is_cut() {
 fn the_end_of_a_body_is_where_its_framing_says() {
     let read_all = |bytes: &[u8]| {
         let mut body = String::new();
-        let response = http::read(bytes);
+        let response = http::read_response(bytes);
         response.and_then(|mut answer| answer.body.read_to_string(&mut body)).map(|_| body)
     };
     for whole in [sized(b"0123456789"), chunked(b"0123456789", 4)] {
@@ -147,8 +148,8 @@ fn only_places_in_the_sandbox_are_read_as_places() {
         ("http://127.0.0.1:1/a/b/", "127.0.0.1:1", "/a/b"),
         ("http://[::1]:8080/", "[::1]:8080", ""),
     ] {
-        let expected = Base { address: address.parse().unwrap(), prefix: prefix.to_owned() };
-        assert_eq!(Base::parse(url), Ok(expected));
+        let expected = LlmEndpoint { address: address.parse().unwrap(), prefix: prefix.to_owned() };
+        assert_eq!(LlmEndpoint::parse(url), Ok(expected));
     }
     for url in [
         "",
@@ -158,7 +159,7 @@ fn only_places_in_the_sandbox_are_read_as_places() {
         "http://localhost:99999",
         "http://litellm:4000/v1",
     ] {
-        assert!(Base::parse(url).is_err(), "{url}");
+        assert!(LlmEndpoint::parse(url).is_err(), "{url}");
     }
 }
 
@@ -176,9 +177,9 @@ proptest! {
         };
         let text: String = data.iter().map(lines).collect();
         let parts = text.as_bytes().chunks(size).collect();
-        let mut events = Events::new(BufReader::with_capacity(4, Cut { parts }));
+        let mut events = SseReader::new(BufReader::with_capacity(4, Cut { parts }));
         let mut read = vec![];
-        while let Some(event) = events.read().unwrap() {
+        while let Some(event) = events.next_data().unwrap() {
             read.push(event);
         }
         prop_assert_eq!(read, data);

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
-use cogni_gateway::sandbox::First;
-use cogni_gateway::sandbox::first::COGNI_INIT;
+use cogni_gateway::sandbox::InitBinary;
+use cogni_gateway::sandbox::first::BUILT_IN_INIT;
 
 use super::{Ended, PROGRAM, Sandbox};
 
@@ -166,20 +166,20 @@ fn a_loopback_interface_that_is_down_is_brought_up() {
 #[test]
 fn the_gateway_carries_this_program() {
     let folder = tempfile::tempdir().unwrap();
-    let first = First::BuiltIn { directory: folder.path().join("state") };
-    let file = first.file().unwrap().unwrap();
+    let first = InitBinary::BuiltIn { directory: folder.path().join("state") };
+    let file = first.install_file().unwrap().unwrap();
     let version = Ended::of(Command::new(&file).arg("--version"));
     assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
-    assert!(!names_a_loader(COGNI_INIT), "an image need not have the loader");
+    assert!(!names_a_loader(BUILT_IN_INIT), "an image need not have the loader");
     assert!(names_a_loader(&fs::read(env!("CARGO_BIN_EXE_cogni-gateway")).unwrap()));
 
     // A file that another user could have written is not believed.
-    fs::write(&file, vec![b'x'; COGNI_INIT.len()]).unwrap();
+    fs::write(&file, vec![b'x'; BUILT_IN_INIT.len()]).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o777)).unwrap();
-    assert_eq!(first.file().unwrap().unwrap(), file);
-    assert_eq!(fs::read(&file).unwrap(), COGNI_INIT);
+    assert_eq!(first.install_file().unwrap().unwrap(), file);
+    assert_eq!(fs::read(&file).unwrap(), BUILT_IN_INIT);
     fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
-    let refused = first.file().unwrap_err().to_string();
+    let refused = first.install_file().unwrap_err().to_string();
     assert!(
         refused.contains("other users of this machine could replace what is kept there"),
         "{refused}"
@@ -187,7 +187,7 @@ fn the_gateway_carries_this_program() {
 
     let gateway = env!("CARGO_BIN_EXE_cogni-gateway");
     let printed = Command::new(gateway).args(["cogni-init", "-"]).output().unwrap();
-    assert_eq!(printed.stdout, COGNI_INIT);
+    assert_eq!(printed.stdout, BUILT_IN_INIT);
 }
 
 /// Whether an ELF-64 file has a program header of the kind `PT_INTERP` (elf(5)).

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::sandbox::Owner;
-use cogni_gateway::sandbox::spec::docker::proxy::{self, Proxy};
-use cogni_gateway::sandbox::spec::docker::{create_body, podman};
-use cogni_gateway::sandbox::spec::{Access, Mount, Stamp};
+use cogni_gateway::sandbox::OwnerProcess;
+use cogni_gateway::sandbox::spec::docker::proxy::{self, GatewayContainerSpec};
+use cogni_gateway::sandbox::spec::docker::{container_body, podman};
+use cogni_gateway::sandbox::spec::{BindMount, MountAccess, OwnerLabels};
 use serde_json::Value;
 
 use super::spec;
@@ -14,7 +14,7 @@ use super::spec;
 /// R3, R4: the gateway's container has a network and nothing else that it does not need; its secrets are files.
 #[test]
 fn the_gateways_container_is_hardened_too() {
-    let proxy = Proxy {
+    let proxy = GatewayContainerSpec {
         run: "run-1".to_owned(),
         image: "cogni-gateway:dev".to_owned(),
         network: "bridge".to_owned(),
@@ -24,22 +24,22 @@ fn the_gateways_container_is_hardened_too() {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into(),
         socket_dir: "/run/cogni/run-1/sock".into(),
-        mounts: vec![Mount {
+        mounts: vec![BindMount {
             source: "/run/cogni/run-1/proxy".into(),
             target: "/cogni".into(),
-            access: Access::ReadOnly,
+            access: MountAccess::ReadOnly,
         }],
     };
-    let body = serde_json::to_value(proxy::create_body(&proxy, IMAGE, &stamp())).unwrap();
+    let body = serde_json::to_value(proxy::container_body(&proxy, IMAGE, &stamp())).unwrap();
     insta::assert_json_snapshot!(body);
 }
 
 /// R2, R3: the same in Podman's words; nothing but these lines differs.
 #[test]
 fn podman_is_told_the_same_in_its_own_words() {
-    let docker = create_body(&spec(), IMAGE, &stamp());
+    let docker = container_body(&spec(), IMAGE, &stamp());
     let mut podman = docker.clone();
-    podman::translate(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), 32_768);
+    podman::translate_for_podman(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), 32_768);
     let lines = |body| {
         let mut body: Value = serde_json::to_value(body).unwrap();
         let options = body["HostConfig"]["SecurityOpt"].as_array_mut().unwrap();
@@ -57,9 +57,9 @@ fn podman_is_told_the_same_in_its_own_words() {
     insta::assert_snapshot!(differences);
 }
 
-fn stamp() -> Stamp {
-    let owner = Owner::parse("0123456789abcdef:42:4242:4026531836").unwrap();
-    Stamp {
+fn stamp() -> OwnerLabels {
+    let owner = OwnerProcess::parse("0123456789abcdef:42:4242:4026531836").unwrap();
+    OwnerLabels {
         owner,
         run_dir: "/run/cogni".into(),
         deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001),

@@ -5,18 +5,19 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use cogni_gateway::sandbox::host_path::check;
-use cogni_gateway::sandbox::spec::{Access, Workspace};
-use cogni_gateway::sandbox::{RunSpec, UserRange};
+use cogni_gateway::sandbox::host_path::check_host_paths;
+use cogni_gateway::sandbox::spec::{MountAccess, WorkspaceMount};
+use cogni_gateway::sandbox::{SandboxSpec, UserRange};
 
 fn judge(path: &Path, root: &Path) -> Result<(), String> {
-    judge_access(path, root, Access::ReadOnly)
+    judge_access(path, root, MountAccess::ReadOnly)
 }
 
-fn judge_access(path: &Path, root: &Path, access: Access) -> Result<(), String> {
-    let workspace = Workspace::Directory { path: path.into(), access };
-    let spec = RunSpec { workspace, ..super::spec() };
-    check(&spec, UserRange::SHARED, &[root.to_owned()], &[]).map_err(|error| error.to_string())
+fn judge_access(path: &Path, root: &Path, access: MountAccess) -> Result<(), String> {
+    let workspace = WorkspaceMount::Directory { path: path.into(), access };
+    let spec = SandboxSpec { workspace, ..super::spec() };
+    check_host_paths(&spec, UserRange::SHARED_USER, &[root.to_owned()], &[])
+        .map_err(|error| error.to_string())
 }
 
 #[test]
@@ -67,9 +68,9 @@ fn what_is_the_gateways_own_is_kept_out_wherever_it_is() {
     fs::write(at("keys/key"), "sk").unwrap();
     symlink(at("keys/key"), at("task/key")).unwrap();
     let judge = |path: &str, ours: &str| {
-        let workspace = Workspace::Directory { path: at(path), access: Access::ReadOnly };
-        let spec = RunSpec { workspace, ..super::spec() };
-        check(&spec, UserRange::SHARED, &[root.path().to_owned()], &[at(ours)])
+        let workspace = WorkspaceMount::Directory { path: at(path), access: MountAccess::ReadOnly };
+        let spec = SandboxSpec { workspace, ..super::spec() };
+        check_host_paths(&spec, UserRange::SHARED_USER, &[root.path().to_owned()], &[at(ours)])
     };
     for (path, ours, is_kept_out) in [
         ("task", "task", true),
@@ -131,10 +132,10 @@ fn a_path_that_does_not_let_the_sandboxs_user_in_is_told() {
     ] {
         set(&task, owner, mode);
         let is_let_in = |access| judge_access(&task, root.path(), access).is_ok();
-        let told = [Access::ReadOnly, Access::ReadWrite].map(is_let_in);
+        let told = [MountAccess::ReadOnly, MountAccess::ReadWrite].map(is_let_in);
         assert_eq!(told, [may_read, may_write], "{owner} {mode:o}");
     }
-    let told = judge_access(&task, root.path(), Access::ReadWrite).unwrap_err();
+    let told = judge_access(&task, root.path(), MountAccess::ReadWrite).unwrap_err();
     insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, change its mode, or name another user with `--uid`");
 }
 
@@ -144,8 +145,8 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     let root = tempfile::tempdir().unwrap();
     let (parent, task) = (root.path().join("parent"), root.path().join("parent/task"));
     fs::create_dir_all(&task).unwrap();
-    let workspace = Workspace::Directory { path: task.clone(), access: Access::ReadOnly };
-    let spec = RunSpec { workspace, ..super::spec() };
+    let workspace = WorkspaceMount::Directory { path: task.clone(), access: MountAccess::ReadOnly };
+    let spec = SandboxSpec { workspace, ..super::spec() };
     let roots = [root.path().to_owned()];
     for (owner, mode, task_mode, is_kept_out) in [
         (0, 0o755, 0o755, false),
@@ -157,12 +158,13 @@ fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     ] {
         set(&parent, owner, mode);
         set(&task, 0, task_mode);
-        let judged = check(&spec, UserRange::DEFAULT, &roots, &[]);
+        let judged = check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]);
         assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_mode:o}: {judged:?}");
     }
     set(&parent, 0, 0o755);
     set(&task, 1001, 0o700);
-    let told = check(&spec, UserRange::DEFAULT, &roots, &[]).unwrap_err().to_string();
+    let told =
+        check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]).unwrap_err().to_string();
     insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
 }
 

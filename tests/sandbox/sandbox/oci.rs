@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use cogni_gateway::sandbox::RunSpec;
-use cogni_gateway::sandbox::spec::oci::{Place, config};
-use cogni_gateway::sandbox::spec::{Access, Mount, Root};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::oci::{OciHostSettings, build_oci_spec};
+use cogni_gateway::sandbox::spec::{BindMount, MountAccess, RootSource};
 use serde_json::{Value, json};
 
 use super::{asked, everything, spec};
@@ -18,13 +18,13 @@ fn a_container_of_ours_is_hardened_whatever_is_asked_for() {
 /// R3, R4, R6: what is asked for is added, and takes nothing away.
 #[test]
 fn a_container_of_ours_gets_what_it_asks_for_and_keeps_its_hardening() {
-    insta::assert_json_snapshot!(made(&RunSpec { volumes: vec![], ..everything() }));
+    insta::assert_json_snapshot!(made(&SandboxSpec { volumes: vec![], ..everything() }));
 }
 
 /// R2: what one driver enforces, the other does too, flag by flag.
 #[test]
 fn both_drivers_enforce_the_same() {
-    for spec in [spec(), RunSpec { volumes: vec![], ..everything() }] {
+    for spec in [spec(), SandboxSpec { volumes: vec![], ..everything() }] {
         let (docker, oci) = (docker_facts(&asked(&spec)), oci_facts(&made(&spec)));
         assert_eq!(docker.keys().collect::<Vec<_>>(), oci.keys().collect::<Vec<_>>());
         for (fact, value) in &docker {
@@ -36,7 +36,8 @@ fn both_drivers_enforce_the_same() {
 /// R2: without a group there are no limits to it, and nothing else is missing.
 #[test]
 fn a_container_without_a_group_has_all_but_its_limits() {
-    let (with, without) = (made(&spec()), made_at(&spec(), &Place { cgroup: None, ..place() }));
+    let (with, without) =
+        (made(&spec()), made_at(&spec(), &OciHostSettings { cgroup: None, ..place() }));
     let mut with = with;
     let linux = with["linux"].as_object_mut().unwrap();
     assert!(linux.remove("resources").is_some());
@@ -48,7 +49,7 @@ fn a_container_without_a_group_has_all_but_its_limits() {
 #[test]
 fn a_containers_sockets_have_a_limit_where_there_is_one() {
     let memory = |limits_sockets| {
-        made_at(&spec(), &Place { limits_sockets, ..place() })["linux"]["resources"]["memory"]
+        made_at(&spec(), &OciHostSettings { limits_sockets, ..place() })["linux"]["resources"]["memory"]
             .clone()
     };
     assert_eq!(memory(true)["kernelTCP"], memory(true)["limit"]);
@@ -58,7 +59,7 @@ fn a_containers_sockets_have_a_limit_where_there_is_one() {
 /// R2: whoever makes it can give no more than it has.
 #[test]
 fn a_container_of_ours_has_no_more_open_files_than_its_maker() {
-    let few = made_at(&spec(), &Place { max_files: 512, ..place() });
+    let few = made_at(&spec(), &OciHostSettings { max_files: 512, ..place() });
     let limit = json!({ "type": "RLIMIT_NOFILE", "soft": 512, "hard": 512 });
     assert_eq!(few["process"]["rlimits"][0], limit);
 }
@@ -67,7 +68,7 @@ fn a_container_of_ours_has_no_more_open_files_than_its_maker() {
 #[test]
 fn a_container_of_another_user_has_that_user_only() {
     let (mut with, without) =
-        (made(&spec()), made_at(&spec(), &Place { is_rootless: true, ..place() }));
+        (made(&spec()), made_at(&spec(), &OciHostSettings { is_rootless: true, ..place() }));
     with["process"]["user"]["uid"] = json!(0);
     with["process"]["user"]["gid"] = json!(0);
     for set in ["bounding", "effective", "permitted"] {
@@ -190,19 +191,22 @@ fn sorted(mut values: Vec<Value>) -> Value {
     values.into()
 }
 
-fn made(spec: &RunSpec) -> Value {
+fn made(spec: &SandboxSpec) -> Value {
     made_at(spec, &place())
 }
 
-fn made_at(spec: &RunSpec, place: &Place) -> Value {
-    let spec = RunSpec { root: Root::Host, ..spec.clone() };
-    serde_json::to_value(config(&spec, place)).unwrap()
+fn made_at(spec: &SandboxSpec, place: &OciHostSettings) -> Value {
+    let spec = SandboxSpec { root: RootSource::Host, ..spec.clone() };
+    serde_json::to_value(build_oci_spec(&spec, place)).unwrap()
 }
 
-fn place() -> Place {
-    let programs =
-        Mount { source: "/programs/usr".into(), target: "/usr".into(), access: Access::ReadOnly };
-    Place {
+fn place() -> OciHostSettings {
+    let programs = BindMount {
+        source: "/programs/usr".into(),
+        target: "/usr".into(),
+        access: MountAccess::ReadOnly,
+    };
+    OciHostSettings {
         root: "/run/cogni/run-1/root".into(),
         programs: vec![programs],
         max_files: 1 << 20,

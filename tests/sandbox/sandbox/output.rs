@@ -1,6 +1,6 @@
 //! R5: what is kept of a stream is bounded, and says what it is not.
 
-use cogni_gateway::sandbox::output::{Capture, Captured, Output, Stream};
+use cogni_gateway::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture, OutputStream};
 use proptest::prelude::*;
 
 proptest! {
@@ -13,7 +13,7 @@ proptest! {
     ) {
         let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(printed.len())).collect();
         cuts.sort_unstable();
-        let mut capture = Capture::new(limit);
+        let mut capture = HeadTailBuffer::new(limit);
         let mut from = 0;
         for to in cuts.into_iter().chain([printed.len()]) {
             capture.push(&printed[from..to]);
@@ -26,16 +26,16 @@ proptest! {
 }
 
 /// The same, from a stream that is there as a whole.
-fn captured(printed: &[u8], limit: usize) -> Captured {
+fn captured(printed: &[u8], limit: usize) -> CapturedOutput {
     let bytes = printed.len() as u64;
     let Some(left_out) = printed.len().checked_sub(limit).filter(|left_out| *left_out > 0) else {
         let text = String::from_utf8_lossy(printed).into_owned();
-        return Captured { text, bytes, truncated: false };
+        return CapturedOutput { text, bytes, truncated: false };
     };
     let (head, tail) = (&printed[..limit / 2], &printed[limit / 2 + left_out..]);
     let line = format!("\n[{left_out} bytes left out]\n");
     let text = String::from_utf8_lossy(&[head, line.as_bytes(), tail].concat()).into_owned();
-    Captured { text, bytes, truncated: true }
+    CapturedOutput { text, bytes, truncated: true }
 }
 
 /// R5: a listener that has gone takes nothing with it.
@@ -43,10 +43,10 @@ fn captured(printed: &[u8], limit: usize) -> Captured {
 async fn a_listener_that_leaves_costs_no_output() {
     let (listener, ours) = tokio::io::duplex(64);
     drop(listener);
-    let mut output = Output::new(100, ours);
-    output.push(Stream::Stdout, b"one ").await;
-    output.push(Stream::Stderr, b"aside").await;
-    output.push(Stream::Stdout, b"two").await;
+    let mut output = OutputCapture::new(100, ours);
+    output.push(OutputStream::Stdout, b"one ").await;
+    output.push(OutputStream::Stderr, b"aside").await;
+    output.push(OutputStream::Stdout, b"two").await;
     assert_eq!(output.stdout.finish().text, "one two");
     assert_eq!(output.stderr.finish().text, "aside");
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cogni_gateway::sandbox::spec::SECCOMP;
-use cogni_gateway::sandbox::spec::seccomp::{Filters, all_calls, compile};
+use cogni_gateway::sandbox::spec::SECCOMP_PROFILE;
+use cogni_gateway::sandbox::spec::seccomp::{SeccompFilters, all_calls, compile_profile};
 use seccompiler::sock_filter;
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ const PERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 /// R3: each call that this architecture has ends as the file says; with arguments that a rule is about, too.
 #[test]
 fn each_call_ends_as_the_file_says() {
-    let filters = compile(SECCOMP).unwrap();
+    let filters = compile_profile(SECCOMP_PROFILE).unwrap();
     let expected = expected();
     for (name, number) in all_calls() {
         let zeros = answer(&filters, number, [0; 6]);
@@ -58,7 +58,7 @@ fn each_call_ends_as_the_file_says() {
 fn a_file_cannot_be_taken_out_of_its_quota() {
     const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
     const FS_IOC_SETFLAGS: u64 = 0x4008_6602;
-    let filters = compile(SECCOMP).unwrap();
+    let filters = compile_profile(SECCOMP_PROFILE).unwrap();
     let of = |request| answer(&filters, libc::SYS_ioctl, [3, request, 0, 0, 0, 0]);
     for request in [FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS] {
         assert_eq!(of(request), NOSYS, "{request:#x}");
@@ -71,7 +71,7 @@ fn a_file_cannot_be_taken_out_of_its_quota() {
 /// R3: what opens the kernel is denied, whatever the table of names says.
 #[test]
 fn what_opens_the_kernel_is_denied_by_its_number() {
-    let filters = compile(SECCOMP).unwrap();
+    let filters = compile_profile(SECCOMP_PROFILE).unwrap();
     for number in [
         libc::SYS_add_key,
         libc::SYS_bpf,
@@ -107,7 +107,7 @@ fn what_opens_the_kernel_is_denied_by_its_number() {
 /// R3: another architecture's calls have other numbers.
 #[test]
 fn another_architecture_is_the_end() {
-    let filters = compile(SECCOMP).unwrap();
+    let filters = compile_profile(SECCOMP_PROFILE).unwrap();
     let data = data(libc::SYS_read, I386, [0; 6]);
     assert_eq!(interpret(&filters.allow, &data), libc::SECCOMP_RET_KILL_PROCESS);
 }
@@ -128,24 +128,24 @@ fn what_is_allowed_and_not_known_is_told() {
 #[test]
 fn a_profile_that_says_more_than_we_know_is_refused() {
     let wrong = [
-        SECCOMP.replace("SCMP_CMP_MASKED_EQ", "SCMP_CMP_GT"),
-        SECCOMP.replacen("SCMP_ACT_ALLOW", "SCMP_ACT_TRACE", 1),
-        SECCOMP.replacen(
+        SECCOMP_PROFILE.replace("SCMP_CMP_MASKED_EQ", "SCMP_CMP_GT"),
+        SECCOMP_PROFILE.replacen("SCMP_ACT_ALLOW", "SCMP_ACT_TRACE", 1),
+        SECCOMP_PROFILE.replacen(
             "\"defaultAction\": \"SCMP_ACT_ERRNO\"",
             "\"defaultAction\": \"SCMP_ACT_ALLOW\"",
             1,
         ),
-        SECCOMP.replacen("\"comment\"", "\"includes\": {}, \"comment\"", 1),
+        SECCOMP_PROFILE.replacen("\"comment\"", "\"includes\": {}, \"comment\"", 1),
     ];
     for profile in wrong {
-        assert_ne!(profile, SECCOMP);
-        assert!(compile(&profile).is_err());
+        assert_ne!(profile, SECCOMP_PROFILE);
+        assert!(compile_profile(&profile).is_err());
     }
 }
 
 /// How the file says that each call ends, where its arguments do not matter.
 fn expected() -> BTreeMap<String, u32> {
-    let profile: Value = serde_json::from_str(SECCOMP).unwrap();
+    let profile: Value = serde_json::from_str(SECCOMP_PROFILE).unwrap();
     assert_eq!(profile["defaultErrnoRet"], libc::ENOSYS);
     let mut expected = BTreeMap::new();
     for rule in profile["syscalls"].as_array().unwrap() {
@@ -171,7 +171,7 @@ fn number(name: &str) -> i64 {
 }
 
 /// As the kernel does: the later filter is asked first, and the stricter answer counts; of two errors the first.
-fn answer(filters: &Filters, number: i64, args: [u64; 6]) -> u32 {
+fn answer(filters: &SeccompFilters, number: i64, args: [u64; 6]) -> u32 {
     let data = data(number, NATIVE, args);
     let (deny, allow) = (interpret(&filters.deny, &data), interpret(&filters.allow, &data));
     if deny == ALLOW { allow } else { deny }

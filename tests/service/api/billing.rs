@@ -18,10 +18,10 @@ async fn a_call_says_whose_books_it_stands_in() {
     body["metadata"] = json!({"team": "ads"});
     let run = service.run(&body).await;
     assert_eq!(service.ended(&run).await["error_code"], Value::Null);
-    let call = place.provider.seen.last().unwrap();
+    let call = place.provider.seen.last_request().unwrap();
     let told: Value =
         serde_json::from_str(call.header("x-litellm-spend-logs-metadata").unwrap()).unwrap();
-    let ours = place.books().deployment().await.unwrap();
+    let ours = place.books().deployment_id().await.unwrap();
     assert_eq!((&told["run_id"], &told["cogni_deployment_id"]), (&json!(run), &json!(ours)));
 
     let item = |call: &str, deployment: &str| {

@@ -63,8 +63,8 @@ async fn a_chat_that_is_to_go_on_goes_on_without_its_client() {
     let mut body = chat(WAITS);
     body["onDisconnect"] = "continue".into();
     let run = left(&grant, &body).await;
-    place.provider.gate.reached(1).await;
-    place.provider.gate.open(1);
+    place.provider.gate.wait_for_waiting(1).await;
+    place.provider.gate.allow_answers(1);
     let row = grant.ended(&run).await;
     assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &Value::Null), "{row}");
     place.stop(service);

@@ -47,9 +47,9 @@ async fn a_grant_spends_no_more_than_its_caps() {
     let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!(Duration::from_secs(after) + Duration::from_mins(1) >= left, "{after} {left:?}");
 
-    place.provider.gate.open(1);
+    place.provider.gate.allow_answers(1);
     assert_eq!(grant.ended(&run).await["error_code"], Value::Null);
-    let facts = place.books().facts(&run).await.unwrap();
+    let facts = place.books().calls_of_run(&run).await.unwrap();
     let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
     let settled = money(&place, &grant);
     assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");
@@ -65,7 +65,7 @@ async fn run_status(grant: &Grant, place: &Place, limit: &str) -> Value {
     body["budget"] = json!({"max_cost_usd": limit});
     let run = grant.run(&body).await;
     assert_eq!(money(place, grant)["today"]["reserved_usd"], limit);
-    place.provider.gate.open(1);
+    place.provider.gate.allow_answers(1);
     grant.ended(&run).await["error_code"].clone()
 }
 
@@ -76,14 +76,14 @@ async fn a_crash_gives_no_money_back_that_was_spent() {
     let mut service = place.start();
     let grant = place.grant(&["--max-cost-usd-total", "1"]);
     let run = grant.run(&asked("fake/gate=1")).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     service.process.signal("KILL");
     service.process.wait();
     assert_eq!(money(&place, &grant)["total"]["reserved_usd"], "1");
-    place.provider.gate.open(1);
+    place.provider.gate.allow_answers(1);
     let service = place.start();
     assert_eq!(grant.ended(&run).await["error_code"], "interrupted");
-    let facts = place.books().facts(&run).await.unwrap();
+    let facts = place.books().calls_of_run(&run).await.unwrap();
     let cost = facts.iter().fold(Nanodollars::ZERO, |sum, fact| sum + fact.cost);
     let settled = money(&place, &grant);
     assert!(!cost.is_zero() && dollars(&settled["total"]["charged_usd"]) == cost, "{settled}");

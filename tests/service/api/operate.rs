@@ -21,7 +21,7 @@ async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
     let client = place.client();
     assert_eq!(client.get("/readyz").await.status, 200);
     let run = grant.run(&asked("fake/text=one two;gate=1")).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     service.process.signal("TERM");
     until(async || client.get("/readyz").await.status == 503).await;
     let ready = client.get("/readyz").await.json();
@@ -32,7 +32,7 @@ async fn a_service_that_is_told_to_stop_lets_its_runs_end() {
     insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"draining","message":"the service is stopping; try again elsewhere, or later"}}"#);
     let path = format!("/api/v1/runs/{run}/events");
     let watched = grant.start(request(Method::GET, &path, "", &[])).await.unwrap();
-    place.provider.gate.open(1);
+    place.provider.gate.allow_answers(1);
     let (text, in_order) = watched.rest().await;
     assert!(in_order && text.contains("event: final"), "{text}");
     assert!(service.process.wait().success());
@@ -49,7 +49,7 @@ async fn a_run_that_does_not_end_in_time_is_cancelled() {
     let mut service = place.start();
     let grant = place.grant(&[]);
     let run = grant.run(&asked("fake/gate=1")).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     assert!(service.process.terminate().success(), "{}", service.process.said());
     place.write_config("");
     let service = place.start();

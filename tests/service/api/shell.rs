@@ -36,7 +36,7 @@ async fn a_run_is_ended_from_a_shell() {
     let service = place.start();
     let (grant, other) = (place.grant(&[]), place.grant(&[]));
     let run = grant.run(&asked("fake/gate=1")).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     let (code, _, complaint) = cogni(&place, &other.token, &["cancel", &run]);
     assert!(code == 2 && complaint.contains("answers 404"), "{complaint}");
     let (code, said, _) = cogni(&place, &grant.token, &["cancel", &run]);

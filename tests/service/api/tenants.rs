@@ -138,7 +138,7 @@ async fn a_revoked_grant_loses_its_streams_and_its_runs() {
     // The service remembers a grant for half a second.
     tokio::time::sleep(Duration::from_millis(600)).await;
     // One for each answer that waits there, the cancelled run's among them.
-    place.provider.gate.open(3);
+    place.provider.gate.allow_answers(3);
     assert_eq!(service.ended(&kept).await["error_code"], Value::Null);
     let stream = watcher.await.unwrap();
     assert!(told(stream.text()).iter().all(|told| told.kind != "final"), "{}", stream.text());

@@ -4,11 +4,13 @@
 use std::slice;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::record::Outcome;
-use cogni_gateway::base::db::{Database, Schema};
-use cogni_gateway::billing::books::Fate;
-use cogni_gateway::billing::{self, Books, Fact, Flag, Notice, RunBill, Source, State};
-use cogni_gateway::budget::{Nanodollars, Tokens, Usage};
+use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
+use cogni_gateway::billing::books::IngestOutcome;
+use cogni_gateway::billing::{
+    self, BillFlag, BillState, BillingStore, CallUsage, ChargeNotice, ChargeSource, RunBill,
+};
+use cogni_gateway::budget::{Nanodollars, TokenUsage, Tokens};
 use futures_util::future::join_all;
 use insta::assert_json_snapshot;
 use proptest::prelude::*;
@@ -18,8 +20,8 @@ use tempfile::tempdir;
 use super::{at, books, fact, notice, recorded};
 
 /// What LiteLLM says of an attempt that failed.
-fn failure(call_id: &str) -> Notice {
-    Notice { is_provisional: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
+fn failure(call_id: &str) -> ChargeNotice {
+    ChargeNotice { is_provisional: true, input: Tokens(0), output: Tokens(0), ..notice(call_id, 0) }
 }
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -29,9 +31,12 @@ const MINUTE: Duration = Duration::from_mins(1);
 async fn a_receipt_says_what_it_is_for() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    assert_eq!(books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
-    assert_eq!(books.take(vec![notice("call-1", 25_000)]).await.unwrap(), [Fate::New]);
-    let mut receipts = books.receipts("run-1").await.unwrap();
+    assert_eq!(books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap(), 1);
+    assert_eq!(
+        books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
+        [IngestOutcome::New]
+    );
+    let mut receipts = books.receipts_of_run("run-1").await.unwrap();
     receipts[0].received = at("09:30:02");
     assert_json_snapshot!(receipts, @r#"
     [
@@ -51,7 +56,7 @@ async fn a_receipt_says_what_it_is_for() {
       }
     ]
     "#);
-    let bill = books.summary("run-1").await.unwrap();
+    let bill = books.run_bill("run-1").await.unwrap();
     assert_json_snapshot!(bill, @r#"
     {
       "run": "run-1",
@@ -69,8 +74,8 @@ async fn a_receipt_says_what_it_is_for() {
       "flags": []
     }
     "#);
-    assert_eq!(books.facts("run-1").await.unwrap(), [fact("call-1", at("09:30:01"))]);
-    assert_eq!(books.summary("run-2").await.unwrap().calls, 0);
+    assert_eq!(books.calls_of_run("run-1").await.unwrap(), [fact("call-1", at("09:30:01"))]);
+    assert_eq!(books.run_bill("run-2").await.unwrap().calls, 0);
 }
 
 /// B2: LiteLLM may be quicker than our own record.
@@ -81,17 +86,17 @@ async fn a_notice_waits_for_its_call() {
     let ingested = books.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((ingested.new, ingested.unknown), (0, 4));
     let id = "01a20298-18a2-760d-a1c9-56d8cd515a17";
-    let first = Fact {
+    let first = CallUsage {
         run: "run-7".to_owned(),
         ..fact("01a20298-15f8-7428-a20a-7213618e37a2", at("09:30:52"))
     };
-    books.record(slice::from_ref(&first)).await.unwrap();
-    let receipts = books.receipts("run-7").await.unwrap();
+    books.record_calls(slice::from_ref(&first)).await.unwrap();
+    let receipts = books.receipts_of_run("run-7").await.unwrap();
     assert_eq!((receipts.len(), receipts[0].amount), (1, Nanodollars(50_000)));
     assert_eq!(receipts[0].source_reference, format!("run-7/0/{}", first.call_id));
     let again = books.ingest(recorded("callback.json")).await.unwrap();
     assert_eq!((again.new, again.known, again.unknown), (0, 4, 0));
-    assert!(books.known(vec![id.to_owned()]).await.unwrap().is_empty());
+    assert!(books.known_call_ids(vec![id.to_owned()]).await.unwrap().is_empty());
 }
 
 /// B2: what LiteLLM sends twice, or to two of our processes at once, is charged once.
@@ -107,18 +112,18 @@ async fn a_call_is_charged_once_however_often_it_is_said() {
         let (facts, notices) = (facts.clone(), notices.clone());
         tokio::spawn(async move {
             if number % 3 == 0 {
-                books.record(&facts).await.unwrap();
+                books.record_calls(&facts).await.unwrap();
                 vec![]
             } else {
-                books.take(notices).await.unwrap()
+                books.ingest_notices(notices).await.unwrap()
             }
         })
     });
     let fates: Vec<_> = join_all(work).await.into_iter().flat_map(Result::unwrap).collect();
-    assert!(fates.iter().all(|fate| *fate != Fate::Conflicting));
-    let bill = one.summary("run-1").await.unwrap();
+    assert!(fates.iter().all(|fate| *fate != IngestOutcome::Conflicting));
+    let bill = one.run_bill("run-1").await.unwrap();
     assert_eq!((bill.calls, bill.receipts, bill.amount), (40, 40, Nanodollars(1_000_000)));
-    assert_eq!(bill.state, State::Complete);
+    assert_eq!(bill.state, BillState::Complete);
 }
 
 /// B2: a second price for a call is kept, and flagged, and not charged; a billionth is what rounding does.
@@ -126,37 +131,51 @@ async fn a_call_is_charged_once_however_often_it_is_said() {
 async fn another_price_is_a_conflict_and_no_charge() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
     let said = vec![
         notice("call-1", 25_000),
         notice("call-1", 25_001),
         notice("call-1", 26_000),
         notice("call-1", 26_000),
     ];
-    let fates = books.take(said).await.unwrap();
-    assert_eq!(fates, [Fate::New, Fate::Known, Fate::Conflicting, Fate::Conflicting]);
-    let bill = books.summary("run-1").await.unwrap();
+    let fates = books.ingest_notices(said).await.unwrap();
+    assert_eq!(
+        fates,
+        [
+            IngestOutcome::New,
+            IngestOutcome::Known,
+            IngestOutcome::Conflicting,
+            IngestOutcome::Conflicting
+        ]
+    );
+    let bill = books.run_bill("run-1").await.unwrap();
     assert_eq!((bill.amount, bill.receipts, bill.conflicting), (Nanodollars(25_000), 1, 1));
-    assert_eq!(bill.flags, [Flag::Conflicting]);
+    assert_eq!(bill.flags, [BillFlag::Conflicting]);
 }
 
 /// B2: whoever names a run of his own choice for a call of ours changes nothing of it.
 #[tokio::test]
 async fn a_notice_that_names_another_run_is_a_conflict() {
-    let stranger = Notice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
+    let stranger = ChargeNotice { run: Some("run-9".to_owned()), ..notice("call-1", 1) };
     for stranger_first in [true, false] {
         let place = tempdir().unwrap();
         let books = books(place.path());
         if stranger_first {
-            books.take(vec![stranger.clone()]).await.unwrap();
+            books.ingest_notices(vec![stranger.clone()]).await.unwrap();
         }
-        books.record(&[fact("call-1", SystemTime::now())]).await.unwrap();
+        books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
         if !stranger_first {
-            assert_eq!(books.take(vec![stranger.clone()]).await.unwrap(), [Fate::Conflicting]);
+            assert_eq!(
+                books.ingest_notices(vec![stranger.clone()]).await.unwrap(),
+                [IngestOutcome::Conflicting]
+            );
         }
-        assert_eq!(books.take(vec![notice("call-1", 25_000)]).await.unwrap(), [Fate::New]);
-        let bill = books.summary("run-1").await.unwrap();
-        assert_eq!((bill.amount, bill.flags), (Nanodollars(25_000), vec![Flag::Conflicting]));
+        assert_eq!(
+            books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap(),
+            [IngestOutcome::New]
+        );
+        let bill = books.run_bill("run-1").await.unwrap();
+        assert_eq!((bill.amount, bill.flags), (Nanodollars(25_000), vec![BillFlag::Conflicting]));
     }
 }
 
@@ -166,7 +185,7 @@ async fn a_failure_gives_way_to_what_came_through() {
     let failure = failure("call-1");
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[fact("call-1", SystemTime::now())]).await.unwrap();
+    books.record_calls(&[fact("call-1", SystemTime::now())]).await.unwrap();
     let said = vec![
         failure.clone(),
         failure.clone(),
@@ -174,9 +193,18 @@ async fn a_failure_gives_way_to_what_came_through() {
         failure,
         notice("call-1", 25_000),
     ];
-    let fates = books.take(said).await.unwrap();
-    assert_eq!(fates, [Fate::Unpaid, Fate::Known, Fate::New, Fate::Known, Fate::Known]);
-    let bill = books.summary("run-1").await.unwrap();
+    let fates = books.ingest_notices(said).await.unwrap();
+    assert_eq!(
+        fates,
+        [
+            IngestOutcome::Unpaid,
+            IngestOutcome::Known,
+            IngestOutcome::New,
+            IngestOutcome::Known,
+            IngestOutcome::Known
+        ]
+    );
+    let bill = books.run_bill("run-1").await.unwrap();
     assert_eq!((bill.amount, bill.receipts, bill.flags), (Nanodollars(25_000), 1, vec![]));
 }
 
@@ -189,24 +217,27 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
         let books = books(place.path());
         let (said, call) = (failure("call-1"), fact("call-1", at("09:30:01")));
         if failure_first {
-            assert_eq!(books.take(vec![said.clone()]).await.unwrap(), [Fate::Waits]);
+            assert_eq!(
+                books.ingest_notices(vec![said.clone()]).await.unwrap(),
+                [IngestOutcome::Waits]
+            );
         }
-        books.record(&[call]).await.unwrap();
+        books.record_calls(&[call]).await.unwrap();
         if !failure_first {
-            assert_eq!(books.take(vec![said]).await.unwrap(), [Fate::Unpaid]);
+            assert_eq!(books.ingest_notices(vec![said]).await.unwrap(), [IngestOutcome::Unpaid]);
         }
-        let asked = books.unreceipted(at("09:00:00"), at("09:31:00")).await.unwrap();
+        let asked = books.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
         assert_eq!(asked.len(), 1, "it is asked for");
-        let bill = books.summary_at("run-1", at("09:45:00")).await.unwrap();
-        assert_eq!((bill.receipts, bill.state), (0, State::Pending));
-        let bill = books.summary_at("run-1", at("09:47:00")).await.unwrap();
-        assert_eq!((bill.state, bill.flags), (State::Overdue, vec![Flag::Unreceipted]));
-        assert_eq!(books.flagged(at("09:47:00")).await.unwrap().len(), 1);
+        let bill = books.run_bill_at("run-1", at("09:45:00")).await.unwrap();
+        assert_eq!((bill.receipts, bill.state), (0, BillState::Pending));
+        let bill = books.run_bill_at("run-1", at("09:47:00")).await.unwrap();
+        assert_eq!((bill.state, bill.flags), (BillState::Overdue, vec![BillFlag::Unreceipted]));
+        assert_eq!(books.flagged_runs(at("09:47:00")).await.unwrap().len(), 1);
         let totals = books.totals(at("09:47:00")).await.unwrap();
         assert_eq!((totals.unreceipted_calls, totals.waiting_notices), (1, 0));
-        books.take(vec![notice("call-1", 25_000)]).await.unwrap();
-        let bill = books.summary("run-1").await.unwrap();
-        assert_eq!((bill.amount, bill.state), (Nanodollars(25_000), State::Complete));
+        books.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
+        let bill = books.run_bill("run-1").await.unwrap();
+        assert_eq!((bill.amount, bill.state), (Nanodollars(25_000), BillState::Complete));
     }
 }
 
@@ -221,24 +252,24 @@ async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     no_price["response_cost"] = Value::Null;
     let mut no_member = priced.clone();
     no_member.as_object_mut().unwrap().remove("response_cost");
-    let call = Fact { run: "run-7".to_owned(), ..fact(&call_id, at("09:30:52")) };
+    let call = CallUsage { run: "run-7".to_owned(), ..fact(&call_id, at("09:30:52")) };
     for (unpriced, call_first) in [(&no_price, true), (&no_price, false), (&no_member, true)] {
         let place = tempdir().unwrap();
         let books = books(place.path());
         if call_first {
-            books.record(slice::from_ref(&call)).await.unwrap();
+            books.record_calls(slice::from_ref(&call)).await.unwrap();
         }
         let ingested = books.ingest(unpriced.to_string()).await.unwrap();
         assert_eq!((ingested.new, ingested.unpaid), (0, u64::from(call_first)));
-        books.record(slice::from_ref(&call)).await.unwrap();
-        let asked = books.unreceipted(at("09:00:00"), at("09:31:00")).await.unwrap();
+        books.record_calls(slice::from_ref(&call)).await.unwrap();
+        let asked = books.calls_without_receipt(at("09:00:00"), at("09:31:00")).await.unwrap();
         assert_eq!(asked.len(), 1, "it is asked for");
-        let bill = books.summary_at("run-7", at("09:50:00")).await.unwrap();
-        assert_eq!((bill.receipts, bill.flags), (0, vec![Flag::Unreceipted]));
+        let bill = books.run_bill_at("run-7", at("09:50:00")).await.unwrap();
+        assert_eq!((bill.receipts, bill.flags), (0, vec![BillFlag::Unreceipted]));
         assert_eq!(books.ingest(priced.to_string()).await.unwrap().new, 1);
         assert_eq!(books.ingest(unpriced.to_string()).await.unwrap().known, 1, "a price stays");
-        let bill = books.summary("run-7").await.unwrap();
-        assert_eq!((bill.amount, bill.state), (Nanodollars(50_000), State::Complete));
+        let bill = books.run_bill("run-7").await.unwrap();
+        assert_eq!((bill.amount, bill.state), (Nanodollars(50_000), BillState::Complete));
     }
 }
 
@@ -248,11 +279,12 @@ async fn a_failure_closes_a_call_that_used_nothing() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let ended = fact("call-1", at("09:30:01"));
-    let lost = Fact { outcome: Outcome::Crashed, usage: Usage::default(), ..ended.clone() };
-    books.record(&[lost]).await.unwrap();
-    assert_eq!(books.take(vec![failure("call-1")]).await.unwrap(), [Fate::New]);
-    books.record(&[ended]).await.unwrap();
-    let bill = books.summary_at("run-1", at("09:31:00")).await.unwrap();
+    let lost =
+        CallUsage { outcome: CallOutcome::Crashed, usage: TokenUsage::default(), ..ended.clone() };
+    books.record_calls(&[lost]).await.unwrap();
+    assert_eq!(books.ingest_notices(vec![failure("call-1")]).await.unwrap(), [IngestOutcome::New]);
+    books.record_calls(&[ended]).await.unwrap();
+    let bill = books.run_bill_at("run-1", at("09:31:00")).await.unwrap();
     assert_eq!((bill.receipts, bill.missing), (0, 1));
 }
 
@@ -261,10 +293,10 @@ async fn a_failure_closes_a_call_that_used_nothing() {
 async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    let free = Notice { input: Tokens(0), output: Tokens(0), ..notice("call-1", 0) };
-    assert_eq!(books.take(vec![free]).await.unwrap(), [Fate::New]);
-    assert_eq!(books.summary("run-1").await.unwrap().flags, [Flag::Unpriced]);
+    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let free = ChargeNotice { input: Tokens(0), output: Tokens(0), ..notice("call-1", 0) };
+    assert_eq!(books.ingest_notices(vec![free]).await.unwrap(), [IngestOutcome::New]);
+    assert_eq!(books.run_bill("run-1").await.unwrap().flags, [BillFlag::Unpriced]);
     assert_eq!(books.totals(SystemTime::now()).await.unwrap().unpriced_calls, 1);
 }
 
@@ -273,8 +305,8 @@ async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
 async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
     let place = tempdir().unwrap();
     let file = place.path().join("state.db");
-    let earlier = Schema { steps: &billing::SCHEMA.steps[..3], ..billing::SCHEMA };
-    drop(Database::open(&file, &[earlier]).unwrap());
+    let earlier = DatabaseSchema { steps: &billing::SCHEMA.steps[..3], ..billing::SCHEMA };
+    drop(SqliteDatabase::open_database(&file, &[earlier]).unwrap());
     let connection = rusqlite::Connection::open(&file).unwrap();
     for (call, input, is_failure, amount) in
         [("failed", 11, 1, 0), ("unused", 0, 1, 0), ("free", 11, 0, 0), ("paid", 11, 0, 25_000)]
@@ -290,11 +322,11 @@ async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
     }
     drop(connection);
     let books = books(place.path());
-    let receipts = books.receipts("run-1").await.unwrap();
+    let receipts = books.receipts_of_run("run-1").await.unwrap();
     let mut left: Vec<_> = receipts.iter().map(|receipt| &*receipt.call_id).collect();
     left.sort_unstable();
     assert_eq!(left, ["free", "paid", "unused"]);
-    let bill = books.summary_at("run-1", SystemTime::UNIX_EPOCH).await.unwrap();
+    let bill = books.run_bill_at("run-1", SystemTime::UNIX_EPOCH).await.unwrap();
     assert_eq!((bill.missing, bill.unpriced), (1, 1));
 }
 
@@ -304,27 +336,29 @@ async fn without_litellm_the_price_table_charges() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let now = SystemTime::now();
-    let priced = Fact { upstream: "anthropic".to_owned(), ..fact("call-1", now) };
-    let unpriced =
-        Fact { cost: Nanodollars::ZERO, ..Fact { call_id: "call-2".to_owned(), ..priced.clone() } };
-    let refused = Fact {
-        usage: Usage::default(),
-        ..Fact { call_id: "call-3".to_owned(), ..unpriced.clone() }
+    let priced = CallUsage { upstream: "anthropic".to_owned(), ..fact("call-1", now) };
+    let unpriced = CallUsage {
+        cost: Nanodollars::ZERO,
+        ..CallUsage { call_id: "call-2".to_owned(), ..priced.clone() }
     };
-    books.record(&[priced, unpriced, refused]).await.unwrap();
-    let bill = books.summary("run-1").await.unwrap();
+    let refused = CallUsage {
+        usage: TokenUsage::default(),
+        ..CallUsage { call_id: "call-3".to_owned(), ..unpriced.clone() }
+    };
+    books.record_calls(&[priced, unpriced, refused]).await.unwrap();
+    let bill = books.run_bill("run-1").await.unwrap();
     assert_eq!((bill.calls, bill.billable, bill.receipts, bill.unpriced), (3, 2, 2, 1));
     assert_eq!(
         (bill.amount, bill.state, bill.flags),
-        (Nanodollars(25_000), State::Complete, vec![Flag::Unpriced])
+        (Nanodollars(25_000), BillState::Complete, vec![BillFlag::Unpriced])
     );
     assert!(
         books
-            .receipts("run-1")
+            .receipts_of_run("run-1")
             .await
             .unwrap()
             .iter()
-            .all(|receipt| receipt.source == Source::PriceTable)
+            .all(|receipt| receipt.source == ChargeSource::PriceTable)
     );
 }
 
@@ -334,19 +368,20 @@ async fn a_call_that_was_taken_for_lost_is_put_right() {
     for upstream in ["litellm", "openai"] {
         let place = tempdir().unwrap();
         let books = books(place.path());
-        let ended = Fact { upstream: upstream.to_owned(), ..fact("call-1", at("09:30:01")) };
-        let usage = Usage { input: Tokens(600), output: Tokens(4096), ..Usage::default() };
-        let lost = Fact {
-            outcome: Outcome::Crashed,
+        let ended = CallUsage { upstream: upstream.to_owned(), ..fact("call-1", at("09:30:01")) };
+        let usage =
+            TokenUsage { input: Tokens(600), output: Tokens(4096), ..TokenUsage::default() };
+        let lost = CallUsage {
+            outcome: CallOutcome::Crashed,
             usage,
             cost: Nanodollars(9_000_000),
             ..ended.clone()
         };
-        assert_eq!(books.record(slice::from_ref(&lost)).await.unwrap(), 1);
-        assert_eq!(books.record(&[ended.clone(), lost]).await.unwrap(), 0);
-        assert_eq!(books.facts("run-1").await.unwrap(), [ended]);
+        assert_eq!(books.record_calls(slice::from_ref(&lost)).await.unwrap(), 1);
+        assert_eq!(books.record_calls(&[ended.clone(), lost]).await.unwrap(), 0);
+        assert_eq!(books.calls_of_run("run-1").await.unwrap(), [ended]);
         if upstream == "openai" {
-            assert_eq!(books.summary("run-1").await.unwrap().amount, Nanodollars(25_000));
+            assert_eq!(books.run_bill("run-1").await.unwrap().amount, Nanodollars(25_000));
         }
     }
 }
@@ -359,26 +394,32 @@ async fn a_call_that_was_taken_for_lost_and_used_nothing_is_not_charged() {
         let place = tempdir().unwrap();
         let books = books(place.path());
         let upstream = "openai".to_owned();
-        let lost = Fact { outcome: Outcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
-        let refused = Fact {
-            outcome: Outcome::Completed,
+        let lost =
+            CallUsage { outcome: CallOutcome::Crashed, upstream, ..fact("call-1", at("09:30:01")) };
+        let refused = CallUsage {
+            outcome: CallOutcome::Completed,
             status: 429,
-            usage: Usage::default(),
+            usage: TokenUsage::default(),
             ..lost.clone()
         };
-        let refused = Fact { cost: Nanodollars::ZERO, ..refused };
-        books.record(&[lost]).await.unwrap();
-        assert_eq!(books.summary("run-1").await.unwrap().receipts, 1);
+        let refused = CallUsage { cost: Nanodollars::ZERO, ..refused };
+        books.record_calls(&[lost]).await.unwrap();
+        assert_eq!(books.run_bill("run-1").await.unwrap().receipts, 1);
         if is_said {
-            books.take(vec![notice("call-1", 7)]).await.unwrap();
+            books.ingest_notices(vec![notice("call-1", 7)]).await.unwrap();
         }
-        books.record(&[refused]).await.unwrap();
-        let amounts: Vec<_> =
-            books.receipts("run-1").await.unwrap().iter().map(|receipt| receipt.amount).collect();
+        books.record_calls(&[refused]).await.unwrap();
+        let amounts: Vec<_> = books
+            .receipts_of_run("run-1")
+            .await
+            .unwrap()
+            .iter()
+            .map(|receipt| receipt.amount)
+            .collect();
         let expected = if is_said { vec![Nanodollars(7)] } else { vec![] };
         assert_eq!(amounts, expected);
-        let bill = books.summary("run-1").await.unwrap();
-        assert_eq!((bill.calls, bill.billable, bill.state), (1, 0, State::Complete));
+        let bill = books.run_bill("run-1").await.unwrap();
+        assert_eq!((bill.calls, bill.billable, bill.state), (1, 0, BillState::Complete));
     }
 }
 
@@ -388,38 +429,38 @@ async fn a_call_without_a_receipt_is_flagged_when_its_time_is_over() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let end = at("09:30:00");
-    let free = Fact { usage: Usage::default(), status: 400, ..fact("call-0", end) };
-    books.record(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
+    let free = CallUsage { usage: TokenUsage::default(), status: 400, ..fact("call-0", end) };
+    books.record_calls(&[free, fact("call-1", end), fact("call-2", end + MINUTE)]).await.unwrap();
     let state = async |now| {
-        let bill = books.summary_at("run-1", now).await.unwrap();
+        let bill = books.run_bill_at("run-1", now).await.unwrap();
         let totals = books.totals(now).await.unwrap();
-        let runs = books.flagged(now).await.unwrap().len();
+        let runs = books.flagged_runs(now).await.unwrap().len();
         assert_eq!(totals.unreceipted_calls, bill.overdue);
         assert_eq!(totals.unreceipted_runs, runs as u64);
         assert_eq!(totals.pending_calls, bill.missing - bill.overdue);
         (bill.state, bill.overdue, runs)
     };
-    assert_eq!(state(end + 15 * MINUTE).await, (State::Pending, 0, 0));
-    assert_eq!(state(end + 15 * MINUTE + Duration::from_secs(1)).await, (State::Overdue, 1, 1));
-    assert_eq!(state(end + 17 * MINUTE).await, (State::Overdue, 2, 1));
-    let open = books.unreceipted(end, end).await.unwrap();
+    assert_eq!(state(end + 15 * MINUTE).await, (BillState::Pending, 0, 0));
+    assert_eq!(state(end + 15 * MINUTE + Duration::from_secs(1)).await, (BillState::Overdue, 1, 1));
+    assert_eq!(state(end + 17 * MINUTE).await, (BillState::Overdue, 2, 1));
+    let open = books.calls_without_receipt(end, end).await.unwrap();
     assert_eq!(open.iter().map(|call| call.settled).collect::<Vec<_>>(), [end, end + MINUTE]);
-    books.take(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
-    assert_eq!(state(end + 17 * MINUTE).await, (State::Complete, 0, 0));
-    assert_eq!(books.unreceipted(end, end).await.unwrap(), []);
+    books.ingest_notices(vec![notice("call-1", 25_000), notice("call-2", 25_000)]).await.unwrap();
+    assert_eq!(state(end + 17 * MINUTE).await, (BillState::Complete, 0, 0));
+    assert_eq!(books.calls_without_receipt(end, end).await.unwrap(), []);
 }
 
 /// The service is restarted; what it was told is still there.
 #[tokio::test]
 async fn books_that_are_opened_again_say_the_same() {
     let place = tempdir().unwrap();
-    let said = |books: Books| async move {
-        let bill = books.summary("run-1").await.unwrap();
-        (bill, books.receipts("run-1").await.unwrap())
+    let said = |books: BillingStore| async move {
+        let bill = books.run_bill("run-1").await.unwrap();
+        (bill, books.receipts_of_run("run-1").await.unwrap())
     };
     let first = books(place.path());
-    first.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    first.take(vec![notice("call-1", 25_000)]).await.unwrap();
+    first.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    first.ingest_notices(vec![notice("call-1", 25_000)]).await.unwrap();
     let before = said(first).await;
     assert_eq!(said(books(place.path())).await, before);
 }
@@ -459,10 +500,14 @@ async fn an_ingest_is_counted() {
 async fn contradictions_and_unknown_calls_are_bounded() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[fact("call-1", at("09:30:01")), fact("call-2", at("09:30:01"))]).await.unwrap();
+    books
+        .record_calls(&[fact("call-1", at("09:30:01")), fact("call-2", at("09:30:01"))])
+        .await
+        .unwrap();
     let prices = |call: &'static str| (1..=100).map(move |price| notice(call, price * 1000));
-    let fates = books.take(prices("call-1").chain(prices("call-2")).collect()).await.unwrap();
-    let conflicting = fates.iter().filter(|fate| **fate == Fate::Conflicting).count();
+    let fates =
+        books.ingest_notices(prices("call-1").chain(prices("call-2")).collect()).await.unwrap();
+    let conflicting = fates.iter().filter(|fate| **fate == IngestOutcome::Conflicting).count();
     assert_eq!(conflicting, 198, "each is told");
     let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
     let count = |query: &str| file.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
@@ -475,10 +520,10 @@ async fn contradictions_and_unknown_calls_are_bounded() {
         [],
     )
     .unwrap();
-    books.record(&[fact("call-3", at("09:30:01"))]).await.unwrap();
+    books.record_calls(&[fact("call-3", at("09:30:01"))]).await.unwrap();
     let notices = ["new-1", "new-2", "call-3"].map(|call| notice(call, 7));
-    let fates = books.take(notices.to_vec()).await.unwrap();
-    assert_eq!(fates, [Fate::Waits, Fate::Crowded, Fate::New]);
+    let fates = books.ingest_notices(notices.to_vec()).await.unwrap();
+    assert_eq!(fates, [IngestOutcome::Waits, IngestOutcome::Crowded, IngestOutcome::New]);
     assert_eq!(count("SELECT count(*) FROM billing_notice WHERE NOT is_taken"), 100_000);
 }
 
@@ -523,24 +568,25 @@ async fn after(happenings: &[Happening]) -> (RunBill, Vec<(String, Nanodollars)>
         let call = |number: &usize| (format!("call-{number}"), 1000 * (*number as u64 + 1));
         match happening {
             Happening::Recorded(number) => {
-                books.record(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
+                books.record_calls(&[fact(&call(number).0, at("09:30:01"))]).await.unwrap();
             }
             Happening::Said(number) => {
                 let (id, amount) = call(number);
-                books.take(vec![notice(&id, amount)]).await.unwrap();
+                books.ingest_notices(vec![notice(&id, amount)]).await.unwrap();
             }
             Happening::SaidByRows(number) => {
                 let (id, amount) = call(number);
-                let notice = Notice { source: Source::LitellmSpendLogs, ..notice(&id, amount) };
-                books.take(vec![notice]).await.unwrap();
+                let notice =
+                    ChargeNotice { source: ChargeSource::LitellmSpendLogs, ..notice(&id, amount) };
+                books.ingest_notices(vec![notice]).await.unwrap();
             }
             Happening::Failed(number) => {
-                let failed = Notice { is_provisional: true, ..notice(&call(number).0, 0) };
-                books.take(vec![failed]).await.unwrap();
+                let failed = ChargeNotice { is_provisional: true, ..notice(&call(number).0, 0) };
+                books.ingest_notices(vec![failed]).await.unwrap();
             }
         }
     }
-    let receipts = books.receipts("run-1").await.unwrap();
+    let receipts = books.receipts_of_run("run-1").await.unwrap();
     let charged = receipts.into_iter().map(|receipt| (receipt.call_id, receipt.amount)).collect();
-    (books.summary_at("run-1", at("10:00:00")).await.unwrap(), charged)
+    (books.run_bill_at("run-1", at("10:00:00")).await.unwrap(), charged)
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use cogni_gateway::upstream::Kind;
+use cogni_gateway::upstream::UpstreamKind;
 use insta::assert_snapshot;
 use serde_json::json;
 use tempfile::tempdir;
@@ -13,7 +13,7 @@ use crate::support::app::TestApp;
 /// B1, B4: a finished run's log, twice; its receipts come from the price table where there is no LiteLLM.
 #[tokio::test]
 async fn an_audit_log_becomes_receipts() {
-    let app = TestApp::with(|config| config.upstream.kind = Kind::Anthropic).await;
+    let app = TestApp::with(|config| config.upstream.kind = UpstreamKind::Anthropic).await;
     let body = json!({ "model": "claude-haiku-4-5", "max_tokens": 100, "messages": [] });
     app.client().post("/v1/messages", &body).await;
     app.recorded("request.settled", 1).await;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::billing::books::{Fate, Filter};
-use cogni_gateway::billing::{Fact, Notice};
+use cogni_gateway::billing::books::{CallFilter, IngestOutcome};
+use cogni_gateway::billing::{CallUsage, ChargeNotice};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
@@ -14,9 +14,12 @@ use super::{at, books, fact, notice, recorded};
 #[tokio::test]
 async fn books_keep_their_name() {
     let (place, other) = (tempdir().unwrap(), tempdir().unwrap());
-    let name = books(place.path()).deployment().await.unwrap();
-    assert_eq!((name.len(), books(place.path()).deployment().await.unwrap()), (16, name.clone()));
-    assert_ne!(books(other.path()).deployment().await.unwrap(), name);
+    let name = books(place.path()).deployment_id().await.unwrap();
+    assert_eq!(
+        (name.len(), books(place.path()).deployment_id().await.unwrap()),
+        (16, name.clone())
+    );
+    assert_ne!(books(other.path()).deployment_id().await.unwrap(), name);
 }
 
 /// B2: of a call that names other books nothing is kept; one that names ours, or none, waits for its call.
@@ -24,7 +27,7 @@ async fn books_keep_their_name() {
 async fn what_is_for_other_books_is_foreign() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    let ours = books.deployment().await.unwrap();
+    let ours = books.deployment_id().await.unwrap();
     let mut items: Vec<Value> = serde_json::from_slice(&recorded("callback.json")).unwrap();
     items.truncate(3);
     for (item, name) in items.iter_mut().zip([json!("another"), json!(ours), Value::Null]) {
@@ -43,10 +46,11 @@ async fn what_is_for_other_books_is_foreign() {
 async fn a_call_that_is_in_the_books_is_theirs() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    let named = |call: &str| Notice { deployment: Some("another".to_owned()), ..notice(call, 7) };
-    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    let fates = books.take(vec![named("call-1"), named("call-2")]).await.unwrap();
-    assert_eq!(fates, [Fate::New, Fate::Foreign]);
+    let named =
+        |call: &str| ChargeNotice { deployment: Some("another".to_owned()), ..notice(call, 7) };
+    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    let fates = books.ingest_notices(vec![named("call-1"), named("call-2")]).await.unwrap();
+    assert_eq!(fates, [IngestOutcome::New, IngestOutcome::Foreign]);
 }
 
 /// B2: what has waited for two days is forgotten, and nothing else.
@@ -54,14 +58,17 @@ async fn a_call_that_is_in_the_books_is_theirs() {
 async fn a_notice_does_not_wait_for_ever() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.take(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
-    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    books.ingest_notices(vec![notice("call-1", 7), notice("call-2", 7)]).await.unwrap();
+    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let now = SystemTime::now();
-    assert_eq!(books.forget_waiting(now + Duration::from_hours(47)).await.unwrap(), 0);
-    assert_eq!(books.forget_waiting(now + Duration::from_hours(49)).await.unwrap(), 1);
+    assert_eq!(books.purge_waiting(now + Duration::from_hours(47)).await.unwrap(), 0);
+    assert_eq!(books.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 1);
     assert_eq!(books.totals(now).await.unwrap().waiting_notices, 0);
-    assert_eq!(books.receipts("run-1").await.unwrap().len(), 1);
-    assert_eq!(books.take(vec![notice("call-1", 7)]).await.unwrap(), [Fate::Known]);
+    assert_eq!(books.receipts_of_run("run-1").await.unwrap().len(), 1);
+    assert_eq!(
+        books.ingest_notices(vec![notice("call-1", 7)]).await.unwrap(),
+        [IngestOutcome::Known]
+    );
 }
 
 /// B2: what contradicts a notice whose call has not come is forgotten with it; of calls that have come it stays.
@@ -69,13 +76,13 @@ async fn a_notice_does_not_wait_for_ever() {
 async fn contradictions_of_calls_that_never_come_are_forgotten() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let mut notices: Vec<_> = (1..5).map(|price| notice("call-1", price * 1000)).collect();
     notices.extend((0..700).flat_map(|call| {
         let id = format!("never-{call}");
         [notice(&id, 1000), notice(&id, 2000)]
     }));
-    books.take(notices).await.unwrap();
+    books.ingest_notices(notices).await.unwrap();
     let file = rusqlite::Connection::open(place.path().join("state.db")).unwrap();
     let conflicts = || {
         let count = "SELECT count(*) FROM billing_conflict";
@@ -83,9 +90,9 @@ async fn contradictions_of_calls_that_never_come_are_forgotten() {
     };
     assert_eq!(conflicts(), 703);
     let now = SystemTime::now();
-    books.forget_waiting(now + Duration::from_hours(47)).await.unwrap();
+    books.purge_waiting(now + Duration::from_hours(47)).await.unwrap();
     assert_eq!(conflicts(), 703, "they may still come");
-    assert_eq!(books.forget_waiting(now + Duration::from_hours(49)).await.unwrap(), 700);
+    assert_eq!(books.purge_waiting(now + Duration::from_hours(49)).await.unwrap(), 700);
     assert_eq!((conflicts(), books.totals(now).await.unwrap().conflicting_calls), (3, 1));
 }
 
@@ -94,9 +101,9 @@ async fn contradictions_of_calls_that_never_come_are_forgotten() {
 async fn rows_for_other_books_are_not_unknown() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    let ours = books.deployment().await.unwrap();
+    let ours = books.deployment_id().await.unwrap();
     books
-        .record(&[Fact { run: "run-7".to_owned(), ..fact("call-1", at("09:30:54")) }])
+        .record_calls(&[CallUsage { run: "run-7".to_owned(), ..fact("call-1", at("09:30:54")) }])
         .await
         .unwrap();
     let named = |call: &str, run: &str, name: &str| {
@@ -111,7 +118,7 @@ async fn rows_for_other_books_are_not_unknown() {
         row("lost-record-too", "run-7"),
         row("of-somebody", "run-9"),
     ]));
-    let day = Filter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None };
+    let day = CallFilter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None };
     let report = books.reconcile(&client(litellm.address), &day, at("10:00:00")).await.unwrap();
     let unknown: Vec<_> = report.unknown.iter().map(|item| &*item.call_id).collect();
     assert_eq!((report.matched, &*unknown), (1, &["lost-record", "lost-record-too"][..]));

@@ -5,14 +5,16 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use cogni_gateway::audit::record::{Admitted, Finished, Outcome, Settled, Started};
-use cogni_gateway::audit::{self, Log};
-use cogni_gateway::billing::Fact;
-use cogni_gateway::billing::facts::Reader;
-use cogni_gateway::budget::price::Unknown;
-use cogni_gateway::budget::{self, Amount, Nanodollars, Price, Tokens, Usage};
+use cogni_gateway::audit::record::{
+    CallAdmittedRecord, CallOutcome, CallSettledRecord, RunFinishedRecord, RunStartedRecord,
+};
+use cogni_gateway::audit::{self, AuditLog};
+use cogni_gateway::billing::CallUsage;
+use cogni_gateway::billing::facts::CallUsageReader;
+use cogni_gateway::budget::price::UnknownPricePolicy;
+use cogni_gateway::budget::{self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens};
 use cogni_gateway::gateway::policy::OnClientGone;
-use cogni_gateway::upstream::Kind;
+use cogni_gateway::upstream::UpstreamKind;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -22,9 +24,9 @@ use crate::support::app::TestApp;
 /// B1: whole, streamed, refused upstream, cut by the provider, left by the client; a refusal of ours is no call.
 #[tokio::test]
 async fn every_way_a_call_can_end_is_a_fact() {
-    let price: Price = toml::from_str("input = \"1\"\noutput = \"2\"").unwrap();
+    let price: ModelPrice = toml::from_str("input = \"1\"\noutput = \"2\"").unwrap();
     let app = TestApp::with(|config| {
-        config.prices.unknown = Unknown::Price(Arc::new(price));
+        config.prices.unknown = UnknownPricePolicy::Price(Arc::new(price));
         config.policy.on_client_gone = OnClientGone::Cancel;
     })
     .await;
@@ -38,14 +40,14 @@ async fn every_way_a_call_can_end_is_a_fact() {
         client.open(chat, &asked("fake/fault=reset@2;input=11", true)).await.rest().await;
     assert!(!is_whole);
     let stream = client.open("/v1/messages", &asked("fake/gate=2;input=11", true)).await;
-    app.upstream.gate.reached(1).await;
+    app.upstream.gate.wait_for_waiting(1).await;
     drop(stream);
     app.recorded("request.settled", 5).await;
     client.post("/v1/nowhere", &asked("fake", false)).await;
     client.post("/v1/messages/count_tokens", &asked("fake", false)).await;
 
     let log = app.audit_log();
-    let mut live = Reader::open(&log);
+    let mut live = CallUsageReader::open(&log);
     let early = live.read_new().unwrap();
     let mut facts = early.clone();
     app.recorded("request.settled", 6).await;
@@ -78,15 +80,15 @@ async fn every_way_a_call_can_end_is_a_fact() {
 #[tokio::test]
 async fn a_fact_says_what_answered_and_what_that_said_it_cost() {
     for (kind, name, by_litellm) in [
-        (Kind::Litellm, "litellm", true),
-        (Kind::Openai, "openai", false),
-        (Kind::Anthropic, "anthropic", false),
+        (UpstreamKind::Litellm, "litellm", true),
+        (UpstreamKind::Openai, "openai", false),
+        (UpstreamKind::Anthropic, "anthropic", false),
     ] {
         let app = TestApp::with(|config| config.upstream.kind = kind).await;
         app.client().post("/v1/messages", &asked("fake", false)).await;
         let log = app.audit_log();
         app.recorded("request.settled", 1).await;
-        let fact = Reader::open(&log).read_new().unwrap().remove(0);
+        let fact = CallUsageReader::open(&log).read_new().unwrap().remove(0);
         assert_eq!((fact.upstream.as_str(), fact.is_billed_by_litellm()), (name, by_litellm));
         app.stop().await;
     }
@@ -98,14 +100,16 @@ fn a_call_that_a_crash_has_lost_is_charged_for_what_it_had_reserved() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
     crash(&log, "0");
-    let (lost, end) = Reader::open(&log).finish();
+    let (lost, end) = CallUsageReader::open(&log).finish();
     end.unwrap();
     let opened = open(&log, "1");
-    opened.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+    opened
+        .finish_log(&RunFinishedRecord { spent: BudgetAmount::default(), admitted: 0, refused: 0 })
+        .unwrap();
     drop(opened);
-    let (recovered, end) = Reader::open(&log).finish();
+    let (recovered, end) = CallUsageReader::open(&log).finish();
     end.unwrap();
-    let told = |facts: &[Fact]| {
+    let told = |facts: &[CallUsage]| {
         facts
             .iter()
             .map(|fact| format!("{} {:?} {:?}", fact.source_reference(), fact.outcome, fact.usage))
@@ -130,7 +134,7 @@ fn a_log_that_was_changed_gives_what_stands_before_and_says_where_it_is_broken()
         settled[2] + memchr::memmem::find(&bytes[settled[2]..], b"\"output\":").unwrap() + 9;
     bytes[output] = if bytes[output] == b'1' { b'2' } else { b'1' };
     fs::write(&log, bytes).unwrap();
-    let mut reader = Reader::open(&log);
+    let mut reader = CallUsageReader::open(&log);
     assert_eq!(reader.read_new().unwrap().len(), 2);
     assert!(reader.read_new().is_err());
     let (_facts, end) = reader.finish();
@@ -144,7 +148,7 @@ fn a_log_that_was_changed_gives_what_stands_before_and_says_where_it_is_broken()
 fn a_log_that_is_not_there_yet_has_no_facts() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
-    let mut reader = Reader::open(&log);
+    let mut reader = CallUsageReader::open(&log);
     assert_eq!(reader.read_new().unwrap(), []);
     fs::write(&log, &*WHOLE).unwrap();
     assert_eq!(reader.read_new().unwrap(), whole());
@@ -160,7 +164,7 @@ proptest! {
         let log = folder.path().join("audit.jsonl");
         File::create(&log).unwrap();
         let mut file = OpenOptions::new().append(true).open(&log).unwrap();
-        let (mut reader, mut facts, mut from) = (Reader::open(&log), vec![], 0);
+        let (mut reader, mut facts, mut from) = (CallUsageReader::open(&log), vec![], 0);
         for cut in cuts {
             file.write_all(&WHOLE[from..cut]).unwrap();
             facts.extend(reader.read_new().unwrap());
@@ -183,16 +187,18 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     for number in 0..3 {
         call(&opened, &format!("second-{number}"), true);
     }
-    opened.finish(&Finished { spent: Amount::default(), admitted: 3, refused: 0 }).unwrap();
+    opened
+        .finish_log(&RunFinishedRecord { spent: BudgetAmount::default(), admitted: 3, refused: 0 })
+        .unwrap();
     drop(opened);
     fs::read(log).unwrap()
 });
 
-fn whole() -> Vec<Fact> {
+fn whole() -> Vec<CallUsage> {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit.jsonl");
     fs::write(&log, &*WHOLE).unwrap();
-    let (facts, end) = Reader::open(&log).finish();
+    let (facts, end) = CallUsageReader::open(&log).finish();
     end.unwrap();
     assert_eq!(facts.len(), 6);
     facts
@@ -205,14 +211,14 @@ fn crash(log: &Path, attempt: &str) {
     call(&opened, "first-2", false);
 }
 
-fn call(log: &Log, request: &str, ends: bool) {
-    let amount = |input, output, cost| Amount {
+fn call(log: &AuditLog, request: &str, ends: bool) {
+    let amount = |input, output, cost| BudgetAmount {
         turns: 1,
         input: Tokens(input),
         output: Tokens(output),
         cost: Nanodollars(cost),
     };
-    let admitted = Admitted {
+    let admitted = CallAdmittedRecord {
         request,
         route: "chat_completions",
         model: Some("gpt"),
@@ -222,19 +228,19 @@ fn call(log: &Log, request: &str, ends: bool) {
         pid: None,
         reserved: amount(600, 4096, 8_792_000),
     };
-    futures_util::FutureExt::now_or_never(log.admitted(&admitted)).unwrap().unwrap();
+    futures_util::FutureExt::now_or_never(log.record_admission(&admitted)).unwrap().unwrap();
     if !ends {
         return;
     }
-    let usage = Usage {
+    let usage = TokenUsage {
         input: Tokens(11),
         output: Tokens(7),
-        source: budget::Source::Provider,
-        ..Usage::default()
+        source: budget::UsageSource::Provider,
+        ..TokenUsage::default()
     };
-    log.settled(&Settled {
+    log.record_settlement(&CallSettledRecord {
         request,
-        outcome: Outcome::Completed,
+        outcome: CallOutcome::Completed,
         status: 200,
         code: None,
         usage,
@@ -249,9 +255,9 @@ fn call(log: &Log, request: &str, ends: bool) {
     });
 }
 
-fn open(log: &Path, attempt: &str) -> Log {
-    let config = audit::Config { path: Some(log.to_owned()), ..audit::Config::default() };
-    let started = Started {
+fn open(log: &Path, attempt: &str) -> AuditLog {
+    let config = audit::AuditConfig { path: Some(log.to_owned()), ..audit::AuditConfig::default() };
+    let started = RunStartedRecord {
         run: "run-1".into(),
         attempt: attempt.into(),
         account: "acct-42".into(),
@@ -261,7 +267,7 @@ fn open(log: &Path, attempt: &str) -> Log {
         upstream: "litellm",
         trace: None,
     };
-    Log::open(&config, &started).unwrap().0
+    AuditLog::open_log(&config, &started).unwrap().0
 }
 
 fn asked(model: &str, stream: bool) -> Value {
@@ -269,9 +275,9 @@ fn asked(model: &str, stream: bool) -> Value {
     json!({ "model": model, "stream": stream, "max_tokens": 20, "messages": messages })
 }
 
-fn table(facts: &[Fact]) -> String {
-    let row = |fact: &Fact| {
-        let Fact { route, outcome, status, usage, cost, .. } = fact;
+fn table(facts: &[CallUsage]) -> String {
+    let row = |fact: &CallUsage| {
+        let CallUsage { route, outcome, status, usage, cost, .. } = fact;
         let model = fact.model.as_deref().unwrap_or("-");
         let (outcome, source) = (outcome.as_str(), usage.source.as_str());
         let (attempt, input, output) = (&fact.attempt, usage.input.0, usage.output.0);

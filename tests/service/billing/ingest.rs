@@ -1,7 +1,7 @@
 //! B2: what LiteLLM's callback sends, as a real one has sent it, and whatever else may come.
 
-use cogni_gateway::billing::Notice;
-use cogni_gateway::billing::ingest::{self, Malformed, Rest};
+use cogni_gateway::billing::ChargeNotice;
+use cogni_gateway::billing::ingest::{self, MalformedBodyError, SkippedItems};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -12,13 +12,13 @@ use crate::support::allocations;
 /// The items of one body.
 #[derive(Debug, Default, PartialEq)]
 struct Parsed {
-    notices: Vec<Notice>,
-    rest: Rest,
+    notices: Vec<ChargeNotice>,
+    rest: SkippedItems,
 }
 
-fn parse(body: &[u8]) -> Result<Parsed, Malformed> {
+fn parse(body: &[u8]) -> Result<Parsed, MalformedBodyError> {
     let mut notices = vec![];
-    let rest = ingest::read(body, |some| notices.extend(some))?;
+    let rest = ingest::parse_body(body, |some| notices.extend(some))?;
     Ok(Parsed { notices, rest })
 }
 
@@ -112,7 +112,7 @@ fn a_large_body_is_read_in_little_memory() {
     for body in bodies {
         assert!(body.len() <= LARGEST && body.len() > LARGEST / 2, "{}", body.len());
         let peak = allocations::peak(|| {
-            ingest::read(body.as_bytes(), drop).unwrap();
+            ingest::parse_body(body.as_bytes(), drop).unwrap();
         });
         assert!(peak < 2 * LARGEST as u64, "{peak} bytes for {}…", &body[..60]);
     }
@@ -163,7 +163,7 @@ fn item(changes: &Value) -> Value {
 }
 
 fn table(parsed: &Parsed) -> String {
-    let row = |notice: &Notice| {
+    let row = |notice: &ChargeNotice| {
         let run = notice.run.as_deref().unwrap_or("-");
         let account = notice.account.as_deref().unwrap_or("-");
         let model = notice.model.as_deref().unwrap_or("-");

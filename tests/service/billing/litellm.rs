@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::billing::litellm::{Client, Settings};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::billing::litellm::{LitellmClient, LitellmConfig};
 use serde_json::{Value, json};
 
 use super::{at, recorded};
@@ -96,9 +96,10 @@ fn page(rows: &[Value], path: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-pub(super) fn client(address: SocketAddr) -> Client {
+pub(super) fn client(address: SocketAddr) -> LitellmClient {
     let url = address.to_string().parse().unwrap();
-    Client::new(Settings { url, key: Secret::new("sk-admin"), ca_file: None }).unwrap()
+    LitellmClient::new(LitellmConfig { url, key: SecretString::new("sk-admin"), ca_file: None })
+        .unwrap()
 }
 
 pub(super) fn row(id: &str, run: &str) -> Value {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cogni_gateway::billing::books::Filter;
-use cogni_gateway::billing::reconcile::{Error, Report};
-use cogni_gateway::billing::{Books, Fact, Notice, Source};
-use cogni_gateway::budget::{self, Nanodollars, Tokens, Usage};
-use cogni_gateway::cli::billing::Shown;
+use cogni_gateway::billing::books::CallFilter;
+use cogni_gateway::billing::reconcile::{ReconcileError, ReconcileReport};
+use cogni_gateway::billing::{BillingStore, CallUsage, ChargeNotice, ChargeSource};
+use cogni_gateway::budget::{self, Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::cli::billing::BillingOutputFormat;
 use insta::assert_snapshot;
 use serde_json::Value;
 use tempfile::tempdir;
@@ -36,8 +36,8 @@ async fn books_that_agree_get_their_receipts() {
     conflicting  0
     delta        +0 in, +0 out, +$0
     "#);
-    let receipts = books.receipts("run-7").await.unwrap();
-    assert!(receipts.iter().all(|receipt| receipt.source == Source::LitellmSpendLogs));
+    let receipts = books.receipts_of_run("run-7").await.unwrap();
+    assert!(receipts.iter().all(|receipt| receipt.source == ChargeSource::LitellmSpendLogs));
     let again = reconcile(&books, &litellm, &day()).await.unwrap();
     assert_eq!((again.matched, again.receipts_written), (3, 0));
 }
@@ -64,7 +64,7 @@ async fn without_pages_whole_days_are_read_and_filtered_here() {
     /spend/logs/v2?start_date=2026-11-22%2008:50:00&end_date=2026-11-22%2010:10:00&page=1&page_size=500&sort_by=startTime&sort_order=asc
     /spend/logs?start_date=2026-11-22&end_date=2026-11-23&summarize=false
     "#);
-    let theirs = Filter { account: Some("acct-9".to_owned()), ..day() };
+    let theirs = CallFilter { account: Some("acct-9".to_owned()), ..day() };
     let report = reconcile(&books, &litellm, &theirs).await.unwrap();
     assert_eq!((report.matched, report.unknown.len(), report.is_clean()), (0, 0, true));
 }
@@ -79,7 +79,7 @@ async fn calls_that_are_deleted_are_not_compared() {
     assert_eq!(deleted.calls, 3);
     let report = reconcile(&books, &litellm, &day()).await.unwrap();
     assert!(report.is_clean());
-    let later = Filter { until: at("00:30:00") + Duration::from_hours(24), ..day() };
+    let later = CallFilter { until: at("00:30:00") + Duration::from_hours(24), ..day() };
     assert_snapshot!(shown(&reconcile(&books, &litellm, &later).await.unwrap()), @"
     calls begun from 2026-11-23T00:00:00Z to 2026-11-23T00:30:00Z, by LiteLLM's /spend/logs/v2
     deleted      calls begun before 2026-11-23T00:00:00Z, which are not compared
@@ -98,17 +98,25 @@ async fn what_differs_is_told() {
     let litellm = Litellm::start(Kind::Pages);
     let place = tempdir().unwrap();
     let books = with_calls(place.path(), &[UNARY]).await;
-    let other = Fact { run: "run-7".to_owned(), ..fact("no-such-call", at("09:31:00")) };
-    let late = Fact { call_id: "late-call".to_owned(), settled: at("09:50:00"), ..other.clone() };
-    let refused = Fact { call_id: "refused".to_owned(), usage: Usage::default(), ..other.clone() };
+    let other = CallUsage { run: "run-7".to_owned(), ..fact("no-such-call", at("09:31:00")) };
+    let late =
+        CallUsage { call_id: "late-call".to_owned(), settled: at("09:50:00"), ..other.clone() };
+    let refused =
+        CallUsage { call_id: "refused".to_owned(), usage: TokenUsage::default(), ..other.clone() };
     let direct =
-        Fact { call_id: "direct".to_owned(), upstream: "openai".to_owned(), ..other.clone() };
-    books.record(&[other, late, refused, direct]).await.unwrap();
-    let usage =
-        Usage { output: Tokens(9), source: budget::Source::Estimated, ..ours(MESSAGES).usage };
-    books.record(&[Fact { usage, ..ours(MESSAGES) }]).await.unwrap();
+        CallUsage { call_id: "direct".to_owned(), upstream: "openai".to_owned(), ..other.clone() };
+    books.record_calls(&[other, late, refused, direct]).await.unwrap();
+    let usage = TokenUsage {
+        output: Tokens(9),
+        source: budget::UsageSource::Estimated,
+        ..ours(MESSAGES).usage
+    };
+    books.record_calls(&[CallUsage { usage, ..ours(MESSAGES) }]).await.unwrap();
     books
-        .take(vec![Notice { run: Some("run-7".to_owned()), ..notice(UNARY, 60_000) }])
+        .ingest_notices(vec![ChargeNotice {
+            run: Some("run-7".to_owned()),
+            ..notice(UNARY, 60_000)
+        }])
         .await
         .unwrap();
     let report = reconcile(&books, &litellm, &day()).await.unwrap();
@@ -139,8 +147,8 @@ async fn all_pages_are_read() {
     let books = books(place.path());
     let facts: Vec<_> =
         (0..1203).step_by(2).map(|number| ours(&format!("call-{number}"))).collect();
-    books.record(&facts).await.unwrap();
-    let filter = Filter { account: Some("acct 42/ü".to_owned()), ..day() };
+    books.record_calls(&facts).await.unwrap();
+    let filter = CallFilter { account: Some("acct 42/ü".to_owned()), ..day() };
     let report = reconcile(&books, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (0, 0), "no row is of that account");
     let report = reconcile(&books, &litellm, &day()).await.unwrap();
@@ -158,12 +166,12 @@ async fn a_run_can_be_asked_for_alone() {
     let litellm = Litellm::start(Kind::Rows(vec![row("call-1", "run-7"), row("call-2", "run-8")]));
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[ours("call-1")]).await.unwrap();
-    let filter = Filter { run: Some("run-7".to_owned()), ..day() };
+    books.record_calls(&[ours("call-1")]).await.unwrap();
+    let filter = CallFilter { run: Some("run-7".to_owned()), ..day() };
     let report = reconcile(&books, &litellm, &filter).await.unwrap();
     assert_eq!((report.matched, report.unknown.len()), (1, 0));
     books
-        .record(&[Fact { run: "run-8".to_owned(), ..fact("other", at("08:00:00")) }])
+        .record_calls(&[CallUsage { run: "run-8".to_owned(), ..fact("other", at("08:00:00")) }])
         .await
         .unwrap();
     let report = reconcile(&books, &litellm, &day()).await.unwrap();
@@ -177,7 +185,7 @@ async fn a_call_that_has_just_ended_is_not_unknown_yet() {
     let books = books(place.path());
     let mut row = row("call-1", "run-7");
     row["metadata"]["spend_logs_metadata"]["cogni_deployment_id"] =
-        books.deployment().await.unwrap().into();
+        books.deployment_id().await.unwrap().into();
     let litellm = Litellm::start(Kind::Rows(vec![row]));
     let seen = async |now| {
         let report = books.reconcile(&client(litellm.address), &day(), now).await.unwrap();
@@ -209,43 +217,49 @@ async fn a_litellm_that_does_not_answer_is_told_apart() {
         assert_eq!(told, expected);
     }
     let error = books.reconcile(&client(NOBODY), &day(), at("10:00:00")).await.unwrap_err();
-    assert!(matches!(error, Error::Litellm(_)), "{error}");
+    assert!(matches!(error, ReconcileError::Litellm(_)), "{error}");
 }
 
-async fn with_calls(place: &std::path::Path, ids: &[&str]) -> Books {
+async fn with_calls(place: &std::path::Path, ids: &[&str]) -> BillingStore {
     let books = books(place);
     let facts: Vec<_> = ids.iter().map(|id| ours(id)).collect();
-    books.record(&facts).await.unwrap();
+    books.record_calls(&facts).await.unwrap();
     books
 }
 
 /// Our own record of a call that stands in the recorded rows.
-fn ours(id: &str) -> Fact {
-    let call = Fact { run: "run-7".to_owned(), ..fact(id, at("09:30:54")) };
+fn ours(id: &str) -> CallUsage {
+    let call = CallUsage { run: "run-7".to_owned(), ..fact(id, at("09:30:54")) };
     match id {
-        UNARY => Fact {
+        UNARY => CallUsage {
             cost: Nanodollars(50_000),
-            usage: Usage { input: Tokens(10), output: Tokens(20), ..call.usage },
+            usage: TokenUsage { input: Tokens(10), output: Tokens(20), ..call.usage },
             ..call
         },
         MESSAGES => {
-            Fact { cost: Nanodollars::ZERO, reported_cost: Some(Nanodollars(138_000)), ..call }
+            CallUsage { cost: Nanodollars::ZERO, reported_cost: Some(Nanodollars(138_000)), ..call }
         }
         _ => call,
     }
 }
 
-fn day() -> Filter {
-    Filter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None }
+fn day() -> CallFilter {
+    CallFilter { since: at("09:00:00"), until: at("10:00:00"), account: None, run: None }
 }
 
-async fn reconcile(books: &Books, litellm: &Litellm, filter: &Filter) -> Result<Report, Error> {
+async fn reconcile(
+    books: &BillingStore,
+    litellm: &Litellm,
+    filter: &CallFilter,
+) -> Result<ReconcileReport, ReconcileError> {
     books.reconcile(&client(litellm.address), filter, at("10:00:00")).await
 }
 
-fn shown(report: &Report) -> String {
+fn shown(report: &ReconcileReport) -> String {
     let mut text = vec![];
-    Shown { json: false }.report(report, Duration::from_mins(15), &mut text).unwrap();
+    BillingOutputFormat { json: false }
+        .write_report(report, Duration::from_mins(15), &mut text)
+        .unwrap();
     String::from_utf8(text).unwrap()
 }
 
@@ -281,11 +295,11 @@ async fn the_attempt_that_came_through_counts() {
             let litellm = Litellm::start(kind);
             let place = tempdir().unwrap();
             let books = books(place.path());
-            books.record(&[ours("call-1")]).await.unwrap();
+            books.record_calls(&[ours("call-1")]).await.unwrap();
             let report = reconcile(&books, &litellm, &day()).await.unwrap();
             assert_eq!(report.is_clean(), is_paid, "{}", shown(&report));
             assert_eq!((report.receipts_written, report.different.len()), (u64::from(is_paid), 0));
-            let amount = books.summary("run-7").await.unwrap().amount;
+            let amount = books.run_bill("run-7").await.unwrap().amount;
             assert_eq!(amount, Nanodollars(if is_paid { 25_000 } else { 0 }));
         }
     }

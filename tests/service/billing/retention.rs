@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::base::db::Database;
+use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::billing::books::{DayBill, DeletedCalls, OldRuns};
-use cogni_gateway::billing::{self, Books, Fact};
+use cogni_gateway::billing::{self, BillingStore, CallUsage};
 use cogni_gateway::budget::Nanodollars;
 use proptest::prelude::*;
 use rusqlite::Connection;
@@ -28,12 +28,12 @@ async fn the_calls_of_old_runs_go_and_the_sums_of_their_days_stay() {
     // It began long ago, and went on until now.
     facts.extend([call("long", "first", old), call("long", "last", at("09:30:01"))]);
     facts.push(call("new", "only", at("09:30:01")));
-    books.record(&facts).await.unwrap();
+    books.record_calls(&facts).await.unwrap();
     let charged = facts.iter().filter(|fact| !fact.call_id.ends_with("-7"));
     let mut notices: Vec<_> = charged.map(|fact| said(fact, 25_000)).collect();
     notices.extend([said(&facts[1], 26_000), said(&facts[2], 0), said(&facts[2], 27_000)]);
     notices.extend([said(&call("stray", "1", old), 1), said(&call("stray", "1", old), 9)]);
-    books.take(notices).await.unwrap();
+    books.ingest_notices(notices).await.unwrap();
     let before = days(&books).await;
     assert_eq!(before.iter().map(|day| day.calls).sum::<u64>(), 1723);
 
@@ -49,13 +49,13 @@ async fn the_calls_of_old_runs_go_and_the_sums_of_their_days_stay() {
     }
     let expected = DeletedCalls { calls: 1720, unreceipted: 2, unpriced: 0, conflicting: 2 };
     assert_eq!(deleted, expected);
-    assert_eq!(books.forget_waiting(SystemTime::now() + 3 * DAY).await.unwrap(), 1);
+    assert_eq!(books.purge_waiting(SystemTime::now() + 3 * DAY).await.unwrap(), 1);
 
     let after = days(&books).await;
     assert_eq!(after.iter().map(|day| day.deleted_calls).sum::<u64>(), 1720);
     let as_before = |day: DayBill| DayBill { deleted_calls: 0, ..day };
     assert_eq!(after.into_iter().map(as_before).collect::<Vec<_>>(), before);
-    let calls = async |run| books.summary(run).await.unwrap().calls;
+    let calls = async |run| books.run_bill(run).await.unwrap().calls;
     assert_eq!([calls("old").await, calls("older").await], [0, 0]);
     assert_eq!([calls("long").await, calls("new").await], [2, 1]);
     let left = [
@@ -80,13 +80,15 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
         ours.fetch_add(1, Ordering::Relaxed);
     };
     let file = place.path().join("state.db");
-    let books = Books::new(Database::open_watched(&file, &[billing::SCHEMA], watch).unwrap());
+    let books = BillingStore::new(
+        SqliteDatabase::open_with_commit_observer(&file, &[billing::SCHEMA], watch).unwrap(),
+    );
     let old = at("09:30:01") - 10 * DAY;
     for part in 0..10 {
         let numbers = (0..2000).map(|number| (part * 2000 + number).to_string());
         let facts: Vec<_> = numbers.map(|number| call("old", &number, old)).collect();
-        books.record(&facts).await.unwrap();
-        books.take(facts.iter().map(|fact| said(fact, 25_000)).collect()).await.unwrap();
+        books.record_calls(&facts).await.unwrap();
+        books.ingest_notices(facts.iter().map(|fact| said(fact, 25_000)).collect()).await.unwrap();
     }
     let before = commits.load(Ordering::Relaxed);
     let deleted = books.delete_run("old", at("00:00:00")).await.unwrap();
@@ -101,9 +103,12 @@ async fn a_run_with_many_calls_is_deleted_a_few_at_a_time() {
 async fn the_contradictions_of_one_call_are_bounded() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[fact("call-1", at("09:30:01"))]).await.unwrap();
-    books.take((0..200).map(|price| notice("call-1", 100 * price)).collect()).await.unwrap();
-    assert_eq!(books.summary("run-1").await.unwrap().conflicting, 16);
+    books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
+    books
+        .ingest_notices((0..200).map(|price| notice("call-1", 100 * price)).collect())
+        .await
+        .unwrap();
+    assert_eq!(books.run_bill("run-1").await.unwrap().conflicting, 16);
 }
 
 proptest! {
@@ -119,13 +124,13 @@ proptest! {
         runtime.block_on(async {
             let place = tempdir().unwrap();
             let books = books(place.path());
-            let facts: Vec<_> = calls.iter().zip(0..).map(|(&(run, account, ago, _), number)| Fact {
+            let facts: Vec<_> = calls.iter().zip(0..).map(|(&(run, account, ago, _), number)| CallUsage {
                 account: format!("acct-{account}"),
                 ..call(&format!("run-{run}"), &format!("{number}"), at("12:00:00") - ago * DAY)
             }).collect();
-            books.record(&facts).await.unwrap();
+            books.record_calls(&facts).await.unwrap();
             let charged = facts.iter().zip(&calls).filter(|(_, call)| call.3);
-            books.take(charged.map(|(fact, _)| said(fact, 5)).collect()).await.unwrap();
+            books.ingest_notices(charged.map(|(fact, _)| said(fact, 5)).collect()).await.unwrap();
             let before = days(&books).await;
             for ago in cutoffs {
                 let cutoff = at("12:00:00") - ago * DAY;
@@ -139,7 +144,7 @@ proptest! {
             for run in 0..4 {
                 let run = format!("run-{run}");
                 let all = facts.iter().filter(|fact| fact.run == run).count() as u64;
-                let left = books.summary(&run).await.unwrap().calls;
+                let left = books.run_bill(&run).await.unwrap().calls;
                 prop_assert!(left == 0 || left == all, "{} of {} calls", left, all);
             }
             Ok(())
@@ -147,16 +152,16 @@ proptest! {
     }
 }
 
-fn call(run: &str, name: &str, settled: SystemTime) -> Fact {
-    Fact { run: run.to_owned(), ..fact(&format!("{run}-{name}"), settled) }
+fn call(run: &str, name: &str, settled: SystemTime) -> CallUsage {
+    CallUsage { run: run.to_owned(), ..fact(&format!("{run}-{name}"), settled) }
 }
 
-fn said(fact: &Fact, amount: u64) -> billing::Notice {
-    billing::Notice { run: Some(fact.run.clone()), ..notice(&fact.call_id, amount) }
+fn said(fact: &CallUsage, amount: u64) -> billing::ChargeNotice {
+    billing::ChargeNotice { run: Some(fact.run.clone()), ..notice(&fact.call_id, amount) }
 }
 
-async fn days(books: &Books) -> Vec<DayBill> {
-    books.days(SystemTime::UNIX_EPOCH, at("23:59:59") + DAY, None).await.unwrap()
+async fn days(books: &BillingStore) -> Vec<DayBill> {
+    books.daily_bills(SystemTime::UNIX_EPOCH, at("23:59:59") + DAY, None).await.unwrap()
 }
 
 fn count(place: &TempDir, table: &str) -> u32 {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::billing::watch::Watch;
-use cogni_gateway::billing::{Books, Fact};
-use cogni_gateway::observe::metrics::Metrics;
+use cogni_gateway::billing::watch::ReconcileTask;
+use cogni_gateway::billing::{BillingStore, CallUsage};
+use cogni_gateway::observe::metrics::MetricsRegistry;
 use insta::assert_snapshot;
 use tempfile::tempdir;
 
@@ -18,14 +18,18 @@ async fn a_call_that_was_put_off_by_a_wrong_clock_is_asked_for() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let now = SystemTime::now();
-    books.record(&[fact("call-1", now)]).await.unwrap();
+    books.record_calls(&[fact("call-1", now)]).await.unwrap();
     let since = now - Duration::from_hours(48);
-    let open = books.unreceipted(since, now).await.unwrap();
+    let open = books.calls_without_receipt(since, now).await.unwrap();
     assert_eq!(open.len(), 1);
-    books.asked(&open, now + Duration::from_hours(20)).await.unwrap();
-    assert_eq!(books.unreceipted(since, now).await.unwrap(), [], "it is put off by its age");
-    books.asked(&open, now + Duration::from_hours(24 * 100)).await.unwrap();
-    assert_eq!(books.unreceipted(since, now).await.unwrap(), open);
+    books.mark_queried(&open, now + Duration::from_hours(20)).await.unwrap();
+    assert_eq!(
+        books.calls_without_receipt(since, now).await.unwrap(),
+        [],
+        "it is put off by its age"
+    );
+    books.mark_queried(&open, now + Duration::from_hours(24 * 100)).await.unwrap();
+    assert_eq!(books.calls_without_receipt(since, now).await.unwrap(), open);
 }
 
 /// B3: what LiteLLM has not written down after two days it will not; the call stays flagged.
@@ -34,8 +38,8 @@ async fn what_ended_long_ago_is_not_asked_for() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
-    watch(&books, &litellm).look().await;
+    books.record_calls(&[call("old", SystemTime::now() - hours(49))]).await.unwrap();
+    watch(&books, &litellm).run_once().await;
     assert_eq!(litellm.asked(), Vec::<String>::new());
     assert_eq!(books.totals(SystemTime::now()).await.unwrap().unreceipted_calls, 1);
 }
@@ -46,10 +50,10 @@ async fn a_call_that_is_not_known_is_left_alone_for_a_while() {
     let litellm = Litellm::start(Kind::Rows(vec![]));
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
+    books.record_calls(&[call("lost", SystemTime::now() - hours(1))]).await.unwrap();
     let watch = watch(&books, &litellm);
     for _ in 0..3 {
-        watch.look().await;
+        watch.run_once().await;
     }
     assert_eq!(litellm.asked().len(), 1, "{:?}", litellm.asked());
 }
@@ -61,12 +65,12 @@ async fn a_call_without_a_receipt_is_asked_for_less_and_less() {
     let place = tempdir().unwrap();
     let books = books(place.path());
     let ended = at("09:00:00");
-    books.record(&[call("lost", ended)]).await.unwrap();
+    books.record_calls(&[call("lost", ended)]).await.unwrap();
     let watch = watch(&books, &litellm);
     let mut minutes = vec![];
     for age in (1..50 * 60).step_by(15) {
         let before = litellm.asked().len();
-        watch.look_at(ended + Duration::from_mins(age)).await;
+        watch.run_once_at(ended + Duration::from_mins(age)).await;
         if litellm.asked().len() > before {
             minutes.push(age);
         }
@@ -80,13 +84,13 @@ async fn a_call_without_a_receipt_is_asked_for_less_and_less() {
 async fn what_could_not_be_asked_is_asked_at_the_next_look() {
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[call("call-1", at("09:00:00"))]).await.unwrap();
+    books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
     let broken = Litellm::start(Kind::Says(500, "{}"));
-    watch(&books, &broken).look_at(at("09:30:00")).await;
+    watch(&books, &broken).run_once_at(at("09:30:00")).await;
     assert_eq!(broken.asked().len(), 1);
     let litellm = Litellm::start(Kind::Rows(vec![row_at("call-1", at("09:00:00"))]));
-    watch(&books, &litellm).look_at(at("09:30:01")).await;
-    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
+    watch(&books, &litellm).run_once_at(at("09:30:01")).await;
+    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
 /// B3: a few, the oldest, by their ids, and of the rest those who are around them in time; each is asked for, and none twice.
@@ -100,15 +104,15 @@ async fn the_oldest_are_asked_for_by_id_and_many_by_their_time() {
         .collect();
     let rows = recent.iter().chain([&old]).map(|fact| row_at(&fact.call_id, fact.started));
     let litellm = Litellm::start(Kind::Rows(rows.collect()));
-    books.record(&[&[old], &*recent].concat()).await.unwrap();
-    watch(&books, &litellm).look_at(at("10:00:00")).await;
+    books.record_calls(&[&[old], &*recent].concat()).await.unwrap();
+    watch(&books, &litellm).run_once_at(at("10:00:00")).await;
     let asked = litellm.asked();
     assert_eq!(asked.len(), 21, "{asked:?}");
     assert_snapshot!(format!("{}\n{}", asked[0], asked[20]), @r#"
     /spend/logs/v2?start_date=2026-11-21%2000:59:59&end_date=2026-11-23%2000:59:59&page=1&page_size=500&sort_by=startTime&sort_order=asc&request_id=call-old
     /spend/logs/v2?start_date=2026-11-22%2009:20:18&end_date=2026-11-22%2009:40:58&page=1&page_size=500&sort_by=startTime&sort_order=asc
     "#);
-    assert_eq!(books.receipts("run-7").await.unwrap().len(), 61);
+    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 61);
 }
 
 /// B3: a LiteLLM that has no pages cannot be asked for one call, so days are read.
@@ -117,9 +121,9 @@ async fn without_pages_a_few_are_found_in_their_days() {
     let litellm = Litellm::start(Kind::DaysOf(vec![row_at("call-1", at("09:00:00"))]));
     let place = tempdir().unwrap();
     let books = books(place.path());
-    books.record(&[call("call-1", at("09:00:00"))]).await.unwrap();
-    watch(&books, &litellm).look_at(at("10:00:00")).await;
-    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
+    books.record_calls(&[call("call-1", at("09:00:00"))]).await.unwrap();
+    watch(&books, &litellm).run_once_at(at("10:00:00")).await;
+    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
 }
 
 /// B3, B4: the service looks by itself, from the oldest call without a receipt on, and tells the metrics.
@@ -133,21 +137,21 @@ async fn the_bookkeeper_fetches_what_is_missing_and_counts_what_is_not_there() {
     let litellm = Litellm::start(Kind::Rows(rows));
     let place = tempdir().unwrap();
     let books = books(place.path());
-    let call = |id: &str, ago| Fact {
+    let call = |id: &str, ago| CallUsage {
         run: "run-7".to_owned(),
         ..fact(id, now - Duration::from_secs(ago))
     };
-    books.record(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
-    let metrics = Arc::new(Metrics::new("litellm").unwrap());
-    let watch = Watch {
+    books.record_calls(&[call("call-1", 60), call("old", 3600)]).await.unwrap();
+    let metrics = Arc::new(MetricsRegistry::new("litellm").unwrap());
+    let watch = ReconcileTask {
         books: books.clone(),
         litellm: Some(client(litellm.address)),
         metrics: Arc::clone(&metrics),
         every: Duration::from_secs(1),
     };
-    watch.look().await;
-    assert_eq!(books.receipts("run-7").await.unwrap().len(), 1);
-    let text = String::from_utf8(metrics.render()).unwrap();
+    watch.run_once().await;
+    assert_eq!(books.receipts_of_run("run-7").await.unwrap().len(), 1);
+    let text = String::from_utf8(metrics.render_text()).unwrap();
     let samples: Vec<_> = text.lines().filter(|line| line.starts_with("billing_")).collect();
     assert_snapshot!(samples.join("\n"), @r#"
     billing_calls{state="conflicting"} 0
@@ -159,18 +163,18 @@ async fn the_bookkeeper_fetches_what_is_missing_and_counts_what_is_not_there() {
     "#);
 }
 
-fn watch(books: &Books, litellm: &Litellm) -> Watch {
-    Watch {
+fn watch(books: &BillingStore, litellm: &Litellm) -> ReconcileTask {
+    ReconcileTask {
         books: books.clone(),
         litellm: Some(client(litellm.address)),
-        metrics: Arc::new(Metrics::new("litellm").unwrap()),
+        metrics: Arc::new(MetricsRegistry::new("litellm").unwrap()),
         every: Duration::from_secs(1),
     }
 }
 
 /// Of the run that LiteLLM's rows name.
-fn call(id: &str, ended: SystemTime) -> Fact {
-    Fact { run: "run-7".to_owned(), ..fact(id, ended) }
+fn call(id: &str, ended: SystemTime) -> CallUsage {
+    CallUsage { run: "run-7".to_owned(), ..fact(id, ended) }
 }
 
 fn hours(count: u64) -> Duration {

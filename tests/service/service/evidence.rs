@@ -6,16 +6,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use cogni_gateway::audit::record::{Finished, Started};
-use cogni_gateway::audit::relay::Applied;
-use cogni_gateway::audit::seal::Seal;
-use cogni_gateway::audit::{Config, KEY_FILE, Log, SigningKey};
-use cogni_gateway::base::db::Database;
-use cogni_gateway::base::secret::Secret;
+use cogni_gateway::audit::record::{RunFinishedRecord, RunStartedRecord};
+use cogni_gateway::audit::relay::WorkAppliedRecord;
+use cogni_gateway::audit::seal::AuditLogSeal;
+use cogni_gateway::audit::{AuditConfig, AuditLog, AuditSigningKey, KEY_FILE_NAME};
+use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::billing;
-use cogni_gateway::budget::Amount;
-use cogni_gateway::delivery::OUTBOX;
-use cogni_gateway::delivery::outbox::{Outbox, Progress};
+use cogni_gateway::budget::BudgetAmount;
+use cogni_gateway::delivery::OUTBOX_FILE;
+use cogni_gateway::delivery::outbox::{DeliveryOutbox, StepOutcome};
 use cogni_gateway::journal;
 use serde_json::{Value, json};
 
@@ -104,8 +104,8 @@ async fn the_proof_of_a_log_that_has_not_changed_is_not_made_again() {
     place.stop(service);
     let (file, key) = (place.audit_log(&run), key(&place));
     write(&file, &run, &key, 2000);
-    let public = *SigningKey::new(Some(&Secret::new(key.trim()))).unwrap().public();
-    seal(&place, &run, Seal::of(&file, &run, &public).unwrap()).await;
+    let public = *AuditSigningKey::new(Some(&SecretString::new(key.trim()))).unwrap().public_key();
+    seal(&place, &run, AuditLogSeal::seal_log(&file, &run, &public).unwrap()).await;
 
     let service = place.start();
     let id = service.process.id();
@@ -142,7 +142,7 @@ async fn the_key_of_a_state_directory_outlives_its_processes() {
         place.stop(service);
     }
     assert_eq!(keys[0], keys[1]);
-    let mode = fs::metadata(place.state_dir().join(KEY_FILE)).unwrap().permissions().mode();
+    let mode = fs::metadata(place.state_dir().join(KEY_FILE_NAME)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
     // Whoever brings a key of their own has that instead; what was signed before is as good as it was.
@@ -281,7 +281,7 @@ async fn calls_go_when_they_are_older_than_they_are_kept() {
     for run in [forgotten, young] {
         end_long_ago(&place, run).await;
     }
-    let calls = async |run: &str| place.books().summary(run).await.unwrap().calls;
+    let calls = async |run: &str| place.books().run_bill(run).await.unwrap().calls;
 
     let mut service = place.start();
     tokio::task::block_in_place(|| service.process.until(|said| said.contains("were flagged")));
@@ -300,13 +300,13 @@ async fn proof(service: &Service, run: &str) -> Value {
 }
 
 fn key(place: &Place) -> String {
-    fs::read_to_string(place.state_dir().join(KEY_FILE)).unwrap()
+    fs::read_to_string(place.state_dir().join(KEY_FILE_NAME)).unwrap()
 }
 
 /// A forger's, and its other half.
 fn other_key() -> (String, String) {
-    let key = SigningKey::new(Some(&Secret::new("22".repeat(32)))).unwrap();
-    ("22".repeat(32), key.public().to_string())
+    let key = AuditSigningKey::new(Some(&SecretString::new("22".repeat(32)))).unwrap();
+    ("22".repeat(32), key.public_key().to_string())
 }
 
 /// A log of so many records that is as good as any, but for who has written it.
@@ -314,7 +314,7 @@ fn write(file: &Path, run: &str, key: &str, records: usize) {
     fs::remove_file(file).unwrap();
     let log = open(file, run, key);
     for _ in 0..records - 3 {
-        log.relayed(&Applied { relay: "-", head: "-" });
+        log.record_delivery(&WorkAppliedRecord { relay: "-", head: "-" });
     }
     finish(&log);
 }
@@ -324,10 +324,11 @@ fn append(file: &Path, run: &str, key: &str) {
     finish(&open(file, run, key));
 }
 
-fn open(file: &Path, run: &str, key: &str) -> Log {
-    let key = Some(Secret::new(key.trim()));
-    let config = Config { path: Some(file.to_owned()), signing_key: key, ..Config::default() };
-    let started = Started {
+fn open(file: &Path, run: &str, key: &str) -> AuditLog {
+    let key = Some(SecretString::new(key.trim()));
+    let config =
+        AuditConfig { path: Some(file.to_owned()), signing_key: key, ..AuditConfig::default() };
+    let started = RunStartedRecord {
         run: run.to_owned(),
         attempt: "1".to_owned(),
         account: "acct-1".to_owned(),
@@ -337,32 +338,35 @@ fn open(file: &Path, run: &str, key: &str) -> Log {
         trace: None,
         upstream: "openai",
     };
-    Log::open(&config, &started).unwrap().0
+    AuditLog::open_log(&config, &started).unwrap().0
 }
 
-fn finish(log: &Log) {
-    log.finish(&Finished { spent: Amount::default(), admitted: 0, refused: 0 }).unwrap();
+fn finish(log: &AuditLog) {
+    log.finish_log(&RunFinishedRecord { spent: BudgetAmount::default(), admitted: 0, refused: 0 })
+        .unwrap();
 }
 
 /// Work of one run that was held, and a workspace of another that holds something still. Returns the name of the first.
 fn keep_work(place: &Place, held: &str, left: &str) -> String {
-    let outbox = Outbox::open(&place.state_dir().join(OUTBOX)).unwrap();
-    let job = outbox.add(&order(held)).unwrap();
+    let outbox = DeliveryOutbox::open(&place.state_dir().join(OUTBOX_FILE)).unwrap();
+    let job = outbox.add_job(&order(held)).unwrap();
     let why = "somebody is to look at it".to_owned();
-    outbox.advance(&job, Progress::Held { code: "held", why }).unwrap();
+    outbox.advance_job(&job, StepOutcome::Held { code: "held", why }).unwrap();
     let workspace = place.path().join("workspace");
-    let desk = outbox.begin(&plan(&order(left)), &workspace).unwrap();
-    outbox.leave(&desk, &workspace, "files").unwrap();
+    let desk = outbox.register_workspace(&plan(&order(left)), &workspace).unwrap();
+    outbox.retain_workspace(&desk, &workspace, "files").unwrap();
     job.id
 }
 
 /// What the service remembers of a run's log, as if it had been this one when the run ended.
-async fn seal(place: &Place, run: &str, seal: Seal) {
+async fn seal(place: &Place, run: &str, seal: AuditLogSeal) {
     let file = place.state_dir().join("state.db");
-    let (database, run) = (Database::open(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+    let (database, run) =
+        (SqliteDatabase::open_database(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
     let change = "UPDATE run SET log_records = ?2, log_head = ?3 WHERE id = ?1";
     let records = seal.records.cast_signed();
-    let changed = database.write(move |write| write.execute(change, (run, records, seal.head)));
+    let changed = database
+        .write_in_transaction(move |write| write.execute(change, (run, records, seal.head)));
     assert_eq!(changed.await.unwrap(), 1);
 }
 
@@ -376,18 +380,23 @@ fn bytes_read(process: u32) -> u64 {
 /// So that its calls are five days old.
 async fn age_calls(place: &Place, run: &str) {
     let file = place.state_dir().join("state.db");
-    let (database, run) = (Database::open(&file, &[billing::SCHEMA]).unwrap(), run.to_owned());
+    let (database, run) =
+        (SqliteDatabase::open_database(&file, &[billing::SCHEMA]).unwrap(), run.to_owned());
     let age =
         "UPDATE billing_fact SET started = started - ?2, settled = settled - ?2 WHERE run = ?1";
     let days: i64 = 5 * 24 * 60 * 60 * 1000;
-    let aged = database.write(move |change| change.execute(age, (run, days))).await.unwrap();
+    let aged = database
+        .write_in_transaction(move |change| change.execute(age, (run, days)))
+        .await
+        .unwrap();
     assert_eq!(aged, 1);
 }
 
 /// So that it is forgotten at the next start.
 async fn end_long_ago(place: &Place, run: &str) {
     let file = place.state_dir().join("state.db");
-    let (database, run) = (Database::open(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+    let (database, run) =
+        (SqliteDatabase::open_database(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
     let end = "UPDATE run SET ended = 1 WHERE id = ?1";
-    database.write(move |change| change.execute(end, [run])).await.unwrap();
+    database.write_in_transaction(move |change| change.execute(end, [run])).await.unwrap();
 }

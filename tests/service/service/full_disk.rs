@@ -33,7 +33,7 @@ async fn calls_that_end_on_a_full_disk_are_written_down_and_booked_later() {
     let proof = proof(&service, &run).await;
     let told = json!([proof["verified"], proof["finished"], proof["open"], proof["crashed"]]);
     assert_eq!(told, json!([true, true, 0, 0]), "{proof}");
-    assert_eq!(place.books().summary(&run).await.unwrap().calls, CALLS, "{row}");
+    assert_eq!(place.books().run_bill(&run).await.unwrap().calls, CALLS, "{row}");
     place.stop(service);
 }
 
@@ -56,7 +56,7 @@ async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
     assert_eq!(row["error_code"], "interrupted", "{row}");
     let proof = proof(&service, &run).await;
     assert_eq!(json!([proof["verified"], proof["open"]]), json!([true, 0]), "{proof}");
-    assert_eq!(place.books().summary(&run).await.unwrap().calls, CALLS);
+    assert_eq!(place.books().run_bill(&run).await.unwrap().calls, CALLS);
     place.stop(service);
 }
 
@@ -67,7 +67,7 @@ async fn the_open_log_of_an_ended_run_is_closed_and_booked() {
     let service = place.start();
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
-    let calls = place.books().summary(&run).await.unwrap().calls;
+    let calls = place.books().run_bill(&run).await.unwrap().calls;
     place.stop(service);
     let log = fs::read_to_string(place.audit_log(&run)).unwrap();
     let admitted = log.find("request.admitted").unwrap();
@@ -87,7 +87,7 @@ async fn the_open_log_of_an_ended_run_is_closed_and_booked() {
     }
     let proof = proof(&service, &run).await;
     assert_eq!(json!([proof["finished"], proof["open"], proof["crashed"]]), json!([true, 0, 1]));
-    assert_eq!((calls, place.books().summary(&run).await.unwrap().calls), (1, 1));
+    assert_eq!((calls, place.books().run_bill(&run).await.unwrap().calls), (1, 1));
     place.stop(service);
 }
 
@@ -153,9 +153,9 @@ async fn whoever_asks_on_a_full_disk_is_told_to_ask_again() {
 /// A run whose calls have been answered when the disk has no room for their settlements any more.
 async fn full_at_its_end(place: &Place, service: &Service, disk: &Disk) -> String {
     let run = service.run(&ask("hello")).await;
-    place.provider.gate.reached(usize::try_from(CALLS).unwrap()).await;
+    place.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
     disk.fill();
-    place.provider.gate.open(usize::try_from(CALLS).unwrap());
+    place.provider.gate.allow_answers(usize::try_from(CALLS).unwrap());
     run
 }
 

@@ -59,9 +59,9 @@ async fn the_last_spans_of_a_service_are_sent() {
     let mut body = ask("hello");
     body["model"] = json!("fake/gate=1");
     service.run(&body).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     place.stop(service);
-    place.provider.gate.open(1);
+    place.provider.gate.allow_answers(1);
     let spans = collector.seen().spans();
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
     assert!(names.contains(&"run"), "{names:?}");

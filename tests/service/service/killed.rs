@@ -47,7 +47,7 @@ async fn a_service_that_is_killed_fifty_times_loses_no_run() {
         assert!(told.windows(2).all(|pair| pair[0].seq < pair[1].seq), "{run}: {told:?}");
         let log = place.audit_log(run);
         if log.exists() {
-            let report = verify::verify(&log, None).unwrap();
+            let report = verify::verify_file(&log, None).unwrap();
             assert!(report.finished && report.open == 0, "{run}: {report:?}");
         }
     }

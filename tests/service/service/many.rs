@@ -39,7 +39,7 @@ async fn two_hundred_runs_at_once_never_cross() {
     }
     assert_eq!(seen.len(), 100);
     for (number, run) in &runs {
-        let report = verify::verify(&place.audit_log(run), None).unwrap();
+        let report = verify::verify_file(&place.audit_log(run), None).unwrap();
         assert!(report.finished && report.open == 0, "{report:?}");
         assert_eq!(report.admitted, u64::from(number % 2 == 1));
     }

@@ -5,10 +5,10 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use cogni_gateway::audit::verify;
-use cogni_gateway::base::db::Database;
-use cogni_gateway::journal::{self, Added, Caps, Journal, New};
-use cogni_gateway::runner::Message;
-use cogni_gateway::supervisor::Wanted;
+use cogni_gateway::base::db::SqliteDatabase;
+use cogni_gateway::journal::{self, AddRunOutcome, NewRunRow, RunStore, SpendingCaps};
+use cogni_gateway::runner::ChatMessage;
+use cogni_gateway::supervisor::RunSubmission;
 use serde_json::{Value, json};
 
 use super::{Place, ask};
@@ -31,7 +31,7 @@ async fn a_revoked_grants_queued_run_does_not_begin() {
         "it was cancelled before it began: this grant has been revoked"
     );
     assert_eq!(service.ended("run-1").await["error_code"], Value::Null);
-    assert_eq!(place.books().summary("run-0").await.unwrap().calls, 0);
+    assert_eq!(place.books().run_bill("run-0").await.unwrap().calls, 0);
     place.stop(service);
 }
 
@@ -102,7 +102,7 @@ async fn a_log_without_a_record_keeps_no_run_from_beginning() {
     let service = place.start();
     let row = service.ended("run-0").await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
-    let report = verify::verify(&log, None).unwrap();
+    let report = verify::verify_file(&log, None).unwrap();
     assert!(report.finished && report.admitted > 0, "{report:?}");
     place.stop(service);
 }
@@ -144,20 +144,20 @@ fn has_handler(pid: u32, signal: u32) -> bool {
 
 /// A run that was accepted by a process which has ended before it began.
 async fn queue(place: &Place, grant: &Grant, run: &str) {
-    let wanted = Wanted {
+    let wanted = RunSubmission {
         grant: grant.id.clone(),
         agent: "sandbox:agent".to_owned(),
         model: Some("fake".to_owned()),
-        messages: vec![Message::user("hello")],
+        messages: vec![ChatMessage::user("hello")],
         account: "acct-1".to_owned(),
-        ..Wanted::default()
+        ..RunSubmission::default()
     };
-    let new = New {
+    let new = NewRunRow {
         id: run.to_owned(),
         grant: grant.id.clone(),
         idempotency_key: None,
         most: None,
-        caps: Caps::default(),
+        caps: SpendingCaps::default(),
         max_cost_usd: None,
         digest: String::new(),
         agent: wanted.agent.clone(),
@@ -165,12 +165,12 @@ async fn queue(place: &Place, grant: &Grant, run: &str) {
         model: "fake".to_owned(),
         wanted: serde_json::to_string(&wanted).unwrap(),
     };
-    let added = open(&place.state_dir().join("state.db")).add(new).await.unwrap();
-    assert!(matches!(added, Added::New(..)), "{added:?}");
+    let added = open(&place.state_dir().join("state.db")).add_run(new).await.unwrap();
+    assert!(matches!(added, AddRunOutcome::New(..)), "{added:?}");
 }
 
-fn open(file: &Path) -> Journal {
-    Journal::new(Database::open(file, &[journal::SCHEMA]).unwrap())
+fn open(file: &Path) -> RunStore {
+    RunStore::new(SqliteDatabase::open_database(file, &[journal::SCHEMA]).unwrap())
 }
 
 async fn bill(service: &Service) -> Value {

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use cogni_gateway::catalog;
-use cogni_gateway::delivery::outbox::{Job, Outbox, Step, Verdict};
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, VerdictKind};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use serde_json::{Value, json};
 
 use super::{Place, ask};
@@ -41,12 +41,16 @@ async fn an_agents_own_rules_hold_its_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_was_judged_is_pushed_under_stricter_rules() {
     let work = Work::new("review").await;
-    let before = work.killed_at(Operation::Push).await;
-    assert_eq!((before.step, before.verdict), (Step::Judged, Some(Verdict::Review)));
+    let before = work.killed_at(GithubOperation::Push).await;
+    assert_eq!((before.step, before.verdict), (DeliveryStep::Judged, Some(VerdictKind::Review)));
     work.write_entry("hold");
     work.write_host("[policy]\nhold_files = 0\n");
     let after = work.delivered();
-    assert_eq!((after.step, after.verdict), (Step::Done, Some(Verdict::Review)), "{after:?}");
+    assert_eq!(
+        (after.step, after.verdict),
+        (DeliveryStep::Done, Some(VerdictKind::Review)),
+        "{after:?}"
+    );
     assert_eq!(after.order.rules, before.order.rules);
     let count = git(&work.forge.bare(), &["rev-list", "--count", "main..sandbox/sandbox-strict"]);
     let pulls = work.forge.hub.pulls(forge::NAME);
@@ -57,11 +61,15 @@ async fn work_that_was_judged_is_pushed_under_stricter_rules() {
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_was_to_be_held_is_held_under_looser_rules() {
     let work = Work::new("hold").await;
-    let before = work.killed_at(Operation::Branch).await;
-    assert_eq!((before.step, before.verdict), (Step::Extracted, None));
+    let before = work.killed_at(GithubOperation::Branch).await;
+    assert_eq!((before.step, before.verdict), (DeliveryStep::Extracted, None));
     work.write_entry("push");
     let after = work.delivered();
-    assert_eq!((after.step, after.verdict), (Step::Held, Some(Verdict::Hold)), "{after:?}");
+    assert_eq!(
+        (after.step, after.verdict),
+        (DeliveryStep::Held, Some(VerdictKind::Hold)),
+        "{after:?}"
+    );
     assert_eq!(after.error.as_deref(), Some("`made`: people make it"));
     assert!(work.forge.hub.pulls(forge::NAME).is_empty());
 }
@@ -115,23 +123,23 @@ impl Work {
     }
 
     /// The row of a run whose service is killed while the forge is asked for this.
-    async fn killed_at(&self, operation: Operation) -> Job {
+    async fn killed_at(&self, operation: GithubOperation) -> DeliveryJob {
         let mut service = self.place.start();
-        self.forge.hub.inject(operation, Trouble::HoldBefore, 1);
+        self.forge.hub.inject(operation, InjectedFailure::HoldBefore, 1);
         self.begin(&service, "sandbox:strict").await;
-        self.forge.hub.gate().reached(1).await;
+        self.forge.hub.response_gate().wait_for_waiting(1).await;
         service.process.signal("KILL");
         service.process.wait();
-        self.forge.hub.gate().open(1);
+        self.forge.hub.response_gate().allow_answers(1);
         self.rows().remove(0)
     }
 
     /// The same row when another process has brought it to an end.
-    fn delivered(&self) -> Job {
+    fn delivered(&self) -> DeliveryJob {
         let mut service = self.place.start();
         // The service looks for what is due twice a minute.
         let begun = Instant::now();
-        while self.rows().iter().any(|row| !row.step.is_end()) {
+        while self.rows().iter().any(|row| !row.step.is_terminal()) {
             assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", self.rows());
             tokio::task::block_in_place(|| pause_for(Duration::from_millis(100)));
         }
@@ -140,8 +148,8 @@ impl Work {
         self.rows().remove(0)
     }
 
-    fn rows(&self) -> Vec<Job> {
-        let outbox = Outbox::open(&self.place.state_dir().join("outbox.sqlite"));
-        outbox.unwrap().list(false).unwrap()
+    fn rows(&self) -> Vec<DeliveryJob> {
+        let outbox = DeliveryOutbox::open(&self.place.state_dir().join("outbox.sqlite"));
+        outbox.unwrap().list_jobs(false).unwrap()
     }
 }

@@ -5,7 +5,7 @@ mod failing;
 mod waiting;
 
 use bytes::Bytes;
-use cogni_gateway::stand_in::{Operation, Trouble};
+use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -41,10 +41,10 @@ impl Work {
     }
 
     /// A run whose agent has answered, and whose work waits at the forge.
-    async fn held(&self, service: &Service, operation: Operation) -> String {
-        self.forge.hub.inject(operation, Trouble::HoldBefore, 1);
+    async fn held(&self, service: &Service, operation: GithubOperation) -> String {
+        self.forge.hub.inject(operation, InjectedFailure::HoldBefore, 1);
         let run = service.run(&self.asked("task-2")).await;
-        self.forge.hub.gate().reached(1).await;
+        self.forge.hub.response_gate().wait_for_waiting(1).await;
         run
     }
 }
@@ -55,7 +55,7 @@ impl Work {
 async fn the_answer_does_not_wait_for_the_branch() {
     let work = Work::new().await;
     let mut service = work.place.start();
-    let run = work.held(&service, Operation::Push).await;
+    let run = work.held(&service, GithubOperation::Push).await;
     let mut watched = watch(&service, &run, None).await;
     let text = until(&mut watched, "assistant_final").await;
     let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
@@ -63,7 +63,7 @@ async fn the_answer_does_not_wait_for_the_branch() {
         (cancelled.status, &cancelled.json()["state"]),
         (StatusCode::ACCEPTED, &json!("running"))
     );
-    work.forge.hub.gate().open(1);
+    work.forge.hub.response_gate().allow_answers(1);
     let (rest, in_order) = watched.rest().await;
     assert!(in_order);
     let told = told(&(text + &rest));
@@ -80,7 +80,7 @@ async fn the_answer_does_not_wait_for_the_branch() {
 /// tells where it is, once. Whoever has watched goes on where they were.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_run_ends_when_its_work_is_delivered() {
-    for operation in [Operation::Push, Operation::CreatePull] {
+    for operation in [GithubOperation::Push, GithubOperation::CreatePull] {
         let work = Work::new().await;
         let mut service = work.place.start();
         let run = work.held(&service, operation).await;
@@ -101,7 +101,7 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
             insta::assert_compact_json_snapshot!(relay, @r#"["sandbox/task-2", "done", "push", true]"#);
         }
         // What the dead process's git had begun comes to nothing.
-        work.forge.hub.gate().open(1);
+        work.forge.hub.response_gate().allow_answers(1);
         let pulls = work.forge.hub.pulls(forge::NAME);
         let urls: Vec<_> = pulls.iter().map(|pull| pull.head.as_str()).collect();
         assert_eq!(urls, ["sandbox/task-2"], "{operation:?}");
@@ -121,10 +121,14 @@ async fn an_interrupted_run_ends_when_its_work_is_delivered() {
 async fn an_interrupted_run_does_not_wait_for_a_forge_that_is_ill() {
     let work = Work::new().await;
     let mut service = work.place.start();
-    let run = work.held(&service, Operation::Push).await;
+    let run = work.held(&service, GithubOperation::Push).await;
     service.process.signal("KILL");
     service.process.wait();
-    work.forge.hub.inject(Operation::Branch, Trouble::status(StatusCode::BAD_GATEWAY), 1000);
+    work.forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        1000,
+    );
     let mut service = work.place.start();
     let row = service.ended(&run).await;
     let relay = &row["result"]["relay"];
@@ -148,8 +152,8 @@ async fn whoever_asks_twice_does_not_wait() {
     let mut waits = ask("wait");
     waits["model"] = json!("fake/tool=none;gate=head");
     let waiting = service.run(&waits).await;
-    work.place.provider.gate.reached(1).await;
-    let delivering = work.held(&service, Operation::Push).await;
+    work.place.provider.gate.wait_for_waiting(1).await;
+    let delivering = work.held(&service, GithubOperation::Push).await;
     service.process.signal("TERM");
     tokio::task::block_in_place(|| service.process.until(|said| said.contains("draining")));
     service.process.signal("TERM");
@@ -169,7 +173,7 @@ async fn whoever_asks_twice_does_not_wait() {
     while service.get(&path).await.json()["deliveries"][0]["step"] != "done" {
         tokio::task::block_in_place(|| pause_for(std::time::Duration::from_millis(50)));
     }
-    work.forge.hub.gate().open(1);
+    work.forge.hub.response_gate().allow_answers(1);
     assert_eq!(work.forge.hub.pulls(forge::NAME).len(), 1);
     service.process.terminate();
     work.place.assert_nothing_is_left();

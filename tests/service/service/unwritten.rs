@@ -97,7 +97,7 @@ fn until(process: &mut Process, words: &str) {
 }
 
 async fn bill(place: &Place, run: &str) -> RunBill {
-    place.books().summary(run).await.unwrap()
+    place.books().run_bill(run).await.unwrap()
 }
 
 /// In the service's own file, while it serves.

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use cogni_gateway::base::db::{Database, Schema};
-use cogni_gateway::journal::{Journal, Row};
+use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
+use cogni_gateway::journal::{RunRow, RunStore};
 use cogni_gateway::{billing, grant, journal};
 use rusqlite::Connection;
 use serde_json::json;
@@ -112,8 +112,8 @@ fn shape(file: &Path) -> Vec<String> {
 async fn shape_of_new() -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state.db");
-    let rooms = [grant::SCHEMA, journal::SCHEMA, billing::SCHEMA];
-    Database::open(&file, &rooms).unwrap().shrink().await.unwrap();
+    let rooms = [grant::GRANT_SCHEMA, journal::SCHEMA, billing::SCHEMA];
+    SqliteDatabase::open_database(&file, &rooms).unwrap().release_free_pages().await.unwrap();
     shape(&file)
 }
 
@@ -126,10 +126,10 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let run = service.run(&ask("hello")).await;
     service.ended(&run).await;
     service.process.terminate();
-    let before = open_journal(&place).run(&run).await.unwrap().unwrap();
+    let before = open_journal(&place).find_run(&run).await.unwrap().unwrap();
 
     let later: &[_] = [journal::SCHEMA.steps, &[LATER]].concat().leak();
-    let later = Schema { steps: later, ..journal::SCHEMA };
+    let later = DatabaseSchema { steps: later, ..journal::SCHEMA };
     assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
     let mut refused = Process::start(&mut place.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());
@@ -149,19 +149,20 @@ fn database(place: &Place) -> PathBuf {
     place.state_dir().join("state.db")
 }
 
-fn open_journal(place: &Place) -> Journal {
-    Journal::new(Database::open(&database(place), &[journal::SCHEMA]).unwrap())
+fn open_journal(place: &Place) -> RunStore {
+    RunStore::new(SqliteDatabase::open_database(&database(place), &[journal::SCHEMA]).unwrap())
 }
 
-async fn row(place: &Place, schema: Schema, run: &str) -> Row {
-    let journal = Journal::new(Database::open(&database(place), &[schema]).unwrap());
-    journal.run(run).await.unwrap().unwrap()
+async fn row(place: &Place, schema: DatabaseSchema, run: &str) -> RunRow {
+    let journal =
+        RunStore::new(SqliteDatabase::open_database(&database(place), &[schema]).unwrap());
+    journal.find_run(run).await.unwrap().unwrap()
 }
 
 /// What a later program has added to each run.
-async fn moods(place: &Place, schema: Schema) -> Vec<(String, String)> {
-    let later = Database::open(&database(place), &[schema]).unwrap();
-    let moods = later.read(|view| {
+async fn moods(place: &Place, schema: DatabaseSchema) -> Vec<(String, String)> {
+    let later = SqliteDatabase::open_database(&database(place), &[schema]).unwrap();
+    let moods = later.read_committed(|view| {
         let mut statement = view.prepare("SELECT id, mood FROM run")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
         rows.collect()

@@ -7,13 +7,13 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::Lane;
-use crate::base::socket::Stream;
+use super::LaneServer;
+use crate::base::socket::ServerStream;
 
 /// A body that is read from its connection as it is asked for.
 pub(super) struct LaneBody<'a> {
-    lane: &'a Lane,
-    stream: &'a Stream,
+    lane: &'a LaneServer,
+    stream: &'a ServerStream,
     /// Read from the socket: some of the body, and what comes behind.
     received: Bytes,
     /// Bytes of the body that were not asked for yet.
@@ -21,7 +21,12 @@ pub(super) struct LaneBody<'a> {
 }
 
 impl<'a> LaneBody<'a> {
-    pub(super) fn new(lane: &'a Lane, stream: &'a Stream, received: Bytes, length: u64) -> Self {
+    pub(super) fn new(
+        lane: &'a LaneServer,
+        stream: &'a ServerStream,
+        received: Bytes,
+        length: u64,
+    ) -> Self {
         Self { lane, stream, received, left: length }
     }
 

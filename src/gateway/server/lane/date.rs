@@ -5,21 +5,21 @@ use std::time::{Duration, SystemTime};
 
 /// The current time as HTTP writes it.
 #[derive(Debug, Default)]
-pub(super) struct HttpDate(Mutex<(u64, String)>);
+pub(super) struct HttpDateCache(Mutex<(u64, String)>);
 
-impl HttpDate {
+impl HttpDateCache {
     /// Writes the time as RFC 9110, section 5.6.7, prefers it.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
+    pub(super) fn write_date(&self, out: &mut Vec<u8>) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if cached.0 != now.as_secs() || cached.1.is_empty() {
-            *cached = (now.as_secs(), imf_fixdate(now.as_secs()));
+            *cached = (now.as_secs(), format_imf_fixdate(now.as_secs()));
         }
         out.extend_from_slice(cached.1.as_bytes());
     }
 }
 
-fn imf_fixdate(seconds: u64) -> String {
+fn format_imf_fixdate(seconds: u64) -> String {
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     // `2026-11-23T02:01:29Z`
     let text = humantime::format_rfc3339_seconds(time).to_string();
@@ -37,13 +37,13 @@ const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 
 #[cfg(test)]
 mod tests {
-    use super::imf_fixdate;
+    use super::format_imf_fixdate;
 
     #[test]
     fn a_date_is_as_the_standard_writes_it() {
-        assert_eq!(imf_fixdate(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
-        assert_eq!(imf_fixdate(0), "Thu, 01 Jan 1970 00:00:00 GMT");
-        assert_eq!(imf_fixdate(951_782_399), "Mon, 28 Feb 2000 23:59:59 GMT");
-        assert_eq!(imf_fixdate(951_782_400), "Tue, 29 Feb 2000 00:00:00 GMT");
+        assert_eq!(format_imf_fixdate(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(format_imf_fixdate(0), "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(format_imf_fixdate(951_782_399), "Mon, 28 Feb 2000 23:59:59 GMT");
+        assert_eq!(format_imf_fixdate(951_782_400), "Tue, 29 Feb 2000 00:00:00 GMT");
     }
 }

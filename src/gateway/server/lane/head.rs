@@ -8,16 +8,16 @@ use bytes::Bytes;
 use http::Method;
 
 use crate::gateway::audience;
-use crate::gateway::policy::Config;
-use crate::gateway::rejection::Rejection;
+use crate::gateway::policy::PolicyConfig;
+use crate::gateway::rejection::CallRejection;
 use crate::gateway::request::{JudgedHead, check_length, is_json};
-use crate::protocol::Route;
+use crate::protocol::GatewayRoute;
 use crate::upstream::headers::ClientHead;
 
 /// The head of a request in the lane: of its fields, where those stand that the pipeline looks at.
 #[derive(Debug)]
 pub struct LaneRequest {
-    pub route: Route,
+    pub route: GatewayRoute,
     /// Bytes of the body.
     pub length: u64,
     text: Bytes,
@@ -50,7 +50,7 @@ struct HeadFields<'a> {
 
 /// Takes a head off the front of what was received. `None`, and nothing is taken, where the head is not whole or not
 /// beyond doubt.
-pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneRequest> {
+pub fn parse_head(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneRequest> {
     if !received.starts_with(b"POST /v1/") {
         return None;
     }
@@ -65,14 +65,14 @@ pub fn read(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<La
     let is_plain = parsed.version == Some(1)
         && length <= MAX_HEAD_BYTES
         && parsed.headers.len() <= max_fields
-        && is_text(&received[..length], &parsed);
+        && is_printable_head(&received[..length], &parsed);
     if !is_plain {
         return None;
     }
-    let (route, query) = read_target(parsed.path?)?;
+    let (route, query) = parse_target(parsed.path?)?;
     let mut head = HeadFields::default();
     for field in parsed.headers.iter() {
-        head.take(field.name, field.value)?;
+        head.take_field(field.name, field.value)?;
     }
     let body = head.length.filter(|length| head.has_type && (1..=max_body).contains(length))?;
     let place = |text: &[u8]| {
@@ -107,11 +107,11 @@ impl ClientHead for LaneRequest {
 
 /// The lane has seen before what is checked here; only the policy may be another by now.
 impl JudgedHead for LaneRequest {
-    fn route(&self) -> Result<Route, Rejection> {
+    fn route(&self) -> Result<GatewayRoute, CallRejection> {
         Ok(self.route)
     }
 
-    fn check(&self, policy: &Config) -> Result<(), Rejection> {
+    fn check(&self, policy: &PolicyConfig) -> Result<(), CallRejection> {
         check_length(self.length, policy)
     }
 }
@@ -135,7 +135,7 @@ impl LaneField {
 
 /// Whether a head is printable ASCII, each line of it ended by a carriage return and a line feed, and nothing else stands
 /// between the parts that were parsed.
-fn is_text(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
+fn is_printable_head(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
     let place = |part: &[u8]| part.as_ptr().addr() - head.as_ptr().addr();
     let Some(path) = parsed.path else { return false };
     let mut end = place(path.as_bytes()) + path.len();
@@ -157,21 +157,21 @@ fn is_text(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
 }
 
 /// The target of a route that takes a body, with a query that needs no thought.
-fn read_target(target: &str) -> Option<(Route, Option<&str>)> {
+fn parse_target(target: &str) -> Option<(GatewayRoute, Option<&str>)> {
     let Some((path, query)) = target.split_once('?') else {
-        return Some((Route::find(&Method::POST, target)?, None));
+        return Some((GatewayRoute::from_request_line(&Method::POST, target)?, None));
     };
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"=&-_.".contains(&byte);
     let is_usual = (1..=MAX_QUERY_BYTES).contains(&query.len()) && query.bytes().all(is_plain);
-    is_usual.then_some((Route::find(&Method::POST, path)?, Some(query)))
+    is_usual.then_some((GatewayRoute::from_request_line(&Method::POST, path)?, Some(query)))
 }
 
 impl<'a> HeadFields<'a> {
     /// `None` for what is not beyond doubt.
-    fn take(&mut self, name: &str, value: &'a [u8]) -> Option<()> {
+    fn take_field(&mut self, name: &str, value: &'a [u8]) -> Option<()> {
         let is = |known: &str| name.eq_ignore_ascii_case(known);
         if is("content-length") {
-            let length = read_length(value)?;
+            let length = parse_content_length(value)?;
             return self.length.replace(length).is_none().then_some(());
         }
         if is("content-type") {
@@ -186,7 +186,7 @@ impl<'a> HeadFields<'a> {
         if let Some(field) = KEPT.into_iter().find(|field| is(field.name())) {
             return self.keep(field, value);
         }
-        (!HANDED_OVER.iter().any(|known| is(known))).then_some(())
+        (!FIELDS_FOR_HYPER.iter().any(|known| is(known))).then_some(())
     }
 
     fn keep(&mut self, field: LaneField, value: &'a [u8]) -> Option<()> {
@@ -204,7 +204,7 @@ fn to_u16(place: usize) -> u16 {
     u16::try_from(place).unwrap_or(u16::MAX)
 }
 
-fn read_length(value: &[u8]) -> Option<u64> {
+fn parse_content_length(value: &[u8]) -> Option<u64> {
     let is_plain = (1..=MAX_LENGTH_DIGITS).contains(&value.len())
         && value[0] != b'0'
         && value.iter().all(u8::is_ascii_digit);
@@ -212,7 +212,7 @@ fn read_length(value: &[u8]) -> Option<u64> {
 }
 
 /// Fields that say how the message or the connection goes on.
-const HANDED_OVER: [&str; 9] = [
+const FIELDS_FOR_HYPER: [&str; 9] = [
     "content-encoding",
     "transfer-encoding",
     "expect",

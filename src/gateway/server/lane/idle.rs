@@ -58,7 +58,7 @@ impl IdleConnections {
     }
 
     /// Adds a connection, which is told to close when `closing` is cancelled, too.
-    pub(super) fn enter(&self, closing: &CancellationToken) -> IdleConnection<'_> {
+    pub(super) fn track_connection(&self, closing: &CancellationToken) -> IdleConnection<'_> {
         let closing = closing.child_token();
         let watch = Mutex::new(CancelWatch::new(closing.clone()));
         let state = Arc::new(IdleState { since: AtomicU64::new(0), closing });
@@ -74,7 +74,7 @@ impl IdleConnections {
 
     /// Closes connections when their time is over, for as long as it is polled. It sleeps until the first may be due, and
     /// for good while there is none, after it has called `release`.
-    pub(super) async fn close_old(&self, release: impl Fn()) -> Infallible {
+    pub(super) async fn close_expired(&self, release: impl Fn()) -> Infallible {
         loop {
             match self.close_due() {
                 None => {
@@ -88,7 +88,7 @@ impl IdleConnections {
 
     /// Closes what is due, and says when to look again.
     fn close_due(&self) -> Option<Duration> {
-        let now = self.now();
+        let now = self.elapsed_millis();
         let timeout = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
         let connections = self.lock();
         let mut wait = timeout;
@@ -108,7 +108,7 @@ impl IdleConnections {
         (!connections.open.is_empty()).then_some(wait)
     }
 
-    fn now(&self) -> u64 {
+    fn elapsed_millis(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
 
@@ -119,11 +119,11 @@ impl IdleConnections {
 
 impl IdleConnection<'_> {
     /// Waits until something is ready; `None` where the connection is to close before.
-    pub(in crate::gateway::server) async fn wait<T>(
+    pub(in crate::gateway::server) async fn wait_unless_closing<T>(
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        self.state.since.store(self.all.now(), Ordering::Relaxed);
+        self.state.since.store(self.all.elapsed_millis(), Ordering::Relaxed);
         let ready = poll_fn(|cx| match poll(cx) {
             Poll::Ready(ready) => Poll::Ready(Some(ready)),
             Poll::Pending => self.closing().poll(cx).map(|()| None),

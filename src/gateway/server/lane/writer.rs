@@ -11,20 +11,20 @@ use http::StatusCode;
 use hyper::body::{Body, Frame};
 use tokio::io::AsyncWrite;
 
-use super::{ClientWatch, Lane};
-use crate::base::socket::Stream;
-use crate::gateway::answer::{Answer, ClientReply};
-use crate::gateway::exchange::Broken;
+use super::{ClientWatch, LaneServer};
+use crate::base::socket::ServerStream;
+use crate::gateway::answer::{ClientReply, ResponseBody};
+use crate::gateway::exchange::ResponseBodyError;
 
 /// Writes one answer.
 ///
 /// What is ready at the same time is written at once. While the client reads nothing, the body is not polled.
-pub(super) struct AnswerWriter<'a> {
-    stream: &'a mut Stream,
+pub(super) struct LaneResponseWriter<'a> {
+    stream: &'a mut ServerStream,
     watch: &'a mut ClientWatch,
     /// `None` when it has ended.
-    body: Option<Answer>,
-    framing: AnswerFraming,
+    body: Option<ResponseBody>,
+    framing: LaneResponseFraming,
     queue: WriteQueue<'a>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct OutBuffer(Mutex<Vec<u8>>);
 
 /// How the end of a body is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AnswerFraming {
+enum LaneResponseFraming {
     /// By its length, of which so much is left.
     Length(u64),
     Chunked,
@@ -53,26 +53,26 @@ struct WriteQueue<'a> {
 
 /// What to do next.
 enum WriterStep {
-    Take(Option<Result<Frame<Bytes>, Broken>>),
+    Take(Option<Result<Frame<Bytes>, ResponseBodyError>>),
     Flush,
     /// The client has left.
     Leave,
 }
 
-impl<'a> AnswerWriter<'a> {
+impl<'a> LaneResponseWriter<'a> {
     /// Takes an answer, and queues its head; `goes_on` says whether the connection may have another call.
     pub(super) fn new(
-        stream: &'a mut Stream,
+        stream: &'a mut ServerStream,
         watch: &'a mut ClientWatch,
         answer: ClientReply,
-        lane: &'a Lane,
+        lane: &'a LaneServer,
         goes_on: bool,
     ) -> Self {
         let ClientReply { status, fields, body } = answer;
         let framing = match (status, body.size_hint().exact()) {
-            (StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED, _) => AnswerFraming::Nothing,
-            (_, Some(length)) => AnswerFraming::Length(length),
-            (_, None) => AnswerFraming::Chunked,
+            (StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED, _) => LaneResponseFraming::Nothing,
+            (_, Some(length)) => LaneResponseFraming::Length(length),
+            (_, None) => LaneResponseFraming::Chunked,
         };
         let mut queue = WriteQueue::new(&lane.out);
         let joined = queue.joined();
@@ -81,35 +81,36 @@ impl<'a> AnswerWriter<'a> {
             joined.extend_from_slice(b"connection: close\r\n");
         }
         joined.extend_from_slice(b"date: ");
-        lane.date.write(joined);
+        lane.date.write_date(joined);
         joined.extend_from_slice(b"\r\n\r\n");
         Self { stream, watch, body: Some(body), framing, queue }
     }
 
     /// Writes the answer to its end; `false` where it broke off, was cut, or its client has left.
-    pub(super) async fn write(mut self) -> io::Result<bool> {
-        while !matches!(self.framing, AnswerFraming::Length(0) | AnswerFraming::Nothing) {
+    pub(super) async fn write_response(mut self) -> io::Result<bool> {
+        while !matches!(self.framing, LaneResponseFraming::Length(0) | LaneResponseFraming::Nothing)
+        {
             match poll_fn(|cx| self.poll_step(cx)).await {
                 WriterStep::Take(Some(Ok(frame))) => {
-                    if self.queue.is_full() && !self.flush().await? {
+                    if self.queue.is_full() && !self.flush_queue().await? {
                         return Ok(false);
                     }
                     if let Ok(data) = frame.into_data() {
                         self.queue.push(&mut self.framing, data);
                     }
                 }
-                WriterStep::Take(None) if self.framing == AnswerFraming::Chunked => {
-                    self.queue.end();
+                WriterStep::Take(None) if self.framing == LaneResponseFraming::Chunked => {
+                    self.queue.push_last_chunk();
                     break;
                 }
-                WriterStep::Flush if self.flush().await? => {}
+                WriterStep::Flush if self.flush_queue().await? => {}
                 // An answer that is shorter than was told is not whole, and neither is one that broke off.
                 WriterStep::Take(_) | WriterStep::Flush | WriterStep::Leave => return Ok(false),
             }
         }
         // What the call has come to is settled before the client can know that it has ended.
         self.body = None;
-        self.flush().await
+        self.flush_queue().await
     }
 
     /// A client that has left is seen before what the upstream says meanwhile, as hyper has it.
@@ -126,7 +127,7 @@ impl<'a> AnswerWriter<'a> {
     }
 
     /// Writes all that is queued; `false` where the client has left or an operator has cut the call.
-    async fn flush(&mut self) -> io::Result<bool> {
+    async fn flush_queue(&mut self) -> io::Result<bool> {
         let mut written = 0;
         while written < self.queue.len() {
             match poll_fn(|cx| self.poll_write(written, cx)).await? {
@@ -145,7 +146,7 @@ impl<'a> AnswerWriter<'a> {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<Option<usize>>> {
         let stream = Pin::new(&mut *self.stream);
-        let slices = self.queue.slices(written);
+        let slices = self.queue.unwritten_slices(written);
         let wrote = match &slices {
             [only, second, _] if second.is_empty() => stream.poll_write(cx, only),
             _ => stream.poll_write_vectored(cx, &slices),
@@ -153,8 +154,8 @@ impl<'a> AnswerWriter<'a> {
         if let Poll::Ready(wrote) = wrote {
             return Poll::Ready(wrote.map(Some));
         }
-        if let Some(Answer::Followed(body)) = &mut self.body
-            && body.poll_cut(cx).is_ready()
+        if let Some(ResponseBody::Followed(body)) = &mut self.body
+            && body.poll_abort(cx).is_ready()
         {
             return Poll::Ready(Ok(None));
         }
@@ -183,7 +184,7 @@ impl<'a> WriteQueue<'a> {
     fn joined(&mut self) -> &mut Vec<u8> {
         if self.joined.capacity() == 0 {
             self.joined = std::mem::take(&mut *self.buffer.lock());
-            self.joined.reserve(HEAD_ROOM_BYTES);
+            self.joined.reserve(HEAD_CAPACITY_BYTES);
         }
         &mut self.joined
     }
@@ -211,22 +212,22 @@ impl<'a> WriteQueue<'a> {
         !self.large.is_empty() || self.joined.len() >= MAX_QUEUED_BYTES
     }
 
-    fn push(&mut self, framing: &mut AnswerFraming, mut data: Bytes) {
+    fn push(&mut self, framing: &mut LaneResponseFraming, mut data: Bytes) {
         let is_chunk = match framing {
-            AnswerFraming::Length(left) => {
+            LaneResponseFraming::Length(left) => {
                 data.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
                 *left -= data.len() as u64;
                 false
             }
-            AnswerFraming::Chunked if data.is_empty() => return,
-            AnswerFraming::Chunked => {
-                write_size(self.joined(), data.len());
+            LaneResponseFraming::Chunked if data.is_empty() => return,
+            LaneResponseFraming::Chunked => {
+                write_chunk_size(self.joined(), data.len());
                 true
             }
-            AnswerFraming::Nothing => return,
+            LaneResponseFraming::Nothing => return,
         };
         let behind: &[u8] = if is_chunk { b"\r\n" } else { b"" };
-        if data.len() <= JOINED_BYTES {
+        if data.len() <= COALESCE_BYTES {
             let joined = self.joined();
             joined.extend_from_slice(&data);
             joined.extend_from_slice(behind);
@@ -236,7 +237,7 @@ impl<'a> WriteQueue<'a> {
     }
 
     /// Adds the last chunk.
-    fn end(&mut self) {
+    fn push_last_chunk(&mut self) {
         if self.large.is_empty() {
             self.joined().extend_from_slice(b"0\r\n\r\n");
         } else {
@@ -245,7 +246,7 @@ impl<'a> WriteQueue<'a> {
     }
 
     /// All but the first `written` bytes, the empty parts last.
-    fn slices(&self, written: usize) -> [IoSlice<'_>; 3] {
+    fn unwritten_slices(&self, written: usize) -> [IoSlice<'_>; 3] {
         let mut skipped = written;
         let mut slices = [IoSlice::new(&[]); 3];
         let mut used = 0;
@@ -262,7 +263,7 @@ impl<'a> WriteQueue<'a> {
 }
 
 /// Status line and fields, but for those that are the connection's.
-fn write_head(out: &mut Vec<u8>, status: StatusCode, fields: &[u8], framing: AnswerFraming) {
+fn write_head(out: &mut Vec<u8>, status: StatusCode, fields: &[u8], framing: LaneResponseFraming) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
@@ -271,18 +272,18 @@ fn write_head(out: &mut Vec<u8>, status: StatusCode, fields: &[u8], framing: Ans
     out.extend_from_slice(b"\r\n");
     out.extend_from_slice(fields);
     match framing {
-        AnswerFraming::Length(length) => {
+        LaneResponseFraming::Length(length) => {
             out.extend_from_slice(b"content-length: ");
             out.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
             out.extend_from_slice(b"\r\n");
         }
-        AnswerFraming::Chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
-        AnswerFraming::Nothing => {}
+        LaneResponseFraming::Chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+        LaneResponseFraming::Nothing => {}
     }
 }
 
 /// The size of a chunk and its line end.
-fn write_size(out: &mut Vec<u8>, size: usize) {
+fn write_chunk_size(out: &mut Vec<u8>, size: usize) {
     let mut digits = [0; 2 * size_of::<usize>()];
     let (mut at, mut left) = (digits.len(), size);
     while at == digits.len() || left > 0 {
@@ -295,13 +296,13 @@ fn write_size(out: &mut Vec<u8>, size: usize) {
 }
 
 /// Status, fields and length of nearly every answer, and a short body, in one allocation.
-const HEAD_ROOM_BYTES: usize = 1024;
+const HEAD_CAPACITY_BYTES: usize = 1024;
 
 /// The buffer that is kept from answer to answer has no more room than that.
 const KEPT_BYTES: usize = 16 * 1024;
 
 /// Frames up to this size are copied behind one another: cheaper than a piece each for the system call.
-const JOINED_BYTES: usize = 8 * 1024;
+const COALESCE_BYTES: usize = 8 * 1024;
 
 /// As much as hyper holds back by default, before it writes.
 const MAX_QUEUED_BYTES: usize = 64 * 1024;

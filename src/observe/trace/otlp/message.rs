@@ -26,7 +26,7 @@ pub(super) struct ExportTracePartialSuccess {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
-    pub resource: Option<Resource>,
+    pub resource: Option<OtlpResource>,
     #[prost(message, repeated, tag = "2")]
     pub scope_spans: Vec<ScopeSpans>,
     #[prost(string, tag = "3")]
@@ -34,7 +34,7 @@ pub(super) struct ResourceSpans {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Resource {
+pub(super) struct OtlpResource {
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
@@ -44,7 +44,7 @@ pub(super) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
     pub scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
-    pub spans: Vec<Span>,
+    pub spans: Vec<OtlpSpan>,
     #[prost(string, tag = "3")]
     pub schema_url: String,
 }
@@ -58,8 +58,7 @@ pub(super) struct InstrumentationScope {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(clippy::struct_field_names, reason = "the names are OTLP's")]
-pub(super) struct Span {
+pub(super) struct OtlpSpan {
     #[prost(bytes = "vec", tag = "1")]
     pub trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -68,7 +67,7 @@ pub(super) struct Span {
     pub parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]
     pub name: String,
-    #[prost(enumeration = "SpanKind", tag = "6")]
+    #[prost(enumeration = "OtlpSpanKind", tag = "6")]
     pub kind: i32,
     #[prost(fixed64, tag = "7")]
     pub start_time_unix_nano: u64,
@@ -77,16 +76,16 @@ pub(super) struct Span {
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
     #[prost(message, optional, tag = "15")]
-    pub status: Option<Status>,
+    pub status: Option<OtlpStatus>,
     #[prost(fixed32, tag = "16")]
     pub flags: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Status {
+pub(super) struct OtlpStatus {
     #[prost(string, tag = "2")]
     pub message: String,
-    #[prost(enumeration = "StatusCode", tag = "3")]
+    #[prost(enumeration = "OtlpStatusCode", tag = "3")]
     pub code: i32,
 }
 
@@ -118,7 +117,7 @@ pub(super) enum AnyValueKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum SpanKind {
+pub(super) enum OtlpSpanKind {
     Unspecified = 0,
     Internal = 1,
     Client = 3,
@@ -126,13 +125,13 @@ pub(super) enum SpanKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum StatusCode {
+pub(super) enum OtlpStatusCode {
     Unset = 0,
     Error = 2,
 }
 
 /// The flag of a span that knows whether its parent is remote.
-pub(super) const HAS_IS_REMOTE: u32 = 0x100;
+pub(super) const HAS_IS_REMOTE_FLAG: u32 = 0x100;
 
 /// The flag of a span whose parent is remote.
-pub(super) const IS_REMOTE: u32 = 0x200;
+pub(super) const IS_REMOTE_FLAG: u32 = 0x200;

@@ -14,16 +14,16 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::base::tree;
-use crate::relay::Artifacts;
+use crate::relay::ArtifactDir;
 
 /// Copies it, so that its next run finds what it keeps from run to run. Where that cannot be done, since names are too deep
 /// for it, or too much for the disk or the time, it is moved, and the next run finds nothing. Whoever was cut off may begin
 /// again.
-pub(super) async fn put(workspace: &Path, place: &Artifacts) -> anyhow::Result<()> {
-    let kept = place.workspace();
+pub(super) async fn copy_or_move(workspace: &Path, place: &ArtifactDir) -> anyhow::Result<()> {
+    let kept = place.workspace_path();
     // What is there is a whole copy, or what was moved of it.
     if !kept.try_exists()? {
-        match copy(workspace, &place.directory().join("copy"), &kept).await {
+        match copy_tree(workspace, &place.directory().join("copy"), &kept).await {
             Ok(()) => return Ok(()),
             Err(error) => {
                 tracing::warn!("a workspace is moved, for it cannot be copied: {error:#}");
@@ -31,22 +31,24 @@ pub(super) async fn put(workspace: &Path, place: &Artifacts) -> anyhow::Result<(
         }
     }
     let from = workspace.to_owned();
-    spawn_blocking(move || shift(&from, &kept)).await?.context("the workspace cannot be moved")
+    spawn_blocking(move || move_entries(&from, &kept))
+        .await?
+        .context("the workspace cannot be moved")
 }
 
 /// Under its name there is all of it, or nothing.
-async fn copy(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
-    clear(half).await?;
-    let copied = timeout(COPY, cp(from, half)).await;
-    let copied = copied.unwrap_or_else(|_| Err(anyhow!("it takes longer than {COPY:?}")));
+async fn copy_tree(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
+    remove_partial_copy(half).await?;
+    let copied = timeout(COPY_TIMEOUT, run_cp(from, half)).await;
+    let copied = copied.unwrap_or_else(|_| Err(anyhow!("it takes longer than {COPY_TIMEOUT:?}")));
     if copied.is_err() {
-        clear(half).await?;
+        remove_partial_copy(half).await?;
     }
     copied.and_then(|()| Ok(fs::rename(half, to)?))
 }
 
 /// As it is: it follows no link, and runs nothing of what it copies.
-async fn cp(from: &Path, to: &Path) -> anyhow::Result<()> {
+async fn run_cp(from: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("cp");
     let done = command.args(["-aT", "--"]).arg(from).arg(to).kill_on_drop(true).output().await?;
     let said = String::from_utf8_lossy(&done.stderr);
@@ -54,14 +56,14 @@ async fn cp(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn clear(half: &Path) -> anyhow::Result<()> {
+async fn remove_partial_copy(half: &Path) -> anyhow::Result<()> {
     let half = half.to_owned();
-    Ok(spawn_blocking(move || tree::remove(&half)).await??)
+    Ok(spawn_blocking(move || tree::remove_tree(&half)).await??)
 }
 
 /// Name by name: the directory itself is mounted where its runs are. Then it is given to whom the other belongs, as a copy
 /// is, also where it was there already: git is to look into it as that user.
-fn shift(from: &Path, to: &Path) -> io::Result<()> {
+fn move_entries(from: &Path, to: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(to) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => (),
@@ -83,7 +85,7 @@ fn shift(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Gives a workspace to whom its repository belongs, where it is root's alone: an earlier version did not when it moved one.
 /// Blocks.
-pub(super) fn give_back(workspace: &Path) -> io::Result<()> {
+pub(super) fn restore_ownership(workspace: &Path) -> io::Result<()> {
     let Ok(repository) = fs::symlink_metadata(workspace.join(".git")) else { return Ok(()) };
     let folder = File::open(workspace)?;
     let found = folder.metadata()?;
@@ -95,4 +97,4 @@ pub(super) fn give_back(workspace: &Path) -> io::Result<()> {
 }
 
 /// A workspace has some gigabytes at most.
-const COPY: Duration = Duration::from_mins(10);
+const COPY_TIMEOUT: Duration = Duration::from_mins(10);

@@ -7,26 +7,27 @@ use std::path::Path;
 use tokio::task::spawn_blocking;
 
 use crate::base::tree;
-use crate::delivery::outbox::Desk;
-use crate::relay::Artifacts;
-use crate::relay::extract::Command;
-use crate::runner::delivery::extractor::Extractor;
+use crate::delivery::outbox::WorkspaceRow;
+use crate::relay::ArtifactDir;
+use crate::relay::extract::ExtractCommand;
+use crate::runner::delivery::extractor::WorkExtractor;
 
 /// Removes what is ignored from a workspace that is the run's alone. Where that cannot be told, all of it is kept.
-pub(super) async fn remove(
-    extractor: &Extractor,
-    place: &Artifacts,
-    (desk, command): (&Desk, &Command),
+pub(super) async fn remove_ignored(
+    extractor: &WorkExtractor,
+    place: &ArtifactDir,
+    (desk, command): (&WorkspaceRow, &ExtractCommand),
 ) {
-    if !desk.is_own() {
+    if !desk.is_exclusive() {
         return;
     }
     let removed = async {
         let start = desk.plan.state.start;
-        let listed = extractor.answer_beside(place, command, Some(start)).await?;
+        let listed = extractor.capture_output_with_head(place, command, Some(start)).await?;
         let workspace = desk.workspace.clone();
-        let remove =
-            move || names(&listed).try_for_each(|name| tree::remove_below(&workspace, name));
+        let remove = move || {
+            ignored_paths(&listed).try_for_each(|name| tree::remove_below(&workspace, name))
+        };
         anyhow::Ok(spawn_blocking(remove).await??)
     };
     if let Err(error) = removed.await {
@@ -35,7 +36,7 @@ pub(super) async fn remove(
 }
 
 /// Git lists nothing of its own directory; whatever it says, that stays.
-fn names(listed: &[u8]) -> impl Iterator<Item = &Path> {
+fn ignored_paths(listed: &[u8]) -> impl Iterator<Item = &Path> {
     let names = listed.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     names.map(|name| Path::new(OsStr::from_bytes(name))).filter(|name| !name.starts_with(".git"))
 }

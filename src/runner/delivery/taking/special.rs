@@ -20,26 +20,28 @@ use crate::base::tree;
 /// # Errors
 /// One of them is a pipe or a device, or below `.git` a symlink, which may lead to one; the configuration includes files, or
 /// objects are to be found elsewhere; or they cannot be looked at.
-pub(super) fn check(workspace: &Path) -> anyhow::Result<()> {
+pub(super) fn check_special_files(workspace: &Path) -> anyhow::Result<()> {
     let own = workspace.join(".git");
     match fs::symlink_metadata(&own) {
         // Git says so itself.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Ok(found) if !found.is_dir() => bail!("`.git` is not a directory, and git is not asked"),
-        found => found.map(drop).context(UNSEEN)?,
+        found => found.map(drop).context(INSPECT_ERROR_MESSAGE)?,
     }
     for name in LEADING {
         if own.join(name).symlink_metadata().is_ok() {
             bail!("`.git/{name}` leads git elsewhere, and git is not asked");
         }
     }
-    refuse(in_repository(&own), ".git")?;
+    reject_special(find_in_repository(&own), ".git")?;
     for name in CONFIGURATIONS {
         check_configuration(&own.join(name)).with_context(|| format!("`.git/{name}`"))?;
     }
-    let is_read = |name: &CStr, kind| kind != FileType::Symlink && READ.contains(&name.to_bytes());
-    refuse(
-        tree::special(workspace, is_read).map(|name| name.map(|name| shown(&name))),
+    let is_read =
+        |name: &CStr, kind| kind != FileType::Symlink && GIT_READ_FILES.contains(&name.to_bytes());
+    reject_special(
+        tree::find_special_entry(workspace, is_read)
+            .map(|name| name.map(|name| display_name(&name))),
         "the workspace",
     )
 }
@@ -51,10 +53,10 @@ fn check_configuration(path: &Path) -> anyhow::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     let file = match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        opened => opened.context(UNSEEN)?,
+        opened => opened.context(INSPECT_ERROR_MESSAGE)?,
     };
     let mut text = vec![];
-    file.take(MAX_CONFIGURATION_BYTES + 1).read_to_end(&mut text).context(UNSEEN)?;
+    file.take(MAX_CONFIGURATION_BYTES + 1).read_to_end(&mut text).context(INSPECT_ERROR_MESSAGE)?;
     if text.len() as u64 > MAX_CONFIGURATION_BYTES {
         bail!("it is longer than {MAX_CONFIGURATION_BYTES} bytes, and git is not asked");
     }
@@ -65,7 +67,7 @@ fn check_configuration(path: &Path) -> anyhow::Result<()> {
 }
 
 /// All but hooks, which are not started: people link them.
-fn in_repository(own: &Path) -> io::Result<Option<String>> {
+fn find_in_repository(own: &Path) -> io::Result<Option<String>> {
     for entry in fs::read_dir(own)? {
         let entry = entry?;
         let (name, kind) = (entry.file_name(), entry.file_type()?);
@@ -75,15 +77,15 @@ fn in_repository(own: &Path) -> io::Result<Option<String>> {
         if !kind.is_dir() {
             return Ok(Some(name.to_string_lossy().into_owned()));
         }
-        if let Some(special) = tree::special(&entry.path(), |_, _| true)? {
-            return Ok(Some(shown(&special)));
+        if let Some(special) = tree::find_special_entry(&entry.path(), |_, _| true)? {
+            return Ok(Some(display_name(&special)));
         }
     }
     Ok(None)
 }
 
-fn refuse(special: io::Result<Option<String>>, place: &str) -> anyhow::Result<()> {
-    match special.context(UNSEEN)? {
+fn reject_special(special: io::Result<Option<String>>, place: &str) -> anyhow::Result<()> {
+    match special.context(INSPECT_ERROR_MESSAGE)? {
         Some(name) => bail!(
             "`{}` in {place} is a pipe, a device or a symlink, which git would wait for: git is not asked",
             name.escape_debug()
@@ -92,12 +94,12 @@ fn refuse(special: io::Result<Option<String>>, place: &str) -> anyhow::Result<()
     }
 }
 
-fn shown(name: &CStr) -> String {
+fn display_name(name: &CStr) -> String {
     name.to_string_lossy().into_owned()
 }
 
 /// Git opens these in each directory, and follows no symlink there.
-const READ: &[&[u8]] = &[b".gitignore", b".gitattributes", b".gitmodules"];
+const GIT_READ_FILES: &[&[u8]] = &[b".gitignore", b".gitattributes", b".gitmodules"];
 
 /// Files below `.git` that name another place to look for what is there, or for objects.
 const LEADING: &[&str] = &["commondir", "objects/info/alternates", "objects/info/http-alternates"];
@@ -110,7 +112,7 @@ const INCLUDE: &[u8] = b"[include";
 /// The longest configuration that is looked at. Ours: one of a thousand branches has 100 KiB.
 const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
-const UNSEEN: &str = "the workspace cannot be looked at";
+const INSPECT_ERROR_MESSAGE: &str = "the workspace cannot be looked at";
 
 #[cfg(test)]
 mod tests {
@@ -139,11 +141,11 @@ mod tests {
         ];
         for name in places {
             let (_place, path) = workspace();
-            check(&path).expect("it is well");
+            check_special_files(&path).expect("it is well");
             make(&path.join(name), |path| {
                 mknodat(CWD, path, FileType::Fifo, Mode::RUSR, 0).expect("made");
             });
-            let why = check(&path).expect_err(name).to_string();
+            let why = check_special_files(&path).expect_err(name).to_string();
             assert!(why.contains("is a pipe"), "{name}: {why}");
         }
     }
@@ -164,7 +166,7 @@ mod tests {
             let (_place, path) = workspace();
             make(&path.join(name), |path| symlink("/proc/self/fd/1", path).expect("made"));
             mknodat(CWD, path.join("fifo"), FileType::Fifo, Mode::RUSR, 0).expect("made");
-            assert_eq!(check(&path).is_err(), is_refused, "{name}");
+            assert_eq!(check_special_files(&path).is_err(), is_refused, "{name}");
         }
     }
 
@@ -181,13 +183,13 @@ mod tests {
             for name in [".git/config", ".git/config.worktree"] {
                 let (_place, path) = workspace();
                 make(&path.join(name), |path| fs::write(path, text).expect("written"));
-                assert_eq!(check(&path).is_err(), is_refused, "{name}: {text:?}");
+                assert_eq!(check_special_files(&path).is_err(), is_refused, "{name}: {text:?}");
             }
         }
         let (_place, path) = workspace();
         let long = "#".repeat(1 + (1 << 20));
         make(&path.join(".git/config"), |path| fs::write(path, long).expect("written"));
-        assert!(check(&path).expect_err("long").to_string().contains("config"));
+        assert!(check_special_files(&path).expect_err("long").to_string().contains("config"));
     }
 
     fn workspace() -> (tempfile::TempDir, PathBuf) {

@@ -9,12 +9,12 @@ use bollard::models::{
     ContainerCreateBody, HostConfig, HostConfigLogConfig, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::{bind, digest, labels};
-use crate::sandbox::spec::{Access, Mount, SOCKET_DIR, Stamp};
+use super::{bind_body, body_digest, owner_labels};
+use crate::sandbox::spec::{BindMount, MountAccess, OwnerLabels, SOCKET_DIR_TARGET};
 
 /// What is asked of it. It has a network and the upstream's key; the sandbox has neither, but the socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proxy {
+pub struct GatewayContainerSpec {
     pub run: String,
     /// By name or id.
     pub image: String,
@@ -26,11 +26,15 @@ pub struct Proxy {
     pub env: BTreeMap<String, String>,
     /// The directory of the run's socket on this machine. It is made in there, so that can be written.
     pub socket_dir: PathBuf,
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<BindMount>,
 }
 
 /// What Docker Engine is asked to create, of an image that it has.
-pub fn create_body(proxy: &Proxy, image: &str, stamp: &Stamp) -> ContainerCreateBody {
+pub fn container_body(
+    proxy: &GatewayContainerSpec,
+    image: &str,
+    stamp: &OwnerLabels,
+) -> ContainerCreateBody {
     let mut body = ContainerCreateBody {
         image: Some(image.to_owned()),
         cmd: Some(vec!["proxy".to_owned()]),
@@ -40,16 +44,16 @@ pub fn create_body(proxy: &Proxy, image: &str, stamp: &Stamp) -> ContainerCreate
         host_config: Some(host_config(proxy)),
         ..ContainerCreateBody::default()
     };
-    let digest = digest(&body);
-    body.labels = Some(labels(&proxy.run, stamp, digest));
+    let digest = body_digest(&body);
+    body.labels = Some(owner_labels(&proxy.run, stamp, digest));
     body
 }
 
-fn host_config(proxy: &Proxy) -> HostConfig {
-    let socket = Mount {
+fn host_config(proxy: &GatewayContainerSpec) -> HostConfig {
+    let socket = BindMount {
         source: proxy.socket_dir.clone(),
-        target: SOCKET_DIR.into(),
-        access: Access::ReadWrite,
+        target: SOCKET_DIR_TARGET.into(),
+        access: MountAccess::ReadWrite,
     };
     HostConfig {
         network_mode: Some(proxy.network.clone()),
@@ -57,10 +61,10 @@ fn host_config(proxy: &Proxy) -> HostConfig {
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
         privileged: Some(false),
         readonly_rootfs: Some(true),
-        mounts: Some(std::iter::once(&socket).chain(&proxy.mounts).map(bind).collect()),
-        pids_limit: Some(PIDS),
-        memory: Some(MEMORY),
-        memory_swap: Some(MEMORY),
+        mounts: Some(std::iter::once(&socket).chain(&proxy.mounts).map(bind_body).collect()),
+        pids_limit: Some(MAX_PIDS),
+        memory: Some(MAX_MEMORY_BYTES),
+        memory_swap: Some(MAX_MEMORY_BYTES),
         // What it says is read when it ends before its time, and is gone with it.
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
@@ -76,5 +80,5 @@ fn host_config(proxy: &Proxy) -> HostConfig {
 }
 
 /// As `docker/compose.yaml` has them.
-const PIDS: i64 = 64;
-const MEMORY: i64 = 128 << 20;
+const MAX_PIDS: i64 = 64;
+const MAX_MEMORY_BYTES: i64 = 128 << 20;

@@ -1,8 +1,8 @@
 //! The numbers of system calls, which each architecture counts in its own way.
 
 /// All calls that we know, by name and number.
-pub fn all() -> impl Iterator<Item = (&'static str, i64)> {
-    let calls = EVERYWHERE.iter().chain(HERE);
+pub fn all_syscalls() -> impl Iterator<Item = (&'static str, i64)> {
+    let calls = COMMON_SYSCALLS.iter().chain(ARCH_SYSCALLS);
     calls.map(|(call, number)| (call.trim_start_matches("SYS_"), *number))
 }
 
@@ -11,7 +11,7 @@ macro_rules! calls {
 }
 
 #[rustfmt::skip]
-const EVERYWHERE: &[(&str, libc::c_long)] = calls![
+const COMMON_SYSCALLS: &[(&str, libc::c_long)] = calls![
     SYS_accept, SYS_accept4, SYS_acct, SYS_add_key, SYS_adjtimex, SYS_bind, SYS_bpf, SYS_brk, SYS_capget, SYS_capset,
     SYS_chdir, SYS_chroot, SYS_clock_adjtime, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep,
     SYS_clock_settime, SYS_clone, SYS_clone3, SYS_close, SYS_close_range, SYS_connect, SYS_copy_file_range,
@@ -61,7 +61,7 @@ const EVERYWHERE: &[(&str, libc::c_long)] = calls![
 /// What newer architectures have left out.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
-const HERE: &[(&str, libc::c_long)] = calls![
+const ARCH_SYSCALLS: &[(&str, libc::c_long)] = calls![
     SYS__sysctl, SYS_access, SYS_afs_syscall, SYS_alarm, SYS_arch_prctl, SYS_chmod, SYS_chown, SYS_creat, SYS_dup2,
     SYS_epoll_create, SYS_epoll_ctl_old, SYS_epoll_wait, SYS_epoll_wait_old, SYS_eventfd, SYS_fchmodat2, SYS_fork,
     SYS_futimesat, SYS_get_thread_area, SYS_getdents, SYS_getpgrp, SYS_getpmsg, SYS_getrlimit, SYS_inotify_init, SYS_kexec_file_load,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cogni_gateway::protocol::Route;
+use cogni_gateway::protocol::GatewayRoute;
 use serde_json::{Value, json};
 
 /// What a stream may be cut in.
@@ -16,7 +16,7 @@ pub(super) enum State {
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug)]
 pub(super) struct Client {
-    route: Route,
+    route: GatewayRoute,
     /// The terminator has come.
     pub(super) done: bool,
     pub(super) failed: bool,
@@ -43,7 +43,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(route: Route) -> Self {
+    pub(super) fn new(route: GatewayRoute) -> Self {
         Self {
             route,
             done: false,
@@ -77,10 +77,10 @@ impl Client {
             }
             let event: Value = serde_json::from_str(data).unwrap();
             match self.route {
-                Route::Messages | Route::Responses => {
+                GatewayRoute::Messages | GatewayRoute::Responses => {
                     let name = event["type"].as_str().unwrap();
                     assert_eq!(head, format!("event: {name}\n"));
-                    if self.route == Route::Messages {
+                    if self.route == GatewayRoute::Messages {
                         self.message(name, &event);
                     } else {
                         self.response(name, &event);
@@ -99,8 +99,8 @@ impl Client {
             || self.block.as_ref().is_some_and(|(_, kind)| kind != "text")
             || self.items.values().any(is_call);
         let is_open = match self.route {
-            Route::Messages => self.envelope.is_some() && !self.has_stopped,
-            Route::Responses => self.envelope.is_some() && !self.done,
+            GatewayRoute::Messages => self.envelope.is_some() && !self.has_stopped,
+            GatewayRoute::Responses => self.envelope.is_some() && !self.done,
             _ => !self.open.is_empty(),
         };
         match (is_open, is_halfway) {
@@ -134,7 +134,7 @@ impl Client {
         }
         for choice in chunk["choices"].as_array().unwrap() {
             let index = choice["index"].as_u64().unwrap();
-            let (delta, is_older) = (&choice["delta"], self.route == Route::Completions);
+            let (delta, is_older) = (&choice["delta"], self.route == GatewayRoute::Completions);
             assert_eq!(choice["text"].is_string(), is_older);
             assert_eq!(delta.is_object(), !is_older);
             self.open.insert(index);

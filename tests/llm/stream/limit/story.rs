@@ -1,6 +1,6 @@
 //! Whole streams of all protocols, made of what a model says.
 
-use cogni_gateway::protocol::Route;
+use cogni_gateway::protocol::GatewayRoute;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -51,11 +51,11 @@ pub(in crate::stream) fn pieces() -> impl Strategy<Value = Vec<Piece>> {
 }
 
 /// The events of a whole stream, its end included.
-pub(in crate::stream) fn events(route: Route, pieces: &[Piece]) -> Vec<String> {
+pub(in crate::stream) fn events(route: GatewayRoute, pieces: &[Piece]) -> Vec<String> {
     match route {
-        Route::Messages => messages(pieces),
-        Route::Responses => responses(pieces),
-        _ => chat(pieces, route == Route::Completions),
+        GatewayRoute::Messages => messages(pieces),
+        GatewayRoute::Responses => responses(pieces),
+        _ => chat(pieces, route == GatewayRoute::Completions),
     }
 }
 

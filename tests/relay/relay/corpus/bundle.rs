@@ -3,15 +3,19 @@
 use std::fs;
 
 use super::{Attack, Case, Claim};
-use cogni_gateway::relay::Sha;
-use cogni_gateway::relay::extract::Announced;
+use cogni_gateway::relay::ObjectId;
+use cogni_gateway::relay::extract::AnnouncedBranch;
 
 pub(super) const ATTACKS: &[Attack] = &[
     ("another count", |case| {
-        honest(case).map(|it| it.map(|it| Announced { commits: it.commits + 1, ..it }))
+        honest(case).map(|it| it.map(|it| AnnouncedBranch { commits: it.commits + 1, ..it }))
     }),
-    ("another tip", |case| honest(case).map(|it| it.map(|it| Announced { tip: Sha::NONE, ..it }))),
-    ("another tree", |case| honest(case).map(|it| it.map(|it| Announced { tree: it.tip, ..it }))),
+    ("another tip", |case| {
+        honest(case).map(|it| it.map(|it| AnnouncedBranch { tip: ObjectId::NONE, ..it }))
+    }),
+    ("another tree", |case| {
+        honest(case).map(|it| it.map(|it| AnnouncedBranch { tree: it.tip, ..it }))
+    }),
     ("no bundle", |case| with(case, |_| b"fatal: no".to_vec())),
     ("empty bundle", |case| with(case, |_| vec![])),
     ("bundle cut in its head", |case| with(case, |bundle| bundle[..30].to_vec())),
@@ -61,7 +65,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         case.agent().write("base.txt", content("two"));
         case.agent().commit("Tip");
         let announced = case.extract();
-        let path = case.run.artifacts.bundle();
+        let path = case.run.artifacts.bundle_path();
         let range = ["sandbox/case".to_owned(), format!("^{base}")];
         let words = ["bundle", "create", "--quiet", path.to_str().unwrap()].map(str::to_owned);
         case.agent().git(words.into_iter().chain(range));
@@ -70,12 +74,12 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("bundle of everything", |case| made(case, &["sandbox/case"], &["--quiet", "--"])),
     ("patches of something else", |case| {
         let announced = honest(case);
-        fs::write(case.run.artifacts.patches(), "nothing of the kind\n").unwrap();
+        fs::write(case.run.artifacts.patches_path(), "nothing of the kind\n").unwrap();
         announced
     }),
     ("patches with one more", |case| {
         let announced = honest(case);
-        let path = case.run.artifacts.patches();
+        let path = case.run.artifacts.patches_path();
         let patches = fs::read(&path).unwrap();
         let more = "diff --git a/evil b/evil\nnew file mode 100644\n--- /dev/null\n+++ b/evil\n@@ -0,0 +1 @@\n+evil\n";
         fs::write(path, [patches, more.as_bytes().to_vec()].concat()).unwrap();
@@ -83,19 +87,20 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     ("patches that leave the tree", |case| {
         let announced = honest(case);
-        let path = case.run.artifacts.patches();
+        let path = case.run.artifacts.patches_path();
         let text = fs::read_to_string(&path).unwrap();
         fs::write(path, text.replace("honest.txt", "../../outside")).unwrap();
         announced
     }),
     ("no patches", |case| {
         let announced = honest(case);
-        fs::remove_file(case.run.artifacts.patches()).unwrap();
+        fs::remove_file(case.run.artifacts.patches_path()).unwrap();
         announced
     }),
     ("patches of gigabytes", |case| {
         let announced = honest(case);
-        let file = fs::File::options().append(true).open(case.run.artifacts.patches()).unwrap();
+        let file =
+            fs::File::options().append(true).open(case.run.artifacts.patches_path()).unwrap();
         file.set_len(3 << 30).unwrap();
         announced
     }),
@@ -111,7 +116,7 @@ fn honest(case: &Case) -> Claim {
 /// An honest bundle, changed.
 fn with(case: &Case, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Claim {
     let announced = honest(case);
-    let path = case.run.artifacts.bundle();
+    let path = case.run.artifacts.bundle_path();
     let bundle = fs::read(&path).unwrap();
     fs::write(path, change(bundle)).unwrap();
     announced
@@ -120,7 +125,7 @@ fn with(case: &Case, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Claim {
 /// A bundle that the agent has made in its own way.
 fn made(case: &Case, refs: &[&str], words: &[&str]) -> Claim {
     let announced = honest(case);
-    let path = case.run.artifacts.bundle();
+    let path = case.run.artifacts.bundle_path();
     let start = format!("^{}", case.run.state.start);
     let (words, whole) = match words {
         [words @ .., "--"] => (words, true),

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cogni_gateway::relay::Error;
-use cogni_gateway::relay::quarantine::Refusal;
+use cogni_gateway::relay::RepoError;
+use cogni_gateway::relay::quarantine::QuarantineError;
 
 use super::{Attack, Case, Claim};
 use crate::support::repository::Repository;
@@ -104,7 +104,7 @@ fn a_parent_that_was_not_given_is_refused() {
     let foreign = case.place.tip("sandbox/other");
     let announced = extracted(&case, &forged(&case, &[], &format!("\nparent {foreign}")));
     let error = case.place.judge(&case.run, announced.unwrap().unwrap()).unwrap_err();
-    assert!(matches!(error, Error::Refused(Refusal::Commit(..))), "{error}");
+    assert!(matches!(error, RepoError::Refused(QuarantineError::Commit(..))), "{error}");
 }
 
 /// What no policy lets through.
@@ -173,7 +173,7 @@ fn packed(case: &Case, tip: &str, more: &[&str]) -> Claim {
     let pack = case.agent().try_git(words, names.as_bytes());
     assert!(pack.status.success(), "{pack:?}");
     let head = format!("# v2 git bundle\n-{start}\n{tip} refs/heads/sandbox/case\n\n");
-    fs::write(case.run.artifacts.bundle(), [head.into_bytes(), pack.stdout].concat()).unwrap();
+    fs::write(case.run.artifacts.bundle_path(), [head.into_bytes(), pack.stdout].concat()).unwrap();
     announced
 }
 

@@ -4,10 +4,12 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::runner::Order;
-use cogni_gateway::runner::residents::{Key, Residents, Terms, Unclaimed};
-use cogni_gateway::sandbox::RunSpec;
-use cogni_gateway::sandbox::spec::Limits;
+use cogni_gateway::runner::RunPlan;
+use cogni_gateway::runner::residents::{
+    LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
+};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::SandboxLimits;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -28,10 +30,10 @@ async fn two_branches_at_once_have_nothing_in_common() {
         let mut both = vec![];
         for branch in ["one", "two"] {
             let order = place.order(&format!("run-{branch}"), &meet);
-            both.push(kept.claim_for(Key::new("agent", branch), order).await);
+            both.push(kept.claim_for(SandboxKey::new("agent", branch), order).await);
         }
         let workspaces: Vec<_> =
-            both.iter().map(|prepared| prepared.workspace().unwrap().to_owned()).collect();
+            both.iter().map(|prepared| prepared.workspace_path().unwrap().to_owned()).collect();
         assert_ne!(workspaces[0], workspaces[1]);
         let host = async {
             for workspace in &workspaces {
@@ -69,9 +71,9 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
         let kept = Kept::new(&place, TERMS);
         let order = place.order("run-first", &litter);
         let grace = Duration::from_millis(100);
-        let order = Order { spec: RunSpec { grace, ..order.spec.clone() }, ..order };
+        let order = RunPlan { spec: SandboxSpec { grace, ..order.spec.clone() }, ..order };
         let first = kept.claim(order).await;
-        let begun = first.workspace().unwrap().join("begun");
+        let begun = first.workspace_path().unwrap().join("begun");
         let cancel = CancellationToken::new();
         let (ended, ()) =
             tokio::join!(Box::pin(first.run(cancel.clone(), tokio::io::sink())), async {
@@ -121,9 +123,9 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
         let mut seen = vec![];
         for (name, argv) in [("run-1", &look), ("run-2", &greedy), ("run-3", &look)] {
             let order = place.order(name, argv);
-            let limits = Limits { max_memory: 64 << 20, ..Limits::default() };
-            let spec = RunSpec { limits, ..order.spec.clone() };
-            seen.push(run(kept.claim(Order { spec, ..order }).await).await);
+            let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
+            let spec = SandboxSpec { limits, ..order.spec.clone() };
+            seen.push(run(kept.claim(RunPlan { spec, ..order }).await).await);
         }
         let codes: Vec<_> = seen.iter().map(|result| result["error_code"].clone()).collect();
         assert_eq!(codes, ["container_failed", "oom_killed", "container_failed"]);
@@ -131,7 +133,7 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
         assert_ne!(first_line(&seen[1]), first_line(&seen[2]), "it was short of memory");
         kept.stop().await;
 
-        let kept = Kept::new(&place, Terms { max_age: Duration::ZERO, ..TERMS });
+        let kept = Kept::new(&place, LongRunningPoolLimits { max_age: Duration::ZERO, ..TERMS });
         let first = run(kept.claim(place.order("run-4", &look)).await).await;
         assert_eq!(kept.residents.count(), 0, "it is old, and still there");
         let second = run(kept.claim(place.order("run-5", &look)).await).await;
@@ -145,12 +147,12 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
 async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
     for place in places() {
         // Nobody looks after them, so that only the next run does.
-        let residents = Residents::new(&shelf(&place), TERMS);
+        let residents = LongRunningPool::new(&shelf(&place), TERMS);
         let key = key();
         let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
         let given_up = residents.claim(&key, place.order("run-1", &script));
         let given_up = Box::pin(given_up).await.unwrap();
-        let begun = given_up.workspace().unwrap().join("begun");
+        let begun = given_up.workspace_path().unwrap().join("begun");
         tokio::select! {
             result = run(given_up) => panic!("{result}"),
             () = exists(&begun) => (),
@@ -160,12 +162,12 @@ async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
         let mut order = place.order("run-2", &script);
         order.run_dir = begun;
         let next = Box::pin(residents.claim(&key, order)).await;
-        assert!(matches!(next.err(), Some(Unclaimed::Order(_))));
+        assert!(matches!(next.err(), Some(LongRunningClaimError::Order(_))));
         assert_eq!(residents.count(), 0);
         assert_eq!(place.waiting(), Vec::<String>::new());
         let stop = CancellationToken::new();
         stop.cancel();
-        residents.keep(stop).await;
+        residents.maintain(stop).await;
     }
 }
 

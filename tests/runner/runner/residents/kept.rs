@@ -5,12 +5,14 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use cogni_gateway::base::hex;
-use cogni_gateway::runner::Order;
-use cogni_gateway::runner::Prepared;
-use cogni_gateway::runner::residents::kept::{Fate, Tenant};
-use cogni_gateway::runner::residents::{Key, Scope, Terms, Unclaimed};
-use cogni_gateway::sandbox::RunSpec;
-use cogni_gateway::sandbox::spec::{Limits, Workspace};
+use cogni_gateway::runner::PreparedRun;
+use cogni_gateway::runner::RunPlan;
+use cogni_gateway::runner::residents::kept::{PruneOutcome, WorkspaceOwner};
+use cogni_gateway::runner::residents::{
+    LongRunningClaimError, LongRunningPoolLimits, SandboxKey, SandboxKeyScope,
+};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
 
 use super::{Kept, TERMS, key, shelf};
 use crate::runner::sandboxed::sh;
@@ -27,7 +29,7 @@ async fn what_nobody_uses_is_forgotten() {
     run(kept.claim(place.order("run-1", &write)).await).await;
 
     let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
-    let tenant = Tenant {
+    let tenant = WorkspaceOwner {
         agent: "agent".to_owned(),
         branch: "branch".to_owned(),
         grant: None,
@@ -38,22 +40,25 @@ async fn what_nobody_uses_is_forgotten() {
     };
     assert_eq!(one.tenant, Some(tenant));
     // Its sandbox is there still.
-    assert_eq!(shelf.judge(one, Duration::ZERO, nobody), Fate::InUse);
-    assert_eq!(shelf.forget(one, Duration::ZERO, nobody), Fate::InUse);
+    assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
+    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
     kept.stop().await;
 
-    assert_eq!(shelf.forget(one, Duration::from_hours(1), nobody), Fate::Young);
-    assert_eq!(shelf.sweep(Duration::from_hours(1), nobody).unwrap(), []);
-    assert_eq!(shelf.judge(one, Duration::ZERO, nobody), Fate::Unused);
+    assert_eq!(shelf.prune(one, Duration::from_hours(1), nobody), PruneOutcome::Young);
+    assert_eq!(shelf.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
+    assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
     let kept = Kept::new(&place, TERMS);
     let second = run(kept.claim(place.order("run-2", &write)).await).await;
     assert_eq!(second["stdout"], "mine\n", "{second}");
     kept.stop().await;
     // It is not as it was when it was looked at.
-    assert_eq!(shelf.forget(one, Duration::ZERO, nobody), Fate::Young);
+    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::Young);
 
-    let swept = shelf.sweep(Duration::ZERO, nobody).unwrap();
-    assert_eq!(swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(), [Fate::Forgotten]);
+    let swept = shelf.prune_expired(Duration::ZERO, nobody).unwrap();
+    assert_eq!(
+        swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(),
+        [PruneOutcome::Forgotten]
+    );
     assert_eq!(fs::read_dir(place.path().join("state/workspaces")).unwrap().count(), 0);
     let kept = Kept::new(&place, TERMS);
     let third = run(kept.claim(place.order("run-3", &write)).await).await;
@@ -72,11 +77,14 @@ fn what_others_have_left_is_forgotten_too() {
         fs::create_dir_all(path).unwrap();
     }
     let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
-    assert_eq!((&one.tenant, shelf.judge(one, Duration::ZERO, |_| false)), (&None, Fate::Unused));
+    assert_eq!(
+        (&one.tenant, shelf.prune_decision(one, Duration::ZERO, |_| false)),
+        (&None, PruneOutcome::Unused)
+    );
     assert!(!home.join("label.json").exists(), "to look is not to touch");
-    shelf.sweep(Duration::from_hours(1), |_| false).unwrap();
+    shelf.prune_expired(Duration::from_hours(1), |_| false).unwrap();
     assert!(home.exists() && !below.join(".forgotten-x").exists());
-    assert_eq!(shelf.forget(one, Duration::ZERO, |_| false), Fate::Forgotten);
+    assert_eq!(shelf.prune(one, Duration::ZERO, |_| false), PruneOutcome::Forgotten);
     assert!(!home.exists() && below.join("other").exists());
 }
 
@@ -95,14 +103,14 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
 
         let refused = Box::pin(kept.residents.claim(&key(), small("run-next", &["true"]))).await;
         let refused = refused.err().unwrap();
-        assert!(matches!(refused, Unclaimed::NoRoom { .. }), "{refused}");
+        assert!(matches!(refused, LongRunningClaimError::NoRoom { .. }), "{refused}");
         let [one] = &shelf(&place).list().unwrap()[..] else { panic!("there is another") };
         let told = refused.to_string().replace(&one.id, "ID");
         insta::allow_duplicates!(
             insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), with what `agent on branch` has kept from its runs before; an operator can make an end of that with `cogni-gateway forget ID --apply`")
         );
         // Another's has nothing to do with it, and more room is as good.
-        let other = Key::new("agent", "other");
+        let other = SandboxKey::new("agent", "other");
         let other = run(kept.claim_for(other, small("run-other", &["true"])).await).await;
         assert_eq!(other["ok"], true, "{other}");
         let larger = bounded(place.order("run-larger", &["ls"]), 64 << 20);
@@ -120,8 +128,8 @@ async fn a_workspace_of_one_run_is_bounded_too() {
     );
     for place in places() {
         let mut order = bounded(place.order("run-fill", &greedy), 16 << 20);
-        order.spec.workspace = Workspace::Fresh;
-        let full = run(Prepared::new(order).unwrap()).await;
+        order.spec.workspace = WorkspaceMount::Fresh;
+        let full = run(PreparedRun::new(order).unwrap()).await;
         assert_eq!(full["error_code"], "workspace_full", "{full}");
         assert_eq!(place.left(), "");
     }
@@ -136,8 +144,8 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
     let kept = Kept::new(&place, TERMS);
     let resident = run(kept.claim(order.clone()).await).await;
     kept.stop().await;
-    order.spec.workspace = Workspace::Fresh;
-    let own = run(Prepared::new(order).unwrap()).await;
+    order.spec.workspace = WorkspaceMount::Fresh;
+    let own = run(PreparedRun::new(order).unwrap()).await;
     for full in [resident, own] {
         assert_eq!(full["error_code"], "workspace_full", "{full}");
     }
@@ -147,11 +155,12 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn people_see_what_is_kept_and_make_an_end_of_it() {
     let place = Place::embedded();
-    let kept = Kept::new(&place, Terms { max_idle: Duration::ZERO, ..TERMS });
-    let old = Key::new("agent", "talk").within(scope("branch_key", "https://github.com/acme/x"));
+    let kept = Kept::new(&place, LongRunningPoolLimits { max_idle: Duration::ZERO, ..TERMS });
+    let old = SandboxKey::new("agent", "talk")
+        .scoped_to(scope("branch_key", "https://github.com/acme/x"));
     run(kept.claim_for(old, place.order("run-1", &sh("echo > state"))).await).await;
     patience(|| kept.residents.count() == 0, || "it does not go".to_owned());
-    let held = Key::new("agent", "now").within(scope("state_key", ""));
+    let held = SandboxKey::new("agent", "now").scoped_to(scope("state_key", ""));
     let held = kept.claim_for(held, place.order("run-2", &["true"])).await;
 
     let ids: Vec<_> = shelf(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
@@ -214,9 +223,9 @@ async fn people_see_what_is_kept_and_make_an_end_of_it() {
     kept.stop().await;
 }
 
-fn scope(kind: &'static str, repository: &str) -> Scope {
+fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
     let (grant, account) = ("g1".to_owned(), "a1".to_owned());
-    Scope { grant, account, repository: repository.to_owned(), kind }
+    SandboxKeyScope { grant, account, repository: repository.to_owned(), kind }
 }
 
 /// R7: two accounts, or two kinds of key, find nothing of each other under the same text.
@@ -225,7 +234,8 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     let place = Place::embedded();
     let kept = Kept::new(&place, TERMS);
     let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
-    let of = |account: &str, kind| Scope { account: account.to_owned(), ..scope(kind, "") };
+    let of =
+        |account: &str, kind| SandboxKeyScope { account: account.to_owned(), ..scope(kind, "") };
     let mut seen = vec![];
     for (number, scope) in [
         of("acme", "state_key"),
@@ -238,7 +248,8 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     .enumerate()
     {
         let order = place.order(&format!("run-{number}"), &write);
-        let result = run(kept.claim_for(Key::new("agent", "42").within(scope), order).await).await;
+        let result =
+            run(kept.claim_for(SandboxKey::new("agent", "42").scoped_to(scope), order).await).await;
         seen.push(result["stdout"].as_str().unwrap().to_owned());
     }
     assert_eq!(seen, ["", "", "", "", "run-0\n"]);
@@ -250,7 +261,7 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
     let place = Place::embedded();
     // As that version named it.
-    let old = hex::sha256(b"agent\0g1\n\n42")[..32].to_owned();
+    let old = hex::sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
     let home = place.path().join("state/workspaces").join(&old);
     let earlier = |line: &str| {
         fs::create_dir_all(home.join("workspace")).unwrap();
@@ -263,8 +274,8 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
     let read = sh("cat state 2>/dev/null");
     let kept = Kept::new(&place, TERMS);
     let claim = async |kind, number: u32, inherits: bool| {
-        let key = Key::new("agent", "42").within(scope(kind, ""));
-        let key = if inherits { key.inheriting() } else { key };
+        let key = SandboxKey::new("agent", "42").scoped_to(scope(kind, ""));
+        let key = if inherits { key.with_inheritance() } else { key };
         let order = place.order(&format!("run-{number}"), &read);
         run(kept.claim_for(key, order).await).await["stdout"].as_str().unwrap().to_owned()
     };
@@ -281,13 +292,13 @@ async fn a_workspace_of_an_earlier_version_is_moved_once() {
     assert!(!home.exists());
     kept.stop().await;
     let kept = Kept::new(&place, TERMS);
-    let key = Key::new("agent", "42").within(scope("work_item", "")).inheriting();
+    let key = SandboxKey::new("agent", "42").scoped_to(scope("work_item", "")).with_inheritance();
     let again = run(kept.claim_for(key, place.order("run-3", &read)).await).await;
     assert_eq!(again["stdout"], "from before\n", "it stays");
     kept.stop().await;
 }
 
-fn bounded(order: Order, max_workspace: u64) -> Order {
-    let limits = Limits { max_workspace, ..Limits::default() };
-    Order { spec: RunSpec { limits, ..order.spec.clone() }, ..order }
+fn bounded(order: RunPlan, max_workspace: u64) -> RunPlan {
+    let limits = SandboxLimits { max_workspace, ..SandboxLimits::default() };
+    RunPlan { spec: SandboxSpec { limits, ..order.spec.clone() }, ..order }
 }

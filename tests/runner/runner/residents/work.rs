@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cogni_gateway::delivery::Relay;
-use cogni_gateway::delivery::outbox::Desk;
+use cogni_gateway::delivery::DeliveryService;
+use cogni_gateway::delivery::outbox::WorkspaceRow;
 use cogni_gateway::relay::BranchKey;
-use cogni_gateway::runner::Order;
-use cogni_gateway::runner::delivery::Target;
-use cogni_gateway::runner::residents::Key;
+use cogni_gateway::runner::RunPlan;
+use cogni_gateway::runner::delivery::DeliveryTarget;
+use cogni_gateway::runner::residents::SandboxKey;
 use serde_json::{Value, json};
 
 use super::{Kept, TERMS};
@@ -32,7 +32,7 @@ async fn what_is_beside_a_branch_is_kept_however_it_lies_there() {
         assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
         let mut left = resident.left();
         let own = |path: &str| left.workspace.join(path).exists();
-        assert!(left.is_own() && own(".git/refs/heads/other") && own(".state"), "{left:?}");
+        assert!(left.is_exclusive() && own(".git/refs/heads/other") && own(".state"), "{left:?}");
         assert_eq!(left.left.as_deref(), Some(ELSEWHERE));
         // Git can look into it again, whoever has put it there.
         for root in [false, true] {
@@ -51,7 +51,7 @@ async fn what_is_beside_a_branch_is_kept_however_it_lies_there() {
         let second = resident.run(&kept, key, "cat one .state").await;
         assert_eq!(second["stdout"], format!("one\n{next}").trim_end().to_owned() + "\n", "{key}");
         assert_eq!(resident.left(), left);
-        resident.relay.outbox().discard(&left.id).unwrap();
+        resident.relay.outbox().discard_item(&left.id).unwrap();
         assert_eq!(entries(&resident.state().join("work")), [""; 0]);
         kept.stop().await;
     }
@@ -74,8 +74,8 @@ async fn what_a_killed_process_has_not_put_away_is_put_away_by_the_next() {
         } else {
             fs::remove_dir_all(&left.workspace).unwrap();
         }
-        let cut = outbox.leave(&left, home, ELSEWHERE).unwrap();
-        assert!(cut.is_open() && !cut.is_own());
+        let cut = outbox.retain_workspace(&left, home, ELSEWHERE).unwrap();
+        assert!(cut.needs_collection() && !cut.is_exclusive());
         drop(resident.target("cut").await);
         assert_eq!(resident.left(), left);
         assert!(left.workspace.join(".git/refs/heads/other").exists());
@@ -93,7 +93,7 @@ async fn what_a_killed_process_has_not_put_away_is_put_away_by_the_next() {
 struct Resident {
     place: Place,
     forge: Running,
-    relay: Arc<Relay>,
+    relay: Arc<DeliveryService>,
 }
 
 impl Resident {
@@ -103,18 +103,18 @@ impl Resident {
         Self { place: Place::embedded(), forge, relay }
     }
 
-    async fn target(&self, key: &str) -> Target {
+    async fn target(&self, key: &str) -> DeliveryTarget {
         let (repository, key) = (self.forge.clone_url().parse().unwrap(), BranchKey::parse(key));
         let relay = Arc::clone(&self.relay);
-        Box::pin(Target::begin(relay, repository, &key.unwrap(), None)).await.unwrap()
+        Box::pin(DeliveryTarget::acquire(relay, repository, &key.unwrap(), None)).await.unwrap()
     }
 
     async fn run(&self, kept: &Kept<'_>, key: &str, script: &str) -> Value {
         let target = Some(self.target(key).await);
         // What runs have in common is nobody's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
-        let order = Order { target, ..self.place.order("run", &sh(&script)) };
-        run(kept.claim_for(Key::new("agent", key).keeping([".state"]), order).await).await
+        let order = RunPlan { target, ..self.place.order("run", &sh(&script)) };
+        run(kept.claim_for(SandboxKey::new("agent", key).preserving([".state"]), order).await).await
     }
 
     /// By a process of its own: this one is no program that makes sandboxes.
@@ -132,8 +132,8 @@ impl Resident {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
     }
 
-    fn left(&self) -> Desk {
-        let [left] = &self.relay.outbox().desks().unwrap()[..] else { panic!("it is one") };
+    fn left(&self) -> WorkspaceRow {
+        let [left] = &self.relay.outbox().workspaces().unwrap()[..] else { panic!("it is one") };
         left.clone()
     }
 

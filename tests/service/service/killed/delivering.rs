@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cogni_gateway::audit::verify;
-use cogni_gateway::delivery::outbox::{Job, Outbox};
-use cogni_gateway::provider::Request;
+use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox};
+use cogni_gateway::provider::RecordedRequest;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ impl Work {
     }
 
     /// All that runs ever asked the provider. The service asks it, too, for spend logs, which it has not.
-    fn calls(&self) -> Vec<Request> {
+    fn calls(&self) -> Vec<RecordedRequest> {
         let all = self.place.provider.seen.requests().into_iter();
         all.filter(|call| call.header("x-litellm-call-id").is_some()).collect()
     }
@@ -96,7 +96,7 @@ impl Work {
             assert_eq!(job.step.as_str(), "done", "{job:?}");
             let log = self.relay_log(&job.id);
             if log.exists() {
-                verify::verify(&log, None).unwrap();
+                verify::verify_file(&log, None).unwrap();
             }
         }
         let brought: BTreeSet<_> = jobs.iter().map(|job| job.order.facts.run.as_str()).collect();
@@ -121,16 +121,16 @@ impl Work {
     }
 
     /// What is in the outbox when nothing is on its way any more.
-    fn delivered(&self) -> Vec<Job> {
-        let outbox = Outbox::open(&self.place.state_dir().join("outbox.sqlite")).unwrap();
-        let open = || outbox.list(true).unwrap();
+    fn delivered(&self) -> Vec<DeliveryJob> {
+        let outbox = DeliveryOutbox::open(&self.place.state_dir().join("outbox.sqlite")).unwrap();
+        let open = || outbox.list_jobs(true).unwrap();
         // The service looks for what is due twice a minute.
         let begun = Instant::now();
         while !open().is_empty() {
             assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", open());
             tokio::task::block_in_place(|| pause_for(Duration::from_millis(200)));
         }
-        outbox.list(false).unwrap()
+        outbox.list_jobs(false).unwrap()
     }
 
     fn relay_log(&self, id: &str) -> PathBuf {
@@ -159,9 +159,9 @@ impl Work {
         let (mut booked, mut charged) = (BTreeSet::new(), BTreeSet::new());
         for run in runs.keys() {
             let log = self.place.audit_log(run);
-            let report = log.exists().then(|| verify::verify(&log, None).unwrap());
+            let report = log.exists().then(|| verify::verify_file(&log, None).unwrap());
             let admitted = report.map_or(0, |report| report.admitted);
-            let facts = books.facts(run).await.unwrap();
+            let facts = books.calls_of_run(run).await.unwrap();
             assert_eq!(facts.len() as u64, admitted, "{run}");
             let told = service.events(run).await;
             let told = told.iter().filter(|told| told.kind == "usage_report");
@@ -190,7 +190,7 @@ fn branch(round: u64, number: u64) -> String {
 }
 
 /// A call as the provider was told of it: its id, and whose it is.
-fn call_id(call: &Request) -> (&str, String) {
+fn call_id(call: &RecordedRequest) -> (&str, String) {
     let metadata = call.header("x-litellm-spend-logs-metadata").unwrap();
     let metadata: Value = serde_json::from_str(metadata).unwrap();
     let run = metadata["run_id"].as_str().unwrap().to_owned();
@@ -198,7 +198,7 @@ fn call_id(call: &Request) -> (&str, String) {
 }
 
 /// What LiteLLM's callback says of a call.
-fn receipt_of(call: &Request) -> Value {
+fn receipt_of(call: &RecordedRequest) -> Value {
     let (id, run) = call_id(call);
     json!({
         "litellm_call_id": id,

@@ -3,10 +3,10 @@
 
 use std::fs;
 
-use cogni_gateway::base::db::Database;
+use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::catalog;
-use cogni_gateway::journal::{self, Caps, Journal, New};
-use cogni_gateway::supervisor::Wanted;
+use cogni_gateway::journal::{self, NewRunRow, RunStore, SpendingCaps};
+use cogni_gateway::supervisor::RunSubmission;
 use serde_json::{Value, json};
 
 use super::super::{Place, ask};
@@ -19,7 +19,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     limit(&place, 1);
     accept(&place, &["run-1", "run-2", "run-3"]).await;
     let mut service = place.start();
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     let waiting = of_state(&service, "queued").await;
     assert_eq!(waiting.len(), 2, "{waiting:?}");
 
@@ -38,7 +38,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     service.process.signal("TERM");
     // Its watchers are sent away, to come again.
     assert_eq!(left.rest().await, (String::new(), true));
-    place.provider.gate.open(2);
+    place.provider.gate.allow_answers(2);
     assert!(tokio::task::block_in_place(|| service.process.wait()).success());
     let mut service = place.start();
     for run in [&begun[0], &waiting[1]] {
@@ -52,8 +52,9 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
 
 /// As a process has that is killed before it begins them.
 async fn accept(place: &Place, runs: &[&str]) {
-    let database = Database::open(&place.state_dir().join("state.db"), &[journal::SCHEMA]);
-    let journal = Journal::new(database.unwrap());
+    let database =
+        SqliteDatabase::open_database(&place.state_dir().join("state.db"), &[journal::SCHEMA]);
+    let journal = RunStore::new(database.unwrap());
     // The grant's own id is not known here; an admin sees them all.
     for run in runs {
         let wanted = json!({
@@ -63,13 +64,13 @@ async fn accept(place: &Place, runs: &[&str]) {
             "messages": [{"role": "user", "content": "hello"}],
             "account": "acct-1",
         });
-        serde_json::from_value::<Wanted>(wanted.clone()).unwrap();
-        let new = New {
+        serde_json::from_value::<RunSubmission>(wanted.clone()).unwrap();
+        let new = NewRunRow {
             id: (*run).to_owned(),
             grant: "g1".to_owned(),
             idempotency_key: None,
             most: None,
-            caps: Caps::default(),
+            caps: SpendingCaps::default(),
             max_cost_usd: None,
             digest: (*run).to_owned(),
             agent: "sandbox:agent".to_owned(),
@@ -77,7 +78,7 @@ async fn accept(place: &Place, runs: &[&str]) {
             model: "fake".to_owned(),
             wanted: wanted.to_string(),
         };
-        journal.add(new).await.unwrap();
+        journal.add_run(new).await.unwrap();
     }
 }
 
@@ -119,7 +120,7 @@ async fn a_run_that_waits_for_another_takes_no_place_from_others() {
         body
     };
     let first = service.run(&on("line-1")).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     let mut waiting = vec![];
     while waiting.len() < 2 {
         // Each gives its place back a moment after it was accepted.
@@ -138,8 +139,8 @@ async fn a_run_that_waits_for_another_takes_no_place_from_others() {
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     };
-    place.provider.gate.reached(2).await;
-    place.provider.gate.open(1000);
+    place.provider.gate.wait_for_waiting(2).await;
+    place.provider.gate.allow_answers(1000);
     for run in [&first, &other, &waiting[0], &waiting[1]] {
         assert_eq!(service.ended(run).await["error_code"], Value::Null);
     }
@@ -155,7 +156,7 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     let mut body = ask("hello");
     body["branch_key"] = json!("line-1");
     let first = service.run(&body).await;
-    place.provider.gate.reached(1).await;
+    place.provider.gate.wait_for_waiting(1).await;
     let second = service.run(&body).await;
     let mut watched = watch(&service, &second, None).await;
     until(&mut watched, "run_started").await;
@@ -164,7 +165,7 @@ async fn a_run_that_waits_for_another_is_cancelled_at_once() {
     assert_once(&service.events(&second).await);
     assert_eq!(service.ended(&second).await["error_code"], "cancelled");
     assert_eq!(of_state(&service, "running").await, [first.as_str()]);
-    place.provider.gate.open(1);
+    place.provider.gate.allow_answers(1);
     assert_eq!(service.ended(&first).await["error_code"], Value::Null);
     service.process.terminate();
     place.assert_nothing_is_left();
