@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn the_table_that_is_built_in_is_the_files() {
         let text = include_str!("../../config/prices.toml");
-        let source = source(text);
+        let source = built_in_source(text);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/budget/price/built_in.rs");
         if std::env::var_os("UPDATE_PRICES").is_some() {
             fs::write(path, &source).unwrap();
@@ -383,40 +383,44 @@ mod tests {
         }
     }
 
-    /// The table as the compiler likes it.
-    fn source(text: &str) -> String {
+    /// Returns the source text of `built_in.rs` for a price file.
+    fn built_in_source(text: &str) -> String {
         let RawPriceTable { version, models } = toml::from_str(text).unwrap();
         assert!(!models.keys().any(|name| name.ends_with('*')), "no family can be built in yet");
         let digest = hex::sha256_hex(text.as_bytes());
         let mut source = format!(
             "//! The prices of `config/prices.toml`. A test of [`super`] writes this file.\n\n\
-             use super::{{Price, Rates, Tokens}};\n\n\
-             pub(super) const VERSION: &str = \"{version}\";\n\n\
-             pub(super) const DIGEST: &str = \"{digest}\";\n\n\
+             use super::{{ModelPrice, TokenRates, Tokens}};\n\n\
+             pub(super) const PRICE_TABLE_VERSION: &str = \"{version}\";\n\n\
+             pub(super) const PRICE_TABLE_DIGEST: &str =\n    \"{digest}\";\n\n\
              /// In the order of their bytes.\n#[rustfmt::skip]\n\
-             pub(super) static NAMES: &[&str] = &[\n"
+             pub(super) static MODEL_NAMES: &[&str] = &[\n"
         );
         for name in models.keys() {
             writeln!(source, "    {name:?},").unwrap();
         }
-        source += "];\n\n/// In the order of the names.\n#[rustfmt::skip]\npub(super) static PRICES: &[Price] = &[\n";
+        source += "];\n\n/// In the order of the names.\n#[rustfmt::skip]\npub(super) static MODEL_PRICES: &[ModelPrice] = &[\n";
         for price in models.values() {
             let long = price.long.as_ref().map_or("None".to_owned(), |(threshold, rates)| {
-                format!("Some((Tokens({}), {}))", grouped(threshold.0), listed(rates))
+                format!("Some((Tokens({}), {}))", grouped(threshold.0), list_source(rates))
             });
-            writeln!(source, "    Price {{ base: {}, long: {long} }},", listed(&price.base))
-                .unwrap();
+            writeln!(
+                source,
+                "    ModelPrice {{ base: {}, long: {long} }},",
+                list_source(&price.base)
+            )
+            .unwrap();
         }
         source + "];\n"
     }
 
-    fn listed(rates: &TokenRates) -> String {
+    fn list_source(rates: &TokenRates) -> String {
         let TokenRates { input, output, cache_read, cache_write, cache_write_1h, .. } = *rates;
         let TokenRates { reasoning, audio_input, audio_output, .. } = *rates;
         let [input, output] = [input, output].map(grouped);
         let caches = [cache_read, cache_write, cache_write_1h].map(grouped).join(", ");
         let others = [reasoning, audio_input, audio_output].map(grouped).join(", ");
-        format!("Rates::listed([{input}, {output}, {caches}, {others}])")
+        format!("TokenRates::from_list([{input}, {output}, {caches}, {others}])")
     }
 
     /// A number in groups of three digits.
