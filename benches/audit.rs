@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use cogni_gateway::audit::chain::{HashChain, RecordHeader};
-use cogni_gateway::audit::record::{
+use cogni_gateway::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunStartedRecord,
 };
 use cogni_gateway::audit::{AuditConfig, AuditDurability, AuditLog};

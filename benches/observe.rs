@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, TokenUsage, Tokens, UsageSource,
 };

@@ -8,19 +8,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
-use cogni_gateway::app::GatewayProcess;
-use cogni_gateway::base::drain::TaskGroup;
 use cogni_gateway::base::header_lines::HeaderLines;
 use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::base::task_group::TaskGroup;
 use cogni_gateway::budget::price::{self, PriceTable};
 use cogni_gateway::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
 };
 use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::gateway::{budget_headers, request};
+use cogni_gateway::model_provider::FakeProvider;
 use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::pipeline::{budget_headers, request_head};
+use cogni_gateway::process::GatewayProcess;
 use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::provider::FakeProvider;
 use cogni_gateway::run::RequestId;
 use cogni_gateway::upstream::headers::{self, InjectedHeaders, UpstreamRequestHead};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -43,7 +43,7 @@ fn head(criterion: &mut Criterion) {
     let request = request(&"x".repeat(2048), false);
     let mut group = criterion.benchmark_group("head");
     group.bench_function("route", |bencher| {
-        bencher.iter(|| request::route(black_box(&request)).is_ok());
+        bencher.iter(|| request_head::route(black_box(&request)).is_ok());
     });
     group.bench_function("header policy", |bencher| {
         bencher.iter(|| {

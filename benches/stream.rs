@@ -6,7 +6,7 @@ use std::hint::black_box;
 use bytes::Bytes;
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::stream::{
+use cogni_gateway::response::{
     CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, UsageChunkMode,
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};

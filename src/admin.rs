@@ -6,8 +6,8 @@
 //!
 //! Read [`routes`] first: it is the whole interface.
 
-mod change;
 mod error;
+mod patch;
 mod routes;
 
 use std::future::Future;
@@ -18,9 +18,9 @@ use axum::extract::connect_info::Connected;
 use axum::serve::IncomingStream;
 use tokio::net::UnixListener;
 
-use crate::app::RunManager;
 use crate::base::unix::{self, PeerCredentials, SocketPermissions, UnixListenerGuard};
 use crate::config::AdminConfig as Config;
+use crate::process::RunManager;
 
 /// The bound socket. Dropping it removes its path.
 pub struct AdminSocket {

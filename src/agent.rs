@@ -8,18 +8,18 @@
 //! - meanwhile, on standard error: a line of JSON for each piece of text and each use of the tool, see [`event`]. A line
 //!   that is no JSON is somebody else's, such as `cogni-init`'s.
 //!
-//! Reading order: [`options`] and [`conversation`] are what it starts with; [`round`] is one question to the model, over
+//! Reading order: [`options`] and [`conversation`] are what it starts with; [`completion`] is one question to the model, over
 //! [`http`] and [`sse`]; [`exec`] is the tool; [`envelope`] is what comes of it.
 //!
 //! **Invariant:** nothing of the house is in here, and no runtime: the file that `cogni-init` is has this in it too.
 
+pub mod completion;
 pub mod conversation;
 pub mod envelope;
 pub mod event;
 pub mod exec;
 pub mod http;
 pub mod options;
-pub mod round;
 pub mod sse;
 
 use std::env;
@@ -28,11 +28,11 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use completion::{ModelClient, ModelCompletion, ModelToolCall};
 use conversation::AgentConversation;
 use envelope::{AgentFailure, AgentFailureKind, OutputEnvelope};
 use event::ProgressEvent;
 use options::{AgentCommand, AgentOptions};
-use round::{ModelClient, ModelCompletion, ModelToolCall};
 
 /// Runs the program; `arguments` are those after its own name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {

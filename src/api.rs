@@ -1,35 +1,35 @@
 //! The service over HTTP: agents, chats, runs and what they cost, for those who hold a grant.
 //!
-//! Reading order: [`extract`] is who asks and what for; [`ask`] turns a body into what the supervisor wants, as far as
-//! the grant allows; [`chat`] and [`runs`] begin runs, [`events`] is how they are watched, [`records`] what is left of
+//! Reading order: [`extract`] is who asks and what for; [`run_request`] turns a body into what the supervisor wants, as far as
+//! the grant allows; [`chat`] and [`runs`] begin runs, [`events`] is how they are watched, [`run_records`] what is left of
 //! them, [`audit`] what proves it. A handler parses, asks the grant, calls one room below, and answers.
 //!
-//! The description of all this ([`document`]) is made from the handlers themselves, and served; the answers that several
-//! of them have in common stand in [`refusal`].
+//! The description of all this ([`openapi`]) is made from the handlers themselves, and served; the answers that several
+//! of them have in common stand in [`error_docs`].
 //!
 //! **Invariant:** nobody sees, watches or ends a run of another's grant, but an admin.
 
 #![expect(unused_qualifications, reason = "the macros that describe handlers write whole paths")]
 
 mod agents;
-mod ask;
 mod audit;
 mod billing;
-mod browser;
 mod chat;
-mod document;
 mod error;
+mod error_docs;
 mod events;
 mod extract;
 mod health;
-mod proofs;
-mod records;
-mod refusal;
+mod openapi;
+mod origin_check;
+mod proof_cache;
+mod request_log;
+mod run_records;
+mod run_request;
 mod runs;
 mod server;
-mod shares;
-mod trace;
-mod turns;
+mod share_limiter;
+mod work_limiter;
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -40,23 +40,23 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 
-use crate::base::drain::TaskGroup;
+use crate::agents::availability::AvailabilityCache;
+use crate::auth::{AccessGrant, GrantScope, GrantStore, GrantTerms};
+use crate::base::task_group::TaskGroup;
 use crate::billing::BillingStore;
-use crate::catalog::available::AvailabilityCache;
-use crate::grant::{AccessGrant, GrantScope, GrantStore, GrantTerms};
-use crate::journal::RunRow;
 use crate::observe::metrics::MetricsRegistry;
-use crate::supervisor::RunService;
+use crate::runs::RunService;
+use crate::store::RunRow;
 
 pub use audit::AuditView;
-pub use proofs::ProofCache;
+pub use proof_cache::ProofCache;
 pub use server::ApiListener;
-pub use shares::GrantShareLimiter;
-pub use turns::GrantWorkLimiter;
+pub use share_limiter::GrantShareLimiter;
+pub use work_limiter::GrantWorkLimiter;
 
 use error::ApiError;
 use extract::AuthenticatedCaller;
-use shares::{GrantShareError, GrantShareGuard};
+use share_limiter::{GrantShareError, GrantShareGuard};
 
 /// What the handlers work on.
 pub struct ApiState {
@@ -98,8 +98,8 @@ impl ApiState {
         let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
         let router = router
             .route(
-                document::OPENAPI_PATH,
-                axum::routing::get(async move || document::document_response(&document)),
+                openapi::OPENAPI_PATH,
+                axum::routing::get(async move || openapi::document_response(&document)),
             )
             .fallback(async || ApiError::NoSuchPath);
         self.with_layers(router)
@@ -116,10 +116,10 @@ impl ApiState {
             .method_not_allowed_fallback(async || ApiError::Method)
             .layer(DefaultBodyLimit::max(MAX_REQUEST_BODY_BYTES));
         let router = match &self.anybody {
-            Some(_) => router.layer(middleware::from_fn(browser::reject_cross_origin)),
+            Some(_) => router.layer(middleware::from_fn(origin_check::reject_cross_origin)),
             None => router,
         };
-        let trace = middleware::from_fn_with_state(Arc::clone(self), trace::log_request);
+        let trace = middleware::from_fn_with_state(Arc::clone(self), request_log::log_request);
         router.layer(trace).with_state(Arc::clone(self))
     }
 
@@ -140,7 +140,7 @@ impl ApiState {
         AccessGrant { id, name, terms, created, expires: None, revoked: None, used: None }
     }
 
-    /// What is served at [`document::OPENAPI_PATH`].
+    /// What is served at [`openapi::OPENAPI_PATH`].
     pub fn openapi_document() -> OpenApi {
         all_routes().1
     }
@@ -166,7 +166,7 @@ impl ApiState {
 }
 
 fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
-    OpenApiRouter::with_openapi(document::base_document())
+    OpenApiRouter::with_openapi(openapi::base_document())
         .merge(health_routes())
         .routes(routes!(agents::list_agents))
         .routes(routes!(chat::start_chat))
@@ -176,11 +176,11 @@ fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
         .routes(routes!(billing::show_receipts))
         .routes(routes!(billing::list_flagged_runs))
         .routes(routes!(events::watch_run))
-        .routes(routes!(records::show_output))
+        .routes(routes!(run_records::show_output))
         .routes(routes!(audit::show_audit))
-        .routes(routes!(records::list_deliveries))
-        .routes(routes!(records::list_artifacts))
-        .routes(routes!(records::download_artifact))
+        .routes(routes!(run_records::list_deliveries))
+        .routes(routes!(run_records::list_artifacts))
+        .routes(routes!(run_records::download_artifact))
         .split_for_parts()
 }
 

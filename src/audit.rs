@@ -5,7 +5,7 @@
 //! [`verify`](verify::verify_file) names. Checkpoints are signed: a forger who computes the chain anew
 //! lacks the key.
 //!
-//! What stands where: [`record`] is what is written, [`chain`] is how a record becomes a line,
+//! What stands where: [`records`] is what is written, [`chain`] is how a record becomes a line,
 //! [`log`] writes, [`recover`] takes up the file of an earlier process, [`verify`] proves it, and [`seal`] that it is
 //! the file it was.
 //!
@@ -19,19 +19,19 @@
 //! is there and [how far signatures cover the log](verify::AuditVerifyReport::coverage); where it was is in the seal.
 
 pub mod chain;
+pub mod delivery_records;
 mod fields;
-mod file;
-mod flood;
+mod flood_limiter;
+mod fsync;
 mod key;
 pub mod log;
+mod log_file;
 mod peers;
 pub mod read;
-pub mod record;
+pub mod records;
 pub mod recover;
-mod refusals;
-pub mod relay;
+mod refusal_counter;
 pub mod seal;
-mod sync;
 pub mod verify;
 
 use std::io;

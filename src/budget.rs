@@ -7,7 +7,7 @@
 
 mod cost;
 mod ledger;
-mod operated;
+mod operator_limits;
 pub mod price;
 mod rate;
 mod usage;

@@ -15,7 +15,6 @@ pub mod generate;
 pub mod grant;
 pub mod health;
 mod log;
-mod out;
 pub mod provider;
 pub mod proxy;
 pub mod relay;
@@ -23,6 +22,7 @@ pub mod run;
 pub mod runs;
 pub mod serve;
 pub mod shared;
+mod stdout_writer;
 pub mod sweep;
 pub mod token;
 
@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use log::StderrLog;
-use out::StdoutWriter;
+use stdout_writer::StdoutWriter;
 
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {

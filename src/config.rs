@@ -4,9 +4,9 @@
 //! environment or from files named there, never from the TOML file and never from flags.
 
 mod misspelling;
-mod serve;
+mod service;
 pub mod setting;
-mod shared;
+mod shared_listener;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -20,21 +20,21 @@ use crate::audit;
 use crate::base::canonical;
 use crate::base::serde_words;
 use crate::base::unix::SocketPermissions;
-use crate::body::{self, MODEL_NAME_RULE, capability_of_model, is_model_name};
 use crate::budget::{BudgetLimits, price};
-use crate::gateway::policy;
-use crate::gateway::rule::RuleSet;
-use crate::gateway::server;
 use crate::observe::access_log::{self, AccessLogDestination};
 use crate::observe::trace;
+use crate::pipeline::policy;
+use crate::pipeline::rule::RuleSet;
+use crate::pipeline::server;
+use crate::request::{self, MODEL_NAME_RULE, capability_of_model, is_model_name};
 use crate::run::RunIdentity;
 use crate::upstream;
 use crate::upstream::UpstreamKind;
 
 pub use misspelling::check_variable_names;
-pub use serve::{ListenAddress, MAX_DURATION, ServiceConfig, default_state_directory};
+pub use service::{ListenAddress, MAX_DURATION, ServiceConfig, default_state_directory};
 pub use setting::{ConfigSetting, SETTINGS};
-pub use shared::{SharedListenerConfig, SharedRunConfig};
+pub use shared_listener::{SharedListenerConfig, SharedRunConfig};
 
 /// Everything a gateway needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -242,7 +242,7 @@ impl GatewayConfig {
 
     /// What a request may not name is of no use in a list, and the upstream would read it in a way of its own.
     fn check_models(&self) -> anyhow::Result<()> {
-        let body::BodyPolicy { models, aliases, .. } = &self.policy.body;
+        let request::BodyPolicy { models, aliases, .. } = &self.policy.body;
         let mut names = models.iter().chain(aliases.keys()).chain(aliases.values());
         match names.find(|name| !is_model_name(name)) {
             Some(name) => bail!(
@@ -255,7 +255,7 @@ impl GatewayConfig {
 
     /// Says which models search the web although the run may not, as their operator has named them.
     pub fn warn_of_searching_models(&self) {
-        let body::BodyPolicy { models, aliases, capabilities, .. } = &self.policy.body;
+        let request::BodyPolicy { models, aliases, capabilities, .. } = &self.policy.body;
         for model in models.iter().chain(aliases.values()) {
             if let Some(capability) = capability_of_model(model)
                 && !capabilities.contains(&capability)

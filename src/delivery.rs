@@ -4,24 +4,24 @@
 //! takes the row up next finds the step done, or does it: the commits come out the same, the push is told where the
 //! branch was, the pull request is looked for first.
 //!
-//! The [`outbox`] remembers how far each work has come, and by which [`rules`] it is judged; [`relay`] does what git
-//! does, and [`forge`](crate::forge) asks for the pull request. A [`statement`] says what this machine vouches for.
+//! The [`outbox`] remembers how far each work has come, and by which [`rules`] it is judged; [`repo`](crate::repo) does what git
+//! does, and [`forge`](crate::github) asks for the pull request. A [`statement`] says what this machine vouches for.
 //!
-//! What is done while the run's audit log is open is in there; what is done later is in the row's own ([`record`]).
+//! What is done while the run's audit log is open is in there; what is done later is in the row's own ([`job_audit_log`]).
 //!
 //! **Invariant:** work that is not delivered is kept, with the line that brings it into a clone.
 
-mod branch;
-mod host;
+mod fair_order;
+mod git_steps;
+mod host_context;
+pub mod job_audit_log;
 pub mod outbox;
-pub mod record;
 mod resume;
 pub mod rules;
+mod run_job;
 pub mod statement;
-mod step;
 mod stop;
 pub mod sweep;
-mod turn;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,30 +31,30 @@ use serde::{Serialize, Serializer};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::audit::{self, AuditLog, AuditSigningKey, relay as event};
-use crate::base::reach::HostReach;
+use crate::audit::{self, AuditLog, AuditSigningKey, delivery_records as event};
+use crate::base::host_reach::HostReach;
 use crate::base::secret::SecretString;
-use crate::forge::credential::ForgeCredential;
-use crate::forge::github::{self, GithubClient};
 use crate::git::OutboundConfig;
-use crate::relay::repository::RepositoryUrl;
-use crate::relay::{
+use crate::github::client::{GithubClient, GithubError};
+use crate::github::credential::ForgeCredential;
+use crate::repo::repository::RepositoryUrl;
+use crate::repo::{
     self, ArtifactDir, BranchKey, BranchLease, BranchState, GitProgram, ObjectId, RepoMirror,
-    SandboxBranch, extract, judge,
+    SandboxBranch, extract_commands, review,
 };
+pub use fair_order::interleave_by_owner;
 use outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryRequest, DeliveryStep, HostContext, VerdictKind,
     WorkspaceRow,
 };
 use rules::{AgentReviewRules, ReviewRules};
 pub use stop::retry_delay;
-pub use turn::interleave_by_owner;
 
 /// What a relay is made of.
 pub struct DeliveryConfig {
     /// Mirrors, leases, the outbox and what came out of sandboxes are here.
     pub state: PathBuf,
-    pub judge: judge::RelayConfig,
+    pub judge: review::RelayConfig,
     /// `Name <email>`: who makes the relay's commits.
     pub committer: String,
     pub access: Option<ForgeAccess>,
@@ -134,15 +134,15 @@ pub enum DeliveryError {
     #[error(transparent)]
     Outbox(#[from] outbox::OutboxError),
     #[error(transparent)]
-    Relay(#[from] relay::RepoError),
+    Relay(#[from] repo::RepoError),
     #[error(transparent)]
-    GitHub(#[from] github::GithubError),
+    GitHub(#[from] GithubError),
     #[error(transparent)]
     Audit(#[from] audit::AuditError),
     #[error(
         "the rules that it is judged by cannot be used: another version wrote them, or they are too many; `cogni-gateway relay apply` brings it into a clone"
     )]
-    Rules(#[from] judge::RelayConfigError),
+    Rules(#[from] review::RelayConfigError),
     #[error(
         "`{name}` must not be in this work, and is another than when that came out, or is not given here: give it, or have the work judged by what is known now, with `--new-rules`"
     )]
@@ -167,7 +167,7 @@ impl DeliveryService {
     /// # Errors
     /// There is no git, or the directory cannot be used.
     pub fn open(settings: DeliveryConfig) -> Result<Self, DeliveryError> {
-        let git = GitProgram::find(&settings.state.join("home")).map_err(relay::RepoError::from)?;
+        let git = GitProgram::find(&settings.state.join("home")).map_err(repo::RepoError::from)?;
         let git = git.with_network(settings.network.clone());
         let outbox = DeliveryOutbox::open(&settings.state.join(OUTBOX_FILE))?;
         let key = AuditSigningKey::new(settings.signing_key.as_ref())?;
@@ -189,7 +189,7 @@ impl DeliveryService {
     }
 
     /// What may come out of a sandbox.
-    pub fn extract_limits(&self) -> &extract::ExtractLimits {
+    pub fn extract_limits(&self) -> &extract_commands::ExtractLimits {
         &self.settings.judge.extract
     }
 
@@ -332,7 +332,7 @@ impl DeliveryService {
     /// Takes hold of a branch as it is, where nobody else has it.
     ///
     /// # Errors
-    /// [`relay::RepoError::Busy`], or the disk cannot be used. Blocks.
+    /// [`repo::RepoError::Busy`], or the disk cannot be used. Blocks.
     pub fn try_lease_branch(
         &self,
         repository: &RepositoryUrl,
@@ -408,7 +408,7 @@ impl DeliveryService {
     }
 
     /// Asks the forge whether it accepts the credential; none where there is no credential.
-    pub async fn check_credential(&self) -> Option<Result<(), github::GithubError>> {
+    pub async fn check_credential(&self) -> Option<Result<(), GithubError>> {
         let ForgeAccess { api, credential } = self.settings.access.as_ref()?;
         Some(credential.check(api).await)
     }
@@ -445,7 +445,7 @@ impl DeliveryStatus {
             apply,
             workspace: None,
             statement: job.statement.clone(),
-            audit: Some(record::log_path(state, &job.id)).filter(|path| path.exists()),
+            audit: Some(job_audit_log::log_path(state, &job.id)).filter(|path| path.exists()),
         }
     }
 

@@ -1,18 +1,18 @@
 //! The one way in which this program runs git.
 //!
-//! [`GitCommand`] is one call, from its words to what it said, and [`batch`] reads objects as they are printed; [`ObjectId`] names one.
-//! Whose repository it is, and what the answers are for, is the [`relay`](crate::relay)'s.
+//! [`GitCommand`] is one call, from its words to what it said, and [`cat_file`] reads objects as they are printed; [`ObjectId`] names one.
+//! Whose repository it is, and what the answers are for, is the [`relay`](crate::repo)'s.
 //!
 //! **Invariant:** nothing but this room says what git is configured with: no system or user configuration, no hooks, no
 //! helpers, no prompts, no protocol but those allowed here, and no repository but the one that is named.
 //!
 //! **Invariant:** a secret is in the environment of the one process that needs it, and in nothing that comes back.
 
-pub mod batch;
-mod call;
+pub mod cat_file;
+mod command;
+mod hardening;
+mod object_id;
 mod process;
-mod seal;
-mod sha;
 
 use std::fs::DirBuilder;
 use std::io;
@@ -25,11 +25,11 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-pub use crate::base::network::{HttpProxy, OutboundConfig};
-pub(crate) use call::is_plain_path;
-pub use call::{GitCommand, GitInput};
+pub use crate::base::outbound::{HttpProxy, OutboundConfig};
+pub(crate) use command::is_plain_path;
+pub use command::{GitCommand, GitInput};
+pub use object_id::ObjectId;
 pub use process::GitLimits;
-pub use sha::ObjectId;
 
 /// Git, found and looked at once.
 #[derive(Clone, Debug)]

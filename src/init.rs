@@ -3,23 +3,23 @@
 //! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
 //! behind, and ends with its exit status. One thread and one loop around poll(2) do all of it.
 //!
-//! Reading order: [`options`], [`slot`], [`socket`] and [`listener`] prepare; [`agent`] starts, behind the [`filter`]
-//! and [`landlock`]; [`supervisor`] waits, looks at the [`accept_queue`], and turns the [`bridge`]. A [`resident`] does all that again, after a [`wipe`].
+//! Reading order: [`options`], [`claim`], [`run_socket`] and [`listener`] prepare; [`spawn`] starts, behind the [`seccomp`]
+//! and [`landlock`]; [`reaper`] waits, looks at the [`accept_queue`], and turns the [`bridge`]. A [`session_loop`] does all that again, after a [`cleanup`].
 //!
 //! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
 
 mod accept_queue;
-mod agent;
 mod bridge;
-mod filter;
+mod claim;
+mod cleanup;
 mod landlock;
 mod listener;
 mod options;
-mod resident;
-mod slot;
-mod socket;
-mod supervisor;
-mod wipe;
+mod reaper;
+mod run_socket;
+mod seccomp;
+mod session_loop;
+mod spawn;
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -28,10 +28,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use bridge::SocketBridge;
+use claim::HostChannel;
 use options::{GatewayMode, InitCommand, InitOptions};
-use slot::HostChannel;
-use socket::RunSocket;
-use supervisor::ProcessReaper;
+use reaper::ProcessReaper;
+use run_socket::RunSocket;
 
 /// Runs the program; `arguments` are those after its own name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -73,7 +73,7 @@ fn wait_for_claim(path: &Path) -> Result<u8, InitFailure> {
     let host = HostChannel::connect(path)?;
     let claim = host.receive_claim(&supervisor)?;
     if claim.options.is_resident {
-        return resident::serve_claims(&host, &supervisor, claim);
+        return session_loop::serve_claims(&host, &supervisor, claim);
     }
     // The agent never meets it.
     drop(host);
@@ -99,7 +99,7 @@ fn run_agent(
         GatewayMode::None => None,
     };
     let bridge = SocketBridge::new(listener, socket);
-    let agent = agent::start_agent(options)?;
+    let agent = spawn::start_agent(options)?;
     Ok(supervisor.run_until_exit(bridge, agent, options, host))
 }
 

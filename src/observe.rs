@@ -5,5 +5,5 @@
 
 pub mod access_log;
 pub mod metrics;
-pub mod printable;
+pub mod sanitize;
 pub mod trace;

@@ -3,7 +3,7 @@
 //! **Invariant:** a run is known by the socket its calls come in on or, where runs share a listener, by
 //! a token that the host has signed; never by what the calls say.
 
-pub mod gate;
+pub mod control;
 mod identity;
 pub mod token;
 
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Semaphore;
 
-use crate::audit::record::RunFinishedRecord;
+use crate::audit::records::RunFinishedRecord;
 use crate::audit::{self, AuditLog};
 use crate::budget::BudgetLedger;
 use crate::observe::trace::RunTrace;
 
-pub use gate::RunControl;
+pub use control::RunControl;
 pub use identity::{NAME_RULE, RequestId, RunIdentity, RunIdentityError, is_name, is_reserved_key};
 
 /// One agent run: who it is, what it may spend, and where it is written down.

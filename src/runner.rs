@@ -4,23 +4,23 @@
 //! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
 //! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
 //!
-//! Where a sandbox is to be there sooner than it can be made, [`slots`] are kept ready; where runs follow each other in the
-//! same one, there are [`residents`].
+//! Where a sandbox is to be there sooner than it can be made, [`warm_pool`] are kept ready; where runs follow each other in the
+//! same one, there are [`long_running`].
 
 mod agent;
-pub mod delivery;
+pub mod branch_delivery;
 mod directory;
 mod envelope;
-mod gateway;
+pub mod gateway_container;
+pub mod long_running;
 mod openclaw;
-pub mod proxy;
 pub mod quota;
 mod request;
-pub mod residents;
 mod result;
-pub mod slots;
+mod run_gateway;
+mod spans;
 pub mod sweep;
-mod traced;
+pub mod warm_pool;
 mod workspace;
 
 use std::future::pending;
@@ -38,11 +38,11 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-use crate::app::{GatewayHost, RunShutdown};
 use crate::base::private_dir;
 use crate::budget::BudgetLedger;
 use crate::config::GatewayConfig;
 use crate::delivery::outbox::PullRequestText;
+use crate::process::{GatewayHost, RunShutdown};
 use crate::run::AgentRun;
 use crate::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture};
 use crate::sandbox::spec::{MountAccess, OwnerLabels, WorkspaceMount};
@@ -51,18 +51,18 @@ use crate::sandbox::{
     UserRange, host_path,
 };
 
-pub use crate::catalog::DriverChoice;
+pub use crate::agents::DriverChoice;
 pub use agent::{AgentInvocation, ChatMessage, ChatRole};
 pub use envelope::{AgentEnvelope, AgentEnvelopeError};
 pub use request::{GatewayOverrides, HostEnvironment, MODEL_VARIABLE, RunRequest};
 pub use result::{RunErrorCode, RunResult, RunTimings};
 
-use delivery::{DeliveryTarget, FinishedRun, TrackedWorkspace};
+use branch_delivery::{DeliveryTarget, FinishedRun, TrackedWorkspace};
 use directory::RunDirectory;
-use gateway::{GatewaySignals, RunGatewayBackend};
-use proxy::PreparedGatewayContainer;
+use gateway_container::PreparedGatewayContainer;
 use quota::{QuotaExceededError, WorkspaceQuota};
 use result::RunResultParts;
+use run_gateway::{GatewaySignals, RunGatewayBackend};
 use sweep::LeftoverSweeper;
 
 /// One run, as its host asks for it.
@@ -87,7 +87,7 @@ pub struct RunPlan {
     /// Where this machine's engine is, if it has one: whoever makes this sandbox, runs before may have left something there.
     pub docker_socket: PathBuf,
     /// The container that serves the gateway; without one, this process does.
-    pub proxy: Option<proxy::GatewayContainerConfig>,
+    pub proxy: Option<gateway_container::GatewayContainerConfig>,
     /// Where this process has its runs' gateways, if it has others.
     pub seats: Option<GatewayHost>,
 }
@@ -167,7 +167,7 @@ enum SandboxSource {
     /// In a sandbox of its own, until it is run.
     Own(Option<Box<SandboxHandle>>),
     /// In one that other runs come into, too.
-    Resident(Box<residents::SandboxSession>),
+    Resident(Box<long_running::SandboxSession>),
 }
 
 impl SandboxSource {
@@ -264,7 +264,7 @@ impl PreparedRun {
             }
         };
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
-            traced::record_agent(&run, &agent.entry.name);
+            spans::record_agent(&run, &agent.entry.name);
         }
         let order = sandbox::SandboxRequest { spec, stamp, directory: directory.path().to_owned() };
         let sandbox =
@@ -344,7 +344,7 @@ impl PreparedRun {
             };
             let ended = check_final_size(ended, quota.as_ref()).await;
             if let Some(trace) = &trace {
-                traced::record_sandbox_span(trace, driver.name(), asked, &ended);
+                spans::record_sandbox_span(trace, driver.name(), asked, &ended);
             }
             output.close_listener().await;
             let asked = SystemTime::now();
@@ -365,7 +365,7 @@ impl PreparedRun {
                 _ => None,
             };
             if let (Some(trace), Some(relayed)) = (&trace, &relayed) {
-                traced::record_delivery_span(trace, asked, relayed);
+                spans::record_delivery_span(trace, asked, relayed);
             }
             closing.records.cancel();
             (ended, stdout, answer, relayed)

@@ -2,9 +2,9 @@
 //!
 //! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
 //! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
-//! or [`embedded`], which needs neither a daemon nor an image; a [`slot`] is made before it is known what for, and a
-//! [`resident`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner`] says which process of
-//! this machine answers for it, and [`left`] what this one has given up; [`host_users`] has a user for each; [`probe`] says what this machine can enforce.
+//! or [`embedded`], which needs neither a daemon nor an image; a [`warm_slot`] is made before it is known what for, and a
+//! [`long_running`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner_process`] says which process of
+//! this machine answers for it, and [`leftovers`] what this one has given up; [`host_users`] has a user for each; [`probe`] says what this machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
 //! that can be said in a [`spec::SandboxSpec`].
@@ -12,16 +12,16 @@
 pub mod docker;
 pub mod driver;
 pub mod embedded;
-pub mod first;
 pub mod host_path;
 pub mod host_users;
-pub mod left;
+pub mod init_binary;
+pub mod leftovers;
+pub mod long_running;
 pub mod output;
-pub mod owner;
+pub mod owner_process;
 pub mod probe;
-pub mod resident;
-pub mod slot;
 pub mod spec;
+pub mod warm_slot;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,12 +29,12 @@ use std::time::Duration;
 use crate::base::hex;
 
 pub use driver::{SandboxDriver, SandboxHandle, SandboxRequest};
-pub use first::InitBinary;
 pub use host_users::{UserLease, UserRange};
-pub use owner::OwnerProcess;
-pub use resident::LongRunningSandbox;
-pub use slot::WarmSlot;
+pub use init_binary::InitBinary;
+pub use long_running::LongRunningSandbox;
+pub use owner_process::OwnerProcess;
 pub use spec::SandboxSpec;
+pub use warm_slot::WarmSlot;
 
 /// Why a sandbox was ended before it ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

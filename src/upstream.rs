@@ -10,12 +10,12 @@ pub mod check;
 mod chunked;
 pub mod headers;
 mod http1;
+mod hyper_client;
 pub mod models;
 pub mod outage;
 mod pool;
 pub mod redactor;
-mod target;
-mod tls;
+mod url;
 
 use std::convert::Infallible;
 use std::io;
@@ -37,7 +37,7 @@ use crate::base::rope::SplicedBytes;
 use crate::base::secret::SecretString;
 
 use outage::FailureLog;
-pub use target::{UpstreamScheme, UpstreamUrl};
+pub use url::{UpstreamScheme, UpstreamUrl};
 
 /// How the provider is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ pub struct UpstreamClient {
 
 enum Client {
     Plain(http1::Http1Client),
-    Tls(Box<tls::HyperClient>),
+    Tls(Box<hyper_client::HyperClient>),
 }
 
 /// A call on its way: what to send, and when it must be over.
@@ -121,7 +121,7 @@ pub struct ProviderAnswer {
 /// A response body as it arrives, one frame per read of the socket.
 pub enum UpstreamBody {
     Plain(http1::Http1Body),
-    Tls(Box<tls::HyperBody>),
+    Tls(Box<hyper_client::HyperBody>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +161,7 @@ impl UpstreamClient {
         let client = match config.url.scheme() {
             UpstreamScheme::Http => Client::Plain(http1::Http1Client::new(config.clone())),
             UpstreamScheme::Https | UpstreamScheme::H2c => {
-                Client::Tls(Box::new(tls::HyperClient::new(config.clone())?))
+                Client::Tls(Box::new(hyper_client::HyperClient::new(config.clone())?))
             }
         };
         Ok(Self { client, failures })

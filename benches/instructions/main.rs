@@ -23,10 +23,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use cogni_gateway::body::{BodyPolicy, BodyReader, ScannedBody, admit_body};
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::stream::{
+use cogni_gateway::request::{BodyPolicy, BodyReader, ScannedBody, admit_body};
+use cogni_gateway::response::{
     CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, UsageChunkMode,
 };
 

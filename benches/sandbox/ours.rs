@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cogni_gateway::config::GatewayConfig;
 use cogni_gateway::observe::access_log::AccessLogDestination;
-use cogni_gateway::runner::slots::{WarmPool, WarmPoolConfig};
+use cogni_gateway::runner::warm_pool::{WarmPool, WarmPoolConfig};
 use cogni_gateway::runner::{PreparedRun, RunPlan, RunResult};
 use cogni_gateway::sandbox::docker::DockerEngine;
 use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;

@@ -13,16 +13,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cogni_gateway::audit::{self, record::RunStartedRecord};
-use cogni_gateway::base::drain::TaskGroup;
+use cogni_gateway::audit::{self, records::RunStartedRecord};
 use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::base::task_group::TaskGroup;
 use cogni_gateway::budget::{BudgetLedger, PriceTable, PriorUsage, Tokens};
 use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::gateway::limits::{ProcessCapacity, RunCapacity};
-use cogni_gateway::gateway::policy::{self, GatewayPolicy};
-use cogni_gateway::gateway::{RunGateway, server};
 use cogni_gateway::observe::access_log;
 use cogni_gateway::observe::metrics::MetricsRegistry;
+use cogni_gateway::pipeline::limits::{ProcessCapacity, RunCapacity};
+use cogni_gateway::pipeline::policy::{self, GatewayPolicy};
+use cogni_gateway::pipeline::{RunGateway, server};
 use cogni_gateway::run::AgentRun;
 use cogni_gateway::upstream::UpstreamClient;
 use cogni_gateway::upstream::headers::InjectedHeaders;
@@ -154,7 +154,7 @@ impl Host {
             tasks: self.tasks.clone(),
             run: Arc::clone(&run),
         });
-        let serve = server::socket::serve_run_socket(
+        let serve = server::run_socket::serve_run_socket(
             listener,
             gateway,
             Arc::clone(&self.server),

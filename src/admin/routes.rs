@@ -26,16 +26,16 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::change::{self, ModelsPatch};
 use super::error::AdminError;
+use super::patch::{self, ModelsPatch};
 use super::{AdminState, OperatorCredentials};
-use crate::app::{ChangeSource, ServedRunHandle};
-use crate::audit::record::OperatorActedRecord;
-use crate::base::drain::ShutdownOutcome;
+use crate::audit::records::OperatorActedRecord;
 use crate::base::json::check_document;
 use crate::base::serde_words;
+use crate::base::task_group::ShutdownOutcome;
 use crate::config::{GatewayConfig, SharedRunConfig};
-use crate::run::gate;
+use crate::process::{ChangeSource, ServedRunHandle};
+use crate::run::control;
 
 type AdminResult = Result<Json<Value>, AdminError>;
 type OperatorInfo = ConnectInfo<OperatorCredentials>;
@@ -96,7 +96,7 @@ async fn pause_run(
     operator: OperatorInfo,
     id: Path<String>,
 ) -> AdminResult {
-    set_run_state(desk, operator, id, ("pause", gate::RunControlState::Paused))
+    set_run_state(desk, operator, id, ("pause", control::RunControlState::Paused))
 }
 
 async fn resume_run(
@@ -104,7 +104,7 @@ async fn resume_run(
     operator: OperatorInfo,
     id: Path<String>,
 ) -> AdminResult {
-    set_run_state(desk, operator, id, ("resume", gate::RunControlState::Open))
+    set_run_state(desk, operator, id, ("resume", control::RunControlState::Open))
 }
 
 async fn drain_run(
@@ -112,14 +112,14 @@ async fn drain_run(
     operator: OperatorInfo,
     id: Path<String>,
 ) -> AdminResult {
-    set_run_state(desk, operator, id, ("drain", gate::RunControlState::Draining))
+    set_run_state(desk, operator, id, ("drain", control::RunControlState::Draining))
 }
 
 fn set_run_state(
     State(desk): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
-    (action, state): (&'static str, gate::RunControlState),
+    (action, state): (&'static str, control::RunControlState),
 ) -> AdminResult {
     let control = desk.find_run(&id)?;
     if !control.run().gate.set_state(state) {
@@ -152,7 +152,7 @@ async fn patch_budget(
         operator,
         id,
         ("budget", |config: &mut GatewayConfig| {
-            config.budget = change::merge_limits(&config.budget, patch)?;
+            config.budget = patch::merge_limits(&config.budget, patch)?;
             Ok(())
         }),
     )

@@ -10,9 +10,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::completion::ModelToolCall;
 use super::envelope::{AgentFailure, AgentFailureKind};
 use super::exec;
-use super::round::ModelToolCall;
 
 /// What has been said so far.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,10 +9,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::error::ApiError;
+use super::error_docs::{AuthErrorResponses, QueryErrorResponses};
 use super::extract::{AuthenticatedCaller, QueryParams};
-use super::refusal::{AuthErrorResponses, QueryErrorResponses};
-use crate::catalog::AgentSummary;
-use crate::grant::GrantScope;
+use crate::agents::AgentSummary;
+use crate::auth::GrantScope;
 
 /// Agents, by their names.
 #[derive(Serialize, ToSchema)]

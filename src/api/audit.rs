@@ -15,14 +15,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, QueryErrorResponses};
 use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
-use super::proofs::{FileFingerprint, ProofCache, ProofKey};
-use super::records::{find_readable_run, removed_error, stream_file};
-use super::refusal::{AuthErrorResponses, QueryErrorResponses};
+use super::proof_cache::{FileFingerprint, ProofCache, ProofKey};
+use super::run_records::{find_readable_run, removed_error, stream_file};
 use crate::audit::AuditPublicKey;
 use crate::audit::seal::{self, AuditLogSeal, AuditProofError};
 use crate::audit::verify::AuditVerifyReport;
-use crate::journal::{RunPhase as Progress, RunRow};
+use crate::store::{RunPhase as Progress, RunRow};
 
 /// What a run's audit log says, and whether that can be believed.
 #[derive(Clone, Debug, Serialize, ToSchema)]

@@ -11,10 +11,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
 use super::extract::{self, AcceptedMedia, AuthenticatedCaller, PathParam, QueryParams};
-use super::refusal::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
-use crate::billing::{self, books::IngestError};
-use crate::grant::GrantScope;
+use crate::auth::GrantScope;
+use crate::billing::{self, store::IngestError};
 
 /// What a run's calls have come to.
 #[derive(Serialize, ToSchema)]

@@ -12,12 +12,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::ask::{ApiMessage, BudgetBody, CreateRunBody};
 use super::error::ApiError;
+use super::error_docs::CreateRunErrorResponses;
 use super::extract::{AuthenticatedCaller, JsonBody};
-use super::refusal::CreateRunErrorResponses;
+use super::run_request::{ApiMessage, BudgetBody, CreateRunBody};
 use super::{ApiState, events, runs};
-use crate::supervisor::{AcceptedRun, RunService};
+use crate::runs::{AcceptedRun, RunService};
 
 /// A chat, in the words of those who have always asked so.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -10,9 +10,9 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::auth::{self, AccessDeniedError};
 use crate::base::{db, disk};
-use crate::grant::{self, AccessDeniedError};
-use crate::supervisor::RunStartError;
+use crate::runs::RunStartError;
 
 /// Why a request was not done.
 #[derive(Debug, thiserror::Error)]
@@ -163,10 +163,10 @@ impl From<db::DatabaseError> for ApiError {
     }
 }
 
-impl From<grant::GrantStoreError> for ApiError {
-    fn from(error: grant::GrantStoreError) -> Self {
+impl From<auth::GrantStoreError> for ApiError {
+    fn from(error: auth::GrantStoreError) -> Self {
         match error {
-            grant::GrantStoreError::Denied(denied) => Self::Denied(denied),
+            auth::GrantStoreError::Denied(denied) => Self::Denied(denied),
             error => Self::internal_error(error),
         }
     }

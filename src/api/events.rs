@@ -12,12 +12,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
 use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
 use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
-use super::refusal::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
-use super::shares::GrantShareGuard;
+use super::share_limiter::GrantShareGuard;
+use crate::auth;
 use crate::base::db;
-use crate::grant;
-use crate::journal::RunEvent;
+use crate::store::RunEvent;
 
 /// Where to begin.
 #[derive(Deserialize, IntoParams)]
@@ -106,7 +106,7 @@ pub(super) fn end_when_revoked<S: Stream>(
         let (api, grant) = (Arc::clone(&api), grant.clone());
         async move {
             match api.grants.check_id(&grant).await {
-                Err(grant::GrantStoreError::Denied(_)) => {
+                Err(auth::GrantStoreError::Denied(_)) => {
                     tracing::info!(grant, "a watcher is sent away: its grant is good no more");
                     false
                 }

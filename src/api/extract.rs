@@ -15,9 +15,9 @@ use tokio::time::timeout;
 
 use super::error::ApiError;
 use super::{ApiState, MAX_REQUEST_BODY_BYTES};
+use crate::auth::{AccessDeniedError, AccessGrant, GrantScope};
 use crate::base::json;
 use crate::base::serde_words::{self, JsonInputError};
-use crate::grant::{AccessDeniedError, AccessGrant, GrantScope};
 
 /// Who asks. A handler without this answers everybody.
 pub(super) struct AuthenticatedCaller(pub(super) Arc<AccessGrant>);

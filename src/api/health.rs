@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::ApiState;
-use crate::supervisor::Standing;
+use crate::runs::Standing;
 
 /// The process answers.
 #[derive(Serialize, ToSchema)]

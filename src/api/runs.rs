@@ -13,16 +13,16 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::ApiState;
-use super::ask::CreateRunBody;
 use super::error::ApiError;
-use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
-use super::refusal::{
+use super::error_docs::{
     AuthErrorResponses, CreateRunErrorResponses, NotFoundResponses, QueryErrorResponses,
 };
-use crate::base::trace;
-use crate::grant::GrantScope;
-use crate::journal::{self, RunFilter, RunRow, SpendingCaps};
-use crate::supervisor::{self, AcceptedRun, RunStartError, RunSubmission};
+use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use super::run_request::CreateRunBody;
+use crate::auth::GrantScope;
+use crate::base::trace_context;
+use crate::runs::{self, AcceptedRun, RunStartError, RunSubmission};
+use crate::store::{self, RunFilter, RunRow, SpendingCaps};
 
 /// One run.
 #[derive(Serialize, ToSchema)]
@@ -139,7 +139,7 @@ pub(super) async fn start_run(
     let terms = &caller.0.terms;
     let caps =
         SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
-    let terms = supervisor::RunStartOptions { key, most: terms.max_runs, caps };
+    let terms = runs::RunStartOptions { key, most: terms.max_runs, caps };
     let started = api.supervisor.start_run(wanted, terms).await;
     started.map_err(|refused| match refused {
         // Of agents that it may not run it is told nothing.
@@ -163,7 +163,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 }
 
 /// The span that the run is part of. What makes no sense is left out, as W3C Trace Context has it.
-fn parse_traceparent(headers: &HeaderMap) -> Option<trace::TraceContext> {
+fn parse_traceparent(headers: &HeaderMap) -> Option<trace_context::TraceContext> {
     let mut given = headers.get_all("traceparent").iter();
     let only = given.next().filter(|_| given.next().is_none())?;
     only.to_str().ok()?.parse().ok()
@@ -196,7 +196,7 @@ pub(super) async fn cancel_run(
         .require_scope(GrantScope::Runs)
         .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))?;
     let row = api.visible_run(&caller, &id).await?;
-    if row.state == journal::RunPhase::Ended {
+    if row.state == store::RunPhase::Ended {
         return Ok((StatusCode::OK, Json(RunView::from_row(&api, row).await?)));
     }
     tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
@@ -282,7 +282,7 @@ impl RunView {
     /// With what came of it, as it was written down.
     async fn from_row(api: &ApiState, row: RunRow) -> Result<Self, ApiError> {
         let result = match row.state {
-            journal::RunPhase::Ended => api.supervisor.run_store().run_result(&row.id).await?,
+            store::RunPhase::Ended => api.supervisor.run_store().run_result(&row.id).await?,
             _ => None,
         };
         let result =
@@ -309,17 +309,17 @@ impl From<RunRow> for RunSummary {
     }
 }
 
-impl From<journal::RunPhase> for RunStateView {
-    fn from(state: journal::RunPhase) -> Self {
+impl From<store::RunPhase> for RunStateView {
+    fn from(state: store::RunPhase) -> Self {
         match state {
-            journal::RunPhase::Queued => Self::Queued,
-            journal::RunPhase::Running => Self::Running,
-            journal::RunPhase::Ended => Self::Ended,
+            store::RunPhase::Queued => Self::Queued,
+            store::RunPhase::Running => Self::Running,
+            store::RunPhase::Ended => Self::Ended,
         }
     }
 }
 
-impl From<RunStateView> for journal::RunPhase {
+impl From<RunStateView> for store::RunPhase {
     fn from(state: RunStateView) -> Self {
         match state {
             RunStateView::Queued => Self::Queued,

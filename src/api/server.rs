@@ -21,8 +21,8 @@ use rustix::net::SendFlags;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ApiState;
-use crate::base::drain::TaskGroup;
 use crate::base::socket::{ServerStream, SocketAcceptor};
+use crate::base::task_group::TaskGroup;
 use crate::base::unix::{self, SocketPermissions};
 use crate::config::ListenAddress;
 

@@ -14,7 +14,7 @@ use std::fmt;
 
 use ring::digest::{SHA256, digest};
 
-use super::record::AuditRecord;
+use super::records::AuditRecord;
 use crate::base::hex;
 
 /// Where the next record will stand, and what it must build on.

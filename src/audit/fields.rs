@@ -8,7 +8,7 @@
 
 use serde::Serialize;
 
-use super::record::{CallAdmittedRecord, CallSettledRecord, MAX_TEXT_BYTES, round_milliseconds};
+use super::records::{CallAdmittedRecord, CallSettledRecord, MAX_TEXT_BYTES, round_milliseconds};
 use crate::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
 /// Appends fields of a JSON object. Each key comes with its quotes, its colon, and whatever stands before it.

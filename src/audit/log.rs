@@ -24,20 +24,20 @@ use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
 use super::chain::{HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
-use super::file::AuditLogFile;
+use super::fsync::FsyncThread;
 use super::key::AuditSigningKey;
+use super::log_file::AuditLogFile;
 use super::peers::PeerTracker;
-use super::record::{
+use super::records::{
     AuditRecord, CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
     CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RunFinishedRecord, RunStartedRecord,
     SessionStartedRecord,
 };
 use super::recover::{self, AuditLogScan, TornTail};
-use super::refusals::RefusalCounter;
-use super::sync::FsyncThread;
+use super::refusal_counter::RefusalCounter;
 use super::{AuditConfig, AuditDurability, AuditError};
-use crate::base::clock::TimestampFormatter;
 use crate::base::time::MAX_TIME;
+use crate::base::timestamp::TimestampFormatter;
 use crate::base::unix::PeerCredentials;
 use crate::budget::BudgetAmount;
 

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::flood::RecordFloodLimiter;
-use super::record::ManyPeersRecord;
+use super::flood_limiter::RecordFloodLimiter;
+use super::records::ManyPeersRecord;
 use crate::base::unix::PeerCredentials;
 
 /// Those recorded one by one, and the number of connections by others.

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use serde::Deserialize;
 
 use super::chain::{ChainBreakReason, HashChain, RecordHash};
-use super::record::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
+use super::records::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
 use crate::budget::{BudgetAmount, Nanodollars, TokenUsage};
 
 /// Hands out the records of a log in order, each one proved to continue the chain.
@@ -193,14 +193,14 @@ impl AuditReadPosition {
 impl AuditEvent {
     fn parse_event(name: &str, line: &[u8]) -> serde_json::Result<Self> {
         Ok(match name {
-            record::SessionStartedRecord::EVENT => Self::Started(serde_json::from_slice(line)?),
-            record::PeerConnectedRecord::EVENT => Self::Opened(serde_json::from_slice(line)?),
-            record::CallAdmittedRecord::EVENT => Self::Admitted(serde_json::from_slice(line)?),
-            record::CallSettledRecord::EVENT => Self::Settled(serde_json::from_slice(line)?),
-            record::CallRefusedRecord::EVENT => Self::Refused(serde_json::from_slice(line)?),
+            records::SessionStartedRecord::EVENT => Self::Started(serde_json::from_slice(line)?),
+            records::PeerConnectedRecord::EVENT => Self::Opened(serde_json::from_slice(line)?),
+            records::CallAdmittedRecord::EVENT => Self::Admitted(serde_json::from_slice(line)?),
+            records::CallSettledRecord::EVENT => Self::Settled(serde_json::from_slice(line)?),
+            records::CallRefusedRecord::EVENT => Self::Refused(serde_json::from_slice(line)?),
             RunFinishedRecord::EVENT => Self::Finished(serde_json::from_slice(line)?),
-            record::CheckpointRecord::EVENT => Self::Checkpoint(serde_json::from_slice(line)?),
-            record::LogRepairedRecord::EVENT => Self::Repaired(serde_json::from_slice(line)?),
+            records::CheckpointRecord::EVENT => Self::Checkpoint(serde_json::from_slice(line)?),
+            records::LogRepairedRecord::EVENT => Self::Repaired(serde_json::from_slice(line)?),
             _ => Self::Other,
         })
     }

@@ -12,7 +12,7 @@ use super::read::{
     self, AuditCheckpointEvent, AuditEntry, AuditEvent, AuditReader, AuditSettlementEvent,
     ChainBreakError,
 };
-use super::record::CallOutcome;
+use super::records::CallOutcome;
 use crate::budget::BudgetAmount;
 
 /// What a proved log says.

@@ -4,8 +4,8 @@
 //!
 //! **Invariant:** what a call has written is there after a power cut, or the call says that it failed.
 
-mod readers;
-mod room;
+mod reader_pool;
+mod vacuum;
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use tokio::sync::{mpsc, oneshot};
 
 use super::private_dir;
-use readers::ReaderPool;
+use reader_pool::ReaderPool;
 
 /// A handle to an open file. Clones share the connections.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl SqliteDatabase {
         for schema in schemas {
             apply_migrations(&mut connection, schema)?;
         }
-        room::enable_incremental_vacuum(&connection);
+        vacuum::enable_incremental_vacuum(&connection);
         let (readers, quick) =
             (ReaderPool::open_pool(path, READER_CONNECTIONS)?, ReaderPool::open_pool(path, 1)?);
         let (writer, jobs) = mpsc::channel(MAX_QUEUED_JOBS);
@@ -159,8 +159,8 @@ impl SqliteDatabase {
     /// # Errors
     /// The file cannot be written.
     pub async fn release_free_pages(&self) -> Result<(), DatabaseError> {
-        while self.write_in_transaction(room::vacuum_step).await? {}
-        self.read_committed(room::checkpoint_wal).await
+        while self.write_in_transaction(vacuum::vacuum_step).await? {}
+        self.read_committed(vacuum::checkpoint_wal).await
     }
 }
 

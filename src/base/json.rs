@@ -19,27 +19,27 @@
 //! **Invariant:** the outcome, offsets included, is the same however the body is split into frames.
 
 mod cursor;
-mod invalid;
+mod error;
 mod keys;
 mod number;
-mod text;
+mod string;
 mod vector;
-mod watch;
-mod whole;
+mod visitor;
+mod whole_document;
 
 use std::mem;
 use std::ops::Range;
 
 pub use self::cursor::{JsonCursor, split_string};
-pub use self::invalid::JsonError;
+pub use self::error::JsonError;
 use self::keys::JsonKeyStack;
 pub use self::keys::{JsonKey, MAX_LIVE_KEYS};
 use self::number::JsonNumberState;
-use self::text::JsonStringState;
-pub use self::text::string_length;
-use self::watch::JsonStringPrefix;
-pub use self::watch::JsonVisitor;
-pub use self::whole::read_whole;
+use self::string::JsonStringState;
+pub use self::string::string_length;
+use self::visitor::JsonStringPrefix;
+pub use self::visitor::JsonVisitor;
+pub use self::whole_document::read_whole;
 
 /// Reads one JSON document, frame by frame.
 ///

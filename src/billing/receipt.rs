@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::ChargeSource;
-use super::facts::serialize_rfc3339;
+use super::call_usage::serialize_rfc3339;
 use crate::budget::{Nanodollars, Tokens};
 
 /// That a call was charged. There is one for each call at most.

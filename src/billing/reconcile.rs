@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, Serializer};
 
-use super::books::{CallFilter, IngestOutcome, UnreceiptedCall};
-use super::facts::serialize_rfc3339;
+use super::call_usage::serialize_rfc3339;
 use super::litellm::{self, LitellmClient, SpendLogRows, SpendLogSource, SpendLogWindow};
+use super::store::{CallFilter, IngestOutcome, UnreceiptedCall};
 use super::{BillingStore, CallUsage, ChargeNotice};
 use crate::budget::{Nanodollars, Tokens};
 

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::relay::StateDirArgs;
 use super::run::{AgentsDirArgs, SandboxPathArgs, resolve_init_binary};
-use crate::catalog::available::{HostCapabilities, check_available};
-use crate::catalog::{self, AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
+use crate::agents::availability::{HostCapabilities, check_available};
+use crate::agents::{self, AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
 
 #[derive(Debug, clap::Args)]
 pub struct AgentsArgs {
@@ -42,7 +42,7 @@ pub struct AgentsArgs {
 
 pub fn run(args: &AgentsArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.file {
-        let Some(text) = catalog::builtin_file(name) else {
+        let Some(text) = agents::builtin_file(name) else {
             AgentCatalog::builtin().find_agent(name)?;
             bail!("there is no file of `{name}`");
         };

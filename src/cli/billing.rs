@@ -13,9 +13,9 @@ use clap::Subcommand;
 
 use crate::base::db::SqliteDatabase;
 use crate::base::secret::SecretString;
-use crate::billing::books::CallFilter;
-use crate::billing::facts::CallUsageReader;
+use crate::billing::call_usage::CallUsageReader;
 use crate::billing::litellm::{LitellmClient, LitellmConfig};
+use crate::billing::store::CallFilter;
 use crate::billing::{self, BillingStore};
 use crate::cli::relay::StateDirArgs;
 use crate::config::setting::SETTINGS;
@@ -264,7 +264,7 @@ impl BillingDbArgs {
     }
 
     fn database_path(&self) -> PathBuf {
-        self.state.path().join(billing::books::DATABASE_FILE)
+        self.state.path().join(billing::store::DATABASE_FILE)
     }
 }
 

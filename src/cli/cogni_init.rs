@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::sandbox::first::{BUILT_IN_INIT, write_program_atomically};
+use crate::sandbox::init_binary::{BUILT_IN_INIT, write_program_atomically};
 
 #[derive(Debug, clap::Args)]
 pub struct CogniInitArgs {

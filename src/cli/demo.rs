@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::audit;
-use crate::app::GatewayProcess;
 use crate::base::secret::SecretString;
 use crate::config::GatewayConfig;
+use crate::model_provider::{FakeProvider, ProviderRequestLog, ProviderScript};
 use crate::observe::access_log::AccessLogDestination;
-use crate::provider::{FakeProvider, ProviderRequestLog, ProviderScript};
+use crate::process::GatewayProcess;
 use client::{DemoHttpClient, DemoResponse};
 
 /// Runs the demo and cleans up after it.

@@ -3,7 +3,7 @@
 //! It is judged by the functions that the data plane calls, in their order, with a ledger of its own;
 //! nothing is sent, and nothing is written down.
 
-pub mod asked;
+pub mod explain_input;
 pub mod explanation;
 mod remedy;
 mod text;
@@ -17,13 +17,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use self::asked::ExplainInput;
+use self::explain_input::ExplainInput;
 use self::explanation::{ExplainContext, RequestExplanation};
 use super::flags;
-use crate::app::compile_policy;
 use crate::base::secret::SecretString;
 use crate::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
 use crate::config::{GatewayConfig, SETTINGS};
+use crate::process::compile_policy;
 
 /// The command and its flags; it also takes those of `proxy`.
 pub fn command() -> Command {

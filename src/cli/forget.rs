@@ -10,10 +10,10 @@ use anyhow::{Context, bail};
 use super::relay::StateDirArgs;
 use crate::delivery::OUTBOX_FILE;
 use crate::delivery::outbox::DeliveryOutbox;
-use crate::runner::quota::HumanBytes;
-use crate::runner::residents::kept::{
+use crate::runner::long_running::workspace_store::{
     self, PruneOutcome, StoredBranchRef, StoredWorkspace, WorkspaceOwner, WorkspaceStore,
 };
+use crate::runner::quota::HumanBytes;
 
 #[derive(Debug, clap::Args)]
 pub struct ForgetArgs {
@@ -51,7 +51,7 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
     // To look is not to make one.
     let outbox = outbox.exists().then(|| DeliveryOutbox::open(&outbox)).transpose()?;
     let is_awaited = |line: &StoredBranchRef| {
-        outbox.as_ref().is_some_and(|outbox| kept::has_pending_delivery(outbox, line))
+        outbox.as_ref().is_some_and(|outbox| workspace_store::has_pending_delivery(outbox, line))
     };
     let age = args.older_than.unwrap_or_default();
     let (mut left, mut gone) = (0, 0);

@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use super::relay::StateDirArgs;
 use super::run::AgentsDirArgs;
+use crate::auth::{
+    self, AccessGrant, GrantPattern, GrantScope, GrantStore, GrantTerms, GrantTermsError,
+};
 use crate::base::db::SqliteDatabase;
 use crate::budget::{BudgetLimits, Nanodollars, Tokens};
 use crate::config::{GatewayConfig, ServiceConfig};
-use crate::grant::{
-    self, AccessGrant, GrantPattern, GrantScope, GrantStore, GrantTerms, GrantTermsError,
-};
-use crate::journal::{self, GrantSpending, RunStore, SpendingCaps, SpendingStatus};
-use crate::relay::repository::RepositoryUrl;
+use crate::repo::repository::RepositoryUrl;
+use crate::store::{self, GrantSpending, RunStore, SpendingCaps, SpendingStatus};
 
 /// Where the service has them.
 #[derive(Debug, clap::Args)]
@@ -266,7 +266,7 @@ async fn show_grant(place: &GrantStoreArgs, id: &str) -> anyhow::Result<Value> {
     let caps = SpendingCaps { total, per_day };
     if !caps.is_none() {
         let file = place.state_dir()?.join("state.db");
-        let journal = RunStore::new(SqliteDatabase::open_database(&file, &[journal::SCHEMA])?);
+        let journal = RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA])?);
         all["money"] = spending_json(&caps, &journal.spending_status(id).await?);
     }
     Ok(all)
@@ -363,7 +363,7 @@ fn find(place: &GrantStoreArgs) -> anyhow::Result<GrantStore> {
 fn open_store(place: &GrantStoreArgs) -> anyhow::Result<GrantStore> {
     Ok(GrantStore::new(SqliteDatabase::open_database(
         &place.state_dir()?.join("state.db"),
-        &[grant::GRANT_SCHEMA],
+        &[auth::GRANT_SCHEMA],
     )?))
 }
 

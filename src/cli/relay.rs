@@ -1,6 +1,6 @@
 //! `cogni-gateway relay`: work that is on its way to a branch, or was held back.
 
-mod setup;
+mod relay_options;
 mod verify;
 
 use std::io::{self, Write};
@@ -14,16 +14,16 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
+use crate::delivery::job_audit_log::{self, JobAuditLog};
 use crate::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryStep, RetainedTotals, WorkspaceRow,
 };
-use crate::delivery::record::{self, JobAuditLog};
 use crate::delivery::{DeliveryStatus, OUTBOX_FILE, sweep};
-use crate::relay::artifact::held_branch_name;
-use crate::relay::{ArtifactDir, RepoMirror};
-use crate::runner::delivery;
+use crate::repo::artifact::held_branch_name;
+use crate::repo::{ArtifactDir, RepoMirror};
+use crate::runner::branch_delivery;
 
-pub use setup::{RelayArgs, RunSecrets, StateDirArgs};
+pub use relay_options::{RelayArgs, RunSecrets, StateDirArgs};
 
 /// What can be done with it.
 #[derive(Debug, Subcommand)]
@@ -124,7 +124,8 @@ pub fn run(command: RelayCommand, out: &mut impl Write) -> anyhow::Result<ExitCo
             Ok(ExitCode::SUCCESS)
         }
         RelayCommand::Sweep { state, relay_config, older_than, kept_older_than } => {
-            let configured = relay_config.as_deref().map(setup::load_relay_config).transpose()?;
+            let configured =
+                relay_config.as_deref().map(relay_options::load_relay_config).transpose()?;
             let age = kept_older_than.or(configured.map(|config| config.kept.age));
             sweep_state(&state, (older_than, age), out)
         }
@@ -215,7 +216,8 @@ fn retry_delivery(
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let relay = Arc::new(setup.open_service(read_env, RunSecrets::default())?);
-    let retried = build_runtime()?.block_on(delivery::retry_delivery(&relay, id, new_rules))?;
+    let retried =
+        build_runtime()?.block_on(branch_delivery::retry_delivery(&relay, id, new_rules))?;
     let Some(delivered) = retried else {
         bail!("another process is at this branch; wait for it");
     };
@@ -226,7 +228,7 @@ fn retry_delivery(
 fn retry_due_deliveries(setup: RelayArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let relay = Arc::new(setup.open_service(read_env, RunSecrets::default())?);
     let delivered = build_runtime()?.block_on(async {
-        delivery::recover_all(&relay).await?;
+        branch_delivery::recover_all(&relay).await?;
         anyhow::Ok(relay.resume_due_jobs(&CancellationToken::new()).await?)
     })?;
     delivered.iter().try_for_each(|one| write_json(one, out))?;
@@ -257,7 +259,7 @@ fn apply_bundle(
         return Ok(ExitCode::SUCCESS);
     }
     let record =
-        JobAuditLog::open(&state, &job, Some(setup::load_signing_key(&read_env, &state)?))?;
+        JobAuditLog::open(&state, &job, Some(relay_options::load_signing_key(&read_env, &state)?))?;
     let quiet = line.replacen(" fetch ", " fetch --quiet ", 1);
     let done =
         process::Command::new("sh").arg("-c").arg(quiet).status().context("`sh` is missing")?;
@@ -302,7 +304,7 @@ fn print_job(
     if let Some(error) = error {
         writeln!(out, "    {error}")?;
     }
-    let audit = record::log_path(state, id);
+    let audit = job_audit_log::log_path(state, id);
     if audit.exists() {
         writeln!(out, "    {}", audit.display())?;
     }

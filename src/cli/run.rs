@@ -1,9 +1,9 @@
 //! `cogni-gateway run`: one run in a sandbox, with its gateway in this process.
 
 mod help;
+pub mod output_renderer;
 mod progress;
 mod repository;
-pub mod shown;
 
 use std::convert::Infallible;
 use std::env;
@@ -23,15 +23,15 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use help::{ABOUT, EXAMPLE, USAGE, section};
+use output_renderer::{OpenLineFlag, OutputRenderer};
 use progress::ProgressPrinter;
-use shown::{OpenLineFlag, OutputRenderer};
 
 use super::relay::RunSecrets;
 use super::{EXIT_USAGE, flags, hide_env_values};
-use crate::catalog::{AgentCatalog, AgentStreamFormat};
+use crate::agents::{AgentCatalog, AgentStreamFormat};
 use crate::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
 use crate::observe::access_log::AccessLogDestination;
-use crate::runner::delivery::DeliveryReport;
+use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::{
     self, DriverChoice, GatewayOverrides, HostEnvironment, MODEL_VARIABLE, PreparedRun,
     RunErrorCode, RunHandles, RunPlan, RunRequest, RunResult,
@@ -388,7 +388,7 @@ fn parse_run(
     let args = RunArgs::from_arg_matches(matches)?;
     let proxy = match args.proxy.proxy {
         GatewayPlacement::Process => None,
-        GatewayPlacement::Container => Some(runner::proxy::GatewayContainerConfig {
+        GatewayPlacement::Container => Some(runner::gateway_container::GatewayContainerConfig {
             docker_socket: args.places.docker_socket.clone(),
             image: args.proxy.proxy_image.clone(),
             network: args.proxy.proxy_network.clone(),

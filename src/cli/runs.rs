@@ -13,7 +13,7 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::run::shown::escape_for_terminal;
+use super::run::output_renderer::escape_for_terminal;
 use client::{Client, Service};
 use events::{Event, Events};
 

@@ -1,6 +1,6 @@
 //! `cogni-gateway serve`: agents, chats, runs and what they cost, as a service over HTTP.
 
-mod given;
+mod options;
 mod reload;
 
 use std::path::Path;
@@ -16,25 +16,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::relay::RunSecrets;
 use super::{flags, hide_env_values};
+use crate::agents::availability::{AvailabilityCache, CACHE_TTL, HostCapabilities};
 use crate::api::{
     ApiLimits, ApiListener, ApiState, GrantShareLimiter, GrantWorkLimiter, ProofCache,
 };
-use crate::app::{self, GatewayHost, ServerSignals};
+use crate::auth::{self, GrantStore};
 use crate::base::db::SqliteDatabase;
-use crate::base::drain::TaskGroup;
 use crate::base::private_dir;
+use crate::base::task_group::TaskGroup;
 use crate::billing::{self, BillingStore};
-use crate::catalog::available::{AvailabilityCache, CACHE_TTL, HostCapabilities};
 use crate::config::{ConfigSetting, SETTINGS};
 use crate::delivery::{DeliveryError, DeliveryService};
 use crate::git;
-use crate::grant::{self, GrantStore};
-use crate::journal::{self, RunStore};
-use crate::relay;
+use crate::process::{self, GatewayHost, ServerSignals};
+use crate::repo;
 use crate::runner;
-use crate::supervisor::{RunService, RunServiceConfig, RunServiceDeps, StateDirLock};
+use crate::runs::{RunService, RunServiceConfig, RunServiceDeps, StateDirLock};
+use crate::store::{self, RunStore};
 
-pub use given::ServeOptions;
+pub use options::ServeOptions;
 
 use reload::{ReconcileRunner, ServiceReloader};
 
@@ -45,8 +45,9 @@ pub fn command() -> Command {
 
 fn add_arguments(command: Command) -> Command {
     // The words about it come last: flags that are put in bring their own.
-    let command =
-        given::add_flags(command.after_help(AFTER_HELP).args(flags::flags_for(service_settings())));
+    let command = options::add_flags(
+        command.after_help(AFTER_HELP).args(flags::flags_for(service_settings())),
+    );
     hide_env_values(command)
         .about(ABOUT)
         .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::DRAIN_TIMEOUT_HELP))
@@ -58,7 +59,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let matches = matches.clone();
     let read = move || ServeOptions::load(&matches, |name| std::env::var(name).ok());
     let given = read()?;
-    app::descriptors::raise_descriptor_limit();
+    process::descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(Box::pin(run_service(given, read)));
     // What git is still at is in the outbox.
@@ -75,11 +76,11 @@ async fn run_service(
     let signals = ServerSignals::register_handlers()?;
     // First of all else: who finds another process at its place must not touch its records.
     let listener = ApiListener::bind_listener(&serve.listen)?;
-    let metrics = given.config.metrics.address.map(app::bind_metrics).transpose()?;
+    let metrics = given.config.metrics.address.map(process::bind_metrics).transpose()?;
     // And who finds another at its state must not bring that to another version.
     let lock = StateDirLock::acquire(&serve.state_directory()).await?;
     create_run_dir(&serve.run_dir)?;
-    let schemas = [grant::GRANT_SCHEMA, journal::SCHEMA, billing::SCHEMA];
+    let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
     let seats = GatewayHost::new(&given.config)?;
     let writes = seats.metrics().state_write_recorder();
     let file = serve.database_path();
@@ -115,7 +116,7 @@ async fn run_service(
         limits: ApiLimits { connections: serve.max_connections, patience: serve.request_timeout },
         tasks: TaskGroup::default(),
     });
-    let stop = app::StopRequest::default();
+    let stop = process::StopRequest::default();
     let common = (books, Arc::clone(seats.metrics()));
     let (bookkeeper, litellm) = ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
     let over = ServiceReloader { first: &given, supervisor: &supervisor, seats: &seats, litellm };
@@ -151,7 +152,7 @@ struct RunningService {
 }
 
 impl RunningService {
-    async fn run(self, told: app::StopRequest, patience: Duration) -> anyhow::Result<()> {
+    async fn run(self, told: process::StopRequest, patience: Duration) -> anyhow::Result<()> {
         let Self { listener, metrics, seats, supervisor, api, bookkeeper } = self;
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -202,7 +203,7 @@ fn open_delivery_service(given: &ServeOptions) -> anyhow::Result<Option<Arc<Deli
 
 fn is_without_git(error: &anyhow::Error) -> bool {
     let without_git = |error: &_| {
-        matches!(error, DeliveryError::Relay(relay::RepoError::Git(git::GitError::Unfit { .. })))
+        matches!(error, DeliveryError::Relay(repo::RepoError::Git(git::GitError::Unfit { .. })))
     };
     error.downcast_ref().is_some_and(without_git)
 }

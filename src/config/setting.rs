@@ -11,10 +11,10 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use super::GatewayConfig;
 use crate::base::json::check_document;
 use crate::base::secret::SecretString;
-use crate::base::trace;
-use crate::body::ProviderCapability;
+use crate::base::trace_context;
 use crate::budget::{Nanodollars, Tokens};
 use crate::observe::trace::collector;
+use crate::request::ProviderCapability;
 use crate::run::{NAME_RULE, is_name};
 
 /// One setting: how it is called, what it is for, and how it changes the configuration.
@@ -174,8 +174,11 @@ pub const SETTINGS: &[ConfigSetting] = &[
         "TRACEPARENT",
         "The span that the run is part of [default: none, or the trace existing_trace_id]",
         |config, given| {
-            config.identity.trace =
-                Some(given.parse().map_err(|error: trace::TraceparentError| error.to_string())?);
+            config.identity.trace = Some(
+                given
+                    .parse()
+                    .map_err(|error: trace_context::TraceparentError| error.to_string())?,
+            );
             Ok(())
         },
     ),

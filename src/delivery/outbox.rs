@@ -18,10 +18,10 @@
 //!
 //! Calls wait on the disk, and for other processes: they belong on a thread that may.
 
-mod desk;
 mod job;
-mod kept;
+mod retained;
 mod schema;
+mod workspace_row;
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -34,17 +34,17 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior, named_params,
 use serde::Serialize;
 use uuid::Uuid;
 
-pub use desk::{DeliveryPlan, WorkspaceRow};
 pub use job::{
     DeliveryJob, DeliveryRequest, DeliveryStep, HostContext, PullRequestRef, PullRequestText,
     SecretDigest, StepOutcome, VerdictKind,
 };
-pub use kept::RetainedTotals;
+pub use retained::RetainedTotals;
+pub use workspace_row::{DeliveryPlan, WorkspaceRow};
 
-use crate::base::tree;
+use crate::base::dir_tree;
 use crate::delivery::rules::ReviewRules;
-use crate::relay::BranchKey;
-use crate::relay::repository::RepositoryUrl;
+use crate::repo::BranchKey;
+use crate::repo::repository::RepositoryUrl;
 pub(in crate::delivery) use job::{CODE_MOVED, CODE_OBJECTS};
 use job::{JOB_COLUMNS, read_job, to_millis};
 
@@ -365,14 +365,14 @@ impl DeliveryOutbox {
         if gone == 0 {
             return Err(OutboxError::Wanted { id: id.to_owned() });
         }
-        tree::remove_tree(&artifacts)
+        dir_tree::remove_tree(&artifacts)
             .map_err(|source| OutboxError::File { path: artifacts, source })
     }
 
     /// One statement, so that nobody can see half of it.
     fn update_job(&self, old: &DeliveryJob, new: &DeliveryJob) -> Result<(), OutboxError> {
         let is_kept = matches!(new.step, DeliveryStep::Held | DeliveryStep::Failed);
-        let bytes = if is_kept { kept::measure_dir(&new.order.artifacts) } else { 0 };
+        let bytes = if is_kept { retained::measure_dir(&new.order.artifacts) } else { 0 };
         let mut connection = self.lock_connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let written = change.execute(

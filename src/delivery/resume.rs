@@ -8,11 +8,11 @@ use futures_util::stream;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
+use super::job_audit_log::JobAuditLog;
 use super::outbox::{DeliveryJob, DeliveryStep};
-use super::record::JobAuditLog;
 use super::{DeliveryConfig, DeliveryError, DeliveryService, DeliveryStatus};
-use crate::audit::relay as event;
-use crate::relay::{self, BranchLease};
+use crate::audit::delivery_records as event;
+use crate::repo::{self, BranchLease};
 
 impl DeliveryService {
     /// Takes up one row, also where its time has not come. `None` where somebody else is at its branch.
@@ -47,7 +47,7 @@ impl DeliveryService {
         });
         match taken.await? {
             Ok((job, lease)) => Box::pin(self.run_detached_job(job, &lease)).await.map(Some),
-            Err(DeliveryError::Relay(relay::RepoError::Busy { .. })) => Ok(None),
+            Err(DeliveryError::Relay(repo::RepoError::Busy { .. })) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -130,7 +130,7 @@ impl DeliveryService {
         });
         match lease.await? {
             Ok(lease) => Box::pin(self.run_detached_job(job, &lease)).await.map(Some),
-            Err(DeliveryError::Relay(relay::RepoError::Busy { .. })) => {
+            Err(DeliveryError::Relay(repo::RepoError::Busy { .. })) => {
                 tracing::info!(relay = job.id, "somebody else is at this branch");
                 Ok(None)
             }

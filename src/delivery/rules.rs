@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::base::hex;
-use crate::relay::judge::{
+use crate::repo::review::{
     CredentialKind, PathRule, RelayConfig, RelayConfigError, ReviewAction, ReviewPolicy,
     SecretScanner,
 };

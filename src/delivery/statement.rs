@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::audit::{AuditPublicKey, AuditSigningKey};
 use crate::base::b64;
 use crate::budget::BudgetAmount;
-use crate::relay::ObjectId;
+use crate::repo::ObjectId;
 
 /// What is known of a run when its work is delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct RunFacts {
 pub struct ProvenanceStatement {
     #[serde(flatten)]
     pub facts: RunFacts,
-    /// The repository, as [`key`](crate::relay::repository::RepositoryUrl::canonical_key) says it.
+    /// The repository, as [`key`](crate::repo::repository::RepositoryUrl::canonical_key) says it.
     pub repository: String,
     pub branch: String,
     /// What it builds on.

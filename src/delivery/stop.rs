@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::DeliveryError;
 use super::outbox::{self, CODE_MOVED, CODE_OBJECTS, DeliveryJob, DeliveryOutbox, StepOutcome};
-use crate::forge::github;
-use crate::relay;
-use crate::relay::quarantine::QuarantineError;
+use crate::github::client::GithubError;
+use crate::repo;
+use crate::repo::quarantine::QuarantineError;
 
 /// An end, or a pause.
 #[derive(Debug)]
@@ -67,9 +67,9 @@ pub fn retry_delay(attempts: u32) -> Option<Duration> {
     (attempts < MAX_ATTEMPTS).then_some(wait)
 }
 
-impl From<relay::RepoError> for StepStop {
-    fn from(error: relay::RepoError) -> Self {
-        use relay::RepoError as E;
+impl From<repo::RepoError> for StepStop {
+    fn from(error: repo::RepoError) -> Self {
+        use repo::RepoError as E;
         let why = error.to_string();
         match error {
             E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } | E::Costly { .. } => {
@@ -89,8 +89,8 @@ impl From<relay::RepoError> for StepStop {
     }
 }
 
-impl From<github::GithubError> for StepStop {
-    fn from(error: github::GithubError) -> Self {
+impl From<GithubError> for StepStop {
+    fn from(error: GithubError) -> Self {
         let why = error.to_string();
         match error.retry_after() {
             Some(after) => Self::Later { after, why },

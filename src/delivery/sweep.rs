@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::DeliveryError;
 use super::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, WorkspaceRow};
-use crate::base::tree;
-use crate::relay::{self, mirror};
+use crate::base::dir_tree;
+use crate::repo::{self, mirror};
 
 /// How much was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -61,8 +61,8 @@ fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usi
     let delivered = delivered.map(|job| &job.order.artifacts).filter(|path| !kept.contains(path));
     let mut removed = 0;
     for path in delivered.filter(|path| path.exists()) {
-        let disk = |source| relay::RepoError::Disk { path: path.clone(), source };
-        tree::remove_tree(path).map_err(disk)?;
+        let disk = |source| repo::RepoError::Disk { path: path.clone(), source };
+        dir_tree::remove_tree(path).map_err(disk)?;
         removed += 1;
     }
     Ok(removed)
@@ -73,7 +73,7 @@ fn remove_old_works(
     before: SystemTime,
     named: &HashSet<&OsStr>,
 ) -> Result<usize, DeliveryError> {
-    let disk = |source| relay::RepoError::Disk { path: directory.to_owned(), source };
+    let disk = |source| repo::RepoError::Disk { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries.map_err(disk)?,
@@ -84,7 +84,7 @@ fn remove_old_works(
         let changed = fs::symlink_metadata(&path).and_then(|found| found.modified());
         let is_named = path.file_name().is_some_and(|name| named.contains(name));
         if !is_named && changed.map_err(disk)? < before {
-            tree::remove_tree(&path).map_err(disk)?;
+            dir_tree::remove_tree(&path).map_err(disk)?;
             removed += 1;
         }
     }

@@ -12,7 +12,7 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process_group, pidfd_open, setrlimit,
 };
 
-use super::call::GitInput;
+use super::command::GitInput;
 
 /// What one call may take. The defaults are for questions about a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use rustix::net::{self, SocketFlags, sockopt};
 use rustix::time::Timespec;
 
 use super::log_line;
-use super::socket::{RunSocket, sleep};
+use super::run_socket::{RunSocket, sleep};
 use connection::{BridgedConnection, ConnectionAction, ConnectionSide};
 
 pub(crate) struct SocketBridge {

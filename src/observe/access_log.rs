@@ -15,8 +15,8 @@
 //! **Invariant:** every line has every key of [`FIELD_KEYS`], in that order, and no value holds a space, a
 //! quote, `=` or a control character, whatever a client or an upstream sent.
 
-mod flood;
-mod line;
+mod entry;
+mod flood_limiter;
 mod writer;
 
 use std::fmt;
@@ -30,13 +30,13 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::base::trace::TraceId;
-use crate::observe::printable::SanitizedText;
+use crate::base::trace_context::TraceId;
+use crate::observe::sanitize::SanitizedText;
 
-pub use line::{AccessLogEntry, FIELD_KEYS};
+pub use entry::{AccessLogEntry, FIELD_KEYS};
 
-use flood::LineFloodLimiter;
-use line::AccessLogRunFields;
+use entry::AccessLogRunFields;
+use flood_limiter::LineFloodLimiter;
 use writer::{AccessLogRotation, AccessLogWriter};
 
 /// The access log of one run. Clones, and logs of other runs made from it, share the destination.
@@ -151,7 +151,7 @@ impl AccessLog {
         if let Some(writer) = self.writer.as_ref().filter(|_| repeats > 0) {
             writer.append_line(|buffer, clock| {
                 AccessLogEntry::for_repeats(time).append_to(&self.constant, clock, buffer);
-                line::append_repeats(repeats, buffer);
+                entry::append_repeats(repeats, buffer);
             });
         }
     }

@@ -15,7 +15,7 @@
 //! **Invariant:** what happens once per frame takes no lock, allocates nothing and looks nothing up.
 
 mod collect;
-mod count;
+mod counters;
 mod model;
 mod run;
 mod service;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use prometheus::Registry;
 
-use crate::audit::record::CallOutcome;
+use crate::audit::records::CallOutcome;
 use crate::base;
 use crate::budget::{BudgetLedger, Nanodollars, TokenUsage};
 use crate::observe::trace;

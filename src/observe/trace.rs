@@ -24,7 +24,7 @@ use http::HeaderValue;
 use serde::Deserialize;
 
 use crate::base::secret::SecretString;
-use crate::base::trace::{SpanId, TraceContext, TraceId, format_traceparent};
+use crate::base::trace_context::{SpanId, TraceContext, TraceId, format_traceparent};
 
 pub use call::TracedCall;
 pub use export::SpanCounters;

@@ -9,7 +9,7 @@ use http::HeaderValue;
 use serde_json::{Map, Value};
 
 use crate::base::hex;
-use crate::base::trace::{SpanId, TraceContext, TraceId};
+use crate::base::trace_context::{SpanId, TraceContext, TraceId};
 
 /// What the host says about a run. None of it comes from the sandbox.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -13,9 +13,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::base::unix::MAX_PATH_BYTES;
-use crate::base::{private_dir, tree};
+use crate::base::{dir_tree, private_dir};
 use crate::sandbox::spec::{HOSTS_FILE, HOSTS_TEXT, SANDBOX_UID};
-use crate::sandbox::{OwnerProcess, UserLease, UserRange, left, sandbox_name};
+use crate::sandbox::{OwnerProcess, UserLease, UserRange, leftovers, sandbox_name};
 
 /// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
 /// before a reboot is known by it.
@@ -172,7 +172,7 @@ fn remove_best_effort(path: &Path, user: UserLease) {
         user.keep_locked();
         tracing::error!(%error, path = %path.display(), "the run's directory is left behind");
         if let Some(name) = path.file_name() {
-            left::register(name.to_string_lossy());
+            leftovers::register(name.to_string_lossy());
         }
     }
 }
@@ -195,7 +195,7 @@ pub(super) fn remove_run_dir(path: &Path) -> io::Result<()> {
     if let Some(target) = targets.find(|target| Path::new(target).starts_with(path)) {
         return Err(io::Error::other(format!("something is mounted at `{target}`")));
     }
-    tree::remove_tree(path)
+    dir_tree::remove_tree(path)
 }
 
 /// Who made a directory of this name.

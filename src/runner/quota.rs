@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use crate::base::tree;
+use crate::base::dir_tree;
 
 /// A workspace, and its bound.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl WorkspaceQuota {
         let Self { path, most } = self.clone();
         let measure = move || {
             let begun = thread_time();
-            let measured = tree::disk_usage(&path, most);
+            let measured = dir_tree::disk_usage(&path, most);
             (measured, thread_time().saturating_sub(begun))
         };
         let (measured, took) = match spawn_blocking(measure).await {

@@ -13,9 +13,9 @@ use serde_json::{Map, Value};
 
 use super::agent::input_path;
 use super::{AgentInvocation, ChatMessage, RunPlan};
-use crate::base::{serde_words, trace};
+use crate::agents::{AgentCatalog, AgentDefinition, DriverChoice, WorkspaceSetup};
+use crate::base::{serde_words, trace_context};
 use crate::budget;
-use crate::catalog::{AgentCatalog, AgentDefinition, DriverChoice, WorkspaceSetup};
 use crate::config::GatewayConfig;
 use crate::sandbox::InitBinary;
 use crate::sandbox::spec::{
@@ -67,7 +67,7 @@ pub struct GatewayOverrides {
     pub attempt: Option<String>,
     pub metadata: Option<Map<String, Value>>,
     /// The span that the run is part of, as a W3C `traceparent`.
-    pub traceparent: Option<trace::TraceContext>,
+    pub traceparent: Option<trace_context::TraceContext>,
     /// The model's name, which the program finds in `COGNI_MODEL`.
     pub model: Option<String>,
     /// The models that there are, for an agent that is to know; those that its entry allows come before them.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use super::delivery::DeliveryReport;
+use super::branch_delivery::DeliveryReport;
 use super::envelope::{AgentEnvelope, AgentEnvelopeError};
-use super::gateway::CallSummary;
 use super::quota::QuotaExceededError;
+use super::run_gateway::CallSummary;
 use crate::budget::BudgetAmount;
 use crate::sandbox::output::CapturedOutput;
 use crate::sandbox::{self, SandboxExit, StopReason};

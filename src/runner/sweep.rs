@@ -1,7 +1,7 @@
 //! What crashed processes, and engines that were away, have left behind: found by the owner that everything of ours
 //! carries, and taken away.
 //!
-//! **Invariant:** nothing is touched whose owner may still live, but what this process itself has [`left`] behind, and
+//! **Invariant:** nothing is touched whose owner may still live, but what this process itself has [`leftovers`] behind, and
 //! nothing that belongs to another installation: one that has its runs in another directory.
 
 use std::fs;
@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use super::directory::{canonical_run_dir, owner_from_name, remove_run_dir};
 use crate::sandbox::docker::{self, DockerEngine};
 use crate::sandbox::embedded;
-use crate::sandbox::left::{self, LeftoverClaim};
-use crate::sandbox::owner::OwnerState;
+use crate::sandbox::leftovers::{self, LeftoverClaim};
+use crate::sandbox::owner_process::OwnerState;
 use crate::sandbox::{self, OwnerProcess, gateway_container_name, sandbox_name};
 
 /// What is to be swept, and how far it goes.
@@ -109,7 +109,7 @@ impl LeftoverSweeper {
         let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
         let end = patience.map(|patience| Instant::now() + patience);
         for name in list_names(&run_dir).with_context(cannot)? {
-            let left = left::claim(&name);
+            let left = leftovers::claim(&name);
             let mut fate = if left.is_some() {
                 SweepOutcome::Orphaned
             } else {
@@ -175,7 +175,7 @@ impl LeftoverSweeper {
                 embedded::list_leftovers()?.into_iter().filter(|group| group.belongs_to(&run_dir));
             let found = ours.map(|group| {
                 let name = group.name.display().to_string();
-                let left = left::claim(&name);
+                let left = leftovers::claim(&name);
                 let mut fate = if left.is_some() {
                     SweepOutcome::Orphaned
                 } else {
@@ -208,12 +208,12 @@ impl LeftoverSweeper {
                 let mut fate = container_outcome(&container, run_dir);
                 if self.apply && fate == SweepOutcome::Orphaned {
                     // What has its name by the time that it is gone is another.
-                    if left::unregister(&container.name) {
-                        left::register(&container.id);
+                    if leftovers::unregister(&container.name) {
+                        leftovers::register(&container.id);
                     }
                     fate = removal_outcome(docker.remove(&container.id).await);
                     if fate == SweepOutcome::Removed {
-                        left::unregister(&container.id);
+                        leftovers::unregister(&container.id);
                     }
                 }
                 found.push(SweepItem { kind: LeftoverKind::Container, name: container.name, fate });
@@ -265,7 +265,7 @@ fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> Sw
         .deadline
         .is_some_and(|deadline| deadline.elapsed().is_ok_and(|since| since >= FOREIGN_GRACE));
     let is_left =
-        || [&container.id, &container.name].into_iter().any(|name| left::is_registered(name));
+        || [&container.id, &container.name].into_iter().any(|name| leftovers::is_registered(name));
     match owner_outcome(owner.clone()) {
         SweepOutcome::InUse if owner == OwnerProcess::this_process().ok() && is_left() => {
             SweepOutcome::Orphaned

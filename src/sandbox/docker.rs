@@ -2,11 +2,11 @@
 //!
 //! **Invariant:** whatever has become of its start, [`DockerSandbox::remove`] asks for the container's removal. What an engine
 //! does not do within its time is left to the sweep, which knows the container by its labels: this process's own finds
-//! it in what it has [`left`].
+//! it in what it has [`leftovers`](super::leftovers).
 
-mod brought;
 mod container;
-pub mod proxy;
+pub mod gateway_container;
+mod image_checks;
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,13 +25,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::driver::SandboxStartOutcome;
 use super::output::OutputCapture;
-use super::owner::OwnerState;
+use super::owner_process::OwnerState;
 use super::spec::docker::{
     DEADLINE_LABEL, DIR_LABEL, OWNER_LABEL, RUN_LABEL, container_body, podman,
 };
 use super::spec::{OwnerLabels, SECCOMP_PROFILE};
 use super::{
-    OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason, left, sandbox_name,
+    OwnerProcess, SandboxError, SandboxExit, SandboxRequest, StopReason, leftovers, sandbox_name,
 };
 use container::{ContainerStartOutcome, CreatedContainer, RunningContainer};
 
@@ -183,7 +183,7 @@ impl DockerEngine {
         stamp: &OwnerLabels,
     ) -> Result<CreatedContainer, SandboxError> {
         // From here on there may be another of this name.
-        let was_left = left::unregister(name);
+        let was_left = leftovers::unregister(name);
         let mut tries = 0;
         loop {
             tries += 1;
@@ -200,7 +200,7 @@ impl DockerEngine {
                         None if tries < MAX_CREATE_ATTEMPTS && self.is_removed(name).await => (),
                         None => {
                             if was_left {
-                                left::register(name);
+                                leftovers::register(name);
                             }
                             let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
                             return Err(SandboxError::Taken(run.unwrap_or_default()));
@@ -252,7 +252,7 @@ impl DockerEngine {
                 return found;
             }
             if begun.elapsed() > LATE_CREATE_WAIT {
-                left::register(name);
+                leftovers::register(name);
                 return None;
             }
             sleep(RETRY_INTERVAL).await;
@@ -276,7 +276,7 @@ impl DockerEngine {
         if removed.await.is_err() {
             let error = SandboxError::Silent("remove a container");
             tracing::error!(%error, container = id, "the container is left behind");
-            left::register(id);
+            leftovers::register(id);
         }
     }
 }

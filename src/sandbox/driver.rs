@@ -9,8 +9,8 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::output::OutputCapture;
-use super::slot::SlotClaim;
 use super::spec::{OwnerLabels, RootSource, SandboxSpec};
+use super::warm_slot::SlotClaim;
 use super::{SandboxError, SandboxExit, StopReason, docker, embedded};
 
 /// A way to make sandboxes on this machine.

@@ -1,19 +1,19 @@
 //! The driver that needs neither a daemon nor an image: a container of our own, made by a helper process.
 //!
 //! Making a container changes the process that makes it, and needs one that has a single thread. So this program starts
-//! itself once more as [`helper`], gives it the order over a socket, and hears from it how the container fares. [`root`]
+//! itself once more as [`helper`], gives it the order over a socket, and hears from it how the container fares. [`rootfs`]
 //! puts together what the container sees of this machine's programs, [`cgroup`] finds its limits and takes them away.
 //!
 //! **Invariant:** the container lives no longer than its helper, and the helper no longer than its runner.
 
 mod cgroup;
+mod executor;
 pub mod helper;
 mod messages;
 mod network;
-mod payload;
 mod privilege;
-mod root;
-mod sealed;
+mod rootfs;
+mod sealed_copy;
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -38,7 +38,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::driver::SandboxStartOutcome;
 use super::output::{OutputCapture, OutputStream, join_with_output};
 use super::spec::oci;
-use super::{SandboxError, SandboxExit, SandboxRequest, StopReason, left, sandbox_name};
+use super::{SandboxError, SandboxExit, SandboxRequest, StopReason, leftovers, sandbox_name};
 use messages::{HelperEvent, HelperSignal, HelperTask};
 
 pub use cgroup::{LeftoverCgroup, cgroup_name, list_leftovers, remove_cgroup};
@@ -163,7 +163,7 @@ fn helper_task(order: &SandboxRequest, name: &str) -> Result<HelperTask, Sandbox
         cgroup::check_can_set_limits().is_ok().then(|| cgroup_name(name, &order.stamp.run_dir));
     let is_rootless = !rustix::process::geteuid().is_root();
     let root = order.directory.join("root");
-    let programs = root::prepare_rootfs(&order.spec.root, &root, order.spec.uid)?;
+    let programs = rootfs::prepare_rootfs(&order.spec.root, &root, order.spec.uid)?;
     let max_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let place = oci::OciHostSettings {
         root,
@@ -188,7 +188,7 @@ async fn sealed_copy(program: &Path) -> io::Result<Option<Arc<File>>> {
         return Ok(None);
     }
     let program = program.to_owned();
-    let copied = tokio::task::spawn_blocking(move || sealed::sealed_copy(&program));
+    let copied = tokio::task::spawn_blocking(move || sealed_copy::sealed_copy(&program));
     Ok(Some(copied.await??))
 }
 
@@ -353,7 +353,7 @@ async fn clean_up_cgroup(cgroup: &Path) {
     let removed = tokio::task::spawn_blocking(move || remove_cgroup(&group)).await;
     if let Ok(Err(error)) = removed {
         tracing::error!(%error, "a group of processes is left behind");
-        left::register(cgroup.to_string_lossy());
+        leftovers::register(cgroup.to_string_lossy());
     }
 }
 

@@ -1,11 +1,11 @@
 //! What is asked of a sandbox. What it is denied is not asked for: [`docker::container_body`] and [`oci::build_oci_spec`] deny it
-//! to every one, each in the words of its driver; what is [`inside`] stands here once.
+//! to every one, each in the words of its driver; what is [`layout`] stands here once.
 
 pub mod docker;
-mod inside;
+mod layout;
+mod limit_overrides;
 pub mod oci;
 pub mod seccomp;
-mod wanted;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use super::{OwnerProcess, SandboxError};
 
-pub use wanted::{ByteSize, LimitOverrides};
+pub use limit_overrides::{ByteSize, LimitOverrides};
 
 /// One sandbox, as its host describes it.
 #[derive(Clone, Debug, PartialEq)]

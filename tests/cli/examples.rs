@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cogni_gateway::catalog::AgentCatalog;
+use cogni_gateway::agents::AgentCatalog;
 use cogni_gateway::config::{GatewayConfig, ServiceConfig};
 use cogni_gateway::runner::RunRequest;
 use cogni_gateway::sandbox::spec::SandboxLimits;

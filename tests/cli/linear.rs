@@ -14,23 +14,23 @@ use bytes::Bytes;
 use cogni_gateway::agent::sse::SseReader;
 use cogni_gateway::base::b64;
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::body;
-use cogni_gateway::cli::run::shown::{OpenLineFlag, OutputRenderer};
-use cogni_gateway::forge::pull_request::{island, text};
-use cogni_gateway::git::batch;
-use cogni_gateway::journal::{
-    AddRunOutcome, NewRunRow, RunEnd, RunEventKind, RunStore, SCHEMA, SpendingCaps,
-};
+use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
+use cogni_gateway::git::cat_file;
+use cogni_gateway::github::pull_request::{managed_section, safe_text};
 use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::relay::ObjectId;
-use cogni_gateway::relay::bundle::BundleHeader;
-use cogni_gateway::relay::extract::AnnouncedBranch;
-use cogni_gateway::relay::judge::{
+use cogni_gateway::repo::ObjectId;
+use cogni_gateway::repo::bundle::BundleHeader;
+use cogni_gateway::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::repo::quarantine::commit::ParsedCommit;
+use cogni_gateway::repo::review::{
     FoundSecrets, PathPattern, RelayConfig, ScanWindow, SecretScanner, diff,
 };
-use cogni_gateway::relay::quarantine::commit::ParsedCommit;
+use cogni_gateway::request;
 use cogni_gateway::runner::AgentEnvelope;
 use cogni_gateway::sandbox::output::HeadTailBuffer;
+use cogni_gateway::store::{
+    AddRunOutcome, NewRunRow, RunEnd, RunEventKind, RunStore, SCHEMA, SpendingCaps,
+};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -177,14 +177,14 @@ fn events(bytes: &[u8]) {
 }
 
 fn pull_request(bytes: &[u8]) {
-    black_box(text::format_body(text_of(bytes)));
-    black_box(text::format_title(text_of(bytes), "changes"));
-    black_box(text::format_code(&text_of(bytes)[..bytes.len().min(8000)]));
+    black_box(safe_text::format_body(text_of(bytes)));
+    black_box(safe_text::format_title(text_of(bytes), "changes"));
+    black_box(safe_text::format_code(&text_of(bytes)[..bytes.len().min(8000)]));
 }
 
 fn page(bytes: &[u8]) {
-    black_box(island::upsert_section(Some(text_of(bytes)), "run-1", "words"));
-    black_box(island::has_notice_of_other_run(Some(text_of(bytes)), "run-1"));
+    black_box(managed_section::upsert_section(Some(text_of(bytes)), "run-1", "words"));
+    black_box(managed_section::has_notice_of_other_run(Some(text_of(bytes)), "run-1"));
 }
 
 fn announced(bytes: &[u8]) {
@@ -200,7 +200,7 @@ fn raw_diff(bytes: &[u8]) {
 }
 
 fn objects(bytes: &[u8]) {
-    let mut reader = batch::BatchReader::default();
+    let mut reader = cat_file::BatchReader::default();
     for piece in bytes.chunks(1) {
         reader
             .push(piece, |part| {
@@ -238,7 +238,7 @@ fn message(data: &[String]) -> Vec<u8> {
 }
 
 fn body(bytes: &[u8]) {
-    let mut reader = body::BodyReader::new(GatewayRoute::Messages);
+    let mut reader = request::BodyReader::new(GatewayRoute::Messages);
     for frame in bytes.chunks(1024) {
         reader.push(Bytes::copy_from_slice(frame)).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use cogni_gateway::base::reach::{HostReach, HostReachError, is_canonical_host};
+use cogni_gateway::base::host_reach::{HostReach, HostReachError, is_canonical_host};
 use proptest::prelude::*;
 
 /// A3: a host that a tenant names is on the internet; one that the operator names may be in a private network, too; and no

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use cogni_gateway::base::tree;
+use cogni_gateway::base::dir_tree;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::process::{getegid, geteuid};
 
@@ -24,8 +24,9 @@ fn a_directory_of_any_depth_is_removed() {
     // What would take a hundred times as many levels with a usual stack.
     let small = thread::Builder::new().stack_size(128 << 10);
     let of = top.clone();
-    let walk =
-        move || (tree::disk_usage(&of, u64::MAX - 1).unwrap(), tree::remove_tree(&of).unwrap());
+    let walk = move || {
+        (dir_tree::disk_usage(&of, u64::MAX - 1).unwrap(), dir_tree::remove_tree(&of).unwrap())
+    };
     let (measured, ()) = small.spawn(walk).unwrap().join().unwrap();
     assert_eq!(measured, u64::MAX, "it is deeper than a path can say");
     assert!(!top.exists());
@@ -47,7 +48,7 @@ fn a_directory_of_any_width_is_measured_in_little_memory() {
     }
     let mut measured = 0;
     let peak =
-        allocations::peak(|| measured = tree::disk_usage(place.path(), u64::MAX - 1).unwrap());
+        allocations::peak(|| measured = dir_tree::disk_usage(place.path(), u64::MAX - 1).unwrap());
     assert!(peak < 512 << 10, "{peak} bytes");
     // None is left out, and none comes twice.
     let (names, table) = ((levels + wide) * 4096, 4 << 20);
@@ -69,13 +70,13 @@ fn a_tree_is_removed_and_nothing_beside_it() {
     symlink(&outside, top.join("link")).unwrap();
     symlink(&outside, top.join("deep/er/link")).unwrap();
     fs::set_permissions(top.join("shut"), fs::Permissions::from_mode(0o000)).unwrap();
-    tree::remove_tree(&top).unwrap();
+    dir_tree::remove_tree(&top).unwrap();
     assert!(!top.exists() && outside.join("file").exists());
-    tree::remove_tree(&top).unwrap();
+    dir_tree::remove_tree(&top).unwrap();
 
     let link = place.path().join("link");
     symlink(&outside, &link).unwrap();
-    tree::remove_tree(&link).unwrap();
+    dir_tree::remove_tree(&link).unwrap();
     assert!(!link.is_symlink() && outside.join("file").exists());
 }
 
@@ -83,7 +84,7 @@ fn a_tree_is_removed_and_nothing_beside_it() {
 #[test]
 fn a_tree_is_measured_by_what_it_takes() {
     let place = tempfile::tempdir().unwrap();
-    let measure = |most| tree::disk_usage(place.path(), most).unwrap();
+    let measure = |most| dir_tree::disk_usage(place.path(), most).unwrap();
     assert_eq!(measure(u64::MAX), 0);
     fs::create_dir(place.path().join("folder")).unwrap();
     fs::write(place.path().join("folder/one"), vec![7; 100_000]).unwrap();
@@ -100,7 +101,8 @@ fn a_tree_is_measured_by_what_it_takes() {
     assert!(measure(u64::MAX) >= 500_000, "{}", measure(u64::MAX));
     assert!((200_000..300_000).contains(&measure(200_000)));
     assert!(
-        tree::disk_usage(Path::new("/nowhere"), 1).unwrap_err().kind() == io::ErrorKind::NotFound
+        dir_tree::disk_usage(Path::new("/nowhere"), 1).unwrap_err().kind()
+            == io::ErrorKind::NotFound
     );
 }
 
@@ -109,7 +111,7 @@ fn a_tree_is_measured_by_what_it_takes() {
 fn a_directory_of_any_depth_is_given_away() {
     if let Some(top) = env::var_os(GIVEN) {
         let (uid, gid) = someone();
-        return tree::chown_tree(Path::new(&top), uid, gid).unwrap();
+        return dir_tree::chown_tree(Path::new(&top), uid, gid).unwrap();
     }
     let place = tempfile::tempdir().unwrap();
     let (top, outside) = (place.path().join("top"), place.path().join("outside"));
@@ -161,7 +163,7 @@ fn a_name_below_a_directory_is_removed_through_no_link() {
     fs::write(outside.join("file"), "").unwrap();
     fs::write(top.join("a/b/file"), "").unwrap();
     symlink(&outside, top.join("link")).unwrap();
-    let remove = |name: &str| tree::remove_below(&top, Path::new(name));
+    let remove = |name: &str| dir_tree::remove_below(&top, Path::new(name));
     for name in ["link/file", "../outside", "a/../../outside/file", "/etc/hostname", "..", ""] {
         assert!(remove(name).is_err(), "{name}");
     }

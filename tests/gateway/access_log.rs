@@ -11,7 +11,7 @@ use cogni_gateway::budget::{TokenUsage, Tokens, UsageSource};
 use cogni_gateway::observe::access_log::{
     AccessLog, AccessLogDestination, AccessLogEntry, AccessLogIdentity, FIELD_KEYS,
 };
-use cogni_gateway::observe::printable::SanitizedText;
+use cogni_gateway::observe::sanitize::SanitizedText;
 use cogni_gateway::protocol::GatewayRoute;
 use proptest::prelude::*;
 

@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
 
 use cogni_gateway::audit::read::{AuditEntry, AuditReadError, AuditReader, ChainBreakError};
-use cogni_gateway::audit::record::{
+use cogni_gateway::audit::records::{
     CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord, RunFinishedRecord,
     RunStartedRecord,
 };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cogni_gateway::audit::AuditLag;
-use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::base;
 use cogni_gateway::base::metrics::HttpPage;
 use cogni_gateway::base::metrics::discovery::ScrapeTarget;

@@ -3,9 +3,9 @@
 use std::fs;
 use std::sync::Arc;
 
-use cogni_gateway::app::{GatewayHost, RunShutdown};
-use cogni_gateway::audit::relay::WorkHeldRecord;
+use cogni_gateway::audit::delivery_records::WorkHeldRecord;
 use cogni_gateway::audit::verify;
+use cogni_gateway::process::{GatewayHost, RunShutdown};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -16,10 +16,10 @@ use std::ops::Range;
 use bytes::Bytes;
 use cogni_gateway::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner};
 use cogni_gateway::base::rope::ByteRope;
-use cogni_gateway::body::{
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::request::{
     BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ScannedBody, admit_body,
 };
-use cogni_gateway::protocol::GatewayRoute;
 
 /// The outcome for a body that arrives in these frames.
 fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {

@@ -6,7 +6,7 @@ mod load;
 mod manual;
 
 use cogni_gateway::budget::Tokens;
-use cogni_gateway::gateway::rule::{RuleConfig, RuleConfigError, RuleContext, RuleError, RuleSet};
+use cogni_gateway::pipeline::rule::{RuleConfig, RuleConfigError, RuleContext, RuleError, RuleSet};
 use serde::Deserialize;
 
 /// Rules as they stand in a file, without the `policy.` before them.

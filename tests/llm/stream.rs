@@ -13,7 +13,7 @@ use std::fs;
 use bytes::Bytes;
 use cogni_gateway::budget::{Nanodollars, TokenUsage, Tokens};
 use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::stream::{
+use cogni_gateway::response::{
     EventTooLargeError, MAX_EVENT_BYTES, ResponseFormat, ResponseObserver, StreamEnd,
     UsageChunkMode,
 };

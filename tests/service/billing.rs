@@ -13,7 +13,7 @@ mod watch;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::billing::{self, BillingStore, CallUsage, ChargeNotice, ChargeSource};
 use cogni_gateway::budget::{self, Nanodollars, TokenUsage, Tokens};

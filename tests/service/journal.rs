@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::budget::Nanodollars;
-use cogni_gateway::journal::{
+use cogni_gateway::store::{
     AddRunOutcome, EventFeed, NewRunRow, RunEnd, RunEvent, RunEventKind, RunFilter, RunPhase,
-    RunStore, SCHEMA, SpendingCaps, feed,
+    RunStore, SCHEMA, SpendingCaps, event_feed,
 };
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::json;
@@ -175,13 +175,13 @@ async fn what_is_kept_is_bounded() {
     let feed = desk.add("r1").await;
     desk.journal.mark_running("r1", "{\"messages\":0}".to_owned()).await.unwrap();
     assert_eq!(desk.journal.submission("r1").await.unwrap(), "{\"messages\":0}");
-    for _ in 0..feed::MAX_EVENTS + 10 {
+    for _ in 0..event_feed::MAX_EVENTS + 10 {
         feed.publish(RunEventKind::ToolCall, &json!({}));
     }
     feed.publish(RunEventKind::Final, &json!({}));
     assert_eq!(feed.dropped_count(), 10);
     desk.journal.finish_run(&feed, RunEnd::default()).await.unwrap();
-    let events = told(&desk.again(), "r1", feed::MAX_EVENTS as u64 - 1).await;
+    let events = told(&desk.again(), "r1", event_feed::MAX_EVENTS as u64 - 1).await;
     assert_eq!(
         events.iter().map(|event| event.kind).collect::<Vec<_>>(),
         [RunEventKind::ToolCall, RunEventKind::Final]

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cogni_gateway::app::GatewayProcess;
 use cogni_gateway::audit::verify;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::config::GatewayConfig;
 use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::process::GatewayProcess;
 use cogni_gateway::run::AgentRun;
 use serde_json::Value;
 use tempfile::TempDir;

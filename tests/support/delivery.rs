@@ -12,9 +12,9 @@ use cogni_gateway::delivery::rules::ReviewRules;
 use cogni_gateway::delivery::statement::RunFacts;
 use cogni_gateway::delivery::{DeliveryConfig, DeliveryService, ForgeAccess};
 use cogni_gateway::git::OutboundConfig;
-use cogni_gateway::relay::extract::AnnouncedBranch;
-use cogni_gateway::relay::judge::RelayConfig;
-use cogni_gateway::relay::{BranchKey, BranchState, ObjectId, SandboxBranch};
+use cogni_gateway::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::repo::review::RelayConfig;
+use cogni_gateway::repo::{BranchKey, BranchState, ObjectId, SandboxBranch};
 
 use super::forge::{Running, credential};
 

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cogni_gateway::base::drain::TaskGroup;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::forge::credential::ForgeCredential;
-use cogni_gateway::forge::github::{GithubClient, GithubConfig, RetryPolicy};
-use cogni_gateway::relay::repository::{HostedRepository, RepositoryUrl};
-use cogni_gateway::stand_in::{FakeGithub, FakeGithubHandle};
+use cogni_gateway::base::task_group::TaskGroup;
+use cogni_gateway::github::client::{GithubClient, GithubConfig, RetryPolicy};
+use cogni_gateway::github::credential::ForgeCredential;
+use cogni_gateway::github_server::{FakeGithub, FakeGithubHandle};
+use cogni_gateway::repo::repository::{HostedRepository, RepositoryUrl};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use cogni_gateway::app::{GatewayProcess, RunManager};
 use cogni_gateway::audit::verify;
 use cogni_gateway::config::{GatewayConfig, SharedListenerConfig, SharedRunConfig};
+use cogni_gateway::process::{GatewayProcess, RunManager};
 use cogni_gateway::run::token::{RunTokenClaims, RunTokenKeys};
 use http::Request;
 use http_body_util::Full;

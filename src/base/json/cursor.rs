@@ -6,7 +6,7 @@
 
 use super::number::JsonNumberState;
 use super::vector::{MASKED, SHORT, find_quote, find_stop, quote_mask};
-use super::{is_space, text};
+use super::{is_space, string};
 
 /// A place in the text.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl<'a> JsonCursor<'a> {
     pub fn read_string(&mut self) -> Option<&'a [u8]> {
         self.skip_byte_here(b'"')?;
         let rest = &self.data[self.at..];
-        let inside = &rest[..text::string_length(rest)?];
+        let inside = &rest[..string::string_length(rest)?];
         self.at += inside.len() + 1;
         Some(inside)
     }

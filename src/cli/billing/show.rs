@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::billing::books::{BillingTotals, DayBill};
 use crate::billing::litellm::SpendLogSource;
 use crate::billing::reconcile::{CallDifference, ReconcileReport, UnmatchedCall};
+use crate::billing::store::{BillingTotals, DayBill};
 use crate::billing::{BillFlag, ChargeReceipt, RunBill};
 
 /// How it is wanted.

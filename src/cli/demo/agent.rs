@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::write_heading;
 use crate::git::GitProgram;
-use crate::provider::{FakeProvider, ProviderScript};
-use crate::stand_in::{FakeGithub, FakeGithubHandle};
+use crate::github_server::{FakeGithub, FakeGithubHandle};
+use crate::model_provider::{FakeProvider, ProviderScript};
 
 /// Tells the story, or why it cannot be told here.
 pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {

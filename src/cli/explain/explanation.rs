@@ -7,18 +7,18 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request};
 use serde::Serialize;
 
-use super::asked::ExplainInput;
+use super::explain_input::ExplainInput;
 use super::remedy::remedy_for_code;
-use crate::body::{FieldChange, LlmCall};
 use crate::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
 use crate::config::GatewayConfig;
-use crate::gateway::admission::CallAdmission;
-use crate::gateway::answer;
-use crate::gateway::policy::GatewayPolicy;
-use crate::gateway::receive;
-use crate::gateway::rejection::CallRejection;
-use crate::gateway::request;
+use crate::pipeline::admission::CallAdmission;
+use crate::pipeline::local_response;
+use crate::pipeline::policy::GatewayPolicy;
+use crate::pipeline::read_body;
+use crate::pipeline::rejection::CallRejection;
+use crate::pipeline::request_head;
 use crate::protocol::{GatewayRoute, LlmProtocol};
+use crate::request::{FieldChange, LlmCall};
 use crate::run::RequestId;
 use crate::upstream::headers::UpstreamRequestHead;
 
@@ -143,7 +143,7 @@ impl RequestExplanation {
             budget: case.ledger.budget_status(),
             upstream: None,
         };
-        let route = match request::route(&request) {
+        let route = match request_head::route(&request) {
             Ok(route) => route,
             Err(rejection) => {
                 told.set_refusal(&rejection, LlmProtocol::Chat);
@@ -151,7 +151,7 @@ impl RequestExplanation {
             }
         };
         told.route = Some(route.name());
-        if answer::is_local_route(case.policy, route) {
+        if local_response::is_local_route(case.policy, route) {
             told.outcome = ExplainOutcome::Answered;
         } else if let Err(rejection) = told.trace_steps(case, route, &request, body) {
             told.set_refusal(&rejection, route.protocol());
@@ -168,7 +168,7 @@ impl RequestExplanation {
         body: Bytes,
     ) -> Result<(), CallRejection> {
         let ExplainContext { config, policy, ledger } = *case;
-        request::check_head(request, &policy.config)?;
+        request_head::check_head(request, &policy.config)?;
         let admission = CallAdmission { policy, identity: &config.identity, ledger };
         let entry = admission.enter_call(route)?;
         let (headers, overwrites) = (&policy.config.headers, Arc::clone(&policy.overwrites));
@@ -176,7 +176,7 @@ impl RequestExplanation {
             UpstreamRequestHead::new(route, request, headers, overwrites, &RequestId::new());
         let mut call = LlmCall::default();
         if route.method() == http::Method::POST {
-            let body = receive::parse_body(route, body, &policy.config)?;
+            let body = read_body::parse_body(route, body, &policy.config)?;
             (call, self.rules) = admission.check_body(body, &mut head)?;
         }
         let reserved = admission.reserve_budget(entry, route, &mut call).map(|reservation| {

@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use crate::audit::AuditPublicKey;
 use crate::delivery::statement::{ProvenanceStatement, StatementError};
-use crate::relay::ObjectId;
+use crate::repo::ObjectId;
 
 #[derive(Debug, clap::Args)]
 pub struct VerifyStatementArgs {

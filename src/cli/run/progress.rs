@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::shown::{OpenLineFlag, escape_for_terminal};
+use super::output_renderer::{OpenLineFlag, escape_for_terminal};
 use crate::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
 use crate::delivery::DeliveryStatus;
-use crate::runner::delivery::DeliveryReport;
+use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::{RunPlan, RunResult};
 
 /// What begins.

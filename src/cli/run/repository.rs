@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::catalog::AgentDefinition;
+use crate::agents::AgentDefinition;
 use crate::cli::relay::{RelayArgs, RunSecrets};
 use crate::config::default_state_directory;
 use crate::delivery::DeliveryService;
-use crate::relay::BranchKey;
-use crate::relay::branch_key::BranchKeySources;
-use crate::relay::repository::RepositoryUrl;
-use crate::runner::delivery::DeliveryTarget;
+use crate::repo::BranchKey;
+use crate::repo::branch_key::BranchKeySources;
+use crate::repo::repository::RepositoryUrl;
+use crate::runner::branch_delivery::DeliveryTarget;
 
 /// Which repository the workspace is of, and where the work goes.
 #[derive(Clone, Debug, clap::Args)]

@@ -19,8 +19,8 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::base;
-use crate::base::drain::TaskGroup;
 use crate::base::secret::SecretString;
+use crate::base::task_group::TaskGroup;
 use crate::upstream::{UpstreamScheme, UpstreamUrl};
 
 /// Where the service is, and what lets us in.

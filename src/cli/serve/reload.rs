@@ -7,14 +7,14 @@ use anyhow::{Context, bail};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::given::ServeOptions;
-use crate::app::GatewayHost;
+use super::options::ServeOptions;
 use crate::billing::BillingStore;
 use crate::billing::litellm::{self, LitellmClient};
-use crate::billing::watch::ReconcileTask;
+use crate::billing::reconcile_task::ReconcileTask;
 use crate::config::GatewayConfig;
 use crate::observe::metrics::MetricsRegistry;
-use crate::supervisor::RunService;
+use crate::process::GatewayHost;
+use crate::runs::RunService;
 use crate::upstream::{self, UpstreamKind};
 
 /// Puts in force what runs that come have of configuration, agents and relay. After an error nothing has changed.

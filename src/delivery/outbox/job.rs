@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::delivery::rules::ReviewRules;
 use crate::delivery::statement::RunFacts;
-use crate::relay::extract::AnnouncedBranch;
-use crate::relay::repository::RepositoryUrl;
-use crate::relay::{BranchState, ObjectId, SandboxBranch, judge};
+use crate::repo::extract_commands::AnnouncedBranch;
+use crate::repo::repository::RepositoryUrl;
+use crate::repo::{BranchState, ObjectId, SandboxBranch, review};
 
 /// What is to be delivered, and where: all that is known once the work has come out of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub struct DeliveryJob {
     pub step: DeliveryStep,
     pub verdict: Option<VerdictKind>,
     /// Why it was not simply to be pushed.
-    pub reasons: Vec<judge::ReviewReason>,
+    pub reasons: Vec<review::ReviewReason>,
     /// Whether the patches tell what the commits are, and why not; absent where an earlier version judged it.
     pub mode: Option<String>,
     /// What is to be pushed.
@@ -132,7 +132,7 @@ pub enum VerdictKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     Quarantined { head: ObjectId },
-    Judged { verdict: judge::ReviewVerdict, mode: &'static str },
+    Judged { verdict: review::ReviewVerdict, mode: &'static str },
     Pushed,
     PullRequested(PullRequestRef),
     Done,
@@ -207,12 +207,12 @@ impl VerdictKind {
 }
 
 /// Without its reasons.
-impl From<&judge::ReviewVerdict> for VerdictKind {
-    fn from(verdict: &judge::ReviewVerdict) -> Self {
+impl From<&review::ReviewVerdict> for VerdictKind {
+    fn from(verdict: &review::ReviewVerdict) -> Self {
         match verdict {
-            judge::ReviewVerdict::Push => Self::Push,
-            judge::ReviewVerdict::Review(_) => Self::Review,
-            judge::ReviewVerdict::Hold(_) => Self::Hold,
+            review::ReviewVerdict::Push => Self::Push,
+            review::ReviewVerdict::Review(_) => Self::Review,
+            review::ReviewVerdict::Hold(_) => Self::Hold,
         }
     }
 }

@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::open_file;
-use crate::base::clock::TimestampFormatter;
+use crate::base::timestamp::TimestampFormatter;
 
 /// Owns the thread. Dropped, it has written what was left.
 #[derive(Debug)]

@@ -9,12 +9,12 @@ use prometheus::{Histogram, IntCounter};
 
 use super::SettledCall;
 use super::collect::{SeriesBuilder, SeriesSource};
-use super::count::{AtomicCounter, TokenCounters};
+use super::counters::{AtomicCounter, TokenCounters};
 use super::table::{self, MetricFamilySpec};
-use crate::audit::record::CallOutcome;
+use crate::audit::records::CallOutcome;
 use crate::base::metrics::count_as_f64;
 use crate::budget::UsageSource;
-use crate::observe::printable::SanitizedText;
+use crate::observe::sanitize::SanitizedText;
 use crate::protocol::GatewayRoute;
 
 /// Models with series of their own, `other` not counted. Ours: a catalogue has a few dozen, and each

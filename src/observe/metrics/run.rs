@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::collect::{SeriesBuilder, SeriesSource};
-use super::count::{AtomicCounter, TokenCounters};
+use super::counters::{AtomicCounter, TokenCounters};
 use super::model::{ModelMetrics, ModelMetricsTable};
 use super::table;
 use super::totals::TotalMetrics;
@@ -13,7 +13,7 @@ use super::{RefusedRequest, SettledCall, display_status};
 use crate::audit::AuditLag;
 use crate::base::metrics::count_as_f64;
 use crate::budget::{BudgetLedger, Tokens};
-use crate::observe::printable::SanitizedText;
+use crate::observe::sanitize::SanitizedText;
 use crate::protocol::GatewayRoute;
 
 /// Runs with series of their own. Ours: ten thousand are about 16 MB of text in a scrape.

@@ -11,7 +11,7 @@ use prometheus::{
 };
 
 use super::collect::{SeriesBuilder, SeriesSource};
-use super::count::AtomicCounter;
+use super::counters::AtomicCounter;
 use super::table::{self, MetricFamilySpec};
 use crate::base::metrics::count_as_f64;
 

@@ -9,7 +9,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::table::{self, MetricFamilySpec};
 use super::{RefusedRequest, SettledCall, display_status};
-use crate::audit::record::CallOutcome;
+use crate::audit::records::CallOutcome;
 use crate::observe::trace;
 use crate::protocol::GatewayRoute;
 

@@ -3,11 +3,11 @@
 use std::time::SystemTime;
 
 use super::{FinishedSpan, SpanAttributeValue, TraceSpanKind};
-use crate::audit::record::CallOutcome;
-use crate::base::trace::SpanId;
+use crate::audit::records::CallOutcome;
+use crate::base::trace_context::SpanId;
 use crate::budget::UsageSource;
 use crate::observe::metrics::{SettledCall, operation_name};
-use crate::observe::printable::SanitizedText;
+use crate::observe::sanitize::SanitizedText;
 
 /// A call that went upstream and has ended.
 #[derive(Clone, Copy, Debug)]

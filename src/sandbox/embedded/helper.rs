@@ -22,8 +22,8 @@ use rustix::process::{
     self, Pid, PidfdFlags, Signal as Kill, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
 };
 
+use super::executor::{ERR_SECCOMP_FILTER, ERR_SWITCH_USER, SandboxExecutor};
 use super::messages::{HelperEvent, HelperSignal, HelperTask, encode_line};
-use super::payload::{ERR_SECCOMP_FILTER, ERR_SWITCH_USER, SandboxExecutor};
 use super::{cgroup, network, privilege};
 use crate::sandbox::spec::{SECCOMP_PROFILE, seccomp};
 

@@ -1,7 +1,7 @@
 //! A sandbox in the words of Docker Engine. Pure: what is enforced can be read, and tested, without an engine.
 
+pub mod gateway_container;
 pub mod podman;
-pub mod proxy;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::inside::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
+use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
 use super::{BindMount, MountAccess, OwnerLabels, SECCOMP_PROFILE, SandboxSpec, WORKSPACE_TARGET};
 use crate::base::hex;
 

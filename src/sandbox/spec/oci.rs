@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use libcontainer::oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
-use super::inside::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
+use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
 use super::{BindMount, MountAccess, SandboxSpec, WORKSPACE_TARGET};
 
 /// Where on this machine a sandbox is put together.

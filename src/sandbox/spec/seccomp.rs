@@ -1,6 +1,6 @@
 //! Docker's form of a filter of system calls, in the kernel's own language: one file for both drivers.
 
-mod number;
+mod syscall_numbers;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +10,7 @@ use seccompiler::{
 };
 use serde::Deserialize;
 
-pub use number::all_syscalls as all_calls;
+pub use syscall_numbers::all_syscalls as all_calls;
 
 /// Two filters, to be put on in this order. Each call is asked of both, and of two errors the later filter's counts.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
     if profile.default_action != ACTION_ERRNO {
         return Err(SeccompError::Unknown(format!("`defaultAction` `{}`", profile.default_action)));
     }
-    let numbers: SyscallNumbers = number::all_syscalls().collect();
+    let numbers: SyscallNumbers = syscall_numbers::all_syscalls().collect();
     let (mut allowed, mut denied) = (RulesBySyscall::new(), RulesBySyscall::new());
     for rule in &profile.syscalls {
         match (rule.action.as_str(), rule.errno_ret.unwrap_or(DEFAULT_ERRNO)) {

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use cogni_gateway::delivery::outbox::{DeliveryOutbox, DeliveryRequest, StepOutcome};
 use cogni_gateway::delivery::statement::RunFacts;
-use cogni_gateway::relay::extract::AnnouncedBranch;
-use cogni_gateway::relay::{ArtifactDir, BranchKey, BranchState, ObjectId, SandboxBranch};
+use cogni_gateway::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::repo::{ArtifactDir, BranchKey, BranchState, ObjectId, SandboxBranch};
 use tempfile::TempDir;
 
 use crate::support::repository::{commit, git};

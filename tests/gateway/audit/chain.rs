@@ -5,7 +5,7 @@ use std::time::Duration;
 use cogni_gateway::audit::AuditPublicKey;
 use cogni_gateway::audit::chain::{ChainBreakReason, HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
 use cogni_gateway::audit::read::{ChainBreakError, MAX_LINE_BYTES};
-use cogni_gateway::audit::record::{AuditRecord, CallRefusedRecord, CallSettledRecord};
+use cogni_gateway::audit::records::{AuditRecord, CallRefusedRecord, CallSettledRecord};
 use cogni_gateway::audit::{AuditError, AuditLog, verify};
 use cogni_gateway::base::hex;
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cogni_gateway::audit::record::CallRefusedRecord;
+use cogni_gateway::audit::records::CallRefusedRecord;
 use cogni_gateway::cli::audit::{AuditCommand, run};
 
 use super::*;

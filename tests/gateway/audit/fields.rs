@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::audit::record::{
+use cogni_gateway::audit::records::{
     AuditRecord, CallAdmittedRecord, CallOutcome, CallSettledRecord, MAX_TEXT_BYTES,
 };
 use cogni_gateway::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use cogni_gateway::audit::chain::{HashChain, RecordHeader};
-use cogni_gateway::audit::record::AuditRecord;
+use cogni_gateway::audit::records::AuditRecord;
 use cogni_gateway::audit::verify::CheckpointCoverage;
 use cogni_gateway::audit::{AuditPublicKey, AuditSigningKey};
 use cogni_gateway::cli::audit::{AuditCommand, run};

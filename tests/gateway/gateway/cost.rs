@@ -3,9 +3,9 @@
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 
-use cogni_gateway::app::GatewayProcess;
 use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::gateway::{RunGateway, handle_request};
+use cogni_gateway::pipeline::{RunGateway, handle_request};
+use cogni_gateway::process::GatewayProcess;
 use http::Request;
 use hyper::body::Incoming;
 use serde_json::{Value, json};

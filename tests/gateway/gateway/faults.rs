@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cogni_gateway::audit::verify;
-use cogni_gateway::provider::AnswerEnd;
+use cogni_gateway::model_provider::AnswerEnd;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

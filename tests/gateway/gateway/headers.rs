@@ -1,6 +1,6 @@
 //! G4: what a client says about itself reaches nobody, and what the upstream says of itself stays inside.
 
-use cogni_gateway::body::ProviderCapability;
+use cogni_gateway::request::ProviderCapability;
 use cogni_gateway::upstream::UpstreamKind;
 use serde_json::{Value, json};
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use cogni_gateway::gateway::policy::OnClientGone;
-use cogni_gateway::provider::AnswerEnd;
+use cogni_gateway::model_provider::AnswerEnd;
+use cogni_gateway::pipeline::policy::OnClientGone;
 use cogni_gateway::upstream::UpstreamKind;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cogni_gateway::base::hex;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::provider::AnswerEnd;
+use cogni_gateway::model_provider::AnswerEnd;
 use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 

@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use cogni_gateway::app::GatewayProcess;
-use cogni_gateway::base::drain::TaskGroup;
 use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::base::task_group::TaskGroup;
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::gateway::server::LaneMode;
+use cogni_gateway::model_provider::{FakeProvider, ProviderScript};
 use cogni_gateway::observe::access_log::AccessLogDestination;
-use cogni_gateway::provider::{FakeProvider, ProviderScript};
+use cogni_gateway::pipeline::server::LaneMode;
+use cogni_gateway::process::GatewayProcess;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
-use cogni_gateway::body::{
-    BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ProviderCapability, admit_body,
-};
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::stream::UsageChunkMode;
+use cogni_gateway::request::{
+    BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ProviderCapability, admit_body,
+};
+use cogni_gateway::response::UsageChunkMode;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::body::{
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::request::{
     BodyPolicy, BodyPolicyError, ProviderCapability, ScannedBody, admit_body,
 };
-use cogni_gateway::protocol::GatewayRoute;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 

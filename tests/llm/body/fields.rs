@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use bytes::Bytes;
 use cogni_gateway::base::json::{JsonLimits, JsonScanner};
-use cogni_gateway::body::field::{self, FieldRule, RequestField};
-use cogni_gateway::body::{
+use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::request::field::{self, FieldRule, RequestField};
+use cogni_gateway::request::{
     BodyPolicy, BodyPolicyError, ProviderCapability, UnknownFieldPolicy, admit_body,
 };
-use cogni_gateway::protocol::GatewayRoute;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};

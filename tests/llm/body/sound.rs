@@ -1,12 +1,12 @@
 //! What holds of every body that is admitted, for the property test and the fuzz target alike.
 
 use bytes::Bytes;
-use cogni_gateway::body::field::{self, FieldRule};
-use cogni_gateway::body::{
-    BodyPolicy, BodyReader, FieldChange, FieldChangeKind, LlmCall, UnknownFieldPolicy, admit_body,
-};
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::request::field::{self, FieldRule};
+use cogni_gateway::request::{
+    BodyPolicy, BodyReader, FieldChange, FieldChangeKind, LlmCall, UnknownFieldPolicy, admit_body,
+};
 use serde_json::{Map, Value, json};
 
 /// Admits `body` in frames of `size` bytes, if it can be, and checks what goes up.

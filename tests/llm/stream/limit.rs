@@ -8,7 +8,7 @@ use std::fmt::Write;
 use bytes::Bytes;
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::stream::{CallAllowance, CutoffMode, ResponseObserver};
+use cogni_gateway::response::{CallAllowance, CutoffMode, ResponseObserver};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 

@@ -3,7 +3,7 @@
 
 use cogni_gateway::budget::{TokenUsage, Tokens, UsageSource};
 use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::stream::StreamEnd;
+use cogni_gateway::response::StreamEnd;
 use serde_json::Value;
 
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use cogni_gateway::budget::Tokens;
 use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::stream::{CallAllowance, CutoffMode, ResponseObserver};
+use cogni_gateway::response::{CallAllowance, CutoffMode, ResponseObserver};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -4,10 +4,10 @@ use std::fs;
 
 use cogni_gateway::delivery::outbox::DeliveryRequest;
 use cogni_gateway::delivery::rules::{AgentReviewRules, ReviewRules};
-use cogni_gateway::forge::pull_request;
-use cogni_gateway::relay::judge::RelayConfig;
-use cogni_gateway::relay::{BranchKey, ObjectId, SandboxBranch};
-use cogni_gateway::stand_in::GithubOperation;
+use cogni_gateway::github::pull_request;
+use cogni_gateway::github_server::GithubOperation;
+use cogni_gateway::repo::review::RelayConfig;
+use cogni_gateway::repo::{BranchKey, ObjectId, SandboxBranch};
 
 use super::way::{deliver, relay, work};
 use crate::support::forge::{NAME, Running, credential};

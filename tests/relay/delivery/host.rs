@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::delivery::outbox::DeliveryStep;
 use cogni_gateway::delivery::{DeliveryConfig, DeliveryService, KnownSecret};
-use cogni_gateway::relay::RepoMirror;
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::repo::RepoMirror;
 use http::StatusCode;
 
 use super::kill::{command, retry, state};

@@ -5,7 +5,7 @@ use std::fs;
 use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep};
 use cogni_gateway::delivery::rules::{AgentReviewRules, ReviewRules};
 use cogni_gateway::delivery::statement::ProvenanceStatement;
-use cogni_gateway::relay::judge::RelayConfig;
+use cogni_gateway::repo::review::RelayConfig;
 
 use super::kill::{command, retry, state};
 use super::way::{key, relay, work};

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use cogni_gateway::delivery::outbox::{DeliveryOutbox, DeliveryStep};
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
 
 use super::way::{leaks, relay, work};
 use crate::support::forge::{NAME, Running, TOKEN, basic};

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use cogni_gateway::audit::verify;
 use cogni_gateway::delivery::outbox::DeliveryStep;
-use cogni_gateway::delivery::{DeliveryStatus, record};
-use cogni_gateway::runner::delivery::{recover_all, recover_for_run};
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::delivery::{DeliveryStatus, job_audit_log};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::runner::branch_delivery::{recover_all, recover_for_run};
 use http::StatusCode;
 use tempfile::NamedTempFile;
 use tokio_util::sync::CancellationToken;
@@ -101,7 +101,7 @@ async fn what_a_run_delivers_for_another_is_in_the_others_log() {
     let id = begin(&forge, "task-9").await;
     let (_, begun) = work(&forge, &relay, "task-9", "run-2").await;
     assert!(begun.state.exists);
-    let log = record::log_path(&state(&forge), &id);
+    let log = job_audit_log::log_path(&state(&forge), &id);
     assert_eq!(events(&log).first().unwrap(), r#"relay.resumed step="extracted""#);
     assert_eq!(verify::verify_file(&log, Some(key().public_key())).unwrap().run, "task-9");
 }
@@ -160,7 +160,7 @@ async fn a_row_whose_log_is_broken_is_left_alone() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
-    let log = record::log_path(&state(&forge), &id);
+    let log = job_audit_log::log_path(&state(&forge), &id);
     fs::create_dir_all(log.parent().unwrap()).unwrap();
     fs::write(&log, "nothing of ours\n").unwrap();
     let error = relay.resume_delivery(&id).await.unwrap_err();
@@ -186,7 +186,7 @@ async fn the_last_failure_is_in_the_log() {
         3,
     );
     assert_eq!(relay.resume_delivery(&id).await.unwrap().unwrap().step, "failed");
-    insta::assert_snapshot!(events(&record::log_path(&state(&forge), &id)).join("\n"), @r#"
+    insta::assert_snapshot!(events(&job_audit_log::log_path(&state(&forge), &id)).join("\n"), @r#"
     relay.resumed step="extracted"
     relay.held code="failed"
     "#);
@@ -222,7 +222,7 @@ async fn all_that_is_due_is_delivered_but_where_a_run_is() {
     let relay = relay(&forge);
     let order = relay.outbox().get(&due[1]).unwrap().order;
     let mirror =
-        cogni_gateway::relay::RepoMirror::open(relay.git(), &state(&forge), &order.repository);
+        cogni_gateway::repo::RepoMirror::open(relay.git(), &state(&forge), &order.repository);
     let lease = mirror.unwrap().lease_branch(order.branch().key()).unwrap();
 
     let stopped = CancellationToken::new();

@@ -13,9 +13,9 @@ use cogni_gateway::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryRequest, DeliveryStep, OutboxError,
     PullRequestRef, RetainedTotals, StepOutcome, VerdictKind,
 };
-use cogni_gateway::relay::judge::{self, ReviewAction, ReviewReason};
-use cogni_gateway::relay::{BranchKey, BranchLease, ObjectId};
-use cogni_gateway::runner::residents::kept::{
+use cogni_gateway::repo::review::{self, ReviewAction, ReviewReason};
+use cogni_gateway::repo::{BranchKey, BranchLease, ObjectId};
+use cogni_gateway::runner::long_running::workspace_store::{
     PruneOutcome, StoredBranchRef, WorkspaceStore, has_pending_delivery,
 };
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn a_row_outlives_its_process() {
         let outbox = open(&place);
         let job = outbox.claim_job(&outbox.add_job(&order("run-1")).unwrap(), 3).unwrap();
         let job = outbox.advance_job(&job, quarantined()).unwrap();
-        outbox.advance_job(&job, judged(judge::ReviewVerdict::Review(reasons()))).unwrap()
+        outbox.advance_job(&job, judged(review::ReviewVerdict::Review(reasons()))).unwrap()
     };
     let read = open(&place).get(&written.id).unwrap();
     assert_eq!(read, written);
@@ -87,7 +87,7 @@ fn steps_come_in_their_order() {
     failed → nothing
     ");
     let job = outbox.add_job(&order("run-1")).unwrap();
-    for progress in [StepOutcome::Pushed, judged(judge::ReviewVerdict::Push), StepOutcome::Done] {
+    for progress in [StepOutcome::Pushed, judged(review::ReviewVerdict::Push), StepOutcome::Done] {
         let error = outbox.advance_job(&job, progress).unwrap_err();
         assert!(matches!(error, OutboxError::Skipped { .. }), "{error}");
     }
@@ -104,7 +104,7 @@ fn a_late_writer_moves_nothing() {
     let now = outbox.get(&old.id).unwrap();
     outbox.claim_job(&now, 2).unwrap();
     assert!(matches!(
-        outbox.advance_job(&now, judged(judge::ReviewVerdict::Push)),
+        outbox.advance_job(&now, judged(review::ReviewVerdict::Push)),
         Err(OutboxError::Fenced { .. })
     ));
     assert!(matches!(outbox.claim_job(&now, 1), Err(OutboxError::Fenced { .. })));
@@ -409,7 +409,7 @@ impl Process<'_> {
     fn step(&mut self, job: &DeliveryJob) -> Result<StepOutcome, Killed> {
         Ok(match job.step {
             DeliveryStep::Extracted => quarantined(),
-            DeliveryStep::Quarantined => judged(judge::ReviewVerdict::Push),
+            DeliveryStep::Quarantined => judged(review::ReviewVerdict::Push),
             DeliveryStep::Judged => {
                 // The branch moves from what was expected, or is there already.
                 if self.world.branch.is_none() {
@@ -453,7 +453,7 @@ fn quarantined() -> StepOutcome {
     StepOutcome::Quarantined { head: sha("tip") }
 }
 
-fn judged(verdict: judge::ReviewVerdict) -> StepOutcome {
+fn judged(verdict: review::ReviewVerdict) -> StepOutcome {
     StepOutcome::Judged { verdict, mode: "bundled: merge" }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use cogni_gateway::delivery::outbox::StepOutcome;
 use cogni_gateway::delivery::sweep::{RelaySweepReport, sweep_relay_state};
-use cogni_gateway::relay::BranchLease;
+use cogni_gateway::repo::BranchLease;
 
 use super::kill::{begin, state};
 use super::way::{deliver, relay, work};

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cogni_gateway::delivery::{DeliveryConfig, DeliveryService};
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
 use http::StatusCode;
 
 use super::way::{deliver, key, relay, settings, work};

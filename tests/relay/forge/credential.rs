@@ -4,11 +4,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::forge::credential::{ForgeCredential, GithubApp};
-use cogni_gateway::forge::github::GithubError;
-use cogni_gateway::forge::pull_request;
-use cogni_gateway::relay::repository::RepositoryUrl;
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github::client::GithubError;
+use cogni_gateway::github::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::github::pull_request;
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::repo::repository::RepositoryUrl;
 use futures_util::future::join_all;
 use http::StatusCode;
 use rustls::pki_types::PrivateKeyDer;

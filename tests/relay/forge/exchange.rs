@@ -7,13 +7,13 @@ use std::thread;
 use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::forge::credential::ForgeCredential;
-use cogni_gateway::forge::github::{
+use cogni_gateway::git::{HttpProxy, OutboundConfig};
+use cogni_gateway::github::client::{
     GithubClient, GithubConfig, GithubError, RepositoryInfo, RetryPolicy,
 };
-use cogni_gateway::forge::pull_request::convert_to_draft;
-use cogni_gateway::git::{HttpProxy, OutboundConfig};
-use cogni_gateway::relay::repository::{HostedRepository, RepositoryUrl};
+use cogni_gateway::github::credential::ForgeCredential;
+use cogni_gateway::github::pull_request::convert_to_draft;
+use cogni_gateway::repo::repository::{HostedRepository, RepositoryUrl};
 use tokio_rustls::TlsAcceptor;
 
 use super::pull_request::order;

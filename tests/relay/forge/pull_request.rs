@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use cogni_gateway::forge::github::{GithubError, RetryPolicy};
-use cogni_gateway::forge::pull_request::{
+use cogni_gateway::github::client::{GithubError, RetryPolicy};
+use cogni_gateway::github::pull_request::{
     PublishedPullRequest, PullRequestSpec, convert_to_draft, publish_pull_request,
 };
-use cogni_gateway::relay::judge::{ReviewAction, ReviewReason};
-use cogni_gateway::relay::{BranchKey, ObjectId, SandboxBranch};
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::repo::review::{ReviewAction, ReviewReason};
+use cogni_gateway::repo::{BranchKey, ObjectId, SandboxBranch};
 use http::StatusCode;
 
 use crate::support::forge::{NAME, Running, TOKEN, credential};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::git::{GitError, GitInput, GitLimits};
-use cogni_gateway::relay::GitProgram;
+use cogni_gateway::repo::GitProgram;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -5,11 +5,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
-use cogni_gateway::base::reach::HostReach;
+use cogni_gateway::base::host_reach::HostReach;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::forge::github::{self, GithubClient, GithubConfig, RetryPolicy};
 use cogni_gateway::git::{HttpProxy, OutboundConfig};
-use cogni_gateway::relay::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
+use cogni_gateway::github::client::{GithubClient, GithubConfig, GithubError, RetryPolicy};
+use cogni_gateway::repo::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
 
 use super::place::Place;
 use crate::support::authority::Authority;
@@ -87,14 +87,14 @@ async fn the_api_is_asked_by_the_same_way() {
     };
     // The server speaks for git only, and wants another token: it has heard us.
     let heard = Box::pin(ask("", company.ca())).await;
-    assert!(matches!(heard, github::GithubError::Unauthorized(_)), "{heard}");
+    assert!(matches!(heard, GithubError::Unauthorized(_)), "{heard}");
     assert_eq!(tunnel.asked(), ["CONNECT git.example:443"]);
     let (straight, doubted) = (
         Box::pin(ask(".example", company.ca())).await,
         Box::pin(ask("", Authority::new().file.clone())).await,
     );
-    assert!(matches!(straight, github::GithubError::Unanswered(_)), "{straight}");
-    assert!(matches!(doubted, github::GithubError::Unanswered(_)), "{doubted}");
+    assert!(matches!(straight, GithubError::Unanswered(_)), "{straight}");
+    assert!(matches!(doubted, GithubError::Unanswered(_)), "{doubted}");
     assert!(doubted.to_string().contains("`GITHUB_CA_FILE`"), "{doubted}");
     assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
 }

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::relay::extract::{self, AnnouncedBranch, ExtractCommandSet};
-use cogni_gateway::relay::judge::RelayConfig;
-use cogni_gateway::relay::mirror::{CommitAuthor, FileOwner};
-use cogni_gateway::relay::quarantine::CommitProvenance;
-use cogni_gateway::relay::{
+use cogni_gateway::repo::extract_commands::{self, AnnouncedBranch, ExtractCommandSet};
+use cogni_gateway::repo::mirror::{CommitAuthor, FileOwner};
+use cogni_gateway::repo::quarantine::CommitProvenance;
+use cogni_gateway::repo::review::RelayConfig;
+use cogni_gateway::repo::{
     ArtifactDir, BranchKey, BranchLease, BranchState, ExtractedWork, GitProgram, PushOutcome,
     RepoError, RepoMirror, ReviewedWork,
 };
@@ -89,7 +89,7 @@ impl Place {
     pub(crate) fn extract(
         &self,
         run: &Run,
-    ) -> Result<Option<AnnouncedBranch>, extract::ExtractOutputError> {
+    ) -> Result<Option<AnnouncedBranch>, extract_commands::ExtractOutputError> {
         let announced = self.extract_without_patches(run)?;
         if announced.is_some() {
             take(&self.commands(run).patches, &run.artifacts, run.artifacts.patches_path());
@@ -100,7 +100,7 @@ impl Place {
     pub(crate) fn extract_without_patches(
         &self,
         run: &Run,
-    ) -> Result<Option<AnnouncedBranch>, extract::ExtractOutputError> {
+    ) -> Result<Option<AnnouncedBranch>, extract_commands::ExtractOutputError> {
         let commands = self.commands(run);
         let (facts, exit_code) = execute(&commands.facts);
         let Some(announced) = AnnouncedBranch::parse(&facts, exit_code)? else { return Ok(None) };
@@ -163,7 +163,7 @@ pub(crate) fn provenance() -> CommitProvenance {
     }
 }
 
-fn take(command: &extract::ExtractCommand, artifacts: &ArtifactDir, path: PathBuf) {
+fn take(command: &extract_commands::ExtractCommand, artifacts: &ArtifactDir, path: PathBuf) {
     let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
     // What is too long is cut, as if it had never been said.
     let _ = spool.push(&execute(command).0);
@@ -172,7 +172,7 @@ fn take(command: &extract::ExtractCommand, artifacts: &ArtifactDir, path: PathBu
 
 /// What a sandbox would be asked to do, as it is: the words, and the words' environment over that of a container. It
 /// is cut where it says more than it may.
-pub(crate) fn execute(command: &extract::ExtractCommand) -> (Vec<u8>, i64) {
+pub(crate) fn execute(command: &extract_commands::ExtractCommand) -> (Vec<u8>, i64) {
     let mut child = Command::new(&command.argv[0])
         .args(&command.argv[1..])
         .env_clear()

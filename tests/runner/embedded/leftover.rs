@@ -3,7 +3,7 @@
 use std::fs;
 
 use cogni_gateway::sandbox::embedded::{self, LeftoverCgroup};
-use cogni_gateway::sandbox::owner::OwnerState;
+use cogni_gateway::sandbox::owner_process::OwnerState;
 use cogni_gateway::sandbox::sandbox_name;
 use serde_json::{Value, json};
 

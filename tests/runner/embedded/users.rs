@@ -4,8 +4,8 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use cogni_gateway::runner::residents::kept::WorkspaceStore;
-use cogni_gateway::runner::residents::{LongRunningPool, LongRunningPoolLimits, SandboxKey};
+use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
+use cogni_gateway::runner::long_running::{LongRunningPool, LongRunningPoolLimits, SandboxKey};
 use cogni_gateway::runner::{PreparedRun, RunPlan};
 use cogni_gateway::sandbox::spec::WorkspaceMount;
 use cogni_gateway::sandbox::{SandboxSpec, UserRange};

@@ -63,7 +63,7 @@ async fn a_directory_that_could_not_be_removed_is_swept() {
 }
 
 fn is_noted(directory: &str) -> bool {
-    cogni_gateway::sandbox::left::is_registered(directory)
+    cogni_gateway::sandbox::leftovers::is_registered(directory)
 }
 
 fn prepare(place: &Place, middleman: &Middleman, run: &str, argv: &[&str]) -> PreparedRun {

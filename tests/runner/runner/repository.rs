@@ -6,7 +6,7 @@ use std::process::Command;
 use cogni_gateway::audit::AuditSigningKey;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::delivery::statement::ProvenanceStatement;
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
 use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, sh};

@@ -14,8 +14,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::runner::residents::kept::WorkspaceStore;
-use cogni_gateway::runner::residents::{
+use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
+use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
 };
 use cogni_gateway::runner::{PreparedRun, RunPlan};

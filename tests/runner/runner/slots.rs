@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{future, process};
 
-use cogni_gateway::runner::slots::{WarmClaimError, WarmPool, WarmPoolConfig};
+use cogni_gateway::runner::warm_pool::{WarmClaimError, WarmPool, WarmPoolConfig};
 use cogni_gateway::runner::{PreparedRun, RunPlan};
 use cogni_gateway::sandbox::SandboxSpec;
 use cogni_gateway::sandbox::spec::{BindMount, MountAccess, SandboxLimits, WorkspaceMount};

@@ -1,7 +1,7 @@
 //! R8: what somebody sees who watches a run: an agent's text and its tool, wherever its lines are cut, and what any
 //! program prints, but for what would be a command to the terminal.
 
-use cogni_gateway::cli::run::shown::{OpenLineFlag, OutputRenderer};
+use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
 use tokio::io::AsyncWriteExt;
 
 const OUTPUT: &str = concat!(

@@ -2,9 +2,9 @@
 
 use std::io::{self, BufReader, Read};
 
+use cogni_gateway::agent::completion::{self, ModelCompletion};
 use cogni_gateway::agent::event::ProgressEvent;
 use cogni_gateway::agent::http::{self, LlmEndpoint};
-use cogni_gateway::agent::round::{self, ModelCompletion};
 use cogni_gateway::agent::sse::SseReader;
 use proptest::prelude::*;
 
@@ -81,7 +81,8 @@ fn answer(source: impl Read) -> (ModelCompletion, String) {
         }
     };
     let round =
-        round::read_completion(BufReader::with_capacity(2, response.body), &mut listener).unwrap();
+        completion::read_completion(BufReader::with_capacity(2, response.body), &mut listener)
+            .unwrap();
     (round, said)
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use cogni_gateway::sandbox::InitBinary;
-use cogni_gateway::sandbox::first::BUILT_IN_INIT;
+use cogni_gateway::sandbox::init_binary::BUILT_IN_INIT;
 
 use super::{Ended, PROGRAM, Sandbox};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use cogni_gateway::sandbox::OwnerProcess;
-use cogni_gateway::sandbox::spec::docker::proxy::{self, GatewayContainerSpec};
+use cogni_gateway::sandbox::spec::docker::gateway_container::{self, GatewayContainerSpec};
 use cogni_gateway::sandbox::spec::docker::{container_body, podman};
 use cogni_gateway::sandbox::spec::{BindMount, MountAccess, OwnerLabels};
 use serde_json::Value;
@@ -30,7 +30,8 @@ fn the_gateways_container_is_hardened_too() {
             access: MountAccess::ReadOnly,
         }],
     };
-    let body = serde_json::to_value(proxy::container_body(&proxy, IMAGE, &stamp())).unwrap();
+    let body =
+        serde_json::to_value(gateway_container::container_body(&proxy, IMAGE, &stamp())).unwrap();
     insta::assert_json_snapshot!(body);
 }
 

@@ -1,6 +1,6 @@
 //! R5: what a process could not take away is known until it is gone, and does not become ever more.
 
-use cogni_gateway::sandbox::left::{claim, is_registered, register, unregister};
+use cogni_gateway::sandbox::leftovers::{claim, is_registered, register, unregister};
 
 #[test]
 fn what_is_left_is_noted_until_it_is_gone_and_is_bounded() {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use cogni_gateway::sandbox::OwnerProcess;
-use cogni_gateway::sandbox::owner::OwnerState;
+use cogni_gateway::sandbox::owner_process::OwnerState;
 use proptest::prelude::*;
 
 #[test]

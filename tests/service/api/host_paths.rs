@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use cogni_gateway::catalog;
+use cogni_gateway::agents;
 use serde_json::{Value, json};
 
 use super::asked;
@@ -14,7 +14,7 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
     let place = Place::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir_all(&agents).unwrap();
-    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
     let root = format!("rootfs = \"{}/no-root\"\nargv = ", place.path().display());
     let rootless = entry.replace("\"sandbox:agent\"", "\"sandbox:rootless\"");
     let rootless = rootless.replacen("argv = ", &root, 1);

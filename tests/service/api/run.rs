@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cogni_gateway::catalog;
+use cogni_gateway::agents;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ async fn a_run_is_as_long_as_its_agent_allows() {
     let place = Place::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
-    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
     // Of its own accord it would go on: whoever ends it first is told otherwise.
     let entry = entry.replace("${TIMEOUT}", "600");
     let entry = entry.replace("max_runtime = \"10m\"", "max_runtime = \"1s\"");

@@ -4,9 +4,9 @@
 use std::slice;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::record::CallOutcome;
+use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
-use cogni_gateway::billing::books::IngestOutcome;
+use cogni_gateway::billing::store::IngestOutcome;
 use cogni_gateway::billing::{
     self, BillFlag, BillState, BillingStore, CallUsage, ChargeNotice, ChargeSource, RunBill,
 };

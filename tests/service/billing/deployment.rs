@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::billing::books::{CallFilter, IngestOutcome};
+use cogni_gateway::billing::store::{CallFilter, IngestOutcome};
 use cogni_gateway::billing::{CallUsage, ChargeNotice};
 use serde_json::{Value, json};
 use tempfile::tempdir;

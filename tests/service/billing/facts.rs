@@ -5,15 +5,15 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use cogni_gateway::audit::record::{
+use cogni_gateway::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunFinishedRecord, RunStartedRecord,
 };
 use cogni_gateway::audit::{self, AuditLog};
 use cogni_gateway::billing::CallUsage;
-use cogni_gateway::billing::facts::CallUsageReader;
+use cogni_gateway::billing::call_usage::CallUsageReader;
 use cogni_gateway::budget::price::UnknownPricePolicy;
 use cogni_gateway::budget::{self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens};
-use cogni_gateway::gateway::policy::OnClientGone;
+use cogni_gateway::pipeline::policy::OnClientGone;
 use cogni_gateway::upstream::UpstreamKind;
 use insta::assert_snapshot;
 use proptest::prelude::*;

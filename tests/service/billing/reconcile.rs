@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use cogni_gateway::billing::books::CallFilter;
 use cogni_gateway::billing::reconcile::{ReconcileError, ReconcileReport};
+use cogni_gateway::billing::store::CallFilter;
 use cogni_gateway::billing::{BillingStore, CallUsage, ChargeNotice, ChargeSource};
 use cogni_gateway::budget::{self, Nanodollars, TokenUsage, Tokens};
 use cogni_gateway::cli::billing::BillingOutputFormat;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::billing::books::{DayBill, DeletedCalls, OldRuns};
+use cogni_gateway::billing::store::{DayBill, DeletedCalls, OldRuns};
 use cogni_gateway::billing::{self, BillingStore, CallUsage};
 use cogni_gateway::budget::Nanodollars;
 use proptest::prelude::*;

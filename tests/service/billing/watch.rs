@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::billing::watch::ReconcileTask;
+use cogni_gateway::billing::reconcile_task::ReconcileTask;
 use cogni_gateway::billing::{BillingStore, CallUsage};
 use cogni_gateway::observe::metrics::MetricsRegistry;
 use insta::assert_snapshot;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cogni_gateway::catalog;
+use cogni_gateway::agents;
 use serde_json::{Value, json};
 
 use super::{Place, ask};
@@ -85,7 +85,7 @@ async fn a_run_may_find_its_sandbox_waiting() {
     let mut place = Place::new("").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
-    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
     fs::write(agents.join("sandbox-agent.toml"), format!("slots = 2\n{entry}")).unwrap();
     place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
     place.set("LOG", "debug");

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::journal::{self, RunStore};
+use cogni_gateway::store::{self, RunStore};
 
 use super::{Place, ask};
 
@@ -16,7 +16,7 @@ async fn nothing_is_forgotten_while_the_clock_cannot_be_trusted() {
     service.ended(&run).await;
     let journal = || {
         let file = place.state_dir().join("state.db");
-        RunStore::new(SqliteDatabase::open_database(&file, &[journal::SCHEMA]).unwrap())
+        RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap())
     };
     assert!(journal().noted_time().await.unwrap().is_some(), "there was nothing to compare with");
     place.stop(service);

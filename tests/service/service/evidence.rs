@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use cogni_gateway::audit::record::{RunFinishedRecord, RunStartedRecord};
-use cogni_gateway::audit::relay::WorkAppliedRecord;
+use cogni_gateway::audit::delivery_records::WorkAppliedRecord;
+use cogni_gateway::audit::records::{RunFinishedRecord, RunStartedRecord};
 use cogni_gateway::audit::seal::AuditLogSeal;
 use cogni_gateway::audit::{AuditConfig, AuditLog, AuditSigningKey, KEY_FILE_NAME};
 use cogni_gateway::base::db::SqliteDatabase;
@@ -16,7 +16,7 @@ use cogni_gateway::billing;
 use cogni_gateway::budget::BudgetAmount;
 use cogni_gateway::delivery::OUTBOX_FILE;
 use cogni_gateway::delivery::outbox::{DeliveryOutbox, StepOutcome};
-use cogni_gateway::journal;
+use cogni_gateway::store;
 use serde_json::{Value, json};
 
 use super::{Place, ask};
@@ -362,7 +362,7 @@ fn keep_work(place: &Place, held: &str, left: &str) -> String {
 async fn seal(place: &Place, run: &str, seal: AuditLogSeal) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
-        (SqliteDatabase::open_database(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+        (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());
     let change = "UPDATE run SET log_records = ?2, log_head = ?3 WHERE id = ?1";
     let records = seal.records.cast_signed();
     let changed = database
@@ -396,7 +396,7 @@ async fn age_calls(place: &Place, run: &str) {
 async fn end_long_ago(place: &Place, run: &str) {
     let file = place.state_dir().join("state.db");
     let (database, run) =
-        (SqliteDatabase::open_database(&file, &[journal::SCHEMA]).unwrap(), run.to_owned());
+        (SqliteDatabase::open_database(&file, &[store::SCHEMA]).unwrap(), run.to_owned());
     let end = "UPDATE run SET ended = 1 WHERE id = ?1";
     database.write_in_transaction(move |change| change.execute(end, [run])).await.unwrap();
 }

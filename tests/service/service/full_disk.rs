@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::catalog;
+use cogni_gateway::agents;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
@@ -180,7 +180,7 @@ const CALLS: u64 = 12;
 fn write_agent(place: &Place, more: &str, change: impl Fn(String) -> String) {
     let agents = place.path().join("agents");
     fs::create_dir_all(&agents).unwrap();
-    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
     let entry = entry.replace("setup = \"messages\"\n", &format!("setup = \"messages\"\n{more}"));
     fs::write(agents.join("sandbox-agent.toml"), change(entry)).unwrap();
     place.write_config(&format!("agents_dir = \"{}\"", agents.display()));

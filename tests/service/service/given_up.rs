@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use cogni_gateway::catalog;
+use cogni_gateway::agents;
 use http::StatusCode;
 use rusqlite::Connection;
 use serde_json::json;
@@ -21,7 +21,7 @@ async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
     place.set("GITHUB_TOKEN", forge::TOKEN);
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
-    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
     let kept = "name = \"sandbox:kept\"\nmode = \"long_running\"";
     let kept = entry.replace("name = \"sandbox:agent\"", kept);
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use cogni_gateway::audit::verify;
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::journal::{self, AddRunOutcome, NewRunRow, RunStore, SpendingCaps};
 use cogni_gateway::runner::ChatMessage;
-use cogni_gateway::supervisor::RunSubmission;
+use cogni_gateway::runs::RunSubmission;
+use cogni_gateway::store::{self, AddRunOutcome, NewRunRow, RunStore, SpendingCaps};
 use serde_json::{Value, json};
 
 use super::{Place, ask};
@@ -170,7 +170,7 @@ async fn queue(place: &Place, grant: &Grant, run: &str) {
 }
 
 fn open(file: &Path) -> RunStore {
-    RunStore::new(SqliteDatabase::open_database(file, &[journal::SCHEMA]).unwrap())
+    RunStore::new(SqliteDatabase::open_database(file, &[store::SCHEMA]).unwrap())
 }
 
 async fn bill(service: &Service) -> Value {

@@ -3,9 +3,9 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::catalog;
+use cogni_gateway::agents;
 use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, VerdictKind};
-use cogni_gateway::stand_in::{GithubOperation, InjectedFailure};
+use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
 use serde_json::{Value, json};
 
 use super::{Place, ask};
@@ -91,7 +91,7 @@ impl Work {
         place.set("COGNI_RELAY_CONFIG", host.to_str().unwrap());
         place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
         fs::create_dir(&agents).unwrap();
-        let own = catalog::builtin_file("sandbox:agent").unwrap();
+        let own = agents::builtin_file("sandbox:agent").unwrap();
         fs::write(agents.join("sandbox-agent.toml"), own).unwrap();
         let work = Self { place, forge };
         work.write_entry(verdict);
@@ -100,7 +100,7 @@ impl Work {
     }
 
     fn write_entry(&self, verdict: &str) {
-        let entry = catalog::builtin_file("sandbox:agent").unwrap();
+        let entry = agents::builtin_file("sandbox:agent").unwrap();
         let entry = entry.replace("\"sandbox:agent\"", "\"sandbox:strict\"");
         let rule = format!(
             "[[relay.policy.paths]]\nwhy = 'people make it'\nverdict = '{verdict}'\nmatch = ['made']\n"

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
-use cogni_gateway::journal::{RunRow, RunStore};
-use cogni_gateway::{billing, grant, journal};
+use cogni_gateway::store::{RunRow, RunStore};
+use cogni_gateway::{auth, billing, store};
 use rusqlite::Connection;
 use serde_json::json;
 
@@ -112,7 +112,7 @@ fn shape(file: &Path) -> Vec<String> {
 async fn shape_of_new() -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state.db");
-    let rooms = [grant::GRANT_SCHEMA, journal::SCHEMA, billing::SCHEMA];
+    let rooms = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
     SqliteDatabase::open_database(&file, &rooms).unwrap().release_free_pages().await.unwrap();
     shape(&file)
 }
@@ -128,8 +128,8 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     service.process.terminate();
     let before = open_journal(&place).find_run(&run).await.unwrap().unwrap();
 
-    let later: &[_] = [journal::SCHEMA.steps, &[LATER]].concat().leak();
-    let later = DatabaseSchema { steps: later, ..journal::SCHEMA };
+    let later: &[_] = [store::SCHEMA.steps, &[LATER]].concat().leak();
+    let later = DatabaseSchema { steps: later, ..store::SCHEMA };
     assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
     let mut refused = Process::start(&mut place.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());
@@ -150,7 +150,7 @@ fn database(place: &Place) -> PathBuf {
 }
 
 fn open_journal(place: &Place) -> RunStore {
-    RunStore::new(SqliteDatabase::open_database(&database(place), &[journal::SCHEMA]).unwrap())
+    RunStore::new(SqliteDatabase::open_database(&database(place), &[store::SCHEMA]).unwrap())
 }
 
 async fn row(place: &Place, schema: DatabaseSchema, run: &str) -> RunRow {

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cogni_gateway::relay::RepoError;
-use cogni_gateway::relay::quarantine::QuarantineError;
+use cogni_gateway::repo::RepoError;
+use cogni_gateway::repo::quarantine::QuarantineError;
 
 use super::{Attack, Case, Claim};
 use crate::support::repository::Repository;

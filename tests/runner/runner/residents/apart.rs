@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::runner::RunPlan;
-use cogni_gateway::runner::residents::{
+use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
 };
 use cogni_gateway::sandbox::SandboxSpec;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use cogni_gateway::base::hex;
 use cogni_gateway::runner::PreparedRun;
 use cogni_gateway::runner::RunPlan;
-use cogni_gateway::runner::residents::kept::{PruneOutcome, WorkspaceOwner};
-use cogni_gateway::runner::residents::{
+use cogni_gateway::runner::long_running::workspace_store::{PruneOutcome, WorkspaceOwner};
+use cogni_gateway::runner::long_running::{
     LongRunningClaimError, LongRunningPoolLimits, SandboxKey, SandboxKeyScope,
 };
 use cogni_gateway::sandbox::SandboxSpec;

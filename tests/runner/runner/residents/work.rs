@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use cogni_gateway::delivery::DeliveryService;
 use cogni_gateway::delivery::outbox::WorkspaceRow;
-use cogni_gateway::relay::BranchKey;
+use cogni_gateway::repo::BranchKey;
 use cogni_gateway::runner::RunPlan;
-use cogni_gateway::runner::delivery::DeliveryTarget;
-use cogni_gateway::runner::residents::SandboxKey;
+use cogni_gateway::runner::branch_delivery::DeliveryTarget;
+use cogni_gateway::runner::long_running::SandboxKey;
 use serde_json::{Value, json};
 
 use super::{Kept, TERMS};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cogni_gateway::audit::verify;
 use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox};
-use cogni_gateway::provider::RecordedRequest;
+use cogni_gateway::model_provider::RecordedRequest;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 

@@ -3,10 +3,10 @@
 
 use std::fs;
 
+use cogni_gateway::agents;
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::catalog;
-use cogni_gateway::journal::{self, NewRunRow, RunStore, SpendingCaps};
-use cogni_gateway::supervisor::RunSubmission;
+use cogni_gateway::runs::RunSubmission;
+use cogni_gateway::store::{self, NewRunRow, RunStore, SpendingCaps};
 use serde_json::{Value, json};
 
 use super::super::{Place, ask};
@@ -53,7 +53,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
 /// As a process has that is killed before it begins them.
 async fn accept(place: &Place, runs: &[&str]) {
     let database =
-        SqliteDatabase::open_database(&place.state_dir().join("state.db"), &[journal::SCHEMA]);
+        SqliteDatabase::open_database(&place.state_dir().join("state.db"), &[store::SCHEMA]);
     let journal = RunStore::new(database.unwrap());
     // The grant's own id is not known here; an admin sees them all.
     for run in runs {
@@ -101,7 +101,7 @@ async fn residents() -> Place {
     let place = Place::new("gate=head").await;
     let agents = place.path().join("agents");
     fs::create_dir(&agents).unwrap();
-    let entry = catalog::builtin_file("sandbox:agent").unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
     let entry = format!("mode = \"long_running\"\n{entry}");
     fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
     place.write_config(&format!("agents_dir = \"{}\"", agents.display()));

@@ -1,0 +1,151 @@
+//! From a file to an entry; what is wrong is told with its line, its key, and what would be right.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::definition::{self, AgentDefinition, ExternalFile, FileContent};
+use super::validate::DefinitionKeyError;
+
+/// Why there is no catalog.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogError {
+    #[error("cannot read `{}`", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("there is no agent in `{}`; an agent is a file that ends in `.toml`", .0.display())]
+    Empty(PathBuf),
+    #[error("{}:{line}: {}{what}", file.display(), key_prefix(key))]
+    Invalid { file: PathBuf, line: usize, key: String, what: String },
+}
+
+/// Reads one file.
+pub(super) fn load_file(path: &Path) -> Result<AgentDefinition, CatalogError> {
+    let text = read_file(path)?;
+    let mut entry = parse_definition(path, &text)?;
+    for (name, text) in &mut entry.files {
+        let FileContent::Beside(ExternalFile { file }) = text else { continue };
+        let beside = path.with_file_name(&file);
+        let read = read_file(&beside)?;
+        tracing::trace!(agent = entry.name, file = %name.display(), "read a text of the agent's");
+        *text = FileContent::Here(read);
+    }
+    Ok(entry)
+}
+
+/// Reads what `text` says, which is that of the file at `path`.
+pub(super) fn parse_definition(path: &Path, text: &str) -> Result<AgentDefinition, CatalogError> {
+    let invalid =
+        |line, key, what| CatalogError::Invalid { file: path.to_owned(), line, key, what };
+    let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+    let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+    let broken =
+        |error: toml::de::Error| invalid(line(at(&error)), String::new(), toml_message(&error));
+    let document = DeTable::parse(text).map_err(broken)?;
+    let document = document.get_ref();
+    for (gone, now) in REMOVED_KEYS {
+        if let Some(place) = key_offset(document, gone) {
+            return Err(invalid(line(place), (*gone).to_owned(), (*now).to_owned()));
+        }
+    }
+    let entry: AgentDefinition = toml::from_str(text).map_err(|error| {
+        // What is missing from the whole is told of its first key.
+        let is_missing = at(&error) == 0 && error.message().starts_with("missing field");
+        let key = key_at(document, at(&error)).filter(|_| !is_missing).unwrap_or_default();
+        invalid(line(at(&error)), key, toml_message(&error))
+    })?;
+    let checked = entry.check().and_then(|()| check_file_name(path, &entry));
+    checked.map_err(|DefinitionKeyError { key, what }| {
+        let place = nearest_offset(document, key);
+        invalid(line(place), key.to_owned(), what)
+    })?;
+    Ok(entry)
+}
+
+fn check_file_name(path: &Path, entry: &AgentDefinition) -> Result<(), DefinitionKeyError> {
+    let right = definition::definition_file_name(&entry.name);
+    if path.file_name().is_some_and(|name| name == right.as_str()) {
+        return Ok(());
+    }
+    let what = format!("the file of `{}` is named `{right}`; rename one of them", entry.name);
+    Err(DefinitionKeyError { key: "name", what })
+}
+
+fn read_file(path: &Path) -> Result<String, CatalogError> {
+    let unreadable = |source| CatalogError::Unreadable { path: path.to_owned(), source };
+    let size = fs::metadata(path).map_err(unreadable)?.len();
+    if size > MAX_FILE_BYTES {
+        let why = format!("it has {size} bytes; an agent's files have at most {MAX_FILE_BYTES}");
+        return Err(unreadable(io::Error::other(why)));
+    }
+    fs::read_to_string(path).map_err(unreadable)
+}
+
+fn toml_message(error: &toml::de::Error) -> String {
+    error.message().replace('\n', "; ")
+}
+
+/// Before a message that is about a key.
+fn key_prefix(key: &str) -> String {
+    if key.is_empty() { String::new() } else { format!("`{key}`: ") }
+}
+
+/// Where the value of a dotted key begins.
+fn key_offset(table: &DeTable<'_>, key: &str) -> Option<usize> {
+    let (first, rest) = key.split_once('.').unwrap_or((key, ""));
+    let (name, value) = table.iter().find(|(name, _)| name.get_ref() == first)?;
+    if rest.is_empty() {
+        return Some(name.span().start);
+    }
+    match value.get_ref() {
+        DeValue::Table(table) => key_offset(table, rest),
+        _ => None,
+    }
+}
+
+/// Where a dotted key stands, or else the table that it belongs into.
+fn nearest_offset(document: &DeTable<'_>, key: &str) -> usize {
+    let above = || key.rsplit_once('.').map(|(above, _)| nearest_offset(document, above));
+    key_offset(document, key).or_else(above).unwrap_or_default()
+}
+
+/// The dotted key whose value has the byte at `at`, or which stands there itself.
+fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
+    table.iter().find_map(|(name, value)| {
+        let own = || Some(name.get_ref().to_string());
+        let inner = match value.get_ref() {
+            DeValue::Table(table) => key_at(table, at),
+            DeValue::Array(list) => list.iter().find_map(|one| match one.get_ref() {
+                DeValue::Table(table) => key_at(table, at),
+                _ => None,
+            }),
+            _ => None,
+        };
+        match inner {
+            Some(inner) => Some(format!("{}.{inner}", name.get_ref())),
+            None if name.span().contains(&at) || value.span().contains(&at) => own(),
+            None => None,
+        }
+    })
+}
+
+/// Keys that were, or belong elsewhere, and what is to be said in their place.
+const REMOVED_KEYS: &[(&str, &str)] = &[
+    (
+        "conversation",
+        "it is gone; say `setup = \"messages\"`, and the agent finds it in `.cogni/messages.json`",
+    ),
+    ("relay.extract", HOST_ONLY_KEY_MESSAGE),
+    ("relay.quarantine", HOST_ONLY_KEY_MESSAGE),
+    ("policy.body.models", "an agent's models are said in `allow` of `[models]`"),
+    (
+        "policy.body.capabilities",
+        "an agent's are said by `capabilities = […]` of its own, before all tables",
+    ),
+];
+
+const HOST_ONLY_KEY_MESSAGE: &str = "how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`";
+
+/// An agent's file, or one beside it, is some lines for people.
+const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -1,0 +1,53 @@
+//! Refusals by code, of which each may come in floods.
+
+use std::time::Instant;
+
+use super::flood_limiter::RecordFloodLimiter;
+use super::records::{CallRefusedRecord, RefusalsRepeatedRecord};
+
+/// One entry per code that has occurred. Codes are part of the program, so there are few.
+#[derive(Debug, Default)]
+pub(super) struct RefusalCounter(Vec<RefusalCodeCount>);
+
+#[derive(Debug)]
+struct RefusalCodeCount {
+    code: &'static str,
+    /// The status of the last of them.
+    status: u16,
+    flood: RecordFloodLimiter,
+}
+
+impl RefusalCounter {
+    /// Counts a refusal; `true` if it is to be recorded by itself.
+    pub(super) fn count_refusal(&mut self, refused: &CallRefusedRecord<'_>) -> bool {
+        let count = self.count_for_code(refused.code);
+        count.status = refused.status;
+        count.flood.count_one()
+    }
+
+    /// Takes out what was counted and is due, or `all` of it.
+    pub(super) fn take_due(
+        &mut self,
+        now: Instant,
+        all: bool,
+    ) -> impl Iterator<Item = RefusalsRepeatedRecord> {
+        self.0.iter_mut().filter_map(move |RefusalCodeCount { code, status, flood }| {
+            let repeats = flood.take_due(now, all)?;
+            Some(RefusalsRepeatedRecord { code, status: *status, repeats })
+        })
+    }
+
+    /// Whether something was counted that is not recorded yet.
+    pub(super) fn is_counting(&self) -> bool {
+        self.0.iter().any(|count| count.flood.is_counting())
+    }
+
+    fn count_for_code(&mut self, code: &'static str) -> &mut RefusalCodeCount {
+        let known = self.0.iter().position(|count| count.code == code);
+        let at = known.unwrap_or_else(|| {
+            self.0.push(RefusalCodeCount { code, status: 0, flood: RecordFloodLimiter::default() });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+}

@@ -1,0 +1,151 @@
+//! What a service is told: files, then variables, then flags.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use crate::agents::AgentCatalog;
+use crate::audit;
+use crate::cli::flags;
+use crate::cli::relay::RelayArgs;
+use crate::cli::run::resolve_init_binary;
+use crate::config::{GatewayConfig, ListenAddress, ServiceConfig};
+use crate::runner::{DriverChoice, HostEnvironment};
+use crate::runs::RunServiceConfig;
+use crate::sandbox::{InitBinary, UserRange};
+
+/// All of it, read and checked.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// What a run has that says nothing else.
+    pub config: GatewayConfig,
+    pub serve: ServiceConfig,
+    pub catalog: AgentCatalog,
+    pub relay: RelayArgs,
+    /// The sandbox's first process.
+    pub init: InitBinary,
+}
+
+/// The flags that are the service's own. What they say wins over the file.
+#[derive(Clone, Debug, Args)]
+struct ServeArgs {
+    /// An address and a port, or `unix:/path` [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "PLACE", env = "COGNI_LISTEN")]
+    listen: Option<ListenAddress>,
+
+    /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket
+    #[arg(long)]
+    insecure_no_auth: bool,
+
+    /// Where runs have their directories [default: /run/cogni]
+    #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR")]
+    run_dir: Option<PathBuf>,
+
+    /// A file for each agent [default: the agents that this program brings along]
+    #[arg(long, value_name = "DIR", env = "COGNI_AGENTS_DIR")]
+    agents_dir: Option<PathBuf>,
+
+    /// Who makes sandboxes for agents that do not say: docker, embedded or auto [default: auto]
+    #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
+    driver: Option<DriverChoice>,
+
+    /// Docker Engine's socket, or Podman's [default: /var/run/docker.sock]
+    #[arg(long, value_name = "PATH", env = "COGNI_DOCKER_SOCKET")]
+    docker_socket: Option<PathBuf>,
+
+    /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
+    #[arg(long)]
+    allow_unlimited: bool,
+
+    /// The sandbox's first process, or `none` [default: the cogni-init that this program carries]
+    #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
+    init: Option<PathBuf>,
+
+    /// The users of this machine that sandboxes run as, each its own; one number is one user for all [default: 2100000000-2100065535]
+    #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS")]
+    uids: Option<UserRange>,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+/// The command with these flags.
+pub(super) fn add_flags(command: Command) -> Command {
+    ServeArgs::augment_args(command)
+}
+
+impl ServeOptions {
+    /// # Errors
+    /// What cannot be read, or does not fit together.
+    pub fn load(
+        matches: &ArgMatches,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Self> {
+        let flags = ServeArgs::from_arg_matches(matches)?;
+        let mut config = flags::read_config(super::service_settings(), matches, &variable)?;
+        if config.shared.is_some() {
+            bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
+        }
+        let (given, relay) = (flags.init.clone(), flags.relay.clone());
+        let serve = flags.merged_with_file(config.serve.take());
+        let init = resolve_init_binary(given, serve.state_directory())?;
+        config.serve = Some(serve.clone());
+        config.validate()?;
+        config.serve = None;
+        let catalog = match &serve.agents_dir {
+            Some(directory) => AgentCatalog::load_directory(directory)?,
+            None => AgentCatalog::builtin(),
+        };
+        let relay = relay.with_state_dir(serve.state_directory());
+        config.files.extend(relay.private_paths(variable));
+        Ok(Self { config, serve, catalog, relay, init })
+    }
+
+    /// What the supervisor is to know. Where no key is configured to sign audit logs with, there is one from now on.
+    ///
+    /// # Errors
+    /// There is no key, and none can be made.
+    pub fn run_service_config(&self) -> anyhow::Result<RunServiceConfig> {
+        let signing_key = match &self.config.audit.signing_key {
+            Some(configured) => configured.clone(),
+            None => audit::load_or_create_seed(
+                &self.serve.state_directory().join(audit::KEY_FILE_NAME),
+            )?,
+        };
+        let ServiceConfig { docker_socket, run_dir, uids, .. } = self.serve.clone();
+        Ok(RunServiceConfig {
+            state_dir: self.serve.state_directory(),
+            host: HostEnvironment { docker_socket, run_dir, init: self.init.clone(), uids },
+            driver: self.serve.driver,
+            allow_unlimited: self.serve.allow_unlimited,
+            max_runs: self.serve.max_runs,
+            grace: self.serve.grace,
+            retention: self.serve.retention,
+            workspace_retention: self.serve.workspace_retention,
+            audit_retention: self.serve.audit_retention,
+            billing_retention: self.serve.billing_retention,
+            signing_key,
+        })
+    }
+}
+
+impl ServeArgs {
+    fn merged_with_file(self, file: Option<ServiceConfig>) -> ServiceConfig {
+        let file = file.unwrap_or_default();
+        // So that it stays what it is, whoever reads it when.
+        let state_dir = Some(self.relay.state_dir().unwrap_or_else(|| file.state_directory()));
+        ServiceConfig {
+            listen: self.listen.unwrap_or(file.listen),
+            insecure_no_auth: self.insecure_no_auth || file.insecure_no_auth,
+            state_dir,
+            run_dir: self.run_dir.unwrap_or(file.run_dir),
+            agents_dir: self.agents_dir.or(file.agents_dir),
+            driver: self.driver.unwrap_or(file.driver),
+            docker_socket: self.docker_socket.unwrap_or(file.docker_socket),
+            allow_unlimited: self.allow_unlimited || file.allow_unlimited,
+            uids: self.uids.unwrap_or(file.uids),
+            ..file
+        }
+    }
+}

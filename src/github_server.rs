@@ -1,0 +1,153 @@
+//! A stand-in for GitHub, for the demo and the tests: the part of its REST API that the relay calls, and git over
+//! HTTP, on one port of the loopback.
+//!
+//! It keeps what it is told, demands a token for everything, and answers, refuses and limits in GitHub's own words and
+//! headers. What [`FakeGithubHandle`] is told in advance goes wrong: an answer is lost after its work was done, a request waits
+//! at the [gate](FakeGithubHandle::response_gate), a limit is reached. Repositories are bare ones on this disk, so a pull request needs a branch
+//! that was really pushed.
+//!
+//! **Invariant:** nothing but a request with a good token changes or shows a repository.
+
+mod access;
+mod fault;
+mod git;
+mod hub;
+mod pull_request;
+mod reply;
+mod rest;
+mod route;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::base::task_group::TaskGroup;
+
+pub use fault::{FaultRule, InjectedFailure};
+pub use hub::{FakeGithubHandle, RecordedCall};
+pub use pull_request::FakePullRequest;
+pub use route::GithubOperation;
+
+use reply::FakeResponse;
+use route::FakeGithubRoute;
+
+/// A stand-in that listens, and does not answer yet.
+#[derive(Debug)]
+pub struct FakeGithub {
+    listener: TcpListener,
+    addr: SocketAddr,
+    hub: FakeGithubHandle,
+}
+
+/// What a caller is given instead of an answer: the connection ends.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer is lost, as was asked for")]
+struct ReplyLostError;
+
+impl FakeGithub {
+    /// Listens on `addr`, with no repository and no token that it accepts.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub async fn bind(addr: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr).await?;
+        let addr = listener.local_addr()?;
+        Ok(Self { listener, addr, hub: FakeGithubHandle::new(format!("http://{addr}")) })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// What it knows, to be told and asked.
+    pub fn github_handle(&self) -> FakeGithubHandle {
+        self.hub.clone()
+    }
+
+    /// Answers until `shutdown`, and then cuts what is open: a request at the gate would never end.
+    pub async fn serve(self, shutdown: CancellationToken) {
+        let drain = TaskGroup::default();
+        while let Some(accepted) = shutdown.run_until_cancelled(self.listener.accept()).await {
+            match accepted {
+                Ok((stream, _)) => {
+                    drain.spawn_task(serve_connection(stream, self.hub.clone(), drain.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                }
+            }
+        }
+        // Nobody will open the gate any more.
+        self.hub.response_gate().allow_answers(Semaphore::MAX_PERMITS / 2);
+        drain.shut_down(Duration::ZERO).await;
+    }
+}
+
+async fn serve_connection(stream: TcpStream, hub: FakeGithubHandle, drain: TaskGroup) {
+    let hub = Arc::new(hub);
+    let working = drain.clone();
+    let service = service_fn(move |request| {
+        let hub = hub.clone();
+        let (answered, answer) = oneshot::channel();
+        // What has been asked for is done, also where the one who asked has gone.
+        working.spawn_task(async move { drop(answered.send(handle(&hub, request).await)) });
+        async move { answer.await.unwrap_or(Err(ReplyLostError)) }
+    });
+    let cut = drain.abort_token().clone();
+    let server = auto::Builder::new(drain);
+    let conversation = server.serve_connection(TokioIo::new(stream), service);
+    if let Some(Err(error)) = cut.run_until_cancelled(conversation).await {
+        tracing::debug!(%error, "connection ended early");
+    }
+}
+
+/// Answers one request, unless it was told to lose the answer.
+async fn handle(
+    hub: &FakeGithubHandle,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, ReplyLostError> {
+    let (head, body) = request.into_parts();
+    let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
+        return Err(ReplyLostError);
+    };
+    let body = body.to_bytes();
+    let Some(route) = FakeGithubRoute::match_route(&head) else {
+        return Ok(FakeResponse::not_found().into_response());
+    };
+    hub.record_call(&route, &head, &body);
+    let fault = hub.take_fault(route.operation());
+    match fault {
+        Some(InjectedFailure::Refuse(reply)) => return Ok(reply.into_response()),
+        Some(InjectedFailure::HoldBefore) => hub.response_gate().wait_for_pass().await,
+        _ => (),
+    }
+    let reply = match &route {
+        FakeGithubRoute::Git(ask) => git::handle_git(hub, ask, &head, body).await,
+        FakeGithubRoute::Rest(ask) => rest::handle_rest(hub, ask, &head, &body),
+    };
+    match fault {
+        Some(InjectedFailure::LoseReply) => return Err(ReplyLostError),
+        Some(InjectedFailure::HoldAfter) => hub.response_gate().wait_for_pass().await,
+        _ => (),
+    }
+    Ok(reply.into_response())
+}
+
+/// A push of everything the tests have, many times over.
+const MAX_BODY_BYTES: usize = 512 << 20;
+
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -1,0 +1,207 @@
+//! The agent's process: found as execvp finds it, started as execve starts it, with nothing between.
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
+
+use rustix::process::{self, Pid, Signal};
+use rustix::thread;
+
+use super::options::{InitOptions, UnixSocketPolicy};
+use super::{
+    EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP_FAILED, InitFailure, landlock, reaper, seccomp,
+};
+
+/// Starts the agent in a session of its own, and returns its pid.
+pub(crate) fn start_agent(options: &InitOptions) -> Result<Pid, InitFailure> {
+    let image = AgentExecArgs::new(options)?;
+    let confinement = AgentConfinement::new(options)?;
+    let mut command = Command::new(&options.argv[0]);
+    let child = spawn(&mut command, move || Err(image.exec_agent(&confinement)));
+    match child {
+        // The child is waited for by its pid, together with the orphans that we are given.
+        Ok(pid) => Ok(pid),
+        Err(error) => Err(spawn_failure(&options.argv[0], &error)),
+    }
+}
+
+/// The standard library forks, and tells us why the child has failed, if it has.
+#[expect(
+    unsafe_code,
+    reason = "what runs between fork and exec is for the caller to keep harmless"
+)]
+fn spawn(
+    command: &mut Command,
+    between: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+) -> io::Result<Pid> {
+    // SAFETY: this process has one thread, so that the child's copy of it holds no lock of another's.
+    let child = unsafe { command.pre_exec(between) }.spawn()?;
+    Ok(Pid::from_child(&child))
+}
+
+/// What execve is given, made before the fork.
+struct AgentExecArgs {
+    /// The paths to try, in order.
+    candidates: Vec<CString>,
+    argv: Vec<CString>,
+    env: Vec<CString>,
+}
+
+impl AgentExecArgs {
+    fn new(InitOptions { argv, env, .. }: &InitOptions) -> Result<Self, InitFailure> {
+        let env = merged_environment(env);
+        let path = env.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
+        let strings = || -> Result<Self, std::ffi::NulError> {
+            Ok(Self {
+                candidates: candidate_paths(&argv[0], path.map(OsStr::from_bytes))?,
+                argv: argv.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
+                env: env.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
+            })
+        };
+        strings().map_err(|error| InitFailure::setup_failure("pass the arguments on", error))
+    }
+
+    /// Replaces this process, the child, by the agent; returns only if that fails.
+    ///
+    /// We execute it ourselves, and not by the standard library, whose execvp would give a file without a `#!` line to
+    /// a shell.
+    fn exec_agent(&self, confinement: &AgentConfinement) -> io::Error {
+        if let Err(error) = confinement.apply() {
+            return error;
+        }
+        let (argv, env) =
+            (null_terminated_pointers(&self.argv), null_terminated_pointers(&self.env));
+        let mut outcome = io::Error::from_raw_os_error(libc::ENOENT);
+        for path in &self.candidates {
+            let error = execve(path, &argv, &env);
+            match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => {}
+                // As execvp does: another directory may have one that is executable, and if not, this is the reason.
+                Some(libc::EACCES) => outcome = error,
+                _ => return error,
+            }
+        }
+        outcome
+    }
+}
+
+/// What the agent has and we have not, made before the fork.
+struct AgentConfinement {
+    unix_sockets: UnixSocketPolicy,
+    files: Option<OwnedFd>,
+}
+
+impl AgentConfinement {
+    fn new(InitOptions { writable, unix_sockets, .. }: &InitOptions) -> Result<Self, InitFailure> {
+        let files = if writable.is_empty() {
+            Ok(None)
+        } else {
+            landlock::prepare_ruleset(writable, *unix_sockets)
+        };
+        let files =
+            files.map_err(|error| InitFailure::setup_failure("make rules for Landlock", error))?;
+        Ok(Self { unix_sockets: *unix_sockets, files })
+    }
+
+    /// The session makes the agent the leader of a process group that does not have us in it.
+    fn apply(&self) -> io::Result<()> {
+        reaper::unblock_signals()?;
+        process::setsid()?;
+        process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        thread::set_no_new_privs(true)?;
+        // Error numbers of our own: execve has EINVAL and EACCES too.
+        if let Some(files) = &self.files {
+            landlock::restrict_self(files)
+                .map_err(|_| io::Error::from_raw_os_error(ERR_LANDLOCK))?;
+        }
+        seccomp::restrict_calls(self.unix_sockets)
+            .map_err(|_| io::Error::from_raw_os_error(ERR_SECCOMP))
+    }
+}
+
+#[expect(unsafe_code, reason = "there is no safe call that executes a program and nothing else")]
+fn execve(path: &CString, argv: &[*const libc::c_char], env: &[*const libc::c_char]) -> io::Error {
+    // SAFETY: both lists end with a null pointer, and point to strings that outlive the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+fn null_terminated_pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// A name with a slash is a path; another is looked for in `PATH`, or where execvp looks without one.
+fn candidate_paths(
+    program: &OsStr,
+    path: Option<&OsStr>,
+) -> Result<Vec<CString>, std::ffi::NulError> {
+    if program.as_bytes().contains(&b'/') {
+        return Ok(vec![c_string(program.to_owned())?]);
+    }
+    let path = path.unwrap_or(OsStr::new(DEFAULT_PATH));
+    env::split_paths(path).map(|folder| c_string(folder.join(program).into_os_string())).collect()
+}
+
+/// Our own, but for those that are given.
+fn merged_environment(given: &[OsString]) -> Vec<OsString> {
+    let is_given = |name: &OsStr| {
+        let rest = |variable| OsStr::as_bytes(variable).strip_prefix(name.as_bytes());
+        given.iter().any(|variable| rest(variable).is_some_and(|rest| rest.starts_with(b"=")))
+    };
+    let own = env::vars_os().filter(|(name, _)| !is_given(name)).map(|(mut variable, value)| {
+        variable.push("=");
+        variable.push(value);
+        variable
+    });
+    own.chain(given.iter().cloned()).collect()
+}
+
+fn c_string(text: OsString) -> Result<CString, std::ffi::NulError> {
+    CString::new(text.into_vec())
+}
+
+fn spawn_failure(program: &OsStr, error: &io::Error) -> InitFailure {
+    let program = program.to_string_lossy();
+    let failure = |status, message| InitFailure { status, message };
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) if program.contains('/') => failure(
+            EXIT_NOT_FOUND,
+            format!("there is no `{program}`, or the interpreter that it names is not in the image"),
+        ),
+        Some(libc::ENOENT) => {
+            failure(EXIT_NOT_FOUND, format!("`{program}` is not found in `PATH`; give its path, or set `PATH`"))
+        }
+        Some(libc::EACCES) => {
+            failure(EXIT_NOT_EXECUTABLE, format!("uid {} may not execute `{program}`", process::getuid().as_raw()))
+        }
+        Some(libc::ENOEXEC) => failure(
+            EXIT_NOT_EXECUTABLE,
+            format!("`{program}` is no program of this machine, and has no `#!` line; there is no shell to guess with"),
+        ),
+        Some(ERR_SECCOMP) => failure(
+            EXIT_SETUP_FAILED,
+            "this kernel does not take a filter of system calls; --allow-unix-sockets starts the agent without one".to_owned(),
+        ),
+        Some(ERR_LANDLOCK) => failure(
+            EXIT_SETUP_FAILED,
+            "this kernel has Landlock, and does not take its rules; without --write the agent starts without them".to_owned(),
+        ),
+        Some(libc::EAGAIN | libc::ENOMEM) => failure(
+            EXIT_SETUP_FAILED,
+            format!("cannot start a process for `{program}`: {error}; see the sandbox's limits of processes and memory"),
+        ),
+        _ => failure(EXIT_NOT_EXECUTABLE, format!("cannot execute `{program}`: {error}")),
+    }
+}
+
+/// `confstr(_CS_PATH)`, the same in glibc and musl but for their order.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Not answers of any call between fork and exec, so that the parent can tell them from theirs.
+const ERR_SECCOMP: i32 = libc::ENOTSUP;
+const ERR_LANDLOCK: i32 = libc::ENOPKG;

@@ -1,0 +1,149 @@
+//! A fake model provider for the demo, the tests and the benches.
+//!
+//! It speaks chat completions, completions, Responses, Messages, embeddings and models as the real
+//! ones do behind `LiteLLM`, with `LiteLLM`'s headers, over HTTP/1.1 and HTTP/2 without TLS. What it
+//! says, how fast, and how it fails is a [`ProviderScript`]: the provider's own, with the knobs turned that a
+//! request names in its model, as in `"model": "fake/chunks=100,interval=20ms,fault=reset@3"`. A
+//! model's name is the one thing that passes through every proxy unharmed.
+//!
+//! What reached it is in [`ProviderRequestLog`], and over HTTP at `GET /_seen?last=N` (`DELETE` forgets). Answers
+//! that a script holds back wait at the [`ResponseGate`], which `POST /_gate` opens for one of them.
+//!
+//! **Invariant:** each event is written by a system call of its own, unless a script joins them or
+//! the client is too slow to take them singly.
+
+mod answer;
+mod breakable_socket;
+mod embeddings;
+mod event;
+mod generated_body;
+mod headers;
+mod playback;
+mod protocol;
+mod provider_request;
+mod request_log;
+pub mod script;
+mod server;
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use crate::base::task_group::TaskGroup;
+
+pub use crate::base::response_gate::ResponseGate;
+pub use request_log::{
+    AnswerEnd, MAX_KEPT_BODY_BYTES, MAX_KEPT_REQUESTS, ProviderRequestLog, RecordedRequest,
+};
+pub use script::ProviderScript;
+
+use breakable_socket::{BreakableSocket, ConnectionBreaker};
+use server::ProviderShared;
+
+/// A provider that listens, and does not answer yet.
+#[derive(Debug)]
+pub struct FakeProvider {
+    listener: TcpListener,
+    addr: SocketAddr,
+    shared: Arc<ProviderShared>,
+}
+
+impl FakeProvider {
+    /// Listens on `addr`; requests that name no script of their own get `script`.
+    pub async fn bind(addr: SocketAddr, script: ProviderScript) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr).await?;
+        let addr = listener.local_addr()?;
+        let seen = Arc::new(ProviderRequestLog::default());
+        let shared = Arc::new(ProviderShared { script, seen, gate: ResponseGate::default() });
+        Ok(Self { listener, addr, shared })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// What reaches it.
+    pub fn request_log(&self) -> Arc<ProviderRequestLog> {
+        self.shared.seen.clone()
+    }
+
+    /// Lets the answers go on that a script holds back.
+    pub fn response_gate(&self) -> ResponseGate {
+        self.shared.gate.clone()
+    }
+
+    /// Writes each request to `file` when it has ended, as a line of JSON.
+    pub fn record_requests_to(&self, file: File) {
+        self.shared.seen.record_to(file);
+    }
+
+    /// Answers until `shutdown`, and then cuts what is open: a scripted stall would never end.
+    pub async fn serve(self, shutdown: CancellationToken) {
+        let drain = TaskGroup::default();
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        while let Some((stream, place)) =
+            shutdown.run_until_cancelled(accept_connection(&self.listener, &places)).await
+        {
+            drain.spawn_task(serve_connection(stream, place, self.shared.clone(), drain.clone()));
+        }
+        self.shared.seen.mark_closing();
+        drain.shut_down(Duration::ZERO).await;
+    }
+}
+
+/// Waits for a place and a connection, pausing while the process is out of file descriptors.
+async fn accept_connection(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, place),
+            Err(error) => {
+                tracing::warn!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+/// Serves one connection to its end.
+async fn serve_connection(
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+    shared: Arc<ProviderShared>,
+    drain: TaskGroup,
+) {
+    let _open = shared.seen.track_connection();
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "the connection ended before it began");
+    }
+    let breaker = Arc::new(ConnectionBreaker::default());
+    let socket = TokioIo::new(BreakableSocket::new(stream, breaker.clone()));
+    let service = service_fn(move |request| {
+        let (shared, breaker) = (shared.clone(), breaker.clone());
+        async move { server::handle(&shared, &breaker, request).await }
+    });
+    let cut = drain.abort_token().clone();
+    let server = auto::Builder::new(drain);
+    if let Some(Err(error)) =
+        cut.run_until_cancelled(server.serve_connection(socket, service)).await
+    {
+        tracing::debug!(%error, "connection ended early");
+    }
+}
+
+/// More than any test or bench opens, fewer than a process may have files.
+const MAX_CONNECTIONS: usize = 20_000;
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

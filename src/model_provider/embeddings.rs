@@ -1,0 +1,54 @@
+//! Embeddings: the same small vector for every input, as floats or in base64.
+
+use serde_json::{Value, json};
+
+use super::provider_request::ProviderRequest;
+use super::script::{ProviderScript, UsageReporting};
+
+/// The answer to an embeddings request.
+pub(super) fn embeddings_response(ask: &ProviderRequest<'_>, script: &ProviderScript) -> Value {
+    let dimensions = ask.dimensions.unwrap_or(DEFAULT_DIMENSIONS).min(MAX_DIMENSIONS);
+    let embedding = if ask.encoding_format.as_deref() == Some("base64") {
+        json!(base64_encode(&COMPONENT_VALUE.to_le_bytes().repeat(dimensions)))
+    } else {
+        json!(vec![COMPONENT_VALUE; dimensions])
+    };
+    let data: Vec<Value> = (0..input_count(ask))
+        .map(|index| json!({ "object": "embedding", "index": index, "embedding": embedding }))
+        .collect();
+    let mut body = json!({ "object": "list", "data": data, "model": ask.model });
+    if script.usage != UsageReporting::None {
+        body["usage"] = json!({ "prompt_tokens": script.input, "total_tokens": script.input });
+    }
+    body
+}
+
+/// A text and a list of tokens are one input; a list of either is as many.
+fn input_count(ask: &ProviderRequest<'_>) -> usize {
+    let input = ask.input.and_then(|input| serde_json::from_str::<Value>(input.get()).ok());
+    match input {
+        Some(Value::Array(items)) if !items.iter().all(Value::is_number) => items.len(),
+        _ => 1,
+    }
+}
+
+/// RFC 4648, section 4.
+fn base64_encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = (0..3).fold(0, |bits, i| bits << 8 | u32::from(*group.get(i).unwrap_or(&0)));
+        for place in 0..4 {
+            let digit = (bits >> (18 - 6 * place)) as usize & 63;
+            text.push(if place > group.len() { '=' } else { char::from(BASE64_ALPHABET[digit]) });
+        }
+    }
+    text
+}
+
+const BASE64_ALPHABET: &[u8; 64] =
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+/// Exact in binary, so that it reads the same in every encoding.
+const COMPONENT_VALUE: f32 = 0.125;
+const DEFAULT_DIMENSIONS: usize = 8;
+/// The most that the real models offer.
+const MAX_DIMENSIONS: usize = 4096;

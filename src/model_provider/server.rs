@@ -1,0 +1,312 @@
+//! Answers requests: finds the route, waits or fails before the head, hands over to the play.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+
+use super::answer::ScriptedAnswer;
+use super::breakable_socket::ConnectionBreaker;
+use super::generated_body::{BodyAbortedError, GeneratedBody};
+use super::playback::{self, FaultPlan, FrameWriter};
+use super::protocol::ProviderProtocol;
+use super::provider_request::ProviderRequest;
+use super::request_log::{AnswerEnd, MAX_KEPT_REQUESTS, ProviderRequestLog, RequestLogGuard};
+use super::script::{FaultKind, ProviderScript};
+use super::{embeddings, headers};
+use crate::base::response_gate::ResponseGate;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(super) struct ProviderShared {
+    pub(super) script: ProviderScript,
+    pub(super) seen: Arc<ProviderRequestLog>,
+    pub(super) gate: ResponseGate,
+}
+
+/// What is served, scripted and recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProviderRoute {
+    Turn(ProviderProtocol),
+    CountTokens,
+    Embeddings,
+    Models,
+}
+
+/// One request on its way to its answer.
+struct ProviderCall<'a> {
+    shared: &'a ProviderShared,
+    breaker: Option<Arc<ConnectionBreaker>>,
+    ticket: RequestLogGuard,
+    /// Of the response.
+    headers: HeaderMap,
+}
+
+/// Answers one request; an error is a connection to break.
+pub(super) async fn handle(
+    shared: &ProviderShared,
+    breaker: &Arc<ConnectionBreaker>,
+    request: Request<Incoming>,
+) -> Result<Response<GeneratedBody>, BodyAbortedError> {
+    let (head, body) = request.into_parts();
+    if let Some(answer) = control_response(shared, &head) {
+        return Ok(answer);
+    }
+    let call = ProviderCall {
+        breaker: (head.version != Version::HTTP_2).then(|| breaker.clone()),
+        headers: headers::litellm_headers(&head.headers),
+        ticket: shared.seen.track_request(head),
+        shared,
+    };
+    // A body that breaks off is a client that left: the ticket says so when it is dropped.
+    let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(|_| BodyAbortedError)?;
+    call.respond(body.to_bytes()).await
+}
+
+/// The provider's own routes: neither scripted nor recorded.
+fn control_response(shared: &ProviderShared, head: &Parts) -> Option<Response<GeneratedBody>> {
+    let body = match (&head.method, head.uri.path()) {
+        (&Method::GET, "/health") => json!({ "status": "ok" }),
+        (&Method::GET, "/_seen") => shared.seen.summary_json(requested_count(head.uri.query())),
+        (&Method::DELETE, "/_seen") => {
+            shared.seen.clear();
+            json!({})
+        }
+        (&Method::POST, "/_gate") => {
+            let waiting = shared.gate.waiting_answers();
+            shared.gate.allow_answers(1);
+            json!({ "waiting": waiting })
+        }
+        _ => return None,
+    };
+    Some(json_response(StatusCode::OK, HeaderMap::new(), &body))
+}
+
+/// The number in `last=N`.
+fn requested_count(query: Option<&str>) -> usize {
+    query.and_then(|query| query.strip_prefix("last=")?.parse().ok()).unwrap_or(MAX_KEPT_REQUESTS)
+}
+
+impl ProviderCall<'_> {
+    async fn respond(self, body: Bytes) -> Result<Response<GeneratedBody>, BodyAbortedError> {
+        self.ticket.set_body(&body);
+        let head = self.ticket.head();
+        let route = match ProviderRoute::match_route(&head.method, head.uri.path()) {
+            Ok(route) => route,
+            // As FastAPI says it, which LiteLLM is built on.
+            Err(status) => {
+                let detail = status.canonical_reason();
+                return Ok(self.refusal_response(status, &json!({ "detail": detail })));
+            }
+        };
+        match self.parse_request(&body, route) {
+            Ok((ask, script)) => self.play_answer(route, &ask, script).await,
+            Err(message) => {
+                let status = StatusCode::BAD_REQUEST;
+                Ok(self.refusal_response(status, &route.protocol().error_body(status, &message)))
+            }
+        }
+    }
+
+    /// What is asked, and the script that answers it; or what is wrong with either.
+    fn parse_request<'b>(
+        &self,
+        body: &'b Bytes,
+        route: ProviderRoute,
+    ) -> Result<(ProviderRequest<'b>, ProviderScript), String> {
+        let ask = match route {
+            ProviderRoute::Models => ProviderRequest::default(),
+            _ => ProviderRequest::parse(body)
+                .map_err(|error| format!("the body cannot be read: {error}"))?,
+        };
+        let mut script = ask
+            .resolve_script(&self.shared.script)
+            .map_err(|error| format!("the model's script cannot be read: {error}"))?;
+        route.drop_unsupported(&mut script);
+        Ok((ask, script))
+    }
+
+    /// What the script says before the head, and then the head.
+    async fn play_answer(
+        self,
+        route: ProviderRoute,
+        ask: &ProviderRequest<'_>,
+        script: ProviderScript,
+    ) -> Result<Response<GeneratedBody>, BodyAbortedError> {
+        let answer = ScriptedAnswer::new(ask, script);
+        let streamed = match route {
+            ProviderRoute::Turn(protocol) => Some(protocol).filter(|_| ask.is_streaming()),
+            _ => None,
+        };
+        let chunks = streamed.map(|_| answer.chunks);
+        let (gate, breaker) = (self.shared.gate.clone(), self.breaker.clone());
+        let course = FaultPlan::new(&answer.script, chunks, gate, breaker);
+        if !answer.script.first_byte.is_zero() {
+            tokio::time::sleep(answer.script.first_byte).await;
+        }
+        let status = match course.apply_before_head().await {
+            Ok(()) => answer.script.status,
+            Err(FaultKind::Error) => 500,
+            Err(_) => {
+                self.ticket.set_end(AnswerEnd::Broken);
+                return Err(BodyAbortedError);
+            }
+        };
+        let status = StatusCode::from_u16(status).expect("a script has 200 or 400 to 599");
+        Ok(match streamed {
+            _ if status != StatusCode::OK => {
+                self.error_response(status, route.protocol(), &answer.script)
+            }
+            Some(protocol) => self.stream_response(protocol, answer, course),
+            None => self.unary_response(route, ask, &answer, course),
+        })
+    }
+
+    fn stream_response(
+        mut self,
+        protocol: ProviderProtocol,
+        answer: ScriptedAnswer,
+        course: FaultPlan,
+    ) -> Response<GeneratedBody> {
+        headers::set_stream(&mut self.headers);
+        self.ticket.set_status(StatusCode::OK);
+        let ticket = self.ticket;
+        let body = GeneratedBody::from_writer(None, |pen| {
+            let out = FrameWriter::new(pen, &answer.script);
+            playback::play_stream(protocol, answer, course, out, ticket)
+        });
+        build_response(StatusCode::OK, self.headers, body)
+    }
+
+    fn unary_response(
+        mut self,
+        route: ProviderRoute,
+        ask: &ProviderRequest<'_>,
+        answer: &ScriptedAnswer,
+        course: FaultPlan,
+    ) -> Response<GeneratedBody> {
+        let body = match route {
+            ProviderRoute::Turn(protocol) => protocol.unary_body(answer),
+            ProviderRoute::CountTokens => json!({ "input_tokens": answer.input }),
+            ProviderRoute::Embeddings => embeddings::embeddings_response(ask, &answer.script),
+            ProviderRoute::Models => model_list_json(&self.ticket.head().headers),
+        };
+        headers::set_unary(&mut self.headers, route.is_billed().then(|| answer.cost_dollars()));
+        self.ticket.set_status(StatusCode::OK);
+        let bytes = Bytes::from(body.to_string());
+        let ticket = self.ticket;
+        let body = GeneratedBody::from_writer(Some(bytes.len() as u64), |pen| {
+            playback::play_unary(bytes, course, FrameWriter::new(pen, &answer.script), ticket)
+        });
+        build_response(StatusCode::OK, self.headers, body)
+    }
+
+    /// The error status a script asks for.
+    fn error_response(
+        mut self,
+        status: StatusCode,
+        protocol: ProviderProtocol,
+        script: &ProviderScript,
+    ) -> Response<GeneratedBody> {
+        headers::set_error(&mut self.headers, script);
+        let message = format!("the fake provider answers {status}, as its script says");
+        self.refusal_response(status, &protocol.error_body(status, &message))
+    }
+
+    fn refusal_response(self, status: StatusCode, body: &Value) -> Response<GeneratedBody> {
+        self.ticket.set_status(status);
+        self.ticket.set_end(AnswerEnd::Completed);
+        json_response(status, self.headers, body)
+    }
+}
+
+impl ProviderRoute {
+    fn match_route(method: &Method, path: &str) -> Result<Self, StatusCode> {
+        let (route, served) = match path {
+            "/v1/chat/completions" => (Self::Turn(ProviderProtocol::Chat), Method::POST),
+            "/v1/completions" => (Self::Turn(ProviderProtocol::Completions), Method::POST),
+            "/v1/responses" => (Self::Turn(ProviderProtocol::Responses), Method::POST),
+            "/v1/messages" => (Self::Turn(ProviderProtocol::Messages), Method::POST),
+            "/v1/messages/count_tokens" => (Self::CountTokens, Method::POST),
+            "/v1/embeddings" => (Self::Embeddings, Method::POST),
+            "/v1/models" => (Self::Models, Method::GET),
+            // A list all the same: what counts is that it was asked.
+            _ if path.starts_with("/v1/models/") => (Self::Models, Method::GET),
+            _ => return Err(StatusCode::NOT_FOUND),
+        };
+        if *method == served { Ok(route) } else { Err(StatusCode::METHOD_NOT_ALLOWED) }
+    }
+
+    fn protocol(self) -> ProviderProtocol {
+        match self {
+            Self::Turn(protocol) => protocol,
+            Self::CountTokens => ProviderProtocol::Messages,
+            Self::Embeddings | Self::Models => ProviderProtocol::Chat,
+        }
+    }
+
+    fn is_billed(self) -> bool {
+        matches!(self, Self::Turn(_) | Self::Embeddings)
+    }
+
+    /// Takes out of a script what the route does not have.
+    fn drop_unsupported(self, script: &mut ProviderScript) {
+        match self {
+            Self::Turn(ProviderProtocol::Completions) => script.tool = None,
+            Self::Turn(_) => (),
+            _ => script.output = Some(0),
+        }
+    }
+}
+
+/// The list of models, in Anthropic's shape for Anthropic's clients.
+fn model_list_json(request: &HeaderMap) -> Value {
+    if request.contains_key("anthropic-version") {
+        let model = |id: &&str| {
+            json!({
+                "type": "model",
+                "id": id,
+                "display_name": id,
+                "created_at": "2026-01-01T00:00:00Z",
+            })
+        };
+        return json!({
+            "data": MODEL_NAMES.iter().map(model).collect::<Vec<_>>(),
+            "first_id": MODEL_NAMES[0],
+            "last_id": MODEL_NAMES[MODEL_NAMES.len() - 1],
+            "has_more": false,
+        });
+    }
+    let model =
+        |id: &&str| json!({ "id": id, "object": "model", "created": 1, "owned_by": "fake" });
+    json!({ "object": "list", "data": MODEL_NAMES.iter().map(model).collect::<Vec<_>>() })
+}
+
+fn json_response(
+    status: StatusCode,
+    mut headers: HeaderMap,
+    body: &Value,
+) -> Response<GeneratedBody> {
+    headers::set_json(&mut headers);
+    build_response(status, headers, GeneratedBody::from_bytes(Bytes::from(body.to_string())))
+}
+
+fn build_response(
+    status: StatusCode,
+    headers: HeaderMap,
+    body: GeneratedBody,
+) -> Response<GeneratedBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// What `GET /v1/models` lists; any other name is answered too.
+const MODEL_NAMES: [&str; 2] = ["fake-small", "fake-large"];
+/// Twice what the gateway lets through by default.
+const MAX_BODY_BYTES: usize = 64 << 20;

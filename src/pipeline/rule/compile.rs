@@ -1,0 +1,435 @@
+//! From the text of a condition to its tree: read by `cel`, then every name and type is checked.
+//!
+//! What is accepted is the part of CEL whose cost is plain to see: facts, literals, operators, tests
+//! of texts. There are no macros, no maps, no concatenation and no functions that make anything
+//! larger, so the cost of a condition is its size.
+//!
+//! **Invariant:** no text panics, hangs or exhausts the stack, whatever stands in it. The parser of
+//! `cel` needs about 130 KiB of stack for each open bracket (measured, unoptimised) and checks its own
+//! limit too late; so brackets are counted before it sees them, and it has a thread of its own.
+
+use std::thread::{self, ScopedJoinHandle};
+
+use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators};
+use cel::parser::ParseErrors;
+use regex::{Regex, RegexBuilder};
+
+use super::context::RuleContextField;
+use super::expression::{BinaryOperator, RuleExpr, RuleLiteral, RuleValueType, UnaryOperator};
+
+/// What is wrong with a condition, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleCompileError {
+    /// Line and column, counted from 1; `None` where it is the whole.
+    pub place: Option<(usize, usize)>,
+    pub problem: String,
+}
+
+/// The tree of a condition.
+pub(super) fn compile_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
+    if text.len() > MAX_CONDITION_BYTES {
+        return Err(whole_expression_error(format!(
+            "is {} bytes long, the limit is {MAX_CONDITION_BYTES}",
+            text.len()
+        )));
+    }
+    let opened = text.bytes().filter(|byte| b"([{?".contains(byte)).count();
+    if opened > MAX_BRACKETS {
+        return Err(whole_expression_error(format!(
+            "has {opened} opening brackets and `?`, the limit is {MAX_BRACKETS}; make it two rules"
+        )));
+    }
+    let compiling = thread::Builder::new().stack_size(PARSER_STACK_BYTES);
+    thread::scope(|scope| {
+        match compiling.spawn_scoped(scope, || parse_condition(text)).map(ScopedJoinHandle::join) {
+            Ok(Ok(result)) => result,
+            Ok(Err(_panic)) => {
+                Err(whole_expression_error("cannot be read; write it more simply".to_owned()))
+            }
+            Err(error) => Err(whole_expression_error(format!(
+                "cannot be read: no thread could be started: {error}"
+            ))),
+        }
+    })
+}
+
+fn whole_expression_error(problem: String) -> RuleCompileError {
+    RuleCompileError { place: None, problem }
+}
+
+fn parse_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
+    // An environment without macros: what looks like one is a call of an unknown function.
+    let parser = cel::Env::default().with_optional_support(false).parser();
+    let (expression, source) =
+        parser.parse_with_source_info(text).map_err(|errors| syntax_error(&errors))?;
+    let mut checker = RuleTypeChecker { source, nodes: 0 };
+    let (node, kind) = checker.check_node(&expression)?;
+    if kind == RuleValueType::Bool {
+        Ok(node)
+    } else {
+        Err(whole_expression_error(format!("is {}; it has to be true or false", kind.name())))
+    }
+}
+
+/// The first error, without the list of everything that would have been possible.
+fn syntax_error(errors: &ParseErrors) -> RuleCompileError {
+    let Some(first) = errors.errors.first() else {
+        return whole_expression_error("is not CEL".to_owned());
+    };
+    let message = first.msg.trim_start_matches("Syntax error: ");
+    let message = message.split(" expecting ").next().unwrap_or_default();
+    let message = message.replace("mismatched input '<EOF>'", "it ends too early");
+    let message = message.replace("'<EOF>'", "the end");
+    let place = |(line, column)| Some((usize::try_from(line).ok()?, usize::try_from(column).ok()?));
+    RuleCompileError { place: place(first.pos), problem: format!("is not CEL: {message}") }
+}
+
+struct RuleTypeChecker {
+    source: SourceInfo,
+    nodes: usize,
+}
+
+impl RuleTypeChecker {
+    fn check_node(
+        &mut self,
+        expression: &IdedExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES {
+            return Err(whole_expression_error(format!(
+                "has more than {MAX_NODES} names, values and operators; make it two rules"
+            )));
+        }
+        if let Some(path) = dotted_path(&expression.expr) {
+            return self.check_context_field(expression, &path);
+        }
+        match &expression.expr {
+            Expr::Literal(value) => self.check_literal(expression, value),
+            Expr::Select(_) => Err(self.error_at(expression, "only facts have parts")),
+            Expr::Call(call) if call.func_name == operators::INDEX => {
+                Err(self.error_at(expression, "only facts have parts"))
+            }
+            Expr::Call(call) => self.check_call(expression, call),
+            Expr::List(_) => Err(self.error_at(expression, "a list may stand after `in` only")),
+            _ => Err(self.error_at(expression, "maps and structs are not known here")),
+        }
+    }
+
+    fn check_context_field(
+        &self,
+        place: &IdedExpr,
+        path: &[&str],
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        if let ["run", "metadata", name] = path {
+            return Ok((RuleExpr::Metadata((*name).into()), RuleValueType::Text));
+        }
+        let name = path.join(".");
+        if let Some(fact) = RuleContextField::find_field(&name) {
+            return Ok((RuleExpr::Fact(fact), fact.kind));
+        }
+        let parent = path[..path.len() - 1].join(".");
+        let prefixes = [name.as_str(), parent.as_str()].into_iter();
+        let known = prefixes
+            .map(|prefix| (prefix, RuleContextField::field_names_under(prefix)))
+            .find(|(_, below)| !below.is_empty());
+        let known = known.map_or_else(
+            || "facts begin with `run`, `agent`, `request` or `usage`".to_owned(),
+            |(prefix, below)| format!("`{prefix}` has `{}`", below.join("`, `")),
+        );
+        Err(self.error_at(path_root(place), format!("`{name}` is not a fact; {known}")))
+    }
+
+    fn check_literal(
+        &self,
+        place: &IdedExpr,
+        value: &LiteralValue,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let literal = match value {
+            LiteralValue::Boolean(bool) => RuleLiteral::Bool(*bool.inner()),
+            LiteralValue::Int(int) => RuleLiteral::Int(*int.inner()),
+            LiteralValue::Double(double) => RuleLiteral::Double(*double.inner()),
+            LiteralValue::String(text) => RuleLiteral::Text(text.inner().into()),
+            LiteralValue::Null => {
+                return Err(
+                    self.error_at(place, "nothing is null; a fact that is missing is empty, or 0")
+                );
+            }
+            LiteralValue::UInt(_) => {
+                return Err(self.error_at(place, "write the number without `u`"));
+            }
+            LiteralValue::Bytes(_) => {
+                return Err(self.error_at(place, "write the text without `b`"));
+            }
+        };
+        let kind = literal.value_type();
+        Ok((RuleExpr::Literal(literal), kind))
+    }
+
+    fn check_call(
+        &mut self,
+        place: &IdedExpr,
+        call: &CallExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let arguments: Vec<_> = call.target.as_deref().into_iter().chain(&call.args).collect();
+        match (call.func_name.as_str(), call.target.is_some(), &*arguments) {
+            (operators::CONDITIONAL, false, [condition, yes, no]) => {
+                self.check_conditional(place, condition, yes, no)
+            }
+            (operators::IN, false, [operand, list]) => self.check_in(place, operand, list),
+            ("matches", _, [operand, pattern]) => self.check_matches(operand, pattern),
+            (name, is_method, [operand]) => match unary_operator(name, is_method) {
+                Some(unary) => self.check_unary(place, unary, operand),
+                None => Err(self.unknown_name(place, name)),
+            },
+            (name, is_method, [left, right]) => match binary_operator(name, is_method) {
+                Some(binary) => self.check_binary(place, binary, left, right),
+                None => Err(self.unknown_name(place, name)),
+            },
+            (name, ..) => Err(self.unknown_name(place, name)),
+        }
+    }
+
+    fn check_unary(
+        &mut self,
+        place: &IdedExpr,
+        unary: UnaryOperator,
+        operand: &IdedExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let (node, kind) = self.check_node(operand)?;
+        let Some(result) = unary.result_type(kind) else {
+            return Err(self.error_at(place, format!("this is not possible for {}", kind.name())));
+        };
+        Ok((RuleExpr::Unary(unary, Box::new(node)), result))
+    }
+
+    fn check_binary(
+        &mut self,
+        place: &IdedExpr,
+        binary: BinaryOperator,
+        left: &IdedExpr,
+        right: &IdedExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let ((one, one_kind), (other, other_kind)) =
+            (self.check_node(left)?, self.check_node(right)?);
+        let Some(kind) = binary.result_type(one_kind, other_kind) else {
+            return Err(self.type_mismatch(place, one_kind, other_kind));
+        };
+        if matches!(binary, BinaryOperator::Equal | BinaryOperator::NotEqual) {
+            self.check_allowed_value(right, &one, &other)?;
+            self.check_allowed_value(left, &other, &one)?;
+        }
+        Ok((RuleExpr::Binary(binary, Box::new([one, other])), kind))
+    }
+
+    fn check_conditional(
+        &mut self,
+        place: &IdedExpr,
+        condition: &IdedExpr,
+        yes: &IdedExpr,
+        no: &IdedExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let (condition, kind) = self.check_node(condition)?;
+        let ((yes, yes_kind), (no, no_kind)) = (self.check_node(yes)?, self.check_node(no)?);
+        if kind != RuleValueType::Bool {
+            return Err(self.error_at(
+                place,
+                format!("before `?` stands {}; it has to be true or false", kind.name()),
+            ));
+        }
+        if yes_kind != no_kind {
+            return Err(self.type_mismatch(place, yes_kind, no_kind));
+        }
+        Ok((RuleExpr::Choose(Box::new([condition, yes, no])), yes_kind))
+    }
+
+    fn check_in(
+        &mut self,
+        place: &IdedExpr,
+        operand: &IdedExpr,
+        list: &IdedExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let Expr::List(list) = &list.expr else {
+            return Err(
+                self.error_at(place, "after `in` has to stand a list, such as `[\"a\", \"b\"]`")
+            );
+        };
+        let (operand, kind) = self.check_node(operand)?;
+        let mut nodes = Vec::with_capacity(list.elements.len());
+        for element in &list.elements {
+            let (node, other) = self.check_node(element)?;
+            if !kind.is_comparable(other) {
+                return Err(self.type_mismatch(element, kind, other));
+            }
+            self.check_allowed_value(element, &operand, &node)?;
+            nodes.push(node);
+        }
+        Ok((RuleExpr::In(Box::new(operand), nodes.into()), RuleValueType::Bool))
+    }
+
+    fn check_matches(
+        &mut self,
+        operand: &IdedExpr,
+        pattern: &IdedExpr,
+    ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        let (node, kind) = self.check_node(operand)?;
+        if kind != RuleValueType::Text {
+            return Err(self.error_at(operand, format!("a pattern cannot match {}", kind.name())));
+        }
+        let Expr::Literal(LiteralValue::String(text)) = &pattern.expr else {
+            return Err(
+                self.error_at(pattern, "write the pattern itself here, so that it can be checked")
+            );
+        };
+        let regex =
+            compile_regex(text.inner()).map_err(|problem| self.error_at(pattern, problem))?;
+        Ok((RuleExpr::Matches(Box::new(node), regex), RuleValueType::Bool))
+    }
+
+    /// A comparison with a word that the fact can never be is a mistake that nobody would notice.
+    fn check_allowed_value(
+        &self,
+        place: &IdedExpr,
+        fact: &RuleExpr,
+        word: &RuleExpr,
+    ) -> Result<(), RuleCompileError> {
+        let (RuleExpr::Fact(fact), RuleExpr::Literal(RuleLiteral::Text(word))) = (fact, word)
+        else {
+            return Ok(());
+        };
+        match fact.allowed_values() {
+            Some(words) if !words.contains(&&**word) => Err(self.error_at(
+                place,
+                format!("`{}` is never `{word}`; it is one of `{}`", fact.name, words.join("`, `")),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn type_mismatch(
+        &self,
+        place: &IdedExpr,
+        one: RuleValueType,
+        other: RuleValueType,
+    ) -> RuleCompileError {
+        let (one_name, other_name) = (one.name(), other.name());
+        let mut problem = format!("this is not possible for {one_name} and {other_name}");
+        if one != other && one.is_comparable(other) {
+            problem += "; write numbers as `1.0`, facts as `double(usage.turns)`";
+        }
+        self.error_at(place, problem)
+    }
+
+    fn unknown_name(&self, place: &IdedExpr, name: &str) -> RuleCompileError {
+        self.error_at(
+            place,
+            format!("`{name}` is not known here; there are `{}`", RULE_FUNCTIONS.join("`, `")),
+        )
+    }
+
+    fn error_at(&self, place: &IdedExpr, problem: impl Into<String>) -> RuleCompileError {
+        let offset = self.source.offset_for(place.id).map_or(0, |(start, _)| start);
+        let before: String = self.source.source.chars().take(offset as usize).collect();
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|character| *character != '\n').count() + 1;
+        RuleCompileError { place: Some((line, column)), problem: problem.into() }
+    }
+}
+
+/// The dotted name that an expression spells; a part may also be written as `["part"]`.
+fn dotted_path(expression: &Expr) -> Option<Vec<&str>> {
+    match expression {
+        Expr::Ident(name) => Some(vec![name]),
+        Expr::Select(select) if !select.test => path_with_part(&select.operand, &select.field),
+        Expr::Call(call) if call.func_name == operators::INDEX => match &*call.args {
+            [operand, IdedExpr { expr: Expr::Literal(LiteralValue::String(name)), .. }] => {
+                path_with_part(operand, name.inner())
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Where a dotted name begins; the place of its last part is its last dot.
+fn path_root(mut expression: &IdedExpr) -> &IdedExpr {
+    loop {
+        expression = match &expression.expr {
+            Expr::Select(select) => &select.operand,
+            Expr::Call(CallExpr { args, .. }) if !args.is_empty() => &args[0],
+            _ => return expression,
+        };
+    }
+}
+
+fn path_with_part<'a>(operand: &'a IdedExpr, name: &'a str) -> Option<Vec<&'a str>> {
+    let mut path = dotted_path(&operand.expr)?;
+    path.push(name);
+    Some(path)
+}
+
+fn unary_operator(name: &str, is_method: bool) -> Option<UnaryOperator> {
+    match (name, is_method) {
+        (operators::LOGICAL_NOT, false) => Some(UnaryOperator::Not),
+        (operators::NEGATE, false) => Some(UnaryOperator::Negate),
+        ("size", _) => Some(UnaryOperator::Size),
+        ("double", false) => Some(UnaryOperator::Double),
+        _ => None,
+    }
+}
+
+fn binary_operator(name: &str, is_method: bool) -> Option<BinaryOperator> {
+    match (name, is_method) {
+        (operators::LOGICAL_AND, false) => Some(BinaryOperator::And),
+        (operators::LOGICAL_OR, false) => Some(BinaryOperator::Or),
+        (operators::EQUALS, false) => Some(BinaryOperator::Equal),
+        (operators::NOT_EQUALS, false) => Some(BinaryOperator::NotEqual),
+        (operators::LESS, false) => Some(BinaryOperator::Less),
+        (operators::LESS_EQUALS, false) => Some(BinaryOperator::LessOrEqual),
+        (operators::GREATER, false) => Some(BinaryOperator::Greater),
+        (operators::GREATER_EQUALS, false) => Some(BinaryOperator::GreaterOrEqual),
+        (operators::ADD, false) => Some(BinaryOperator::Add),
+        (operators::SUBSTRACT, false) => Some(BinaryOperator::Subtract),
+        (operators::MULTIPLY, false) => Some(BinaryOperator::Multiply),
+        (operators::DIVIDE, false) => Some(BinaryOperator::Divide),
+        (operators::MODULO, false) => Some(BinaryOperator::Remainder),
+        ("startsWith", true) => Some(BinaryOperator::StartsWith),
+        ("endsWith", true) => Some(BinaryOperator::EndsWith),
+        ("contains", true) => Some(BinaryOperator::Contains),
+        _ => None,
+    }
+}
+
+fn compile_regex(pattern: &str) -> Result<Regex, String> {
+    RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).build().map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => {
+            format!(
+                "the pattern takes more than {MAX_REGEX_BYTES} bytes when compiled; make it shorter"
+            )
+        }
+        error => format!("the pattern is not a regular expression: {}", regex_error_reason(&error)),
+    })
+}
+
+/// The last line of a regex error; the others draw the pattern.
+fn regex_error_reason(error: &regex::Error) -> String {
+    let text = error.to_string();
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+const RULE_FUNCTIONS: &[&str] =
+    &["startsWith", "endsWith", "contains", "matches", "size", "double"];
+
+/// Ours, like the other limits here: ten times what a condition needs that a person can read.
+const MAX_CONDITION_BYTES: usize = 2048;
+
+/// Bounds the stack that the parser takes.
+const MAX_BRACKETS: usize = 32;
+
+/// Bounds the cost of asking: each node is visited once at most.
+const MAX_NODES: usize = 256;
+
+/// Twice what the parser took for [`MAX_BRACKETS`] in an unoptimised build.
+const PARSER_STACK_BYTES: usize = 16 * 1024 * 1024;
+
+/// Of one compiled pattern. Names of models with alternatives take some hundred bytes.
+const MAX_REGEX_BYTES: usize = 64 * 1024;

@@ -1,0 +1,303 @@
+//! Whether the agent's work is pushed, by what the host's own git says has changed.
+//!
+//! Looked at is what each commit changes, and what all of them come to: a file that is added and taken away again is
+//! in the history all the same, and so is a credential.
+
+mod commit_claims;
+pub mod diff;
+mod evidence;
+mod existing_branch;
+mod normalize;
+mod pattern;
+mod policy;
+mod secret;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::{BranchState, ObjectId, QuarantinedWork, RepoError};
+use crate::base::secret::SecretString;
+use diff::PathChange;
+use evidence::ReviewEvidence;
+
+pub use pattern::PathPattern;
+pub use policy::{PathRule, RelayConfig, RelayConfigError, ReviewAction, ReviewPolicy};
+pub use secret::{
+    CredentialKind, FoundSecrets, MIN_SECRET_BYTES as SHORTEST_KNOWN, ScanWindow, SecretScanner,
+};
+
+/// Work that was looked at.
+#[derive(Debug)]
+pub struct ReviewedWork {
+    quarantined: QuarantinedWork,
+    verdict: ReviewVerdict,
+    files: usize,
+}
+
+/// Work that may be pushed; there is no other way to one of these.
+#[derive(Debug)]
+pub struct ApprovedWork {
+    pub(super) quarantined: QuarantinedWork,
+    pub(super) verdict: ReviewVerdict,
+}
+
+/// Work that is not pushed. What came out of the sandbox is in its [`Artifacts`](super::ArtifactDir) still.
+#[derive(Debug)]
+pub struct HeldWork {
+    pub state: BranchState,
+    pub tip: ObjectId,
+    pub reasons: Vec<ReviewReason>,
+}
+
+/// What becomes of the work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReviewVerdict {
+    Push,
+    /// Pushed; a person has to look at it.
+    Review(Vec<ReviewReason>),
+    /// Not pushed.
+    Hold(Vec<ReviewReason>),
+}
+
+/// Why it is not simply pushed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ReviewReason {
+    pub ruling: ReviewAction,
+    /// Escaped: the agent chose it.
+    pub path: Option<String>,
+    pub why: String,
+}
+
+impl QuarantinedWork {
+    /// Judges by `policy`. `known` are credentials of this host, which must not be found in anything.
+    pub fn review(
+        self,
+        policy: &ReviewPolicy,
+        known: &[SecretString],
+    ) -> Result<ReviewedWork, RepoError> {
+        let evidence = ReviewEvidence::collect(&self, policy, known)?;
+        let mut bench = PolicyEvaluator { policy, reasons: BTreeSet::new() };
+        bench.evaluate(&self, &evidence);
+        let (verdict, files) = (bench.into_verdict(), evidence.files);
+        Ok(ReviewedWork { quarantined: self, verdict, files })
+    }
+}
+
+impl ReviewedWork {
+    pub fn verdict(&self) -> &ReviewVerdict {
+        &self.verdict
+    }
+
+    pub fn work(&self) -> &QuarantinedWork {
+        &self.quarantined
+    }
+
+    /// How many paths are not what they were.
+    pub fn changed_files(&self) -> usize {
+        self.files
+    }
+
+    /// The work, to be pushed; or why it is not.
+    #[expect(clippy::result_large_err, reason = "both are the outcome, and there is one of them")]
+    pub fn into_approved(self) -> Result<ApprovedWork, HeldWork> {
+        let Self { quarantined, verdict, .. } = self;
+        match verdict {
+            ReviewVerdict::Hold(reasons) => {
+                Err(HeldWork { state: quarantined.state, tip: quarantined.tip, reasons })
+            }
+            verdict => Ok(ApprovedWork { quarantined, verdict }),
+        }
+    }
+}
+
+impl ReviewVerdict {
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Push => "push",
+            Self::Review(_) => "review",
+            Self::Hold(_) => "hold",
+        }
+    }
+
+    pub fn reasons(&self) -> &[ReviewReason] {
+        match self {
+            Self::Push => &[],
+            Self::Review(reasons) | Self::Hold(reasons) => reasons,
+        }
+    }
+}
+
+impl fmt::Display for ReviewReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "`{path}`: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
+}
+
+/// Hears every rule, and remembers what speaks against.
+struct PolicyEvaluator<'a> {
+    policy: &'a ReviewPolicy,
+    reasons: BTreeSet<ReviewReason>,
+}
+
+impl PolicyEvaluator<'_> {
+    /// What the work is, and what is said of it.
+    fn evaluate(&mut self, work: &QuarantinedWork, evidence: &ReviewEvidence) {
+        self.evaluate_evidence(evidence);
+        self.check_claims(work);
+        if work.has_work_elsewhere {
+            let why = "the agent's checkout is at another commit than its branch";
+            self.add_reason(self.policy.work_elsewhere, None, why);
+        }
+    }
+
+    fn evaluate_evidence(&mut self, evidence: &ReviewEvidence) {
+        let ReviewPolicy { review_files, hold_files, .. } = *self.policy;
+        for change in &evidence.changes {
+            self.check_path(change);
+            self.check_mode(change);
+        }
+        for (path, size) in &evidence.large {
+            self.check_size(path, *size);
+        }
+        for path in &evidence.links_outside {
+            self.add_reason(
+                self.policy.link_outside,
+                Some(path),
+                "it is a link out of the repository",
+            );
+        }
+        for path in &evidence.lfs_pointers {
+            self.add_reason(
+                self.policy.lfs_pointer,
+                Some(path),
+                "it points to a large file that is not here",
+            );
+        }
+        for (path, kind) in &evidence.secrets {
+            self.add_reason(self.policy.secret, path.as_deref(), &format!("it holds {kind}"));
+        }
+        let counted = format!("{} paths are changed", evidence.files);
+        match evidence.files {
+            files if files > hold_files => self.add_reason(ReviewAction::Hold, None, &counted),
+            files if files > review_files => self.add_reason(ReviewAction::Review, None, &counted),
+            _ => (),
+        }
+    }
+
+    /// What commits say of themselves.
+    fn check_claims(&mut self, work: &QuarantinedWork) {
+        let ReviewPolicy { claims_provenance, strange_date, foreign_encoding, .. } = *self.policy;
+        let now = SystemTime::now();
+        for commit in &work.commits {
+            if commit_claims::claims_run_trailer(commit) {
+                let why = "a message says which run it is of, which is for the relay";
+                self.add_reason(claims_provenance, None, why);
+            }
+            if work
+                .committer
+                .as_ref()
+                .is_some_and(|ours| commit_claims::claims_committer_identity(commit, ours))
+            {
+                self.add_reason(
+                    claims_provenance,
+                    None,
+                    "an author has the relay's name or address",
+                );
+            }
+            if commit_claims::hides_author(commit) {
+                self.add_reason(
+                    claims_provenance,
+                    None,
+                    "an author's name is not what it looks like",
+                );
+            }
+            if commit_claims::has_implausible_date(commit, now) {
+                self.add_reason(strange_date, None, "a commit is of a time at which nobody works");
+            }
+            if commit_claims::is_in_foreign_encoding(commit) {
+                let why = "a commit is not in UTF-8: it reads otherwise than it was looked at";
+                self.add_reason(foreign_encoding, None, why);
+            }
+        }
+    }
+
+    fn check_path(&mut self, change: &PathChange) {
+        let path = Some(change.path.as_slice());
+        for rule in self.policy.rules_for_path(&change.path) {
+            self.add_reason(rule.verdict, path, &rule.why);
+        }
+        if has_strange_characters(&change.path) {
+            self.add_reason(self.policy.strange_path, path, "its name is not what it looks like");
+        }
+    }
+
+    fn check_mode(&mut self, change: &PathChange) {
+        let was = |mode| change.before.iter().any(|entry| entry.mode == mode);
+        let path = Some(change.path.as_slice());
+        match change.after.mode {
+            diff::MODE_SUBMODULE => {
+                self.add_reason(self.policy.submodule, path, "it is another repository");
+            }
+            diff::MODE_EXECUTABLE if !was(diff::MODE_EXECUTABLE) => {
+                self.add_reason(self.policy.new_program, path, "it can be run now");
+            }
+            _ => (),
+        }
+    }
+
+    fn check_size(&mut self, path: &[u8], size: u64) {
+        let ReviewPolicy { review_file_bytes, hold_file_bytes, .. } = *self.policy;
+        let why = format!("it has {size} bytes");
+        match size {
+            size if size > hold_file_bytes => self.add_reason(ReviewAction::Hold, Some(path), &why),
+            size if size > review_file_bytes => {
+                self.add_reason(ReviewAction::Review, Some(path), &why);
+            }
+            _ => (),
+        }
+    }
+
+    fn add_reason(&mut self, ruling: ReviewAction, path: Option<&[u8]>, why: &str) {
+        if ruling > ReviewAction::Push {
+            let path = path.map(display_path);
+            self.reasons.insert(ReviewReason { ruling, path, why: why.to_owned() });
+        }
+    }
+
+    fn into_verdict(self) -> ReviewVerdict {
+        let strictest = self.reasons.last().map(|reason| reason.ruling);
+        // The strictest first, and no more than a person reads.
+        let reasons = || {
+            let mut reasons: Vec<_> = self.reasons.iter().cloned().collect();
+            reasons.sort_by_key(|reason| std::cmp::Reverse(reason.ruling));
+            reasons.truncate(MAX_REASONS);
+            reasons
+        };
+        match strictest {
+            None | Some(ReviewAction::Push) => ReviewVerdict::Push,
+            Some(ReviewAction::Review) => ReviewVerdict::Review(reasons()),
+            Some(ReviewAction::Hold) => ReviewVerdict::Hold(reasons()),
+        }
+    }
+}
+
+/// Not text, or with characters that show nothing, or turn around what stands beside them.
+fn has_strange_characters(path: &[u8]) -> bool {
+    str::from_utf8(path).map_or(true, |path| {
+        path.chars().any(normalize::is_invisible_or_bidi) || path.contains('\\')
+    })
+}
+
+fn display_path(path: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(path).chars().flat_map(char::escape_debug).collect();
+    text.chars().take(MAX_PATH_CHARS).collect()
+}
+
+const MAX_REASONS: usize = 50;
+const MAX_PATH_CHARS: usize = 200;

@@ -1,0 +1,97 @@
+//! Which paths a rule is about.
+
+use serde::{Deserialize, Serialize};
+
+use super::normalize::fold_case_and_invisible;
+
+/// A path with holes: `*` is anything within a segment, `**` is any number of whole segments.
+///
+/// Case is ignored, and so is what cannot be seen: on a file system that ignores it, `.GitHub` is `.github`.
+///
+/// ```
+/// use cogni_gateway::relay::judge::Pattern;
+/// let matches = |pattern: &str, path: &str| Pattern::new(pattern).matches(path.as_bytes());
+/// assert!(matches(".github/**", ".GitHub/workflows/ci.yml"));
+/// assert!(matches("**/CODEOWNERS", "CODEOWNERS") && matches("**/CODEOWNERS", "docs/CODEOWNERS"));
+/// assert!(matches("package.json", "pac\u{212a}age.json") && matches("AGENTS.md", "AGENT\u{17f}.md"));
+/// assert!(matches(".*/**", ".vscode/tasks.json") && !matches(".*/**", "src/.x/y"));
+/// assert!(matches("**/*.lock", "a/b/poetry.lock") && !matches("*.lock", "a/poetry.lock"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "String", into = "String")]
+pub struct PathPattern {
+    text: String,
+    segments: Vec<String>,
+}
+
+impl PathPattern {
+    pub fn new(text: &str) -> Self {
+        let segments =
+            fold_case_and_invisible(text.as_bytes()).split('/').map(str::to_owned).collect();
+        Self { text: text.to_owned(), segments }
+    }
+
+    pub fn matches(&self, path: &[u8]) -> bool {
+        let path = fold_case_and_invisible(path);
+        self.matches_segments(&path.split('/').collect::<Vec<_>>())
+    }
+
+    /// The same, of a path that was folded and taken apart already.
+    pub(super) fn matches_segments(&self, path: &[&str]) -> bool {
+        match_segments(&self.segments, path)
+    }
+}
+
+impl From<String> for PathPattern {
+    fn from(text: String) -> Self {
+        Self::new(&text)
+    }
+}
+
+impl From<PathPattern> for String {
+    fn from(pattern: PathPattern) -> Self {
+        pattern.text
+    }
+}
+
+/// Matches segment by segment. Where it does not go on, the last `**` takes one segment more: what an earlier one could
+/// take instead, that one can take, too. So the work is bounded by the product of the two lengths.
+fn match_segments(pattern: &[String], path: &[&str]) -> bool {
+    let (mut wanted, mut given) = (0, 0);
+    // Where the pattern goes on behind the last `**`, and from which segment on that was tried.
+    let mut again: Option<(usize, usize)> = None;
+    loop {
+        match (pattern.get(wanted), path.get(given)) {
+            (None, None) => return true,
+            (Some(any), _) if any == "**" => {
+                wanted += 1;
+                again = Some((wanted, given));
+            }
+            (Some(one), Some(segment)) if match_segment(one.as_bytes(), segment.as_bytes()) => {
+                wanted += 1;
+                given += 1;
+            }
+            _ => match again.filter(|(_, tried)| *tried < path.len()) {
+                Some((behind, tried)) => {
+                    (wanted, given) = (behind, tried + 1);
+                    again = Some((behind, tried + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+}
+
+/// The last `*` takes what is left over; going back to an earlier one finds nothing more.
+fn match_segment(pattern: &[u8], segment: &[u8]) -> bool {
+    let mut parts = pattern.split(|byte| *byte == b'*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = segment.strip_prefix(first) else { return false };
+    let mut parts: Vec<_> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        let Some(at) = memchr::memmem::find(rest, part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}

@@ -1,0 +1,198 @@
+//! A gateway in a container of its own: what it is given, and what its audit log tells while it serves.
+//!
+//! The upstream's key is in one file of the run's directory, which is mounted into that container and no other.
+
+mod audit_tail;
+mod files;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::directory::RunDirectory;
+use super::run_gateway::{CallSummary, GatewaySignals};
+use crate::base::time::MAX_TIME;
+use crate::budget::Tokens;
+use crate::config::GatewayConfig;
+use crate::run::RunIdentity;
+use crate::sandbox::docker::DockerEngine;
+use crate::sandbox::docker::gateway_container::{self, RunningGatewayContainer};
+use crate::sandbox::spec::{OwnerLabels, SOCKET_DIR_TARGET};
+use crate::sandbox::{SandboxError, spec};
+use audit_tail::GatewayAuditTail;
+
+/// How a gateway's container is made.
+#[derive(Clone, Debug)]
+pub struct GatewayContainerConfig {
+    pub docker_socket: PathBuf,
+    pub image: String,
+    pub network: String,
+    /// The settings that were given by flag or variable, but for secrets.
+    pub given: Vec<(&'static str, String)>,
+    /// The file with further settings.
+    pub config_file: Option<PathBuf>,
+}
+
+/// Everything that the container needs is there; nothing is started.
+pub(super) struct PreparedGatewayContainer {
+    docker_socket: PathBuf,
+    spec: spec::docker::gateway_container::GatewayContainerSpec,
+    stamp: OwnerLabels,
+    records: GatewayAuditTail,
+    deadline: Option<Instant>,
+    drain: Duration,
+}
+
+impl PreparedGatewayContainer {
+    /// Writes the files that the container is given.
+    pub(super) fn prepare(
+        settings: GatewayContainerConfig,
+        config: &GatewayConfig,
+        directory: &RunDirectory,
+        stamp: &OwnerLabels,
+    ) -> anyhow::Result<Self> {
+        if let Some(path) = &config.admin.socket_path {
+            bail!("`ADMIN_SOCKET_PATH` is `{}`; a gateway in a container has none", path.display());
+        }
+        let given = files::write_files(&settings, config, directory)?;
+        let mut env: std::collections::BTreeMap<_, _> =
+            settings.given.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        env.extend(given.env);
+        // A file of the run may have said more than flags and variables did.
+        env.extend(environment(config).map(|(name, value)| (name.to_owned(), value)));
+        env.insert("SOCKET_PATH".to_owned(), format!("{SOCKET_DIR_TARGET}/llm.sock"));
+        env.insert("SOCKET_MODE".to_owned(), format!("{:04o}", config.listen.socket_mode));
+        let required: Vec<_> = config.listen.require_uid.iter().map(u32::to_string).collect();
+        if !required.is_empty() {
+            env.insert("SOCKET_REQUIRE_UID".to_owned(), required.join(","));
+        }
+        let (uid, gid) = directory.gateway_user();
+        let spec = spec::docker::gateway_container::GatewayContainerSpec {
+            run: config.identity.run.clone(),
+            image: settings.image,
+            network: settings.network,
+            uid,
+            gid,
+            env,
+            socket_dir: directory.socket_dir(),
+            mounts: given.mounts,
+        };
+        Ok(Self {
+            docker_socket: settings.docker_socket,
+            spec,
+            stamp: stamp.clone(),
+            records: GatewayAuditTail::open_at_end(given.audit)?,
+            deadline: config.budget.deadline.map(|limit| Instant::now() + limit.min(MAX_TIME)),
+            drain: config.drain_timeout,
+        })
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Serves until `stop`, or until the container ends by itself; then nothing is left of it.
+    pub(super) async fn serve(
+        mut self,
+        signals: &GatewaySignals,
+        stop: CancellationToken,
+    ) -> (anyhow::Result<()>, CallSummary) {
+        let served = match DockerEngine::connect(&self.docker_socket).await {
+            Ok(docker) => {
+                let served = Box::pin(self.run_container(&docker, signals, &stop)).await;
+                let was_cut = matches!(served, Ok(false));
+                gateway_container::remove_gateway(&docker, &self.spec.run, &self.stamp, was_cut)
+                    .await;
+                served.map(|_| ())
+            }
+            Err(error) => Err(error.into()),
+        };
+        let read = self.records.read_new();
+        (served.and(read), self.records.calls())
+    }
+
+    /// Whether it came to be started.
+    async fn run_container(
+        &mut self,
+        docker: &DockerEngine,
+        signals: &GatewaySignals,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<bool> {
+        let start = Box::pin(gateway_container::start_gateway(docker, &self.spec, &self.stamp));
+        let Some(running) = stop.run_until_cancelled(start).await.transpose()? else {
+            return Ok(false);
+        };
+        tokio::select! {
+            exit = running.wait_for_exit() => Err(exit_error(&running, exit?).await.into()),
+            failed = self.follow_audit_log(signals) => failed,
+            () = stop.cancelled() => {
+                running.stop(self.drain + STOP_TIMEOUT).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Tells what its log tells. Ends only with an error.
+    async fn follow_audit_log(&mut self, signals: &GatewaySignals) -> anyhow::Result<bool> {
+        let ready = async {
+            while !self.records.is_started() {
+                sleep(POLL_INTERVAL).await;
+                self.records.read_new()?;
+            }
+            anyhow::Ok(())
+        };
+        timeout(START_TIMEOUT, ready)
+            .await
+            .context("the gateway's container does not begin to serve")??;
+        signals.ready.cancel();
+        loop {
+            if self.records.is_exhausted() {
+                signals.exhausted.cancel();
+            }
+            sleep(POLL_INTERVAL).await;
+            self.records.read_new()?;
+        }
+    }
+}
+
+/// Who the run is and what it may spend, in the gateway's own settings.
+fn environment(config: &GatewayConfig) -> impl Iterator<Item = (&'static str, String)> {
+    let RunIdentity { run, attempt, account, trace, .. } = &config.identity;
+    let budget = &config.budget;
+    let count = |tokens: Option<Tokens>| tokens.map(|tokens| tokens.0.to_string());
+    let seconds = budget.deadline.map(|limit| limit.as_secs().max(1));
+    let told = [
+        ("RUN_ID", Some(run.clone())),
+        ("ATTEMPT", Some(attempt.clone())),
+        ("BILLING_ACCOUNT_ID", Some(account.clone())),
+        ("LITELLM_METADATA_JSON", serde_json::to_string(&config.identity.litellm_metadata()).ok()),
+        ("TRACEPARENT", trace.map(|trace| trace.to_string())),
+        ("MAX_TURNS", budget.max_turns.map(|count| count.to_string())),
+        ("MAX_TOTAL_TOKENS", count(budget.max_total_tokens)),
+        ("MAX_INPUT_TOKENS", count(budget.max_input_tokens)),
+        ("MAX_OUTPUT_TOKENS", count(budget.max_output_tokens)),
+        ("MAX_COST_USD", budget.max_cost_usd.map(|most| most.to_string())),
+        ("MAX_CONCURRENT", budget.max_concurrent.map(|count| count.to_string())),
+        ("REQUESTS_PER_MINUTE", budget.requests_per_minute.map(|count| count.to_string())),
+        ("TOKENS_PER_MINUTE", budget.tokens_per_minute.map(|count| count.to_string())),
+        ("RUN_DEADLINE_SECONDS", seconds.map(|seconds| seconds.to_string())),
+    ];
+    told.into_iter().filter_map(|(name, value)| Some((name, value?)))
+}
+
+async fn exit_error(running: &RunningGatewayContainer, exit_code: i64) -> SandboxError {
+    let said = running.log_tail().await;
+    SandboxError::Proxy(format!("exit code {exit_code}; it said: {said}"))
+}
+
+/// From its start to its first record; a busy machine takes some seconds to start a container.
+const START_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Between two looks at the log: of what a spent budget still costs, this is the longest part.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// From the end of its drain to its own.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);

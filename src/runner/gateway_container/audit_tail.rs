@@ -1,0 +1,127 @@
+//! The audit log of a gateway that is another process, read as it grows.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use crate::budget::BudgetAmount;
+use crate::runner::run_gateway::CallSummary;
+
+/// What stands in the log since this run began.
+#[derive(Debug)]
+pub(super) struct GatewayAuditTail {
+    path: PathBuf,
+    log: BufReader<File>,
+    /// A line whose end is not there yet.
+    begun: String,
+    is_started: bool,
+    is_exhausted: bool,
+    calls: CallSummary,
+}
+
+/// What is of interest here. The log's own reader checks the chain; this one only listens to it.
+#[derive(Deserialize)]
+struct GatewayAuditLine {
+    event: String,
+    #[serde(default)]
+    exhausted: bool,
+    code: Option<String>,
+    charged: Option<BudgetAmount>,
+    spent: Option<BudgetAmount>,
+    admitted: Option<u64>,
+    refused: Option<u64>,
+}
+
+impl GatewayAuditTail {
+    /// Begins behind what an earlier process has written.
+    pub(super) fn open_at_end(path: PathBuf) -> anyhow::Result<Self> {
+        let open = || -> std::io::Result<BufReader<File>> {
+            let mut file = File::open(&path)?;
+            let length = complete_lines_len(&mut file)?;
+            file.seek(SeekFrom::Start(length))?;
+            Ok(BufReader::new(file))
+        };
+        let log = open().with_context(|| read_error(&path))?;
+        let calls = CallSummary::default();
+        let begun = String::new();
+        Ok(Self { path, log, begun, is_started: false, is_exhausted: false, calls })
+    }
+
+    /// Reads what is new.
+    pub(super) fn read_new(&mut self) -> anyhow::Result<()> {
+        while self.log.read_line(&mut self.begun).with_context(|| read_error(&self.path))? > 0 {
+            if self.begun.ends_with('\n') {
+                let line =
+                    serde_json::from_str(&self.begun).with_context(|| read_error(&self.path))?;
+                self.begun.clear();
+                self.apply_line(line);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_started(&self) -> bool {
+        self.is_started
+    }
+
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.is_exhausted
+    }
+
+    pub(super) fn calls(&self) -> CallSummary {
+        self.calls
+    }
+
+    fn apply_line(&mut self, line: GatewayAuditLine) {
+        let GatewayAuditLine { event, exhausted, code, charged, spent, admitted, refused } = line;
+        let is_denied = code.is_some_and(|code| code.ends_with("_budget_exhausted"));
+        match event.as_str() {
+            "run.started" => self.is_started = true,
+            "request.admitted" => {
+                self.calls.admitted += 1;
+                self.calls.is_denied = false;
+            }
+            "request.settled" => self.calls.spent = self.calls.spent + charged.unwrap_or_default(),
+            "request.refused" => {
+                self.calls.refused += 1;
+                self.calls.is_denied = is_denied;
+                self.is_exhausted |= exhausted;
+            }
+            // It knows better: an earlier process may have spent something.
+            "run.finished" => {
+                self.calls = CallSummary {
+                    spent: spent.unwrap_or(self.calls.spent),
+                    admitted: admitted.unwrap_or(self.calls.admitted),
+                    refused: refused.unwrap_or(self.calls.refused),
+                    ..self.calls
+                }
+            }
+            _ => (),
+        }
+    }
+}
+
+/// How much of a log is whole: a torn last line is taken away by whoever writes on.
+fn complete_lines_len(file: &mut File) -> std::io::Result<u64> {
+    let (mut length, mut whole) = (0, 0);
+    let mut reader = BufReader::new(file.take(u64::MAX));
+    let mut line = vec![];
+    loop {
+        line.clear();
+        let read = reader.read_until(b'\n', &mut line)?;
+        if read == 0 {
+            return Ok(whole);
+        }
+        length += read as u64;
+        if line.ends_with(b"\n") {
+            whole = length;
+        }
+    }
+}
+
+fn read_error(path: &Path) -> String {
+    format!("the audit log `{}` cannot be read", path.display())
+}

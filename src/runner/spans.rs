@@ -1,0 +1,72 @@
+//! What a run's trace is told of its sandbox and of what became of its work.
+
+use std::time::SystemTime;
+
+use crate::observe::trace::{FinishedSpan, RunTrace};
+use crate::run::AgentRun;
+use crate::runner::branch_delivery::DeliveryReport;
+use crate::sandbox::{self, SandboxExit, StopReason};
+
+/// Says which agent the run is of.
+pub(super) fn record_agent(run: &AgentRun, name: &str) {
+    if let Some(trace) = &run.trace {
+        trace.set_attribute("gen_ai.operation.name", "invoke_agent");
+        trace.set_attribute("gen_ai.agent.name", name);
+    }
+}
+
+/// Tells of a sandbox that was asked for at `asked` and is gone, and of how long it took to start.
+pub(super) fn record_sandbox_span(
+    trace: &RunTrace,
+    driver: &'static str,
+    asked: SystemTime,
+    ended: &Result<SandboxExit, sandbox::SandboxError>,
+) {
+    if let Some(start) = ended.as_ref().ok().and_then(|ended| ended.start) {
+        let attributes = vec![("cogni.sandbox.driver", driver.into())];
+        let begun = trace.span_since("sandbox start", asked);
+        trace.record_span(FinishedSpan { ended: asked + start, attributes, ..begun });
+    }
+    let mut attributes = vec![("cogni.sandbox.driver", driver.into())];
+    let exit_code = ended.as_ref().ok().and_then(|ended| ended.exit_code);
+    attributes.extend(exit_code.map(|code| ("process.exit.code", code.unsigned_abs().into())));
+    let error = error_code(ended);
+    trace.record_span(FinishedSpan {
+        attributes,
+        error: error.map(Into::into),
+        ..trace.span_since("sandbox", asked)
+    });
+    if let Some(error) = error {
+        trace.mark_failed(error);
+    }
+}
+
+/// Tells of a delivery that began at `begun`.
+pub(super) fn record_delivery_span(trace: &RunTrace, begun: SystemTime, relayed: &DeliveryReport) {
+    let mut attributes = vec![];
+    let mut error = None;
+    match relayed {
+        DeliveryReport::Delivered(delivered) => {
+            attributes.push(("cogni.relay.step", delivered.step.into()));
+            attributes
+                .extend(delivered.verdict.map(|verdict| ("cogni.relay.verdict", verdict.into())));
+            attributes.push(("cogni.relay.is_pushed", delivered.is_pushed.into()));
+        }
+        DeliveryReport::Skipped { .. } | DeliveryReport::Not { is_well: true, .. } => (),
+        DeliveryReport::Not { .. } => error = Some("not_delivered".into()),
+    }
+    trace.record_span(FinishedSpan { attributes, error, ..trace.span_since("relay", begun) });
+}
+
+fn error_code(ended: &Result<SandboxExit, sandbox::SandboxError>) -> Option<&'static str> {
+    match ended {
+        Err(_) => Some("no_sandbox"),
+        Ok(SandboxExit { cause: Some(StopReason::Deadline), .. }) => Some("timeout"),
+        Ok(SandboxExit { cause: Some(StopReason::Budget), .. }) => Some("budget_exhausted"),
+        Ok(SandboxExit { cause: Some(StopReason::Cancelled), .. }) => Some("cancelled"),
+        Ok(SandboxExit { cause: Some(StopReason::Workspace), .. }) => Some("workspace_full"),
+        Ok(SandboxExit { oom_killed: true, .. }) => Some("oom_killed"),
+        Ok(SandboxExit { exit_code: Some(0), .. }) => None,
+        Ok(_) => Some("container_failed"),
+    }
+}
