@@ -4,8 +4,8 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::{BodyPolicy, BodyReader, LlmCall, admit_body};
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::{BodyPolicy, BodyReader, LlmCall, admit_body};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 /// What the messages of a request are made of, from easy to hard to read.

@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use cogni_gateway::audit::chain::{HashChain, RecordHeader};
-use cogni_gateway::audit::records::{
+use cogni_gateway::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
+use cogni_gateway::telemetry::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::telemetry::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunStartedRecord,
 };
-use cogni_gateway::audit::{AuditConfig, AuditDurability, AuditLog};
-use cogni_gateway::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
+use cogni_gateway::telemetry::audit::{AuditConfig, AuditDurability, AuditLog};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 fn call(c: &mut Criterion) {

@@ -6,17 +6,17 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::records::CallOutcome;
-use cogni_gateway::budget::{
+use cogni_gateway::llm::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, TokenUsage, Tokens, UsageSource,
 };
-use cogni_gateway::observe::access_log::{
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::telemetry::access_log::{
     AccessLog, AccessLogDestination, AccessLogEntry, AccessLogIdentity,
 };
-use cogni_gateway::observe::metrics::{
+use cogni_gateway::telemetry::audit::records::CallOutcome;
+use cogni_gateway::telemetry::metrics::{
     MAX_RUNS, MetricsRegistry, ModelMetrics, RefusedRequest, SettledCall,
 };
-use cogni_gateway::protocol::GatewayRoute;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 fn metrics(criterion: &mut Criterion) {

@@ -11,18 +11,18 @@ use std::sync::Arc;
 use cogni_gateway::base::header_lines::HeaderLines;
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::base::task_group::TaskGroup;
-use cogni_gateway::budget::price::{self, PriceTable};
-use cogni_gateway::budget::{
+use cogni_gateway::fakes::model_provider::FakeProvider;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::pipeline::{budget_headers, request_head};
+use cogni_gateway::gateway::process::GatewayProcess;
+use cogni_gateway::gateway::run::RequestId;
+use cogni_gateway::gateway::upstream::headers::{self, InjectedHeaders, UpstreamRequestHead};
+use cogni_gateway::llm::budget::price::{self, PriceTable};
+use cogni_gateway::llm::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
 };
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::model_provider::FakeProvider;
-use cogni_gateway::observe::access_log::AccessLogDestination;
-use cogni_gateway::pipeline::{budget_headers, request_head};
-use cogni_gateway::process::GatewayProcess;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::run::RequestId;
-use cogni_gateway::upstream::headers::{self, InjectedHeaders, UpstreamRequestHead};
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::Request;
 use http_body_util::{BodyExt, Full};

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use cel::objects::Key;
 use cel::{Context, Program, Value};
-use cogni_gateway::pipeline::rule::{RuleConfig, RuleContext, RuleSet};
+use cogni_gateway::gateway::pipeline::rule::{RuleConfig, RuleContext, RuleSet};
 use criterion::{Criterion, criterion_group, criterion_main};
 
 /// Conditions that do not hold for the call below, so that only asking is measured.

@@ -4,9 +4,9 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::response::{
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::response::{
     CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, UsageChunkMode,
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};

@@ -21,6 +21,7 @@ pub mod path_mask;
 pub mod private_dir;
 pub mod response_gate;
 pub mod rope;
+pub mod sanitize;
 pub mod scratch;
 pub mod secret;
 pub mod serde_words;

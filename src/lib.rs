@@ -1,43 +1,51 @@
-//! One way out for untrusted agents: a programmable LLM gateway on a unix socket per run.
+//! cogni-gateway runs untrusted AI agents: each run has one way out of its sandbox, a programmable LLM gateway on a unix socket.
 //!
-//! The rooms, top to bottom: [`cli`] parses words and calls [`app`], which composes what [`config`]
-//! says, and [`admin`] lets an operator change; [`api`] is the service's face, [`supervisor`] its runs, which [`auth`]s
-//! allow, the [`store`] remembers and [`billing`] charges for; [`runner`] puts a [`sandbox`] at its other end, and a
-//! [`delivery`] brings its commits out: the [`relay`], which asks [`git`], to a branch, and a [`github`] to people's eyes. [`gateway`]
-//! serves a [`run`], whose [`audit`] log and [`budget`] it shares: it judges a request's [`body`], sends it
-//! [`upresponse`], reads the answer's [`response`] as it passes, and lets operators [`observe`]. [`base`] could
-//! serve any other program. [`init`] and [`agent`] are programs of their own, which run in the sandbox. A room imports only
-//! from rooms below it; `tests/cli/tidy.rs` holds the table and checks it.
+//! Eleven wings, from the top down. A wing imports only wings on lower lines, and wings on one line do not import each other;
+//! `tests/cli/tidy.rs` holds the table and checks it. [`manual::architecture`] walks through them with a request, a run, a
+//! commit and a chat.
+//!
+//! ```text
+//! cli
+//! service
+//! runner
+//! gateway · relay · sandbox
+//! telemetry
+//! llm · fakes
+//! base · guest
+//! ```
 
-pub mod admin;
-pub mod agent;
-pub mod agents;
-pub mod api;
-pub mod audit;
-pub mod auth;
-pub mod base;
-pub mod billing;
-pub mod budget;
+// Every command of the program, one file each.
 pub mod cli;
-pub mod config;
-pub mod delivery;
-pub mod git;
-pub mod github;
-pub mod github_server;
-pub mod init;
+
+// The HTTP service around runs: its API, the runs that it executes, what it stores, its grants and its billing.
+pub mod service;
+
+// One run from its plan to its result, the catalog of agents, and the pools of warm and long-running sandboxes.
+pub mod runner;
+
+// The LLM proxy: the pipeline of a call, the upstream client, a run's identity, the process around them and its settings.
+pub mod gateway;
+
+// The way of an agent's commits to a branch and a pull request: git, mirror, quarantine, review, outbox, GitHub.
+pub mod relay;
+
+// The sandbox: one specification, and two drivers that start it (Docker Engine and the embedded one).
+pub mod sandbox;
+
+// The programs that run inside a sandbox: the first process and a small agent. They import no other module.
+pub mod guest;
+
+// What operators see: the audit log, metrics, traces and the access log.
+pub mod telemetry;
+
+// LLM calls without any sockets: protocols, requests, responses, budgets and prices.
+pub mod llm;
+
+// Stand-ins for a model provider and for GitHub, for `demo` and the tests.
+pub mod fakes;
+
+// Parts that any other service could use unchanged.
+pub mod base;
+
 #[cfg(doc)]
 pub mod manual;
-pub mod model_provider;
-pub mod observe;
-pub mod pipeline;
-pub mod process;
-pub mod protocol;
-pub mod repo;
-pub mod request;
-pub mod response;
-pub mod run;
-pub mod runner;
-pub mod runs;
-pub mod sandbox;
-pub mod store;
-pub mod upstream;

@@ -8,6 +8,7 @@
 //! same one, there are [`long_running`].
 
 mod agent;
+pub mod agents;
 pub mod branch_delivery;
 mod directory;
 mod envelope;
@@ -39,11 +40,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
 use crate::base::private_dir;
-use crate::budget::BudgetLedger;
-use crate::config::GatewayConfig;
-use crate::delivery::outbox::PullRequestText;
-use crate::process::{GatewayHost, RunShutdown};
-use crate::run::AgentRun;
+use crate::gateway::config::GatewayConfig;
+use crate::gateway::process::{GatewayHost, RunShutdown};
+use crate::gateway::run::AgentRun;
+use crate::llm::budget::BudgetLedger;
+use crate::relay::delivery::outbox::PullRequestText;
 use crate::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture};
 use crate::sandbox::spec::{MountAccess, OwnerLabels, WorkspaceMount};
 use crate::sandbox::{
@@ -51,8 +52,8 @@ use crate::sandbox::{
     UserRange, host_path,
 };
 
-pub use crate::agents::DriverChoice;
 pub use agent::{AgentInvocation, ChatMessage, ChatRole};
+pub use agents::DriverChoice;
 pub use envelope::{AgentEnvelope, AgentEnvelopeError};
 pub use request::{GatewayOverrides, HostEnvironment, MODEL_VARIABLE, RunRequest};
 pub use result::{RunErrorCode, RunResult, RunTimings};

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::budget::{Nanodollars, Tokens};
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::observe::access_log::AccessLogDestination;
-use cogni_gateway::process::GatewayProcess;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::process::GatewayProcess;
+use cogni_gateway::llm::budget::{Nanodollars, Tokens};
+use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 

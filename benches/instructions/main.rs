@@ -23,10 +23,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::{BodyPolicy, BodyReader, ScannedBody, admit_body};
-use cogni_gateway::response::{
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::{BodyPolicy, BodyReader, ScannedBody, admit_body};
+use cogni_gateway::llm::response::{
     CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, UsageChunkMode,
 };
 

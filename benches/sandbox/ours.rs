@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::observe::access_log::AccessLogDestination;
+use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::runner::warm_pool::{WarmPool, WarmPoolConfig};
 use cogni_gateway::runner::{PreparedRun, RunPlan, RunResult};
 use cogni_gateway::sandbox::docker::DockerEngine;
 use cogni_gateway::sandbox::embedded::EmbeddedDriverConfig;
 use cogni_gateway::sandbox::spec::{RootSource, SandboxLimits, WorkspaceMount};
 use cogni_gateway::sandbox::{SandboxDriver, SandboxSpec, UserRange};
+use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use futures_util::stream::{self, StreamExt};
 use tokio::io::AsyncWrite;
 use tokio::runtime::Handle;

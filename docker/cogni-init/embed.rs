@@ -27,11 +27,11 @@ const SOURCES: &[&str] = &[
     "Cargo.toml",
     "docker/cogni-init/Cargo.toml",
     "docker/cogni-init/embed.rs",
-    "src/agent",
-    "src/agent.rs",
+    "src/guest/agent",
+    "src/guest/agent.rs",
     "src/bin/cogni-init.rs",
-    "src/init",
-    "src/init.rs",
+    "src/guest/init",
+    "src/guest/init.rs",
 ];
 
 /// The largest file that is embedded, in bytes. Every sandbox maps the file, so its pages count.

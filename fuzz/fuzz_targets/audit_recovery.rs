@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use cogni_gateway::audit::chain::{Chain, Head};
-use cogni_gateway::audit::record::Record;
-use cogni_gateway::audit::{recover, verify};
+use cogni_gateway::telemetry::audit::chain::{Chain, Head};
+use cogni_gateway::telemetry::audit::record::Record;
+use cogni_gateway::telemetry::audit::{recover, verify};
 use cogni_gateway_fuzz::fuzz_target;
 use serde::Serialize;
 use serde_json::value::RawValue;

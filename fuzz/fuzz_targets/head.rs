@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use cogni_gateway::base::secret::Secret;
 use cogni_gateway::gateway::request;
-use cogni_gateway::run::{Identity, RequestId};
-use cogni_gateway::upstream;
-use cogni_gateway::upstream::headers::{Config, Outgoing, Overwrites};
+use cogni_gateway::gateway::run::{Identity, RequestId};
+use cogni_gateway::gateway::upstream;
+use cogni_gateway::gateway::upstream::headers::{Config, Outgoing, Overwrites};
 use cogni_gateway_fuzz::fuzz_target;
 use http::Request;
 

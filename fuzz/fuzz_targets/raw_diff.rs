@@ -1,7 +1,7 @@
 //! A raw diff is read whole, in any number of parts, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
-use cogni_gateway::git::batch::Reader;
+use cogni_gateway::relay::git::batch::Reader;
 use cogni_gateway::relay::judge::diff;
 
 cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
@@ -19,7 +19,7 @@ cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
         let (mut reader, mut parts) = (Reader::default(), 0);
         let take = |reader: &mut Reader, piece: &[u8], parts: &mut usize| {
             reader.push(piece, |part| {
-                *parts += usize::from(!matches!(part, cogni_gateway::git::batch::Part::Content(_)));
+                *parts += usize::from(!matches!(part, cogni_gateway::relay::git::batch::Part::Content(_)));
             })
         };
         pieces.iter().all(|piece| take(&mut reader, piece, &mut parts).is_ok()).then_some(parts)

@@ -5,7 +5,7 @@
 #[path = "../../tests/llm/body/sound.rs"]
 mod sound;
 
-use cogni_gateway::protocol::Route;
+use cogni_gateway::llm::protocol::Route;
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -3,8 +3,8 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use bytes::Bytes;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::Route;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::Route;
 use cogni_gateway::stream::{Allowance, Cutoff, Finish, Format, Observer, UsageChunk};
 use cogni_gateway_fuzz::fuzz_target;
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::run::token::{Claims, Keys, MAX_TOKEN_BYTES};
+use cogni_gateway::gateway::run::token::{Claims, Keys, MAX_TOKEN_BYTES};
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

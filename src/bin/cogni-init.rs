@@ -1,10 +1,10 @@
 //! The static file of a sandbox, with two programs in it: the name it is called by says which.
 //!
-//! It is made of the rooms' files, and not linked with the library: what is in every sandbox is to be small, and the
+//! It is made of the library's files, and not linked with the library: what is in every sandbox is to be small, and the
 //! linker would have to go through everything else to find that out.
 
-#[path = ".."]
-pub mod room {
+#[path = "../guest"]
+pub mod guest {
     pub mod agent;
     pub mod init;
 }
@@ -14,7 +14,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use room::{agent, init};
+use guest::{agent, init};
 
 fn main() -> ExitCode {
     let mut arguments = env::args_os();

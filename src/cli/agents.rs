@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::relay::StateDirArgs;
 use super::run::{AgentsDirArgs, SandboxPathArgs, resolve_init_binary};
-use crate::agents::availability::{HostCapabilities, check_available};
-use crate::agents::{self, AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
+use crate::runner::agents::availability::{HostCapabilities, check_available};
+use crate::runner::agents::{self, AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
 
 #[derive(Debug, clap::Args)]
 pub struct AgentsArgs {

@@ -8,13 +8,13 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use crate::audit::read::{
+use crate::llm::budget::BudgetAmount;
+use crate::telemetry::audit::read::{
     self, AuditConnectionEvent, AuditEntry, AuditEvent, AuditReader, AuditRefusalEvent,
     AuditSessionEvent, AuditSettlementEvent, ChainBreakError,
 };
-use crate::audit::verify::{self, AuditVerifyReport, CheckpointCoverage};
-use crate::audit::{AuditError, AuditPublicKey};
-use crate::budget::BudgetAmount;
+use crate::telemetry::audit::verify::{self, AuditVerifyReport, CheckpointCoverage};
+use crate::telemetry::audit::{AuditError, AuditPublicKey};
 
 /// Prove or read an audit log.
 #[derive(Clone, Debug, clap::Subcommand)]

@@ -13,13 +13,13 @@ use clap::Subcommand;
 
 use crate::base::db::SqliteDatabase;
 use crate::base::secret::SecretString;
-use crate::billing::call_usage::CallUsageReader;
-use crate::billing::litellm::{LitellmClient, LitellmConfig};
-use crate::billing::store::CallFilter;
-use crate::billing::{self, BillingStore};
 use crate::cli::relay::StateDirArgs;
-use crate::config::setting::SETTINGS;
-use crate::upstream::UpstreamUrl;
+use crate::gateway::config::setting::SETTINGS;
+use crate::gateway::upstream::UpstreamUrl;
+use crate::service::billing::call_usage::CallUsageReader;
+use crate::service::billing::litellm::{LitellmClient, LitellmConfig};
+use crate::service::billing::store::CallFilter;
+use crate::service::billing::{self, BillingStore};
 
 pub use show::BillingOutputFormat;
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Command};
 
 use super::explain::{configuration_flags, load_config};
-use crate::process::compile_policy;
+use crate::gateway::process::compile_policy;
 
 /// The command and its flags; it also takes those of `proxy`.
 pub fn command() -> Command {

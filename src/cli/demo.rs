@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::audit;
 use crate::base::secret::SecretString;
-use crate::config::GatewayConfig;
-use crate::model_provider::{FakeProvider, ProviderRequestLog, ProviderScript};
-use crate::observe::access_log::AccessLogDestination;
-use crate::process::GatewayProcess;
+use crate::fakes::model_provider::{FakeProvider, ProviderRequestLog, ProviderScript};
+use crate::gateway::config::GatewayConfig;
+use crate::gateway::process::GatewayProcess;
+use crate::telemetry::access_log::AccessLogDestination;
 use client::{DemoHttpClient, DemoResponse};
 
 /// Runs the demo and cleans up after it.

@@ -12,10 +12,10 @@ use super::relay::RelayArgs;
 use super::run::{SandboxPathArgs, resolve_init_binary};
 use super::{flags, hide_env_values};
 use crate::base::private_dir;
-use crate::config::{ConfigSetting, SETTINGS};
+use crate::gateway::config::{ConfigSetting, SETTINGS};
+use crate::gateway::upstream;
+use crate::gateway::upstream::check::ProbeError;
 use crate::sandbox::probe::{self, DoctorFinding, DoctorReport, HostFacts, engine, machine};
-use crate::upstream;
-use crate::upstream::check::ProbeError;
 
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {

@@ -21,9 +21,10 @@ use self::explain_input::ExplainInput;
 use self::explanation::{ExplainContext, RequestExplanation};
 use super::flags;
 use crate::base::secret::SecretString;
-use crate::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
-use crate::config::{GatewayConfig, SETTINGS};
-use crate::process::compile_policy;
+use crate::gateway::config::{GatewayConfig, SETTINGS};
+use crate::gateway::process::compile_policy;
+use crate::llm::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
+use crate::service::config::ServiceConfig;
 
 /// The command and its flags; it also takes those of `proxy`.
 pub fn command() -> Command {
@@ -109,6 +110,9 @@ pub fn load_config(
         config.upstream.api_key = SecretString::new("placeholder");
     }
     config.validate()?;
+    if let Some(service) = ServiceConfig::from_gateway_config(&config)? {
+        service.validate()?;
+    }
     if let Some(shared) = config.shared.take() {
         for spec in shared.runs {
             spec.resolve_config(&config, None)?;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches};
 
-use crate::config::{ConfigSetting, GatewayConfig, MAX_DURATION, check_variable_names};
+use crate::base::time::MAX_TIME;
+use crate::gateway::config::{ConfigSetting, GatewayConfig, check_variable_names};
 
 /// One flag for each setting, and `--config`.
 pub fn flags_for(
@@ -93,7 +94,7 @@ pub fn check_environment() -> anyhow::Result<()> {
 pub fn parse_duration(given: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(given);
     let time = time.map_err(|_| "give a time, such as 30s, 5m or 1h 30m")?;
-    if time <= MAX_DURATION { Ok(time) } else { Err("give a hundred years at most") }
+    if time <= MAX_TIME { Ok(time) } else { Err("give a hundred years at most") }
 }
 
 /// A whole number, whose type says how large it may be.

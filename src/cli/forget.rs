@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 
 use super::relay::StateDirArgs;
-use crate::delivery::OUTBOX_FILE;
-use crate::delivery::outbox::DeliveryOutbox;
+use crate::relay::delivery::OUTBOX_FILE;
+use crate::relay::delivery::outbox::DeliveryOutbox;
 use crate::runner::long_running::workspace_store::{
     self, PruneOutcome, StoredBranchRef, StoredWorkspace, WorkspaceOwner, WorkspaceStore,
 };

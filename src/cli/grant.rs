@@ -11,14 +11,15 @@ use serde_json::{Value, json};
 
 use super::relay::StateDirArgs;
 use super::run::AgentsDirArgs;
-use crate::auth::{
+use crate::base::db::SqliteDatabase;
+use crate::gateway::config::GatewayConfig;
+use crate::llm::budget::{BudgetLimits, Nanodollars, Tokens};
+use crate::relay::repo::repository::RepositoryUrl;
+use crate::service::auth::{
     self, AccessGrant, GrantPattern, GrantScope, GrantStore, GrantTerms, GrantTermsError,
 };
-use crate::base::db::SqliteDatabase;
-use crate::budget::{BudgetLimits, Nanodollars, Tokens};
-use crate::config::{GatewayConfig, ServiceConfig};
-use crate::repo::repository::RepositoryUrl;
-use crate::store::{self, GrantSpending, RunStore, SpendingCaps, SpendingStatus};
+use crate::service::config::ServiceConfig;
+use crate::service::store::{self, GrantSpending, RunStore, SpendingCaps, SpendingStatus};
 
 /// Where the service has them.
 #[derive(Debug, clap::Args)]
@@ -379,7 +380,8 @@ impl GrantStoreArgs {
     /// The settings of the service, where its file is given.
     fn serve(&self) -> anyhow::Result<Option<ServiceConfig>> {
         let file = self.config.as_deref().filter(|file| !file.as_os_str().is_empty());
-        Ok(file.map(GatewayConfig::read_file).transpose()?.and_then(|config| config.serve))
+        let Some(config) = file.map(GatewayConfig::read_file).transpose()? else { return Ok(None) };
+        ServiceConfig::from_gateway_config(&config)
     }
 }
 

@@ -12,7 +12,7 @@ use clap::Command;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::model_provider::{FakeProvider, ProviderScript, script};
+use crate::fakes::model_provider::{FakeProvider, ProviderScript, script};
 
 /// Run a fake model provider for demos, tests and benches.
 ///

@@ -10,9 +10,9 @@ use clap::{ArgMatches, Command};
 use tracing::Instrument;
 
 use super::flags;
-use crate::admin::AdminSocket;
-use crate::config::{GatewayConfig, SETTINGS};
-use crate::process::{ChangeSource, GatewayProcess, RunManager, StopRequest, descriptors};
+use crate::gateway::admin::AdminSocket;
+use crate::gateway::config::{GatewayConfig, SETTINGS};
+use crate::gateway::process::{ChangeSource, GatewayProcess, RunManager, StopRequest, descriptors};
 
 /// The command and its flags: one for each setting.
 pub fn command() -> Command {
@@ -39,7 +39,7 @@ pub(super) fn serve_runs(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // A signal that comes before the process is ready must not end it half-way.
-        let signals = crate::process::ServerSignals::register_handlers()?;
+        let signals = crate::gateway::process::ServerSignals::register_handlers()?;
         // First of all else: who finds another process at its place must not touch the runs' records.
         let admin = AdminSocket::bind_socket(&config.admin)?;
         let app = GatewayProcess::build_process(config)?;

@@ -14,13 +14,13 @@ use clap::Subcommand;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::delivery::job_audit_log::{self, JobAuditLog};
-use crate::delivery::outbox::{
+use crate::relay::delivery::job_audit_log::{self, JobAuditLog};
+use crate::relay::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryStep, RetainedTotals, WorkspaceRow,
 };
-use crate::delivery::{DeliveryStatus, OUTBOX_FILE, sweep};
-use crate::repo::artifact::held_branch_name;
-use crate::repo::{ArtifactDir, RepoMirror};
+use crate::relay::delivery::{DeliveryStatus, OUTBOX_FILE, sweep};
+use crate::relay::repo::artifact::held_branch_name;
+use crate::relay::repo::{ArtifactDir, RepoMirror};
 use crate::runner::branch_delivery;
 
 pub use relay_options::{RelayArgs, RunSecrets, StateDirArgs};

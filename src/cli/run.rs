@@ -28,9 +28,8 @@ use progress::ProgressPrinter;
 
 use super::relay::RunSecrets;
 use super::{EXIT_USAGE, flags, hide_env_values};
-use crate::agents::{AgentCatalog, AgentStreamFormat};
-use crate::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
-use crate::observe::access_log::AccessLogDestination;
+use crate::gateway::config::{AdminConfig, ConfigSetting, GatewayConfig, SETTINGS};
+use crate::runner::agents::{AgentCatalog, AgentStreamFormat};
 use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::{
     self, DriverChoice, GatewayOverrides, HostEnvironment, MODEL_VARIABLE, PreparedRun,
@@ -39,6 +38,7 @@ use crate::runner::{
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::spec::{ByteSize, LimitOverrides, MountAccess, WorkspaceMount};
 use crate::sandbox::{InitBinary, UserRange};
+use crate::telemetry::access_log::AccessLogDestination;
 use repository::RepositoryRequest;
 
 /// The command and its flags: its own, and one for each setting of the gateway.

@@ -16,23 +16,23 @@ use tokio_util::sync::CancellationToken;
 
 use super::relay::RunSecrets;
 use super::{flags, hide_env_values};
-use crate::agents::availability::{AvailabilityCache, CACHE_TTL, HostCapabilities};
-use crate::api::{
-    ApiLimits, ApiListener, ApiState, GrantShareLimiter, GrantWorkLimiter, ProofCache,
-};
-use crate::auth::{self, GrantStore};
 use crate::base::db::SqliteDatabase;
 use crate::base::private_dir;
 use crate::base::task_group::TaskGroup;
-use crate::billing::{self, BillingStore};
-use crate::config::{ConfigSetting, SETTINGS};
-use crate::delivery::{DeliveryError, DeliveryService};
-use crate::git;
-use crate::process::{self, GatewayHost, ServerSignals};
-use crate::repo;
+use crate::gateway::config::{ConfigSetting, SETTINGS};
+use crate::gateway::process::{self, GatewayHost, ServerSignals};
+use crate::relay::delivery::{DeliveryError, DeliveryService};
+use crate::relay::git;
+use crate::relay::repo;
 use crate::runner;
-use crate::runs::{RunService, RunServiceConfig, RunServiceDeps, StateDirLock};
-use crate::store::{self, RunStore};
+use crate::runner::agents::availability::{AvailabilityCache, CACHE_TTL, HostCapabilities};
+use crate::service::api::{
+    ApiLimits, ApiListener, ApiState, GrantShareLimiter, GrantWorkLimiter, ProofCache,
+};
+use crate::service::auth::{self, GrantStore};
+use crate::service::billing::{self, BillingStore};
+use crate::service::runs::{RunService, RunServiceConfig, RunServiceDeps, StateDirLock};
+use crate::service::store::{self, RunStore};
 
 pub use options::ServeOptions;
 

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::{ArgMatches, Command};
 
 use super::{flags, proxy};
-use crate::config::{ConfigSetting, GatewayConfig, SETTINGS};
+use crate::gateway::config::{ConfigSetting, GatewayConfig, SETTINGS};
 
 /// The command and its flags: one for each setting that is not about one run.
 pub fn command() -> Command {

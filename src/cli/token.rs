@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 
-use crate::run::token::{
+use crate::gateway::run::token::{
     MAX_AUDIENCE_BYTES, MAX_TOKEN_BYTES, RunTokenClaims, RunTokenKeys, is_audience,
 };
 

@@ -10,9 +10,9 @@ use serde_json::json;
 use super::directory::RunDirectory;
 use super::openclaw;
 use super::workspace::WorkspaceWriter;
-use crate::agents::definition::FileContent;
-use crate::agents::placeholders::{ArgumentTooLongError, PlaceholderValues};
-use crate::agents::{AgentDefinition, WorkspaceSetup};
+use crate::runner::agents::definition::FileContent;
+use crate::runner::agents::placeholders::{ArgumentTooLongError, PlaceholderValues};
+use crate::runner::agents::{AgentDefinition, WorkspaceSetup};
 use crate::sandbox::spec::{BindMount, MountAccess, WorkspaceMount};
 use crate::sandbox::{SandboxSpec, sandbox_name};
 

@@ -21,16 +21,16 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::long_running::workspace_store::StoredBranchRef;
-use crate::agents::AgentDefinition;
 use crate::base::dir_tree;
-use crate::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
-use crate::delivery::rules::ReviewRules;
-use crate::delivery::statement::RunFacts;
-use crate::delivery::{DeliveryService, DeliveryStatus, LeasedBranch};
-use crate::repo::mirror::{CommitAuthor, FileOwner};
-use crate::repo::repository::RepositoryUrl;
-use crate::repo::{self, ArtifactDir, BranchKey};
-use crate::run::AgentRun;
+use crate::gateway::run::AgentRun;
+use crate::relay::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
+use crate::relay::delivery::rules::ReviewRules;
+use crate::relay::delivery::statement::RunFacts;
+use crate::relay::delivery::{DeliveryService, DeliveryStatus, LeasedBranch};
+use crate::relay::repo::mirror::{CommitAuthor, FileOwner};
+use crate::relay::repo::repository::RepositoryUrl;
+use crate::relay::repo::{self, ArtifactDir, BranchKey};
+use crate::runner::agents::AgentDefinition;
 use crate::sandbox::spec::{MountAccess, WorkspaceMount};
 use crate::sandbox::{self, SandboxDriver, SandboxSpec};
 

@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 
 use super::agent::input_path;
 use super::{AgentInvocation, ChatMessage, RunPlan};
-use crate::agents::{AgentCatalog, AgentDefinition, DriverChoice, WorkspaceSetup};
 use crate::base::{serde_words, trace_context};
-use crate::budget;
-use crate::config::GatewayConfig;
+use crate::gateway::config::GatewayConfig;
+use crate::llm::budget;
+use crate::runner::agents::{AgentCatalog, AgentDefinition, DriverChoice, WorkspaceSetup};
 use crate::sandbox::InitBinary;
 use crate::sandbox::spec::{
     BindMount, LimitOverrides, MountAccess, RootSource, SANDBOX_UID, VolumeMount, WorkspaceMount,

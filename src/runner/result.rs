@@ -10,7 +10,7 @@ use super::branch_delivery::DeliveryReport;
 use super::envelope::{AgentEnvelope, AgentEnvelopeError};
 use super::quota::QuotaExceededError;
 use super::run_gateway::CallSummary;
-use crate::budget::BudgetAmount;
+use crate::llm::budget::BudgetAmount;
 use crate::sandbox::output::CapturedOutput;
 use crate::sandbox::{self, SandboxExit, StopReason};
 

@@ -6,10 +6,10 @@ use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::gateway_container::PreparedGatewayContainer;
-use crate::budget::BudgetAmount;
-use crate::config::GatewayConfig;
-use crate::process::{GatewayHost, GatewayProcess, HostedGateway, RunShutdown};
-use crate::run::AgentRun;
+use crate::gateway::config::GatewayConfig;
+use crate::gateway::process::{GatewayHost, GatewayProcess, HostedGateway, RunShutdown};
+use crate::gateway::run::AgentRun;
+use crate::llm::budget::BudgetAmount;
 
 pub(super) enum RunGatewayBackend {
     /// Its socket is bound, and its log open.

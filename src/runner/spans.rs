@@ -2,10 +2,10 @@
 
 use std::time::SystemTime;
 
-use crate::observe::trace::{FinishedSpan, RunTrace};
-use crate::run::AgentRun;
+use crate::gateway::run::AgentRun;
 use crate::runner::branch_delivery::DeliveryReport;
 use crate::sandbox::{self, SandboxExit, StopReason};
+use crate::telemetry::trace::{FinishedSpan, RunTrace};
 
 /// Says which agent the run is of.
 pub(super) fn record_agent(run: &AgentRun, name: &str) {

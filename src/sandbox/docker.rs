@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** whatever has become of its start, [`DockerSandbox::remove`] asks for the container's removal. What an engine
 //! does not do within its time is left to the sweep, which knows the container by its labels: this process's own finds
-//! it in what it has [`leftovers`](super::leftovers).
+//! it in what it has [`leftovers`].
 
 mod container;
 pub mod gateway_container;

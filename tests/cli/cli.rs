@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cogni_gateway::audit::verify::{self, AuditVerifyReport};
+use cogni_gateway::telemetry::audit::verify::{self, AuditVerifyReport};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

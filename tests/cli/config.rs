@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use cogni_gateway::cli;
 use cogni_gateway::cli::proxy::load_config;
-use cogni_gateway::config::{GatewayConfig, SETTINGS};
+use cogni_gateway::gateway::config::{GatewayConfig, SETTINGS};
 
 /// G2: each setting can be a variable, a flag, or a line of the file, and means the same.
 #[test]

@@ -2,10 +2,12 @@
 
 use std::fs;
 
-use cogni_gateway::agents::AgentCatalog;
-use cogni_gateway::config::{GatewayConfig, ServiceConfig};
+use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::runner::RunRequest;
+use cogni_gateway::runner::agents::AgentCatalog;
 use cogni_gateway::sandbox::spec::SandboxLimits;
+use cogni_gateway::service::config::ServiceConfig;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 /// The example is complete and equal to the defaults, so that it can be trusted as documentation.
@@ -24,15 +26,24 @@ fn the_commented_settings_are_understood() {
 /// Each table is asked for a key that no table has; the answer names those that it has.
 #[test]
 fn the_example_configuration_leaves_nothing_out() {
-    // The service has a file of its own.
-    assert_complete::<GatewayConfig>(&format!("{}\n{}", uncommented(), all_of(&service())));
+    // The gateway reads over the table of the service, which has a file of its own.
+    assert_complete::<GatewayConfig>(&format!("serve = {{}}\n{}", uncommented()));
+    assert_complete::<ServiceFile>(&all_of(&service()));
 }
 
 #[test]
 fn the_example_of_a_service_is_the_default() {
-    let config =
-        GatewayConfig { serve: Some(ServiceConfig::default()), ..GatewayConfig::default() };
-    assert_eq!(toml::from_str::<GatewayConfig>(&service()).unwrap(), config);
+    let read = toml::from_str::<ServiceFile>(&service()).unwrap();
+    assert_eq!(read.serve, ServiceConfig::default());
+    let gateway = toml::from_str::<GatewayConfig>(&service()).unwrap();
+    assert_eq!(gateway, GatewayConfig { has_service_table: true, ..GatewayConfig::default() });
+}
+
+/// The example of a service has one table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServiceFile {
+    serve: ServiceConfig,
 }
 
 fn assert_complete<T: DeserializeOwned>(text: &str) {

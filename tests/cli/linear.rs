@@ -11,24 +11,24 @@ use std::io::Cursor;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cogni_gateway::agent::sse::SseReader;
 use cogni_gateway::base::b64;
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
-use cogni_gateway::git::cat_file;
-use cogni_gateway::github::pull_request::{managed_section, safe_text};
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::repo::ObjectId;
-use cogni_gateway::repo::bundle::BundleHeader;
-use cogni_gateway::repo::extract_commands::AnnouncedBranch;
-use cogni_gateway::repo::quarantine::commit::ParsedCommit;
-use cogni_gateway::repo::review::{
+use cogni_gateway::guest::agent::sse::SseReader;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request;
+use cogni_gateway::relay::git::cat_file;
+use cogni_gateway::relay::github::pull_request::{managed_section, safe_text};
+use cogni_gateway::relay::repo::ObjectId;
+use cogni_gateway::relay::repo::bundle::BundleHeader;
+use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::relay::repo::quarantine::commit::ParsedCommit;
+use cogni_gateway::relay::repo::review::{
     FoundSecrets, PathPattern, RelayConfig, ScanWindow, SecretScanner, diff,
 };
-use cogni_gateway::request;
 use cogni_gateway::runner::AgentEnvelope;
 use cogni_gateway::sandbox::output::HeadTailBuffer;
-use cogni_gateway::store::{
+use cogni_gateway::service::store::{
     AddRunOutcome, NewRunRow, RunEnd, RunEventKind, RunStore, SCHEMA, SpendingCaps,
 };
 use rustix::time::{ClockId, clock_gettime};

@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::budget::{TokenUsage, Tokens, UsageSource};
-use cogni_gateway::observe::access_log::{
+use cogni_gateway::base::sanitize::SanitizedText;
+use cogni_gateway::llm::budget::{TokenUsage, Tokens, UsageSource};
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::telemetry::access_log::{
     AccessLog, AccessLogDestination, AccessLogEntry, AccessLogIdentity, FIELD_KEYS,
 };
-use cogni_gateway::observe::sanitize::SanitizedText;
-use cogni_gateway::protocol::GatewayRoute;
 use proptest::prelude::*;
 
 use crate::support::allocations;

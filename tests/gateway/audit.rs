@@ -14,15 +14,17 @@ use std::pin::pin;
 use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
 
-use cogni_gateway::audit::read::{AuditEntry, AuditReadError, AuditReader, ChainBreakError};
-use cogni_gateway::audit::records::{
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::llm::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
+use cogni_gateway::telemetry::audit::read::{
+    AuditEntry, AuditReadError, AuditReader, ChainBreakError,
+};
+use cogni_gateway::telemetry::audit::records::{
     CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord, RunFinishedRecord,
     RunStartedRecord,
 };
-use cogni_gateway::audit::verify::{self, AuditVerifyReport};
-use cogni_gateway::audit::{AuditConfig, AuditLog, RecoveredRun};
-use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
+use cogni_gateway::telemetry::audit::verify::{self, AuditVerifyReport};
+use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog, RecoveredRun};
 use tempfile::TempDir;
 
 /// A folder with room for one log.
@@ -156,7 +158,7 @@ fn amount(turns: u64, input: u64, output: u64) -> BudgetAmount {
     BudgetAmount { turns, input: Tokens(input), output: Tokens(output), ..BudgetAmount::default() }
 }
 
-/// Polls once: nothing but [`Durability::Fsync`](cogni_gateway::audit::Durability) ever waits.
+/// Polls once: nothing but [`Durability::Fsync`](cogni_gateway::telemetry::audit::Durability) ever waits.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

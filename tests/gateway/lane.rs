@@ -5,8 +5,8 @@ mod oracle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cogni_gateway::pipeline::server::LaneMode;
-use cogni_gateway::pipeline::server::lane::head;
+use cogni_gateway::gateway::pipeline::server::LaneMode;
+use cogni_gateway::gateway::pipeline::server::lane::head;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

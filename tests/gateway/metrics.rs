@@ -7,21 +7,21 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::audit::AuditLag;
-use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::base;
 use cogni_gateway::base::metrics::HttpPage;
 use cogni_gateway::base::metrics::discovery::ScrapeTarget;
-use cogni_gateway::budget::{
+use cogni_gateway::llm::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
     UsageSource,
 };
-use cogni_gateway::observe::metrics::table::{MetricFamilySpec, MetricKind};
-use cogni_gateway::observe::metrics::{
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::telemetry::audit::AuditLag;
+use cogni_gateway::telemetry::audit::records::CallOutcome;
+use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
+use cogni_gateway::telemetry::metrics::{
     BillingGauges, LiveRunGuard, MAX_AGENTS, MAX_MODELS, MAX_RUNS, MetricsRegistry, ModelMetrics,
     RefusedRequest, RunMetrics, SettledCall,
 };
-use cogni_gateway::protocol::GatewayRoute;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -110,7 +110,7 @@ fn a_forgotten_run_leaves_no_series() {
 fn a_retired_run_stays_until_its_time() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let now = Instant::now();
-    let due = now + cogni_gateway::observe::metrics::SERIES_RETENTION;
+    let due = now + cogni_gateway::telemetry::metrics::SERIES_RETENTION;
     metrics.run_metrics("ended", &unlimited());
     metrics.run_metrics("live", &unlimited());
     metrics.schedule_removal("ended", due);

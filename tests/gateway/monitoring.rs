@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use cogni_gateway::base;
 use cogni_gateway::base::metrics::HttpPage;
 use cogni_gateway::base::metrics::discovery::ScrapeTarget;
-use cogni_gateway::observe::access_log::FIELD_KEYS;
-use cogni_gateway::observe::metrics::MetricsRegistry;
-use cogni_gateway::observe::metrics::table::{MetricFamilySpec, MetricKind};
+use cogni_gateway::telemetry::access_log::FIELD_KEYS;
+use cogni_gateway::telemetry::metrics::MetricsRegistry;
+use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use serde_json::Value;
 
 use crate::metrics::a_busy_morning;

@@ -3,9 +3,9 @@
 use std::fs;
 use std::sync::Arc;
 
-use cogni_gateway::audit::delivery_records::WorkHeldRecord;
-use cogni_gateway::audit::verify;
-use cogni_gateway::process::{GatewayHost, RunShutdown};
+use cogni_gateway::gateway::process::{GatewayHost, RunShutdown};
+use cogni_gateway::telemetry::audit::delivery_records::WorkHeldRecord;
+use cogni_gateway::telemetry::audit::verify;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

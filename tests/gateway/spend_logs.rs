@@ -6,7 +6,7 @@ mod place;
 use std::process::{Command, Output};
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::billing::{self, BillState, BillingStore, ChargeSource};
+use cogni_gateway::service::billing::{self, BillState, BillingStore, ChargeSource};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 

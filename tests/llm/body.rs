@@ -16,8 +16,8 @@ use std::ops::Range;
 use bytes::Bytes;
 use cogni_gateway::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner};
 use cogni_gateway::base::rope::ByteRope;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::{
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::{
     BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ScannedBody, admit_body,
 };
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::budget::{
+use cogni_gateway::llm::budget::{
     BudgetAmount, BudgetError, BudgetLedger, BudgetLimits, BudgetReservation, CallKind, ModelPrice,
     Nanodollars, PriceTable, PriorUsage, ReserveRequest, TokenUsage, Tokens, UsageSource,
     price::UnknownPricePolicy,

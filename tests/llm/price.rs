@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::budget::price::{ModelPrice, PriceConfig, PriceTable, UnknownPricePolicy};
-use cogni_gateway::budget::{
+use cogni_gateway::llm::budget::price::{ModelPrice, PriceConfig, PriceTable, UnknownPricePolicy};
+use cogni_gateway::llm::budget::{
     BudgetLedger, BudgetLimits, Nanodollars, PriorUsage, ReserveRequest, TokenUsage, Tokens,
 };
 use proptest::prelude::*;

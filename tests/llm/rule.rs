@@ -5,8 +5,10 @@ mod live;
 mod load;
 mod manual;
 
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::pipeline::rule::{RuleConfig, RuleConfigError, RuleContext, RuleError, RuleSet};
+use cogni_gateway::gateway::pipeline::rule::{
+    RuleConfig, RuleConfigError, RuleContext, RuleError, RuleSet,
+};
+use cogni_gateway::llm::budget::Tokens;
 use serde::Deserialize;
 
 /// Rules as they stand in a file, without the `policy.` before them.

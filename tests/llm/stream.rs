@@ -11,9 +11,9 @@ use std::fmt::Write;
 use std::fs;
 
 use bytes::Bytes;
-use cogni_gateway::budget::{Nanodollars, TokenUsage, Tokens};
-use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::response::{
+use cogni_gateway::llm::budget::{Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::llm::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::llm::response::{
     EventTooLargeError, MAX_EVENT_BYTES, ResponseFormat, ResponseObserver, StreamEnd,
     UsageChunkMode,
 };

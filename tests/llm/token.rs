@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cogni_gateway::cli::token::inspect_token;
-use cogni_gateway::run::token::{
+use cogni_gateway::gateway::run::token::{
     MAX_TOKEN_LIFETIME, RunTokenClaims, RunTokenError, RunTokenKeys, RunTokenMintError,
 };
 use proptest::prelude::*;

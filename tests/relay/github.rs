@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::github::client::{GithubClient, GithubConfig, RetryPolicy};
-use cogni_gateway::github::credential::{ForgeCredential, GithubApp};
-use cogni_gateway::github::pull_request::{PullRequestSpec, publish_pull_request};
-use cogni_gateway::repo::repository::{HostedRepository, RepositoryUrl};
-use cogni_gateway::repo::{BranchKey, ObjectId, SandboxBranch};
+use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, RetryPolicy};
+use cogni_gateway::relay::github::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::relay::github::pull_request::{PullRequestSpec, publish_pull_request};
+use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
 use crate::support::process::{Process, free_port, patience};
 

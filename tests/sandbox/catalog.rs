@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use cogni_gateway::agents::availability::{AvailabilityCache, HostCapabilities, check_available};
-use cogni_gateway::agents::placeholders::PlaceholderValues;
-use cogni_gateway::agents::{AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
-use cogni_gateway::budget::BudgetLimits;
-use cogni_gateway::pipeline::policy::PolicyConfig;
-use cogni_gateway::request::ProviderCapability;
+use cogni_gateway::gateway::pipeline::policy::PolicyConfig;
+use cogni_gateway::llm::budget::BudgetLimits;
+use cogni_gateway::llm::request::ProviderCapability;
+use cogni_gateway::runner::agents::availability::{
+    AvailabilityCache, HostCapabilities, check_available,
+};
+use cogni_gateway::runner::agents::placeholders::PlaceholderValues;
+use cogni_gateway::runner::agents::{AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
 use cogni_gateway::sandbox::InitBinary;
 use proptest::prelude::*;
 use tempfile::TempDir;

@@ -13,10 +13,10 @@ mod watch;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::billing::{self, BillingStore, CallUsage, ChargeNotice, ChargeSource};
-use cogni_gateway::budget::{self, Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::llm::budget::{self, Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::service::billing::{self, BillingStore, CallUsage, ChargeNotice, ChargeSource};
+use cogni_gateway::telemetry::audit::records::CallOutcome;
 
 /// Books of their own, in a directory.
 fn books(directory: &Path) -> BillingStore {

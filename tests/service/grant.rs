@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::auth::{
-    AccessGrant, GRANT_SCHEMA, GrantPattern, GrantScope, GrantStore, GrantStoreError, GrantTerms,
-};
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::base::host_reach::HostReach;
-use cogni_gateway::budget::{BudgetLimits, Nanodollars, Tokens};
+use cogni_gateway::llm::budget::{BudgetLimits, Nanodollars, Tokens};
+use cogni_gateway::service::auth::{
+    AccessGrant, GRANT_SCHEMA, GrantPattern, GrantScope, GrantStore, GrantStoreError, GrantTerms,
+};
 use proptest::prelude::*;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::budget::Nanodollars;
-use cogni_gateway::store::{
+use cogni_gateway::llm::budget::Nanodollars;
+use cogni_gateway::service::store::{
     AddRunOutcome, EventFeed, NewRunRow, RunEnd, RunEvent, RunEventKind, RunFilter, RunPhase,
     RunStore, SCHEMA, SpendingCaps, event_feed,
 };

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cogni_gateway::audit::verify;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::observe::access_log::AccessLogDestination;
-use cogni_gateway::process::GatewayProcess;
-use cogni_gateway::run::AgentRun;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::process::GatewayProcess;
+use cogni_gateway::gateway::run::AgentRun;
+use cogni_gateway::telemetry::access_log::AccessLogDestination;
+use cogni_gateway::telemetry::audit::verify;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;

@@ -3,18 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cogni_gateway::audit::AuditSigningKey;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::delivery::outbox::{
+use cogni_gateway::relay::delivery::outbox::{
     DeliveryPlan, DeliveryRequest, HostContext, PullRequestText,
 };
-use cogni_gateway::delivery::rules::ReviewRules;
-use cogni_gateway::delivery::statement::RunFacts;
-use cogni_gateway::delivery::{DeliveryConfig, DeliveryService, ForgeAccess};
-use cogni_gateway::git::OutboundConfig;
-use cogni_gateway::repo::extract_commands::AnnouncedBranch;
-use cogni_gateway::repo::review::RelayConfig;
-use cogni_gateway::repo::{BranchKey, BranchState, ObjectId, SandboxBranch};
+use cogni_gateway::relay::delivery::rules::ReviewRules;
+use cogni_gateway::relay::delivery::statement::RunFacts;
+use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService, ForgeAccess};
+use cogni_gateway::relay::git::OutboundConfig;
+use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::relay::repo::review::RelayConfig;
+use cogni_gateway::relay::repo::{BranchKey, BranchState, ObjectId, SandboxBranch};
+use cogni_gateway::telemetry::audit::AuditSigningKey;
 
 use super::forge::{Running, credential};
 

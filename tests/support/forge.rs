@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::base::task_group::TaskGroup;
-use cogni_gateway::github::client::{GithubClient, GithubConfig, RetryPolicy};
-use cogni_gateway::github::credential::ForgeCredential;
-use cogni_gateway::github_server::{FakeGithub, FakeGithubHandle};
-use cogni_gateway::repo::repository::{HostedRepository, RepositoryUrl};
+use cogni_gateway::fakes::github_server::{FakeGithub, FakeGithubHandle};
+use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, RetryPolicy};
+use cogni_gateway::relay::github::credential::ForgeCredential;
+use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 

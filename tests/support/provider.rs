@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use cogni_gateway::base::task_group::TaskGroup;
-use cogni_gateway::model_provider::{FakeProvider, ProviderRequestLog, ResponseGate};
+use cogni_gateway::fakes::model_provider::{FakeProvider, ProviderRequestLog, ResponseGate};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A provider on a port of its own.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::billing::{self, BillingStore};
+use cogni_gateway::service::billing::{self, BillingStore};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

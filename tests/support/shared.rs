@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use cogni_gateway::audit::verify;
-use cogni_gateway::config::{GatewayConfig, SharedListenerConfig, SharedRunConfig};
-use cogni_gateway::process::{GatewayProcess, RunManager};
-use cogni_gateway::run::token::{RunTokenClaims, RunTokenKeys};
+use cogni_gateway::gateway::config::{GatewayConfig, SharedListenerConfig, SharedRunConfig};
+use cogni_gateway::gateway::process::{GatewayProcess, RunManager};
+use cogni_gateway::gateway::run::token::{RunTokenClaims, RunTokenKeys};
+use cogni_gateway::telemetry::audit::verify;
 use http::Request;
 use http_body_util::Full;
 use hyper::client::conn::{http1, http2};

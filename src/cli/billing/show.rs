@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::billing::litellm::SpendLogSource;
-use crate::billing::reconcile::{CallDifference, ReconcileReport, UnmatchedCall};
-use crate::billing::store::{BillingTotals, DayBill};
-use crate::billing::{BillFlag, ChargeReceipt, RunBill};
+use crate::service::billing::litellm::SpendLogSource;
+use crate::service::billing::reconcile::{CallDifference, ReconcileReport, UnmatchedCall};
+use crate::service::billing::store::{BillingTotals, DayBill};
+use crate::service::billing::{BillFlag, ChargeReceipt, RunBill};
 
 /// How it is wanted.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +229,7 @@ struct SignedDollars(i64);
 impl Display for SignedDollars {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { '-' } else { '+' };
-        write!(f, "{sign}${}", crate::budget::Nanodollars(self.0.unsigned_abs()))
+        write!(f, "{sign}${}", crate::llm::budget::Nanodollars(self.0.unsigned_abs()))
     }
 }
 

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::write_heading;
-use crate::git::GitProgram;
-use crate::github_server::{FakeGithub, FakeGithubHandle};
-use crate::model_provider::{FakeProvider, ProviderScript};
+use crate::fakes::github_server::{FakeGithub, FakeGithubHandle};
+use crate::fakes::model_provider::{FakeProvider, ProviderScript};
+use crate::relay::git::GitProgram;
 
 /// Tells the story, or why it cannot be told here.
 pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http::{Request, header};
 use serde_json::{Map, Value};
 
-use crate::protocol::GatewayRoute;
+use crate::llm::protocol::GatewayRoute;
 
 /// The request that is asked about.
 #[derive(Debug)]

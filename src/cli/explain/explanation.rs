@@ -9,18 +9,18 @@ use serde::Serialize;
 
 use super::explain_input::ExplainInput;
 use super::remedy::remedy_for_code;
-use crate::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
-use crate::config::GatewayConfig;
-use crate::pipeline::admission::CallAdmission;
-use crate::pipeline::local_response;
-use crate::pipeline::policy::GatewayPolicy;
-use crate::pipeline::read_body;
-use crate::pipeline::rejection::CallRejection;
-use crate::pipeline::request_head;
-use crate::protocol::{GatewayRoute, LlmProtocol};
-use crate::request::{FieldChange, LlmCall};
-use crate::run::RequestId;
-use crate::upstream::headers::UpstreamRequestHead;
+use crate::gateway::config::GatewayConfig;
+use crate::gateway::pipeline::admission::CallAdmission;
+use crate::gateway::pipeline::local_response;
+use crate::gateway::pipeline::policy::GatewayPolicy;
+use crate::gateway::pipeline::read_body;
+use crate::gateway::pipeline::rejection::CallRejection;
+use crate::gateway::pipeline::request_head;
+use crate::gateway::run::RequestId;
+use crate::gateway::upstream::headers::UpstreamRequestHead;
+use crate::llm::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+use crate::llm::request::{FieldChange, LlmCall};
 
 /// By what a request is judged.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::explanation::{ExplainOutcome, RequestExplanation};
-use crate::budget::{BudgetAmount, Tokens};
+use crate::llm::budget::{BudgetAmount, Tokens};
 
 impl Display for RequestExplanation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

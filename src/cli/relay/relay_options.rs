@@ -7,18 +7,18 @@ use anyhow::{Context, bail};
 use http::Uri;
 use http::uri::Scheme;
 
-use crate::audit;
 use crate::base::private_dir;
 use crate::base::secret::SecretString;
 use crate::cli::run::output_renderer::quote_word;
-use crate::config::default_state_directory;
-use crate::delivery::{DeliveryConfig, DeliveryService, ForgeAccess, KnownSecret};
-use crate::git::{HttpProxy, OutboundConfig};
-use crate::github::client::{GithubClient, GithubConfig};
-use crate::github::credential::{ForgeCredential, GithubApp};
-use crate::repo::repository::is_local;
-use crate::repo::review;
-use crate::repo::review::SHORTEST_KNOWN;
+use crate::relay::delivery::{DeliveryConfig, DeliveryService, ForgeAccess, KnownSecret};
+use crate::relay::git::{HttpProxy, OutboundConfig};
+use crate::relay::github::client::{GithubClient, GithubConfig};
+use crate::relay::github::credential::{ForgeCredential, GithubApp};
+use crate::relay::repo::repository::is_local;
+use crate::relay::repo::review;
+use crate::relay::repo::review::SHORTEST_KNOWN;
+use crate::service::config::default_state_directory;
+use crate::telemetry::audit;
 
 /// Where the relay keeps what outlives a run.
 #[derive(Clone, Debug, clap::Args)]
@@ -83,7 +83,7 @@ pub struct RunSecrets {
 }
 
 impl RunSecrets {
-    pub fn from_config(config: &crate::config::GatewayConfig) -> Self {
+    pub fn from_config(config: &crate::gateway::config::GatewayConfig) -> Self {
         Self {
             upstream: Some(config.upstream.api_key.clone()),
             signing: config.audit.signing_key.clone(),

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::audit::AuditPublicKey;
-use crate::delivery::statement::{ProvenanceStatement, StatementError};
-use crate::repo::ObjectId;
+use crate::relay::delivery::statement::{ProvenanceStatement, StatementError};
+use crate::relay::repo::ObjectId;
+use crate::telemetry::audit::AuditPublicKey;
 
 #[derive(Debug, clap::Args)]
 pub struct VerifyStatementArgs {

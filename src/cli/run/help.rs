@@ -1,6 +1,6 @@
 //! The help of `cogni-gateway run`: its sections, in the order in which a newcomer needs them, and its texts.
 
-use crate::config::SETTINGS;
+use crate::gateway::config::SETTINGS;
 
 /// Returns the section of the help that an argument stands in, where its own definition names none.
 pub(super) fn section(id: &str) -> Option<&'static str> {

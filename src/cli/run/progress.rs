@@ -10,8 +10,8 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::output_renderer::{OpenLineFlag, escape_for_terminal};
-use crate::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
-use crate::delivery::DeliveryStatus;
+use crate::llm::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
+use crate::relay::delivery::DeliveryStatus;
 use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::{RunPlan, RunResult};
 

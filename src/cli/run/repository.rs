@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::agents::AgentDefinition;
 use crate::cli::relay::{RelayArgs, RunSecrets};
-use crate::config::default_state_directory;
-use crate::delivery::DeliveryService;
-use crate::repo::BranchKey;
-use crate::repo::branch_key::BranchKeySources;
-use crate::repo::repository::RepositoryUrl;
+use crate::relay::delivery::DeliveryService;
+use crate::relay::repo::BranchKey;
+use crate::relay::repo::branch_key::BranchKeySources;
+use crate::relay::repo::repository::RepositoryUrl;
+use crate::runner::agents::AgentDefinition;
 use crate::runner::branch_delivery::DeliveryTarget;
+use crate::service::config::default_state_directory;
 
 /// Which repository the workspace is of, and where the work goes.
 #[derive(Clone, Debug, clap::Args)]

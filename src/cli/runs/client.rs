@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 use crate::base;
 use crate::base::secret::SecretString;
 use crate::base::task_group::TaskGroup;
-use crate::upstream::{UpstreamScheme, UpstreamUrl};
+use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
 
 /// Where the service is, and what lets us in.
 #[derive(Clone, Debug, clap::Args)]

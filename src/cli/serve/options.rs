@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::agents::AgentCatalog;
-use crate::audit;
 use crate::cli::flags;
 use crate::cli::relay::RelayArgs;
 use crate::cli::run::resolve_init_binary;
-use crate::config::{GatewayConfig, ListenAddress, ServiceConfig};
+use crate::gateway::config::GatewayConfig;
+use crate::runner::agents::AgentCatalog;
 use crate::runner::{DriverChoice, HostEnvironment};
-use crate::runs::RunServiceConfig;
 use crate::sandbox::{InitBinary, UserRange};
+use crate::service::config::{ListenAddress, ServiceConfig};
+use crate::service::runs::RunServiceConfig;
+use crate::telemetry::audit;
 
 /// All of it, read and checked.
 #[derive(Clone, Debug)]
@@ -88,11 +89,11 @@ impl ServeOptions {
             bail!("`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
         }
         let (given, relay) = (flags.init.clone(), flags.relay.clone());
-        let serve = flags.merged_with_file(config.serve.take());
+        let serve = flags.merged_with_file(ServiceConfig::from_gateway_config(&config)?);
         let init = resolve_init_binary(given, serve.state_directory())?;
-        config.serve = Some(serve.clone());
+        config.service_size = Some(serve.size());
         config.validate()?;
-        config.serve = None;
+        serve.validate()?;
         let catalog = match &serve.agents_dir {
             Some(directory) => AgentCatalog::load_directory(directory)?,
             None => AgentCatalog::builtin(),

@@ -8,14 +8,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::options::ServeOptions;
-use crate::billing::BillingStore;
-use crate::billing::litellm::{self, LitellmClient};
-use crate::billing::reconcile_task::ReconcileTask;
-use crate::config::GatewayConfig;
-use crate::observe::metrics::MetricsRegistry;
-use crate::process::GatewayHost;
-use crate::runs::RunService;
-use crate::upstream::{self, UpstreamKind};
+use crate::gateway::config::GatewayConfig;
+use crate::gateway::process::GatewayHost;
+use crate::gateway::upstream::{self, UpstreamKind};
+use crate::service::billing::BillingStore;
+use crate::service::billing::litellm::{self, LitellmClient};
+use crate::service::billing::reconcile_task::ReconcileTask;
+use crate::service::runs::RunService;
+use crate::telemetry::metrics::MetricsRegistry;
 
 /// Puts in force what runs that come have of configuration, agents and relay. After an error nothing has changed.
 pub(super) struct ServiceReloader<'a> {

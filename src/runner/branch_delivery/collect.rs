@@ -15,12 +15,14 @@ use tokio::task::spawn_blocking;
 
 use super::extractor::WorkExtractor;
 use crate::base::{dir_tree, disk};
-use crate::delivery::outbox::{
+use crate::relay::delivery::outbox::{
     DeliveryJob, DeliveryPlan, DeliveryRequest, PullRequestText, WorkspaceRow,
 };
-use crate::delivery::{self, DeliveryService};
-use crate::repo::extract_commands::{AnnouncedBranch, ExtractCommandSet, RELAY_REPOSITORY_TARGET};
-use crate::repo::{ArtifactDir, ObjectId};
+use crate::relay::delivery::{self, DeliveryService};
+use crate::relay::repo::extract_commands::{
+    AnnouncedBranch, ExtractCommandSet, RELAY_REPOSITORY_TARGET,
+};
+use crate::relay::repo::{ArtifactDir, ObjectId};
 use crate::sandbox::{self, spec::WORKSPACE_TARGET};
 
 /// What has come of it.

@@ -15,12 +15,12 @@ use anyhow::{Context, bail};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep_until};
 
-use crate::delivery::DeliveryService;
-use crate::repo::artifact::BoundedFile;
-use crate::repo::extract_commands::{
+use crate::relay::delivery::DeliveryService;
+use crate::relay::repo::artifact::BoundedFile;
+use crate::relay::repo::extract_commands::{
     ExtractCommand, RELAY_REPOSITORY_TARGET, create_stub_repository,
 };
-use crate::repo::{ArtifactDir, GitProgram, ObjectId};
+use crate::relay::repo::{ArtifactDir, GitProgram, ObjectId};
 use crate::runner::directory::create_socket_dir;
 use crate::sandbox::output::{OutputCapture, OutputStream};
 use crate::sandbox::spec::{BindMount, MountAccess, RootSource, SandboxLimits, WorkspaceMount};
@@ -205,7 +205,7 @@ fn as_read_only(workspace: &WorkspaceMount) -> WorkspaceMount {
 /// Takes output into a file, until it is too much.
 struct BoundedFileWriter {
     spool: BoundedFile,
-    failure: Option<crate::repo::RepoError>,
+    failure: Option<crate::relay::repo::RepoError>,
 }
 
 impl AsyncWrite for BoundedFileWriter {

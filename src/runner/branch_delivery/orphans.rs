@@ -15,10 +15,10 @@ use tokio::task::spawn_blocking;
 
 use super::collect::{self, CollectOutcome};
 use super::extractor::WorkExtractor;
-use crate::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
-use crate::delivery::{self, DeliveryService, DeliveryStatus};
-use crate::repo::repository::RepositoryUrl;
-use crate::repo::{self, BranchLease};
+use crate::relay::delivery::outbox::{self, DeliveryPlan, WorkspaceRow};
+use crate::relay::delivery::{self, DeliveryService, DeliveryStatus};
+use crate::relay::repo::repository::RepositoryUrl;
+use crate::relay::repo::{self, BranchLease};
 use crate::runner::directory::RunDirectory;
 use crate::runner::sweep::{
     EngineSweepStatus, LeftoverKind, LeftoverSweeper, SweepItem, SweepOutcome,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::budget::BudgetAmount;
+use crate::llm::budget::BudgetAmount;
 use crate::runner::run_gateway::CallSummary;
 
 /// What stands in the log since this run began.

@@ -10,10 +10,10 @@ use anyhow::{Context, bail};
 
 use super::GatewayContainerConfig;
 use crate::base::secret::SecretString;
-use crate::config::GatewayConfig;
-use crate::observe::access_log::AccessLogDestination;
+use crate::gateway::config::GatewayConfig;
 use crate::runner::directory::RunDirectory;
 use crate::sandbox::spec::{BindMount, MountAccess};
+use crate::telemetry::access_log::AccessLogDestination;
 
 /// What has been written, as the container sees it.
 pub(super) struct GatewayContainerFiles {

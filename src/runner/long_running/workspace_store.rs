@@ -17,9 +17,9 @@ use uuid::Uuid;
 use super::persistent_workspace::WorkspaceLock;
 pub use super::persistent_workspace::{StoredBranchRef, WorkspaceOwner};
 use crate::base::dir_tree;
-use crate::delivery::outbox::{DeliveryJob, DeliveryOutbox, WorkspaceRow};
-use crate::repo::SandboxBranch;
-use crate::repo::repository::RepositoryUrl;
+use crate::relay::delivery::outbox::{DeliveryJob, DeliveryOutbox, WorkspaceRow};
+use crate::relay::repo::SandboxBranch;
+use crate::relay::repo::repository::RepositoryUrl;
 use crate::runner::directory;
 
 /// All that residents have kept at one place.

@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-use cogni_gateway::delivery::outbox::{DeliveryOutbox, DeliveryRequest, StepOutcome};
-use cogni_gateway::delivery::statement::RunFacts;
-use cogni_gateway::repo::extract_commands::AnnouncedBranch;
-use cogni_gateway::repo::{ArtifactDir, BranchKey, BranchState, ObjectId, SandboxBranch};
+use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryRequest, StepOutcome};
+use cogni_gateway::relay::delivery::statement::RunFacts;
+use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::relay::repo::{ArtifactDir, BranchKey, BranchState, ObjectId, SandboxBranch};
 use tempfile::TempDir;
 
 use crate::support::repository::{commit, git};
@@ -42,7 +42,7 @@ fn held_work_is_shown_and_applied() {
     assert_eq!(git(&work, &["show", &format!("{branch}:made")]), "by an agent");
     let log = state.join("audit").join(format!("{id}.jsonl"));
     assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
-    let report = cogni_gateway::audit::verify::verify_file(&log, None).unwrap();
+    let report = cogni_gateway::telemetry::audit::verify::verify_file(&log, None).unwrap();
     assert!(report.finished && fs::read_to_string(&log).unwrap().contains("relay.applied"));
     let (_, line) = relay(&state, &work, &["apply", "--print", &id]);
     assert!(

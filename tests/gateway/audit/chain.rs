@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use cogni_gateway::audit::AuditPublicKey;
-use cogni_gateway::audit::chain::{ChainBreakReason, HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
-use cogni_gateway::audit::read::{ChainBreakError, MAX_LINE_BYTES};
-use cogni_gateway::audit::records::{AuditRecord, CallRefusedRecord, CallSettledRecord};
-use cogni_gateway::audit::{AuditError, AuditLog, verify};
 use cogni_gateway::base::hex;
+use cogni_gateway::telemetry::audit::AuditPublicKey;
+use cogni_gateway::telemetry::audit::chain::{
+    ChainBreakReason, HashChain, MAX_UNSETTLED_CALLS, RecordHeader,
+};
+use cogni_gateway::telemetry::audit::read::{ChainBreakError, MAX_LINE_BYTES};
+use cogni_gateway::telemetry::audit::records::{AuditRecord, CallRefusedRecord, CallSettledRecord};
+use cogni_gateway::telemetry::audit::{AuditError, AuditLog, verify};
 use proptest::prelude::*;
 use ring::digest::{SHA256, digest};
 use ring::signature::{ED25519, UnparsedPublicKey};

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use cogni_gateway::audit::records::CallRefusedRecord;
 use cogni_gateway::cli::audit::{AuditCommand, run};
+use cogni_gateway::telemetry::audit::records::CallRefusedRecord;
 
 use super::*;
 

@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::audit::chain::ChainBreakReason;
-use cogni_gateway::audit::read::AuditEvent;
-use cogni_gateway::audit::{AuditError, recover};
+use cogni_gateway::telemetry::audit::chain::ChainBreakReason;
+use cogni_gateway::telemetry::audit::read::AuditEvent;
+use cogni_gateway::telemetry::audit::{AuditError, recover};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,8 +1,8 @@
 //! A full disk: nothing is admitted, nothing is lost, and it ends by itself.
 
-use cogni_gateway::audit::AuditError;
-use cogni_gateway::audit::chain::MAX_UNSETTLED_CALLS;
-use cogni_gateway::audit::read::AuditEvent;
+use cogni_gateway::telemetry::audit::AuditError;
+use cogni_gateway::telemetry::audit::chain::MAX_UNSETTLED_CALLS;
+use cogni_gateway::telemetry::audit::read::AuditEvent;
 
 use super::*;
 use crate::support::disk::Disk;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::audit::records::{
+use cogni_gateway::llm::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::telemetry::audit::records::{
     AuditRecord, CallAdmittedRecord, CallOutcome, CallSettledRecord, MAX_TEXT_BYTES,
 };
-use cogni_gateway::budget::{BudgetAmount, Nanodollars, TokenUsage, Tokens, UsageSource};
-use cogni_gateway::protocol::GatewayRoute;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;

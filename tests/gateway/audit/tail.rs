@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use cogni_gateway::audit::chain::{HashChain, RecordHeader};
-use cogni_gateway::audit::records::AuditRecord;
-use cogni_gateway::audit::verify::CheckpointCoverage;
-use cogni_gateway::audit::{AuditPublicKey, AuditSigningKey};
 use cogni_gateway::cli::audit::{AuditCommand, run};
+use cogni_gateway::telemetry::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::telemetry::audit::records::AuditRecord;
+use cogni_gateway::telemetry::audit::verify::CheckpointCoverage;
+use cogni_gateway::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 use proptest::prelude::*;
 use serde::Serialize;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use cogni_gateway::audit::AuditDurability;
-use cogni_gateway::audit::read::AuditEvent;
+use cogni_gateway::telemetry::audit::AuditDurability;
+use cogni_gateway::telemetry::audit::read::AuditEvent;
 use tokio::task::JoinSet;
 
 use super::*;

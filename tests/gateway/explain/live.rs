@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::budget::{BudgetLedger, PriorUsage, Tokens};
 use cogni_gateway::cli::explain::explain_input::ExplainInput;
 use cogni_gateway::cli::explain::explanation::{
     ExplainContext, ExplainOutcome, RequestExplanation,
 };
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::process::compile_policy;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::process::compile_policy;
+use cogni_gateway::llm::budget::{BudgetLedger, PriorUsage, Tokens};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;

@@ -8,10 +8,10 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use allocation_counter::AllocationInfo;
-use cogni_gateway::budget::{Nanodollars, Tokens};
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::pipeline::server::LaneMode;
-use cogni_gateway::process::GatewayProcess;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::pipeline::server::LaneMode;
+use cogni_gateway::gateway::process::GatewayProcess;
+use cogni_gateway::llm::budget::{Nanodollars, Tokens};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cogni_gateway::budget::Tokens;
+use cogni_gateway::llm::budget::Tokens;
 use http::StatusCode;
 use serde_json::{Value, json};
 

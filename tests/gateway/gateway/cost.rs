@@ -3,9 +3,9 @@
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::pipeline::{RunGateway, handle_request};
-use cogni_gateway::process::GatewayProcess;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::pipeline::{RunGateway, handle_request};
+use cogni_gateway::gateway::process::GatewayProcess;
 use http::Request;
 use hyper::body::Incoming;
 use serde_json::{Value, json};

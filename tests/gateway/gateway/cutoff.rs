@@ -1,8 +1,8 @@
 //! G9: streams that write more than their call was granted. The fake provider ignores limits unless told to obey.
 
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::model_provider::AnswerEnd;
-use cogni_gateway::response::CutoffMode;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::response::CutoffMode;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;

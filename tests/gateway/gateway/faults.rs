@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use cogni_gateway::audit::verify;
-use cogni_gateway::model_provider::AnswerEnd;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
+use cogni_gateway::telemetry::audit::verify;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

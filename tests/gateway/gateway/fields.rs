@@ -1,6 +1,6 @@
 //! G5, G6: what reaches the provider of a body that says more than it may.
 
-use cogni_gateway::request::ProviderCapability;
+use cogni_gateway::llm::request::ProviderCapability;
 use serde_json::{Value, json};
 
 use crate::metrics::scrape;

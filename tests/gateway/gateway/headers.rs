@@ -1,7 +1,7 @@
 //! G4: what a client says about itself reaches nobody, and what the upstream says of itself stays inside.
 
-use cogni_gateway::request::ProviderCapability;
-use cogni_gateway::upstream::UpstreamKind;
+use cogni_gateway::gateway::upstream::UpstreamKind;
+use cogni_gateway::llm::request::ProviderCapability;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;

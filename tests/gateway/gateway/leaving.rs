@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use cogni_gateway::model_provider::AnswerEnd;
-use cogni_gateway::pipeline::policy::OnClientGone;
-use cogni_gateway::upstream::UpstreamKind;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
+use cogni_gateway::gateway::pipeline::policy::OnClientGone;
+use cogni_gateway::gateway::upstream::UpstreamKind;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 

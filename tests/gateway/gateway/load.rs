@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cogni_gateway::model_provider::AnswerEnd;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt as _};
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, StreamBody};
@@ -114,7 +114,8 @@ async fn what_a_drained_answer_brings_is_not_held() {
 async fn requests_in_flight_are_bounded_drains_included() {
     let app = TestApp::with(|config| {
         config.server.max_requests = 3;
-        config.policy.on_client_gone = cogni_gateway::pipeline::policy::OnClientGone::Drain;
+        config.policy.on_client_gone =
+            cogni_gateway::gateway::pipeline::policy::OnClientGone::Drain;
     })
     .await;
     let slow = json!({"model": "fake/gate=2", "stream": true, "messages": []});

@@ -1,8 +1,8 @@
 //! G9, G10: a budget of money, by our own price table.
 
-use cogni_gateway::budget::Nanodollars;
-use cogni_gateway::budget::price::UnknownPricePolicy;
-use cogni_gateway::config::GatewayConfig;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::llm::budget::Nanodollars;
+use cogni_gateway::llm::budget::price::UnknownPricePolicy;
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -70,7 +70,7 @@ async fn a_model_without_a_price_is_refused_where_money_counts() {
 async fn a_race_spends_no_more_than_there_is() {
     let app = TestApp::with(|config| {
         dollars(config, "0.05");
-        config.budget.max_output_tokens = Some(cogni_gateway::budget::Tokens(450));
+        config.budget.max_output_tokens = Some(cogni_gateway::llm::budget::Tokens(450));
         config.workers = 2;
     })
     .await;

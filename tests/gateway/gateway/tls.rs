@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::model_provider::AnswerEnd;
-use cogni_gateway::process::GatewayProcess;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::process::GatewayProcess;
 use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};

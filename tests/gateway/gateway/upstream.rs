@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cogni_gateway::base::hex;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::model_provider::AnswerEnd;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
 use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
@@ -402,7 +402,7 @@ fn full_backlog() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
 }
 
 /// The same upstream by another protocol.
-fn through(scheme: &str, url: &str) -> cogni_gateway::upstream::UpstreamUrl {
+fn through(scheme: &str, url: &str) -> cogni_gateway::gateway::upstream::UpstreamUrl {
     url.replace("http://", &format!("{scheme}://")).parse().unwrap()
 }
 

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::base::task_group::TaskGroup;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::model_provider::{FakeProvider, ProviderScript};
-use cogni_gateway::observe::access_log::AccessLogDestination;
-use cogni_gateway::pipeline::server::LaneMode;
-use cogni_gateway::process::GatewayProcess;
+use cogni_gateway::fakes::model_provider::{FakeProvider, ProviderScript};
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::pipeline::server::LaneMode;
+use cogni_gateway::gateway::process::GatewayProcess;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::telemetry::access_log::AccessLogDestination;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;

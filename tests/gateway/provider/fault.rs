@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use cogni_gateway::model_provider::AnswerEnd;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 

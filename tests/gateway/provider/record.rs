@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use cogni_gateway::model_provider::{
+use cogni_gateway::fakes::model_provider::{
     AnswerEnd, FakeProvider, MAX_KEPT_BODY_BYTES, MAX_KEPT_REQUESTS, ProviderScript,
 };
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The script's language: what it takes, what it says when it does not, and that it reads back.
 
-use cogni_gateway::model_provider::ProviderScript;
-use cogni_gateway::model_provider::script::{SCRIPT_OPTIONS, options_help};
+use cogni_gateway::fakes::model_provider::ProviderScript;
+use cogni_gateway::fakes::model_provider::script::{SCRIPT_OPTIONS, options_help};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::json;

@@ -118,7 +118,7 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
     upstream.gate.wait_for_waiting(1).await;
 
     let both = format!("k2 = {}\n{KEYS}", "22".repeat(32));
-    let new = cogni_gateway::run::token::RunTokenKeys::parse_keys(&both).unwrap();
+    let new = cogni_gateway::gateway::run::token::RunTokenKeys::parse_keys(&both).unwrap();
     let new = new.mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
     assert_eq!(place.open(&new, "fake").await.unwrap().status, 401);
     fs::write(place.path("keys"), "k2 = hunter2").unwrap();
@@ -143,8 +143,11 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
     upstream.gate.allow_answers(1);
     assert!(stream.rest().await.1);
     assert!(gateway.wait().success());
-    let report =
-        cogni_gateway::audit::verify::verify_file(&place.path("audit/run-1.jsonl"), None).unwrap();
+    let report = cogni_gateway::telemetry::audit::verify::verify_file(
+        &place.path("audit/run-1.jsonl"),
+        None,
+    )
+    .unwrap();
     assert!(report.finished && report.open == 0 && report.admitted == 4, "{report:?}");
 }
 

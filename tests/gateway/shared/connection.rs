@@ -201,7 +201,7 @@ async fn a_connection_that_its_run_has_no_place_for_is_closed() {
     app.stop().await;
 }
 
-fn without_tls(config: &mut cogni_gateway::config::GatewayConfig, _: &Authority) {
+fn without_tls(config: &mut cogni_gateway::gateway::config::GatewayConfig, _: &Authority) {
     let shared = config.shared.as_mut().unwrap();
     (shared.tls_cert_file, shared.tls_key_file) = (None, None);
     shared.plaintext = true;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cogni_gateway::audit::records::PolicyChangedRecord;
-use cogni_gateway::audit::verify;
 use cogni_gateway::base::task_group::ShutdownOutcome;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::process::ChangeSource;
+use cogni_gateway::gateway::process::ChangeSource;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::telemetry::audit::records::PolicyChangedRecord;
+use cogni_gateway::telemetry::audit::verify;
 use serde_json::json;
 
 use super::call;

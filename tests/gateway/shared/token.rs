@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::run::token::RunTokenKeys;
+use cogni_gateway::gateway::run::token::RunTokenKeys;
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};

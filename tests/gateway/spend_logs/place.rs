@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use cogni_gateway::billing::BillingStore;
+use cogni_gateway::service::billing::BillingStore;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

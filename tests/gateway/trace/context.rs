@@ -1,7 +1,7 @@
 //! G4: the upstream is told of the run's trace, and of none other.
 
 use cogni_gateway::base::trace_context::{SpanId, TraceContext, TraceId};
-use cogni_gateway::run::RequestId;
+use cogni_gateway::gateway::run::RequestId;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

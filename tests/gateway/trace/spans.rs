@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::observe::metrics::MetricsRegistry;
-use cogni_gateway::observe::trace::ProcessTracer;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::telemetry::metrics::MetricsRegistry;
+use cogni_gateway::telemetry::trace::ProcessTracer;
 use http::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::json;

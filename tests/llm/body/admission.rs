@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::{
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::{
     BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ProviderCapability, admit_body,
 };
-use cogni_gateway::response::UsageChunkMode;
+use cogni_gateway::llm::response::UsageChunkMode;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};

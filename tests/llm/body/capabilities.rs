@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::{
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::{
     BodyPolicy, BodyPolicyError, ProviderCapability, ScannedBody, admit_body,
 };
 use insta::assert_snapshot;

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use bytes::Bytes;
 use cogni_gateway::base::json::{JsonLimits, JsonScanner};
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::field::{self, FieldRule, RequestField};
-use cogni_gateway::request::{
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::field::{self, FieldRule, RequestField};
+use cogni_gateway::llm::request::{
     BodyPolicy, BodyPolicyError, ProviderCapability, UnknownFieldPolicy, admit_body,
 };
 use insta::assert_snapshot;

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::LlmCall;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::LlmCall;
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::Value;

@@ -1,10 +1,10 @@
 //! What holds of every body that is admitted, for the property test and the fuzz target alike.
 
 use bytes::Bytes;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::request::field::{self, FieldRule};
-use cogni_gateway::request::{
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::field::{self, FieldRule};
+use cogni_gateway::llm::request::{
     BodyPolicy, BodyReader, FieldChange, FieldChangeKind, LlmCall, UnknownFieldPolicy, admit_body,
 };
 use serde_json::{Map, Value, json};

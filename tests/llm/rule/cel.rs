@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use cel::objects::Key;
 use cel::{Context, Program, Value};
-use cogni_gateway::pipeline::rule::RuleError;
+use cogni_gateway::gateway::pipeline::rule::RuleError;
 use proptest::prelude::*;
 
 use super::{facts, rule};

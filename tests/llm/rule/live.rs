@@ -75,7 +75,7 @@ async fn what_carries_no_body_is_not_judged() {
 
 async fn with_rules(text: &str) -> TestApp {
     let text = text.replace("[[rules]]", "[[policy.rules]]");
-    let config: cogni_gateway::config::GatewayConfig = toml::from_str(&text).unwrap();
+    let config: cogni_gateway::gateway::config::GatewayConfig = toml::from_str(&text).unwrap();
     TestApp::with(|app| app.policy.rules = config.policy.rules).await
 }
 

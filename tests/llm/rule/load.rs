@@ -278,7 +278,7 @@ fn an_example_that_fails_is_told() {
 #[test]
 fn an_example_names_facts_only() {
     let error = |text: &str| {
-        toml::from_str::<cogni_gateway::pipeline::rule::RuleContext<'_>>(text)
+        toml::from_str::<cogni_gateway::gateway::pipeline::rule::RuleContext<'_>>(text)
             .unwrap_err()
             .message()
             .to_owned()

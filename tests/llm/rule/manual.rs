@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cogni_gateway::config::GatewayConfig;
-use cogni_gateway::pipeline::rule::RuleSet;
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::pipeline::rule::RuleSet;
 
 /// G13: whoever copies a rule from the manual has a rule that works.
 #[test]

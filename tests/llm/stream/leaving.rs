@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
 use proptest::prelude::*;
 
 use super::limit::story::{self, Piece, events};

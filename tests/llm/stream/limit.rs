@@ -6,9 +6,9 @@ pub(super) mod story;
 use std::fmt::Write;
 
 use bytes::Bytes;
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::response::{CallAllowance, CutoffMode, ResponseObserver};
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 

@@ -1,9 +1,9 @@
 //! What a stream says, by the book and without regard to speed: the WHATWG text line by line, JSON
 //! as a tree, the whole response at once.
 
-use cogni_gateway::budget::{TokenUsage, Tokens, UsageSource};
-use cogni_gateway::protocol::{GatewayRoute, LlmProtocol};
-use cogni_gateway::response::StreamEnd;
+use cogni_gateway::llm::budget::{TokenUsage, Tokens, UsageSource};
+use cogni_gateway::llm::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::llm::response::StreamEnd;
 use serde_json::Value;
 
 #[derive(Debug)]

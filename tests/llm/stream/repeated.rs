@@ -1,8 +1,8 @@
 //! Events that are known again: read at once they say what they say byte by byte, when no event is ever known again.
 
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::response::{CallAllowance, CutoffMode, ResponseObserver};
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -1,8 +1,8 @@
 //! Text where no protocol has it: it counts towards the cut and towards what was seen.
 
-use cogni_gateway::budget::Tokens;
-use cogni_gateway::protocol::GatewayRoute;
-use cogni_gateway::response::{CallAllowance, CutoffMode, ResponseObserver};
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
 
 use super::{Reading, shown};
 

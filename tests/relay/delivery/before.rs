@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use cogni_gateway::delivery::outbox::DeliveryRequest;
-use cogni_gateway::delivery::rules::{AgentReviewRules, ReviewRules};
-use cogni_gateway::github::pull_request;
-use cogni_gateway::github_server::GithubOperation;
-use cogni_gateway::repo::review::RelayConfig;
-use cogni_gateway::repo::{BranchKey, ObjectId, SandboxBranch};
+use cogni_gateway::fakes::github_server::GithubOperation;
+use cogni_gateway::relay::delivery::outbox::DeliveryRequest;
+use cogni_gateway::relay::delivery::rules::{AgentReviewRules, ReviewRules};
+use cogni_gateway::relay::github::pull_request;
+use cogni_gateway::relay::repo::review::RelayConfig;
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
 use super::way::{deliver, relay, work};
 use crate::support::forge::{NAME, Running, credential};

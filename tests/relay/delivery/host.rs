@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::delivery::outbox::DeliveryStep;
-use cogni_gateway::delivery::{DeliveryConfig, DeliveryService, KnownSecret};
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
-use cogni_gateway::repo::RepoMirror;
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::DeliveryStep;
+use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService, KnownSecret};
+use cogni_gateway::relay::repo::RepoMirror;
 use http::StatusCode;
 
 use super::kill::{command, retry, state};

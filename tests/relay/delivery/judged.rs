@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep};
-use cogni_gateway::delivery::rules::{AgentReviewRules, ReviewRules};
-use cogni_gateway::delivery::statement::ProvenanceStatement;
-use cogni_gateway::repo::review::RelayConfig;
+use cogni_gateway::relay::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep};
+use cogni_gateway::relay::delivery::rules::{AgentReviewRules, ReviewRules};
+use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
+use cogni_gateway::relay::repo::review::RelayConfig;
 
 use super::kill::{command, retry, state};
 use super::way::{key, relay, work};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use cogni_gateway::delivery::outbox::{DeliveryOutbox, DeliveryStep};
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryStep};
 
 use super::way::{leaks, relay, work};
 use crate::support::forge::{NAME, Running, TOKEN, basic};

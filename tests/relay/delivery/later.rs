@@ -5,11 +5,11 @@ use std::os::unix::fs::symlink;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use cogni_gateway::audit::verify;
-use cogni_gateway::delivery::outbox::DeliveryStep;
-use cogni_gateway::delivery::{DeliveryStatus, job_audit_log};
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::DeliveryStep;
+use cogni_gateway::relay::delivery::{DeliveryStatus, job_audit_log};
 use cogni_gateway::runner::branch_delivery::{recover_all, recover_for_run};
+use cogni_gateway::telemetry::audit::verify;
 use http::StatusCode;
 use tempfile::NamedTempFile;
 use tokio_util::sync::CancellationToken;
@@ -221,8 +221,11 @@ async fn all_that_is_due_is_delivered_but_where_a_run_is() {
     }
     let relay = relay(&forge);
     let order = relay.outbox().get(&due[1]).unwrap().order;
-    let mirror =
-        cogni_gateway::repo::RepoMirror::open(relay.git(), &state(&forge), &order.repository);
+    let mirror = cogni_gateway::relay::repo::RepoMirror::open(
+        relay.git(),
+        &state(&forge),
+        &order.repository,
+    );
     let lease = mirror.unwrap().lease_branch(order.branch().key()).unwrap();
 
     let stopped = CancellationToken::new();

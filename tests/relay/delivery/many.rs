@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::delivery::DeliveryError;
-use cogni_gateway::delivery::statement::ProvenanceStatement;
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
-use cogni_gateway::repo::{BranchKey, ObjectId, RepositoryUrl};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::DeliveryError;
+use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, RepositoryUrl};
 use futures_util::future::join_all;
 use tokio::sync::Barrier;
 
@@ -58,7 +58,10 @@ async fn a_push_that_hangs_holds_up_its_own_branch_only() {
         let own = BranchKey::parse("hangs").unwrap();
         let busy = Box::pin(begin(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
         assert!(
-            matches!(busy, DeliveryError::Relay(cogni_gateway::repo::RepoError::Busy { .. })),
+            matches!(
+                busy,
+                DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::Busy { .. })
+            ),
             "{busy}"
         );
         let (order, begun) = work(&forge, &relay, "free", "run-2").await;

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::delivery::outbox::{
+use cogni_gateway::relay::delivery::outbox::{
     DeliveryJob, DeliveryOutbox, DeliveryPlan, DeliveryRequest, DeliveryStep, OutboxError,
     PullRequestRef, RetainedTotals, StepOutcome, VerdictKind,
 };
-use cogni_gateway::repo::review::{self, ReviewAction, ReviewReason};
-use cogni_gateway::repo::{BranchKey, BranchLease, ObjectId};
+use cogni_gateway::relay::repo::review::{self, ReviewAction, ReviewReason};
+use cogni_gateway::relay::repo::{BranchKey, BranchLease, ObjectId};
 use cogni_gateway::runner::long_running::workspace_store::{
     PruneOutcome, StoredBranchRef, WorkspaceStore, has_pending_delivery,
 };

@@ -1,7 +1,7 @@
 //! A1, L5: an agent's own rules make its host's stricter, and never looser.
 
-use cogni_gateway::delivery::rules::{AgentReviewRules, PolicyTightening, ReviewRules};
-use cogni_gateway::repo::review::{
+use cogni_gateway::relay::delivery::rules::{AgentReviewRules, PolicyTightening, ReviewRules};
+use cogni_gateway::relay::repo::review::{
     CredentialKind, PathPattern, PathRule, RelayConfig, ReviewAction, ReviewPolicy, ReviewReason,
 };
 use proptest::collection::vec;

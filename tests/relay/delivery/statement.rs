@@ -1,9 +1,9 @@
 //! What this machine vouches for.
 
-use cogni_gateway::audit::{AuditPublicKey, AuditSigningKey};
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::delivery::statement::{ProvenanceStatement, RunFacts, StatementError};
-use cogni_gateway::repo::ObjectId;
+use cogni_gateway::relay::delivery::statement::{ProvenanceStatement, RunFacts, StatementError};
+use cogni_gateway::relay::repo::ObjectId;
+use cogni_gateway::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 use proptest::prelude::*;
 
 /// L6: a statement says which run made a commit, and proves it; it is the same text each time.

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::delivery::outbox::StepOutcome;
-use cogni_gateway::delivery::sweep::{RelaySweepReport, sweep_relay_state};
-use cogni_gateway::repo::BranchLease;
+use cogni_gateway::relay::delivery::outbox::StepOutcome;
+use cogni_gateway::relay::delivery::sweep::{RelaySweepReport, sweep_relay_state};
+use cogni_gateway::relay::repo::BranchLease;
 
 use super::kill::{begin, state};
 use super::way::{deliver, relay, work};

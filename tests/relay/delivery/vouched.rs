@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use cogni_gateway::delivery::{DeliveryConfig, DeliveryService};
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService};
 use http::StatusCode;
 
 use super::way::{deliver, key, relay, settings, work};

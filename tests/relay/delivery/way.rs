@@ -6,16 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cogni_gateway::audit::{self, AuditLog, records};
-use cogni_gateway::delivery::outbox::{DeliveryRequest, DeliveryStep, PullRequestText};
-use cogni_gateway::delivery::statement::{ProvenanceStatement, RunFacts};
-use cogni_gateway::delivery::{DeliveryError, DeliveryService, DeliveryStatus, LeasedBranch};
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
-use cogni_gateway::repo::extract_commands::{AnnouncedBranch, ExtractCommandSet};
-use cogni_gateway::repo::mirror::{CommitAuthor, FileOwner};
-use cogni_gateway::repo::repository::RepositoryUrl;
-use cogni_gateway::repo::review::RelayConfig;
-use cogni_gateway::repo::{ArtifactDir, BranchKey, BranchState};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::{DeliveryRequest, DeliveryStep, PullRequestText};
+use cogni_gateway::relay::delivery::statement::{ProvenanceStatement, RunFacts};
+use cogni_gateway::relay::delivery::{
+    DeliveryError, DeliveryService, DeliveryStatus, LeasedBranch,
+};
+use cogni_gateway::relay::repo::extract_commands::{AnnouncedBranch, ExtractCommandSet};
+use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner};
+use cogni_gateway::relay::repo::repository::RepositoryUrl;
+use cogni_gateway::relay::repo::review::RelayConfig;
+use cogni_gateway::relay::repo::{ArtifactDir, BranchKey, BranchState};
+use cogni_gateway::telemetry::audit::{self, AuditLog, records};
 use http::StatusCode;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -306,7 +308,7 @@ pub(super) async fn deliver(
 async fn second_lease(
     relay: &Arc<DeliveryService>,
     forge: &Running,
-) -> cogni_gateway::repo::BranchLease {
+) -> cogni_gateway::relay::repo::BranchLease {
     let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
     let key = BranchKey::parse("task-9").unwrap();
     begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
@@ -345,7 +347,7 @@ async fn work_at(
     let begun = loop {
         match Box::pin(begin(relay, &repository, &key, Duration::ZERO)).await {
             Ok(begun) => break begun,
-            Err(DeliveryError::Relay(cogni_gateway::repo::RepoError::Busy { .. })) => {
+            Err(DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::Busy { .. })) => {
                 tokio::task::yield_now().await;
             }
             Err(error) => panic!("{error}"),

@@ -4,11 +4,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::github::client::GithubError;
-use cogni_gateway::github::credential::{ForgeCredential, GithubApp};
-use cogni_gateway::github::pull_request;
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
-use cogni_gateway::repo::repository::RepositoryUrl;
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::github::client::GithubError;
+use cogni_gateway::relay::github::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::relay::github::pull_request;
+use cogni_gateway::relay::repo::repository::RepositoryUrl;
 use futures_util::future::join_all;
 use http::StatusCode;
 use rustls::pki_types::PrivateKeyDer;

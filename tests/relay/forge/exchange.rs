@@ -7,13 +7,13 @@ use std::thread;
 use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::git::{HttpProxy, OutboundConfig};
-use cogni_gateway::github::client::{
+use cogni_gateway::relay::git::{HttpProxy, OutboundConfig};
+use cogni_gateway::relay::github::client::{
     GithubClient, GithubConfig, GithubError, RepositoryInfo, RetryPolicy,
 };
-use cogni_gateway::github::credential::ForgeCredential;
-use cogni_gateway::github::pull_request::convert_to_draft;
-use cogni_gateway::repo::repository::{HostedRepository, RepositoryUrl};
+use cogni_gateway::relay::github::credential::ForgeCredential;
+use cogni_gateway::relay::github::pull_request::convert_to_draft;
+use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
 use tokio_rustls::TlsAcceptor;
 
 use super::pull_request::order;

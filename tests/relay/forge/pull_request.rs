@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use cogni_gateway::github::client::{GithubError, RetryPolicy};
-use cogni_gateway::github::pull_request::{
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::github::client::{GithubError, RetryPolicy};
+use cogni_gateway::relay::github::pull_request::{
     PublishedPullRequest, PullRequestSpec, convert_to_draft, publish_pull_request,
 };
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
-use cogni_gateway::repo::review::{ReviewAction, ReviewReason};
-use cogni_gateway::repo::{BranchKey, ObjectId, SandboxBranch};
+use cogni_gateway::relay::repo::review::{ReviewAction, ReviewReason};
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 use http::StatusCode;
 
 use crate::support::forge::{NAME, Running, TOKEN, credential};

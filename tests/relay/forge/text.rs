@@ -1,6 +1,6 @@
 //! An agent's words on a page, and the relay's part among other people's.
 
-use cogni_gateway::github::pull_request::{managed_section, safe_text};
+use cogni_gateway::relay::github::pull_request::{managed_section, safe_text};
 use proptest::prelude::*;
 
 /// L6: whatever an agent writes notifies nobody, closes nothing and loads nothing.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use cogni_gateway::repo::{BranchKey, SandboxBranch, branch_key::BranchKeySources};
+use cogni_gateway::relay::repo::{BranchKey, SandboxBranch, branch_key::BranchKeySources};
 use proptest::prelude::*;
 
 /// L1: an explicit name, then the work item, then the state key where that is asked for.

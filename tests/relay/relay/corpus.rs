@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
-use cogni_gateway::repo::extract_commands::{AnnouncedBranch, ExtractOutputError};
-use cogni_gateway::repo::{ReviewVerdict, ReviewedWork};
+use cogni_gateway::relay::repo::extract_commands::{AnnouncedBranch, ExtractOutputError};
+use cogni_gateway::relay::repo::{ReviewVerdict, ReviewedWork};
 
 use super::place::{Place, Run};
 use crate::support::repository::Repository;

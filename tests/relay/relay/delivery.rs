@@ -1,7 +1,7 @@
 //! L2 to L6: from the remote to the agent and back again.
 
-use cogni_gateway::repo::quarantine::PatchComparison;
-use cogni_gateway::repo::{BranchKey, RepoError, ReviewVerdict};
+use cogni_gateway::relay::repo::quarantine::PatchComparison;
+use cogni_gateway::relay::repo::{BranchKey, RepoError, ReviewVerdict};
 
 use super::place::Place;
 

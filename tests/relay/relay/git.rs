@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::git::{GitError, GitInput, GitLimits};
-use cogni_gateway::repo::GitProgram;
+use cogni_gateway::relay::git::{GitError, GitInput, GitLimits};
+use cogni_gateway::relay::repo::GitProgram;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -1,11 +1,11 @@
 //! L5: work that is not pushed is kept, with the line that applies it.
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::repo::quarantine::QuarantineError;
-use cogni_gateway::repo::review::{
+use cogni_gateway::relay::repo::quarantine::QuarantineError;
+use cogni_gateway::relay::repo::review::{
     FoundSecrets, PathPattern, RelayConfig, ReviewAction, ScanWindow, SecretScanner,
 };
-use cogni_gateway::repo::{RepoError, ReviewVerdict};
+use cogni_gateway::relay::repo::{RepoError, ReviewVerdict};
 
 use super::place::Place;
 use crate::support::repository::{Repository, command};
@@ -40,8 +40,14 @@ fn the_shipped_file_is_what_holds_without_one() {
     let file = std::fs::read_to_string("config/relay.toml").unwrap();
     let default = RelayConfig::default();
     assert_eq!(RelayConfig::parse(&file).unwrap(), default);
-    assert_eq!(default.extract, cogni_gateway::repo::extract_commands::ExtractLimits::default());
-    assert_eq!(default.quarantine, cogni_gateway::repo::quarantine::QuarantineLimits::default());
+    assert_eq!(
+        default.extract,
+        cogni_gateway::relay::repo::extract_commands::ExtractLimits::default()
+    );
+    assert_eq!(
+        default.quarantine,
+        cogni_gateway::relay::repo::quarantine::QuarantineLimits::default()
+    );
     let own =
         RelayConfig::parse("[policy]\nnew_program = \"push\"\n[extract]\ncommits = 5\n").unwrap();
     assert_eq!((own.policy.new_program, own.extract.commits), (ReviewAction::Push, 5));

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use cogni_gateway::base::host_reach::HostReach;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::git::{HttpProxy, OutboundConfig};
-use cogni_gateway::github::client::{GithubClient, GithubConfig, GithubError, RetryPolicy};
-use cogni_gateway::repo::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
+use cogni_gateway::relay::git::{HttpProxy, OutboundConfig};
+use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, GithubError, RetryPolicy};
+use cogni_gateway::relay::repo::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
 
 use super::place::Place;
 use crate::support::authority::Authority;

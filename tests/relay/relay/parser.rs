@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use cogni_gateway::git::cat_file::{BatchPart, BatchReader};
-use cogni_gateway::repo::ObjectId;
-use cogni_gateway::repo::bundle::{BundleError, BundleHeader};
-use cogni_gateway::repo::extract_commands::AnnouncedBranch;
-use cogni_gateway::repo::quarantine::commit::{MAX_PARENTS, ParsedCommit};
-use cogni_gateway::repo::quarantine::tree;
-use cogni_gateway::repo::review::diff::{self, MODE_EXECUTABLE, MODE_FILE, TreeEntry};
+use cogni_gateway::relay::git::cat_file::{BatchPart, BatchReader};
+use cogni_gateway::relay::repo::ObjectId;
+use cogni_gateway::relay::repo::bundle::{BundleError, BundleHeader};
+use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::relay::repo::quarantine::commit::{MAX_PARENTS, ParsedCommit};
+use cogni_gateway::relay::repo::quarantine::tree;
+use cogni_gateway::relay::repo::review::diff::{self, MODE_EXECUTABLE, MODE_FILE, TreeEntry};
 use proptest::prelude::*;
 
 use crate::support::repository::Repository;

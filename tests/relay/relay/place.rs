@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::repo::extract_commands::{self, AnnouncedBranch, ExtractCommandSet};
-use cogni_gateway::repo::mirror::{CommitAuthor, FileOwner};
-use cogni_gateway::repo::quarantine::CommitProvenance;
-use cogni_gateway::repo::review::RelayConfig;
-use cogni_gateway::repo::{
+use cogni_gateway::relay::repo::extract_commands::{self, AnnouncedBranch, ExtractCommandSet};
+use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner};
+use cogni_gateway::relay::repo::quarantine::CommitProvenance;
+use cogni_gateway::relay::repo::review::RelayConfig;
+use cogni_gateway::relay::repo::{
     ArtifactDir, BranchKey, BranchLease, BranchState, ExtractedWork, GitProgram, PushOutcome,
     RepoError, RepoMirror, ReviewedWork,
 };

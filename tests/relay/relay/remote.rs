@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::repo::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
+use cogni_gateway::relay::repo::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
 
 use super::place::{Place, Run};
 use crate::support::git_server::GitServer;

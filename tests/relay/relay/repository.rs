@@ -1,7 +1,7 @@
 //! Which repository a URL names.
 
 use cogni_gateway::base::host_reach::HostReach;
-use cogni_gateway::repo::repository::RepositoryUrl;
+use cogni_gateway::relay::repo::repository::RepositoryUrl;
 
 /// L6: whatever people copy names the same repository, over HTTPS, where a token is good.
 #[test]

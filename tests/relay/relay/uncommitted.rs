@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::repo::extract_commands::create_stub_repository;
+use cogni_gateway::relay::repo::extract_commands::create_stub_repository;
 
 use super::place::{Place, Run, execute};
 

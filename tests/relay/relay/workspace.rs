@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use cogni_gateway::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
-use cogni_gateway::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
+use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
+use cogni_gateway::relay::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
 
 use super::place::{Place, Run};
 use crate::support::repository::Repository;
@@ -145,7 +145,7 @@ fn a_sweep_packs_what_stays() {
     fs::File::options().append(true).open(lease).unwrap().set_modified(before - day).unwrap();
     let url = place.remote.path.display().to_string();
     let swept = |kept: &[_]| {
-        cogni_gateway::repo::mirror::remove_unused_mirrors(&state, before, kept).unwrap()
+        cogni_gateway::relay::repo::mirror::remove_unused_mirrors(&state, before, kept).unwrap()
     };
     let refs = || mirror.git(["for-each-ref", "--format=%(refname)"]);
     assert_eq!(swept(&[url.parse().unwrap()]), 0);

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cogni_gateway::delivery::outbox::DeliveryOutbox;
+use cogni_gateway::relay::delivery::outbox::DeliveryOutbox;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 

@@ -3,10 +3,10 @@
 use std::fs;
 use std::process::Command;
 
-use cogni_gateway::audit::AuditSigningKey;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::delivery::statement::ProvenanceStatement;
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
+use cogni_gateway::telemetry::audit::AuditSigningKey;
 use serde_json::{Value, json};
 
 use super::sandboxed::{Sandboxed, sh};

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use cogni_gateway::billing::CallUsage;
+use cogni_gateway::service::billing::CallUsage;
 use serde_json::{Value, json};
 use tokio::task::block_in_place;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cogni_gateway::agent::exec::{self, ExecResult, KEEP_BYTES};
+use cogni_gateway::guest::agent::exec::{self, ExecResult, KEEP_BYTES};
 use serde_json::{Value, json};
 
 use super::{Agent, calling_with};

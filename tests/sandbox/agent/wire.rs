@@ -2,10 +2,10 @@
 
 use std::io::{self, BufReader, Read};
 
-use cogni_gateway::agent::completion::{self, ModelCompletion};
-use cogni_gateway::agent::event::ProgressEvent;
-use cogni_gateway::agent::http::{self, LlmEndpoint};
-use cogni_gateway::agent::sse::SseReader;
+use cogni_gateway::guest::agent::completion::{self, ModelCompletion};
+use cogni_gateway::guest::agent::event::ProgressEvent;
+use cogni_gateway::guest::agent::http::{self, LlmEndpoint};
+use cogni_gateway::guest::agent::sse::SseReader;
 use proptest::prelude::*;
 
 /// Hands out its bytes in two parts, or one after the other.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use cogni_gateway::agents;
+use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
 use super::asked;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::budget::Nanodollars;
+use cogni_gateway::llm::budget::Nanodollars;
 use serde_json::{Value, json};
 
 use super::asked;

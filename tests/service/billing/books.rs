@@ -4,13 +4,13 @@
 use std::slice;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::audit::records::CallOutcome;
 use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
-use cogni_gateway::billing::store::IngestOutcome;
-use cogni_gateway::billing::{
+use cogni_gateway::llm::budget::{Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::service::billing::store::IngestOutcome;
+use cogni_gateway::service::billing::{
     self, BillFlag, BillState, BillingStore, CallUsage, ChargeNotice, ChargeSource, RunBill,
 };
-use cogni_gateway::budget::{Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::telemetry::audit::records::CallOutcome;
 use futures_util::future::join_all;
 use insta::assert_json_snapshot;
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use cogni_gateway::upstream::UpstreamKind;
+use cogni_gateway::gateway::upstream::UpstreamKind;
 use insta::assert_snapshot;
 use serde_json::json;
 use tempfile::tempdir;

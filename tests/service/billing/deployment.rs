@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::billing::store::{CallFilter, IngestOutcome};
-use cogni_gateway::billing::{CallUsage, ChargeNotice};
+use cogni_gateway::service::billing::store::{CallFilter, IngestOutcome};
+use cogni_gateway::service::billing::{CallUsage, ChargeNotice};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 

@@ -5,16 +5,16 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use cogni_gateway::audit::records::{
+use cogni_gateway::gateway::pipeline::policy::OnClientGone;
+use cogni_gateway::gateway::upstream::UpstreamKind;
+use cogni_gateway::llm::budget::price::UnknownPricePolicy;
+use cogni_gateway::llm::budget::{self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::service::billing::CallUsage;
+use cogni_gateway::service::billing::call_usage::CallUsageReader;
+use cogni_gateway::telemetry::audit::records::{
     CallAdmittedRecord, CallOutcome, CallSettledRecord, RunFinishedRecord, RunStartedRecord,
 };
-use cogni_gateway::audit::{self, AuditLog};
-use cogni_gateway::billing::CallUsage;
-use cogni_gateway::billing::call_usage::CallUsageReader;
-use cogni_gateway::budget::price::UnknownPricePolicy;
-use cogni_gateway::budget::{self, BudgetAmount, ModelPrice, Nanodollars, TokenUsage, Tokens};
-use cogni_gateway::pipeline::policy::OnClientGone;
-use cogni_gateway::upstream::UpstreamKind;
+use cogni_gateway::telemetry::audit::{self, AuditLog};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! B2: what LiteLLM's callback sends, as a real one has sent it, and whatever else may come.
 
-use cogni_gateway::billing::ChargeNotice;
-use cogni_gateway::billing::ingest::{self, MalformedBodyError, SkippedItems};
+use cogni_gateway::service::billing::ChargeNotice;
+use cogni_gateway::service::billing::ingest::{self, MalformedBodyError, SkippedItems};
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use serde_json::{Value, json};

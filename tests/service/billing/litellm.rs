@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::billing::litellm::{LitellmClient, LitellmConfig};
+use cogni_gateway::service::billing::litellm::{LitellmClient, LitellmConfig};
 use serde_json::{Value, json};
 
 use super::{at, recorded};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cogni_gateway::billing::reconcile::{ReconcileError, ReconcileReport};
-use cogni_gateway::billing::store::CallFilter;
-use cogni_gateway::billing::{BillingStore, CallUsage, ChargeNotice, ChargeSource};
-use cogni_gateway::budget::{self, Nanodollars, TokenUsage, Tokens};
 use cogni_gateway::cli::billing::BillingOutputFormat;
+use cogni_gateway::llm::budget::{self, Nanodollars, TokenUsage, Tokens};
+use cogni_gateway::service::billing::reconcile::{ReconcileError, ReconcileReport};
+use cogni_gateway::service::billing::store::CallFilter;
+use cogni_gateway::service::billing::{BillingStore, CallUsage, ChargeNotice, ChargeSource};
 use insta::assert_snapshot;
 use serde_json::Value;
 use tempfile::tempdir;

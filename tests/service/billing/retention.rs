@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::billing::store::{DayBill, DeletedCalls, OldRuns};
-use cogni_gateway::billing::{self, BillingStore, CallUsage};
-use cogni_gateway::budget::Nanodollars;
+use cogni_gateway::llm::budget::Nanodollars;
+use cogni_gateway::service::billing::store::{DayBill, DeletedCalls, OldRuns};
+use cogni_gateway::service::billing::{self, BillingStore, CallUsage};
 use proptest::prelude::*;
 use rusqlite::Connection;
 use tempfile::{TempDir, tempdir};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cogni_gateway::billing::reconcile_task::ReconcileTask;
-use cogni_gateway::billing::{BillingStore, CallUsage};
-use cogni_gateway::observe::metrics::MetricsRegistry;
+use cogni_gateway::service::billing::reconcile_task::ReconcileTask;
+use cogni_gateway::service::billing::{BillingStore, CallUsage};
+use cogni_gateway::telemetry::metrics::MetricsRegistry;
 use insta::assert_snapshot;
 use tempfile::tempdir;
 

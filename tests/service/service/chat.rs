@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cogni_gateway::agents;
+use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
 use super::{Place, ask};

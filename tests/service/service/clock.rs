@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::store::{self, RunStore};
+use cogni_gateway::service::store::{self, RunStore};
 
 use super::{Place, ask};
 

@@ -6,17 +6,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use cogni_gateway::audit::delivery_records::WorkAppliedRecord;
-use cogni_gateway::audit::records::{RunFinishedRecord, RunStartedRecord};
-use cogni_gateway::audit::seal::AuditLogSeal;
-use cogni_gateway::audit::{AuditConfig, AuditLog, AuditSigningKey, KEY_FILE_NAME};
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::base::secret::SecretString;
-use cogni_gateway::billing;
-use cogni_gateway::budget::BudgetAmount;
-use cogni_gateway::delivery::OUTBOX_FILE;
-use cogni_gateway::delivery::outbox::{DeliveryOutbox, StepOutcome};
-use cogni_gateway::store;
+use cogni_gateway::llm::budget::BudgetAmount;
+use cogni_gateway::relay::delivery::OUTBOX_FILE;
+use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, StepOutcome};
+use cogni_gateway::service::billing;
+use cogni_gateway::service::store;
+use cogni_gateway::telemetry::audit::delivery_records::WorkAppliedRecord;
+use cogni_gateway::telemetry::audit::records::{RunFinishedRecord, RunStartedRecord};
+use cogni_gateway::telemetry::audit::seal::AuditLogSeal;
+use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog, AuditSigningKey, KEY_FILE_NAME};
 use serde_json::{Value, json};
 
 use super::{Place, ask};

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::agents;
+use cogni_gateway::runner::agents;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 

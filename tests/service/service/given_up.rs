@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use cogni_gateway::agents;
+use cogni_gateway::runner::agents;
 use http::StatusCode;
 use rusqlite::Connection;
 use serde_json::json;

@@ -5,7 +5,7 @@ mod delivering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cogni_gateway::audit::verify;
+use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 
 use super::{Place, ask};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cogni_gateway::audit::verify;
+use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 use serde_json::json;
 

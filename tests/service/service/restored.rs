@@ -4,11 +4,11 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use cogni_gateway::audit::verify;
 use cogni_gateway::base::db::SqliteDatabase;
 use cogni_gateway::runner::ChatMessage;
-use cogni_gateway::runs::RunSubmission;
-use cogni_gateway::store::{self, AddRunOutcome, NewRunRow, RunStore, SpendingCaps};
+use cogni_gateway::service::runs::RunSubmission;
+use cogni_gateway::service::store::{self, AddRunOutcome, NewRunRow, RunStore, SpendingCaps};
+use cogni_gateway::telemetry::audit::verify;
 use serde_json::{Value, json};
 
 use super::{Place, ask};

@@ -3,9 +3,11 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::agents;
-use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, VerdictKind};
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::{
+    DeliveryJob, DeliveryOutbox, DeliveryStep, VerdictKind,
+};
+use cogni_gateway::runner::agents;
 use serde_json::{Value, json};
 
 use super::{Place, ask};

@@ -5,7 +5,7 @@ mod failing;
 mod waiting;
 
 use bytes::Bytes;
-use cogni_gateway::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cogni_gateway::billing::RunBill;
+use cogni_gateway::service::billing::RunBill;
 use rusqlite::Connection;
 use serde_json::Value;
 

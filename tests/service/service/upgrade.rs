@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use cogni_gateway::base::db::{DatabaseSchema, SqliteDatabase};
-use cogni_gateway::store::{RunRow, RunStore};
-use cogni_gateway::{auth, billing, store};
+use cogni_gateway::service::store::{RunRow, RunStore};
+use cogni_gateway::{service::auth, service::billing, service::store};
 use rusqlite::Connection;
 use serde_json::json;
 

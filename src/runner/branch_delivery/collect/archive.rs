@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::base::dir_tree;
-use crate::repo::ArtifactDir;
+use crate::relay::repo::ArtifactDir;
 
 /// Copies it, so that its next run finds what it keeps from run to run. Where that cannot be done, since names are too deep
 /// for it, or too much for the disk or the time, it is moved, and the next run finds nothing. Whoever was cut off may begin

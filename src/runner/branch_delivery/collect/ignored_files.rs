@@ -7,9 +7,9 @@ use std::path::Path;
 use tokio::task::spawn_blocking;
 
 use crate::base::dir_tree;
-use crate::delivery::outbox::WorkspaceRow;
-use crate::repo::ArtifactDir;
-use crate::repo::extract_commands::ExtractCommand;
+use crate::relay::delivery::outbox::WorkspaceRow;
+use crate::relay::repo::ArtifactDir;
+use crate::relay::repo::extract_commands::ExtractCommand;
 use crate::runner::branch_delivery::extractor::WorkExtractor;
 
 /// Removes what is ignored from a workspace that is the run's alone. Where that cannot be told, all of it is kept.

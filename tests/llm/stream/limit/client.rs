@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::llm::protocol::GatewayRoute;
 use serde_json::{Value, json};
 
 /// What a stream may be cut in.

@@ -1,6 +1,6 @@
 //! Whole streams of all protocols, made of what a model says.
 
-use cogni_gateway::protocol::GatewayRoute;
+use cogni_gateway::llm::protocol::GatewayRoute;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -3,8 +3,8 @@
 use std::fs;
 
 use super::{Attack, Case, Claim};
-use cogni_gateway::repo::ObjectId;
-use cogni_gateway::repo::extract_commands::AnnouncedBranch;
+use cogni_gateway::relay::repo::ObjectId;
+use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
 
 pub(super) const ATTACKS: &[Attack] = &[
     ("another count", |case| {

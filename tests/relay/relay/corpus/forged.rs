@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cogni_gateway::repo::RepoError;
-use cogni_gateway::repo::quarantine::QuarantineError;
+use cogni_gateway::relay::repo::RepoError;
+use cogni_gateway::relay::repo::quarantine::QuarantineError;
 
 use super::{Attack, Case, Claim};
 use crate::support::repository::Repository;

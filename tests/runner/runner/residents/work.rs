@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cogni_gateway::delivery::DeliveryService;
-use cogni_gateway::delivery::outbox::WorkspaceRow;
-use cogni_gateway::repo::BranchKey;
+use cogni_gateway::relay::delivery::DeliveryService;
+use cogni_gateway::relay::delivery::outbox::WorkspaceRow;
+use cogni_gateway::relay::repo::BranchKey;
 use cogni_gateway::runner::RunPlan;
 use cogni_gateway::runner::branch_delivery::DeliveryTarget;
 use cogni_gateway::runner::long_running::SandboxKey;

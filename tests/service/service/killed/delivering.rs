@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use cogni_gateway::audit::verify;
-use cogni_gateway::delivery::outbox::{DeliveryJob, DeliveryOutbox};
-use cogni_gateway::model_provider::RecordedRequest;
+use cogni_gateway::fakes::model_provider::RecordedRequest;
+use cogni_gateway::relay::delivery::outbox::{DeliveryJob, DeliveryOutbox};
+use cogni_gateway::telemetry::audit::verify;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 

@@ -3,10 +3,10 @@
 
 use std::fs;
 
-use cogni_gateway::agents;
 use cogni_gateway::base::db::SqliteDatabase;
-use cogni_gateway::runs::RunSubmission;
-use cogni_gateway::store::{self, NewRunRow, RunStore, SpendingCaps};
+use cogni_gateway::runner::agents;
+use cogni_gateway::service::runs::RunSubmission;
+use cogni_gateway::service::store::{self, NewRunRow, RunStore, SpendingCaps};
 use serde_json::{Value, json};
 
 use super::super::{Place, ask};

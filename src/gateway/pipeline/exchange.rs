@@ -1,0 +1,503 @@
+//! One request and its response, from first byte to last, settled exactly once.
+//!
+//! Dropping an [`GatewayExchange`] settles the budget and writes the records, so that a cancelled call is
+//! accounted for like any other.
+
+mod charge;
+mod error_body;
+mod observed_body;
+mod pending_response;
+mod report;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Method, Response};
+
+use super::RunGateway;
+use super::admission::CallAdmission;
+use super::audience::Audience;
+use super::budget_headers;
+use super::dropped_fields;
+use super::limits::RequestPermit;
+use super::local_response::{ClientReply, ResponseBody};
+use super::policy::GatewayPolicy;
+use super::read_body::{self, IncomingRequestBody, RequestBody};
+use super::rejection::{CallRejection, audit_outcome};
+use crate::base::cancel_watch::CancelWatch;
+use crate::base::header_lines::HeaderLines;
+use crate::gateway::run::RequestId;
+use crate::gateway::upstream::headers::{self, ClientHead, ResponseMetadata, UpstreamRequestHead};
+use crate::gateway::upstream::redactor::SecretRedactor;
+use crate::gateway::upstream::{self, ProviderAnswer};
+use crate::llm::budget::{
+    BudgetAmount, BudgetReservation, Nanodollars, OpenCallPermit, TokenUsage, Tokens, UsageSource,
+};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+use crate::llm::request::{FieldChangeKind, LlmCall, ScannedBody};
+use crate::llm::response::{CallAllowance, ResponseFormat, ResponseObserver, UsageChunkMode};
+use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
+use crate::telemetry::metrics::{self, InFlightGuard};
+
+use charge::SilenceTimer;
+use error_body::ErrorBody;
+pub use observed_body::{ObservedBody, ResponseBodyError};
+
+/// A request being served. It rides in the response's body and ends with it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub struct GatewayExchange {
+    gateway: Arc<RunGateway>,
+    /// The one that was in force when the request came.
+    pub(super) policy: Arc<GatewayPolicy>,
+    pub(super) id: RequestId,
+    method: Method,
+    /// Of the process that called, where it is known.
+    pid: Option<u32>,
+    route: Option<GatewayRoute>,
+    /// Who is told of a refusal.
+    audience: Audience,
+    started: Instant,
+    request_bytes: u64,
+    model: Option<Box<str>>,
+    /// The rules that matched, or the one that refused.
+    rules: Vec<Arc<str>>,
+    stage: ExchangeStage,
+    status: u16,
+    code: Option<&'static str>,
+    outcome: CallOutcome,
+    facts: ResponseMetadata,
+    first_byte: Option<Duration>,
+    last_frame: Instant,
+    response_bytes: u64,
+    frames: u64,
+    reported: Option<TokenUsage>,
+    /// See [`ResponseObserver::output_lower_bound`].
+    at_least: Tokens,
+    /// See [`ResponseObserver::output_estimate`].
+    estimate: Tokens,
+    cost: Option<Nanodollars>,
+    /// When the call went upstream.
+    sent: Option<Instant>,
+    silence: SilenceTimer,
+    /// The upstream's own, where `status` is what the client sees.
+    upstream_status: Option<u16>,
+    /// The fields that do not go up, where there are any.
+    dropped: Option<Box<str>>,
+    /// Answers that the model writes.
+    choices: u32,
+    is_stream: bool,
+    /// The answer has said itself that it has ended.
+    has_finished: bool,
+    /// The answer has come to its end, and the end was no error.
+    is_whole: bool,
+    /// The answer is of a form that is not read, or was lost in it.
+    is_unreadable: bool,
+    /// The model's metrics, once the upstream has accepted its name.
+    metered: Option<Arc<metrics::ModelMetrics>>,
+    /// Cancelled when an operator cuts the call.
+    cut: CancelWatch,
+    /// The request's place among those in flight, and the bytes of its body; kept to the end, drains included.
+    permit: Option<RequestPermit>,
+    /// For an answer that is an error, or may be one.
+    redactor: Option<Box<SecretRedactor>>,
+    /// For an answer that is an error.
+    error_body: Option<Box<ErrorBody>>,
+    /// What the text of an error is taken for.
+    error_tokens: Tokens,
+    _in_flight: InFlightGuard,
+}
+
+/// How far a request has come.
+enum ExchangeStage {
+    /// Nothing is reserved; ending here is a refusal or an answer of our own.
+    Arrived,
+    /// It has a place among the open calls, and its body is being read; ending here is a refusal.
+    Entered(OpenCallPermit),
+    /// Being written down. Ending here gives the reservation back: the log settles the record itself.
+    Admitting(BudgetReservation),
+    /// Written down and reserved for; ending here must settle.
+    Admitted(BudgetReservation),
+    /// Written down, but given back, since it never reached the upstream.
+    Undelivered,
+    /// Answered by ourselves.
+    Answered,
+}
+
+impl GatewayExchange {
+    pub(super) fn begin(gateway: Arc<RunGateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
+        let in_flight = gateway.metrics.track_request();
+        let cut = CancelWatch::new(gateway.run.gate.abort_token());
+        let now = Instant::now();
+        Box::new(Self {
+            policy: gateway.policy.load_full(),
+            gateway,
+            id: RequestId::new(),
+            method: method.clone(),
+            pid,
+            route: None,
+            audience: LlmProtocol::Chat.into(),
+            started: now,
+            request_bytes: 0,
+            model: None,
+            rules: vec![],
+            stage: ExchangeStage::Arrived,
+            status: 0,
+            code: None,
+            outcome: CallOutcome::ClientGone,
+            facts: ResponseMetadata::default(),
+            first_byte: None,
+            last_frame: now,
+            response_bytes: 0,
+            frames: 0,
+            reported: None,
+            at_least: Tokens::ZERO,
+            estimate: Tokens::ZERO,
+            cost: None,
+            sent: None,
+            silence: SilenceTimer::start_at(now),
+            upstream_status: None,
+            dropped: None,
+            choices: 1,
+            is_stream: false,
+            has_finished: false,
+            is_whole: false,
+            is_unreadable: false,
+            metered: None,
+            cut,
+            permit: None,
+            redactor: None,
+            error_body: None,
+            error_tokens: Tokens::ZERO,
+            _in_flight: in_flight,
+        })
+    }
+
+    pub(super) fn gateway(&self) -> &RunGateway {
+        &self.gateway
+    }
+
+    pub(super) fn set_route(&mut self, route: GatewayRoute, head: &impl ClientHead) {
+        self.route = Some(route);
+        self.audience = Audience::of(route.protocol(), head);
+    }
+
+    /// Lets the request in by its head alone.
+    pub(super) fn enter_call(&mut self, route: GatewayRoute) -> Result<(), CallRejection> {
+        self.gateway.run.gate.check_accepting()?;
+        self.permit = Some(self.gateway.capacity.admit_request()?);
+        self.stage = ExchangeStage::Entered(self.call_admission().enter_call(route)?);
+        Ok(())
+    }
+
+    /// Reads the body of a request that was let in.
+    pub(super) async fn read_body(
+        &mut self,
+        route: GatewayRoute,
+        body: &mut IncomingRequestBody<impl RequestBody>,
+    ) -> Result<ScannedBody, read_body::BodyReadError> {
+        let permit = self.permit.as_mut().expect("a request that was let in has a place");
+        let body = body.read_body(route, &self.policy.config, permit).await?;
+        self.request_bytes = body.len();
+        Ok(body)
+    }
+
+    /// Takes our credential out of an error's body, and of an event that is an error: all from there on is looked at. An
+    /// event that a frame has begun and not ended may become one.
+    fn redact_frame(&mut self, frame: Bytes, may_be_error: bool) -> Bytes {
+        if may_be_error && self.redactor.is_none() {
+            self.redact_errors();
+        }
+        match &mut self.redactor {
+            Some(redactor) => redactor.redact_frame(&frame),
+            None => frame,
+        }
+    }
+
+    fn redact_errors(&mut self) {
+        self.redactor = Some(Box::new(self.policy.overwrites.redactor()));
+    }
+
+    /// Gives back the bytes of the body, which is held no more.
+    fn release_body(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.release_bytes();
+        }
+    }
+
+    /// Tells the upstream which span of the run's trace the call is.
+    pub(super) fn set_traceparent(&self, head: &mut UpstreamRequestHead) {
+        if let Some(trace) = &self.gateway.run.trace
+            && self.policy.config.headers.traceparent
+        {
+            head.set_traceparent(&trace.traceparent(&self.id.span_id()));
+        }
+    }
+
+    /// By what the call is judged.
+    pub(super) fn call_admission(&self) -> CallAdmission<'_> {
+        let run = &self.gateway.run;
+        CallAdmission { policy: &self.policy, identity: &run.identity, ledger: &run.ledger }
+    }
+
+    pub(super) fn set_matched_rules(&mut self, rules: Vec<Arc<str>>) {
+        self.rules = rules;
+    }
+
+    /// Reserves for the call and writes it down; only then may anything go upstream.
+    pub(super) async fn admit_call(
+        &mut self,
+        route: GatewayRoute,
+        call: &mut LlmCall,
+    ) -> Result<(), CallRejection> {
+        self.gateway.run.gate.check_accepting()?;
+        let gateway = Arc::clone(&self.gateway);
+        let ExchangeStage::Entered(entry) =
+            std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
+        else {
+            unreachable!("a call is admitted once, after it was let in");
+        };
+        let reservation = self.call_admission().reserve_budget(entry, route, call);
+        self.model = call.model.take();
+        let reservation = reservation?;
+        let reserved = reservation.granted_amount();
+        self.stage = ExchangeStage::Admitting(reservation);
+        let record = CallAdmittedRecord {
+            request: self.id.as_str(),
+            route: route.name(),
+            model: self.model.as_deref(),
+            rules: &self.rules,
+            stream: call.stream,
+            request_bytes: self.request_bytes,
+            pid: self.pid,
+            reserved,
+        };
+        let admitted = gateway.run.audit.record_admission(&record).await;
+        if let ExchangeStage::Admitting(reservation) =
+            std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
+        {
+            match admitted {
+                // Whoever paused the run while the record was on its way to the disk wants no call to go out.
+                Ok(()) => match gateway.run.gate.check_accepting() {
+                    Ok(()) => self.stage = ExchangeStage::Admitted(reservation),
+                    Err(shut) => {
+                        reservation.release_unspent();
+                        self.stage = ExchangeStage::Undelivered;
+                        self.outcome = CallOutcome::NotSent;
+                        return Err(shut.into());
+                    }
+                },
+                Err(error) => {
+                    reservation.release_unspent();
+                    return Err(error.into());
+                }
+            }
+        }
+        gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
+        for change in call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped) {
+            gateway.metrics.record_dropped_field(route, change.why.as_str());
+        }
+        self.dropped = dropped_fields::named(&call.changes);
+        self.is_stream = call.stream;
+        self.choices = call.choices;
+        let now = Instant::now();
+        self.sent = Some(now);
+        self.silence = SilenceTimer::start_at(now);
+        Ok(())
+    }
+
+    /// Ends with an answer of our own, which costs nothing.
+    pub(super) fn finish_local(mut self: Box<Self>, response: &Response<String>) {
+        self.status = response.status().as_u16();
+        self.response_bytes = response.body().len() as u64;
+        self.outcome = CallOutcome::Completed;
+        self.stage = ExchangeStage::Answered;
+    }
+
+    /// Ends with an error in the shape of the route's protocol.
+    pub(super) fn finish_rejected(mut self: Box<Self>, rejection: &CallRejection) -> ClientReply {
+        let response = rejection.to_response(self.audience);
+        self.status = response.status().as_u16();
+        self.response_bytes = response.body().len() as u64;
+        let mut answer = ClientReply::own(response);
+        self.add_budget_headers(&mut answer.fields);
+        self.code = Some(rejection.code());
+        if let CallRejection::Cut = rejection {
+            self.outcome = CallOutcome::ShutDown;
+        }
+        if let CallRejection::UpstreamAuth = rejection {
+            self.outcome = CallOutcome::UpstreamFailed;
+            self.gateway.metrics.record_upstream_error(rejection.code());
+            // The upstream did nothing, and says so by its status.
+            self.reported =
+                Some(TokenUsage { source: UsageSource::Provider, ..TokenUsage::default() });
+        }
+        if let CallRejection::Rule(refusal) = rejection {
+            self.rules = vec![refusal.rule_name()];
+        }
+        if let CallRejection::Upstream(error) = rejection {
+            self.set_upstream_error(error);
+            self.gateway.metrics.record_upstream_error(error.code());
+            self.gateway.upstream.failures().failed(error);
+            if error.is_certainly_undelivered()
+                && let ExchangeStage::Admitted(reservation) =
+                    std::mem::replace(&mut self.stage, ExchangeStage::Undelivered)
+            {
+                reservation.release_unspent();
+                self.gateway.run.counts.unreached.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        answer
+    }
+
+    /// Passes the answer on; the exchange ends when its body does.
+    fn stream_response(
+        mut self: Box<Self>,
+        usage_chunk: UsageChunkMode,
+        answer: ProviderAnswer,
+    ) -> ClientReply {
+        let ProviderAnswer { status, mut fields, body } = answer;
+        if status.is_success() && is_encoded(&fields) {
+            return self.finish_rejected(
+                &upstream::UpstreamError::Malformed(ENCODED_RESPONSE_MESSAGE).into(),
+            );
+        }
+        self.status = status.as_u16();
+        self.upstream_status = Some(self.status);
+        if status.is_success()
+            // An answer that costs nothing vouches for no name: any name gets one.
+            && self.route.is_some_and(GatewayRoute::spends_tokens)
+            && let Some(model) = &self.model
+        {
+            self.metered = Some(self.gateway.metrics.model_metrics(model));
+        }
+        let format = ResponseFormat::from_headers(
+            fields.get("content-type"),
+            fields.get("content-encoding"),
+        );
+        if status.is_client_error() || status.is_server_error() {
+            self.redact_errors();
+            let is_json = format == ResponseFormat::Json;
+            let error_body = ErrorBody::new(self.audience.protocol, status, is_json);
+            self.error_body = Some(Box::new(error_body));
+        }
+        self.policy.overwrites.remove_reflected(&mut fields);
+        self.facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
+        if let Some(dropped) = &self.dropped {
+            fields.push(dropped_fields::NAME, dropped.as_bytes());
+        }
+        self.add_budget_headers(&mut fields);
+        self.is_unreadable = format == ResponseFormat::Opaque;
+        self.is_stream &= format != ResponseFormat::Json;
+        let mut observer =
+            ResponseObserver::new(self.route.unwrap_or(GatewayRoute::Models), format, usage_chunk);
+        if let Some(allowance) = self.call_allowance() {
+            observer = observer.with_allowance(allowance);
+        }
+        ClientReply {
+            status,
+            fields,
+            body: ResponseBody::Followed(ObservedBody::new(body, observer, self)),
+        }
+    }
+
+    /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.
+    fn add_budget_headers(&self, fields: &mut HeaderLines) {
+        if !self.route.is_some_and(GatewayRoute::spends_tokens) {
+            return;
+        }
+        let own = match &self.stage {
+            ExchangeStage::Admitted(reservation) => {
+                BudgetAmount { turns: 0, ..reservation.granted_amount() }
+            }
+            _ => BudgetAmount::default(),
+        };
+        budget_headers::insert_budget_headers(
+            fields,
+            &self.gateway.run.ledger.status_excluding(own),
+        );
+    }
+
+    /// What holds the response to what was reserved for it; `None` where no budget limits it.
+    fn call_allowance(&self) -> Option<CallAllowance> {
+        let ExchangeStage::Admitted(reservation) = &self.stage else { return None };
+        let (output, input) = (reservation.output_limit()?, reservation.granted_amount().input);
+        Some(CallAllowance { input, output, cutoff: self.policy.config.cutoff })
+    }
+
+    fn set_upstream_error(&mut self, error: &upstream::UpstreamError) {
+        self.code = Some(error.code());
+        self.outcome = audit_outcome(error);
+    }
+
+    /// Counts a frame that the upstream sent.
+    fn count_frame(&mut self, length: usize) {
+        let now = Instant::now();
+        let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
+        let model = self.metered.as_deref();
+        if gap.is_none() {
+            let elapsed = now.duration_since(self.started);
+            self.first_byte = Some(elapsed);
+            if let Some(model) = model {
+                model.record_first_byte(elapsed);
+            }
+        }
+        self.gateway.metrics.record_frame(model, gap, length);
+        self.last_frame = now;
+        self.frames += 1;
+        self.response_bytes += length as u64;
+    }
+
+    fn metered_model(&self) -> Arc<metrics::ModelMetrics> {
+        let seen = self.metered.clone();
+        seen.unwrap_or_else(|| {
+            self.gateway.metrics.existing_model_metrics(self.model.as_deref().unwrap_or_default())
+        })
+    }
+}
+
+impl Drop for GatewayExchange {
+    fn drop(&mut self) {
+        if self.outcome == CallOutcome::ClientGone
+            && self.gateway.tasks.abort_token().is_cancelled()
+        {
+            self.outcome = CallOutcome::ShutDown;
+        }
+        let now = Instant::now();
+        let usage = match std::mem::replace(&mut self.stage, ExchangeStage::Answered) {
+            ExchangeStage::Arrived | ExchangeStage::Entered(_) => {
+                self.record_refusal(self.code.unwrap_or("client_gone"));
+                None
+            }
+            ExchangeStage::Admitting(reservation) => {
+                reservation.release_unspent();
+                self.record_refusal("client_gone");
+                None
+            }
+            ExchangeStage::Answered => {
+                self.gateway.metrics.record_local_answer(self.route, self.status);
+                None
+            }
+            ExchangeStage::Undelivered => {
+                self.gateway.metrics.record_local_answer(self.route, self.status);
+                self.settle_call(TokenUsage::default(), BudgetAmount::default(), now);
+                None
+            }
+            ExchangeStage::Admitted(reservation) => {
+                let usage = self.usage_at(reservation.granted_amount(), now);
+                let charged = reservation.settle_usage(&usage);
+                self.settle_call(usage, charged, now);
+                Some(usage)
+            }
+        };
+        self.emit_telemetry(usage, now);
+    }
+}
+
+/// Whether an answer is encoded, although the upstream was told that it may not be.
+fn is_encoded(fields: &HeaderLines) -> bool {
+    fields.get_all("content-encoding").any(|encoding| !encoding.eq_ignore_ascii_case(b"identity"))
+}
+
+const ENCODED_RESPONSE_MESSAGE: &str = "an encoded answer, which was not asked for";

@@ -1,0 +1,356 @@
+//! The one estimate of what a call used, whichever way it ended.
+//!
+//! A provider's last word is believed, unless it says less than was seen. Without one, an answer
+//! that has ended, or that nobody could see, counts as all that was reserved; of a stream that
+//! stopped before its end, what was seen counts, and the time in which nothing was.
+//!
+//! **Invariant:** the output is never less than what was seen at least, never falls when more is
+//! seen, and, where nobody reported, is more than was reserved only if more was seen.
+
+use std::time::{Duration, Instant};
+
+use super::GatewayExchange;
+use crate::gateway::pipeline::policy::OnClientGone;
+use crate::gateway::upstream::UpstreamKind;
+use crate::llm::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+use crate::llm::response::{ResponseObserver, StreamEnd};
+use crate::telemetry::audit::records::CallOutcome;
+
+/// All that is known of a call when it ends.
+#[derive(Clone, Copy, Debug)]
+struct ChargeBasis {
+    reserved: BudgetAmount,
+    /// The upstream's status, if it has answered.
+    status: Option<u16>,
+    /// Its source is [`UsageSource::Estimated`] where it is not the last word.
+    reported: Option<TokenUsage>,
+    /// What the text that was seen comes to at least.
+    at_least: Tokens,
+    /// What it is taken for.
+    estimate: Tokens,
+    /// What may have been written in the time in which no text came.
+    unseen: Tokens,
+    /// What the text of an error is taken for.
+    told: Tokens,
+    /// Whether the answer stopped before its end, and all text that was written has been seen, but for `unseen`.
+    is_seen: bool,
+}
+
+impl ChargeBasis {
+    /// What the call used.
+    pub(super) fn final_usage(&self) -> TokenUsage {
+        match self.reported {
+            Some(usage)
+                if usage.source != UsageSource::Estimated && usage.output >= self.at_least =>
+            {
+                usage
+            }
+            Some(usage) if usage.source != UsageSource::Estimated => {
+                TokenUsage { output: self.at_least, source: UsageSource::Estimated, ..usage }
+            }
+            partial => self.estimate_usage(partial.unwrap_or_default()),
+        }
+    }
+
+    fn estimate_usage(&self, partial: TokenUsage) -> TokenUsage {
+        let input = if partial.input.is_zero() { self.reserved.input } else { partial.input };
+        let output = match self.status {
+            // The upstream failed, after it may have read the request.
+            Some(500..) => self.told,
+            Some(400..) => {
+                let told = self.told.min(self.reserved.output);
+                return TokenUsage { output: partial.output.max(told), ..partial };
+            }
+            _ if self.is_seen => self.estimate + self.unseen,
+            _ => self.reserved.output,
+        };
+        let output = output.min(self.reserved.output).max(self.at_least).max(partial.output);
+        TokenUsage { input, output, source: UsageSource::Estimated, ..partial }
+    }
+}
+
+impl GatewayExchange {
+    pub(super) fn read_usage(&mut self, observer: &ResponseObserver, source: UsageSource) {
+        self.has_finished |= self.outcome == CallOutcome::Completed;
+        let is_final = self.has_finished || observer.stream_end() == StreamEnd::Terminated;
+        self.is_whole = is_final && observer.stream_end() != StreamEnd::Errored;
+        self.has_finished |= observer.stream_end() != StreamEnd::Unfinished;
+        self.cost = observer.reported_cost();
+        self.at_least = observer.output_lower_bound();
+        self.estimate = observer.output_estimate();
+        let whole = observer.reported_usage().map(|usage| {
+            let source = if is_final { source } else { UsageSource::Estimated };
+            TokenUsage { source, ..usage }
+        });
+        self.reported = whole.or_else(|| {
+            let so_far = observer.partial_usage()?;
+            Some(TokenUsage { source: UsageSource::Estimated, ..so_far })
+        });
+    }
+
+    /// What the call used by `now`, its end.
+    pub(super) fn usage_at(&self, reserved: BudgetAmount, now: Instant) -> TokenUsage {
+        let until = if self.has_finished { self.last_frame } else { now };
+        let goes_on = !self.has_finished && self.upstream_continues();
+        ChargeBasis {
+            reserved,
+            status: self.upstream_status,
+            reported: self.reported,
+            // What goes over the grant by the cut itself is the documented bound of an estimate.
+            at_least: match self.outcome {
+                CallOutcome::CutOff => self.at_least.min(reserved.output),
+                _ => self.at_least,
+            },
+            estimate: self.estimate,
+            unseen: self.silence.estimate_tokens(until, self.choices),
+            told: self.error_tokens,
+            is_seen: self.is_stream && !goes_on && !self.is_unreadable && !self.is_whole,
+        }
+        .final_usage()
+    }
+
+    /// See [`upstream_keeps_generating`].
+    fn upstream_continues(&self) -> bool {
+        let route = self.route.unwrap_or(GatewayRoute::Models);
+        upstream_keeps_generating(self.gateway.upstream.kind(), route, self.is_stream)
+    }
+
+    /// Whether the answer is to be read on when its client has left.
+    pub(super) fn should_drain(&self) -> bool {
+        let has_usage = self.route.is_some_and(GatewayRoute::spends_tokens);
+        has_usage
+            && match self.policy.config.on_client_gone {
+                OnClientGone::Auto => self.upstream_continues(),
+                OnClientGone::Cancel => false,
+                OnClientGone::Drain => true,
+            }
+    }
+}
+
+/// The time in which a call could write, and nothing was seen of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SilenceTimer {
+    /// When the latest text came; before the first, when the call was sent.
+    since: Instant,
+    /// The texts that have come.
+    texts: u64,
+    /// Pauses that have ended.
+    pauses: Duration,
+}
+
+impl SilenceTimer {
+    pub(super) fn start_at(since: Instant) -> Self {
+        Self { since, texts: 0, pauses: Duration::ZERO }
+    }
+
+    /// So many texts have come by `now`.
+    pub(super) fn record_texts(&mut self, texts: u64, now: Instant) {
+        if texts == self.texts {
+            return;
+        }
+        let pause = now.saturating_duration_since(self.since);
+        if pause >= MIN_SILENCE {
+            self.pauses += pause;
+        }
+        (self.texts, self.since) = (texts, now);
+    }
+
+    /// What a model may have written in it until `now`, for each of its answers.
+    pub(super) fn estimate_tokens(&self, now: Instant, choices: u32) -> Tokens {
+        let time = self.pauses + now.saturating_duration_since(self.since);
+        let written = time.as_millis().saturating_mul(MAX_TOKENS_PER_SECOND).div_ceil(1000);
+        let tokens = u64::try_from(written).unwrap_or(u64::MAX);
+        Tokens(tokens.saturating_mul(u64::from(choices.max(1))))
+    }
+}
+
+/// Whether the upstream writes an answer to its end, although nobody reads it.
+///
+/// What is not streamed is written, and billed, in full everywhere. LiteLLM stops a stream of chat when
+/// its reader leaves, and goes on with one of Responses or Messages (its issues 37140 and 36123).
+fn upstream_keeps_generating(kind: UpstreamKind, route: GatewayRoute, is_stream: bool) -> bool {
+    !is_stream || (kind == UpstreamKind::Litellm && route.protocol() != LlmProtocol::Chat)
+}
+
+/// Between two texts of a model that writes without a pause.
+const MIN_SILENCE: Duration = Duration::from_secs(1);
+
+/// What a fast model writes in a second; the frontier models of the large providers write 50 to 150.
+const MAX_TOKENS_PER_SECOND: u128 = 200;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{ChargeBasis, SilenceTimer, upstream_keeps_generating};
+    use crate::gateway::upstream::UpstreamKind;
+    use crate::llm::budget::{BudgetAmount, TokenUsage, Tokens, UsageSource};
+    use crate::llm::protocol::GatewayRoute;
+    use std::time::{Duration, Instant};
+
+    fn account() -> ChargeBasis {
+        ChargeBasis {
+            reserved: BudgetAmount {
+                input: Tokens(50),
+                output: Tokens(1000),
+                ..BudgetAmount::default()
+            },
+            status: Some(200),
+            reported: None,
+            at_least: Tokens(10),
+            estimate: Tokens(40),
+            unseen: Tokens(7),
+            told: Tokens::ZERO,
+            is_seen: true,
+        }
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "as an account has it")]
+    fn report(output: u64, source: UsageSource) -> Option<TokenUsage> {
+        Some(TokenUsage {
+            input: Tokens(30),
+            output: Tokens(output),
+            source,
+            ..TokenUsage::default()
+        })
+    }
+
+    /// G9, G15: each way out of a call and what it is charged.
+    #[test]
+    fn each_end_of_a_call_has_its_charge() {
+        use ChargeBasis as Call;
+        use UsageSource::{Drained, Estimated, Provider};
+        let unread = Call { is_seen: false, ..account() };
+        for (name, account, (input, output, source)) in [
+            ("reported", Call { reported: report(60, Provider), ..unread }, (30, 60, Provider)),
+            ("drained", Call { reported: report(60, Drained), ..unread }, (30, 60, Drained)),
+            (
+                "reported above what was reserved",
+                Call { reported: report(5000, Provider), ..account() },
+                (30, 5000, Provider),
+            ),
+            (
+                "reported below what was seen",
+                Call { reported: report(3, Provider), ..account() },
+                (30, 10, Estimated),
+            ),
+            ("seen", account(), (50, 47, Estimated)),
+            ("not seen", unread, (50, 1000, Estimated)),
+            (
+                "seen in part, the input reported",
+                Call { reported: report(1, Estimated), ..account() },
+                (30, 47, Estimated),
+            ),
+            (
+                "a running count above the text",
+                Call { reported: report(90, Estimated), ..account() },
+                (30, 90, Estimated),
+            ),
+            (
+                "hidden reasoning",
+                Call { estimate: Tokens(u64::MAX), ..account() },
+                (50, 1000, Estimated),
+            ),
+            (
+                "more seen than reserved",
+                Call { at_least: Tokens(1500), estimate: Tokens(9000), ..account() },
+                (50, 1500, Estimated),
+            ),
+            ("no answer", Call { status: None, ..unread }, (50, 1000, Estimated)),
+            (
+                "the upstream failed",
+                Call { status: Some(503), at_least: Tokens::ZERO, ..unread },
+                (50, 0, Estimated),
+            ),
+            (
+                "the upstream failed, and tells much",
+                Call { status: Some(500), at_least: Tokens::ZERO, told: Tokens(70), ..unread },
+                (50, 70, Estimated),
+            ),
+            (
+                "the upstream refused, and tells much",
+                Call { status: Some(400), told: Tokens(70), ..unread },
+                (0, 70, Estimated),
+            ),
+            ("the upstream refused", Call { status: Some(429), ..unread }, (0, 0, Estimated)),
+        ] {
+            let usage = account.final_usage();
+            assert_eq!(
+                (usage.input.0, usage.output.0, usage.source),
+                (input, output, source),
+                "{name}"
+            );
+        }
+    }
+
+    /// G8: which upstream goes on when nobody reads any more.
+    #[test]
+    fn what_goes_on_upstream_depends_on_protocol_kind_and_stream() {
+        let mut going_on = vec![];
+        for kind in [UpstreamKind::Litellm, UpstreamKind::Openai, UpstreamKind::Anthropic] {
+            for route in [
+                GatewayRoute::ChatCompletions,
+                GatewayRoute::Completions,
+                GatewayRoute::Responses,
+                GatewayRoute::Messages,
+            ] {
+                assert!(upstream_keeps_generating(kind, route, false), "{kind:?} {route:?}");
+                if upstream_keeps_generating(kind, route, true) {
+                    going_on.push((kind, route));
+                }
+            }
+        }
+        let litellm = [GatewayRoute::Responses, GatewayRoute::Messages]
+            .map(|route| (UpstreamKind::Litellm, route));
+        assert_eq!(going_on, litellm);
+    }
+
+    /// G15: a pause counts once for each answer, the pace of writing not at all.
+    #[test]
+    fn the_time_without_text_counts() {
+        let sent = Instant::now();
+        let at = |milliseconds| sent + Duration::from_millis(milliseconds);
+        let mut silence = SilenceTimer::start_at(sent);
+        assert_eq!(silence.estimate_tokens(at(500), 1), Tokens(100));
+        assert_eq!(silence.estimate_tokens(at(500), 3), Tokens(300));
+        // Frames without text change nothing.
+        silence.record_texts(0, at(4000));
+        assert_eq!(silence.estimate_tokens(at(4000), 1), Tokens(800));
+        silence.record_texts(1, at(4000));
+        for text in 2..100 {
+            silence.record_texts(text, at(4000 + 20 * text));
+        }
+        assert_eq!(silence.estimate_tokens(at(4000 + 20 * 99), 1), Tokens(800));
+        assert_eq!(silence.estimate_tokens(at(5000 + 20 * 99), 1), Tokens(1000));
+    }
+
+    proptest! {
+        /// G15: more seen never costs less, what was seen is never free, and only what was seen costs
+        /// more than was reserved.
+        #[test]
+        fn a_charge_is_bounded_and_monotone(
+            reserved in 0_u64..2000,
+            seen in (0_u64..3000, 0_u64..3000),
+            more in (0_u64..1000, 0_u64..1000),
+            unseen in 0_u64..1000,
+            partial in prop::option::of(0_u64..100),
+            is_seen in any::<bool>(),
+        ) {
+            let account = |at_least: u64, above: u64| ChargeBasis {
+                reserved: BudgetAmount { output: Tokens(reserved), ..BudgetAmount::default() },
+                reported: partial.and_then(|output| report(output, UsageSource::Estimated)),
+                at_least: Tokens(at_least),
+                estimate: Tokens(at_least + above),
+                unseen: Tokens(unseen),
+                is_seen,
+                ..account()
+            };
+            let (less, rest) = (account(seen.0, seen.1), account(seen.0 + more.0, seen.1 + more.1));
+            let (less, rest) = (less.final_usage().output.0, rest.final_usage().output.0);
+            prop_assert!(less >= seen.0);
+            prop_assert!(less <= reserved.max(seen.0).max(partial.unwrap_or(0)));
+            prop_assert!(rest >= less);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Answers of our own, and the body type that all answers share.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use hyper::body::{Body, Frame, SizeHint};
+use serde_json::{Value, json};
+
+use super::RunGateway;
+use super::exchange::{ObservedBody, ResponseBodyError};
+use super::policy::GatewayPolicy;
+use crate::base::header_lines::HeaderLines;
+use crate::gateway::upstream::headers::ClientHead;
+use crate::llm::protocol::GatewayRoute;
+
+/// An answer on its way to its client, for the server of the connection to frame.
+pub struct ClientReply {
+    pub status: StatusCode,
+    pub fields: HeaderLines,
+    pub body: ResponseBody,
+}
+
+/// The body of an answer: a text of our own, or what comes from upstream.
+pub enum ResponseBody {
+    Text(Option<Bytes>),
+    Followed(ObservedBody),
+}
+
+/// The answer to a route that needs no model.
+///
+/// The model list is ours where the run has one, and the upstream's otherwise.
+pub fn own(
+    gateway: &RunGateway,
+    policy: &GatewayPolicy,
+    route: GatewayRoute,
+    request: &impl ClientHead,
+) -> Option<Response<String>> {
+    if !is_local_route(policy, route) {
+        return None;
+    }
+    let names = &policy.config.body.models;
+    let as_anthropic = request.values("anthropic-version").next().is_some();
+    let mut response = Response::new(String::new());
+    *response.body_mut() = match route {
+        GatewayRoute::Health => health_json(gateway),
+        GatewayRoute::RunStatus => run_status_json(gateway).to_string(),
+        GatewayRoute::Model => {
+            let asked = request.path().trim_start_matches(GatewayRoute::Model.path());
+            let found = names.iter().find(|name| *name == asked);
+            if found.is_none() {
+                *response.status_mut() = StatusCode::NOT_FOUND;
+            }
+            found
+                .map_or_else(|| no_model(asked, as_anthropic), |name| model(name, as_anthropic))
+                .to_string()
+        }
+        _ => model_list_json(names, as_anthropic).to_string(),
+    };
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Some(response)
+}
+
+/// Whether a route is answered by us.
+pub fn is_local_route(policy: &GatewayPolicy, route: GatewayRoute) -> bool {
+    match route {
+        GatewayRoute::Health | GatewayRoute::RunStatus => true,
+        GatewayRoute::Models | GatewayRoute::Model => !policy.config.body.models.is_empty(),
+        _ => false,
+    }
+}
+
+/// Byte for byte what the proxy before us said: scripts compare it.
+fn health_json(gateway: &RunGateway) -> String {
+    let run = Value::from(gateway.run.identity.run.as_str());
+    format!(r#"{{"status":"ok","runId":{run}}}"#)
+}
+
+/// What the agent may know of its own run.
+fn run_status_json(gateway: &RunGateway) -> Value {
+    let identity = &gateway.run.identity;
+    json!({"runId": identity.run, "attempt": identity.attempt, "budget": gateway.run.ledger.budget_status()})
+}
+
+fn model_list_json(names: &[String], as_anthropic: bool) -> Value {
+    let list: Vec<_> = names.iter().map(|name| model(name, as_anthropic)).collect();
+    if as_anthropic {
+        return json!({"data": list, "has_more": false, "first_id": names.first(), "last_id": names.last()});
+    }
+    json!({"object": "list", "data": list})
+}
+
+fn model(name: &str, as_anthropic: bool) -> Value {
+    if as_anthropic {
+        return json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"});
+    }
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "cogni-gateway"})
+}
+
+/// The answer to a question for a model that the run does not have.
+fn no_model(name: &str, as_anthropic: bool) -> Value {
+    let message =
+        format!("the run has no model `{name}`; `GET /v1/models` lists those that it has");
+    if as_anthropic {
+        return json!({"type": "error", "error": {"type": "not_found_error", "message": message}});
+    }
+    json!({"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}})
+}
+
+impl ClientReply {
+    /// An answer of our own.
+    pub fn own(response: Response<String>) -> Self {
+        let (head, text) = response.into_parts();
+        let fields = HeaderLines::from(&head.headers);
+        Self { status: head.status, fields, body: ResponseBody::from_text(text) }
+    }
+
+    /// The answer as hyper wants it.
+    pub fn into_response(self) -> Response<ResponseBody> {
+        let mut response = Response::new(self.body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.fields.into_headers();
+        response
+    }
+}
+
+impl ResponseBody {
+    pub fn from_text(text: String) -> Self {
+        Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = ResponseBodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        match self.get_mut() {
+            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::Followed(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_none(),
+            Self::Followed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
+            Self::Followed(body) => body.size_hint(),
+        }
+    }
+}

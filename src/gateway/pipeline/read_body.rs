@@ -1,0 +1,220 @@
+//! Receives a request's body, checking it as it arrives, or throws it away.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode, Version, header};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Incoming};
+use tokio::time::timeout;
+
+use super::limits::{OverloadError, RequestPermit};
+use super::policy::PolicyConfig;
+use crate::base::json::JsonError;
+use crate::base::task_group::TaskGroup;
+use crate::base::time::timeout_unless_ready;
+use crate::llm::protocol::GatewayRoute;
+use crate::llm::request::{BodyReader, ScannedBody};
+
+type BoxedBodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a body could not be received.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyReadError {
+    #[error("the request body is larger than the limit of {limit} bytes")]
+    TooLarge { limit: u64 },
+    #[error("the request body {0}; send JSON in UTF-8 as it is")]
+    Encoded(&'static str),
+    #[error("the request body did not arrive within {}", humantime::format_duration(*.0))]
+    Timeout(Duration),
+    #[error("the request body is not acceptable JSON: {0}")]
+    Json(#[from] JsonError),
+    #[error("the request body broke off")]
+    BrokenOff(#[source] BoxedBodyError),
+    #[error(transparent)]
+    Overload(#[from] OverloadError),
+}
+
+/// The body of a request, as the server of its connection reads it.
+pub trait RequestBody:
+    hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin
+{
+}
+
+impl<B: hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin> RequestBody for B {}
+
+/// A request's body on its way to us.
+pub struct IncomingRequestBody<B> {
+    body: B,
+    /// A stream of HTTP/2 ends for itself, with a code that says so.
+    is_http1: bool,
+    /// Whether its client has to send all of it before it reads an answer.
+    must_be_read: bool,
+}
+
+impl<B: RequestBody> IncomingRequestBody<B> {
+    /// Takes a request apart.
+    pub fn split_request(request: Request<B>) -> (Request<()>, Self) {
+        let (head, body) = request.into_parts();
+        let head = Request::from_parts(head, ());
+        let is_http1 = head.version() <= Version::HTTP_11;
+        let must_be_read = is_http1 && !body.is_end_stream() && !expects_continue(head.headers());
+        (head, Self { body, is_http1, must_be_read })
+    }
+
+    /// Takes the body of a request over HTTP/1.1 whose client sends it without being told to.
+    pub fn new(body: B) -> Self {
+        let must_be_read = !body.is_end_stream();
+        Self { body, is_http1: true, must_be_read }
+    }
+
+    /// The body as the frames it came in, and what stands in it.
+    ///
+    /// # Errors
+    /// It is not acceptable, or did not arrive.
+    pub async fn read_body(
+        &mut self,
+        route: GatewayRoute,
+        policy: &PolicyConfig,
+        permit: &mut RequestPermit,
+    ) -> Result<ScannedBody, BodyReadError> {
+        let limit = policy.body_timeout;
+        // A client that waited to be told to send is told by the first read.
+        self.must_be_read = self.is_http1;
+        let received = timeout_unless_ready(limit, self.read_frames(route, policy, permit)).await;
+        let received = received.unwrap_or(Err(BodyReadError::Timeout(limit)));
+        if let Ok(_) | Err(BodyReadError::Timeout(_) | BodyReadError::BrokenOff(_)) = &received {
+            self.must_be_read = false;
+        }
+        received
+    }
+
+    async fn read_frames(
+        &mut self,
+        route: GatewayRoute,
+        policy: &PolicyConfig,
+        permit: &mut RequestPermit,
+    ) -> Result<ScannedBody, BodyReadError> {
+        let mut reader = None;
+        while let Some(frame) = self.body.frame().await {
+            let frame = frame.map_err(|error| BodyReadError::BrokenOff(error.into()))?;
+            let Ok(data) = frame.into_data() else { continue };
+            permit.take_bytes(data.len())?;
+            if reader.is_none() {
+                check_start(&data)?;
+            }
+            if reader.is_none() && self.body.is_end_stream() {
+                return parse_body(route, data, policy);
+            }
+            push_frame(reader.get_or_insert_with(|| BodyReader::new(route)), data, policy)?;
+        }
+        Ok(reader.unwrap_or_else(|| BodyReader::new(route)).finish_body()?)
+    }
+
+    /// The body, and whether what is left of it is to be [read away](discard_rest_of_body).
+    pub fn into_unread_body(self) -> (B, bool) {
+        (self.body, self.must_be_read)
+    }
+}
+
+impl IncomingRequestBody<Incoming> {
+    /// Throws away what is still to come, beside the answer.
+    pub fn discard_rest(self, tasks: &TaskGroup) {
+        let (mut body, must_be_read) = self.into_unread_body();
+        if must_be_read && !body.is_end_stream() {
+            let own = tasks.clone();
+            tasks.spawn_task(async move { discard_rest_of_body(&mut body, &own).await });
+        }
+    }
+}
+
+/// Throws away the rest of a body, within bounds: a client that cannot send its request to the end sees a broken pipe
+/// and no answer.
+pub async fn discard_rest_of_body(body: &mut impl RequestBody, tasks: &TaskGroup) {
+    let read = timeout(MAX_DISCARD_TIME, read_to_end(body));
+    tasks.shutdown_token().run_until_cancelled(read).await;
+}
+
+async fn read_to_end(body: &mut impl RequestBody) {
+    let mut left = MAX_DISCARD_BYTES;
+    while let Ok(Some(Ok(frame))) = timeout(MAX_DISCARD_SILENCE, body.frame()).await {
+        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+/// Whether the client sends its body only when it is told to: an answer in place of that is all it needs.
+fn expects_continue(headers: &HeaderMap) -> bool {
+    let expect = headers.get(header::EXPECT);
+    expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Reads a body that is here already.
+///
+/// # Errors
+/// It is too large, or not acceptable JSON.
+pub fn parse_body(
+    route: GatewayRoute,
+    body: Bytes,
+    policy: &PolicyConfig,
+) -> Result<ScannedBody, BodyReadError> {
+    check_length(body.len() as u64, policy)?;
+    Ok(ScannedBody::scan_frame(route, body)?)
+}
+
+/// What some clients send in the place of JSON, by how it begins.
+fn check_start(body: &[u8]) -> Result<(), BodyReadError> {
+    match body {
+        [0xef, 0xbb, 0xbf, ..] => Err(BodyReadError::Encoded("begins with a byte order mark")),
+        [0xfe, 0xff, ..] | [0xff, 0xfe, ..] => Err(BodyReadError::Encoded("is UTF-16")),
+        [0x1f, 0x8b, ..] => Err(BodyReadError::Encoded("is compressed")),
+        _ => Ok(()),
+    }
+}
+
+fn push_frame(
+    reader: &mut BodyReader,
+    data: Bytes,
+    policy: &PolicyConfig,
+) -> Result<(), BodyReadError> {
+    check_length(reader.len() + data.len() as u64, policy)?;
+    Ok(reader.push(data)?)
+}
+
+fn check_length(length: u64, policy: &PolicyConfig) -> Result<(), BodyReadError> {
+    let limit = policy.max_body_bytes;
+    if length > limit { Err(BodyReadError::TooLarge { limit }) } else { Ok(()) }
+}
+
+impl BodyReadError {
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::TooLarge { .. } => "request_too_large",
+            Self::Encoded(_) => "unsupported_media_type",
+            Self::Timeout(_) => "request_timeout",
+            Self::Json(invalid) => invalid.code(),
+            Self::BrokenOff(_) => "client_gone",
+            Self::Overload(overload) => overload.code(),
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Encoded(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Timeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::Json(_) | Self::BrokenOff(_) => StatusCode::BAD_REQUEST,
+            Self::Overload(overload) => overload.status(),
+        }
+    }
+}
+
+/// Bytes of a refused body that are read, four times the largest that is allowed by default.
+const MAX_DISCARD_BYTES: usize = 200 * 1024 * 1024;
+
+/// How long a refused body is read, as nginx's `lingering_time`, and how long its client may be silent: local clients
+/// send at once.
+const MAX_DISCARD_TIME: Duration = Duration::from_secs(30);
+const MAX_DISCARD_SILENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,280 @@
+//! Why a request got no answer from a model, in the words of the protocol it was made in.
+//!
+//! What the client reads (`public`), what the records say (`code`) and whose fault it was are told
+//! here and nowhere else. Measured clients obey the status before anything else: they stop at 402 and
+//! 404, and hammer 429 and 5xx.
+
+use std::time::Duration;
+
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::json;
+
+use super::audience::{Audience, ClientFamily};
+use super::limits::OverloadError;
+use super::read_body;
+use super::rule;
+use super::run_token_auth;
+use crate::gateway::run::control;
+use crate::gateway::upstream;
+use crate::llm::budget;
+use crate::llm::protocol::LlmProtocol;
+use crate::llm::request;
+use crate::telemetry::audit::{self, records::CallOutcome};
+
+/// Why a call did not begin, or did not bring a response.
+#[derive(Debug, thiserror::Error)]
+pub enum CallRejection {
+    #[error(transparent)]
+    Stranger(#[from] run_token_auth::AuthError),
+    #[error("the path is not served")]
+    NotServed,
+    #[error("the content type is not application/json")]
+    NotJson,
+    #[error(transparent)]
+    Receive(#[from] read_body::BodyReadError),
+    #[error(transparent)]
+    Body(#[from] request::BodyPolicyError),
+    #[error(transparent)]
+    Overload(#[from] OverloadError),
+    #[error(transparent)]
+    Gate(#[from] control::NotAcceptingError),
+    #[error("an operator has cut this call")]
+    Cut,
+    #[error(transparent)]
+    Rule(#[from] rule::RuleError),
+    #[error(transparent)]
+    Price(#[from] budget::price::UnknownPriceError),
+    #[error(transparent)]
+    Budget(#[from] budget::BudgetError),
+    #[error("the audit log cannot be written")]
+    Audit(#[from] audit::AuditError),
+    #[error(
+        "the upstream does not accept the gateway's credential; the operator has to look at it"
+    )]
+    UpstreamAuth,
+    #[error(transparent)]
+    Upstream(#[from] upstream::UpstreamError),
+}
+
+impl CallRejection {
+    /// The stable code that body, records and metrics carry.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Stranger(refusal) => refusal.code(),
+            Self::NotServed => "not_found",
+            Self::NotJson => "unsupported_media_type",
+            Self::Receive(error) => error.code(),
+            Self::Overload(overload) => overload.code(),
+            Self::Body(refusal) => refusal.code(),
+            Self::Gate(control::NotAcceptingError::Paused) => "run_paused",
+            Self::Gate(control::NotAcceptingError::Ended) => "run_ended",
+            Self::Cut => ABORTED_BY_OPERATOR,
+            Self::Rule(refusal) => refusal.code(),
+            Self::Price(_) => "price_unknown",
+            Self::Budget(refusal) => budget_error_code(refusal),
+            Self::Audit(_) => "audit_unavailable",
+            Self::UpstreamAuth => UPSTREAM_AUTH_CODE,
+            Self::Upstream(error) => error.code(),
+        }
+    }
+
+    /// The status that makes its client do the right thing.
+    pub fn status(&self, audience: impl Into<Audience>) -> StatusCode {
+        let Audience { protocol, family } = audience.into();
+        let status = self.protocol_status(protocol);
+        match family {
+            // It repeats a 429, even the one at which alone Codex stops.
+            ClientFamily::AiSdk => self.protocol_status(match protocol {
+                LlmProtocol::Responses => LlmProtocol::Chat,
+                same => same,
+            }),
+            // It stops at 400, 401 and 404 only.
+            ClientFamily::Litellm if status.is_client_error() && self.tells_to_stop() => {
+                match status {
+                    StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => status,
+                    _ => StatusCode::BAD_REQUEST,
+                }
+            }
+            ClientFamily::Usual | ClientFamily::Litellm => status,
+        }
+    }
+
+    /// The status that the usual clients of `protocol` obey.
+    fn protocol_status(&self, protocol: LlmProtocol) -> StatusCode {
+        // Codex stops at a 400 and at a 429 of type `usage_limit_reached`, and repeats all else five times.
+        match (self.default_status(), protocol) {
+            (StatusCode::PAYMENT_REQUIRED, LlmProtocol::Responses) => StatusCode::TOO_MANY_REQUESTS,
+            (
+                StatusCode::FORBIDDEN
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                LlmProtocol::Responses,
+            ) => StatusCode::BAD_REQUEST,
+            (status, _) => status,
+        }
+    }
+
+    /// The status that stops every client but Codex.
+    fn default_status(&self) -> StatusCode {
+        match self {
+            Self::Stranger(
+                run_token_auth::AuthError::Closing | run_token_auth::AuthError::Crowded,
+            )
+            | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // At a 503 Codex comes thirty times.
+            Self::Gate(control::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Stranger(_) => StatusCode::UNAUTHORIZED,
+            Self::NotServed => StatusCode::NOT_FOUND,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Receive(error) => error.status(),
+            Self::Overload(overload) => overload.status(),
+            Self::Body(refusal) => refusal.status(),
+            Self::Gate(control::NotAcceptingError::Ended)
+            | Self::Cut
+            | Self::Rule(_)
+            | Self::Price(_) => StatusCode::FORBIDDEN,
+            Self::Budget(_) if self.retry_after().is_some() => StatusCode::TOO_MANY_REQUESTS,
+            Self::Budget(_) => StatusCode::PAYMENT_REQUIRED,
+            Self::Upstream(
+                upstream::UpstreamError::ConnectTimeout(_)
+                | upstream::UpstreamError::FirstByteTimeout(_)
+                | upstream::UpstreamError::IdleTimeout(_)
+                | upstream::UpstreamError::Deadline,
+            ) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Upstream(_) | Self::UpstreamAuth => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// How long to wait, where waiting helps.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Budget(budget::BudgetError::Rate { retry_after, .. }) => Some(*retry_after),
+            Self::Stranger(
+                run_token_auth::AuthError::Closing | run_token_auth::AuthError::Crowded,
+            )
+            | Self::Overload(_)
+            | Self::Receive(read_body::BodyReadError::Overload(_))
+            | Self::Budget(
+                budget::BudgetError::Concurrency { .. } | budget::BudgetError::Reserved { .. },
+            ) => Some(Duration::from_secs(1)),
+            Self::Gate(control::NotAcceptingError::Paused) => Some(PAUSED_RETRY_AFTER),
+            _ => None,
+        }
+    }
+
+    /// The response, in the protocol's own shape.
+    pub fn to_response(&self, audience: impl Into<Audience>) -> Response<String> {
+        let audience = audience.into();
+        let protocol = audience.protocol;
+        let body = match (self, protocol) {
+            (Self::NotServed, _) => json!({"error": "not_found"}),
+            (_, LlmProtocol::Messages) => json!({
+                "type": "error",
+                "error": {"type": self.error_type(protocol), "message": self.public_message(), "code": self.code()},
+            }),
+            _ => json!({
+                "error": {"message": self.public_message(), "type": self.error_type(protocol), "param": self.field_at_fault(), "code": self.code()},
+            }),
+        };
+        let mut response = Response::new(body.to_string());
+        *response.status_mut() = self.status(audience);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if self.status(audience) == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        match self.retry_after() {
+            Some(wait) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(ceil_seconds(wait)));
+            }
+            None if self.tells_to_stop() => {
+                headers.insert("x-should-retry", HeaderValue::from_static("false"));
+            }
+            None => {}
+        }
+        response
+    }
+
+    /// What the client may read: its own mistake in full, ours and the upstream's in general.
+    fn public_message(&self) -> String {
+        self.to_string()
+    }
+
+    /// The field that is at fault, where one is.
+    fn field_at_fault(&self) -> Option<&str> {
+        match self {
+            Self::Body(refusal) => Some(refusal.field_at_fault()),
+            Self::Price(_) => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// Whether the same request would be refused again.
+    fn is_permanent(&self) -> bool {
+        let is_final = matches!(
+            self,
+            Self::Upstream(upstream::UpstreamError::Deadline)
+                | Self::Audit(audit::AuditError::Full { .. })
+        );
+        is_final || !matches!(self, Self::Upstream(_) | Self::Audit(_))
+    }
+
+    /// Whether the answer says that a repetition cannot help.
+    fn tells_to_stop(&self) -> bool {
+        self.retry_after().is_none() && self.is_permanent()
+    }
+
+    fn error_type(&self, protocol: LlmProtocol) -> &'static str {
+        match (self.protocol_status(protocol), protocol) {
+            (StatusCode::PAYMENT_REQUIRED, LlmProtocol::Messages) => "billing_error",
+            (StatusCode::PAYMENT_REQUIRED, _) => "insufficient_quota",
+            (StatusCode::TOO_MANY_REQUESTS, LlmProtocol::Responses) if self.tells_to_stop() => {
+                "usage_limit_reached"
+            }
+            (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",
+            (StatusCode::UNAUTHORIZED, _) => "authentication_error",
+            (StatusCode::FORBIDDEN, _) => "permission_error",
+            (StatusCode::PAYLOAD_TOO_LARGE, LlmProtocol::Messages) => "request_too_large",
+            (status, _) if status.is_client_error() => "invalid_request_error",
+            (_, LlmProtocol::Messages) => "api_error",
+            _ => "server_error",
+        }
+    }
+}
+
+/// Rounded up: who comes back too early is refused again.
+fn ceil_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
+/// The code of a call that an operator cut.
+pub const ABORTED_BY_OPERATOR: &str = "cut_by_operator";
+
+/// The code of a call that the upstream refused because of our credential.
+pub const UPSTREAM_AUTH_CODE: &str = "upstream_auth";
+
+/// When to ask again whether a pause is over. Ours: a person paused it, and a person resumes it.
+const PAUSED_RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// What the records say of an upstream failure.
+pub fn audit_outcome(error: &upstream::UpstreamError) -> CallOutcome {
+    match error {
+        upstream::UpstreamError::ConnectTimeout(_)
+        | upstream::UpstreamError::FirstByteTimeout(_)
+        | upstream::UpstreamError::IdleTimeout(_) => CallOutcome::UpstreamTimeout,
+        upstream::UpstreamError::Deadline => CallOutcome::DeadlineExceeded,
+        _ => CallOutcome::UpstreamFailed,
+    }
+}
+
+fn budget_error_code(refusal: &budget::BudgetError) -> &'static str {
+    match refusal {
+        budget::BudgetError::Turns { .. } => "turn_budget_exhausted",
+        budget::BudgetError::Tokens { .. } => "token_budget_exhausted",
+        budget::BudgetError::Cost { .. } => "cost_budget_exhausted",
+        budget::BudgetError::Deadline { .. } => "deadline_exceeded",
+        budget::BudgetError::Concurrency { .. } => "too_many_concurrent_requests",
+        budget::BudgetError::Reserved { .. } => "budget_reserved",
+        budget::BudgetError::Rate { .. } => "rate_limited",
+    }
+}

@@ -1,0 +1,340 @@
+//! What a rule may ask about: one table of names, and where each is read.
+//!
+//! **Invariant:** each fact has a value at every call, so that no rule fails for want of one: a text
+//! that is not there is empty, a number is 0, and what is left of a budget without a limit is more
+//! than anyone asks for.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value as Json};
+
+use super::expression::{RuleValue, RuleValueType};
+use crate::gateway::run::RunIdentity;
+use crate::llm::budget::{BudgetStatus, Nanodollars, Tokens};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+use crate::llm::request::LlmCall;
+
+/// What is known of a call before it is reserved for. An example in a rule says as much of it as
+/// matters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleContext<'a> {
+    pub run: RuleRunContext<'a>,
+    pub agent: RuleAgentContext<'a>,
+    pub request: RuleRequestContext<'a>,
+    pub usage: RuleUsageContext,
+}
+
+/// Who calls, as the host said.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleRunContext<'a> {
+    pub id: Cow<'a, str>,
+    pub attempt: Cow<'a, str>,
+    pub account: Cow<'a, str>,
+    pub metadata: Cow<'a, Map<String, Json>>,
+}
+
+/// The agent that the run executes: the metadata's `graph_id`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleAgentContext<'a> {
+    pub name: Cow<'a, str>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleRequestContext<'a> {
+    #[serde(serialize_with = "serialize_route_name", deserialize_with = "deserialize_route_name")]
+    pub route: GatewayRoute,
+    /// By the upstream's name: aliases are resolved before rules are asked.
+    pub model: Cow<'a, str>,
+    pub stream: bool,
+    pub bytes: u64,
+    /// Estimated from the size.
+    pub input_tokens: Tokens,
+    /// For all answers together; `None` where the client set no limit.
+    pub max_output_tokens: Option<Tokens>,
+    pub choices: u32,
+}
+
+/// What the run has spent in calls that are settled, and what it may still reserve.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleUsageContext {
+    pub turns: u64,
+    pub input_tokens: Tokens,
+    pub output_tokens: Tokens,
+    /// The sum of the two where an example does not say otherwise.
+    pub total_tokens: Option<Tokens>,
+    pub cost_usd: Nanodollars,
+    pub left: RuleRemainingBudget,
+}
+
+/// `None` where there is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleRemainingBudget {
+    pub turns: Option<u64>,
+    pub input_tokens: Option<Tokens>,
+    pub output_tokens: Option<Tokens>,
+    pub total_tokens: Option<Tokens>,
+    pub cost_usd: Option<Nanodollars>,
+}
+
+/// The name of a fact, and how it is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RuleContextField {
+    pub(super) name: &'static str,
+    pub(super) kind: RuleValueType,
+    read: for<'a> fn(&'a RuleContext<'_>) -> RuleValue<'a>,
+}
+
+impl<'a> RuleContext<'a> {
+    /// What is known of a run before it asks for anything.
+    pub fn from_identity(identity: &'a RunIdentity) -> Self {
+        Self {
+            run: RuleRunContext::from_identity(identity),
+            agent: RuleAgentContext::from_identity(identity),
+            ..Self::default()
+        }
+    }
+}
+
+impl<'a> RuleRunContext<'a> {
+    fn from_identity(identity: &'a RunIdentity) -> Self {
+        Self {
+            id: Cow::Borrowed(&identity.run),
+            attempt: Cow::Borrowed(&identity.attempt),
+            account: Cow::Borrowed(&identity.account),
+            metadata: Cow::Borrowed(&identity.metadata),
+        }
+    }
+
+    /// A text as it is, anything else as JSON; what the metadata does not have is empty.
+    pub(super) fn metadata_text(&self, name: &str) -> Cow<'_, str> {
+        match self.metadata.get(name) {
+            Some(Json::String(text)) => truncated_text(text),
+            Some(other) => Cow::Owned(truncated_text(&other.to_string()).into_owned()),
+            None => Cow::Borrowed(""),
+        }
+    }
+}
+
+impl<'a> RuleAgentContext<'a> {
+    fn from_identity(identity: &'a RunIdentity) -> Self {
+        let name = identity.metadata.get("graph_id").and_then(Json::as_str);
+        Self { name: Cow::Borrowed(name.unwrap_or_default()) }
+    }
+}
+
+impl<'a> RuleRequestContext<'a> {
+    /// A call of `bytes`, as it was admitted.
+    pub fn from_call(route: GatewayRoute, bytes: u64, call: &'a LlmCall) -> Self {
+        Self {
+            route,
+            model: Cow::Borrowed(call.model.as_deref().unwrap_or_default()),
+            stream: call.stream,
+            bytes,
+            input_tokens: call.input_estimate,
+            max_output_tokens: call.max_output(),
+            choices: call.choices,
+        }
+    }
+}
+
+impl RuleUsageContext {
+    pub fn from_status(status: &BudgetStatus) -> Self {
+        Self {
+            turns: status.spent.turns,
+            input_tokens: status.spent.input,
+            output_tokens: status.spent.output,
+            total_tokens: None,
+            cost_usd: status.spent.cost,
+            left: RuleRemainingBudget {
+                turns: status.turns_left,
+                input_tokens: status.input_tokens_left,
+                output_tokens: status.output_tokens_left,
+                total_tokens: status.total_tokens_left,
+                cost_usd: status.cost_left_usd,
+            },
+        }
+    }
+
+    fn total_tokens(&self) -> Tokens {
+        self.total_tokens.unwrap_or(self.input_tokens + self.output_tokens)
+    }
+}
+
+impl Default for RuleRequestContext<'_> {
+    fn default() -> Self {
+        Self {
+            route: GatewayRoute::ChatCompletions,
+            model: Cow::Borrowed(""),
+            stream: false,
+            bytes: 0,
+            input_tokens: Tokens::ZERO,
+            max_output_tokens: None,
+            choices: 1,
+        }
+    }
+}
+
+impl RuleContextField {
+    pub(super) fn find_field(name: &str) -> Option<Self> {
+        CONTEXT_FIELDS.into_iter().find(|fact| fact.name == name)
+    }
+
+    pub(super) fn read_value<'a>(&self, facts: &'a RuleContext<'_>) -> RuleValue<'a> {
+        (self.read)(facts)
+    }
+
+    /// What may follow `prefix` and a dot; the metadata's names are the operator's own.
+    pub(super) fn field_names_under(prefix: &str) -> Vec<&'static str> {
+        let names = CONTEXT_FIELDS.into_iter().map(|fact| fact.name).chain(["run.metadata.NAME"]);
+        names.filter_map(|name| name.strip_prefix(prefix)?.strip_prefix('.')).collect()
+    }
+
+    /// The words that are all the fact can be, where there are such.
+    pub(super) fn allowed_values(&self) -> Option<Vec<&'static str>> {
+        match self.name {
+            "request.route" => Some(routes_with_body().map(GatewayRoute::name).collect()),
+            "request.protocol" => Some(ALL_PROTOCOLS.map(protocol_name).to_vec()),
+            _ => None,
+        }
+    }
+}
+
+const fn context_field(
+    name: &'static str,
+    kind: RuleValueType,
+    read: for<'a> fn(&'a RuleContext<'_>) -> RuleValue<'a>,
+) -> RuleContextField {
+    RuleContextField { name, kind, read }
+}
+
+/// All facts but the metadata, whose names are the operator's own.
+const CONTEXT_FIELDS: [RuleContextField; 22] = [
+    context_field("run.id", RuleValueType::Text, |facts| text_value(&facts.run.id)),
+    context_field("run.attempt", RuleValueType::Text, |facts| text_value(&facts.run.attempt)),
+    context_field("run.account", RuleValueType::Text, |facts| text_value(&facts.run.account)),
+    context_field("agent.name", RuleValueType::Text, |facts| text_value(&facts.agent.name)),
+    context_field("request.route", RuleValueType::Text, |facts| {
+        text_value(facts.request.route.name())
+    }),
+    context_field("request.protocol", RuleValueType::Text, |facts| {
+        text_value(protocol_name(facts.request.route.protocol()))
+    }),
+    context_field("request.model", RuleValueType::Text, |facts| text_value(&facts.request.model)),
+    context_field("request.stream", RuleValueType::Bool, |facts| {
+        RuleValue::Bool(facts.request.stream)
+    }),
+    context_field("request.bytes", RuleValueType::Int, |facts| int_value(facts.request.bytes)),
+    context_field("request.input_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.request.input_tokens)
+    }),
+    context_field("request.max_output_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.request.max_output_tokens.unwrap_or_default())
+    }),
+    context_field("request.choices", RuleValueType::Int, |facts| {
+        int_value(facts.request.choices.into())
+    }),
+    context_field("usage.turns", RuleValueType::Int, |facts| int_value(facts.usage.turns)),
+    context_field("usage.input_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.usage.input_tokens)
+    }),
+    context_field("usage.output_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.usage.output_tokens)
+    }),
+    context_field("usage.total_tokens", RuleValueType::Int, |facts| {
+        tokens_value(facts.usage.total_tokens())
+    }),
+    context_field("usage.cost_usd", RuleValueType::Double, |facts| {
+        dollars_value(facts.usage.cost_usd)
+    }),
+    context_field("usage.left.turns", RuleValueType::Int, |facts| {
+        int_value(facts.usage.left.turns.unwrap_or(UNLIMITED_VALUE))
+    }),
+    context_field("usage.left.input_tokens", RuleValueType::Int, |facts| {
+        remaining_value(facts.usage.left.input_tokens)
+    }),
+    context_field("usage.left.output_tokens", RuleValueType::Int, |facts| {
+        remaining_value(facts.usage.left.output_tokens)
+    }),
+    context_field("usage.left.total_tokens", RuleValueType::Int, |facts| {
+        remaining_value(facts.usage.left.total_tokens)
+    }),
+    context_field("usage.left.cost_usd", RuleValueType::Double, |facts| {
+        facts.usage.left.cost_usd.map_or(RuleValue::Double(f64::INFINITY), dollars_value)
+    }),
+];
+
+fn text_value(text: &str) -> RuleValue<'_> {
+    RuleValue::Text(truncated_text(text))
+}
+
+fn truncated_text(text: &str) -> Cow<'_, str> {
+    Cow::Borrowed(&text[..text.floor_char_boundary(MAX_TEXT_BYTES)])
+}
+
+fn int_value(number: u64) -> RuleValue<'static> {
+    RuleValue::Int(i64::try_from(number.min(UNLIMITED_VALUE)).expect("2^53 fits"))
+}
+
+fn tokens_value(tokens: Tokens) -> RuleValue<'static> {
+    int_value(tokens.0)
+}
+
+fn dollars_value(amount: Nanodollars) -> RuleValue<'static> {
+    RuleValue::Double(amount.to_dollars())
+}
+
+fn remaining_value(tokens: Option<Tokens>) -> RuleValue<'static> {
+    int_value(tokens.map_or(UNLIMITED_VALUE, |tokens| tokens.0))
+}
+
+/// The routes whose calls are judged: those with a body.
+fn routes_with_body() -> impl Iterator<Item = GatewayRoute> {
+    GatewayRoute::ALL.into_iter().filter(|route| route.method() == http::Method::POST)
+}
+
+fn protocol_name(protocol: LlmProtocol) -> &'static str {
+    match protocol {
+        LlmProtocol::Chat => "chat",
+        LlmProtocol::Responses => "responses",
+        LlmProtocol::Messages => "messages",
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
+fn serialize_route_name<S: Serializer>(
+    route: &GatewayRoute,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(route.name())
+}
+
+fn deserialize_route_name<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<GatewayRoute, D::Error> {
+    let name = <Cow<'_, str>>::deserialize(deserializer)?;
+    routes_with_body().find(|route| route.name() == name).ok_or_else(|| {
+        let names: Vec<_> = routes_with_body().map(GatewayRoute::name).collect();
+        serde::de::Error::custom(format!(
+            "`{name}` is not a route that rules see; give `{}`",
+            names.join("`, `")
+        ))
+    })
+}
+
+const ALL_PROTOCOLS: [LlmProtocol; 3] =
+    [LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages];
+
+/// Bytes of a text that rules see. The longest model's name has as many; only metadata may be longer.
+const MAX_TEXT_BYTES: usize = 256;
+
+/// Larger than any budget, and small enough that adding to it neither overflows nor loses a digit as
+/// a double.
+const UNLIMITED_VALUE: u64 = 1 << 53;

@@ -1,0 +1,224 @@
+//! From what an operator wrote to rules that can be asked.
+//!
+//! A rule that would do nothing, contradict itself or fail its own examples is refused, not repaired.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use http::{HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
+
+use super::compile::{RuleCompileError, compile_condition};
+use super::context::RuleContext;
+use super::expression::RuleEvalError;
+use super::{CompiledRule, RuleExpr};
+use crate::llm::budget::Tokens;
+use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
+
+/// One rule, as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuleConfig {
+    /// Stands in answers and records.
+    pub name: String,
+    /// The condition, in CEL.
+    pub when: String,
+    /// What the client is told; the call ends here.
+    pub refuse: Option<String>,
+    /// By the upstream's name.
+    pub set_model: Option<String>,
+    /// For each answer; the client may ask for less.
+    pub max_output_tokens: Option<Tokens>,
+    /// Added to what goes upstream.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// Calls for which the condition has to hold.
+    #[serde(default, rename = "match")]
+    pub matching: Vec<RuleContext<'static>>,
+    /// Calls for which it must not.
+    #[serde(default)]
+    pub not_match: Vec<RuleContext<'static>>,
+}
+
+/// A rule that cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rule `{rule}`: {problem}")]
+pub struct RuleConfigError {
+    pub rule: String,
+    pub problem: RuleProblem,
+}
+
+/// What is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuleProblem {
+    #[error("there are more than {MAX_RULES} rules; join some of them with `||`")]
+    TooMany,
+    #[error("the name is not 1 to 64 small letters, digits and `-`")]
+    Name,
+    #[error("an earlier rule has the same name; each needs its own")]
+    Twice,
+    #[error(
+        "nothing follows from it; give `refuse`, `set_model`, `max_output_tokens` or `headers`"
+    )]
+    NoEffect,
+    #[error("it refuses the call, so nothing else can follow; leave `{0}` out, or `refuse`")]
+    AfterRefusal(&'static str),
+    #[error("`{field}` is empty, longer than {limit} bytes, or has a control character")]
+    Text { field: &'static str, limit: usize },
+    #[error("`set_model` must be {MODEL_NAME_RULE}")]
+    Model,
+    #[error("`max_output_tokens` is 0; use `refuse` to let nothing through")]
+    NoOutput,
+    #[error("there are more than {MAX_RULE_HEADERS} headers")]
+    TooManyHeaders,
+    #[error(
+        "the header `{0}` may not be set; use a name of your own in small letters that begins with `x-`"
+    )]
+    Header(String),
+    #[error("`when`{} {}", format_error_position(.0), .0.problem)]
+    When(RuleCompileError),
+    #[error(
+        "`when` has no answer for the first call of a run: {0}; test for it before, as in `usage.turns > 0 && …`"
+    )]
+    Fault(RuleEvalError),
+    #[error("example {number} of `{list}` {}", if *.list == "match" { "does not match" } else { "matches" })]
+    Example { list: &'static str, number: usize },
+    #[error("example {number} of `{list}` has no answer: {fault}")]
+    ExampleFault { list: &'static str, number: usize, fault: RuleEvalError },
+}
+
+/// All rules, or the first mistake.
+pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>, RuleConfigError> {
+    let mut names = BTreeSet::new();
+    let mut rules = Vec::with_capacity(configs.len());
+    for config in configs {
+        let problem = |problem| RuleConfigError { rule: config.name.clone(), problem };
+        if rules.len() == MAX_RULES {
+            return Err(problem(RuleProblem::TooMany));
+        }
+        if !names.insert(&config.name) {
+            return Err(problem(RuleProblem::Twice));
+        }
+        rules.push(compile_rule(config).map_err(problem)?);
+    }
+    Ok(rules)
+}
+
+fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
+    check_rule_config(config)?;
+    let when = compile_condition(&config.when).map_err(RuleProblem::When)?;
+    when.eval_bool(&RuleContext::default()).map_err(RuleProblem::Fault)?;
+    check_examples(&when, "match", &config.matching, true)?;
+    check_examples(&when, "not_match", &config.not_match, false)?;
+    Ok(CompiledRule {
+        name: Arc::from(config.name.as_str()),
+        when,
+        refuse: config.refuse.as_deref().map(Arc::from),
+        model: config.set_model.as_deref().map(Box::from),
+        max_output: config.max_output_tokens,
+        headers: compile_headers(&config.headers)?,
+    })
+}
+
+/// Checks all that does not need the condition.
+fn check_rule_config(config: &RuleConfig) -> Result<(), RuleProblem> {
+    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if !(1..=64).contains(&config.name.len()) || !config.name.bytes().all(is_name) {
+        return Err(RuleProblem::Name);
+    }
+    let effects = [
+        ("set_model", config.set_model.is_some()),
+        ("max_output_tokens", config.max_output_tokens.is_some()),
+        ("headers", !config.headers.is_empty()),
+    ];
+    let effect = effects.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name);
+    match (&config.refuse, effect) {
+        (None, None) => return Err(RuleProblem::NoEffect),
+        (Some(_), Some(effect)) => return Err(RuleProblem::AfterRefusal(effect)),
+        _ => {}
+    }
+    check_text("refuse", config.refuse.as_deref(), MAX_REASON_BYTES)?;
+    if config.set_model.as_deref().is_some_and(|name| !is_model_name(name)) {
+        return Err(RuleProblem::Model);
+    }
+    if config.max_output_tokens == Some(Tokens::ZERO) { Err(RuleProblem::NoOutput) } else { Ok(()) }
+}
+
+fn check_text(field: &'static str, text: Option<&str>, limit: usize) -> Result<(), RuleProblem> {
+    let is_fine =
+        |text: &str| (1..=limit).contains(&text.len()) && !text.chars().any(char::is_control);
+    if text.is_none_or(is_fine) { Ok(()) } else { Err(RuleProblem::Text { field, limit }) }
+}
+
+fn compile_headers(
+    headers: &BTreeMap<String, String>,
+) -> Result<Box<[(HeaderName, HeaderValue)]>, RuleProblem> {
+    if headers.len() > MAX_RULE_HEADERS {
+        return Err(RuleProblem::TooManyHeaders);
+    }
+    headers.iter().map(|(name, value)| compile_header(name, value)).collect()
+}
+
+fn compile_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), RuleProblem> {
+    let is_ours = !name.starts_with("x-")
+        || RESERVED_HEADER_PREFIXES.iter().any(|ours| name.starts_with(ours));
+    let parsed = HeaderName::from_lowercase(name.as_bytes()).ok().filter(|_| !is_ours);
+    let name = parsed.ok_or_else(|| RuleProblem::Header(name.to_owned()))?;
+    check_text("headers", Some(value), MAX_HEADER_BYTES)?;
+    let value = HeaderValue::from_str(value);
+    let value =
+        value.map_err(|_| RuleProblem::Text { field: "headers", limit: MAX_HEADER_BYTES })?;
+    Ok((name, value))
+}
+
+fn check_examples(
+    when: &RuleExpr,
+    list: &'static str,
+    examples: &[RuleContext<'static>],
+    expected: bool,
+) -> Result<(), RuleProblem> {
+    for (number, facts) in (1..).zip(examples) {
+        match when.eval_bool(facts) {
+            Ok(holds) if holds == expected => {}
+            Ok(_) => return Err(RuleProblem::Example { list, number }),
+            Err(fault) => return Err(RuleProblem::ExampleFault { list, number, fault }),
+        }
+    }
+    Ok(())
+}
+
+fn format_error_position(invalid: &RuleCompileError) -> String {
+    invalid
+        .place
+        .map(|(line, column)| format!(", line {line}, column {column}:"))
+        .unwrap_or_default()
+}
+
+/// Beginnings of names that decide who calls, where a call goes or what it is taken for; measured
+/// with LiteLLM, or in use by another proxy or provider.
+const RESERVED_HEADER_PREFIXES: &[&str] = &[
+    "x-api-key",
+    "x-amz-",
+    "x-amzn-",
+    "x-cogni-",
+    "x-forwarded",
+    "x-goog-",
+    "x-http-method",
+    "x-litellm-",
+    "x-mcp-",
+    "x-ms-",
+    "x-original-",
+    "x-real-ip",
+    "x-rewrite-",
+    "x-should-retry",
+];
+
+/// Ours, like the limits below: asked at each call, they are what a person can still read.
+const MAX_RULES: usize = 64;
+
+const MAX_RULE_HEADERS: usize = 16;
+
+/// As long as a text in an audit record.
+const MAX_REASON_BYTES: usize = 256;
+
+const MAX_HEADER_BYTES: usize = 256;

@@ -1,0 +1,276 @@
+//! Where runs share a listener: finds the run that a request belongs to, by its token and nothing else.
+//!
+//! **Invariant:** each request is judged by its own token, whatever came on the connection before it.
+//!
+//! **Invariant:** what is refused here learns no more than which of the codes it is: not which keys
+//! there are, nor, without a good signature, which runs.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::exchange::{GatewayExchange, ResponseBodyError};
+use super::local_response::ResponseBody;
+use super::read_body::IncomingRequestBody;
+use super::registry::GatewayRegistry;
+use super::rejection::CallRejection;
+use super::{RunGateway, handle_request, request_head};
+use crate::base::task_group::TaskGroup;
+use crate::gateway::run::RequestId;
+use crate::gateway::run::token::{self, RunTokenKeys};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+use crate::telemetry::access_log::{self, AccessLogEntry};
+use crate::telemetry::metrics::{self, MetricsRegistry};
+
+/// What tells the runs of a listener apart. One for all workers.
+pub struct RunTokenAuth {
+    pub keys: ArcSwap<RunTokenKeys>,
+    pub runs: Arc<GatewayRegistry>,
+    pub metrics: Arc<MetricsRegistry>,
+    /// For requests that belong to no run.
+    pub access_log: access_log::AccessLog,
+    pub tasks: TaskGroup,
+}
+
+/// Why a request belongs to no run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    #[error("there is no run token; give it as the API key")]
+    Missing,
+    #[error("the run token is not valid")]
+    Invalid,
+    #[error("the run token has expired")]
+    Expired,
+    #[error("the run of this token is not served here, or not any more")]
+    UnknownRun,
+    #[error("the run is ending")]
+    Closing,
+    #[error("the run has as many connections open as it may")]
+    Crowded,
+}
+
+/// Who is at the other end of one connection.
+pub struct ConnectionState {
+    worker: usize,
+    /// A place among the connections of each run that it has shown a good token of.
+    places: Mutex<Vec<OwnedSemaphorePermit>>,
+    /// Told when a run has had no place for the connection.
+    turned_away: Notify,
+}
+
+/// A response of one run among many. The run's end waits for it.
+pub struct TrackedBody {
+    answer: ResponseBody,
+    /// `None` where it is of no run.
+    _call: Option<TaskTrackerToken>,
+}
+
+/// A request that is refused, and the run that it is held against, if it is known.
+struct AuthFailure {
+    why: AuthError,
+    run: Option<Arc<RunGateway>>,
+}
+
+impl RunTokenAuth {
+    /// Handles one request of a connection. Never fails, as [`handle_request`] does not.
+    pub async fn handle_request(
+        &self,
+        visitor: &ConnectionState,
+        request: Request<Incoming>,
+    ) -> Result<Response<TrackedBody>, Infallible> {
+        let found = self.authenticate(visitor.worker, request.headers()).and_then(|gateway| {
+            if !visitor.try_join_run(&gateway) {
+                visitor.turned_away.notify_one();
+                return Err(AuthFailure { why: AuthError::Crowded, run: Some(gateway) });
+            }
+            let call = gateway.tasks.track_work();
+            call.map(|call| (gateway, call)).ok_or(AuthError::Closing.into())
+        });
+        match found {
+            Ok((gateway, call)) => {
+                // Boxed: a shared listener's connections are many, and most of the time without a call.
+                let Ok(response) = Box::pin(handle_request(gateway, None, request)).await;
+                Ok(response.map(|answer| TrackedBody { answer, _call: Some(call) }))
+            }
+            Err(refused) => {
+                let (request, body) = IncomingRequestBody::split_request(request);
+                body.discard_rest(&self.tasks);
+                let response = self.reject_request(refused, &request);
+                Ok(response.map(|answer| TrackedBody { answer, _call: None }))
+            }
+        }
+    }
+
+    fn authenticate(
+        &self,
+        worker: usize,
+        headers: &HeaderMap,
+    ) -> Result<Arc<RunGateway>, AuthFailure> {
+        let claims = self
+            .keys
+            .load()
+            .verify_signature(extract_run_token(headers)?)
+            .map_err(|_| AuthError::Invalid)?;
+        let run = self.runs.find_run(&claims.run).and_then(|run| run.get(worker).cloned());
+        match claims.check_validity_period(SystemTime::now()) {
+            Ok(()) => run.ok_or(AuthError::UnknownRun.into()),
+            Err(token::RunTokenError::Expired) => Err(AuthFailure { why: AuthError::Expired, run }),
+            Err(_) => Err(AuthFailure { why: AuthError::Invalid, run }),
+        }
+    }
+
+    /// Answers what is of no run, and what was of one: that is held against the run.
+    fn reject_request(
+        &self,
+        refused: AuthFailure,
+        request: &Request<()>,
+    ) -> Response<ResponseBody> {
+        let (begun, route) = (Instant::now(), request_head::route(request).ok());
+        if refused.why == AuthError::Missing && route == Some(GatewayRoute::Health) {
+            return anonymous_health().map(ResponseBody::from_text);
+        }
+        let rejection = CallRejection::Stranger(refused.why);
+        // Counted like a call: nothing may be recorded of a run after its end.
+        let run = refused.run.and_then(|run| run.tasks.track_work().map(|call| (run, call)));
+        if let Some((gateway, _call)) = run {
+            let mut exchange = GatewayExchange::begin(gateway, None, request.method());
+            if let Some(route) = route {
+                exchange.set_route(route, request);
+            }
+            return exchange.finish_rejected(&rejection).into_response();
+        }
+        let response =
+            rejection.to_response(route.map_or(LlmProtocol::Chat, GatewayRoute::protocol));
+        let (code, status) = (rejection.code(), response.status().as_u16());
+        self.metrics.record_refusal(&metrics::RefusedRequest { route, code, status });
+        self.access_log.write_entry(&AccessLogEntry {
+            time: SystemTime::now(),
+            method: request.method().as_str(),
+            route,
+            status,
+            bytes: response.body().len() as u64,
+            request_bytes: 0,
+            model: None,
+            request_id: RequestId::new().as_str(),
+            litellm_call_id: None,
+            litellm_response_cost: None,
+            upstream_time: None,
+            first_byte_time: None,
+            request_time: begun.elapsed(),
+            usage: None,
+            outcome: code,
+        });
+        response.map(ResponseBody::from_text)
+    }
+}
+
+impl ConnectionState {
+    /// Of a connection on this worker.
+    pub fn new(worker: usize) -> Self {
+        Self { worker, places: Mutex::default(), turned_away: Notify::new() }
+    }
+
+    /// Whether the connection has belonged to a run, be it for one request.
+    pub fn is_authenticated(&self) -> bool {
+        !self.lock_permits().is_empty()
+    }
+
+    /// Returns once a run has had no place for the connection.
+    pub async fn turned_away(&self) {
+        self.turned_away.notified().await;
+    }
+
+    /// Counts the connection as one of the run's, once; `false` if the run has too many.
+    fn try_join_run(&self, gateway: &RunGateway) -> bool {
+        let mut places = self.lock_permits();
+        if places.iter().any(|place| Arc::ptr_eq(place.semaphore(), &gateway.slots)) {
+            return true;
+        }
+        let place = Arc::clone(&gateway.slots).try_acquire_owned();
+        place.map(|place| places.push(place)).is_ok()
+    }
+
+    fn lock_permits(&self) -> MutexGuard<'_, Vec<OwnedSemaphorePermit>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AuthError {
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Missing => "run_token_missing",
+            Self::Invalid => "run_token_invalid",
+            Self::Expired => "run_token_expired",
+            Self::UnknownRun => "unknown_run",
+            Self::Closing => "run_closing",
+            Self::Crowded => "too_many_connections",
+        }
+    }
+}
+
+impl From<AuthError> for AuthFailure {
+    fn from(why: AuthError) -> Self {
+        Self { why, run: None }
+    }
+}
+
+impl Body for TrackedBody {
+    type Data = Bytes;
+    type Error = ResponseBodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        Pin::new(&mut self.answer).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.answer.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.answer.size_hint()
+    }
+}
+
+/// The token that a client was given as its API key, wherever its protocol puts that.
+fn extract_run_token(headers: &HeaderMap) -> Result<&str, AuthError> {
+    let mut found = None;
+    for key in api_keys(headers).filter(|key| key.starts_with(token::TOKEN_PREFIX)) {
+        if found.is_some_and(|other| other != key) {
+            // Which of them was meant is not ours to guess.
+            return Err(AuthError::Invalid);
+        }
+        found = Some(key);
+    }
+    found.ok_or(AuthError::Missing)
+}
+
+/// All API keys of a request: OpenAI's clients send theirs as `Bearer`, Anthropic's as `x-api-key`, some both.
+fn api_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let bearers = headers.get_all(header::AUTHORIZATION).iter().filter_map(|value| {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    bearers.chain(headers.get_all(API_KEY_HEADER).iter().filter_map(|value| value.to_str().ok()))
+}
+
+/// For load balancers, which have no token; of the runs it says nothing.
+fn anonymous_health() -> Response<String> {
+    let mut response = Response::new(r#"{"status":"ok"}"#.to_owned());
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+const API_KEY_HEADER: &str = "x-api-key";

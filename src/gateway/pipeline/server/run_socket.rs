@@ -1,0 +1,176 @@
+//! One run's socket: whoever connects belongs to the run.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+
+use super::lane::LaneServer;
+use super::{ConnectionError, ConnectionServer, HttpServerConfig, LaneMode, send_overloaded};
+use crate::base::socket::{ServerStream, SocketAcceptor};
+use crate::base::unix::PeerCredentials;
+use crate::gateway::pipeline::{RunGateway, handle_request};
+use crate::gateway::run::RequestId;
+use crate::telemetry::audit::records;
+use crate::telemetry::metrics::RefusedRequest;
+
+/// A run's listener.
+struct RunSocketServer {
+    gateway: Arc<RunGateway>,
+    config: Arc<HttpServerConfig>,
+    uids: Arc<[u32]>,
+    lane: LaneServer,
+}
+
+/// Serves a listener until the gateway's tasks are told to finish. Where `uids` names any, only their
+/// processes are served.
+///
+/// # Errors
+/// The listener cannot be registered with the runtime.
+pub async fn serve_run_socket(
+    listener: UnixListener,
+    gateway: Arc<RunGateway>,
+    config: Arc<HttpServerConfig>,
+    uids: Arc<[u32]>,
+) -> io::Result<()> {
+    let acceptor = SocketAcceptor::new(listener)?;
+    let lane = LaneServer::new(Arc::clone(&gateway), &config);
+    let socket = Arc::new(RunSocketServer { gateway, config, uids, lane });
+    tokio::select! {
+        () = socket.accept_connection(&acceptor) => Ok(()),
+        never = socket.lane.close_idle_connections() => match never {},
+    }
+}
+
+impl RunSocketServer {
+    async fn accept_connection(self: &Arc<Self>, acceptor: &SocketAcceptor) {
+        let gateway = &self.gateway;
+        let closing = gateway.tasks.shutdown_token();
+        while let Some(socket) = closing.run_until_cancelled(acceptor.accept_socket()).await {
+            let Ok(slot) = Arc::clone(&gateway.slots).try_acquire_owned() else {
+                send_overloaded(&socket);
+                gateway.metrics.record_refusal(&RefusedRequest {
+                    route: None,
+                    code: "too_many_connections",
+                    status: 503,
+                });
+                continue;
+            };
+            let (own, peer) = (Arc::clone(self), PeerCredentials::from_socket(socket.as_fd()).ok());
+            gateway.tasks.spawn_task(async move {
+                own.handle_connection(socket, peer).await;
+                drop(slot);
+            });
+        }
+    }
+
+    async fn handle_connection(&self, socket: OwnedFd, peer: Option<PeerCredentials>) {
+        if let Some(peer) = peer {
+            self.gateway.run.audit.record_connection(peer);
+        }
+        let uids = &self.uids;
+        let is_allowed = uids.is_empty() || peer.is_some_and(|peer| uids.contains(&peer.uid));
+        let pid = peer.and_then(|peer| peer.pid);
+        let served = if is_allowed {
+            self.serve_http(socket, pid).await
+        } else {
+            reject_peer(socket, pid, &self.gateway, &self.config).await
+        };
+        if let Err(error) = served {
+            tracing::debug!(error, "connection ended early");
+        }
+    }
+
+    async fn serve_http(&self, socket: OwnedFd, pid: Option<u32>) -> Result<(), ConnectionError> {
+        let stream = ServerStream::new(socket, self.config.write_timeout)?;
+        let tasks = &self.gateway.tasks;
+        let connections = ConnectionServer { config: &self.config, tasks, ping: None };
+        let (is_http2, stream) = match self.config.lane {
+            LaneMode::On => {
+                let served = Box::pin(self.try_lane_first(stream, pid, &connections));
+                match tasks.abort_token().run_until_cancelled(served).await.transpose()?.flatten() {
+                    Some(left) => left,
+                    None => return Ok(()),
+                }
+            }
+            LaneMode::Off => match connections.detect_http2(&stream).await? {
+                Some(is_http2) => (is_http2, stream),
+                None => return Ok(()),
+            },
+        };
+        let gateway = Arc::clone(&self.gateway);
+        let answer = move |request| handle_request(Arc::clone(&gateway), pid, request);
+        // Boxed: most connections never need it.
+        Box::pin(connections.serve_connection(stream, is_http2, answer)).await
+    }
+
+    /// Serves a connection in the lane for as long as it goes; returns what is left for hyper, and whether it speaks
+    /// HTTP/2.
+    async fn try_lane_first(
+        &self,
+        stream: ServerStream,
+        pid: Option<u32>,
+        connections: &ConnectionServer<'_>,
+    ) -> Result<Option<(bool, ServerStream)>, ConnectionError> {
+        let idle = self.lane.track_connection();
+        if idle.wait_unless_closing(|cx| stream.poll_readable(cx)).await.transpose()?.is_none() {
+            return Ok(None);
+        }
+        match connections.detect_http2(&stream).await? {
+            Some(false) => {}
+            Some(true) => return Ok(Some((true, stream))),
+            None => return Ok(None),
+        }
+        let left = self.lane.serve_connection(stream, pid, &idle).await?;
+        Ok(left.map(|stream| (false, stream)))
+    }
+}
+
+/// Who may not call is told so, whatever it was going to ask, and recorded.
+///
+/// What it sends is thrown away for a moment: a client that cannot send its request does not look for an
+/// answer.
+async fn reject_peer(
+    socket: OwnedFd,
+    pid: Option<u32>,
+    gateway: &RunGateway,
+    config: &HttpServerConfig,
+) -> Result<(), ConnectionError> {
+    let (code, status) = ("peer_not_allowed", 403);
+    gateway.run.counts.refused.fetch_add(1, Ordering::Relaxed);
+    gateway.metrics.record_refusal(&RefusedRequest { route: None, code, status });
+    gateway.run.audit.record_refusal(&records::CallRefusedRecord {
+        request: RequestId::new().as_str(),
+        code,
+        status,
+        method: "-",
+        route: "-",
+        model: None,
+        rules: &[],
+        request_bytes: 0,
+        exhausted: gateway.run.ledger.exhausted_token().is_cancelled(),
+        pid,
+    });
+    let mut stream = ServerStream::new(socket, config.write_timeout)?;
+    stream.write_all(FORBIDDEN_RESPONSE).await?;
+    stream.shutdown().await?;
+    let mut nowhere = tokio::io::sink();
+    let rest = tokio::time::timeout(REJECT_LINGER, tokio::io::copy(&mut stream, &mut nowhere));
+    let _ = gateway.tasks.shutdown_token().run_until_cancelled(rest).await;
+    Ok(())
+}
+
+/// How long a client that is sent away may go on sending. Ours: local clients send at once.
+const REJECT_LINGER: Duration = Duration::from_secs(1);
+
+/// The answer to a process of a user that may not call.
+const FORBIDDEN_RESPONSE: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
+    content-type: application/json\r\n\
+    content-length: 28\r\n\
+    x-should-retry: false\r\n\
+    connection: close\r\n\r\n\
+    {\"error\":\"peer_not_allowed\"}";

@@ -1,0 +1,110 @@
+//! Shares out the descriptors of the process, so that no run takes those of the others or of the service.
+//!
+//! A request holds two at most beside its connection: one to the upstream, and one while its client does not read.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::gateway::config::GatewayConfig;
+
+/// The most that runs may hold, by what the process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DescriptorShare {
+    /// Connections of one run, on each worker.
+    pub run_connections: usize,
+    /// Requests in flight of one run.
+    pub run_requests: u64,
+    /// Requests in flight of all runs.
+    pub process_requests: u64,
+}
+
+/// Raises the number of descriptors that this process may have to the most that it may give itself.
+pub fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, raised)
+    {
+        tracing::warn!(%error, "cannot raise the number of open files");
+    }
+}
+
+impl DescriptorShare {
+    /// The share of each run under the limit that is in force.
+    pub fn from_current_limit(config: &GatewayConfig) -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let share = Self::from_limit(limit, config);
+        let wanted = (config.server.max_connections, config.server.max_requests);
+        if (share.run_connections, share.run_requests) != wanted {
+            tracing::warn!(
+                limit,
+                connections = share.run_connections,
+                requests = share.run_requests,
+                "there are too few descriptors for the configured limits, so each run has less; \
+                 raise the limit of open files, or lower `serve.max_runs`, `server.max_connections` or `server.max_requests`"
+            );
+        }
+        share
+    }
+
+    fn from_limit(limit: u64, config: &GatewayConfig) -> Self {
+        let api = config.service_size.map_or(0, |service| service.max_connections as u64);
+        let reserve = (RESERVED_DESCRIPTORS + api).min(limit / 4);
+        let free = limit - reserve;
+        // The runs of a shared listener come and go; eight at their limit leave no descriptor to a ninth.
+        let runs = match (&config.service_size, &config.shared) {
+            (Some(service), _) => service.max_runs as u64,
+            (None, Some(_)) => MAX_RUNS_AT_FULL_LOAD,
+            (None, None) => 1,
+        };
+        let each = free / runs.max(1) / DESCRIPTORS_PER_REQUEST;
+        let workers = config.workers.max(1) as u64;
+        let connections = usize::try_from(each / workers).unwrap_or(usize::MAX);
+        Self {
+            run_connections: config
+                .server
+                .max_connections
+                .min(connections.max(MIN_REQUESTS_PER_RUN)),
+            run_requests: config.server.max_requests.min(each.max(MIN_REQUESTS_PER_RUN as u64)),
+            process_requests: (free / DESCRIPTORS_PER_REQUEST).max(MIN_REQUESTS_PER_RUN as u64),
+        }
+    }
+}
+
+/// A connection, the call that it makes, and the second descriptor of a connection that cannot be written to.
+const DESCRIPTORS_PER_REQUEST: u64 = 3;
+
+/// Of the process itself: logs, databases, programs that it starts.
+const RESERVED_DESCRIPTORS: u64 = 256;
+
+const MAX_RUNS_AT_FULL_LOAD: u64 = 8;
+
+/// An agent must be able to call at all.
+const MIN_REQUESTS_PER_RUN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::config::ServiceSize;
+
+    /// G15, S1: a run at its limit leaves descriptors to every other run and to the service.
+    #[test]
+    fn the_shares_of_all_runs_and_the_reserve_fit() {
+        let max_runs = 20;
+        let service_size = Some(ServiceSize { max_runs, max_connections: 64 });
+        let config = GatewayConfig { service_size, ..GatewayConfig::default() };
+        let share = DescriptorShare::from_limit(2000, &config);
+        assert_eq!(share.run_connections, (2000 - 256 - 64) / 20 / 3);
+        let held = share.run_connections as u64 * 2 + share.run_requests;
+        assert!(held * max_runs as u64 + 256 + 64 <= 2000, "{share:?}");
+    }
+
+    #[test]
+    fn what_is_configured_holds_where_there_are_enough() {
+        let service_size = Some(ServiceSize { max_runs: 64, max_connections: 4096 });
+        let config = GatewayConfig { service_size, ..GatewayConfig::default() };
+        let share = DescriptorShare::from_limit(1 << 20, &config);
+        assert_eq!((share.run_connections, share.run_requests), (1024, 1024));
+        let alone = DescriptorShare::from_limit(4096, &GatewayConfig::default());
+        assert_eq!((alone.run_connections, alone.run_requests), (1024, 1024));
+    }
+}

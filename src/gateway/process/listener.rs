@@ -1,0 +1,176 @@
+//! What a process listens on: one run's socket, or an address that many runs share.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use arc_swap::ArcSwap;
+
+use super::run_manager::RunManager;
+use crate::base::task_group::TaskGroup;
+use crate::base::tls;
+use crate::base::unix::UnixListenerGuard;
+use crate::gateway::config::{GatewayConfig, SharedListenerConfig};
+use crate::gateway::pipeline::registry::PerWorkerGateways;
+use crate::gateway::pipeline::run_token_auth::RunTokenAuth;
+use crate::gateway::pipeline::server::{self, run_socket};
+
+/// A bound listener, and what is behind it.
+pub(super) enum GatewayListener {
+    Socket {
+        listener: UnixListenerGuard,
+        run: PerWorkerGateways,
+        config: Arc<server::HttpServerConfig>,
+        uids: Arc<[u32]>,
+    },
+    Shared {
+        listener: TcpListener,
+        config: SharedListenerConfig,
+        shared: Arc<server::shared_listener::SharedListener>,
+    },
+}
+
+/// The work of one worker.
+pub(super) type WorkerFuture = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
+impl GatewayListener {
+    /// Binds what the configuration names, and opens its runs.
+    pub(super) fn bind_listener(
+        config: &GatewayConfig,
+        runs: &RunManager,
+        tasks: &TaskGroup,
+    ) -> anyhow::Result<Self> {
+        match &config.shared {
+            None => Self::bind_socket(config, runs),
+            Some(shared) => Self::bind_shared(config, shared, runs, tasks),
+        }
+    }
+
+    fn bind_socket(config: &GatewayConfig, runs: &RunManager) -> anyhow::Result<Self> {
+        // First: who finds another process on the socket must not touch its records.
+        let listener = UnixListenerGuard::bind_socket(
+            &config.listen.socket_path,
+            config.listen.socket_permissions(),
+        )?;
+        let run = runs.open_single()?;
+        let uids = config.listen.require_uid.as_slice().into();
+        Ok(Self::Socket { listener, run, config: Arc::new(config.server.clone()), uids })
+    }
+
+    fn bind_shared(
+        config: &GatewayConfig,
+        shared: &SharedListenerConfig,
+        runs: &RunManager,
+        tasks: &TaskGroup,
+    ) -> anyhow::Result<Self> {
+        let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
+        let door = RunTokenAuth {
+            keys: ArcSwap::from_pointee(shared.token_keys()?),
+            runs: Arc::clone(runs.registry()),
+            metrics: Arc::clone(runs.metrics()),
+            access_log: runs.access_log_handle().clone(),
+            tasks: tasks.clone(),
+        };
+        let listener = bind_tcp(shared.listen).with_context(|| {
+            format!("`shared.listen` is `{}`, which cannot be bound", shared.listen)
+        })?;
+        for spec in &shared.runs {
+            let opened = runs.open_run(spec.clone());
+            opened.with_context(|| format!("run `{}` cannot be opened", spec.run_id))?;
+        }
+        let served = server::shared_listener::SharedListener {
+            config: config.server.clone(),
+            door,
+            tls: tls.map(ArcSwap::new),
+            max_connections: shared.max_connections,
+            handshake_timeout: shared.handshake_timeout,
+            tasks: tasks.clone(),
+        };
+        Ok(Self::Shared { listener, config: shared.clone(), shared: Arc::new(served) })
+    }
+
+    /// What one worker has to do.
+    pub(super) fn worker_future(&self, worker: usize) -> io::Result<WorkerFuture> {
+        Ok(match self {
+            Self::Socket { listener, run, config, uids } => {
+                let (run, config) = (Arc::clone(&run[worker]), Arc::clone(config));
+                Box::pin(run_socket::serve_run_socket(
+                    listener.accept_handle()?,
+                    run,
+                    config,
+                    Arc::clone(uids),
+                ))
+            }
+            Self::Shared { listener, shared, .. } => {
+                let (listener, shared) = (listener.try_clone()?, Arc::clone(shared));
+                Box::pin(server::shared_listener::serve_shared_listener(listener, worker, shared))
+            }
+        })
+    }
+
+    /// Reads keys and certificates again, and returns what puts them in force.
+    pub(super) fn tls_reloader(
+        &self,
+    ) -> impl Fn(&GatewayConfig) -> anyhow::Result<Box<dyn FnOnce()>> + use<> {
+        let current = match self {
+            Self::Socket { .. } => None,
+            Self::Shared { shared, config, .. } => Some((Arc::clone(shared), config.clone())),
+        };
+        move |fresh| {
+            let (Some((current, old)), Some(shared)) = (current.clone(), &fresh.shared) else {
+                return Ok(Box::new(|| ()));
+            };
+            check_listener_unchanged(&old, shared)?;
+            let keys = shared.token_keys()?;
+            let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
+            Ok(Box::new(move || {
+                current.door.keys.store(Arc::new(keys));
+                if let (Some(current), Some(tls)) = (&current.tls, tls) {
+                    current.store(tls);
+                }
+            }))
+        }
+    }
+
+    pub(super) fn socket_path(&self) -> Option<&Path> {
+        match self {
+            Self::Socket { listener, .. } => Some(listener.path()),
+            Self::Shared { .. } => None,
+        }
+    }
+
+    pub(super) fn listen_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Socket { .. } => None,
+            Self::Shared { listener, .. } => listener.local_addr().ok(),
+        }
+    }
+}
+
+/// Keys and certificates may change behind a listener; the listener itself is bound.
+fn check_listener_unchanged(
+    old: &SharedListenerConfig,
+    new: &SharedListenerConfig,
+) -> anyhow::Result<()> {
+    let changed = [
+        ("`shared.listen`", old.listen != new.listen),
+        ("`shared.plaintext`", old.plaintext != new.plaintext),
+        ("`shared.handshake_timeout`", old.handshake_timeout != new.handshake_timeout),
+        ("`shared.max_connections`", old.max_connections != new.max_connections),
+        ("`shared.audit_dir`", old.audit_dir != new.audit_dir),
+    ];
+    match changed.into_iter().find(|(_, has_changed)| *has_changed) {
+        Some((what, _)) => bail!("{what} cannot change while runs are served; restart for that"),
+        None => Ok(()),
+    }
+}
+
+/// A listening socket that does not block, and can be bound again at once.
+pub(super) fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

@@ -1,0 +1,574 @@
+//! The runs of a process: each with its own budget, records and metrics, on connections that they share.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::sleep;
+
+use super::background::{spawn_flush_loop, spawn_idle_closer};
+use super::control::{self, ChangeSource, ServedRunHandle};
+use super::descriptors::DescriptorShare;
+use super::run_audit::{finish_run, open_audit_log};
+use crate::base::task_group::{ShutdownOutcome, TaskGroup};
+use crate::gateway::config::{GatewayConfig, SharedRunConfig};
+use crate::gateway::pipeline::RunGateway;
+use crate::gateway::pipeline::limits::{ProcessCapacity, RunCapacity};
+use crate::gateway::pipeline::policy::{self, GatewayPolicy};
+use crate::gateway::pipeline::registry::{GatewayRegistry, PerWorkerGateways};
+use crate::gateway::pipeline::server;
+use crate::gateway::run::AgentRun;
+use crate::gateway::run::control::RunControlState;
+use crate::gateway::upstream::UpstreamClient;
+use crate::gateway::upstream::outage::FailureLog;
+use crate::llm::budget::{BudgetLedger, PriorUsage};
+use crate::telemetry::access_log;
+
+use crate::telemetry::metrics::{self, MetricsRegistry};
+use crate::telemetry::trace::ProcessTracer;
+
+/// A handle to the runs of a process, by which they are opened, changed and closed while it serves.
+#[derive(Clone)]
+pub struct RunManager(Arc<RunManagerShared>);
+
+/// What the runs of a process share.
+struct RunManagerShared {
+    base: Mutex<Arc<RunDefaults>>,
+    /// Whether runs come and go; a run on a socket of its own ends with its process.
+    has_many: bool,
+    audit_dir: Option<PathBuf>,
+    drain_timeout: Duration,
+    server: server::HttpServerConfig,
+    /// What one run may hold of the process's descriptors.
+    share: DescriptorShare,
+    capacity: Arc<ProcessCapacity>,
+    /// One for each worker.
+    upstreams: Vec<Arc<UpstreamClient>>,
+    metrics: Arc<MetricsRegistry>,
+    tracer: ProcessTracer,
+    /// For what is of no run; those of the runs go to the same place.
+    access_log: access_log::AccessLog,
+    registry: Arc<GatewayRegistry>,
+    open: Mutex<HashMap<String, OpenRun>>,
+    /// Those whose records are being opened, which takes a while.
+    opening: Mutex<HashSet<String>>,
+    /// Those that are no longer open, and whose records are not closed yet.
+    closing: Mutex<HashMap<String, RunClosingState>>,
+    tasks: TaskGroup,
+}
+
+/// What a run has that says nothing else.
+struct RunDefaults {
+    config: GatewayConfig,
+    policy: GatewayPolicy,
+    /// Who has put it in force since the start.
+    by: Option<ChangeSource>,
+}
+
+/// A run that is open, for its operator.
+#[derive(Clone)]
+struct OpenRun {
+    control: Arc<ServedRunHandle>,
+    /// How it was described, where there are others.
+    spec: Option<SharedRunConfig>,
+}
+
+/// How far the closing of a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunClosingState {
+    /// Its calls are waited for, or its records are being written for the first time.
+    Draining,
+    /// The end of its records could not be written. It is kept in memory, and tried again until that works.
+    Unwritten,
+}
+
+impl RunManager {
+    /// No runs yet, and what they will share. `tasks` are those of the process. Must be called within a runtime.
+    pub(super) fn new(config: &GatewayConfig, tasks: TaskGroup) -> anyhow::Result<Self> {
+        Self::with_sockets(config, config.shared.is_some(), tasks)
+    }
+
+    /// As [`new`](Self::new), for runs that come and go with sockets of their own.
+    pub(super) fn with_private_sockets(
+        config: &GatewayConfig,
+        tasks: TaskGroup,
+    ) -> anyhow::Result<Self> {
+        Self::with_sockets(config, true, tasks)
+    }
+
+    fn with_sockets(
+        config: &GatewayConfig,
+        has_many: bool,
+        tasks: TaskGroup,
+    ) -> anyhow::Result<Self> {
+        let base = RunDefaults::new(config, None)?;
+        let failures = Arc::new(FailureLog::new(&config.upstream.url));
+        let upstreams = (0..config.workers)
+            .map(|_| UpstreamClient::sharing(&config.upstream, Arc::clone(&failures)).map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()
+            .context("the upstream's authorities cannot be loaded")?;
+        for upstream in &upstreams {
+            spawn_idle_closer(Arc::clone(upstream), &tasks);
+        }
+        let provider = config.upstream.kind.name();
+        let metrics = Arc::new(MetricsRegistry::new(provider)?);
+        let tracer =
+            ProcessTracer::start_tracer(&config.telemetry, provider, metrics.span_counters())
+                .context("the collector's authorities cannot be loaded")?;
+        let share = DescriptorShare::from_current_limit(config);
+        let capacity = ProcessCapacity::new(&config.server, share.process_requests, has_many);
+        let capacity = Arc::new(capacity);
+        tasks.spawn_task(Arc::clone(&capacity).trim_freed_memory(tasks.clone()));
+        let nobody = access_log::AccessLogIdentity { run: "-", attempt: "-" };
+        Ok(Self(Arc::new(RunManagerShared {
+            base: Mutex::new(Arc::new(base)),
+            has_many,
+            audit_dir: config.shared.as_ref().and_then(|shared| shared.audit_dir.clone()),
+            drain_timeout: config.drain_timeout,
+            server: config.server.clone(),
+            share,
+            capacity,
+            upstreams,
+            metrics,
+            tracer,
+            access_log: access_log::AccessLog::open_with_max_size(
+                &config.access_log,
+                &nobody,
+                config.access_log_max_bytes,
+            )?,
+            registry: Arc::default(),
+            open: Mutex::default(),
+            opening: Mutex::default(),
+            closing: Mutex::default(),
+            tasks,
+        })))
+    }
+
+    /// Opens a run. Blocks on the disk; must be called within a runtime.
+    ///
+    /// # Errors
+    /// This process serves one run only, the run is open already, its description is not good, or its records cannot be opened.
+    pub fn open_run(&self, spec: SharedRunConfig) -> anyhow::Result<Arc<AgentRun>> {
+        self.check_can_open_runs()?;
+        let base = Arc::clone(&self.0.lock_defaults());
+        let config = self.0.config_for(&spec, &base)?;
+        let gateways = self.0.open_with_config(config, Some(spec), &base)?;
+        Ok(Arc::clone(&gateways[0].run))
+    }
+
+    /// Closes a run. New calls are refused at once; those that are open may end within the drain timeout,
+    /// then they are cut. Then its records are closed, and some minutes later its metrics go away.
+    ///
+    /// It goes on where nobody waits for it. Records that cannot be closed, since the disk is full, are tried again in the
+    /// background until they can, or the process ends.
+    ///
+    /// # Errors
+    /// This process serves one run only, there is no such run, or its records could not be closed at once.
+    pub async fn close_run(&self, run: &str) -> anyhow::Result<ShutdownOutcome> {
+        self.check_can_open_runs()?;
+        self.start_close(run)?.await.context("closing the run was given up")?
+    }
+
+    /// Has a run closed as [`close`](Self::close_run) does. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// There is no such run.
+    pub(super) fn start_close(
+        &self,
+        run: &str,
+    ) -> anyhow::Result<oneshot::Receiver<anyhow::Result<ShutdownOutcome>>> {
+        let (host, name) = (Arc::clone(&self.0), run.to_owned());
+        let gateways = {
+            // Locked meanwhile: a run is never neither open nor closing before its records are closed.
+            let mut closing = host.lock_closing();
+            let gateways = host.registry.remove(run);
+            let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
+            closing.insert(name.clone(), RunClosingState::Draining);
+            gateways
+        };
+        let (done, closed) = oneshot::channel();
+        self.0.tasks.spawn_task(async move {
+            let first = Arc::clone(&host).close_gateways(Arc::clone(&gateways)).await;
+            let is_closed = first.is_ok();
+            if !is_closed {
+                host.lock_closing().insert(name.clone(), RunClosingState::Unwritten);
+            }
+            let _nobody_waits = done.send(first);
+            if !is_closed {
+                host.retry_writing_end(&gateways).await;
+            }
+            host.lock_closing().remove(&name);
+        });
+        Ok(closed)
+    }
+
+    /// How far the closing of a run has come; `None` where it is open, closed, or was never there.
+    pub fn closing_state(&self, run: &str) -> Option<RunClosingState> {
+        self.0.lock_closing().get(run).copied()
+    }
+
+    /// Ends the calls of a run, whose records stay open: new calls are refused at once, and open ones end within the drain
+    /// timeout. Then the run may be [closed](Self::close_run).
+    pub(super) async fn end_run_calls(&self, gateway: &RunGateway) -> ShutdownOutcome {
+        self.0.end_calls(gateway).await
+    }
+
+    /// Closes a run that was opened and never served. Blocks on the disk.
+    ///
+    /// # Errors
+    /// There is no such run, or its records could not be closed.
+    pub(super) fn close_unserved_run(&self, run: &str) -> anyhow::Result<()> {
+        let gateways = self.0.registry.remove(run);
+        let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
+        self.0.close_unserved(&gateways)
+    }
+
+    /// Says whether runs can be opened and closed here.
+    ///
+    /// # Errors
+    /// This process serves one run only.
+    pub fn check_can_open_runs(&self) -> anyhow::Result<()> {
+        if self.0.has_many {
+            return Ok(());
+        }
+        bail!("this process serves one run, on its own socket; the run begins and ends with it")
+    }
+
+    /// The runs that are open, in no order.
+    pub fn list_runs(&self) -> Vec<Arc<AgentRun>> {
+        self.0.registry.all_runs().iter().map(|gateways| Arc::clone(&gateways[0].run)).collect()
+    }
+
+    /// The operator's handles on all runs, in no order.
+    pub fn list_handles(&self) -> Vec<Arc<ServedRunHandle>> {
+        self.0.lock_opened().values().map(|open| Arc::clone(&open.control)).collect()
+    }
+
+    /// The operator's handle on one run.
+    pub fn find_handle(&self, run: &str) -> Option<Arc<ServedRunHandle>> {
+        self.0.lock_opened().get(run).map(|open| Arc::clone(&open.control))
+    }
+
+    /// Puts another configuration in force for every run, or for none. Runs that it describes anew are
+    /// changed; they are opened and closed only by [`RunManager::open_run`] and [`RunManager::close_run`]. One that is just being opened has it
+    /// when it is open.
+    ///
+    /// # Errors
+    /// What is wrong with it, or cannot change while runs are served.
+    pub fn reload_runs(&self, by: ChangeSource, fresh: GatewayConfig) -> anyhow::Result<()> {
+        let mut base = self.0.lock_defaults();
+        let next = RunDefaults::new(&fresh, Some(by))?;
+        control::check_immutable_settings(&base.config, &next.config)?;
+        let described = fresh.shared.map(|shared| shared.runs).unwrap_or_default();
+        let mut changes = vec![];
+        for OpenRun { control, spec } in self.0.lock_opened().values().cloned() {
+            let again = described.iter().find(|new| new.run_id == control.run().identity.run);
+            let config = match again.cloned().or(spec) {
+                Some(spec) => self.0.config_for(&spec, &next)?,
+                None => next.config.clone(),
+            };
+            let in_force = control.merge_operator_changes(&config);
+            control.check_change(&in_force)?;
+            let policy = next.policy_for(&in_force)?;
+            changes.push((control, config, (in_force, policy)));
+        }
+        for (control, given, in_force) in changes {
+            control.install_config(by, given, in_force);
+        }
+        *base = Arc::new(next);
+        Ok(())
+    }
+
+    /// Puts another configuration in force for runs that are opened from now on.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing has changed.
+    pub(super) fn reload_defaults(
+        &self,
+        by: ChangeSource,
+        fresh: &GatewayConfig,
+    ) -> anyhow::Result<()> {
+        let next = RunDefaults::new(fresh, Some(by))?;
+        *self.0.lock_defaults() = Arc::new(next);
+        Ok(())
+    }
+
+    pub(super) fn access_log_handle(&self) -> &access_log::AccessLog {
+        &self.0.access_log
+    }
+
+    pub(super) fn metrics(&self) -> &Arc<MetricsRegistry> {
+        &self.0.metrics
+    }
+
+    pub(super) fn registry(&self) -> &Arc<GatewayRegistry> {
+        &self.0.registry
+    }
+
+    /// Opens the one run of a process that has no others.
+    pub(super) fn open_single(&self) -> anyhow::Result<PerWorkerGateways> {
+        let base = Arc::clone(&self.0.lock_defaults());
+        self.0.open_with_config(base.config.clone(), None, &base)
+    }
+
+    /// Opens a run whose socket is its own.
+    pub(super) fn open_hosted(&self, config: GatewayConfig) -> anyhow::Result<PerWorkerGateways> {
+        let base = Arc::clone(&self.0.lock_defaults());
+        self.0.open_with_config(config, None, &base)
+    }
+
+    /// Closes the records of all runs, whose calls have ended, and sends out what was measured and logged.
+    ///
+    /// # Errors
+    /// One that could not be closed; the others are.
+    pub(super) async fn finish_all(&self) -> anyhow::Result<()> {
+        // Those that are just being closed are in no list.
+        self.0.tasks.shut_down(self.0.drain_timeout).await;
+        for gateways in self.0.registry.all_runs() {
+            gateways[0].access_log.write_repeats();
+        }
+        self.0.access_log.write_repeats();
+        self.0.access_log.flush_log();
+        let finished = self.finish_all_records().await;
+        self.0.tracer.finish_export().await;
+        finished
+    }
+
+    /// Side by side: each waits for the disk, and a thousand in a row take longer than a container has to stop.
+    async fn finish_all_records(&self) -> anyhow::Result<()> {
+        let finish = |run: Arc<AgentRun>| tokio::task::spawn_blocking(move || finish_run(&run));
+        let finishing: Vec<_> = self.list_runs().into_iter().map(finish).collect();
+        let mut finished = Ok(());
+        for run in finishing {
+            finished = finished.and(run.await?);
+        }
+        finished
+    }
+
+    /// Everything there is to scrape.
+    pub(super) fn render_metrics(&self) -> Vec<u8> {
+        for gateways in self.0.registry.all_runs() {
+            let gateway = &gateways[0];
+            gateway.metrics.set_audit_lag(&gateway.run.audit.lag());
+        }
+        let metrics = &self.0.metrics;
+        metrics.set_lost_access_log_lines(self.0.access_log.lost_lines());
+        metrics.remove_due_runs(Instant::now());
+        metrics.render_text()
+    }
+}
+
+impl RunDefaults {
+    fn new(config: &GatewayConfig, by: Option<ChangeSource>) -> anyhow::Result<Self> {
+        let config = GatewayConfig { shared: None, ..config.clone() };
+        Ok(Self { policy: control::compile_policy(&config)?, config, by })
+    }
+
+    /// The policy of a run. Rules are compiled, and prices read, once for all that have the same: what becomes of a file
+    /// meanwhile is no run's business before it is read again.
+    fn policy_for(&self, config: &GatewayConfig) -> anyhow::Result<GatewayPolicy> {
+        control::compile_policy_sharing((&self.config, &self.policy), config)
+    }
+}
+
+impl RunManagerShared {
+    fn config_for(
+        &self,
+        spec: &SharedRunConfig,
+        base: &RunDefaults,
+    ) -> anyhow::Result<GatewayConfig> {
+        spec.clone().resolve_config(&base.config, self.audit_dir.as_deref())
+    }
+
+    fn open_with_config(
+        &self,
+        config: GatewayConfig,
+        spec: Option<SharedRunConfig>,
+        base: &Arc<RunDefaults>,
+    ) -> anyhow::Result<PerWorkerGateways> {
+        let name = config.identity.run.clone();
+        let _turn = self.acquire_opening(&name)?;
+        let policy = base.policy_for(&config)?;
+        let trace = self.tracer.start_run_trace(config.identity.trace_context());
+        let (audit, recovered) = open_audit_log(&config, &policy, trace.as_deref())?;
+        let past = PriorUsage { spent: recovered.spent, age: recovered.age };
+        let ledger = BudgetLedger::new(config.budget.clone(), past);
+        let run = Arc::new(AgentRun::new(config.identity.clone(), ledger, audit).with_trace(trace));
+        let policy = Arc::new(policy::SharedPolicy::from_pointee(policy));
+        let gateways = self.per_worker_gateways(&run, &policy);
+        spawn_flush_loop(Arc::clone(&run), &gateways[0].tasks);
+        let control = Arc::new(ServedRunHandle::new(run, policy, config));
+        // Held until it is in the list: a reload finds the run there, or is found here.
+        let current = self.lock_defaults();
+        if let Some(spec) = spec.as_ref().filter(|_| !Arc::ptr_eq(base, &current)) {
+            let caught_up = self.apply_missed_reload(&control, spec, &current);
+            caught_up.or_else(|error| self.close_unserved(&gateways).and(Err(error)))?;
+        }
+        self.lock_opened().insert(name.clone(), OpenRun { control, spec });
+        self.registry.insert(&name, Arc::clone(&gateways));
+        drop(current);
+        Ok(gateways)
+    }
+
+    /// Gives a run what was put in force while it was being opened.
+    fn apply_missed_reload(
+        &self,
+        control: &ServedRunHandle,
+        spec: &SharedRunConfig,
+        base: &RunDefaults,
+    ) -> anyhow::Result<()> {
+        let Some(by) = base.by else { return Ok(()) };
+        let config = self.config_for(spec, base)?;
+        control.check_change(&config)?;
+        let policy = base.policy_for(&config)?;
+        control.install_config(by, config.clone(), (config, policy));
+        Ok(())
+    }
+
+    /// Nobody else opens the run of this name meanwhile.
+    fn acquire_opening(&self, name: &str) -> anyhow::Result<RunOpeningGuard<'_>> {
+        let mut opening = self.lock_opening();
+        if self.lock_opened().contains_key(name) || !opening.insert(name.to_owned()) {
+            bail!("run `{name}` is open already");
+        }
+        Ok(RunOpeningGuard { host: self, name: name.to_owned() })
+    }
+
+    fn per_worker_gateways(
+        &self,
+        run: &Arc<AgentRun>,
+        policy: &Arc<policy::SharedPolicy>,
+    ) -> PerWorkerGateways {
+        let identity = access_log::AccessLogIdentity {
+            run: &run.identity.run,
+            attempt: &run.identity.attempt,
+        };
+        let access_log = self.access_log.for_run(&identity);
+        let access_log = Arc::new(match &run.trace {
+            Some(trace) => access_log.with_trace(trace.trace_id()),
+            None => access_log,
+        });
+        let metrics = self.metrics.run_metrics(&run.identity.run, &run.ledger);
+        let tasks = self.tasks.child_group();
+        let process = Arc::clone(&self.capacity);
+        let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
+        let gateway = |upstream: &Arc<UpstreamClient>| {
+            Arc::new(RunGateway {
+                run: Arc::clone(run),
+                policy: Arc::clone(policy),
+                upstream: Arc::clone(upstream),
+                metrics: Arc::clone(&metrics),
+                access_log: Arc::clone(&access_log),
+                slots: Arc::new(Semaphore::new(self.share.run_connections)),
+                capacity: Arc::clone(&capacity),
+                tasks: tasks.clone(),
+            })
+        };
+        self.upstreams.iter().map(gateway).collect()
+    }
+
+    async fn close_gateways(
+        self: Arc<Self>,
+        gateways: PerWorkerGateways,
+    ) -> anyhow::Result<ShutdownOutcome> {
+        let run = &gateways[0].run;
+        let drained = self.end_calls(&gateways[0]).await;
+        let name = run.identity.run.clone();
+        tokio::task::spawn_blocking(move || self.finish_run_records(&gateways)).await??;
+        tracing::info!(run = name, ?drained, "the run is closed");
+        Ok(drained)
+    }
+
+    /// Refuses new calls of a run, and waits for those that are open, within the drain timeout.
+    async fn end_calls(&self, RunGateway { run, tasks, .. }: &RunGateway) -> ShutdownOutcome {
+        run.gate.set_state(RunControlState::Draining);
+        // On a listener that is shared, calls are told by their run that the time is up.
+        let cut = async {
+            tasks.abort_token().cancelled().await;
+            run.gate.abort_calls();
+            std::future::pending().await
+        };
+        tokio::select! {
+            drained = tasks.shut_down(self.drain_timeout) => drained,
+            never = cut => never,
+        }
+    }
+
+    /// Writes the end of a run's records again and again, until it is written or the process ends.
+    async fn retry_writing_end(&self, gateways: &PerWorkerGateways) {
+        let RunGateway { run, metrics, .. } = &*gateways[0];
+        let mut pause = INITIAL_RETRY_DELAY;
+        loop {
+            let is_last =
+                self.tasks.shutdown_token().run_until_cancelled(sleep(pause)).await.is_none();
+            let records = Arc::clone(run);
+            let written = tokio::task::spawn_blocking(move || records.audit.write_and_sync()).await;
+            metrics.set_audit_lag(&run.audit.lag());
+            let name = &run.identity.run;
+            match written.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
+                Ok(()) => return tracing::info!(run = name, "the end of its audit log is written"),
+                Err(error) if is_last => {
+                    tracing::error!(run = name, "the end of its audit log is lost: {error:#}");
+                    return;
+                }
+                Err(_) => pause = (pause * 2).min(MAX_RETRY_DELAY),
+            }
+        }
+    }
+
+    /// Closes a run that nobody could call yet. Blocks on the disk.
+    fn close_unserved(&self, gateways: &PerWorkerGateways) -> anyhow::Result<()> {
+        gateways[0].run.gate.set_state(RunControlState::Draining);
+        gateways[0].tasks.shutdown_token().cancel();
+        self.finish_run_records(gateways)
+    }
+
+    /// Ends the records of a run whose calls have ended. Blocks on the disk.
+    fn finish_run_records(&self, gateways: &PerWorkerGateways) -> anyhow::Result<()> {
+        let RunGateway { run, metrics, access_log, .. } = &*gateways[0];
+        access_log.write_repeats();
+        let name = &run.identity.run;
+        // Nobody may change it any more: what ends its records is the last of them.
+        self.lock_opened().remove(name);
+        let finished = finish_run(run);
+        metrics.set_audit_lag(&run.audit.lag());
+        self.metrics.schedule_removal(name, Instant::now() + metrics::SERIES_RETENTION);
+        finished
+    }
+
+    fn lock_defaults(&self) -> MutexGuard<'_, Arc<RunDefaults>> {
+        self.base.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_opened(&self) -> MutexGuard<'_, HashMap<String, OpenRun>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_opening(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_closing(&self) -> MutexGuard<'_, HashMap<String, RunClosingState>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to open a run.
+struct RunOpeningGuard<'a> {
+    host: &'a RunManagerShared,
+    name: String,
+}
+
+impl Drop for RunOpeningGuard<'_> {
+    fn drop(&mut self) {
+        self.host.lock_opening().remove(&self.name);
+    }
+}
+
+/// Before the end of a run's records is written again.
+const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);

@@ -1,0 +1,157 @@
+//! Calls over TLS or HTTP/2, through hyper's client.
+
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Body as _, Incoming, SizeHint};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::{Instant, Sleep};
+
+use super::{
+    ProviderAnswer, UpstreamCall, UpstreamConfig, UpstreamError, UpstreamKind, UpstreamScheme,
+};
+use crate::base;
+use crate::base::header_lines::HeaderLines;
+use crate::base::time::MAX_TIME;
+use crate::gateway::upstream::headers;
+
+/// Calls to one provider; hyper's client keeps its connections.
+pub(super) struct HyperClient {
+    config: UpstreamConfig,
+    client: legacy::Client<HttpsConnector<HttpConnector>, HyperRequestBody>,
+}
+
+/// A body that hyper reads, with the timeouts that ours has.
+pub struct HyperBody {
+    incoming: Incoming,
+    alarm: Pin<Box<Sleep>>,
+    idle: Duration,
+    deadline: Option<Instant>,
+}
+
+type HyperRequestBody = UnsyncBoxBody<Bytes, Infallible>;
+
+impl HyperClient {
+    pub(super) fn new(config: UpstreamConfig) -> io::Result<Self> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(config.connect_timeout));
+        let builder = HttpsConnectorBuilder::new();
+        let builder = match &config.ca_file {
+            Some(path) => builder.with_tls_config(tls_config_with_ca(path)?),
+            None => builder.with_native_roots()?,
+        };
+        let connector = builder.https_or_http().enable_all_versions().wrap_connector(connector);
+        let client = legacy::Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(config.pool_idle_timeout)
+            .pool_timer(TokioTimer::new())
+            .http2_only(config.url.scheme() == UpstreamScheme::H2c)
+            // Only what hyper hands back unsent, because the idle connection was closed.
+            .retry_canceled_requests(true)
+            .build(connector);
+        Ok(Self { config, client })
+    }
+
+    pub(super) fn kind(&self) -> UpstreamKind {
+        self.config.kind
+    }
+
+    pub(super) async fn send_call(
+        &self,
+        call: UpstreamCall,
+    ) -> Result<ProviderAnswer, UpstreamError> {
+        let deadline = call.deadline;
+        let limit = self.config.first_byte_timeout;
+        let until = super::http1::min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
+        let length = call.body.len();
+        let mut request = call.head.to_hyper_request(&self.config.url, length);
+        *request.body_mut() = Some(call.body.into_rope());
+        let request = request.map(|body| body.unwrap_or_default().boxed_unsync());
+        let response = match tokio::time::timeout_at(until, self.client.request(request)).await {
+            Ok(response) => response.map_err(map_hyper_error)?,
+            Err(_elapsed) if deadline == Some(until) => return Err(UpstreamError::Deadline),
+            Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout(limit)),
+        };
+        Ok(self.wrap_response(response, deadline))
+    }
+
+    fn wrap_response(
+        &self,
+        response: Response<Incoming>,
+        deadline: Option<Instant>,
+    ) -> ProviderAnswer {
+        let (head, incoming) = response.into_parts();
+        let mut fields = HeaderLines::default();
+        for (name, value) in &head.headers {
+            if let Some(name) = headers::kept_header_name(name.as_str()) {
+                fields.push(name, value.as_bytes());
+            }
+        }
+        let idle = self.config.idle_timeout.min(MAX_TIME);
+        let due = super::http1::min_deadline(Instant::now() + idle, deadline);
+        let alarm = Box::pin(tokio::time::sleep_until(due));
+        let body = HyperBody { incoming, alarm, idle, deadline };
+        let body = super::UpstreamBody::Tls(Box::new(body));
+        ProviderAnswer { status: head.status, fields, body }
+    }
+}
+
+impl HyperBody {
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        while let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) {
+            match frame {
+                Some(Ok(frame)) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    let due = super::http1::min_deadline(Instant::now() + self.idle, self.deadline);
+                    self.alarm.as_mut().reset(due);
+                    return Poll::Ready(Some(Ok(data)));
+                }
+                Some(Err(error)) => {
+                    return Poll::Ready(Some(Err(UpstreamError::Hyper(error.into()))));
+                }
+                None => return Poll::Ready(None),
+            }
+        }
+        ready!(self.alarm.as_mut().poll(cx));
+        let is_deadline = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let error = if is_deadline {
+            UpstreamError::Deadline
+        } else {
+            UpstreamError::IdleTimeout(self.idle)
+        };
+        Poll::Ready(Some(Err(error)))
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+/// A client configuration that trusts the authorities in one PEM file and no others.
+fn tls_config_with_ca(path: &Path) -> io::Result<rustls::ClientConfig> {
+    let roots = base::tls::load_root_store(path).map_err(io::Error::other)?;
+    Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+fn map_hyper_error(error: legacy::Error) -> UpstreamError {
+    if error.is_connect() {
+        UpstreamError::Connect(io::Error::other(error))
+    } else {
+        UpstreamError::Hyper(error.into())
+    }
+}

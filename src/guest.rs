@@ -1,0 +1,7 @@
+//! The programs that run inside a sandbox.
+//!
+//! [`init`] is the first process of every sandbox, and [`agent`] is a small agent. Both are compiled into one static file,
+//! `cogni-init`, so they import no other module of this crate and no async runtime.
+
+pub mod agent;
+pub mod init;

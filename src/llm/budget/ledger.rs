@@ -1,0 +1,564 @@
+//! The one ledger of a run: an atomic reservation before a call, one settlement after it.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::cost::Nanodollars;
+use super::limits::BudgetLimits;
+use super::price::ModelPrice;
+use super::rate::RunRateLimits;
+use super::usage::{BudgetAmount, TokenUsage, Tokens};
+
+/// The budgets that a call draws on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallKind {
+    /// The model generates: a turn, its tokens and its cost.
+    Turn,
+    /// The model reads: tokens and cost, and no turn.
+    Tokens,
+    /// The provider charges nothing: only the rate of such calls is limited.
+    Free,
+}
+
+/// What one call asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReserveRequest {
+    /// Whether the call makes a model generate.
+    pub is_turn: bool,
+    /// Estimated from the size of the request.
+    pub input: Tokens,
+    /// What the client allows the model to write; `None` where it set no limit.
+    pub output: Option<Tokens>,
+    /// How many answers the model writes; 0 is as good as 1.
+    pub choices: u32,
+    /// What the model's tokens cost; `None` where nobody knows, or nothing is to be counted.
+    pub price: Option<Arc<ModelPrice>>,
+}
+
+/// Why a call may not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BudgetError {
+    #[error("turn budget exhausted: {spent} of {limit} turns are spent")]
+    Turns { spent: u64, limit: u64 },
+    #[error(
+        "{kind} token budget exhausted: {spent} of {limit} tokens are spent and this call needs about {needed}"
+    )]
+    Tokens { kind: &'static str, spent: u64, limit: u64, needed: u64 },
+    #[error(
+        "cost budget exhausted: ${spent} of ${limit} are spent and this call needs about ${needed}"
+    )]
+    Cost { spent: Nanodollars, limit: Nanodollars, needed: Nanodollars },
+    #[error("the run's deadline of {} has passed", humantime::format_duration(*limit))]
+    Deadline { limit: Duration },
+    #[error("{limit} calls are open at the same time, which is the limit")]
+    Concurrency { limit: u32 },
+    #[error("what is left of the {kind} budget is reserved by calls still open")]
+    Reserved { kind: &'static str },
+    #[error("the limit of {limit} {kind} per minute is reached")]
+    Rate { kind: &'static str, limit: u32, retry_after: Duration },
+}
+
+/// What a run has spent, holds reserved and may still spend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BudgetStatus {
+    pub limits: BudgetLimits,
+    pub spent: BudgetAmount,
+    pub reserved: BudgetAmount,
+    pub open_calls: u32,
+    /// Turns that may still be reserved.
+    pub turns_left: Option<u64>,
+    pub input_tokens_left: Option<Tokens>,
+    pub output_tokens_left: Option<Tokens>,
+    pub total_tokens_left: Option<Tokens>,
+    pub cost_left_usd: Option<Nanodollars>,
+    #[serde(with = "humantime_serde")]
+    pub time_left: Option<Duration>,
+}
+
+/// A run's budget. Limits and counters change under one lock, which is never held across an await.
+#[derive(Debug)]
+pub struct BudgetLedger {
+    started: Instant,
+    exhausted: CancellationToken,
+    /// Woken when a call is closed.
+    closed: Notify,
+    state: Mutex<LedgerState>,
+}
+
+#[derive(Debug)]
+struct LedgerState {
+    limits: BudgetLimits,
+    rates: RunRateLimits,
+    spent: BudgetAmount,
+    reserved: BudgetAmount,
+    open_calls: u32,
+    is_denied: bool,
+}
+
+/// What earlier processes of a run have left behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PriorUsage {
+    pub spent: BudgetAmount,
+    /// Time since the run began.
+    pub age: Duration,
+}
+
+/// A call's place among the open calls, taken before its body is read. Dropped, it is free again.
+#[derive(Debug)]
+pub struct OpenCallPermit {
+    /// `None` once the place belongs to a reservation.
+    ledger: Option<Arc<BudgetLedger>>,
+    kind: CallKind,
+}
+
+/// What a call may spend. Dropped unsettled, it is charged in full.
+#[derive(Debug)]
+pub struct BudgetReservation {
+    ledger: Arc<BudgetLedger>,
+    kind: CallKind,
+    begun: Instant,
+    granted: BudgetAmount,
+    output_limit: Option<Tokens>,
+    price: Option<Arc<ModelPrice>>,
+    open: bool,
+}
+
+impl BudgetLedger {
+    pub fn new(limits: BudgetLimits, past: PriorUsage) -> Self {
+        let PriorUsage { spent, age } = past;
+        let now = Instant::now();
+        let rates = RunRateLimits::new(&limits, now);
+        let reserved = BudgetAmount::default();
+        let state = LedgerState { limits, rates, spent, reserved, open_calls: 0, is_denied: false };
+        Self {
+            started: now.checked_sub(age).unwrap_or(now),
+            exhausted: CancellationToken::new(),
+            closed: Notify::new(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Lets a call in whose body is not read yet: what is spent for good, the deadline, the rates of calls
+    /// and the number of open calls are looked at, and a place among the open calls is taken.
+    ///
+    /// `must_pay` says that no model is without a price, so that none can be called when all money is spent.
+    ///
+    /// # Errors
+    /// The limit that stands in the way, as for [`OpenCallPermit::reserve_budget`].
+    pub fn enter_call(
+        self: &Arc<Self>,
+        kind: CallKind,
+        must_pay: bool,
+    ) -> Result<OpenCallPermit, BudgetError> {
+        let mut state = self.lock_state();
+        if must_pay && kind != CallKind::Free {
+            self.check_money_left(&mut state)?;
+        }
+        self.enter_call_needing(state, kind, &kind.minimal_request())
+    }
+
+    /// As [`enter`](Self::enter_call), for a call that needs no less than `least`.
+    fn enter_call_needing(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, LedgerState>,
+        kind: CallKind,
+        least: &ReserveRequest,
+    ) -> Result<OpenCallPermit, BudgetError> {
+        if let Err(refusal) = self.try_enter_call(&mut state, kind, least) {
+            self.record_denial(&mut state, &refusal, least.price.clone());
+            return Err(refusal);
+        }
+        drop(state);
+        Ok(OpenCallPermit { ledger: Some(Arc::clone(self)), kind })
+    }
+
+    fn try_enter_call(
+        &self,
+        state: &mut LedgerState,
+        kind: CallKind,
+        least: &ReserveRequest,
+    ) -> Result<(), BudgetError> {
+        self.check_deadline(&state.limits)?;
+        state.grant_request(least)?;
+        if let Some(limit) = state.limits.max_concurrent.filter(|limit| state.open_calls >= *limit)
+        {
+            return Err(BudgetError::Concurrency { limit });
+        }
+        state.rates.take_request(kind == CallKind::Free, Instant::now())?;
+        state.open_calls += 1;
+        Ok(())
+    }
+
+    /// Reserves everything a call asks for, or nothing: [`enter`](Self::enter_call) and [`OpenCallPermit::reserve_budget`] in one.
+    ///
+    /// # Errors
+    /// The limit that stands in the way; what is spent for good comes before what only needs time.
+    pub fn reserve_call(
+        self: &Arc<Self>,
+        ask: &ReserveRequest,
+    ) -> Result<BudgetReservation, BudgetError> {
+        let kind = match ask {
+            ReserveRequest { is_turn: true, .. } => CallKind::Turn,
+            ReserveRequest { input: Tokens::ZERO, .. } => CallKind::Free,
+            _ => CallKind::Tokens,
+        };
+        self.enter_call_needing(self.lock_state(), kind, ask)?.reserve_budget(ask)
+    }
+
+    /// Notes why a call may not begin, and that no other may, where that is so.
+    fn record_denial(
+        &self,
+        state: &mut LedgerState,
+        refusal: &BudgetError,
+        price: Option<Arc<ModelPrice>>,
+    ) {
+        state.is_denied = refusal.is_permanent();
+        if state.is_denied && state.is_exhausted_for(price) {
+            self.exhausted.cancel();
+        }
+    }
+
+    /// Refuses where all of a money limit is spent.
+    fn check_money_left(&self, state: &mut LedgerState) -> Result<(), BudgetError> {
+        let spent = state.spent.cost;
+        match state.limits.max_cost_usd.filter(|limit| spent >= *limit) {
+            Some(limit) => {
+                state.is_denied = true;
+                self.exhausted.cancel();
+                Err(BudgetError::Cost { spent, limit, needed: Nanodollars::default() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether money is limited, so that a model's price has to be known.
+    pub fn counts_cost(&self) -> bool {
+        self.lock_state().limits.max_cost_usd.is_some()
+    }
+
+    /// Changes the limits. What is spent stays spent, and calls still open keep what they have.
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        let mut state = self.lock_state();
+        state.rates.set_limits(&limits, Instant::now());
+        state.limits = limits;
+    }
+
+    /// When the run must be over. A deadline that no clock can count to is none.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline_under(&self.lock_state().limits)
+    }
+
+    fn deadline_under(&self, limits: &BudgetLimits) -> Option<Instant> {
+        self.started.checked_add(limits.deadline?)
+    }
+
+    /// Cancelled when a call is refused and no other could be let through either: not when one is too large for what is
+    /// left, and not when the last turn is taken, after which a run may still have things to say.
+    pub fn exhausted_token(&self) -> &CancellationToken {
+        &self.exhausted
+    }
+
+    /// Waits until a call is closed: settled, or given back. For one who waits; several calls may be closed by then.
+    pub async fn wait_for_close(&self) {
+        self.closed.notified().await;
+    }
+
+    /// Whether the last call that asked was refused because what it needs is spent for good.
+    pub fn was_last_call_denied(&self) -> bool {
+        self.lock_state().is_denied
+    }
+
+    pub fn spent_amount(&self) -> BudgetAmount {
+        self.lock_state().spent
+    }
+
+    pub fn budget_status(&self) -> BudgetStatus {
+        self.status_excluding(BudgetAmount::default())
+    }
+
+    /// The same, as if a call that is still open had not reserved `own`.
+    pub fn status_excluding(&self, own: BudgetAmount) -> BudgetStatus {
+        let state = self.lock_state();
+        let held = (state.spent + state.reserved).saturating_sub(own);
+        let limits = state.limits.clone();
+        let left =
+            |limit: Option<Tokens>, held: Tokens| limit.map(|limit| limit.saturating_sub(held));
+        let end = self.deadline_under(&limits);
+        BudgetStatus {
+            turns_left: limits.max_turns.map(|limit| limit.saturating_sub(held.turns)),
+            input_tokens_left: left(limits.max_input_tokens, held.input),
+            output_tokens_left: left(limits.max_output_tokens, held.output),
+            total_tokens_left: left(limits.max_total_tokens, held.total_tokens()),
+            cost_left_usd: limits.max_cost_usd.map(|limit| limit.saturating_sub(held.cost)),
+            time_left: end.map(|end| end.saturating_duration_since(Instant::now())),
+            limits,
+            spent: state.spent,
+            reserved: state.reserved,
+            open_calls: state.open_calls,
+        }
+    }
+
+    fn check_deadline(&self, limits: &BudgetLimits) -> Result<(), BudgetError> {
+        match limits.deadline {
+            Some(limit) if self.started.elapsed() >= limit => Err(BudgetError::Deadline { limit }),
+            _ => Ok(()),
+        }
+    }
+
+    fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
+        let BudgetReservation { kind, begun, granted, .. } = *reservation;
+        let (mut state, now) = (self.lock_state(), Instant::now());
+        state.reserved = state.reserved.saturating_sub(granted);
+        state.spent = state.spent + charge;
+        let age = now.saturating_duration_since(begun);
+        state.rates.settle_tokens(granted.total_tokens(), charge.total_tokens(), age, now);
+        if kind != CallKind::Free && state.is_charge_free(charge) {
+            state.rates.settle_uncharged(now);
+        }
+        self.leave_call(state);
+    }
+
+    /// Frees a place among the open calls.
+    fn leave_call(&self, mut state: MutexGuard<'_, LedgerState>) {
+        state.open_calls = state.open_calls.saturating_sub(1);
+        drop(state);
+        self.closed.notify_one();
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, LedgerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BudgetError {
+    /// Whether the same call cannot be let through later either. A deadline is told by [`BudgetLedger::deadline`].
+    fn is_permanent(&self) -> bool {
+        match self {
+            Self::Turns { .. } | Self::Tokens { .. } | Self::Cost { .. } => true,
+            Self::Deadline { .. }
+            | Self::Concurrency { .. }
+            | Self::Reserved { .. }
+            | Self::Rate { .. } => false,
+        }
+    }
+}
+
+impl LedgerState {
+    /// What a call would be granted now, were no other call in its way; and the most that it may
+    /// write, where a limit says so.
+    fn grant_request(
+        &self,
+        ask: &ReserveRequest,
+    ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
+        let turns = u64::from(ask.is_turn);
+        self.check_turns(turns)?;
+        let choices = u64::from(ask.choices.max(1));
+        let wanted = match (ask.is_turn, ask.output) {
+            (true, None) => Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices)),
+            // Some upstreams take a limit of 0 for none.
+            (true, Some(asked)) => asked.max(Tokens(choices)),
+            (false, asked) => asked.unwrap_or_default(),
+        };
+        let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO };
+        self.remaining_tokens(TokenLimitKind::Input, ask.input)?;
+        let bounds = [
+            self.remaining_tokens(TokenLimitKind::Output, least)?,
+            self.remaining_tokens(TokenLimitKind::Total, ask.input + least)?
+                .map(|free| free.saturating_sub(ask.input)),
+            self.affordable_output(ask, least)?,
+        ];
+        let bound = bounds.into_iter().flatten().min().map(|free| free.min(wanted));
+        let output = bound.unwrap_or(wanted);
+        let cost =
+            ask.price.as_ref().map(|price| price.max_cost(ask.input, output)).unwrap_or_default();
+        Ok((BudgetAmount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
+    }
+
+    /// Whether not even the smallest answer of this price could be asked for, were all calls still open given back.
+    fn is_exhausted_for(&mut self, price: Option<Arc<ModelPrice>>) -> bool {
+        let (input, output) = (Tokens(1), Some(Tokens(1)));
+        let least = ReserveRequest { is_turn: true, input, output, choices: 1, price };
+        let reserved = mem::take(&mut self.reserved);
+        let granted = self.grant_request(&least);
+        self.reserved = reserved;
+        granted.is_err()
+    }
+
+    /// Whether a charge leaves all that is limited as it was. A turn bounds nothing where turns have no limit.
+    fn is_charge_free(&self, charge: BudgetAmount) -> bool {
+        let counts_turn = charge.turns > 0 && self.limits.max_turns.is_some();
+        charge.total_tokens().is_zero() && charge.cost.is_zero() && !counts_turn
+    }
+
+    fn check_turns(&self, turns: u64) -> Result<(), BudgetError> {
+        let Some(limit) = self.limits.max_turns.filter(|_| turns > 0) else { return Ok(()) };
+        // A turn held by an open call comes back only if that call is never delivered: not worth a wait.
+        let spent = self.spent.turns + self.reserved.turns;
+        if spent < limit { Ok(()) } else { Err(BudgetError::Turns { spent, limit }) }
+    }
+
+    /// What is free of a kind of tokens, if it is limited and at least `needed` is.
+    fn remaining_tokens(
+        &self,
+        kind: TokenLimitKind,
+        needed: Tokens,
+    ) -> Result<Option<Tokens>, BudgetError> {
+        let BudgetLimits { max_input_tokens, max_output_tokens, max_total_tokens, .. } =
+            self.limits;
+        let (name, limit, of): (_, _, fn(&BudgetAmount) -> Tokens) = match kind {
+            TokenLimitKind::Input => ("input", max_input_tokens, |amount| amount.input),
+            TokenLimitKind::Output => ("output", max_output_tokens, |amount| amount.output),
+            TokenLimitKind::Total => ("total", max_total_tokens, BudgetAmount::total_tokens),
+        };
+        let Some(limit) = limit else { return Ok(None) };
+        let (spent, reserved) = (of(&self.spent), of(&self.reserved));
+        if spent + needed > limit {
+            let (Tokens(spent), Tokens(limit), Tokens(needed)) = (spent, limit, needed);
+            return Err(BudgetError::Tokens { kind: name, spent, limit, needed });
+        }
+        if spent + reserved + needed > limit {
+            return Err(BudgetError::Reserved { kind: name });
+        }
+        Ok(Some(limit.saturating_sub(spent + reserved)))
+    }
+
+    /// The output that the money left pays for, if it is limited and pays for `least`.
+    fn affordable_output(
+        &self,
+        ask: &ReserveRequest,
+        least: Tokens,
+    ) -> Result<Option<Tokens>, BudgetError> {
+        let (Some(limit), Some(price)) = (self.limits.max_cost_usd, &ask.price) else {
+            return Ok(None);
+        };
+        let needed = price.max_cost(ask.input, least);
+        let (spent, reserved) = (self.spent.cost, self.reserved.cost);
+        // Where nothing is left, a call that costs nothing is refused, too: who has a budget of $0
+        // wants no calls.
+        if spent >= limit || spent + needed > limit {
+            return Err(BudgetError::Cost { spent, limit, needed });
+        }
+        if spent + reserved + needed > limit {
+            return Err(BudgetError::Reserved { kind: "cost" });
+        }
+        Ok(Some(price.affordable_output(limit.saturating_sub(spent + reserved), ask.input)))
+    }
+}
+
+impl CallKind {
+    /// The smallest call of the kind, for a look at what is left before its body is read.
+    fn minimal_request(self) -> ReserveRequest {
+        let input = if self == Self::Free { Tokens::ZERO } else { Tokens(1) };
+        let output = (self == Self::Turn).then_some(Tokens(1));
+        ReserveRequest { is_turn: self == Self::Turn, input, output, choices: 1, price: None }
+    }
+}
+
+impl OpenCallPermit {
+    /// Reserves everything the call asks for, or nothing.
+    ///
+    /// # Errors
+    /// The limit that stands in the way; what is spent for good comes before what only needs time.
+    pub fn reserve_budget(
+        mut self,
+        ask: &ReserveRequest,
+    ) -> Result<BudgetReservation, BudgetError> {
+        let begun = Instant::now();
+        let reserved = self.try_reserve(ask, begun);
+        // After an error the place is given back only when `self` is dropped.
+        let (granted, output_limit) = reserved?;
+        let ledger = self.ledger.take().expect("a place is there until it is used");
+        let (kind, price) = (self.kind, ask.price.clone());
+        Ok(BudgetReservation { ledger, kind, begun, granted, output_limit, price, open: true })
+    }
+
+    fn try_reserve(
+        &self,
+        ask: &ReserveRequest,
+        now: Instant,
+    ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
+        let ledger = self.ledger.as_ref().expect("a place is there until it is used");
+        let mut state = ledger.lock_state();
+        let reserved = ledger.check_deadline(&state.limits).and_then(|()| {
+            let (granted, output_limit) = state.grant_request(ask)?;
+            state.rates.take_tokens(granted.total_tokens(), now)?;
+            state.reserved = state.reserved + granted;
+            Ok((granted, output_limit))
+        });
+        match &reserved {
+            Ok(_) => state.is_denied = false,
+            Err(refusal) => ledger.record_denial(&mut state, refusal, ask.price.clone()),
+        }
+        reserved
+    }
+}
+
+impl Drop for OpenCallPermit {
+    fn drop(&mut self) {
+        if let Some(ledger) = self.ledger.take() {
+            ledger.leave_call(ledger.lock_state());
+        }
+    }
+}
+
+impl BudgetReservation {
+    pub fn granted_amount(&self) -> BudgetAmount {
+        self.granted
+    }
+
+    /// The most that all answers of the call together may have, where a budget limits them.
+    pub fn output_limit(&self) -> Option<Tokens> {
+        self.output_limit
+    }
+
+    /// Charges what was used, and gives back the rest.
+    #[must_use = "the charge belongs into the audit"]
+    pub fn settle_usage(mut self, usage: &TokenUsage) -> BudgetAmount {
+        let cost = self.price.as_ref().map(|price| price.call_cost(usage)).unwrap_or_default();
+        let charge = BudgetAmount {
+            turns: self.granted.turns,
+            input: usage.input,
+            output: usage.output,
+            cost,
+        };
+        self.open = false;
+        self.ledger.close_reservation(&self, charge);
+        charge
+    }
+
+    /// Gives everything back: it is proved that nothing was delivered upstream.
+    pub fn release_unspent(mut self) {
+        self.open = false;
+        self.ledger.close_reservation(&self, BudgetAmount::default());
+    }
+}
+
+impl Drop for BudgetReservation {
+    fn drop(&mut self) {
+        if self.open {
+            self.ledger.close_reservation(self, self.granted);
+        }
+    }
+}
+
+/// The limited kinds of tokens.
+#[derive(Clone, Copy)]
+enum TokenLimitKind {
+    Input,
+    Output,
+    Total,
+}
+
+/// Calls a minute that cost nothing. Ours: ten a second are more than an agent counts tokens, and in the
+/// audit log less than 10 KB a second.
+pub const FREE_CALLS_PER_MINUTE: u32 = 600;
+
+/// Reserved for each answer whose client set no limit, and what is left where that is less; with a
+/// budget it becomes the answer's limit. Ours: Codex sets none, and its longest turns, reasoning
+/// included, stay under it.
+const DEFAULT_OUTPUT_TOKENS: Tokens = Tokens(16 * 1024);

@@ -1,0 +1,69 @@
+//! Limits that an operator has changed, when the configuration is read again.
+
+use super::BudgetLimits;
+use super::limits::min_limit;
+
+impl BudgetLimits {
+    /// The limits after `fresh` was read where `old` was read before: a limit that an operator has changed meanwhile stays
+    /// as it is in force, and is lowered where the fresh one is another than before, and lower.
+    #[must_use]
+    pub fn merge_operator_limits(&self, old: &Self, fresh: &Self) -> Self {
+        Self {
+            max_turns: merge_operator_limit(self.max_turns, old.max_turns, fresh.max_turns),
+            max_total_tokens: merge_operator_limit(
+                self.max_total_tokens,
+                old.max_total_tokens,
+                fresh.max_total_tokens,
+            ),
+            max_input_tokens: merge_operator_limit(
+                self.max_input_tokens,
+                old.max_input_tokens,
+                fresh.max_input_tokens,
+            ),
+            max_output_tokens: merge_operator_limit(
+                self.max_output_tokens,
+                old.max_output_tokens,
+                fresh.max_output_tokens,
+            ),
+            max_cost_usd: merge_operator_limit(
+                self.max_cost_usd,
+                old.max_cost_usd,
+                fresh.max_cost_usd,
+            ),
+            max_concurrent: merge_operator_limit(
+                self.max_concurrent,
+                old.max_concurrent,
+                fresh.max_concurrent,
+            ),
+            requests_per_minute: merge_operator_limit(
+                self.requests_per_minute,
+                old.requests_per_minute,
+                fresh.requests_per_minute,
+            ),
+            tokens_per_minute: merge_operator_limit(
+                self.tokens_per_minute,
+                old.tokens_per_minute,
+                fresh.tokens_per_minute,
+            ),
+            free_calls_per_minute: merge_operator_limit(
+                self.free_calls_per_minute,
+                old.free_calls_per_minute,
+                fresh.free_calls_per_minute,
+            ),
+            deadline: merge_operator_limit(self.deadline, old.deadline, fresh.deadline),
+        }
+    }
+}
+
+/// Lays a limit that was set over one that is read again; see [`BudgetLimits::merge_operator_limits`].
+fn merge_operator_limit<T: Ord + Copy>(
+    set: Option<T>,
+    old: Option<T>,
+    fresh: Option<T>,
+) -> Option<T> {
+    match (set == old, fresh == old) {
+        (true, _) => fresh,
+        (false, true) => set,
+        (false, false) => min_limit(set, fresh),
+    }
+}

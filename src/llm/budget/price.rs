@@ -1,0 +1,433 @@
+//! What tokens cost: a table of prices by model, versioned by whoever keeps it.
+//!
+//! The table only enforces budgets; what is billed is LiteLLM's to say. Its digest stands in the
+//! audit, so that an old charge can be computed again.
+//!
+//! The table that is built in is `config/prices.toml` as the compiler likes it: to read the text would be half of what a
+//! start costs.
+
+mod built_in;
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::{fs, io};
+
+use serde::{Deserialize, Serialize};
+
+use super::cost::Nanodollars;
+use super::usage::{TokenUsage, Tokens};
+use crate::base::hex;
+
+/// Prices by model.
+#[derive(Debug)]
+pub struct PriceTable {
+    version: Cow<'static, str>,
+    digest: Cow<'static, str>,
+    models: PriceTableModels,
+    unknown: UnknownPricePolicy,
+}
+
+#[derive(Debug)]
+enum PriceTableModels {
+    /// Those of [`built_in`], in its order, each from when it was first looked up.
+    BuiltIn(Box<[OnceLock<Arc<ModelPrice>>]>),
+    Read {
+        models: BTreeMap<String, Arc<ModelPrice>>,
+        /// Names without their `*`, the longest first.
+        families: Vec<(String, Arc<ModelPrice>)>,
+    },
+}
+
+/// Where the prices are, and what to do about a model that has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PriceConfig {
+    /// The table; without one, the one that is built in.
+    #[serde(skip_serializing)]
+    pub file: Option<PathBuf>,
+    pub unknown: UnknownPricePolicy,
+}
+
+/// A table that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PriceTableError {
+    #[error("the price table `{}` cannot be read", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("the price table is not valid: {0}")]
+    Invalid(#[from] toml::de::Error),
+}
+
+/// A model without a price, in a run that counts money.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "model `{}` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`",
+    model.escape_debug()
+)]
+pub struct UnknownPriceError {
+    model: Box<str>,
+}
+
+/// The table as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPriceTable {
+    version: String,
+    models: BTreeMap<String, Arc<ModelPrice>>,
+}
+
+/// Dollars for a million tokens of each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RawPrice")]
+pub struct ModelPrice {
+    base: TokenRates,
+    /// What a call costs instead once its input is longer than so many tokens.
+    long: Option<(Tokens, TokenRates)>,
+}
+
+/// What a model without a price means for a run that has a cost budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownPricePolicy {
+    /// It cannot be used: a budget that does not count is none.
+    #[default]
+    Reject,
+    /// It costs nothing here; the token budgets still hold.
+    TokensOnly,
+    /// It costs what the price given with this says.
+    #[serde(untagged)]
+    Price(Arc<ModelPrice>),
+}
+
+/// Nanodollars for a million tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct TokenRates {
+    input: u64,
+    output: u64,
+    cache_read: u64,
+    cache_write: u64,
+    cache_write_1h: u64,
+    reasoning: u64,
+    audio_input: u64,
+    audio_output: u64,
+}
+
+/// A price as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPrice {
+    input: Nanodollars,
+    #[serde(default)]
+    output: Nanodollars,
+    cache_read: Option<Nanodollars>,
+    cache_write: Option<Nanodollars>,
+    cache_write_1h: Option<Nanodollars>,
+    reasoning: Option<Nanodollars>,
+    audio_input: Option<Nanodollars>,
+    audio_output: Option<Nanodollars>,
+    /// Only within `long`.
+    above_input_tokens: Option<Tokens>,
+    long: Option<Box<Self>>,
+}
+
+impl PriceTable {
+    /// The table that the configuration names.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no table of prices.
+    pub fn load_table(config: &PriceConfig) -> Result<Self, PriceTableError> {
+        let Some(path) = &config.file else {
+            return Ok(Self::built_in_table(config.unknown.clone()));
+        };
+        let text = fs::read_to_string(path)
+            .map_err(|source| PriceTableError::File { path: path.clone(), source })?;
+        Self::parse_table(&text, config.unknown.clone())
+    }
+
+    /// The table that is built in: `config/prices.toml`.
+    fn built_in_table(unknown: UnknownPricePolicy) -> Self {
+        let models = PriceTableModels::BuiltIn(
+            built_in::MODEL_PRICES.iter().map(|_| OnceLock::new()).collect(),
+        );
+        Self {
+            version: Cow::Borrowed(built_in::PRICE_TABLE_VERSION),
+            digest: Cow::Borrowed(built_in::PRICE_TABLE_DIGEST),
+            models,
+            unknown,
+        }
+    }
+
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// What is wrong with it, and on which line.
+    pub fn parse_table(text: &str, unknown: UnknownPricePolicy) -> Result<Self, PriceTableError> {
+        let RawPriceTable { version, models } = toml::from_str(text)?;
+        let family = |(name, price): (&String, &Arc<ModelPrice>)| {
+            Some((name.strip_suffix('*')?.to_owned(), Arc::clone(price)))
+        };
+        let mut families: Vec<_> = models.iter().filter_map(family).collect();
+        families.sort_by_key(|(prefix, _)| Reverse(prefix.len()));
+        let digest = hex::sha256_hex(text.as_bytes()).into();
+        Ok(Self {
+            version: version.into(),
+            digest,
+            models: PriceTableModels::Read { models, families },
+            unknown,
+        })
+    }
+
+    /// What a model's tokens cost, by the upstream's name of the model; `None` where nobody knows
+    /// and nobody has to.
+    ///
+    /// # Errors
+    /// Nobody knows, and the run `counts_cost`.
+    pub fn price_for(
+        &self,
+        model: &str,
+        counts_cost: bool,
+    ) -> Result<Option<Arc<ModelPrice>>, UnknownPriceError> {
+        match (self.find_price(model), &self.unknown) {
+            (Some(price), _) => Ok(Some(price)),
+            (None, UnknownPricePolicy::Price(price)) => Ok(Some(Arc::clone(price))),
+            (None, UnknownPricePolicy::Reject) if counts_cost => {
+                Err(UnknownPriceError { model: model.into() })
+            }
+            (None, UnknownPricePolicy::Reject | UnknownPricePolicy::TokensOnly) => Ok(None),
+        }
+    }
+
+    /// Whether a run that counts money has no call whose cost is not counted.
+    pub fn prices_every_model(&self) -> bool {
+        self.unknown != UnknownPricePolicy::TokensOnly
+    }
+
+    /// The price in the table. A name that is not there is looked up once more without its
+    /// provider's prefix (`openai/gpt-5`).
+    pub fn find_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
+        self.find_exact_price(model).or_else(|| self.find_exact_price(model.split_once('/')?.1))
+    }
+
+    /// What the file calls this state of the table.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// SHA-256 of the file, in hexadecimal.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    fn find_exact_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
+        match &self.models {
+            PriceTableModels::BuiltIn(prices) => {
+                let place = built_in::MODEL_NAMES.binary_search(&model).ok()?;
+                Some(Arc::clone(prices[place].get_or_init(|| built_in::MODEL_PRICES[place].into())))
+            }
+            PriceTableModels::Read { models, families } => {
+                let in_family = |(prefix, _): &&(String, _)| model.starts_with(prefix.as_str());
+                let family = || families.iter().find(in_family).map(|(_, price)| price);
+                models.get(model).or_else(family).cloned()
+            }
+        }
+    }
+}
+
+impl ModelPrice {
+    /// What a call costs that used so much, rounded up to the next billionth.
+    ///
+    /// A long input makes the whole call dearer, not only what is beyond the threshold: that is how
+    /// Anthropic and Google bill it.
+    pub fn call_cost(&self, usage: &TokenUsage) -> Nanodollars {
+        let rates = self.rates_for(usage.input);
+        let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
+        // Sound that came from the cache is billed as such.
+        let heard = usage.audio_input.min(fresh);
+        let fresh = fresh.saturating_sub(heard);
+        let write = usage.cache_write.saturating_sub(usage.cache_write_1h);
+        let written = usage.output.saturating_sub(usage.reasoning);
+        let spoken = usage.audio_output.min(written);
+        let written = written.saturating_sub(spoken);
+        total_cost(&[
+            (fresh, rates.input),
+            (usage.cache_read, rates.cache_read),
+            (write, rates.cache_write),
+            (usage.cache_write_1h, rates.cache_write_1h),
+            (written, rates.output),
+            (spoken, rates.audio_output),
+            (heard, rates.audio_input),
+            (usage.reasoning, rates.reasoning),
+        ])
+    }
+
+    /// The most that a call of this size can cost, whatever part of it is cached or reasoning.
+    pub fn max_cost(&self, input: Tokens, output: Tokens) -> Nanodollars {
+        let rates = self.rates_for(input);
+        total_cost(&[(input, rates.max_input_rate()), (output, rates.max_output_rate())])
+    }
+
+    /// The most output that `money` pays for beside so much input.
+    pub fn affordable_output(&self, money: Nanodollars, input: Tokens) -> Tokens {
+        let rates = self.rates_for(input);
+        let left = money.saturating_sub(self.max_cost(input, Tokens::ZERO));
+        let tokens = (u128::from(left.0) * TOKENS_PER_PRICE_UNIT)
+            .checked_div(rates.max_output_rate().into());
+        Tokens(tokens.map_or(u64::MAX, |tokens| u64::try_from(tokens).unwrap_or(u64::MAX)))
+    }
+
+    fn rates_for(&self, input: Tokens) -> &TokenRates {
+        match &self.long {
+            Some((threshold, rates)) if input > *threshold => rates,
+            _ => &self.base,
+        }
+    }
+}
+
+impl TokenRates {
+    /// In the order of the fields.
+    const fn from_list(rates: [u64; 8]) -> Self {
+        let [input, output, cache_read, cache_write, cache_write_1h, ..] = rates;
+        let [.., reasoning, audio_input, audio_output] = rates;
+        Self {
+            input,
+            output,
+            cache_read,
+            cache_write,
+            cache_write_1h,
+            reasoning,
+            audio_input,
+            audio_output,
+        }
+    }
+
+    fn max_input_rate(&self) -> u64 {
+        let cached = self.cache_read.max(self.cache_write).max(self.cache_write_1h);
+        self.input.max(cached).max(self.audio_input)
+    }
+
+    fn max_output_rate(&self) -> u64 {
+        self.output.max(self.reasoning).max(self.audio_output)
+    }
+}
+
+impl TryFrom<RawPrice> for ModelPrice {
+    type Error = &'static str;
+
+    fn try_from(written: RawPrice) -> Result<Self, &'static str> {
+        let base = TokenRates::from(&written);
+        if written.above_input_tokens.is_some() {
+            return Err("`above_input_tokens` belongs into `long`");
+        }
+        let Some(long) = written.long else { return Ok(Self { base, long: None }) };
+        match (long.above_input_tokens, &long.long) {
+            (Some(threshold), None) => Ok(Self { base, long: Some((threshold, (&*long).into())) }),
+            _ => Err("`long` has to say `above_input_tokens`, and cannot hold another `long`"),
+        }
+    }
+}
+
+impl From<&RawPrice> for TokenRates {
+    fn from(written: &RawPrice) -> Self {
+        let RawPrice { input, output, .. } = *written;
+        let cache_write = written.cache_write.unwrap_or(input);
+        Self {
+            input: input.0,
+            output: output.0,
+            cache_read: written.cache_read.unwrap_or(input).0,
+            cache_write: cache_write.0,
+            cache_write_1h: written.cache_write_1h.unwrap_or(cache_write).0,
+            reasoning: written.reasoning.unwrap_or(output).0,
+            audio_input: written.audio_input.unwrap_or(input).0,
+            audio_output: written.audio_output.unwrap_or(output).0,
+        }
+    }
+}
+
+fn total_cost(parts: &[(Tokens, u64)]) -> Nanodollars {
+    let parts = parts.iter().map(|(tokens, rate)| u128::from(tokens.0) * u128::from(*rate));
+    let total: u128 = parts.fold(0, u128::saturating_add);
+    Nanodollars(u64::try_from(total.div_ceil(TOKENS_PER_PRICE_UNIT)).unwrap_or(u64::MAX))
+}
+
+/// Prices are quoted for a million tokens.
+const TOKENS_PER_PRICE_UNIT: u128 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    /// G9: what is built in is what the file says, in the order in which it is looked up.
+    #[test]
+    fn the_table_that_is_built_in_is_the_files() {
+        let text = include_str!("../../../config/prices.toml");
+        let source = built_in_source(text);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/budget/price/built_in.rs");
+        if std::env::var_os("UPDATE_PRICES").is_some() {
+            fs::write(path, &source).unwrap();
+        }
+        assert!(
+            source == fs::read_to_string(path).unwrap(),
+            "`config/prices.toml` has changed: run `UPDATE_PRICES=1 cargo nextest run --lib -E 'test(built_in)'`"
+        );
+
+        let read = PriceTable::parse_table(text, UnknownPricePolicy::Reject).unwrap();
+        let built_in = PriceTable::built_in_table(UnknownPricePolicy::Reject);
+        assert_eq!((built_in.version(), built_in.digest()), (read.version(), read.digest()));
+        for name in built_in::MODEL_NAMES {
+            assert_eq!(built_in.find_price(name), read.find_price(name), "{name}");
+            assert_eq!(built_in.find_price(&format!("{name}~")), None);
+        }
+    }
+
+    /// Returns the source text of `built_in.rs` for a price file.
+    fn built_in_source(text: &str) -> String {
+        let RawPriceTable { version, models } = toml::from_str(text).unwrap();
+        assert!(!models.keys().any(|name| name.ends_with('*')), "no family can be built in yet");
+        let digest = hex::sha256_hex(text.as_bytes());
+        let mut source = format!(
+            "//! The prices of `config/prices.toml`. A test of [`super`] writes this file.\n\n\
+             use super::{{ModelPrice, TokenRates, Tokens}};\n\n\
+             pub(super) const PRICE_TABLE_VERSION: &str = \"{version}\";\n\n\
+             pub(super) const PRICE_TABLE_DIGEST: &str =\n    \"{digest}\";\n\n\
+             /// In the order of their bytes.\n#[rustfmt::skip]\n\
+             pub(super) static MODEL_NAMES: &[&str] = &[\n"
+        );
+        for name in models.keys() {
+            writeln!(source, "    {name:?},").unwrap();
+        }
+        source += "];\n\n/// In the order of the names.\n#[rustfmt::skip]\npub(super) static MODEL_PRICES: &[ModelPrice] = &[\n";
+        for price in models.values() {
+            let long = price.long.as_ref().map_or("None".to_owned(), |(threshold, rates)| {
+                format!("Some((Tokens({}), {}))", grouped(threshold.0), list_source(rates))
+            });
+            writeln!(
+                source,
+                "    ModelPrice {{ base: {}, long: {long} }},",
+                list_source(&price.base)
+            )
+            .unwrap();
+        }
+        source + "];\n"
+    }
+
+    fn list_source(rates: &TokenRates) -> String {
+        let TokenRates { input, output, cache_read, cache_write, cache_write_1h, .. } = *rates;
+        let TokenRates { reasoning, audio_input, audio_output, .. } = *rates;
+        let [input, output] = [input, output].map(grouped);
+        let caches = [cache_read, cache_write, cache_write_1h].map(grouped).join(", ");
+        let others = [reasoning, audio_input, audio_output].map(grouped).join(", ");
+        format!("TokenRates::from_list([{input}, {output}, {caches}, {others}])")
+    }
+
+    /// A number in groups of three digits.
+    fn grouped(number: u64) -> String {
+        let digits = number.to_string();
+        let groups: Vec<_> =
+            digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+        groups.join("_")
+    }
+}

@@ -1,0 +1,264 @@
+//! Requests, tokens and calls without a charge per minute: token buckets that hold one minute's worth.
+//!
+//! A bucket remembers what was taken and has not come back with time. Its limit may change meanwhile, and a debt stays
+//! until time has paid it off.
+//!
+//! **Invariant:** what the calls of any minute use is within twice the limit, but for one call that alone asks for
+//! more than a minute's worth, and for what a call uses beyond its reservation.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use super::ledger::{BudgetError, FREE_CALLS_PER_MINUTE};
+use super::limits::BudgetLimits;
+use super::usage::Tokens;
+
+/// The rate limits of a run. The caller keeps them under a lock.
+#[derive(Debug)]
+pub(super) struct RunRateLimits {
+    requests: RateLimiter,
+    tokens: RateLimiter,
+    /// Calls that are free by their route.
+    free: RateLimiter,
+    /// Calls of other routes whose settlement charged nothing that is limited. Apart from `free`, so that a client that
+    /// counts tokens too often can still ask its model.
+    uncharged: RateLimiter,
+}
+
+#[derive(Debug)]
+struct RateLimiter {
+    /// `None` is no limit: nothing is counted.
+    limit: Option<NonZeroU32>,
+    /// Parts that were taken and have not come back; a unit has [`PARTS_PER_UNIT`] of them.
+    taken: u128,
+    /// When `taken` was brought up to date.
+    updated: Instant,
+}
+
+impl RunRateLimits {
+    pub(super) fn new(limits: &BudgetLimits, now: Instant) -> Self {
+        let [requests, tokens, free, uncharged] =
+            limits_per_minute(limits).map(|limit| RateLimiter { limit, taken: 0, updated: now });
+        Self { requests, tokens, free, uncharged }
+    }
+
+    /// Changes the limits. What was taken stays taken.
+    pub(super) fn set_limits(&mut self, limits: &BudgetLimits, now: Instant) {
+        let Self { requests, tokens, free, uncharged } = self;
+        let rates = [requests, tokens, free, uncharged];
+        for (rate, limit) in rates.into_iter().zip(limits_per_minute(limits)) {
+            rate.refill_to(now);
+            rate.limit = limit;
+        }
+    }
+
+    /// Takes one request out of the minute, or says how long to wait. A call that is free by its route takes its place
+    /// among those, too; any other call may turn out to be uncharged, and only looks whether there is a place for that.
+    ///
+    /// The requests come before the tokens: a client that hammers at one limit must not use up a minute of tokens with
+    /// calls that are never made.
+    pub(super) fn take_request(&mut self, is_free: bool, now: Instant) -> Result<(), BudgetError> {
+        let unpaid = if is_free { &mut self.free } else { &mut self.uncharged };
+        unpaid.check_available("calls without a charge", 1, now)?;
+        self.requests.check_available("requests", 1, now)?;
+        self.requests.take_count(1, now);
+        if is_free {
+            self.free.take_count(1, now);
+        }
+        Ok(())
+    }
+
+    /// Takes all tokens that a call may use out of the minute, or says how long to wait.
+    pub(super) fn take_tokens(&mut self, tokens: Tokens, now: Instant) -> Result<(), BudgetError> {
+        if tokens.is_zero() {
+            return Ok(());
+        }
+        self.tokens.check_available("tokens", tokens.0, now)?;
+        self.tokens.take_count(tokens.0, now);
+        Ok(())
+    }
+
+    /// Charges the tokens that a call used, of which `reserved` were taken `age` ago.
+    pub(super) fn settle_tokens(
+        &mut self,
+        reserved: Tokens,
+        used: Tokens,
+        age: Duration,
+        now: Instant,
+    ) {
+        self.tokens.take_count(used.saturating_sub(reserved).0, now);
+        self.tokens.return_count(reserved.saturating_sub(used).0, age, now);
+    }
+
+    /// Counts a call that might have had a charge, and had none.
+    pub(super) fn settle_uncharged(&mut self, now: Instant) {
+        self.uncharged.take_count(1, now);
+    }
+}
+
+impl RateLimiter {
+    /// Whether `count` may be taken. More than a whole minute's worth can never be had at once: it waits for a whole
+    /// minute, and is paid off in the minutes that follow.
+    fn check_available(
+        &mut self,
+        kind: &'static str,
+        count: u64,
+        now: Instant,
+    ) -> Result<(), BudgetError> {
+        self.refill_to(now);
+        let Some(limit) = self.limit else { return Ok(()) };
+        let (limit, capacity) = (limit.get(), to_parts(limit.get().into()));
+        let missing = (self.taken + to_parts(count).min(capacity))
+            .saturating_sub(capacity)
+            .div_ceil(limit.into());
+        if missing == 0 {
+            return Ok(());
+        }
+        let retry_after = Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX));
+        Err(BudgetError::Rate { kind, limit, retry_after })
+    }
+
+    fn take_count(&mut self, count: u64, now: Instant) {
+        self.refill_to(now);
+        if self.limit.is_some() {
+            self.taken = self.taken.saturating_add(to_parts(count)).min(to_parts(u64::MAX));
+        }
+    }
+
+    /// Gives back what was taken `age` ago, less what has come back with time since: that is there already.
+    fn return_count(&mut self, count: u64, age: Duration, now: Instant) {
+        self.refill_to(now);
+        let unused = to_parts(count).saturating_sub(self.parts_refilled(age));
+        self.taken = self.taken.saturating_sub(unused);
+    }
+
+    fn refill_to(&mut self, now: Instant) {
+        if self.limit.is_none() {
+            (self.taken, self.updated) = (0, self.updated.max(now));
+            return;
+        }
+        let refilled = self.parts_refilled(now.saturating_duration_since(self.updated));
+        self.taken = self.taken.saturating_sub(refilled);
+        // Threads read the clock before they have the lock: no time may count twice.
+        self.updated = self.updated.max(now);
+    }
+
+    /// Parts that come back in some time.
+    fn parts_refilled(&self, time: Duration) -> u128 {
+        self.limit.map_or(u128::MAX, |limit| time.as_nanos().saturating_mul(limit.get().into()))
+    }
+}
+
+/// The limits of requests, of tokens, and of the two kinds of calls without a charge.
+fn limits_per_minute(limits: &BudgetLimits) -> [Option<NonZeroU32>; 4] {
+    let free = limits.free_calls_per_minute.or(Some(FREE_CALLS_PER_MINUTE));
+    [limits.requests_per_minute, limits.tokens_per_minute, free, free]
+        .map(|limit| NonZeroU32::new(limit?))
+}
+
+fn to_parts(count: u64) -> u128 {
+    u128::from(count) * PARTS_PER_UNIT
+}
+
+/// A limit's worth of parts comes back in each nanosecond: a unit is as many as there are nanoseconds in a minute.
+const PARTS_PER_UNIT: u128 = 60_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A call of a history: what it used in the end, or may still use.
+    struct Call {
+        begun: Instant,
+        reserved: u64,
+        used: u64,
+        is_open: bool,
+    }
+
+    fn rates(limit: u32, now: Instant) -> RunRateLimits {
+        RunRateLimits::new(
+            &BudgetLimits { tokens_per_minute: Some(limit), ..BudgetLimits::default() },
+            now,
+        )
+    }
+
+    /// G9: a debt is paid off by time alone, and by all of the time that it takes.
+    #[test]
+    fn a_call_beyond_a_minutes_worth_is_paid_off_by_time() {
+        let begun = Instant::now();
+        let mut rates = rates(1000, begun);
+        rates.take_tokens(Tokens(8000), begun).unwrap();
+        let later = |seconds| begun + Duration::from_secs(seconds);
+        for seconds in [1, 61, 122, 419] {
+            rates.take_tokens(Tokens(1), later(seconds)).unwrap_err();
+        }
+        rates.settle_tokens(Tokens(8000), Tokens(5000), Duration::from_secs(1), later(420));
+        rates.take_tokens(Tokens(1000), later(480)).unwrap();
+        let refusal = rates.take_tokens(Tokens(1), later(480)).unwrap_err();
+        let retry_after = Duration::from_millis(60);
+        assert_eq!(refusal, BudgetError::Rate { kind: "tokens", limit: 1000, retry_after });
+    }
+
+    /// G9: of two threads, the one that read the clock first may come second.
+    #[test]
+    fn a_clock_that_was_read_early_brings_nothing_back() {
+        let begun = Instant::now();
+        let mut rates = rates(1000, begun);
+        rates.take_tokens(Tokens(1000), begun).unwrap();
+        let minute = begun + Duration::from_mins(1);
+        rates.take_tokens(Tokens(1000), minute).unwrap();
+        rates.take_tokens(Tokens(1), begun).unwrap_err();
+        rates.take_tokens(Tokens(1), minute).unwrap_err();
+    }
+
+    #[test]
+    fn what_is_taken_stays_taken_when_the_limit_changes() {
+        let now = Instant::now();
+        let mut rates = rates(1000, now);
+        rates.take_tokens(Tokens(1000), now).unwrap();
+        rates.set_limits(
+            &BudgetLimits { tokens_per_minute: Some(1500), ..BudgetLimits::default() },
+            now,
+        );
+        rates.take_tokens(Tokens(501), now).unwrap_err();
+        rates.take_tokens(Tokens(500), now).unwrap();
+    }
+
+    proptest! {
+        /// G9: whatever calls begin, use of their reservation, and end when: those that begin within a minute use no
+        /// more than the minute's limit and one burst of it.
+        #[test]
+        fn a_minute_has_no_more_than_its_limit_and_one_burst(
+            steps in vec((0_u64..30_000, 1_u64..=1000, 0_u64..=100, any::<prop::sample::Index>()), 1..120),
+        ) {
+            let start = Instant::now();
+            let (mut now, mut rates) = (start, rates(1000, start));
+            let mut calls: Vec<Call> = vec![];
+            for (pause, tokens, percent, which) in steps {
+                now += Duration::from_millis(pause * u64::from(percent % 3 == 0));
+                if percent % 2 == 0 || calls.is_empty() {
+                    if rates.take_tokens(Tokens(tokens), now).is_ok() {
+                        calls.push(Call { begun: now, reserved: tokens, used: tokens, is_open: true });
+                    }
+                    continue;
+                }
+                let call = which.get(&calls);
+                if call.is_open {
+                    let used = call.reserved * percent / 100;
+                    rates.settle_tokens(Tokens(call.reserved), Tokens(used), now - call.begun, now);
+                    let at = which.index(calls.len());
+                    calls[at] = Call { used, is_open: false, ..calls[at] };
+                }
+            }
+            for first in &calls {
+                let minute = first.begun..=first.begun + Duration::from_mins(1);
+                let used: u64 =
+                    calls.iter().filter(|call| minute.contains(&call.begun)).map(|call| call.used).sum();
+                prop_assert!(used <= 2000, "{used}");
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What sound costs at least, by the head of a WAV; other forms do not bound their own length.
+//!
+//! Compressed silence is an hour in 30 KB, so sound of any other form is taken for an hour and a half. A WAV that is not
+//! compressed says how many bytes a second of it has, and its length says the rest.
+
+use super::Base64Decoder;
+
+/// The tokens of sound of these bytes, of which no more than `most` can follow the head; `None` where they are not bounded.
+pub(super) fn tokens<I: Iterator<Item = u8>>(
+    bytes: &mut Base64Decoder<I>,
+    most: u64,
+) -> Option<u64> {
+    let rate = bytes_a_second(bytes)?;
+    let read = bytes.by_ref().map(|_| 1_u64).sum();
+    let length = if bytes.is_complete() { read } else { most };
+    Some((length.saturating_mul(TOKENS_A_SECOND).div_ceil(rate)).clamp(1, UNREAD_TOKENS))
+}
+
+/// The bytes of a second, by a head that says it in the usual place and does not contradict itself.
+fn bytes_a_second(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
+    let mut head = [0; HEAD_BYTES];
+    for byte in &mut head {
+        *byte = bytes.next()?;
+    }
+    let is_wave = head.starts_with(b"RIFF") && head[8..16] == *b"WAVEfmt ";
+    let two = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));
+    let four = |at: usize| two(at) + (two(at + 2) << 16);
+    let (format, channels, samples, told, bits) = (two(20), two(22), four(24), four(28), two(34));
+    let is_plain = matches!(format, PCM | FLOAT);
+    let rate = samples.saturating_mul(channels).saturating_mul(bits / 8);
+    // A head that lies makes sound short: no second has more bytes than that of a compact disc.
+    (is_wave && is_plain && rate > 0 && rate == told).then_some(rate.min(MAX_RATE))
+}
+
+/// A head up to the bits of a sample.
+const HEAD_BYTES: usize = 36;
+
+const PCM: u64 = 1;
+const FLOAT: u64 = 3;
+
+/// 48,000 samples of 16 bits in two channels.
+const MAX_RATE: u64 = 192_000;
+
+/// Gemini; OpenAI takes 10.
+const TOKENS_A_SECOND: u64 = 32;
+
+/// An hour and three quarters, for sound whose length nobody can tell.
+pub(super) const UNREAD_TOKENS: u64 = 200_000;
+
+#[cfg(test)]
+mod tests {
+    use super::tokens;
+    use crate::base::b64;
+    use crate::base::rope::ByteRope;
+    use crate::llm::request::media::base64::decode_string;
+
+    fn wav(format: u16, channels: u16, samples: u32, told: u32, seconds: u32) -> Vec<u8> {
+        let block = channels * 2;
+        let mut head =
+            [b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0".as_slice(), &format.to_le_bytes()].concat();
+        head.extend(channels.to_le_bytes());
+        head.extend(samples.to_le_bytes());
+        head.extend(told.to_le_bytes());
+        head.extend(block.to_le_bytes());
+        head.extend(16_u16.to_le_bytes());
+        head.resize(head.len() + (samples * u32::from(block) * seconds) as usize, 0);
+        head
+    }
+
+    fn of(wav: &[u8], limit: usize) -> Option<u64> {
+        let mut text = String::new();
+        b64::encode_base64(wav, &mut text);
+        let text = format!("{}\"", text.replace('-', "+").replace('_', "/"));
+        let length = text.len() as u64;
+        let rope: ByteRope = [text.into_bytes().into()].into_iter().collect();
+        tokens(&mut decode_string(&rope, 0, limit), length)
+    }
+
+    /// G9: a WAV is as long as its bytes; a head that says otherwise says nothing.
+    #[test]
+    fn a_wave_is_as_long_as_its_bytes() {
+        let all = usize::MAX;
+        assert_eq!(of(&wav(1, 1, 8000, 16_000, 10), all), Some(320));
+        assert_eq!(of(&wav(1, 2, 44_100, 176_400, 3), all), Some(96));
+        // What is not read to its end is as long as what is left of the body.
+        assert!(of(&wav(1, 1, 8000, 16_000, 10), 1000).is_some_and(|tokens| tokens >= 320));
+        // More bytes a second than any sound has are not believed.
+        let fast = of(&wav(1, 2, 192_000, 768_000, 1), all);
+        assert_eq!(fast, Some(128));
+        for (format, channels, samples, told) in [
+            (1, 1, 8000, 4_000_000_000),
+            (1, 1, 8000, 1),
+            (1, 0, 8000, 0),
+            (2, 1, 8000, 16_000),
+            (0x31, 1, 8000, 16_000),
+        ] {
+            assert_eq!(of(&wav(format, channels, samples, told, 1), all), None);
+        }
+        for odd in [&b""[..], b"fLaC", b"RIFF\0\0\0\0AVI fmt "] {
+            assert_eq!(of(odd, all), None);
+        }
+        assert_eq!(of(&wav(1, 1, 8000, 16_000, 1)[..30], all), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! Anthropic Messages.
+
+use serde::Deserialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::{CutSafety, LimitReachedError, OUTPUT_LIMIT_REACHED_CODE, TextEventEffect, push_event};
+use crate::llm::budget::TokenUsage;
+use crate::llm::response::event_pattern::LoneText;
+use crate::llm::response::output_estimate::OutputEstimate;
+use crate::llm::response::usage_counts::parse_object;
+
+/// What is open in a stream of one message.
+#[derive(Debug, Default)]
+pub(super) struct MessagesStreamState {
+    is_started: bool,
+    /// The reason to stop has been told.
+    is_stopped: bool,
+    block: Option<OpenContentBlock>,
+}
+
+/// The open content block. There is one at a time.
+#[derive(Clone, Copy, Debug)]
+struct OpenContentBlock {
+    index: u64,
+    is_text: bool,
+}
+
+impl MessagesStreamState {
+    /// Follows an event; returns its text, if it is one.
+    pub(super) fn on_event(
+        &mut self,
+        name: &[u8],
+        data: &[u8],
+        written: &mut OutputEstimate,
+    ) -> Option<LoneText> {
+        match name {
+            b"message_start" => self.is_started = true,
+            b"content_block_start" => self.start_block(data, written),
+            b"content_block_delta" => {
+                let delta = parse_object::<MessageStreamEvent<'_>>(data)?.delta?;
+                let texts = [delta.text, delta.partial_json, delta.thinking];
+                let mut counted = texts.into_iter().filter(|text| written.add_string(*text));
+                let (first, more) = (counted.next(), counted.count());
+                self.on_repeated_delta();
+                let lone = first.flatten().filter(|_| more == 0)?;
+                return LoneText::from_json_text(lone.get(), data, TextEventEffect::None);
+            }
+            b"content_block_stop" => self.block = None,
+            b"message_delta" => {
+                let delta =
+                    parse_object::<MessageStreamEvent<'_>>(data).and_then(|event| event.delta);
+                self.is_stopped |= delta
+                    .and_then(|delta| delta.stop_reason)
+                    .is_some_and(|reason| reason.get() != r#""""#);
+            }
+            b"message_stop" | b"error" => self.is_stopped = true,
+            _ => (),
+        }
+        None
+    }
+
+    /// A delta has come.
+    pub(super) fn on_repeated_delta(&mut self) {
+        self.is_stopped = false;
+    }
+
+    fn start_block(&mut self, data: &[u8], written: &mut OutputEstimate) {
+        let Some(event) = parse_object::<MessageStreamEvent<'_>>(data) else { return };
+        let Some(content) = event.content_block else { return };
+        let is =
+            |kind: &str| content.r#type.is_some_and(|name| name.get().trim_matches('"') == kind);
+        if is("thinking") || is("redacted_thinking") {
+            written.mark_partial();
+        }
+        written.add_string(content.text);
+        written.add_string(content.name);
+        self.is_stopped = false;
+        self.block =
+            Some(OpenContentBlock { index: event.index.unwrap_or(0), is_text: is("text") });
+    }
+
+    /// Of all kinds of blocks only text may be cut short: a tool must not be called with half of its
+    /// input, and the API takes no thinking back without the signature at its end.
+    pub(super) fn cut_safety(&self) -> CutSafety {
+        if self.is_stopped {
+            CutSafety::Ended
+        } else if self.is_started && self.block.is_none_or(|block| block.is_text) {
+            CutSafety::Sound
+        } else {
+            CutSafety::Halfway
+        }
+    }
+
+    pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
+        if let Some(block) = self.block {
+            let stop = json!({ "type": "content_block_stop", "index": block.index });
+            push_event(end, Some("content_block_stop"), &stop);
+        }
+        let delta = json!({
+            "type": "message_delta",
+            "delta": { "stop_reason": "max_tokens", "stop_sequence": null },
+            "usage": { "output_tokens": usage.output },
+        });
+        push_event(end, Some("message_delta"), &delta);
+        push_event(end, Some("message_stop"), &json!({ "type": "message_stop" }));
+    }
+}
+
+pub(super) fn write_error_ending(reached: LimitReachedError, end: &mut Vec<u8>) {
+    let error = json!({
+        "type": "billing_error",
+        "message": reached.to_string(),
+        "code": OUTPUT_LIMIT_REACHED_CODE,
+    });
+    push_event(end, Some("error"), &json!({ "type": "error", "error": error }));
+}
+
+#[derive(Deserialize)]
+struct MessageStreamEvent<'a> {
+    index: Option<u64>,
+    #[serde(borrow)]
+    content_block: Option<ContentBlockStart<'a>>,
+    #[serde(borrow)]
+    delta: Option<ContentBlockDelta<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ContentBlockStart<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    /// Of a tool.
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ContentBlockDelta<'a> {
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    partial_json: Option<&'a RawValue>,
+    #[serde(borrow)]
+    thinking: Option<&'a RawValue>,
+    #[serde(borrow)]
+    stop_reason: Option<&'a RawValue>,
+}

@@ -1,0 +1,389 @@
+//! What a response says about itself: the tokens it used, what it cost, how it ended.
+//!
+//! Most events say none of that and are recognised by a look at their name, or by what they do not
+//! contain; only the few that may are parsed. Counts are taken where the protocol puts them and
+//! nowhere else: a tool's arguments may well hold a `usage` of their own.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::event_pattern::{EventPattern, LoneText};
+use super::output_estimate::OutputEstimate;
+use super::output_limiter::{CallAllowance, OutputLimiter, TextEventEffect};
+use super::sse::SseEvent;
+use super::usage_counts::{UsageAccumulator, parse_object};
+use super::{StreamEnd, delta, unknown_text};
+use crate::llm::budget::{Nanodollars, TokenUsage};
+use crate::llm::protocol::{GatewayRoute, LlmProtocol};
+
+/// What has been heard so far.
+#[derive(Debug)]
+pub(super) struct ResponseReport {
+    route: GatewayRoute,
+    finish: StreamEnd,
+    tally: UsageAccumulator,
+    written: OutputEstimate,
+    pattern: Option<Box<EventPattern>>,
+    /// `None` where the output is not limited: then only few events are parsed.
+    limit: Option<Box<OutputLimiter>>,
+    /// A Responses stream has ended by its own word, which is an error.
+    has_failed: bool,
+}
+
+/// What an event turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamEventClass {
+    /// Of a chat stream: usage and no choices, the chunk that `include_usage` asks for.
+    UsageChunk,
+    Other,
+}
+
+impl ResponseReport {
+    pub(super) fn new(route: GatewayRoute) -> Self {
+        Self {
+            route,
+            finish: StreamEnd::Unfinished,
+            tally: UsageAccumulator::default(),
+            written: OutputEstimate::default(),
+            pattern: None,
+            limit: None,
+            has_failed: false,
+        }
+    }
+
+    /// See [`OutputLimiter::new`].
+    pub(super) fn set_allowance(&mut self, allowance: CallAllowance, shows_usage: bool) {
+        self.limit = Some(Box::new(OutputLimiter::new(self.route, allowance, shows_usage)));
+    }
+
+    /// What ends the stream after the event that was heard last, if that was one too many.
+    pub(super) fn truncation_bytes(&mut self) -> Option<Vec<u8>> {
+        let limit = self.limit.as_mut()?;
+        let written = self.written.lower_bound();
+        if limit.allows_output(written.max(self.tally.total_output())) {
+            return None;
+        }
+        limit.truncation_bytes(self.tally.total_usage(self.route.protocol()))
+    }
+
+    pub(super) fn is_truncated(&self) -> bool {
+        self.limit.as_ref().is_some_and(|limit| limit.is_truncated())
+    }
+
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// The text that was seen.
+    pub(super) fn output_estimate(&self) -> &OutputEstimate {
+        &self.written
+    }
+
+    /// Counts a text of a unary body by its length.
+    pub(super) fn count_text(&mut self, length: u64) {
+        self.written.add_length(length);
+    }
+
+    pub(super) fn stream_end(&self) -> StreamEnd {
+        self.finish
+    }
+
+    pub(super) fn reported_cost(&self) -> Option<Nanodollars> {
+        self.tally.reported_cost()
+    }
+
+    /// Whatever has been reported, with zeros for what has not; `None` where nothing has.
+    pub(super) fn partial_usage(&self) -> Option<TokenUsage> {
+        self.tally.total_usage(self.route.protocol())
+    }
+
+    /// The report, if it is whole. A turn that read nothing is a placeholder, not a report.
+    pub(super) fn reported_usage(&self) -> Option<TokenUsage> {
+        let is_whole = self.tally.has_output() || !self.route.counts_as_turn();
+        self.partial_usage().filter(|usage| is_whole && !usage.input.is_zero())
+    }
+
+    /// Hears an event; `block` is all of it.
+    pub(super) fn on_event(&mut self, event: &SseEvent<'_>, block: &[u8]) -> StreamEventClass {
+        let protocol = self.route.protocol();
+        let (heard, lone) = match protocol {
+            LlmProtocol::Chat => self.on_chunk(event),
+            LlmProtocol::Responses | LlmProtocol::Messages => {
+                (StreamEventClass::Other, self.on_named_event(event))
+            }
+        };
+        if let (Some(lone), Cow::Borrowed(data)) = (lone, &event.data) {
+            let pattern = self.pattern.get_or_insert_default();
+            pattern.keep_event(block, data, &lone, protocol == LlmProtocol::Responses);
+        }
+        heard
+    }
+
+    /// Hears the event that `rest` begins with, if it differs in its text alone from one that said nothing else.
+    /// Returns its length.
+    pub(super) fn on_repeated_event(&mut self, rest: &[u8]) -> Option<usize> {
+        let repeated = self.pattern.as_ref()?.match_repeated(rest)?;
+        self.written.add_text(repeated.text);
+        if let Some(limit) = &mut self.limit {
+            limit.on_repeated_event(&repeated);
+        }
+        Some(repeated.taken)
+    }
+
+    /// Reads the text of a usage object; says no to anything else.
+    pub(super) fn parse_usage(&mut self, usage: &[u8]) -> bool {
+        self.tally.read_usage(self.route.protocol(), usage)
+    }
+
+    /// Whether an error was heard, be it the orderly end of the stream.
+    pub(super) fn has_error(&self) -> bool {
+        self.has_failed || self.finish == StreamEnd::Errored
+    }
+
+    /// LiteLLM ends a failed chat stream with `[DONE]`: an error stays an error.
+    pub(super) fn on_end(&mut self, finish: StreamEnd) {
+        self.finish = self.finish.max(finish);
+    }
+
+    fn on_usage(&mut self, usage: &RawValue) -> bool {
+        self.parse_usage(usage.get().as_bytes())
+    }
+
+    /// Counts what a chunk writes; returns its text, if it is one.
+    fn count_chunk(&mut self, data: &[u8]) -> Option<LoneText> {
+        if let Some(limit) = &mut self.limit {
+            return limit.on_event(b"", data, &mut self.written);
+        }
+        let key = if self.route == GatewayRoute::Completions { &*TEXT_KEY } else { &*DELTA_KEY };
+        let start = delta::count_deltas(data, key, false, &mut self.written)?;
+        LoneText::from_offset(start, data, TextEventEffect::None)
+    }
+
+    /// Counts the text of an event beyond what was `counted` before it and has been counted of it. The event's `lone`
+    /// text stays so where it is all of its text.
+    fn count_unknown(
+        &mut self,
+        name: &[u8],
+        data: &[u8],
+        counted: u64,
+        lone: Option<LoneText>,
+    ) -> Option<LoneText> {
+        let Some(carried) = unknown_text::measure_event(self.route.protocol(), name, data) else {
+            return lone;
+        };
+        if carried.is_partial {
+            self.written.mark_partial();
+        }
+        self.written.add_media(carried.media);
+        let rest = carried.bytes.saturating_sub(self.written.text_bytes() - counted);
+        if rest > 0 {
+            self.written.add_length(rest);
+            if let Some(limit) = &mut self.limit {
+                limit.on_unknown_text();
+            }
+        }
+        lone.filter(|lone| carried.only == Some(lone.place.start))
+    }
+
+    /// Counts the output that the last event of a response has beyond what was seen.
+    fn count_output(&mut self, response: Option<&RawValue>) {
+        let output = response
+            .and_then(|response| parse_object::<NestedPayload<'_>>(response.get().as_bytes()));
+        let Some(output) = output.and_then(|response| response.output) else { return };
+        let length = unknown_text::output_text_bytes(output.get().as_bytes());
+        self.written.add_length(length.saturating_sub(self.written.text_bytes()));
+    }
+
+    /// Hears a chunk; returns its text, if it is one and the chunk says nothing else.
+    fn on_chunk(&mut self, event: &SseEvent<'_>) -> (StreamEventClass, Option<LoneText>) {
+        let data = &*event.data;
+        let counted = self.written.text_bytes();
+        let lone = self.count_chunk(data);
+        let lone = self.count_unknown(b"", data, counted, lone);
+        if data == b"[DONE]" {
+            self.on_end(StreamEnd::Terminated);
+        } else if event.name == b"error" {
+            self.on_end(StreamEnd::Errored);
+        } else if has_non_null_key(data, &USAGE_KEY) || has_non_null_key(data, &ERROR_KEY) {
+            let Some(chunk) = parse_object::<EventPayload<'_>>(data) else {
+                return (StreamEventClass::Other, None);
+            };
+            if chunk.error.is_some() {
+                self.on_end(StreamEnd::Errored);
+            }
+            let is_usage = chunk.usage.is_some_and(|usage| self.on_usage(usage));
+            if is_usage && chunk.choices.is_some_and(is_empty_array) {
+                return (StreamEventClass::UsageChunk, None);
+            }
+        } else {
+            return (StreamEventClass::Other, lone);
+        }
+        (StreamEventClass::Other, None)
+    }
+
+    /// Responses and Messages name their events, on a line of their own and in the data. Returns the text of one that
+    /// says nothing else.
+    fn on_named_event(&mut self, event: &SseEvent<'_>) -> Option<LoneText> {
+        let data = &*event.data;
+        let name = match event.name {
+            b"" | b"message" => leading_type(data).or_else(|| any_type(data)),
+            name => Some(name),
+        };
+        let counted = self.written.text_bytes();
+        let lone = match &mut self.limit {
+            Some(limit) => limit.on_event(name.unwrap_or_default(), data, &mut self.written),
+            None => self.count_named(name.unwrap_or_default(), data),
+        };
+        let lone = self.count_unknown(name.unwrap_or_default(), data, counted, lone);
+        match name {
+            // Whatever its data.
+            Some(b"error") => self.on_end(StreamEnd::Errored),
+            Some(b"response.failed") => {
+                self.has_failed = true;
+                self.on_payload(data, StreamEnd::Terminated);
+            }
+            Some(b"message_stop" | b"response.completed" | b"response.incomplete") => {
+                self.on_payload(data, StreamEnd::Terminated);
+            }
+            Some(b"message_start" | b"message_delta") | None => {
+                self.on_payload(data, StreamEnd::Unfinished);
+            }
+            Some(_) => (),
+        }
+        lone
+    }
+
+    /// Counts what an event of Responses or Messages writes; returns its text, if it is one and such events say
+    /// nothing else.
+    fn count_named(&mut self, name: &[u8], data: &[u8]) -> Option<LoneText> {
+        match name {
+            // A summary is not what was written.
+            b"response.reasoning_summary_text.delta" => self.written.mark_partial(),
+            b"content_block_start" => {
+                if THINKING_TYPE.find(data).is_some() {
+                    self.written.mark_partial();
+                }
+                delta::count_deltas(data, &CONTENT_BLOCK_KEY, true, &mut self.written);
+            }
+            b"response.output_item.added" if REASONING_TYPE.find(data).is_some() => {
+                self.written.mark_partial();
+            }
+            name if name == b"content_block_delta" || name.ends_with(b".delta") => {
+                let start = delta::count_deltas(data, &DELTA_KEY, true, &mut self.written)?;
+                return LoneText::from_offset(start, data, TextEventEffect::None);
+            }
+            _ => (),
+        }
+        None
+    }
+
+    /// An event whose data is cut short says nothing, not even the end.
+    fn on_payload(&mut self, data: &[u8], finish: StreamEnd) {
+        let Some(payload) = parse_object::<EventPayload<'_>>(data) else { return };
+        self.on_end(finish);
+        if payload.error.is_some() {
+            self.on_end(StreamEnd::Errored);
+        }
+        if let Some(usage) = nested_usage(payload.message) {
+            // `message_delta` has the output.
+            self.tally.read_initial_usage(self.route.protocol(), usage.get().as_bytes());
+        }
+        if self.route.protocol() == LlmProtocol::Responses {
+            self.count_output(payload.response);
+        }
+        if let Some(usage) = nested_usage(payload.response).or(payload.usage) {
+            self.on_usage(usage);
+        }
+    }
+}
+
+impl StreamEventClass {
+    pub(super) fn is_usage_chunk(self) -> bool {
+        self == Self::UsageChunk
+    }
+}
+
+/// The members that matter, of whichever event has them.
+#[derive(Deserialize)]
+struct EventPayload<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    /// Chat.
+    #[serde(borrow)]
+    choices: Option<&'a RawValue>,
+    /// Messages: of `message_start`.
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
+    /// Responses: of the last event.
+    #[serde(borrow)]
+    response: Option<&'a RawValue>,
+}
+
+/// A message or a response.
+#[derive(Deserialize)]
+struct NestedPayload<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct TypedPayload<'a> {
+    #[serde(borrow)]
+    r#type: Option<&'a RawValue>,
+}
+
+fn nested_usage(outer: Option<&RawValue>) -> Option<&RawValue> {
+    parse_object::<NestedPayload<'_>>(outer?.get().as_bytes())?.usage
+}
+
+fn is_empty_array(value: &RawValue) -> bool {
+    value.get().strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
+}
+
+/// Whether the JSON text seems to have the key with a value other than null. It may be the key of
+/// an inner object, but not a piece of a string: there its quotes would be escaped.
+fn has_non_null_key(mut json: &[u8], key: &Finder<'_>) -> bool {
+    while let Some(at) = key.find(json) {
+        json = &json[at + key.needle().len()..];
+        if let Some(value) = json.trim_ascii_start().strip_prefix(b":")
+            && !value.trim_ascii_start().starts_with(b"null")
+        {
+            return true;
+        }
+    }
+    false
+}
+
+/// The value of `type` if that is the first key, as it nearly always is.
+fn leading_type(json: &[u8]) -> Option<&[u8]> {
+    let mut rest = json;
+    for expected in [&b"{"[..], b"\"type\"", b":", b"\""] {
+        rest = rest.trim_ascii_start().strip_prefix(expected)?;
+    }
+    rest.split(|byte| *byte == b'"').next()
+}
+
+/// The value of `type` wherever it stands.
+fn any_type(json: &[u8]) -> Option<&[u8]> {
+    let name = parse_object::<TypedPayload<'_>>(json)?.r#type?.get();
+    name.strip_prefix('"')?.strip_suffix('"').map(str::as_bytes)
+}
+
+/// Immutable, and costly enough to build that it pays to do so once.
+static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
+static CONTENT_BLOCK_KEY: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"content_block\""));
+static DELTA_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\""));
+static TEXT_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"text\""));
+/// The types of blocks and items with reasoning in them.
+static THINKING_TYPE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("thinking\""));
+static REASONING_TYPE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"reasoning\""));
+static ERROR_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));

@@ -1,0 +1,345 @@
+//! Measures what an event carries that is not counted as text: members that no protocol has, text in a place of its
+//! own, data that is no JSON object.
+//!
+//! All strings of an event are text, but for those under the names that are known to hold none. What the ordinary way
+//! has counted of them is taken off. So a provider's new member costs something from its first day.
+//!
+//! **Invariant:** one walk from string to string, without a stack; of data that is no array or object all is text.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
+use crate::base::json::split_string;
+use crate::llm::protocol::LlmProtocol;
+
+/// What an event carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UnknownTextMeasure {
+    /// Bytes of text.
+    pub(super) bytes: u64,
+    /// Where its text begins, behind the quote, if it is one string.
+    pub(super) only: Option<usize>,
+    /// Part of the reasoning is sealed, or may be.
+    pub(super) is_partial: bool,
+    /// Tokens of images and sound, on the high side.
+    pub(super) media: u64,
+}
+
+/// Measures the text in an event; `name` is the event's, empty in chat.
+pub(super) fn measure_event(
+    protocol: LlmProtocol,
+    name: &[u8],
+    data: &[u8],
+) -> Option<UnknownTextMeasure> {
+    if !brings_new_text(protocol, name, data) {
+        return None;
+    }
+    if !matches!(data.trim_ascii_start().first(), Some(b'{' | b'[')) {
+        return Some(UnknownTextMeasure {
+            bytes: data.len() as u64,
+            ..UnknownTextMeasure::default()
+        });
+    }
+    let mut walk =
+        EventTextWalker::new(EventKeyKind::classify_event_key, protocol == LlmProtocol::Chat);
+    let is_json = walk.walk_strings(data);
+    let carried = walk.to_measure();
+    Some(UnknownTextMeasure { only: carried.only.filter(|_| is_json), ..carried })
+}
+
+/// Bytes of text in the `output` of a response, which repeats all that was written.
+pub(super) fn output_text_bytes(output: &[u8]) -> u64 {
+    let mut walk = EventTextWalker::new(EventKeyKind::classify_output_key, false);
+    if walk.walk_strings(output) { walk.to_measure().bytes } else { 0 }
+}
+
+/// Whether the event is one that brings text for the first time. The others repeat it, or tell of the request.
+fn brings_new_text(protocol: LlmProtocol, name: &[u8], data: &[u8]) -> bool {
+    match (protocol, name) {
+        (LlmProtocol::Chat, _) => data != b"[DONE]",
+        (_, b"error" | b"ping" | b"keepalive") => false,
+        // A result is read, not written.
+        (LlmProtocol::Messages, b"content_block_start") => TOOL_RESULT_TYPE.find(data).is_none(),
+        (LlmProtocol::Messages, name) => !matches!(
+            name,
+            b"message_start" | b"message_delta" | b"message_stop" | b"content_block_stop"
+        ),
+        // A summary is not what was written.
+        (_, b"response.reasoning_summary_text.delta") => false,
+        (LlmProtocol::Responses, name) => {
+            name.ends_with(b".delta") || !name.starts_with(b"response.")
+        }
+    }
+}
+
+/// A walk from string to string.
+struct EventTextWalker {
+    kind: fn(&[u8]) -> EventKeyKind,
+    is_chat: bool,
+    depth: usize,
+    /// The depth of the value that is passed over, 0 outside of one.
+    skipped: usize,
+    key: EventKeyKind,
+    is_after_key: bool,
+    /// The value that holds reasoning: its depth and its place.
+    reasoning: Option<(usize, usize)>,
+    texts: u64,
+    /// By name: the same reasoning under several names counts once.
+    reasonings: [u64; 4],
+    /// The depth of the value that repeats reasoning beside other text.
+    beside: Option<usize>,
+    /// The value that holds images or sound, by its depth.
+    media: Option<(usize, Medium)>,
+    media_tokens: u64,
+    /// Strings with text.
+    pieces: usize,
+    start: usize,
+    is_partial: bool,
+}
+
+/// What stands under a key.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum EventKeyKind {
+    #[default]
+    Text,
+    /// A string that is no text.
+    Name,
+    /// No text, however deep.
+    Nothing,
+    /// Reasoning, by its place.
+    Reasoning(usize),
+    /// A value with text of its own, and reasoning once more.
+    Beside,
+    /// A value with images or sound in it.
+    Media(Medium),
+    /// Bytes, or an address.
+    Data,
+}
+
+/// What is no text and is billed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    Image,
+    Audio,
+}
+
+impl EventTextWalker {
+    fn new(kind: fn(&[u8]) -> EventKeyKind, is_chat: bool) -> Self {
+        Self {
+            kind,
+            is_chat,
+            depth: 0,
+            skipped: 0,
+            key: EventKeyKind::Text,
+            is_after_key: false,
+            reasoning: None,
+            texts: 0,
+            reasonings: [0; 4],
+            beside: None,
+            media: None,
+            media_tokens: 0,
+            pieces: 0,
+            start: 0,
+            is_partial: false,
+        }
+    }
+
+    /// Says whether the data is one array or object and nothing else. What stands behind it is text.
+    fn walk_strings(&mut self, data: &[u8]) -> bool {
+        let mut rest = data;
+        while let Some((byte, after)) = rest.split_first() {
+            rest = after;
+            match byte {
+                b'"' => {
+                    let start = data.len() - rest.len();
+                    let (text, after) = split_string(rest);
+                    rest = after;
+                    let is_ended = start + text.len() < data.len();
+                    if rest.trim_ascii_start().starts_with(b":") {
+                        self.key = (self.kind)(text);
+                        self.is_after_key = true;
+                    } else if is_ended || self.is_after_key {
+                        self.count_text(text, start);
+                    }
+                }
+                b'{' | b'[' => self.open_container(),
+                b'}' | b']' if self.depth > 1 => self.close_container(),
+                b'}' | b']' => {
+                    self.texts += rest.trim_ascii().len() as u64;
+                    return rest.trim_ascii().is_empty();
+                }
+                _ => (),
+            }
+        }
+        false
+    }
+
+    fn open_container(&mut self) {
+        self.depth += 1;
+        let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
+        match self.key {
+            EventKeyKind::Nothing if is_member => self.skipped = self.depth,
+            EventKeyKind::Reasoning(place) if is_member && self.reasoning.is_none() => {
+                self.reasoning = Some((self.depth, place));
+            }
+            EventKeyKind::Beside if is_member => self.beside = self.beside.or(Some(self.depth)),
+            EventKeyKind::Media(medium) if is_member && self.media.is_none() => {
+                self.media = Some((self.depth, medium));
+            }
+            _ => (),
+        }
+    }
+
+    fn close_container(&mut self) {
+        if self.skipped == self.depth {
+            self.skipped = 0;
+        }
+        self.reasoning = self.reasoning.filter(|(depth, _)| *depth != self.depth);
+        self.beside = self.beside.filter(|depth| *depth != self.depth);
+        self.media = self.media.filter(|(depth, _)| *depth != self.depth);
+        self.depth -= 1;
+    }
+
+    fn count_text(&mut self, text: &[u8], start: usize) {
+        self.is_after_key = false;
+        if text.is_empty() || self.skipped > 0 {
+            return;
+        }
+        self.is_partial |=
+            self.reasoning.is_some_and(|(_, place)| place == REASONING_DETAILS_INDEX);
+        // An id that a provider puts beside the choices of each chunk is no text.
+        let is_id = self.is_chat && self.depth == 1 && text.len() <= MAX_ID_BYTES;
+        if is_id || matches!(self.key, EventKeyKind::Name | EventKeyKind::Nothing) {
+            return;
+        }
+        if matches!(self.key, EventKeyKind::Data | EventKeyKind::Media(_)) {
+            self.data(text);
+            return;
+        }
+        let length = text.len() as u64;
+        match (self.reasoning, self.key) {
+            (Some((_, place)), _) | (None, EventKeyKind::Reasoning(place)) => {
+                let place = if self.beside.is_some() { BESIDE } else { place };
+                self.reasonings[place] += length;
+            }
+            _ => self.texts += length,
+        }
+        self.pieces += 1;
+        self.start = start;
+    }
+
+    /// Counts what is no text: an image whole, whatever else is billed by its length.
+    fn data(&mut self, text: &[u8]) {
+        let is_address = text.starts_with(b"http");
+        let within = match self.key {
+            EventKeyKind::Media(medium) => Some(medium),
+            _ => self.media.map(|(_, medium)| medium),
+        };
+        self.media_tokens += match within {
+            Some(Medium::Image) => IMAGE_TOKENS,
+            _ if IMAGES.iter().any(|start| text.starts_with(start)) => IMAGE_TOKENS,
+            // The address of a source.
+            None if is_address => 0,
+            _ => (text.len() as u64).div_ceil(SOUND_BYTES),
+        };
+    }
+
+    fn to_measure(&self) -> UnknownTextMeasure {
+        let reasoning = self.reasonings.iter().copied().max().unwrap_or(0);
+        UnknownTextMeasure {
+            bytes: self.texts + reasoning,
+            only: (self.pieces == 1 && self.media_tokens == 0).then_some(self.start),
+            is_partial: self.is_partial,
+            media: self.media_tokens,
+        }
+    }
+}
+
+impl EventKeyKind {
+    /// Of an event that brings text.
+    fn classify_event_key(name: &[u8]) -> Self {
+        match name {
+            b"reasoning_content" | b"thinking" => Self::Reasoning(0),
+            b"reasoning" => Self::Reasoning(1),
+            b"reasoning_details" => Self::Reasoning(REASONING_DETAILS_INDEX),
+            b"id"
+            | b"object"
+            | b"model"
+            | b"type"
+            | b"role"
+            | b"index"
+            | b"format"
+            | b"provider"
+            | b"system_fingerprint"
+            | b"service_tier"
+            | b"finish_reason"
+            | b"stop_reason"
+            | b"native_finish_reason"
+            | b"matched_stop"
+            | b"call_id"
+            | b"tool_call_id"
+            | b"tool_use_id"
+            | b"item_id"
+            | b"obfuscation"
+            // Sealed, and what is no text.
+            | b"signature" | b"thought_signature" | b"thought_signatures" | b"encrypted_content" => Self::Name,
+            b"data" | b"url" | b"b64_json" => Self::Data,
+            b"provider_specific_fields" => Self::Beside,
+            b"images" | b"image" | b"image_url" => Self::Media(Medium::Image),
+            b"audio" => Self::Media(Medium::Audio),
+            // What is said of the text, and what the model read.
+            b"usage"
+            | b"x_groq"
+            | b"error"
+            | b"logprobs"
+            | b"prompt_logprobs"
+            | b"token_ids"
+            | b"prompt_token_ids"
+            | b"content_filter_results"
+            | b"prompt_filter_results"
+            | b"content_filter_offsets"
+            | b"annotations"
+            | b"citations"
+            | b"citation"
+            | b"search_results"
+            | b"web_search_results"
+            | b"tool_results"
+            // Once more what stands beside them.
+            | b"thinking_blocks" => Self::Nothing,
+            _ => Self::Text,
+        }
+    }
+
+    /// Of the output of a response: its tools' results were read, and summaries are counted by nobody.
+    fn classify_output_key(name: &[u8]) -> Self {
+        match name {
+            b"text" | b"refusal" | b"arguments" | b"input" | b"code" => Self::Text,
+            b"summary" | b"results" | b"result" | b"outputs" | b"output" | b"logprobs"
+            | b"annotations" | b"tools" | b"action" => Self::Nothing,
+            _ => Self::Name,
+        }
+    }
+}
+
+/// What Gemini bills for an image of its usual size.
+const IMAGE_TOKENS: u64 = 1290;
+
+/// Base64 to a token of sound: speech at 16 kbit/s has 2,700 bytes a second, and Gemini bills 25 tokens for that.
+const SOUND_BYTES: u64 = 100;
+
+/// How images begin: as an address, and the base64 of PNG, JPEG, GIF and WebP.
+const IMAGES: [&[u8]; 5] = [b"data:image/", b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR"];
+
+/// The place of `reasoning_details`.
+const REASONING_DETAILS_INDEX: usize = 2;
+
+/// The place of reasoning among the fields that LiteLLM puts beside the protocol's.
+const BESIDE: usize = 3;
+
+/// Bytes of an id.
+const MAX_ID_BYTES: usize = 64;
+
+/// The types of blocks that hold what a tool of the provider returned.
+static TOOL_RESULT_TYPE: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("_tool_result\""));

@@ -1,0 +1,289 @@
+//! Reads the usual usage object in one walk, without a parser.
+//!
+//! **Invariant:** where it answers, the object is JSON and the parser says the same of it.
+
+use super::ReportedUsage;
+use crate::base::json::JsonCursor;
+use crate::llm::protocol::LlmProtocol;
+
+/// What a usage object says that has whole numbers, and details of whole numbers; `None` for any other.
+pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<ReportedUsage> {
+    let mut found = UsageMemberCounts::default();
+    let mut cursor = JsonCursor::new(usage);
+    cursor.read_members(|key, value| {
+        let name = match key {
+            b"prompt_tokens" => UsageMember::PromptTokens,
+            b"completion_tokens" => UsageMember::CompletionTokens,
+            b"input_tokens" => UsageMember::InputTokens,
+            b"output_tokens" => UsageMember::OutputTokens,
+            b"total_tokens" => UsageMember::TotalTokens,
+            b"cache_read_input_tokens" => UsageMember::CacheRead,
+            b"cache_creation_input_tokens" => UsageMember::CacheWrite,
+            b"prompt_tokens_details" => {
+                return found.read_details(UsageDetailsMember::Prompt, value);
+            }
+            b"completion_tokens_details" => {
+                return found.read_details(UsageDetailsMember::Completion, value);
+            }
+            b"input_tokens_details" => return found.read_details(UsageDetailsMember::Input, value),
+            b"output_tokens_details" => {
+                return found.read_details(UsageDetailsMember::Output, value);
+            }
+            b"cache_creation" => return found.read_details(UsageDetailsMember::CacheWrite, value),
+            // What they say is not said by counts alone.
+            b"iterations" | b"cost" => return None,
+            _ => return value.skip_scalar(),
+        };
+        found.read_count(name, value)
+    })?;
+    cursor.expect_end()?;
+    found.to_reported_usage(protocol)
+}
+
+/// A member that counts.
+#[derive(Clone, Copy)]
+enum UsageMember {
+    PromptTokens,
+    CompletionTokens,
+    InputTokens,
+    OutputTokens,
+    TotalTokens,
+    CacheRead,
+    CacheWrite,
+    /// The first of those in the details of each [`UsageDetailsMember`].
+    Details,
+}
+
+/// A member that holds details.
+#[derive(Clone, Copy)]
+enum UsageDetailsMember {
+    Prompt,
+    Completion,
+    Input,
+    Output,
+    CacheWrite,
+}
+
+/// The counts by their place: first those of [`UsageMember`], then [`COUNTS_PER_DETAILS`] of each side.
+#[derive(Default)]
+struct UsageMemberCounts {
+    counts: [Option<u64>; COUNT_SLOTS],
+    /// A bit for each place that was filled, by null as well: a parser takes no member twice.
+    seen: u32,
+    /// A bit for each side.
+    seen_sides: u32,
+}
+
+impl UsageMemberCounts {
+    fn read_count(&mut self, name: UsageMember, value: &mut JsonCursor<'_>) -> Option<()> {
+        self.take_count(name as usize, value)
+    }
+
+    fn read_details(&mut self, side: UsageDetailsMember, value: &mut JsonCursor<'_>) -> Option<()> {
+        let bit = 1 << side as u32;
+        if self.seen_sides & bit != 0 {
+            return None;
+        }
+        self.seen_sides |= bit;
+        if value.read_null() {
+            return Some(());
+        }
+        let first = UsageMember::Details as usize + COUNTS_PER_DETAILS * side as usize;
+        if let UsageDetailsMember::CacheWrite = side {
+            return value.read_members(|key, value| match key {
+                b"ephemeral_1h_input_tokens" => self.take_count(first, value),
+                b"ephemeral_5m_input_tokens" => self.take_count(first + 1, value),
+                _ => value.skip_scalar(),
+            });
+        }
+        value.read_members(|key, value| match key {
+            b"cached_tokens" => self.take_count(first, value),
+            b"audio_tokens" => self.take_count(first + 1, value),
+            b"reasoning_tokens" => self.take_count(first + 2, value),
+            // Whoever has one of them has no other.
+            b"cache_creation_tokens" | b"cache_write_tokens" => self.take_count(first + 3, value),
+            _ => value.skip_scalar(),
+        })
+    }
+
+    fn take_count(&mut self, place: usize, value: &mut JsonCursor<'_>) -> Option<()> {
+        if self.seen & 1 << place != 0 {
+            return None;
+        }
+        self.seen |= 1 << place;
+        if !value.read_null() {
+            self.counts[place] = Some(value.read_count()?);
+        }
+        Some(())
+    }
+
+    /// `None` where a side has details and no sum, which is then that of all its details.
+    fn to_reported_usage(&self, protocol: LlmProtocol) -> Option<ReportedUsage> {
+        let count = |name: UsageMember| self.counts[name as usize];
+        let detail = |side: UsageDetailsMember, at: usize| {
+            self.counts[UsageMember::Details as usize + COUNTS_PER_DETAILS * side as usize + at]
+        };
+        let (input, output, heard, written) = match protocol {
+            LlmProtocol::Chat => (
+                UsageMember::PromptTokens,
+                UsageMember::CompletionTokens,
+                UsageDetailsMember::Prompt,
+                UsageDetailsMember::Completion,
+            ),
+            LlmProtocol::Responses | LlmProtocol::Messages => (
+                UsageMember::InputTokens,
+                UsageMember::OutputTokens,
+                UsageDetailsMember::Input,
+                UsageDetailsMember::Output,
+            ),
+        };
+        let has_details = |side: UsageDetailsMember| self.seen_sides & 1 << side as u32 != 0;
+        let is_missing = |sum: UsageMember, side: UsageDetailsMember| {
+            count(sum).unwrap_or(0) == 0 && has_details(side)
+        };
+        if is_missing(input, heard) || is_missing(output, written) {
+            return None;
+        }
+        let (hour, short) =
+            (detail(UsageDetailsMember::CacheWrite, 0), detail(UsageDetailsMember::CacheWrite, 1));
+        let cache_write =
+            count(UsageMember::CacheWrite).max(detail(heard, 3)).max(super::add(hour, short));
+        let cache_read = count(UsageMember::CacheRead).or(detail(heard, 0));
+        // What is beside the input of Messages is a part of it elsewhere.
+        let is_cached = cache_read.max(cache_write).is_some_and(|cached| cached > 0);
+        if is_cached && protocol != LlmProtocol::Messages && count(input).unwrap_or(0) == 0 {
+            return None;
+        }
+        Some(ReportedUsage {
+            input: count(input),
+            output: count(output),
+            total: count(UsageMember::TotalTokens).filter(|_| protocol != LlmProtocol::Messages),
+            cache_read,
+            cache_write,
+            cache_write_1h: hour,
+            reasoning: detail(written, 2),
+            audio_input: detail(heard, 1),
+            audio_output: detail(written, 1),
+            extra: None,
+            cost: None,
+        })
+    }
+}
+
+/// Counts in the details of one side.
+const COUNTS_PER_DETAILS: usize = 4;
+
+const COUNT_SLOTS: usize = UsageMember::Details as usize + COUNTS_PER_DETAILS * 5;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::ReportedUsage;
+    use super::read_usual_usage;
+    use crate::llm::protocol::LlmProtocol;
+
+    const PROTOCOLS: [LlmProtocol; 3] =
+        [LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages];
+
+    fn check(usage: &str) -> bool {
+        let mut is_read = false;
+        for protocol in PROTOCOLS {
+            let said = read_usual_usage(protocol, usage.as_bytes());
+            is_read = said.is_some();
+            if is_read {
+                assert_eq!(
+                    said,
+                    ReportedUsage::parse_usage(protocol, usage.as_bytes()),
+                    "{protocol:?} {usage}"
+                );
+            }
+        }
+        is_read
+    }
+
+    /// G7: what the providers send is read without a parser.
+    #[test]
+    fn the_usual_usage_is_read_in_one_walk() {
+        for usage in [
+            r#"{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18}"#,
+            r#"{"completion_tokens":128,"prompt_tokens":2048,"total_tokens":2176,"completion_tokens_details":{"accepted_prediction_tokens":0,"audio_tokens":3,"reasoning_tokens":64,"rejected_prediction_tokens":null},"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":1024}}"#,
+            r#"{ "prompt_tokens" : 11 , "prompt_tokens_details" : null , "completion_tokens" : null }"#,
+            r#"{"input_tokens":11,"cache_creation_input_tokens":3,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":2},"cache_read_input_tokens":5,"output_tokens":7,"service_tier":"standard"}"#,
+            r#"{"input_tokens":15,"input_tokens_details":{"cached_tokens":8},"output_tokens":6,"output_tokens_details":{"reasoning_tokens":5},"total_tokens":21}"#,
+            "{}",
+        ] {
+            assert!(check(usage), "{usage}");
+        }
+        assert!(!check(r#"{"prompt_tokens":1,"cost":2}"#));
+        assert!(!check(r#"{"input_tokens":1,"iterations":[]}"#));
+    }
+
+    fn usage() -> impl Strategy<Value = String> {
+        let key = prop::sample::select(vec![
+            "prompt_tokens",
+            "completion_tokens",
+            "input_tokens",
+            "output_tokens",
+            "cache_read_input_tokens",
+            "cache_creation_input_tokens",
+            "cached_tokens",
+            "audio_tokens",
+            "reasoning_tokens",
+            "ephemeral_1h_input_tokens",
+            "ephemeral_5m_input_tokens",
+            "cache_creation_tokens",
+            "cache_write_tokens",
+            "text_tokens",
+            "total_tokens",
+            "x",
+            "cost",
+            "input_\\u0074okens",
+        ]);
+        let side = prop::sample::select(vec![
+            "prompt_tokens_details",
+            "completion_tokens_details",
+            "input_tokens_details",
+            "output_tokens_details",
+            "cache_creation",
+            "details",
+        ]);
+        let value = prop::sample::select(vec![
+            "0",
+            "7",
+            "300",
+            "null",
+            "-1",
+            "2.5",
+            "1e3",
+            "\"7\"",
+            "007",
+            "true",
+            "18446744073709551615",
+            "{}",
+            "[]",
+            "",
+            "nul",
+        ]);
+        let value = prop_oneof![3 => (0_u64..900).prop_map(|count| count.to_string()), 1 => value.prop_map(str::to_owned)];
+        let object = |members: Vec<(&str, String)>| {
+            let members: Vec<_> =
+                members.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        let details = prop::collection::vec((key.clone(), value.clone()), 0..4).prop_map(object);
+        let member = prop_oneof![2 => (key, value), 1 => (side, details)];
+        prop::collection::vec(member, 0..7).prop_map(object)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// G7: it says what the parser says, or nothing.
+        #[test]
+        fn the_walk_agrees_with_the_parser(usage in usage()) {
+            check(&usage);
+            check(&usage[..usage.len() / 2]);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Reads a unary JSON body that came in one frame: the same as [`body`](super::json_usage) reads frame by frame, in one
+//! walk from string to string.
+//!
+//! A report of usage is found by its key at the top level, so all that stands before it is walked through. To look
+//! for it from the end would be quicker, and would prove less: that the text stands in the body, not that it is the
+//! body's own report and not one in a part of a body that broke off.
+//!
+//! **Invariant:** where it answers, the reading frame by frame finds the same, and nothing has been heard twice.
+
+use std::ops::Range;
+
+use super::StreamEnd;
+use super::json_usage::{KEY_BYTES, MAX_USAGE_BYTES, has_text_under};
+use super::report::ResponseReport;
+use crate::base::json::split_string;
+
+/// What was found in a body.
+#[derive(Default)]
+struct WholeBodyFindings {
+    usage: Option<Range<usize>>,
+    has_error: bool,
+    /// Length of the texts of the answer.
+    texts: u64,
+}
+
+/// Where in the top-level object the walk is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WholeBodyPosition {
+    Key,
+    Value,
+    /// In the value of `usage`, which begins there.
+    Usage(usize),
+}
+
+/// Reads a body that is one object and nothing else; says no to any other, of which nothing has been heard then.
+pub(super) fn read_whole_body(bytes: &[u8], report: &mut ResponseReport) -> bool {
+    let Some(found) = scan_body(bytes) else { return false };
+    if found.has_error {
+        report.on_end(StreamEnd::Errored);
+    }
+    report.count_text(found.texts);
+    if let Some(usage) = found.usage {
+        report.parse_usage(&bytes[usage]);
+    }
+    report.on_end(StreamEnd::Terminated);
+    true
+}
+
+fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
+    // The first part of a body that is longer ends elsewhere.
+    bytes.trim_ascii_end().strip_suffix(b"}").filter(|_| bytes.len() <= MAX_WALK_BYTES)?;
+    let mut found = WholeBodyFindings::default();
+    let (mut place, mut depth) = (WholeBodyPosition::Key, 1_u32);
+    // In the value of a key that has an answer; under a key there that has text.
+    let (mut is_answer, mut is_text) = (false, false);
+    let mut at = skip_space(bytes, 0);
+    if bytes.get(at) != Some(&b'{') {
+        return None;
+    }
+    at += 1;
+    loop {
+        match *bytes.get(at)? {
+            b'"' => {
+                let (inside, rest) = split_string(&bytes[at + 1..]);
+                at = bytes.len() - rest.len();
+                // Past its end there is nothing but the quote that is missing.
+                let next = skip_space(bytes, at);
+                let is_key = *bytes.get(next)? == b':';
+                if depth == 1 && place == WholeBodyPosition::Key {
+                    if !is_key {
+                        return None;
+                    }
+                    at = skip_space(bytes, next + 1);
+                    let first = *bytes.get(at)?;
+                    place = WholeBodyPosition::Value;
+                    is_answer =
+                        [b"choic", b"conte", b"outpu"].iter().any(|key| inside.starts_with(*key));
+                    if inside == b"usage" {
+                        place = WholeBodyPosition::Usage(at);
+                        if found.usage.is_some() {
+                            return None;
+                        }
+                    }
+                    found.has_error |= inside == b"error" && first != b'n';
+                } else if is_answer && is_key {
+                    is_text = has_text_under(inside);
+                } else if is_answer && is_text {
+                    found.texts += inside.len() as u64;
+                }
+                continue;
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' if depth > 1 => depth -= 1,
+            byte @ (b',' | b'}') if depth == 1 => {
+                if let WholeBodyPosition::Usage(start) = place {
+                    let is_short = at - start <= MAX_USAGE_BYTES;
+                    found.usage = Some(start..at).filter(|_| is_short);
+                    found.usage.as_ref()?;
+                }
+                if byte == b'}' {
+                    return (skip_space(bytes, at + 1) == bytes.len()).then_some(found);
+                }
+                place = WholeBodyPosition::Key;
+            }
+            b']' => return None,
+            b':' if depth == 1 => return None,
+            _ => (),
+        }
+        at += 1;
+    }
+}
+
+fn skip_space(bytes: &[u8], mut at: usize) -> usize {
+    while bytes.get(at).is_some_and(u8::is_ascii_whitespace) {
+        at += 1;
+    }
+    at
+}
+
+/// Numbers are passed byte by byte: a long list of them, as embeddings are, is quicker read by pieces.
+const MAX_WALK_BYTES: usize = 64 * 1024;
+
+/// All keys that the top level is searched for are as long as their beginnings in the reading frame by frame.
+const _: () = assert!(KEY_BYTES == 5);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::read_whole_body;
+    use crate::llm::protocol::GatewayRoute;
+    use crate::llm::response::json_usage::JsonUsageScanner;
+    use crate::llm::response::report::ResponseReport;
+
+    /// Says whether the whole is read at once; it has to find what is found in two frames.
+    fn check(route: GatewayRoute, bytes: &[u8]) -> bool {
+        let mut whole = ResponseReport::new(route);
+        let is_read = read_whole_body(bytes, &mut whole);
+        // As it was before anything was read.
+        let told = format!("{whole:?}");
+        let mut pieces = ResponseReport::new(route);
+        if is_read {
+            let mut body = JsonUsageScanner::default();
+            bytes.chunks(1).for_each(|byte| body.read_frame(byte, &mut pieces));
+        }
+        assert_eq!(told, format!("{pieces:?}"), "{}", bytes.escape_ascii());
+        is_read
+    }
+
+    /// G7, G9: the usual bodies are read at once.
+    #[test]
+    fn what_providers_answer_is_read_at_once() {
+        for (route, body) in [
+            (
+                GatewayRoute::ChatCompletions,
+                r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"a \"text\"\n","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]},"finish_reason":"stop"}],"usage":{"prompt_tokens":11,"completion_tokens":7},"service_tier":null}"#,
+            ),
+            (
+                GatewayRoute::Messages,
+                "{ \"content\" : [ { \"type\" : \"text\" , \"text\" : \"hello\" } ] ,\n \"usage\" : { \"input_tokens\" : 3, \"output_tokens\": 2 } }\n",
+            ),
+            (
+                GatewayRoute::Responses,
+                r#"{"error":null,"output":[{"content":[{"type":"output_text","text":"hi"}]}],"usage":{"input_tokens":1,"output_tokens":1}}"#,
+            ),
+            (GatewayRoute::Messages, r#"{"type":"error","error":{"type":"overloaded_error"}}"#),
+            (
+                GatewayRoute::Embeddings,
+                r#"{"data":[{"embedding":[-0.1,1e-9]}],"usage":{"prompt_tokens":8}}"#,
+            ),
+        ] {
+            assert!(check(route, body.as_bytes()), "{body}");
+            for cut in 0..body.len() {
+                assert!(
+                    !check(route, &body.as_bytes()[..cut]) || body[cut..].trim().is_empty(),
+                    "{cut} of {body}"
+                );
+            }
+        }
+    }
+
+    fn noise() -> impl Strategy<Value = String> {
+        let piece = prop::sample::select(vec![
+            "{",
+            "}",
+            "[",
+            "]",
+            ",",
+            ":",
+            "\"",
+            "\\",
+            " ",
+            "\n",
+            "7",
+            "null",
+            "\"usage\":",
+            "\"error\":",
+            "\"choices\":[",
+            "\"content\":",
+            "\"output\"",
+            "\"text\":\"text\"",
+            "\"c\":",
+            "\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}",
+            "{\"a\":",
+        ]);
+        prop::collection::vec(piece, 0..16).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// G7: of whatever bytes, what is read at once is what is read byte by byte.
+        #[test]
+        fn it_reads_as_it_does_byte_by_byte_or_not_at_all(noise in noise()) {
+            for body in [noise.clone(), format!("{{{noise}}}"), format!("{{\"content\":[{noise}],\"usage\":{{}}}}")] {
+                check(GatewayRoute::ChatCompletions, body.as_bytes());
+            }
+        }
+    }
+}

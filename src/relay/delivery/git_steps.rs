@@ -1,0 +1,191 @@
+//! The half that git does: from what came out of the sandbox to the branch. All of it blocks.
+
+use std::collections::BTreeSet;
+
+use super::outbox::{DeliveryJob, DeliveryStep, StepOutcome, VerdictKind};
+use super::rules::ReviewRules;
+use super::statement::ProvenanceStatement;
+use super::stop::StepStop;
+use super::{DeliveryError, DeliveryService};
+use crate::base::secret::SecretString;
+use crate::relay::repo::quarantine::{CommitProvenance, QuarantinedWork};
+use crate::relay::repo::review::ReviewReason;
+use crate::relay::repo::{
+    self, ArtifactDir, BranchLease, CommitNote, ExtractedWork, ObjectId, ReviewedWork,
+};
+
+impl DeliveryService {
+    /// Takes the work into quarantine and looks at it. A row that has been here before comes to the same.
+    ///
+    /// The token that it is delivered with is one of the secrets that must not be in it.
+    pub(super) fn review_work(
+        &self,
+        mut job: DeliveryJob,
+        lease: &BranchLease,
+        token: Option<SecretString>,
+    ) -> Result<(DeliveryJob, ReviewedWork), StepStop> {
+        let policy =
+            self.rules_for_request(&job.order).parse_policy().map_err(DeliveryError::Rules)?;
+        let mut known = self.secrets_for(&job.order)?;
+        known.extend(token);
+        let work = self.quarantine_work(&job, lease)?;
+        let head = work.tip();
+        if job.head.is_some_and(|before| before != head) {
+            return Err(StepStop::failed("the same work has come to another commit than before"));
+        }
+        if job.step == DeliveryStep::Extracted {
+            job = self.outbox.advance_job(&job, StepOutcome::Quarantined { head })?;
+        }
+        let judged = work.review(&policy, &known)?;
+        let (verdict, mode) = (judged.verdict(), judged.work().patch_comparison().as_str());
+        // What it was judged before, perhaps where less was known, does not count.
+        let is_news = job.verdict != Some(VerdictKind::from(verdict))
+            || job.reasons != verdict.reasons()
+            || job.mode.as_deref() != Some(mode);
+        if job.step == DeliveryStep::Quarantined || is_news {
+            job = self
+                .outbox
+                .advance_job(&job, StepOutcome::Judged { verdict: verdict.clone(), mode })?;
+        }
+        Ok((job, judged))
+    }
+
+    fn quarantine_work(
+        &self,
+        job: &DeliveryJob,
+        lease: &BranchLease,
+    ) -> Result<QuarantinedWork, StepStop> {
+        let order = &job.order;
+        let artifacts = ArtifactDir::create(&order.artifacts)?;
+        let facts = &order.facts;
+        let provenance = CommitProvenance {
+            committer: self.committer_for(order).to_owned(),
+            run: facts.run.clone(),
+            agent: Some(facts.agent.clone()).filter(|agent| !agent.is_empty()),
+        };
+        let mirror = self.open_mirror(&order.repository)?;
+        let (state, announced) = (order.state.clone(), order.announced.clone());
+        let work =
+            ExtractedWork { mirror: &mirror, lease, state, announced, artifacts: &artifacts };
+        Ok(work.into_quarantine(&self.settings.judge.quarantine, &provenance)?)
+    }
+
+    /// Moves the branch, if that is what was decided. Whether it had been moved already.
+    pub(super) fn push_branch(
+        &self,
+        job: &DeliveryJob,
+        judged: ReviewedWork,
+        token: Option<&SecretString>,
+    ) -> Result<(DeliveryJob, bool), StepStop> {
+        let cleared = match judged.into_approved() {
+            Ok(cleared) => cleared,
+            Err(held) => {
+                let reasons: Vec<_> = held.reasons.iter().map(ToString::to_string).collect();
+                return Err(StepStop::held("policy", reasons.join("; ")));
+            }
+        };
+        let (head, lease) = (cleared.work().tip(), cleared.lease().clone());
+        let was_there = match cleared.push_branch(token) {
+            Ok(pushed) => pushed.was_there,
+            // It may be there by an attempt that nobody heard the end of; and somebody may have gone on from it.
+            Err(repo::RepoError::Moved { .. } | repo::RepoError::Declined { .. })
+                if self.branch_contains(job, &lease, token, head)? =>
+            {
+                true
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok((self.outbox.advance_job(job, StepOutcome::Pushed)?, was_there))
+    }
+
+    /// Whether the remote's branch has the work, and perhaps more.
+    fn branch_contains(
+        &self,
+        job: &DeliveryJob,
+        lease: &BranchLease,
+        token: Option<&SecretString>,
+        head: ObjectId,
+    ) -> Result<bool, StepStop> {
+        let mirror = self.open_mirror(&job.order.repository)?;
+        let now = mirror.ensure_branch(lease, Some(&job.order.state.base), token)?;
+        Ok(now.exists && mirror.is_ancestor(now.start, head))
+    }
+
+    /// Why somebody has to look at what the branch has beside this work: a run that was asked for no pull request may
+    /// have left that there, and now people are asked to merge all of it.
+    ///
+    /// What rows say goes with them, so the branch itself is looked at; and what was judged by an agent's own, stricter
+    /// rules counts for as long as there is a row that says so.
+    pub(super) fn unreviewed_branch_changes(
+        &self,
+        job: &DeliveryJob,
+        lease: &BranchLease,
+        token: Option<&SecretString>,
+    ) -> Result<Vec<ReviewReason>, StepStop> {
+        let order = &job.order;
+        let mirror = self.open_mirror(&order.repository)?;
+        let now = mirror.ensure_branch(lease, Some(&order.state.base), token)?;
+        let policy = self.rules_for_request(order).parse_policy().map_err(DeliveryError::Rules)?;
+        let limits = &self.settings.judge.quarantine;
+        let mut reasons: BTreeSet<_> =
+            mirror.review_existing_branch(lease, &now, (limits, &policy))?.into_iter().collect();
+        for earlier in self.outbox.needing_review(&order.repository, lease.branch().key())? {
+            let is_there = |tip| earlier.head.is_some_and(|head| mirror.is_ancestor(tip, head));
+            if is_there(now.start) && !is_there(now.base_tip) {
+                reasons.extend(earlier.reasons);
+            }
+        }
+        Ok(reasons.into_iter().filter(|reason| !job.reasons.contains(reason)).collect())
+    }
+
+    /// Puts the statement beside the commit, where it is not yet. A key that lives no longer than this process would prove
+    /// nothing to anybody.
+    pub(super) fn write_statement_note(
+        &self,
+        job: &DeliveryJob,
+        token: Option<&SecretString>,
+    ) -> Result<DeliveryJob, StepStop> {
+        let said = match (job.head, &self.settings.signing_key) {
+            (Some(head), Some(_)) => self.put_statement_note(job, head, token)?,
+            _ => "none: there is no `AUDIT_SIGNING_KEY` to sign it with".to_owned(),
+        };
+        Ok(self.outbox.record_statement(job, &said)?)
+    }
+
+    /// What a remote does not take now it will not take later.
+    fn put_statement_note(
+        &self,
+        job: &DeliveryJob,
+        head: ObjectId,
+        token: Option<&SecretString>,
+    ) -> Result<String, StepStop> {
+        let (branch, committer) = (job.order.branch(), self.settings.committer.as_str());
+        let text = build_statement(job, head).sign(&self.key);
+        let note = CommitNote { branch, head, text: &text, committer };
+        match self.open_mirror(&job.order.repository)?.put_note(note, token) {
+            Ok(()) => Ok(STATEMENT_PUBLISHED.to_owned()),
+            Err(repo::RepoError::Declined { why } | repo::RepoError::Denied { why }) => {
+                Ok(format!("none: the remote does not take it: {why}"))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// What is said of a statement that is where it belongs.
+const STATEMENT_PUBLISHED: &str = "beside the commit";
+
+fn build_statement(job: &DeliveryJob, head: ObjectId) -> ProvenanceStatement {
+    let order = &job.order;
+    ProvenanceStatement {
+        facts: order.facts.clone(),
+        repository: order.repository.canonical_key(),
+        branch: order.branch().to_string(),
+        base: order.state.start,
+        head,
+        tree: order.announced.tree,
+        rules: order.rules.as_ref().map(ReviewRules::digest).unwrap_or_default(),
+        verdict: job.verdict.map(VerdictKind::as_str).unwrap_or_default().to_owned(),
+        mode: job.mode.clone().unwrap_or_default(),
+    }
+}

@@ -1,0 +1,95 @@
+//! What is not kept for ever.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::DeliveryError;
+use super::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, WorkspaceRow};
+use crate::base::dir_tree;
+use crate::relay::repo::{self, mirror};
+
+/// How much was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RelaySweepReport {
+    /// Rows of work that is delivered.
+    pub delivered: usize,
+    /// Directories that no row needs: of delivered work whose process ended before it removed them, of runs that never began,
+    /// and workspaces that an earlier version kept.
+    pub works: usize,
+    pub mirrors: usize,
+}
+
+/// Removes what is older than `age` below the relay's directory, and needed for nothing; what delivered work has left at once. Work that is held, has failed, is
+/// on its way or in a workspace still stays, and so do its mirror and all audit logs. Blocks.
+///
+/// # Errors
+/// The outbox or the directory cannot be used.
+pub fn sweep_relay_state(
+    state: &Path,
+    outbox: &DeliveryOutbox,
+    age: Duration,
+) -> Result<RelaySweepReport, DeliveryError> {
+    let before = SystemTime::now().checked_sub(age.max(MIN_AGE));
+    let before = before.unwrap_or(SystemTime::UNIX_EPOCH);
+    let delivered = outbox.remove_delivered(before)?;
+    let rows = outbox.list_jobs(false)?;
+    // By name alone: there is more than one way to write where the directory is.
+    let desks = outbox.workspaces()?;
+    let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
+    let named = rows.iter().map(|job| &job.order.artifacts).chain(of_desks);
+    let named: HashSet<_> = named.filter_map(|path| path.file_name()).collect();
+    let works =
+        remove_old_works(&state.join("work"), before, &named)? + discard_delivered(&rows, &desks)?;
+    let open = rows.iter().filter(|job| job.step != DeliveryStep::Done);
+    let open = open.map(|job| &job.order.repository);
+    let kept = open.chain(desks.iter().map(|desk| &desk.plan.repository)).cloned();
+    let kept: Vec<_> = kept.collect();
+    let mirrors = mirror::remove_unused_mirrors(state, before, &kept)?;
+    Ok(RelaySweepReport { delivered, works, mirrors })
+}
+
+/// Removes what came out of sandboxes whose work is delivered. A workspace may be kept in the same place.
+fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usize, DeliveryError> {
+    let kept: HashSet<_> = desks.iter().map(|desk| &desk.plan.artifacts).collect();
+    let delivered = rows.iter().filter(|job| job.step == DeliveryStep::Done);
+    let delivered = delivered.map(|job| &job.order.artifacts).filter(|path| !kept.contains(path));
+    let mut removed = 0;
+    for path in delivered.filter(|path| path.exists()) {
+        let disk = |source| repo::RepoError::Disk { path: path.clone(), source };
+        dir_tree::remove_tree(path).map_err(disk)?;
+        removed += 1;
+    }
+    Ok(removed)
+}
+
+fn remove_old_works(
+    directory: &Path,
+    before: SystemTime,
+    named: &HashSet<&OsStr>,
+) -> Result<usize, DeliveryError> {
+    let disk = |source| repo::RepoError::Disk { path: directory.to_owned(), source };
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries.map_err(disk)?,
+    };
+    let mut removed = 0;
+    for entry in entries {
+        let path = entry.map_err(disk)?.path();
+        let changed = fs::symlink_metadata(&path).and_then(|found| found.modified());
+        let is_named = path.file_name().is_some_and(|name| named.contains(name));
+        if !is_named && changed.map_err(disk)? < before {
+            dir_tree::remove_tree(&path).map_err(disk)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// What is younger may be a run's that is taking its work out just now.
+const MIN_AGE: Duration = Duration::from_hours(1);

@@ -1,0 +1,152 @@
+//! A GitHub App: it signs for itself, and is given tokens for the repositories it is installed for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::Method;
+use ring::rand::SystemRandom;
+use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::json;
+
+use crate::base::b64;
+use crate::base::secret::SecretString;
+use crate::relay::github::client::{GithubClient, GithubError, repository_path};
+use crate::relay::repo::repository::HostedRepository;
+
+/// An app with its private key, and the tokens it has been given.
+pub struct GithubApp {
+    /// Its client id, or its number.
+    id: String,
+    key: RsaKeyPair,
+    /// For each repository one place, which whoever asks for a token holds: others wait for that one.
+    given: Mutex<HashMap<String, Arc<TokenCell>>>,
+}
+
+type TokenCell = tokio::sync::Mutex<Option<InstallationToken>>;
+
+#[derive(Clone)]
+struct InstallationToken {
+    token: SecretString,
+    expires: SystemTime,
+}
+
+#[derive(Deserialize)]
+struct InstallationResponse {
+    id: u64,
+}
+
+#[derive(Deserialize)]
+struct AccessTokenResponse {
+    token: SecretString,
+    expires_at: String,
+}
+
+impl GithubApp {
+    /// Reads the private key as GitHub hands it out: PEM, in PKCS#1 or PKCS#8.
+    ///
+    /// # Errors
+    /// It is none, or too short.
+    pub fn new(id: &str, private_key: &SecretString) -> Result<Self, GithubError> {
+        let der = PrivateKeyDer::from_pem_slice(private_key.expose_secret().as_bytes())
+            .map_err(|_| GithubError::Key("it is not a private key in PEM"))?;
+        let key = match &der {
+            PrivateKeyDer::Pkcs1(der) => RsaKeyPair::from_der(der.secret_pkcs1_der()),
+            PrivateKeyDer::Pkcs8(der) => RsaKeyPair::from_pkcs8(der.secret_pkcs8_der()),
+            _ => return Err(GithubError::Key("it is not one of RSA")),
+        };
+        let key =
+            key.map_err(|_| GithubError::Key("it is not one of RSA with 2048 bits or more"))?;
+        Ok(Self { id: id.to_owned(), key, given: Mutex::default() })
+    }
+
+    /// The token for a repository: the one it has, or else a new one. Those who ask meanwhile get the same.
+    pub(super) async fn token(
+        &self,
+        api: &GithubClient,
+        repository: &HostedRepository,
+    ) -> Result<SecretString, GithubError> {
+        let place = self.token_cell(repository);
+        let mut given = place.lock().await;
+        if let Some(given) = given.as_ref().filter(|given| given.is_fresh()) {
+            return Ok(given.token.clone());
+        }
+        let new = api.retry_policy().retry(|| self.request_token(api, repository)).await?;
+        Ok(given.insert(new).token.clone())
+    }
+
+    /// Asks the forge what it knows of the app.
+    pub(super) async fn check(&self, api: &GithubClient) -> Result<IgnoredAny, GithubError> {
+        api.get(&self.sign_jwt(SystemTime::now())?, "/app").await
+    }
+
+    pub(super) async fn invalidate(&self, repository: &HostedRepository) {
+        *self.token_cell(repository).lock().await = None;
+    }
+
+    fn token_cell(&self, repository: &HostedRepository) -> Arc<TokenCell> {
+        let name = format!("{}/{}", repository.owner(), repository.name()).to_ascii_lowercase();
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        given.entry(name).or_default().clone()
+    }
+
+    async fn request_token(
+        &self,
+        api: &GithubClient,
+        repository: &HostedRepository,
+    ) -> Result<InstallationToken, GithubError> {
+        let signed = self.sign_jwt(SystemTime::now())?;
+        let installation: InstallationResponse =
+            api.get(&signed, &repository_path(repository, "/installation")).await?;
+        let address = format!("/app/installations/{}/access_tokens", installation.id);
+        let scope = json!({
+            "repositories": [repository.name()],
+            "permissions": { "contents": "write", "pull_requests": "write" },
+        });
+        let given: AccessTokenResponse =
+            api.call_once(&signed, Method::POST, &address, Some(&scope)).await?;
+        let expires = humantime::parse_rfc3339(&given.expires_at)
+            .map_err(|_| GithubError::Unanswered("a token without an end".to_owned()))?;
+        Ok(InstallationToken { token: given.token, expires })
+    }
+
+    /// What the app shows of itself (RFC 7519): good for nine minutes, since GitHub allows ten, and from a minute ago,
+    /// since clocks differ.
+    fn sign_jwt(&self, now: SystemTime) -> Result<SecretString, GithubError> {
+        let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let header = json!({ "alg": "RS256", "typ": "JWT" }).to_string();
+        let claims = json!({ "iat": now - 60, "exp": now + 540, "iss": self.id }).to_string();
+        let mut text = String::new();
+        b64::encode_base64(header.as_bytes(), &mut text);
+        text.push('.');
+        b64::encode_base64(claims.as_bytes(), &mut text);
+        let mut signature = vec![0; self.key.public().modulus_len()];
+        self.key
+            .sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), text.as_bytes(), &mut signature)
+            .map_err(|_| GithubError::Key("it does not sign"))?;
+        text.push('.');
+        b64::encode_base64(&signature, &mut text);
+        Ok(SecretString::new(text))
+    }
+}
+
+impl InstallationToken {
+    fn is_fresh(&self) -> bool {
+        let left = self.expires.duration_since(SystemTime::now()).unwrap_or_default();
+        left > MIN_TOKEN_LIFETIME
+    }
+}
+
+impl fmt::Debug for GithubApp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A token is good for an hour. One that has less than this left could end within a large push.
+const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(5);

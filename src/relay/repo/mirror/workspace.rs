@@ -1,0 +1,188 @@
+//! An agent's copy of the repository, filled before the agent can see it.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use super::super::{BranchLease, RepoError};
+use super::{BranchState, RepoMirror, mirror_ref};
+use crate::base::dir_tree;
+use crate::relay::git::{self, GitLimits};
+
+/// Whom the files are given to: the sandbox's user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOwner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// Who the agent's commits are by, where it does not say otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommitAuthor {
+    pub name: String,
+    pub email: String,
+}
+
+impl RepoMirror {
+    /// Measures what a checkout of the run's branch would come to, as a workspace is measured, before any of it is written:
+    /// who names the repository has chosen how much that is.
+    ///
+    /// # Errors
+    /// [`RepoError::Large`] where it is more than `most_bytes`, or more than [`MAX_CHECKOUT_NAMES`].
+    pub fn measure_checkout(&self, state: &BranchState, most_bytes: u64) -> Result<(), RepoError> {
+        let large = |what| Err(RepoError::Large { branch: state.branch.clone(), what });
+        // Their number first: for a size, git looks at each object.
+        let is_long = match self.measure_listing(state, "%(objecttype)") {
+            Err(error) if error.is_resource_limit() => true,
+            tally => tally?.names > MAX_CHECKOUT_NAMES,
+        };
+        if is_long {
+            return large(format!("more than {MAX_CHECKOUT_NAMES} names"));
+        }
+        match self.measure_listing(state, "%(objecttype) %(objectsize)")?.bytes {
+            bytes if bytes > most_bytes => large(format!("{bytes} bytes, of {most_bytes}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lists all names of a checkout. Git is ended when it has said more than so many names take.
+    fn measure_listing(
+        &self,
+        state: &BranchState,
+        format: &str,
+    ) -> Result<CheckoutTotals, git::GitError> {
+        let mut tally = CheckoutTotals::default();
+        let output_bytes = MAX_CHECKOUT_NAMES.saturating_mul(NAME_LINE_BYTES);
+        let words = ["-r", "-t", "--full-tree", &format!("--format={format}")];
+        let call = self.git_command("ls-tree").args(words).arg(state.start.to_string());
+        call.limits(GitLimits { output_bytes, ..GitLimits::default() })
+            .stream_output(|piece| tally.count_piece(piece))?;
+        Ok(tally)
+    }
+
+    /// Makes a repository in `workspace` with the run's branch checked out, and the base as `origin/<base>`.
+    ///
+    /// The directory is made here, or is empty and ours alone. It is the agent's when this returns, and git on this
+    /// machine must never be run in it again.
+    pub fn checkout_workspace(
+        &self,
+        lease: &BranchLease,
+        state: &BranchState,
+        workspace: &Path,
+        (owner, author): (FileOwner, &CommitAuthor),
+    ) -> Result<(), RepoError> {
+        let disk = |source| RepoError::Disk { path: workspace.to_owned(), source };
+        let is_new = create_private_dir(workspace).map_err(disk)?;
+        if !is_new {
+            let why = "it is not empty, not ours or no directory, so an agent may have been here";
+            return Err(RepoError::State { path: workspace.to_owned(), why });
+        }
+        let bundle = lease.create_scratch_dir("feed")?.join("bundle");
+        self.write_checkout_bundle(state, &bundle)?;
+        self.unpack_bundle(state, &bundle, workspace, author)?;
+        fs::remove_file(&bundle).map_err(disk)?;
+        if rustix::process::geteuid().is_root() {
+            dir_tree::chown_tree(workspace, owner.uid, owner.gid).map_err(disk)?;
+        }
+        Ok(())
+    }
+
+    /// All that the branch and the base are made of.
+    fn write_checkout_bundle(&self, state: &BranchState, bundle: &Path) -> Result<(), RepoError> {
+        let mut refs = vec![mirror_ref(&state.branch, "base")];
+        if state.exists {
+            refs.push(mirror_ref(&state.branch, "branch"));
+        }
+        let call = self.git_command("bundle").args(["create", "--quiet"]).arg(bundle).args(refs);
+        Ok(call.limits(self.limits.of_git()).execute()?)
+    }
+
+    fn unpack_bundle(
+        &self,
+        state: &BranchState,
+        bundle: &Path,
+        workspace: &Path,
+        author: &CommitAuthor,
+    ) -> Result<(), RepoError> {
+        let git_dir = workspace.join(".git");
+        let branch = state.branch.to_string();
+        let inside = |what| {
+            let call = self.git.subcommand(what).repository(&git_dir).limits(self.limits.of_git());
+            call.env("GIT_WORK_TREE", workspace)
+        };
+        let words = ["--quiet", "--template=", "--object-format=sha1", "--initial-branch", &branch];
+        inside("init").args(words).execute()?;
+        let origin = format!("refs/remotes/origin/{}", state.base);
+        let (base, own) = (mirror_ref(&state.branch, "base"), mirror_ref(&state.branch, "branch"));
+        let mut wanted = vec![format!("{base}:{origin}")];
+        wanted.extend(state.exists.then(|| format!("{own}:{}", state.branch.to_ref())));
+        let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--update-head-ok", "--"];
+        inside("fetch").args(words).arg(bundle).args(wanted).execute()?;
+        if !state.exists {
+            inside("update-ref")
+                .arg(state.branch.to_ref())
+                .arg(state.start.to_string())
+                .execute()?;
+        }
+        // Nobody is in here yet who could make a link lead anywhere, and git itself writes through none.
+        inside("reset").config("core.symlinks=true").args(["--hard", "--quiet"]).execute()?;
+        for (key, value) in [("user.name", &author.name), ("user.email", &author.email)] {
+            inside("config").args(["--local", key, value]).execute()?;
+        }
+        Ok(())
+    }
+}
+
+/// What `ls-tree` has listed by now, a kind and a size in each line.
+#[derive(Default)]
+struct CheckoutTotals {
+    names: u64,
+    bytes: u64,
+    /// Of the size that is being read.
+    size: u64,
+}
+
+impl CheckoutTotals {
+    /// Digits are a size's only: what has none has no content here.
+    fn count_piece(&mut self, piece: &[u8]) {
+        for byte in piece {
+            match byte {
+                b'0'..=b'9' => {
+                    let digit = u64::from(byte - b'0');
+                    self.size = self.size.saturating_mul(10).saturating_add(digit);
+                }
+                b'\n' => {
+                    self.names += 1;
+                    let blocks = std::mem::take(&mut self.size).div_ceil(MIN_NAME_BYTES).max(1);
+                    self.bytes = self.bytes.saturating_add(blocks.saturating_mul(MIN_NAME_BYTES));
+                }
+                _ => (),
+            }
+        }
+    }
+}
+
+/// Whether the directory is empty and only for us, as it is when it has just been made.
+fn create_private_dir(path: &Path) -> io::Result<bool> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => (),
+    }
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if !is_ours || fs::read_dir(path)?.next().is_some() {
+        return Ok(false);
+    }
+    fs::set_permissions(path, Permissions::from_mode(0o700))?;
+    Ok(true)
+}
+
+/// Names in one checkout, directories included. The largest repositories that people work in have fewer.
+pub const MAX_CHECKOUT_NAMES: u64 = 500_000;
+
+/// A kind and a size of 20 digits.
+const NAME_LINE_BYTES: u64 = 32;
+
+/// What a name takes at least, as in the measure of a workspace.
+const MIN_NAME_BYTES: u64 = 4096;

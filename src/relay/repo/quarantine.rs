@@ -1,0 +1,420 @@
+//! Where the agent's objects are looked at: beside the mirror, never in it.
+//!
+//! The pack is unpacked into a directory of its own that borrows the mirror's objects. Git checks each object's form
+//! on the way in, and that nothing is missing; what remains to be asked is whether this is work on top of what the
+//! agent was given, and how large it is once unpacked.
+
+pub mod commit;
+mod existing_branch;
+mod rewrite;
+pub mod tree;
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{BranchLease, BranchState, GitBundle, ObjectId, RepoError, RepoMirror};
+use crate::relay::git::cat_file::{self, BatchPart, ObjectHeader};
+use crate::relay::git::{self, GitCommand, GitInput};
+use commit::{ParsedCommit, UnparsedCommit};
+
+pub(super) use rewrite::TRAILER_NAMES;
+pub use rewrite::{CommitProvenance, PatchComparison, PatchMismatch};
+
+/// The agent's commits, whole and well-formed, on top of where it began. Nobody has said yet that they are welcome.
+#[derive(Debug)]
+pub struct QuarantinedWork {
+    pub(super) mirror: RepoMirror,
+    /// Held until the branch is moved, or will not be.
+    pub(super) lease: BranchLease,
+    pub(super) state: BranchState,
+    pub(super) objects: PathBuf,
+    /// Oldest first, as the agent made them. None where the branch's own are looked at.
+    pub(super) commits: Vec<ParsedCommit>,
+    /// The names of what is judged and pushed, oldest first.
+    pub(super) names: Vec<ObjectId>,
+    /// All text of the commits, both as the agent made them and as they are pushed.
+    pub(super) texts: Vec<Vec<u8>>,
+    /// What is to be pushed.
+    pub(super) tip: ObjectId,
+    pub(super) tree: ObjectId,
+    pub(super) mode: PatchComparison,
+    /// Who has made the commits anew; the judge must not find that name in an author's place.
+    pub(super) committer: Option<String>,
+    pub(super) has_work_elsewhere: bool,
+    pub(super) limits: QuarantineLimits,
+}
+
+/// What may come in at all; what is welcome is [`judge`](super::review)'s question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct QuarantineLimits {
+    pub commits: u32,
+    /// The commits themselves: their messages, mostly.
+    pub commits_bytes: u64,
+    pub pack_bytes: u64,
+    pub objects: u64,
+    /// All of them, unpacked.
+    pub bytes: u64,
+    pub memory_bytes: u64,
+    #[serde(with = "humantime_serde")]
+    pub time: Duration,
+}
+
+/// Why the agent's work cannot come in. It is for people to look at then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuarantineError {
+    #[error("git does not accept its objects: {0}")]
+    Objects(String),
+    #[error("its tip is no commit")]
+    NoCommit,
+    #[error("it builds on commits that the agent was not given")]
+    Foreign,
+    #[error("it does not build on what the agent was given: history was rewritten, or replaced")]
+    Rewritten,
+    #[error("it has a history of its own, which begins with `{0}`")]
+    Root(ObjectId),
+    #[error("its commit `{0}` is not as git writes one: {1}")]
+    Commit(ObjectId, commit::CommitFormatError),
+    #[error("its tree `{0}` is not as git writes one: {1}")]
+    Tree(ObjectId, tree::TreeFormatError),
+    #[error("it brings `{0}`, which its tip does not lead to")]
+    Stray(ObjectId),
+    #[error("its tip would lead to other commits than those that were looked at")]
+    Unseen,
+    #[error("it has more than {0} commits")]
+    Commits(u32),
+    #[error("it unpacks to more than {bytes} bytes or {objects} objects")]
+    Size { objects: u64, bytes: u64 },
+    #[error("it takes more time or room than there is for it: {0}")]
+    Costly(String),
+    #[error("nothing is in it that was not there before")]
+    Nothing,
+}
+
+impl Default for QuarantineLimits {
+    fn default() -> Self {
+        Self {
+            commits: 1000,
+            commits_bytes: 16 << 20,
+            pack_bytes: 64 << 20,
+            objects: 200_000,
+            bytes: 512 << 20,
+            memory_bytes: 1 << 30,
+            time: Duration::from_mins(2),
+        }
+    }
+}
+
+impl GitBundle {
+    /// Takes the bundle in, and looks at what it is.
+    ///
+    /// # Errors
+    /// [`RepoError::Refused`] for what must not come in; [`RepoError::Unlike`] where it is not what was announced.
+    pub fn into_quarantine(
+        self,
+        mirror: &RepoMirror,
+        lease: &BranchLease,
+        limits: &QuarantineLimits,
+    ) -> Result<QuarantinedWork, RepoError> {
+        let objects = lease.create_scratch_dir("objects")?;
+        let cell = QuarantineRepo { mirror, objects: &objects, limits };
+        cell.index_pack(&self)?;
+        let (commits, texts) = cell.new_commits(&self)?;
+        let reached = cell.check_object_sizes(self.header.tip, &self.state.base_revisions())?;
+        cell.check_objects(&reached)?;
+        let Self { state, announced, header, .. } = self;
+        let newest = commits.last().expect("there is at least one");
+        if newest.tree != announced.tree {
+            return Err(RepoError::Unlike { what: "the tree at its tip" });
+        }
+        if commits.len() != announced.commits as usize {
+            return Err(RepoError::Unlike { what: "the number of its commits" });
+        }
+        Ok(QuarantinedWork {
+            mirror: mirror.clone(),
+            lease: lease.clone(),
+            state,
+            tree: newest.tree,
+            tip: header.tip,
+            objects,
+            names: commits.iter().map(|commit| commit.name).collect(),
+            texts,
+            commits,
+            mode: PatchComparison::Bundled(PatchMismatch::NotReplayed),
+            committer: None,
+            has_work_elsewhere: announced.head.is_some(),
+            limits: *limits,
+        })
+    }
+}
+
+impl QuarantinedWork {
+    /// The commit that would be pushed.
+    pub fn tip(&self) -> ObjectId {
+        self.tip
+    }
+
+    pub fn tree(&self) -> ObjectId {
+        self.tree
+    }
+
+    pub fn patch_comparison(&self) -> &PatchComparison {
+        &self.mode
+    }
+
+    /// How many commits would be pushed.
+    pub fn commit_count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Git, where it sees the new objects and the mirror's.
+    pub(super) fn git_command(&self, subcommand: &'static str) -> GitCommand<'_> {
+        git_in_quarantine(&self.mirror, &self.objects, subcommand).limits(self.git_limits())
+    }
+
+    /// For every git that looks at it.
+    pub(super) fn git_limits(&self) -> git::GitLimits {
+        self.quarantine_repo().git_limits()
+    }
+
+    fn quarantine_repo(&self) -> QuarantineRepo<'_> {
+        QuarantineRepo { mirror: &self.mirror, objects: &self.objects, limits: &self.limits }
+    }
+}
+
+struct QuarantineRepo<'a> {
+    mirror: &'a RepoMirror,
+    objects: &'a Path,
+    limits: &'a QuarantineLimits,
+}
+
+impl QuarantineRepo<'_> {
+    /// Unpacks, with every check that git has; what a thin pack leaves out is taken from the mirror.
+    fn index_pack(&self, bundle: &GitBundle) -> Result<(), RepoError> {
+        let disk = |source| RepoError::Disk { path: bundle.path.clone(), source };
+        let most = format!("--max-input-size={}", self.limits.pack_bytes);
+        let words = [FSCK_STRICT_FLAG, "--fix-thin", "--stdin", "--threads=1", &most];
+        let call = self.git_command("index-pack").args(words);
+        let pack = bundle.open_pack().map_err(disk)?;
+        call.input(GitInput::File(pack)).execute().map_err(map_git_error)
+    }
+
+    /// The new commits, oldest first, and their text, once it is clear that they are work on top of what was given.
+    fn new_commits(
+        &self,
+        bundle: &GitBundle,
+    ) -> Result<(Vec<ParsedCommit>, Vec<Vec<u8>>), RepoError> {
+        let GitBundle { header, state, .. } = bundle;
+        let kind =
+            self.git_command("cat-file").args(["-t", &header.tip.to_string()]).output_text()?;
+        if kind.trim_end() != "commit" {
+            return Err(QuarantineError::NoCommit.into());
+        }
+        if !self.is_from_base(&header.prerequisites, state)? {
+            return Err(QuarantineError::Foreign.into());
+        }
+        let (start, tip) = (state.start.to_string(), header.tip.to_string());
+        let ancestor = self.git_command("merge-base").args(["--is-ancestor", &start, &tip]);
+        if !ancestor.run_predicate()? {
+            return Err(QuarantineError::Rewritten.into());
+        }
+        let raw = self.read_commits(self.list_commit_ids(header.tip, &state.base_revisions())?)?;
+        let parsed = raw.iter().map(|UnparsedCommit { name, content }| {
+            ParsedCommit::parse(*name, content).map_err(|why| QuarantineError::Commit(*name, why))
+        });
+        let commits = parsed.collect::<Result<Vec<_>, _>>()?;
+        if commits.is_empty() {
+            return Err(QuarantineError::Nothing.into());
+        }
+        match commits.iter().find(|commit| commit.parents.is_empty()) {
+            Some(root) => Err(QuarantineError::Root(root.name).into()),
+            None => Ok((commits, raw.into_iter().map(|raw| raw.content).collect())),
+        }
+    }
+
+    /// The names of the commits that `tip` builds on beside what is `known`, oldest first.
+    fn list_commit_ids(&self, tip: ObjectId, known: &[String]) -> Result<Vec<ObjectId>, RepoError> {
+        let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
+        let words = ["--topo-order", "--reverse", &most, &tip.to_string()];
+        let said = self.git_command("rev-list").args(words).args(known).output_text()?;
+        let names = parse_object_ids(said.as_bytes(), "rev-list")?;
+        if names.len() > self.limits.commits as usize {
+            return Err(QuarantineError::Commits(self.limits.commits).into());
+        }
+        Ok(names)
+    }
+
+    /// Whether the agent was given all of these. The mirror has other runs' work, too.
+    fn is_from_base(&self, commits: &[ObjectId], state: &BranchState) -> Result<bool, RepoError> {
+        let list = commits
+            .iter()
+            .map(ObjectId::to_string)
+            .chain(state.base_revisions())
+            .collect::<Vec<_>>();
+        let call = self.git_command("rev-list").args(["--max-count=1", "--stdin"]);
+        let call = call.input(GitInput::Bytes((list.join("\n") + "\n").into_bytes()));
+        match call.output_text() {
+            Ok(foreign) => Ok(foreign.is_empty()),
+            Err(error @ git::GitError::Failed { .. }) if !error.is_transient() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read_commits(&self, names: Vec<ObjectId>) -> Result<Vec<UnparsedCommit>, RepoError> {
+        let (mut name, mut content, mut commits) = (ObjectId::NONE, vec![], vec![]);
+        let limits =
+            git::GitLimits { output_bytes: self.limits.commits_bytes, ..self.git_limits() };
+        let call = self.git_command("cat-file").arg("--batch").input(object_id_lines(names));
+        let read = call.limits(limits).read_objects(|part| match part {
+            BatchPart::Head(object) => name = object.name,
+            BatchPart::Content(piece) => content.extend_from_slice(piece),
+            BatchPart::End => {
+                commits.push(UnparsedCommit { name, content: std::mem::take(&mut content) });
+            }
+        });
+        read.map_err(map_git_error)?;
+        Ok(commits)
+    }
+
+    /// Asks each object that `tip` leads to beside what is `known` for its size, without unpacking it: all of them must not
+    /// be too large. Returns their names.
+    fn check_object_sizes(
+        &self,
+        tip: ObjectId,
+        known: &[String],
+    ) -> Result<BTreeSet<ObjectId>, RepoError> {
+        let words = ["--objects", "--no-object-names", &tip.to_string()];
+        let list = self.git_command("rev-list").args(words).args(known);
+        let reached = parse_object_ids(&list.output_bytes().map_err(map_git_error)?, "rev-list")?;
+        let check =
+            self.git_command("cat-file").arg("--batch-check").input(object_id_lines(reached));
+        let objects = parse_object_headers(&check.output_bytes().map_err(map_git_error)?)?;
+        let QuarantineLimits { objects: most, bytes, .. } = *self.limits;
+        let sum = objects.iter().fold(0_u64, |sum, object| sum.saturating_add(object.size));
+        if objects.len() as u64 > most || sum > bytes {
+            return Err(QuarantineError::Size { objects: most, bytes }.into());
+        }
+        Ok(objects.into_iter().map(|object| object.name).collect())
+    }
+
+    /// Checks that nothing has come in beside what is `reached`, and that each new tree has the one form that git writes.
+    fn check_objects(&self, reached: &BTreeSet<ObjectId>) -> Result<(), RepoError> {
+        let words = ["--batch-all-objects", "--unordered", "--batch-check"];
+        let all = self.mirror.git_command("cat-file").args(words).limits(self.git_limits());
+        let all =
+            all.env("GIT_OBJECT_DIRECTORY", self.objects).output_bytes().map_err(map_git_error)?;
+        let is_reached = |object: &ObjectHeader| reached.contains(&object.name);
+        let (expected, others): (Vec<_>, Vec<_>) =
+            parse_object_headers(&all)?.into_iter().partition(is_reached);
+        if let Some(stray) = self.first_missing_in_mirror(&others)? {
+            return Err(QuarantineError::Stray(stray).into());
+        }
+        let trees: Vec<_> = expected.iter().filter(|object| object.kind == "tree").collect();
+        if trees.iter().any(|tree| tree.size > MAX_TREE_BYTES) {
+            let QuarantineLimits { objects, .. } = *self.limits;
+            return Err(QuarantineError::Size { objects, bytes: MAX_TREE_BYTES }.into());
+        }
+        let (mut name, mut content, mut found) = (ObjectId::NONE, vec![], None);
+        let limits = git::GitLimits { output_bytes: u64::MAX, ..self.git_limits() };
+        let call = self.git_command("cat-file").arg("--batch").limits(limits);
+        let call = call.input(object_id_lines(trees.iter().map(|tree| tree.name)));
+        let read = call.read_objects(|part| match part {
+            BatchPart::Head(object) => name = object.name,
+            BatchPart::Content(piece) => content.extend_from_slice(piece),
+            BatchPart::End => {
+                let why = tree::check_tree(&content).err();
+                found = found.or(why.map(|why| (name, why)));
+                content.clear();
+            }
+        });
+        read.map_err(map_git_error)?;
+        found.map_or(Ok(()), |(name, why)| Err(QuarantineError::Tree(name, why).into()))
+    }
+
+    /// The first of these that the mirror does not have. It has those that complete a thin pack.
+    fn first_missing_in_mirror(
+        &self,
+        objects: &[ObjectHeader],
+    ) -> Result<Option<ObjectId>, RepoError> {
+        if objects.is_empty() {
+            return Ok(None);
+        }
+        let names = object_id_lines(objects.iter().map(|object| object.name));
+        let check =
+            self.mirror.git_command("cat-file").arg("--batch-check").limits(self.git_limits());
+        let said = check.input(names).output_bytes().map_err(map_git_error)?;
+        let lines = said.split(|byte| *byte == b'\n');
+        let found: BTreeSet<_> =
+            lines.filter_map(cat_file::parse_object_header).map(|found| found.name).collect();
+        Ok(objects.iter().map(|object| object.name).find(|name| !found.contains(name)))
+    }
+
+    fn git_command(&self, subcommand: &'static str) -> GitCommand<'_> {
+        git_in_quarantine(self.mirror, self.objects, subcommand).limits(self.git_limits())
+    }
+
+    fn git_limits(&self) -> git::GitLimits {
+        git::GitLimits {
+            time: self.limits.time,
+            memory_bytes: self.limits.memory_bytes,
+            // What a thin pack leaves out is added to it.
+            file_bytes: self.limits.pack_bytes.saturating_mul(2),
+            output_bytes: self.limits.objects.saturating_mul(OBJECT_LINE_BYTES),
+        }
+    }
+}
+
+/// What git fails at among the agent's objects is the agent's doing, unless it is the machine's.
+pub(super) fn map_git_error(error: git::GitError) -> RepoError {
+    let why = error.stderr_text().filter(|said| !said.is_empty());
+    let why = why.map_or_else(|| error.to_string(), str::to_owned);
+    match error {
+        error if error.is_transient() => error.into(),
+        error if error.is_resource_limit() => QuarantineError::Costly(why).into(),
+        git::GitError::Failed { .. } => QuarantineError::Objects(why).into(),
+        error => error.into(),
+    }
+}
+
+/// Object names, as git prints them: one on each line.
+fn parse_object_ids(said: &[u8], what: &str) -> Result<Vec<ObjectId>, git::GitError> {
+    let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let names = lines.map(ObjectId::parse).collect::<Option<_>>();
+    names.ok_or_else(|| git::GitError::Senseless { what: what.to_owned() })
+}
+
+fn parse_object_headers(said: &[u8]) -> Result<Vec<ObjectHeader>, git::GitError> {
+    let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let objects = lines.map(cat_file::parse_object_header).collect::<Option<_>>();
+    objects.ok_or_else(|| git::GitError::Senseless { what: "cat-file".to_owned() })
+}
+
+/// Object names, as git reads them.
+fn object_id_lines(names: impl IntoIterator<Item = ObjectId>) -> GitInput {
+    let mut text = String::new();
+    for name in names {
+        let _ = writeln!(text, "{name}");
+    }
+    GitInput::Bytes(text.into_bytes())
+}
+
+/// New objects go where nobody looks for them, and are read together with the mirror's.
+fn git_in_quarantine<'a>(
+    mirror: &'a RepoMirror,
+    objects: &Path,
+    subcommand: &'static str,
+) -> GitCommand<'a> {
+    let call = mirror.git_command(subcommand).env("GIT_OBJECT_DIRECTORY", objects);
+    call.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", mirror.objects_dir())
+}
+
+/// Everything that git warns of is an error, and some of what it only mentions.
+const FSCK_STRICT_FLAG: &str = "--strict=badFilemode=error,gitmodulesParse=error";
+
+/// A name, a kind and a size of 20 digits.
+const OBJECT_LINE_BYTES: u64 = 72;
+
+/// One directory of some hundred thousand files. A tree is held in memory while it is checked.
+const MAX_TREE_BYTES: u64 = 16 << 20;

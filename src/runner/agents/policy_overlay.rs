@@ -1,0 +1,115 @@
+//! An agent's own policy, laid over its gateway's.
+//!
+//! What is said here holds in place of what is said there, but for rules, which are asked after the gateway's own: an
+//! agent's file takes none of them away. Models and capabilities have keys of their own in an entry.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::AgentDefinition;
+use crate::gateway::pipeline::policy::{OnClientGone, PolicyConfig};
+use crate::gateway::pipeline::rule;
+use crate::llm::request::UnknownFieldPolicy;
+use crate::llm::response::CutoffMode;
+
+/// As much of a policy as an entry says; the keys are those of `[policy]` in `config/gateway.toml`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyOverlay {
+    pub headers: HeaderOverlay,
+    pub body: BodyOverlay,
+    pub rules: Vec<rule::RuleConfig>,
+    pub max_body_bytes: Option<u64>,
+    #[serde(with = "humantime_serde")]
+    pub body_timeout: Option<Duration>,
+    pub on_client_gone: Option<OnClientGone>,
+    pub cutoff: Option<CutoffMode>,
+}
+
+/// Of headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HeaderOverlay {
+    pub anthropic_beta: Option<Vec<String>>,
+    pub openai_beta: Option<Vec<String>>,
+    pub queries: Option<Vec<String>>,
+    pub tags: Option<Vec<String>>,
+    pub expose_response_cost: Option<bool>,
+    pub traceparent: Option<bool>,
+}
+
+/// Of bodies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BodyOverlay {
+    pub aliases: Option<BTreeMap<String, String>>,
+    pub unknown_fields: Option<UnknownFieldPolicy>,
+    pub max_choices: Option<u32>,
+}
+
+/// An agent and its gateway have lists of models with nothing in common.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "none of the models that `{agent}` may use is let through by the gateway's `policy.body.models`; add one of them there"
+)]
+pub struct NoModelLeftError {
+    agent: String,
+}
+
+impl AgentDefinition {
+    /// Lays what the agent's entry says over its gateway's policy.
+    ///
+    /// # Errors
+    /// There is no model left, and a list without one would let all of them through.
+    pub fn apply_to(&self, base: &mut PolicyConfig) -> Result<(), NoModelLeftError> {
+        let PolicyOverlay {
+            headers,
+            body,
+            rules,
+            max_body_bytes,
+            body_timeout,
+            on_client_gone,
+            cutoff,
+        } = self.policy.clone();
+        set_if_some(&mut base.headers.anthropic_beta, headers.anthropic_beta.map(Arc::new));
+        set_if_some(&mut base.headers.openai_beta, headers.openai_beta);
+        set_if_some(&mut base.headers.queries, headers.queries);
+        set_if_some(&mut base.headers.tags, headers.tags);
+        set_if_some(&mut base.headers.expose_response_cost, headers.expose_response_cost);
+        set_if_some(&mut base.headers.traceparent, headers.traceparent);
+        set_if_some(&mut base.body.aliases, body.aliases);
+        set_if_some(&mut base.body.unknown_fields, body.unknown_fields);
+        set_if_some(&mut base.body.max_choices, body.max_choices);
+        set_if_some(&mut base.body.capabilities, self.capabilities.clone());
+        set_if_some(&mut base.max_body_bytes, max_body_bytes);
+        set_if_some(&mut base.body_timeout, body_timeout);
+        set_if_some(&mut base.on_client_gone, on_client_gone);
+        set_if_some(&mut base.cutoff, cutoff);
+        base.rules.extend(rules);
+        base.body.models = self.intersect_models(&base.body.models)?;
+        Ok(())
+    }
+
+    /// Of two lists, what is in both; one that is empty lets all through.
+    fn intersect_models(&self, base: &[String]) -> Result<Vec<String>, NoModelLeftError> {
+        let own = &self.models.allow;
+        if own.is_empty() {
+            return Ok(base.to_vec());
+        }
+        let is_let_through = |model: &&String| base.is_empty() || base.contains(model);
+        let models: Vec<_> = own.iter().filter(is_let_through).cloned().collect();
+        if models.is_empty() {
+            return Err(NoModelLeftError { agent: self.name.clone() });
+        }
+        Ok(models)
+    }
+}
+
+fn set_if_some<T>(to: &mut T, said: Option<T>) {
+    if let Some(said) = said {
+        *to = said;
+    }
+}

@@ -1,0 +1,142 @@
+//! What the keys of an entry say together has to make sense, and be safe.
+
+use std::path::{Component, PathBuf};
+
+use super::definition::{AgentDefinition, DriverChoice, OpenClawConfig, WorkspaceSetup};
+use super::placeholders;
+use crate::gateway::pipeline::rule::RuleSet;
+use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
+use crate::relay::delivery::rules::AgentReviewRules;
+use crate::relay::repo::review::SecretScanner;
+
+/// What is wrong with an entry that can be read, by its key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct DefinitionKeyError {
+    pub(super) key: &'static str,
+    pub(super) what: String,
+}
+
+impl AgentDefinition {
+    /// Checks what its keys say together.
+    pub(super) fn check(&self) -> Result<(), DefinitionKeyError> {
+        let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        if !is_agent_name(&self.name) {
+            return wrong("name", format!("`{}` is no name; {NAME_RULE}", self.name));
+        }
+        if self.graph_id.as_ref().is_some_and(|graph| !is_agent_name(graph)) {
+            return wrong(
+                "graph_id",
+                format!("`{}` is no name; {NAME_RULE}", self.effective_graph_id()),
+            );
+        }
+        if self.argv.is_empty() {
+            return wrong("argv", "there is no program; give it, and its arguments".to_owned());
+        }
+        if let Some(unknown) =
+            self.argv.iter().find_map(|word| placeholders::unknown_placeholder(word))
+        {
+            return wrong("argv", unknown);
+        }
+        match (&self.image, &self.rootfs, self.driver) {
+            (Some(_), Some(_), _) => {
+                return wrong("rootfs", "there is an image, too; give one of them".to_owned());
+            }
+            (Some(_), _, DriverChoice::Embedded) => {
+                let what = "`embedded` knows no images; say `docker`, or give `rootfs`";
+                return wrong("driver", what.to_owned());
+            }
+            (None, _, DriverChoice::Docker) => {
+                return wrong("driver", "`docker` needs an image; give `image`".to_owned());
+            }
+            _ => (),
+        }
+        let mut names = self.models.allow.iter().chain(&self.models.default);
+        if let Some(name) = names.find(|name| !is_model_name(name)) {
+            return wrong("models", format!("`{}` must be {MODEL_NAME_RULE}", name.escape_debug()));
+        }
+        if let Some(model) = &self.models.default
+            && !self.models.allow.is_empty()
+            && !self.models.allow.contains(model)
+        {
+            let what = format!("`{model}` is not among those that `allow` has");
+            return wrong("models.default", what);
+        }
+        if !self.tools.is_empty() {
+            return wrong("tools", "there are none yet; leave it out".to_owned());
+        }
+        self.check_setup()?;
+        self.relay.as_ref().map_or(Ok(()), check_review_rules)?;
+        let rules = RuleSet::compile_rules(&self.policy.rules);
+        rules
+            .map(drop)
+            .map_err(|error| DefinitionKeyError { key: "policy.rules", what: error.to_string() })
+    }
+
+    fn check_setup(&self) -> Result<(), DefinitionKeyError> {
+        let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        if self.setup != WorkspaceSetup::OpenClaw && self.openclaw != OpenClawConfig::default() {
+            return wrong("openclaw", "it is for `setup = \"openclaw\"`; say so".to_owned());
+        }
+        if !is_agent_id(&self.openclaw.agent) {
+            let what = format!("`{}` is none of its agents' ids", self.openclaw.agent);
+            return wrong("openclaw.agent", format!("{what}; give letters, digits, `-` and `_`"));
+        }
+        if self.openclaw.allow.is_empty() {
+            let what = "OpenClaw takes an empty list for all of its tools; name those it may use";
+            return wrong("openclaw.allow", what.to_owned());
+        }
+        let is_plain = |path: &PathBuf| {
+            let mut parts = path.components();
+            parts.all(|part| matches!(part, Component::Normal(_)))
+        };
+        if let Some(path) = self.files.keys().find(|path| !is_plain(path)) {
+            let what = format!("`{}` leads out of the workspace", path.display());
+            return wrong("files", format!("{what}; give a path below it"));
+        }
+        Ok(())
+    }
+}
+
+fn check_review_rules(
+    AgentReviewRules { policy }: &AgentReviewRules,
+) -> Result<(), DefinitionKeyError> {
+    if let Some(key) = policy.loosened_key() {
+        return Err(DefinitionKeyError { key, what: RULES_ONLY_STRICTER.to_owned() });
+    }
+    let wrong = |error: regex::Error| DefinitionKeyError {
+        key: "relay.policy.secrets",
+        what: last_line(&error),
+    };
+    SecretScanner::new(&policy.secrets, &[]).map(drop).map_err(wrong)
+}
+
+/// Its last line: those before it show where in the pattern, with marks below.
+fn last_line(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    format!("a pattern is no regular expression: {}", last.trim_start_matches("error: "))
+}
+
+fn is_agent_name(name: &str) -> bool {
+    let is_first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_next = |byte: u8| is_first(byte) || b":._-".contains(&byte);
+    name.len() <= MAX_NAME_BYTES
+        && name.bytes().next().is_some_and(is_first)
+        && name.bytes().all(is_next)
+}
+
+/// As `OpenClaw` has them; it also names a directory after one.
+fn is_agent_id(id: &str) -> bool {
+    let is_next = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    id.len() <= MAX_NAME_BYTES
+        && id.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && id.bytes().all(is_next)
+}
+
+const RULES_ONLY_STRICTER: &str = "an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. \
+     What is looser is said in this host's own file, for all agents (`--relay-config`)";
+
+const MAX_NAME_BYTES: usize = 64;
+
+const NAME_RULE: &str =
+    "give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first";

@@ -1,0 +1,256 @@
+//! A run's audit log: the log itself, and the proof of it.
+
+use std::fs::{self, Metadata};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, QueryErrorResponses};
+use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
+use super::proof_cache::{FileFingerprint, ProofCache, ProofKey};
+use super::run_records::{find_readable_run, removed_error, stream_file};
+use crate::service::store::{RunPhase as Progress, RunRow};
+use crate::telemetry::audit::AuditPublicKey;
+use crate::telemetry::audit::seal::{self, AuditLogSeal, AuditProofError};
+use crate::telemetry::audit::verify::AuditVerifyReport;
+
+/// What a run's audit log says, and whether that can be believed.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct AuditView {
+    /// The run has ended, and the log is what it was then, to the last record. While the run goes on this is false:
+    /// `signed` says how much is proved.
+    verified: bool,
+    /// Why the log cannot be believed, in words.
+    #[schema(example = "it has 3 of its 8 records: some are missing at its end")]
+    broken: Option<String>,
+    records: u64,
+    /// Records that a signed checkpoint of this service covers.
+    signed: u64,
+    /// Records after the last checkpoint, which nothing proves yet.
+    unsigned: u64,
+    /// The times of the first and the last record.
+    first: String,
+    last: String,
+    /// Calls that were let through, and not.
+    admitted: u64,
+    refused: u64,
+    settled: u64,
+    /// Of those let through, those that have not ended.
+    open: u64,
+    /// Of those settled, those whose real settlement a crash has lost.
+    crashed: u64,
+    turns: u64,
+    input_tokens: u64,
+    output_tokens: u64,
+    cost_usd: String,
+    /// Whether the run's orderly end is in it.
+    finished: bool,
+    /// Of whoever signed it last.
+    public_key: Option<String>,
+}
+
+/// How to see it.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AuditQuery {
+    /// `1`: the log itself, a line of JSON for each record
+    #[param(minimum = 0, maximum = 1)]
+    raw: Option<u8>,
+}
+
+/// A run's audit log, proved
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/audit",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run"), AuditQuery),
+    responses(
+        (status = 200, description = "What the log says; with `raw`, the log", content(
+            (AuditView = "application/json"),
+            (String = "application/x-ndjson")
+        )),
+        (status = 429, description = "With `raw`, `too_many_downloads`: of this grant", body = ErrorBody),
+        QueryErrorResponses, AuthErrorResponses,
+        (status = 404, description = "`not_found`: also where it has no log yet", body = ErrorBody)
+    )
+)]
+pub(super) async fn show_audit(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+    QueryParams(how): QueryParams<AuditQuery>,
+) -> Result<Response, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let path = api.supervisor.audit_log_path(&row.id);
+    match how.raw.unwrap_or_default() {
+        0 => Ok(Json(prove_cached(&api, &caller, &row, path).await?).into_response()),
+        1 => stream_file(&api, &caller, &path, "application/x-ndjson").await,
+        _ => Err(ApiError::invalid_parameter("`raw` is 0 or 1")),
+    }
+}
+
+/// What is to be proved.
+struct ProofSubject {
+    run: String,
+    path: PathBuf,
+    has_ended: bool,
+    seal: Option<AuditLogSeal>,
+    key: AuditPublicKey,
+}
+
+/// Answers with the proof that was made before, where the log of a run that has ended is as it was then; else proves it.
+async fn prove_cached(
+    api: &Arc<ApiState>,
+    caller: &AuthenticatedCaller,
+    row: &RunRow,
+    path: PathBuf,
+) -> Result<AuditView, ApiError> {
+    let subject = ProofSubject {
+        run: row.id.clone(),
+        path,
+        has_ended: row.state == Progress::Ended,
+        seal: api.supervisor.run_store().log_seal(&row.id).await?,
+        key: api.supervisor.public_key(),
+    };
+    let found = tokio::fs::metadata(&subject.path).await.ok();
+    let key = found.as_ref().and_then(|found| subject.proof_key(found));
+    if let Some(known) = key.and_then(|key| api.proofs.find_proof(&key)) {
+        return Ok(known);
+    }
+    let turn = api.long_reads.acquire_permit(&caller.0.id).await;
+    let ours = Arc::clone(api);
+    let proved = api.proofs.run_proof(turn, move || subject.prove_log(&ours.proofs)).await;
+    match proved.map_err(ApiError::internal_error)? {
+        Ok(audit) => Ok(audit),
+        Err(AuditProofError::Io(error)) => Err(removed_error(error, "audit log")),
+        Err(why) => Ok(AuditView::from_proof_error(&why)),
+    }
+}
+
+impl ProofSubject {
+    /// Blocks.
+    fn prove_log(&self, proofs: &ProofCache<AuditView>) -> Result<AuditView, AuditProofError> {
+        let log = fs::File::open(&self.path);
+        let Some(seal) = &self.seal else {
+            let log = log?;
+            return if self.has_ended {
+                Err(AuditProofError::Unsealed)
+            } else {
+                let report = seal::verify_open_log(whole_lines(log)?, &self.run, &self.key)?;
+                Ok(AuditView::new(&report, None))
+            };
+        };
+        if is_not_found(&log) {
+            return Err(AuditProofError::Gone { sealed: seal.records });
+        }
+        let log = log?;
+        let before = self.proof_key(&log.metadata()?);
+        // Another request may have had it proved while this one was waiting.
+        if let Some(known) = before.as_ref().and_then(|key| proofs.find_proof(key)) {
+            return Ok(known);
+        }
+        let audit = match seal.verify_sealed(BufReader::new(&log), &self.run) {
+            Ok(report) => AuditView { verified: true, ..AuditView::new(&report, None) },
+            Err(AuditProofError::Io(error)) => return Err(error.into()),
+            Err(why) => AuditView::from_proof_error(&why),
+        };
+        let after = self.proof_key(&log.metadata()?);
+        if let Some(key) = after.filter(|after| before.as_ref() == Some(after)) {
+            proofs.store_proof(key, audit.clone(), SystemTime::now());
+        }
+        Ok(audit)
+    }
+
+    /// The log of a run that goes on has none: it changes with each call.
+    fn proof_key(&self, found: &Metadata) -> Option<ProofKey> {
+        let (run, file) = (self.run.clone(), FileFingerprint::from_metadata(found));
+        self.seal.clone().map(|seal| ProofKey { run, seal, file })
+    }
+}
+
+fn is_not_found<T>(file: &io::Result<T>) -> bool {
+    matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// A log up to the end of its last whole line: what comes after that is being written just now.
+fn whole_lines(log: fs::File) -> io::Result<impl BufRead> {
+    let (mut end, mut block) = (log.metadata()?.len(), vec![0; 8 << 10]);
+    while end > 0 {
+        let start = end.saturating_sub(block.len() as u64);
+        let part = &mut block[..usize::try_from(end - start).unwrap_or(0)];
+        log.read_exact_at(part, start)?;
+        if let Some(at) = part.iter().rposition(|byte| *byte == b'\n') {
+            end = start + at as u64 + 1;
+            break;
+        }
+        end = start;
+    }
+    Ok(BufReader::new(log.take(end)))
+}
+
+impl AuditView {
+    /// What such a log says is not told, since nobody can tell who says it.
+    fn from_proof_error(why: &AuditProofError) -> Self {
+        Self::new(&AuditVerifyReport::default(), Some(why.to_string()))
+    }
+
+    fn new(report: &AuditVerifyReport, broken: Option<String>) -> Self {
+        Self {
+            verified: false,
+            broken,
+            records: report.records,
+            signed: report.signed_records(),
+            unsigned: report.unsigned_records(),
+            first: report.first.clone(),
+            last: report.last.clone(),
+            admitted: report.admitted,
+            refused: report.refused,
+            settled: report.settled,
+            open: report.open,
+            crashed: report.crashed,
+            turns: report.spent.turns,
+            input_tokens: report.spent.input.0,
+            output_tokens: report.spent.output.0,
+            cost_usd: report.spent.cost.to_string(),
+            finished: report.finished,
+            public_key: report.signatures.key.map(|key| key.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::whole_lines;
+
+    #[test]
+    fn a_line_that_is_being_written_is_left_out() {
+        let whole = "one line\n".repeat(3000);
+        for (log, read) in [
+            (String::new(), ""),
+            ("x".repeat(20_000), ""),
+            (whole.clone(), &*whole),
+            (format!("{whole}half a li"), &whole),
+            (format!("{whole}{}", "x".repeat(20_000)), &whole),
+        ] {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(log.as_bytes()).unwrap();
+            std::io::Seek::rewind(&mut file).unwrap();
+            let mut found = String::new();
+            whole_lines(file).unwrap().read_to_string(&mut found).unwrap();
+            assert_eq!(found, read);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! A chat: one request that begins a run and is answered with its events.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::unfold;
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::error::ApiError;
+use super::error_docs::CreateRunErrorResponses;
+use super::extract::{AuthenticatedCaller, JsonBody};
+use super::run_request::{ApiMessage, BudgetBody, CreateRunBody};
+use super::{ApiState, events, runs};
+use crate::service::runs::{AcceptedRun, RunService};
+
+/// A chat, in the words of those who have always asked so.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct ChatBody {
+    /// An agent of `GET /api/v1/ai/agents`, by its `agentId`.
+    #[schema(example = "sandbox:agent")]
+    graph_name: String,
+    /// The model; else the agent's own.
+    model: Option<String>,
+    /// What was said, the last by the user.
+    #[schema(min_items = 1)]
+    messages: Vec<ApiMessage>,
+    /// The conversation that the run is a part of.
+    state_key: Option<String>,
+    /// Names the branch `sandbox/<key>` that the work goes to. Without it nothing is delivered.
+    branch_key: Option<String>,
+    /// The repository that it works on, by its URL.
+    #[schema(example = "https://github.com/acme/site")]
+    repo: Option<String>,
+    /// The branch that the work is for; else the repository's default branch.
+    base: Option<String>,
+    /// Ask for a pull request, too.
+    #[serde(default)]
+    pull_request: bool,
+    /// Who pays; else the grant's first account.
+    account: Option<String>,
+    /// What the run may spend; what the agent and the grant allow at most holds in any case.
+    #[serde(default)]
+    budget: BudgetBody,
+    /// Stands in LiteLLM's spend logs, beside what stands there anyway.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    metadata: Map<String, Value>,
+    /// What becomes of the run when its client goes away.
+    #[serde(default)]
+    on_disconnect: OnDisconnect,
+}
+
+/// What becomes of a run when its client goes away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum OnDisconnect {
+    /// It is ended.
+    #[default]
+    Cancel,
+    /// It goes on, and can be watched again.
+    Continue,
+}
+
+/// Begin a run, and watch it
+///
+/// The run's id is in `x-run-id`. Asked again with the same `Idempotency-Key`, it is the same run, watched from its
+/// beginning; it is then not ended when that client goes away.
+#[utoipa::path(
+    post,
+    path = "/api/v1/ai/chat",
+    tag = "runs",
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
+        ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
+    ),
+    request_body = ChatBody,
+    responses(
+        (status = 200, description = "The run's events, to its end", body = events::RunEventDoc, content_type = "text/event-stream",
+         headers(("x-run-id" = String, description = "The run"))),
+        CreateRunErrorResponses
+    )
+)]
+pub(super) async fn start_chat(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    headers: HeaderMap,
+    JsonBody(chat): JsonBody<ChatBody>,
+) -> Result<Response, ApiError> {
+    // First: what cannot be watched is not begun.
+    let watcher = api.acquire_watcher(&caller)?;
+    let (tasks, asked) =
+        (api.tasks.clone(), (Arc::clone(&api), AuthenticatedCaller(Arc::clone(&caller.0))));
+    // The client may be gone before it is answered.
+    let (supervisor, run, leaving) =
+        tasks.run_detached(begin_run(caller, api, headers, chat)).await?;
+    let followed = supervisor.run_store().follow_events(&run, 0);
+    // A client that is sent away has gone away, too: its run ends unless it said otherwise.
+    let events = disarm_at_end(Box::pin(followed), leaving);
+    let events = events::end_when_revoked(&asked.0, &asked.1, events);
+    let mut response = events::event_stream(events, watcher).into_response();
+    response.headers_mut().insert(RUN_ID_HEADER, runs::run_id_header(&run));
+    Ok(response)
+}
+
+/// The run, with what ends it when that is dropped too early.
+async fn begin_run(
+    caller: AuthenticatedCaller,
+    api: Arc<ApiState>,
+    headers: HeaderMap,
+    chat: ChatBody,
+) -> Result<(RunService, String, Option<CancelOnDisconnect>), ApiError> {
+    let policy = chat.on_disconnect;
+    let AcceptedRun { run, is_known } =
+        runs::start_run(&api, &caller, &headers, chat.into()).await?;
+    let is_ours_to_end = policy == OnDisconnect::Cancel && !is_known;
+    let supervisor = api.supervisor.clone();
+    let leaving = is_ours_to_end
+        .then(|| CancelOnDisconnect { supervisor: supervisor.clone(), run: run.clone() });
+    Ok((supervisor, run, leaving))
+}
+
+/// Ends a run whose client has gone away before its end.
+struct CancelOnDisconnect {
+    supervisor: RunService,
+    run: String,
+}
+
+impl CancelOnDisconnect {
+    /// The end was seen.
+    fn disarm(mut self) {
+        self.run.clear();
+    }
+}
+
+impl Drop for CancelOnDisconnect {
+    fn drop(&mut self) {
+        if self.run.is_empty() {
+            return;
+        }
+        tracing::info!(run = self.run, "the client of a chat has gone away");
+        self.supervisor.cancel_run(&self.run);
+    }
+}
+
+/// The stream, with somebody who waits for its end.
+fn disarm_at_end<S: Stream>(
+    events: Pin<Box<S>>,
+    leaving: Option<CancelOnDisconnect>,
+) -> impl Stream<Item = S::Item> {
+    unfold((events, leaving), |(mut events, leaving)| async move {
+        if let Some(event) = events.next().await {
+            return Some((event, (events, leaving)));
+        }
+        if let Some(leaving) = leaving {
+            leaving.disarm();
+        }
+        None
+    })
+}
+
+impl From<ChatBody> for CreateRunBody {
+    fn from(chat: ChatBody) -> Self {
+        Self {
+            agent: chat.graph_name,
+            model: chat.model,
+            messages: chat.messages,
+            account: chat.account,
+            state_key: chat.state_key,
+            repo: chat.repo,
+            base: chat.base,
+            branch_key: chat.branch_key,
+            work_item: None,
+            pull_request: chat.pull_request,
+            budget: chat.budget,
+            max_runtime: None,
+            metadata: chat.metadata,
+        }
+    }
+}
+
+const RUN_ID_HEADER: &str = "x-run-id";

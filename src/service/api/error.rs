@@ -1,0 +1,210 @@
+//! What a caller is told when something is not done: always JSON, always with a code that stays the same.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use axum::Json;
+use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::base::{db, disk};
+use crate::service::auth::{self, AccessDeniedError};
+use crate::service::runs::RunStartError;
+
+/// Why a request was not done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ApiError {
+    #[error(transparent)]
+    Denied(#[from] AccessDeniedError),
+    #[error("there is nothing at this path; `GET /api/v1/openapi.json` says what there is")]
+    NoSuchPath,
+    #[error("this path knows other methods; `Allow` names them")]
+    Method,
+    #[error("there is no {0}")]
+    NotFound(String),
+    #[error("the body is not JSON: {0}")]
+    Json(String),
+    #[error("the body is larger than {0} bytes")]
+    TooLarge(usize),
+    #[error("a body is sent as `Content-Type: {0}`")]
+    MediaType(&'static str),
+    #[error(
+        "this service asks for no grant, so it is asked as `localhost` or by a loopback address only"
+    )]
+    ForeignHost,
+    #[error("this service asks for no grant, so no page of another place may ask it")]
+    ForeignOrigin,
+    #[error("{0}")]
+    Parameter(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    NoSuchAgent(String),
+    /// It is well-formed, and contradicts what is.
+    #[error("{message}")]
+    Conflict { code: &'static str, message: String },
+    /// It may be done later, as it is.
+    #[error("{message}")]
+    Busy { code: &'static str, message: String },
+    #[error("the body did not come in time")]
+    TooSlow,
+    #[error("too many connections are open; try again later")]
+    Crowded,
+    #[error("this grant may watch {0} runs at the same time, and does; wait for one to end")]
+    TooManyWatchers(usize),
+    #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
+    TooManyDownloads(usize),
+    /// With the time until the cap of a day opens again.
+    #[error("{message}")]
+    GrantBudget { message: String, opens_after: Option<Duration> },
+    #[error("the disk of this service is full; ask again later")]
+    StorageFull,
+    /// The log has the reason; the caller can do nothing about it.
+    #[error("something went wrong here; the log of the service says what, under this request's id")]
+    Internal,
+}
+
+/// The body of every answer that is an error.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ErrorBody {
+    error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Error)]
+pub(super) struct ErrorDetail {
+    /// For programs: it stays the same.
+    #[schema(example = "forbidden_agent")]
+    code: &'static str,
+    /// For people.
+    message: String,
+}
+
+impl ApiError {
+    pub(super) fn no_such_run(id: &str) -> Self {
+        Self::NotFound(format!("run `{}` that this grant can see", truncate_text(id)))
+    }
+
+    pub(super) fn invalid_parameter(message: impl fmt::Display) -> Self {
+        Self::Parameter(message.to_string())
+    }
+
+    pub(super) fn invalid_body(message: impl fmt::Display) -> Self {
+        Self::Invalid(message.to_string())
+    }
+
+    /// The service does as much of it as it does at the same time.
+    pub(super) fn too_busy(what: &str) -> Self {
+        Self::Busy { code: "overloaded", message: format!("{what}; ask again later") }
+    }
+
+    /// Something of ours has failed; the log says what.
+    pub(super) fn internal_error(error: impl Into<anyhow::Error>) -> Self {
+        let error = error.into();
+        tracing::error!("a request failed: {error:#}");
+        if disk::is_disk_full(error.as_ref()) { Self::StorageFull } else { Self::Internal }
+    }
+
+    fn status_and_code(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::Denied(denied) => (denied_status(denied), denied.code()),
+            Self::NoSuchPath => (StatusCode::NOT_FOUND, "no_such_path"),
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+            Self::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
+            Self::Json(_) => (StatusCode::BAD_REQUEST, "invalid_json"),
+            Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
+            Self::MediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+            Self::ForeignHost => (StatusCode::FORBIDDEN, "forbidden_host"),
+            Self::ForeignOrigin => (StatusCode::FORBIDDEN, "forbidden_origin"),
+            Self::Parameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
+            Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request"),
+            Self::NoSuchAgent(_) => (StatusCode::UNPROCESSABLE_ENTITY, "no_such_agent"),
+            Self::Conflict { code, .. } => (StatusCode::CONFLICT, code),
+            Self::Busy { code, .. } => (StatusCode::SERVICE_UNAVAILABLE, code),
+            Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
+            Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
+            Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
+            Self::TooManyDownloads(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_downloads"),
+            Self::GrantBudget { .. } => (StatusCode::PAYMENT_REQUIRED, "grant_budget_exhausted"),
+            Self::StorageFull => (StatusCode::SERVICE_UNAVAILABLE, "storage_full"),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, code) = self.status_and_code();
+        let body = ErrorBody { error: ErrorDetail { code, message: self.to_string() } };
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+            // A disk gets no room from one second to the next.
+            let after = if code == "storage_full" { "10" } else { "1" };
+            headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
+        }
+        if let Self::GrantBudget { opens_after: Some(after), .. } = self {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs() + 1));
+        }
+        response
+    }
+}
+
+impl From<db::DatabaseError> for ApiError {
+    fn from(error: db::DatabaseError) -> Self {
+        Self::internal_error(error)
+    }
+}
+
+impl From<auth::GrantStoreError> for ApiError {
+    fn from(error: auth::GrantStoreError) -> Self {
+        match error {
+            auth::GrantStoreError::Denied(denied) => Self::Denied(denied),
+            error => Self::internal_error(error),
+        }
+    }
+}
+
+impl From<RunStartError> for ApiError {
+    fn from(refused: RunStartError) -> Self {
+        let message = refused.to_string();
+        match refused {
+            RunStartError::Draining => Self::Busy { code: "draining", message },
+            RunStartError::Full(_) => Self::Busy { code: "overloaded", message },
+            RunStartError::NoAgent(_) => Self::NoSuchAgent(message),
+            RunStartError::Invalid(_) => Self::Invalid(message),
+            RunStartError::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
+            RunStartError::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
+            RunStartError::Outbox(error) => Self::internal_error(std::io::Error::other(error)),
+            RunStartError::GrantFull(most) => AccessDeniedError::Runs(most).into(),
+            RunStartError::GrantBudget(exhausted) => {
+                let after = |opens: SystemTime| opens.duration_since(SystemTime::now()).ok();
+                Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
+            }
+            RunStartError::Journal(error) => Self::internal_error(error),
+        }
+    }
+}
+
+fn denied_status(denied: &AccessDeniedError) -> StatusCode {
+    match denied {
+        AccessDeniedError::Missing
+        | AccessDeniedError::Unknown
+        | AccessDeniedError::Revoked
+        | AccessDeniedError::Expired => StatusCode::UNAUTHORIZED,
+        AccessDeniedError::Runs(_) => StatusCode::TOO_MANY_REQUESTS,
+        _ => StatusCode::FORBIDDEN,
+    }
+}
+
+/// What a caller sent is told back only as far as it could be meant.
+fn truncate_text(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(80).collect()
+}

@@ -1,0 +1,138 @@
+//! How a run is watched: its events as server-sent events, from wherever a watcher was cut off.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::sse::{self, KeepAlive, KeepAliveStream, Sse};
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, NotFoundResponses, QueryErrorResponses};
+use super::extract::{AuthenticatedCaller, PathParam, QueryParams};
+use super::share_limiter::GrantShareGuard;
+use crate::base::db;
+use crate::service::auth;
+use crate::service::store::RunEvent;
+
+/// Where to begin.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsQuery {
+    /// Only events after this one
+    after: Option<u64>,
+}
+
+/// One event, as its lines say it. Nothing here is made of it: it is what the description shows.
+#[derive(ToSchema)]
+#[schema(as = Event)]
+#[expect(dead_code, reason = "events are written as lines")]
+pub(super) struct RunEventDoc {
+    /// For `Last-Event-ID`: a number.
+    id: String,
+    #[schema(example = "text_delta")]
+    event: String,
+    /// A JSON object.
+    data: String,
+}
+
+/// Watch a run: what it has told so far, and then as it comes
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/events",
+    tag = "runs",
+    params(
+        ("id" = String, Path, description = "The run"),
+        EventsQuery,
+        ("Last-Event-ID" = Option<u64>, Header, description = "As `after`, as browsers send it")
+    ),
+    responses(
+        (status = 200, description = "The events, to the run's end", body = RunEventDoc, content_type = "text/event-stream"),
+        (status = 429, description = "`too_many_watchers`: of this grant", body = ErrorBody),
+        QueryErrorResponses, AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn watch_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+    QueryParams(from): QueryParams<EventsQuery>,
+    headers: HeaderMap,
+) -> Result<Sse<KeepAliveStream<impl Stream<Item = SseItem> + use<>>>, ApiError> {
+    caller.require_read()?;
+    let row = api.visible_run(&caller, &id).await?;
+    let given = [last_event_id(&headers)?, from.after];
+    if given.iter().flatten().any(|after| i64::try_from(*after).is_err()) {
+        return Err(ApiError::invalid_parameter("no event has so high a number"));
+    }
+    let watcher = api.acquire_watcher(&caller)?;
+    let [last, after] = given;
+    let after = last.or(after).unwrap_or_default();
+    let events = api.supervisor.run_store().follow_events(&row.id, after);
+    Ok(event_stream(end_when_revoked(&api, &caller, events), watcher))
+}
+
+/// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.
+pub(super) type SseItem = Result<sse::Event, db::DatabaseError>;
+
+/// A run's events as a body, which has a watcher until it is dropped.
+pub(super) fn event_stream<S>(
+    events: S,
+    watcher: GrantShareGuard,
+) -> Sse<KeepAliveStream<impl Stream<Item = SseItem> + use<S>>>
+where
+    S: Stream<Item = Result<RunEvent, db::DatabaseError>> + Send + 'static,
+{
+    let told = events.map(move |event| {
+        let _watching = &watcher;
+        event.map(|event| to_sse_event(&event)).inspect_err(log_database_error)
+    });
+    Sse::new(told).keep_alive(KeepAlive::new().interval(HEARTBEAT_INTERVAL))
+}
+
+/// Ends a stream at the first event after its grant was revoked or has expired.
+pub(super) fn end_when_revoked<S: Stream>(
+    api: &Arc<ApiState>,
+    caller: &AuthenticatedCaller,
+    events: S,
+) -> impl Stream<Item = S::Item> + use<S> {
+    let (api, grant) = (Arc::clone(api), caller.0.id.clone());
+    events.take_while(move |_| {
+        let (api, grant) = (Arc::clone(&api), grant.clone());
+        async move {
+            match api.grants.check_id(&grant).await {
+                Err(auth::GrantStoreError::Denied(_)) => {
+                    tracing::info!(grant, "a watcher is sent away: its grant is good no more");
+                    false
+                }
+                // What cannot be read now is checked at the next event.
+                Ok(()) | Err(_) => true,
+            }
+        }
+    })
+}
+
+fn to_sse_event(event: &RunEvent) -> sse::Event {
+    let RunEvent { seq, kind, data, .. } = event;
+    sse::Event::default().id(seq.to_string()).event(kind.as_str()).data(&**data)
+}
+
+fn log_database_error(error: &db::DatabaseError) {
+    tracing::error!(%error, "a run's events cannot be read");
+}
+
+fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
+    let Some(given) = headers.get("last-event-id") else { return Ok(None) };
+    let number = given.to_str().ok().and_then(|given| given.parse().ok());
+    let number = number
+        .ok_or_else(|| ApiError::invalid_parameter("`Last-Event-ID` is the number of an event"))?;
+    Ok(Some(number))
+}
+
+/// Between events, so that nobody on the way takes a quiet run for a dead connection.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);

@@ -1,0 +1,145 @@
+//! What handlers are given of a request: who asks, and what for.
+//!
+//! Each refuses in our own words, so that nobody ever reads one of axum's.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::error::ApiError;
+use super::{ApiState, MAX_REQUEST_BODY_BYTES};
+use crate::base::json;
+use crate::base::serde_words::{self, JsonInputError};
+use crate::service::auth::{AccessDeniedError, AccessGrant, GrantScope};
+
+/// Who asks. A handler without this answers everybody.
+pub(super) struct AuthenticatedCaller(pub(super) Arc<AccessGrant>);
+
+/// A body of JSON.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+/// What stands in the path.
+pub(super) struct PathParam<T>(pub(super) T);
+
+/// The query.
+pub(super) struct QueryParams<T>(pub(super) T);
+
+impl AuthenticatedCaller {
+    pub(super) fn require_scope(&self, access: GrantScope) -> Result<(), ApiError> {
+        Ok(self.0.check_scope(access)?)
+    }
+
+    /// At runs: at its own, or at everybody's.
+    pub(super) fn require_read(&self) -> Result<(), ApiError> {
+        self.require_scope(GrantScope::Read)
+            .or_else(|denied| self.require_scope(GrantScope::Admin).map_err(|_| denied))
+    }
+}
+
+impl FromRequestParts<Arc<ApiState>> for AuthenticatedCaller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<ApiState>) -> Result<Self, ApiError> {
+        let grant = if let Some(anybody) = &api.anybody {
+            Arc::clone(anybody)
+        } else {
+            let token = bearer_token(&parts.headers).ok_or(AccessDeniedError::Missing)?;
+            api.grants.check_token(token).await?
+        };
+        tracing::Span::current().record("grant", &*grant.id);
+        Ok(Self(grant))
+    }
+}
+
+/// RFC 6750, section 2.1.
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let mut given = headers.get_all(AUTHORIZATION).iter();
+    let (scheme, token) = given.next()?.to_str().ok()?.split_once(' ')?;
+    let is_only = given.next().is_none();
+    (is_only && scheme.eq_ignore_ascii_case("bearer")).then_some(token.trim_matches(' '))
+}
+
+impl<T: DeserializeOwned> FromRequest<Arc<ApiState>> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Arc<ApiState>) -> Result<Self, ApiError> {
+        let bytes = read_body(request, api, &JSON_MEDIA_TYPES, MAX_REQUEST_BODY_BYTES).await?;
+        let body = serde_words::from_slice(&bytes).map_err(|error| match error {
+            JsonInputError::Data(said) => ApiError::invalid_body(said),
+            JsonInputError::Syntax(said) => ApiError::Json(said),
+        })?;
+        // Of a key that stands twice in a map, such as `metadata`, serde keeps the last value.
+        json::check_document(&bytes).map_err(ApiError::invalid_body)?;
+        Ok(Self(body))
+    }
+}
+
+/// What a body may be.
+pub(super) struct AcceptedMedia {
+    pub(super) kinds: &'static [&'static str],
+    /// For whoever sends something else.
+    pub(super) said: &'static str,
+}
+
+/// A body of one of some kinds, of at most `limit` bytes.
+///
+/// Without the kinds a page in a browser could send one without asking first: of others it may.
+pub(super) async fn read_body(
+    request: Request,
+    api: &Arc<ApiState>,
+    media: &AcceptedMedia,
+    limit: usize,
+) -> Result<Bytes, ApiError> {
+    if !media.kinds.iter().any(|kind| has_media_type(request.headers(), kind)) {
+        return Err(ApiError::MediaType(media.said));
+    }
+    let bytes = timeout(api.limits.patience, Bytes::from_request(request, api)).await;
+    bytes.map_err(|_| ApiError::TooSlow)?.map_err(|rejection| body_error(&rejection, limit))
+}
+
+fn has_media_type(headers: &HeaderMap, kind: &str) -> bool {
+    let given = headers.get(CONTENT_TYPE).and_then(|given| given.to_str().ok()).unwrap_or_default();
+    given.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(kind)
+}
+
+fn body_error(rejection: &BytesRejection, limit: usize) -> ApiError {
+    match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(limit),
+        _ => ApiError::Json("it broke off".to_owned()),
+    }
+}
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ApiState>> for PathParam<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<ApiState>) -> Result<Self, ApiError> {
+        let path = Path::from_request_parts(parts, api).await;
+        path.map(|Path(at)| Self(at))
+            .map_err(|_| ApiError::invalid_parameter("the path is not UTF-8"))
+    }
+}
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ApiState>> for QueryParams<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<ApiState>) -> Result<Self, ApiError> {
+        let query = Query::try_from_uri(&parts.uri);
+        query.map(|Query(asked)| Self(asked)).map_err(|error| {
+            // axum's sentence, without its "Failed to deserialize query string".
+            let said = error.body_text();
+            let said = said.split_once(": ").map_or(&*said, |(_, said)| said);
+            let said = said.replace("invalid digit found in string", "give a whole number");
+            ApiError::invalid_parameter(format_args!("the query is not understood: {said}"))
+        })
+    }
+}
+
+const JSON_MEDIA_TYPES: AcceptedMedia =
+    AcceptedMedia { kinds: &["application/json"], said: "application/json" };

@@ -1,0 +1,139 @@
+//! Whether the process is alive, and whether it can take work.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Serialize;
+use tokio::time::timeout;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::ApiState;
+use crate::service::runs::Standing;
+
+/// The process answers.
+#[derive(Serialize, ToSchema)]
+pub(super) struct LivenessView {
+    #[schema(example = "ok")]
+    status: &'static str,
+}
+
+/// Whether runs can be accepted, and what stands in the way.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ReadinessView {
+    #[serde(rename = "ready")]
+    can_accept: bool,
+    /// By what is looked at: `ok`, or why not. Runs are accepted also without `relay`, `upstream` and `forge`: who has none
+    /// of them can do without, and another instance of the service would have the same.
+    checks: BTreeMap<&'static str, String>,
+    /// Whether the models can be reached with the key, as of the last half minute: `ok`, `upstream_unreachable` with its cause,
+    /// `upstream_auth`, or `not known yet`.
+    #[schema(example = "ok")]
+    upstream: String,
+}
+
+/// Whether the process is alive
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "service",
+    security(()),
+    responses((status = 200, description = "It is", body = LivenessView))
+)]
+pub(super) async fn show_liveness() -> Json<LivenessView> {
+    Json(LivenessView { status: "ok" })
+}
+
+/// Whether runs can be accepted, and if not, why
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "service",
+    security(()),
+    responses(
+        (status = 200, description = "They can", body = ReadinessView),
+        (status = 503, description = "They cannot", body = ReadinessView)
+    )
+)]
+pub(super) async fn show_readiness(
+    State(api): State<Arc<ApiState>>,
+) -> (StatusCode, Json<ReadinessView>) {
+    let checks = [
+        ("accepting", check_accepting(&api)),
+        ("agents", check_agents(&api).await),
+        (
+            "database",
+            api.supervisor.run_store().check_writable().await.map_err(|error| error.to_string()),
+        ),
+        ("run_dir", check_writable(&api.supervisor.settings().host.run_dir)),
+        ("storage", check_writable(&api.supervisor.settings().state_dir)),
+    ];
+    let ready = checks.iter().all(|(_, found)| found.is_ok());
+    let said = |found: Result<(), String>| found.err().unwrap_or_else(|| "ok".to_owned());
+    // Runs without a repository need no relay.
+    let all = checks.into_iter().chain([("relay", check_relay(&api))]);
+    let mut checks: BTreeMap<_, _> = all.map(|(what, found)| (what, said(found))).collect();
+    let Standing { upstream, forge } = standing(&api).await;
+    checks.extend([("upstream", upstream.clone()), ("forge", forge)]);
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(ReadinessView { can_accept: ready, checks, upstream }))
+}
+
+/// How the service stands with those that it depends on. Whoever asks for readiness has little time: what takes longer goes on,
+/// and is known the next time.
+async fn standing(api: &ApiState) -> Standing {
+    let supervisor = api.supervisor.clone();
+    let asked = api.tasks.run_detached(async move { supervisor.standing().await });
+    timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
+        let unknown = || "not known yet".to_owned();
+        Standing { upstream: unknown(), forge: unknown() }
+    })
+}
+
+fn check_accepting(api: &ApiState) -> Result<(), String> {
+    if api.supervisor.is_draining() { Err("draining".to_owned()) } else { Ok(()) }
+}
+
+fn check_relay(api: &ApiState) -> Result<(), String> {
+    let why = "there is no git that is new enough, so runs have no repositories; the log says more";
+    api.supervisor.delivery_service().map(|_| ()).ok_or_else(|| why.to_owned())
+}
+
+/// One is enough: what is wrong with the others, `GET /api/v1/ai/agents?all=1` says.
+async fn check_agents(api: &ApiState) -> Result<(), String> {
+    let agents = api.agent_summaries().await;
+    if agents.iter().any(|agent| agent.available) {
+        return Ok(());
+    }
+    let why = agents.into_iter().find_map(|agent| agent.reason);
+    Err(format!("no agent can run here: {}", why.unwrap_or_else(|| "there is none".to_owned())))
+}
+
+/// Whether there is room for what a run needs at least: whoever may write is not always allowed to make a file, and a disk that
+/// is full has room for one that is empty.
+fn check_writable(directory: &Path) -> Result<(), String> {
+    let probe = directory.join(format!("probe-{}", Uuid::now_v7()));
+    let made = File::options().write(true).create_new(true).open(&probe);
+    let tried = made.and_then(|mut file| {
+        let written = file.write_all(&vec![0; MIN_WRITABLE_BYTES]);
+        fs::remove_file(&probe).and(written)
+    });
+    tried.map_err(|error| {
+        let path = directory.display();
+        tracing::warn!(%path, %error, "a directory of the service cannot be written");
+        format!("its directory cannot be written: {error}")
+    })
+}
+
+/// For the upstream and the forge. A probe of Kubernetes waits for a second by default.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Bytes that have to be writable.
+const MIN_WRITABLE_BYTES: usize = 64 << 10;

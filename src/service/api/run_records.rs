@@ -1,0 +1,248 @@
+//! What is left of a run: what it printed, its work, and files of it, of which a bounded number is sent at the same time.
+
+use std::io;
+use std::path::{Path as File, PathBuf};
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
+use serde::Serialize;
+use tokio::io::AsyncReadExt;
+use tokio_util::io::ReaderStream;
+use utoipa::ToSchema;
+
+use super::ApiState;
+use super::error::{ApiError, ErrorBody};
+use super::error_docs::{AuthErrorResponses, NotFoundResponses};
+use super::extract::{AuthenticatedCaller, PathParam};
+use super::share_limiter::GrantShareError;
+use crate::relay::delivery::outbox::{DeliveryJob, VerdictKind};
+use crate::relay::repo::ArtifactDir;
+use crate::service::store::{RunPhase as Progress, RunRow};
+
+/// What a run has printed.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RunOutputView {
+    /// Whether the run has ended, and this is all; until then there is nothing.
+    complete: bool,
+    stdout: String,
+    stderr: String,
+}
+
+/// What has become of a run's commits.
+#[derive(Serialize, ToSchema)]
+pub(super) struct DeliveriesView {
+    /// Empty where the run has no branch, or made no commits.
+    deliveries: Vec<DeliveryView>,
+}
+
+/// Some work on its way to a branch.
+#[derive(Serialize, ToSchema)]
+pub(super) struct DeliveryView {
+    id: String,
+    #[schema(example = "sandbox/issue-7")]
+    branch: String,
+    /// How far it has come; `done`, `held` and `failed` are ends.
+    #[schema(example = "done")]
+    step: &'static str,
+    /// `push`, `review` or `hold`.
+    verdict: Option<&'static str>,
+    /// What the branch is at, or would be.
+    head: Option<String>,
+    is_pushed: bool,
+    pull_request_url: Option<String>,
+    /// Why it is not further.
+    why: Option<String>,
+}
+
+/// Files that came out of a run's sandbox. They are kept until they are delivered, and longer where they are held.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ArtifactsView {
+    artifacts: Vec<ArtifactView>,
+}
+
+/// One file.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ArtifactView {
+    #[schema(example = "patches")]
+    name: &'static str,
+    bytes: u64,
+}
+
+/// What a run has printed, once it has ended
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/output",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 200, description = "Beginning and end of it, where it was long", body = RunOutputView),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn show_output(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<RunOutputView>, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let printed = api.supervisor.run_store().run_output(&row.id).await?;
+    let (stdout, stderr) = printed.unwrap_or_default();
+    Ok(Json(RunOutputView { complete: row.state == Progress::Ended, stdout, stderr }))
+}
+
+/// What has become of a run's commits
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/relay",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 200, description = "How far they have come", body = DeliveriesView),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn list_deliveries(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<DeliveriesView>, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let jobs = list_jobs(&api, row).await?;
+    let deliveries = jobs.iter().map(|job| DeliveryView::from_job(job, &api)).collect();
+    Ok(Json(DeliveriesView { deliveries }))
+}
+
+/// The files that came out of a run's sandbox, and are kept
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/artifacts",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 200, description = "`bundle`: its commits, exactly; `patches`: the same for people", body = ArtifactsView),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn list_artifacts(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<ArtifactsView>, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let mut artifacts = vec![];
+    for (name, path) in artifact_files(&api, row).await? {
+        if let Ok(found) = tokio::fs::metadata(&path).await {
+            artifacts.push(ArtifactView { name, bytes: found.len() });
+        }
+    }
+    Ok(Json(ArtifactsView { artifacts }))
+}
+
+/// One of the files that came out of a run's sandbox
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}/artifacts/{name}",
+    tag = "runs",
+    params(
+        ("id" = String, Path, description = "The run"),
+        ("name" = String, Path, description = "`bundle` or `patches`")
+    ),
+    responses(
+        (status = 200, description = "The file", body = String, content_type = "application/octet-stream"),
+        (status = 429, description = "`too_many_downloads`: of this grant", body = ErrorBody),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn download_artifact(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam((id, name)): PathParam<(String, String)>,
+) -> Result<Response, ApiError> {
+    let row = find_readable_run(&api, &caller, &id).await?;
+    let file = artifact_files(&api, row).await?.into_iter().find(|(known, _)| *known == name);
+    let (name, path) = file.ok_or_else(|| ApiError::NotFound("such artifact".to_owned()))?;
+    let mut response = stream_file(&api, &caller, &path, "application/octet-stream").await?;
+    // It is an agent's work: nothing that a browser should show.
+    let named = format!("attachment; filename=\"{name}\"");
+    let named = named.parse().expect("the name is one of ours");
+    response.headers_mut().insert(CONTENT_DISPOSITION, named);
+    Ok(response)
+}
+
+pub(super) async fn find_readable_run(
+    api: &ApiState,
+    caller: &AuthenticatedCaller,
+    id: &str,
+) -> Result<RunRow, ApiError> {
+    caller.require_read()?;
+    api.visible_run(caller, id).await
+}
+
+/// What of a run is in the outbox.
+async fn list_jobs(api: &ApiState, row: RunRow) -> Result<Vec<DeliveryJob>, ApiError> {
+    let Some(relay) = api.supervisor.delivery_service() else { return Ok(vec![]) };
+    let listed = tokio::task::spawn_blocking(move || relay.outbox().jobs_of_run(&row.id));
+    listed.await.map_err(ApiError::internal_error)?.map_err(ApiError::internal_error)
+}
+
+async fn artifact_files(
+    api: &ApiState,
+    row: RunRow,
+) -> Result<Vec<(&'static str, PathBuf)>, ApiError> {
+    let Some(job) = list_jobs(api, row).await?.pop() else { return Ok(vec![]) };
+    let kept = ArtifactDir::from_path(&job.order.artifacts);
+    Ok(vec![("bundle", kept.bundle_path()), ("patches", kept.patches_path())])
+}
+
+/// A file as it is now; what is added to it while it is sent is left out. It counts as one of the grant's until the last
+/// byte is sent, or the client has left.
+pub(super) async fn stream_file(
+    api: &ApiState,
+    caller: &AuthenticatedCaller,
+    path: &File,
+    kind: &'static str,
+) -> Result<Response, ApiError> {
+    let share = api.downloads.acquire_share(&caller.0.id).map_err(|full| match full {
+        GrantShareError::Grant(most) => ApiError::TooManyDownloads(most),
+        GrantShareError::All => ApiError::too_busy("as many files are being sent as may be"),
+    })?;
+    let file =
+        tokio::fs::File::open(path).await.map_err(|error| removed_error(error, "such file"))?;
+    let length = file.metadata().await.map_err(ApiError::internal_error)?.len();
+    let bytes = ReaderStream::with_capacity(file.take(length), CHUNK_BYTES);
+    let body = Body::from_stream(bytes.map(move |chunk| {
+        let _counted = &share;
+        chunk
+    }));
+    Ok(([(CONTENT_TYPE, kind)], body).into_response())
+}
+
+pub(super) fn removed_error(error: io::Error, what: &str) -> ApiError {
+    match error.kind() {
+        io::ErrorKind::NotFound => ApiError::NotFound(format!("{what} of this run")),
+        _ => ApiError::internal_error(error),
+    }
+}
+
+impl DeliveryView {
+    fn from_job(job: &DeliveryJob, api: &ApiState) -> Self {
+        Self {
+            id: job.id.clone(),
+            branch: job.order.branch().to_string(),
+            step: job.step.as_str(),
+            verdict: job.verdict.map(VerdictKind::as_str),
+            head: job.head.map(|head| head.to_string()),
+            is_pushed: job.is_pushed,
+            pull_request_url: job.pull.as_ref().map(|pull| pull.url.clone()),
+            why: job.error.as_deref().map(|why| api.supervisor.mask_text(why)),
+        }
+    }
+}
+
+/// Of a file that is sent, read at once.
+const CHUNK_BYTES: usize = 64 << 10;

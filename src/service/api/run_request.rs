@@ -1,0 +1,269 @@
+//! What somebody asks for, turned into what the supervisor wants, as far as the grant allows.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::error::ApiError;
+use crate::base::host_reach::HostReach;
+use crate::gateway::run::{NAME_RULE, is_name, is_reserved_key};
+use crate::llm::budget::{BudgetLimits, Nanodollars, Tokens};
+use crate::relay::repo::repository::RepositoryUrl;
+use crate::runner;
+use crate::service::auth::{AccessGrant, GrantScope};
+use crate::service::runs::submission::{BranchOptions, RunSubmission};
+
+/// A run, as its maker asks for it.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CreateRunBody {
+    /// An agent of `GET /api/v1/ai/agents`, by its `agentId`.
+    #[schema(example = "sandbox:agent")]
+    pub(super) agent: String,
+    /// The model; else the agent's own.
+    pub(super) model: Option<String>,
+    /// What was said, the last by the user.
+    #[schema(min_items = 1)]
+    pub(super) messages: Vec<ApiMessage>,
+    /// Who pays; else the grant's first account.
+    pub(super) account: Option<String>,
+    /// The conversation that the run is a part of.
+    pub(super) state_key: Option<String>,
+    /// The repository that it works on, by its URL.
+    #[schema(example = "https://github.com/acme/site")]
+    pub(super) repo: Option<String>,
+    /// The branch that the work is for; else the repository's default branch.
+    pub(super) base: Option<String>,
+    /// Names the branch `sandbox/<key>` that the work goes to. Without it and `work_item` nothing is delivered.
+    pub(super) branch_key: Option<String>,
+    /// Names the branch where `branch_key` does not.
+    pub(super) work_item: Option<String>,
+    /// Ask for a pull request, too.
+    #[serde(default)]
+    pub(super) pull_request: bool,
+    /// What the run may spend; what the agent and the grant allow at most holds in any case.
+    #[serde(default)]
+    pub(super) budget: BudgetBody,
+    /// When the run is ended; what its agent allows at most holds in any case.
+    #[serde(default, deserialize_with = "deserialize_duration")]
+    #[schema(value_type = Option<String>, pattern = "^([0-9]+(ms|s|m|h|d) ?)+$", example = "10m")]
+    pub(super) max_runtime: Option<Duration>,
+    /// Stands in LiteLLM's spend logs, beside what stands there anyway.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    pub(super) metadata: Map<String, Value>,
+}
+
+/// Something that was said.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ApiMessage {
+    pub(super) role: ApiRole,
+    #[schema(example = "What is a socket?")]
+    pub(super) content: String,
+}
+
+/// Who has said it.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ApiRole {
+    System,
+    User,
+    Assistant,
+}
+
+/// What a run may spend. What is left out is no limit.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct BudgetBody {
+    /// Calls that make a model generate.
+    max_turns: Option<u64>,
+    max_total_tokens: Option<u64>,
+    max_input_tokens: Option<u64>,
+    max_output_tokens: Option<u64>,
+    /// Dollars, as a text, because a JSON number is a float to many.
+    #[serde(deserialize_with = "deserialize_dollars")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9]{1,9}([.][0-9]{1,9})?$", example = "2.50")]
+    max_cost_usd: Option<Nanodollars>,
+    /// Calls open at the same time.
+    #[schema(minimum = 1)]
+    max_concurrent: Option<u32>,
+    #[schema(minimum = 1)]
+    requests_per_minute: Option<u32>,
+    #[schema(minimum = 1)]
+    tokens_per_minute: Option<u32>,
+}
+
+impl CreateRunBody {
+    /// What the supervisor is told, if the grant allows it.
+    pub(super) fn authorize(self, grant: &AccessGrant) -> Result<RunSubmission, ApiError> {
+        grant.check_scope(GrantScope::Runs)?;
+        grant.check_sandbox()?;
+        grant.check_agent(&self.agent)?;
+        let account = grant.resolve_account(self.account.as_deref())?;
+        if !is_name(&account) {
+            return Err(ApiError::invalid_body(format_args!("`account`: {NAME_RULE}")));
+        }
+        self.validate_body()?;
+        let repository =
+            self.repo.as_deref().map(|url| resolve_repository(grant, url)).transpose()?;
+        let (repository, reach) = repository.unzip();
+        Ok(RunSubmission {
+            grant: grant.id.clone(),
+            agent: self.agent,
+            model: self.model,
+            messages: self.messages.into_iter().map(Into::into).collect(),
+            account,
+            metadata: self.metadata,
+            state_key: self.state_key,
+            branch: BranchOptions {
+                repository,
+                reach,
+                key: self.branch_key,
+                work_item: self.work_item,
+                by_state_key: false,
+                base: self.base,
+                pull_request: self.pull_request,
+            },
+            budget: self.budget.into_limits()?.capped_by(&grant.terms.budget),
+            max_runtime: self.max_runtime,
+            ..RunSubmission::default()
+        })
+    }
+
+    fn validate_body(&self) -> Result<(), ApiError> {
+        let Self { agent, model, state_key, base, branch_key, work_item, .. } = self;
+        let optional = [
+            ("model", model),
+            ("state_key", state_key),
+            ("base", base),
+            ("branch_key", branch_key),
+            ("work_item", work_item),
+        ];
+        let optional = optional.into_iter().filter_map(|(what, text)| Some((what, text.as_ref()?)));
+        let mut named = optional.chain([("agent", agent)]);
+        if let Some((what, _)) = named.find(|(_, text)| !is_valid_label(text)) {
+            return Err(ApiError::invalid_body(format_args!(
+                "`{what}` has 1 to {MAX_LABEL_BYTES} characters, and none that cannot be seen"
+            )));
+        }
+        match self.messages.last() {
+            None => {
+                return Err(ApiError::invalid_body(
+                    "`messages` is empty; there is nothing to answer",
+                ));
+            }
+            Some(ApiMessage { role: ApiRole::User, .. }) => (),
+            Some(_) => {
+                return Err(ApiError::invalid_body("the last of `messages` is not the user's"));
+            }
+        }
+        self.validate_branch()?;
+        if self.max_runtime.is_some_and(|longest| longest.is_zero()) {
+            return Err(ApiError::invalid_body("`max_runtime` is nothing"));
+        }
+        if let Some(key) = self.metadata.keys().find(|key| is_reserved_key(key)) {
+            let hint = match &**key {
+                "existing_trace_id" => {
+                    "; send the header `traceparent` to make the run part of a trace"
+                }
+                _ => "",
+            };
+            let key: String = key.chars().take(MAX_LABEL_BYTES).collect();
+            return Err(ApiError::invalid_body(format_args!(
+                "`metadata.{key}` is reserved: the service sets it{hint}; leave it out"
+            )));
+        }
+        if Value::Object(self.metadata.clone()).to_string().len() > MAX_METADATA_BYTES {
+            return Err(ApiError::invalid_body(format_args!(
+                "`metadata` is longer than {MAX_METADATA_BYTES} bytes"
+            )));
+        }
+        Ok(())
+    }
+
+    /// What is asked for by name is done, or refused. A repository alone is worked on by nobody, and the run says so.
+    fn validate_branch(&self) -> Result<(), ApiError> {
+        let has_key = self.branch_key.is_some() || self.work_item.is_some();
+        let asked = [("pull_request", self.pull_request), ("base", self.base.is_some())];
+        match asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            Some((what, _)) if self.repo.is_none() || !has_key => {
+                Err(ApiError::invalid_body(format_args!(
+                    "`{what}` is for work that goes to a branch; name its repository, and its key"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl BudgetBody {
+    fn into_limits(self) -> Result<BudgetLimits, ApiError> {
+        let Self { max_concurrent, requests_per_minute, tokens_per_minute, .. } = self;
+        if [max_concurrent, requests_per_minute, tokens_per_minute].contains(&Some(0)) {
+            return Err(ApiError::invalid_body(
+                "a rate or a number of calls at the same time is at least 1",
+            ));
+        }
+        Ok(BudgetLimits {
+            max_turns: self.max_turns,
+            max_total_tokens: self.max_total_tokens.map(Tokens),
+            max_input_tokens: self.max_input_tokens.map(Tokens),
+            max_output_tokens: self.max_output_tokens.map(Tokens),
+            max_cost_usd: self.max_cost_usd,
+            max_concurrent,
+            requests_per_minute,
+            tokens_per_minute,
+            free_calls_per_minute: None,
+            deadline: None,
+        })
+    }
+}
+
+impl From<ApiMessage> for runner::ChatMessage {
+    fn from(message: ApiMessage) -> Self {
+        let role = match message.role {
+            ApiRole::System => runner::ChatRole::System,
+            ApiRole::User => runner::ChatRole::User,
+            ApiRole::Assistant => runner::ChatRole::Assistant,
+        };
+        Self { role, content: message.content }
+    }
+}
+
+/// In its one spelling, by which grants name it, and how far its host's name may lead.
+fn resolve_repository(grant: &AccessGrant, url: &str) -> Result<(String, HostReach), ApiError> {
+    let repository = RepositoryUrl::parse(url).map_err(ApiError::invalid_body)?;
+    let url = repository.clone_url();
+    let reach = grant.check_repository(&url)?;
+    Ok((url, reach))
+}
+
+/// Whether a text can stand in a variable, a log line and a list.
+fn is_valid_label(text: &str) -> bool {
+    (1..=MAX_LABEL_BYTES).contains(&text.chars().count()) && !text.chars().any(char::is_control)
+}
+
+fn deserialize_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    let given = Option::<String>::deserialize(deserializer)?;
+    let read = |text: String| humantime::parse_duration(&text);
+    given.map(read).transpose().map_err(|_| de::Error::custom("give a time, such as \"10m\""))
+}
+
+fn deserialize_dollars<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Nanodollars>, D::Error> {
+    let Some(given) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    let wrong = || de::Error::custom("give an amount of dollars as a text, such as \"2.50\"");
+    Nanodollars::parse(&given).map(Some).ok_or_else(wrong)
+}
+
+/// Longer than any name in use.
+const MAX_LABEL_BYTES: usize = 256;
+
+/// It goes into a header of each call, where LiteLLM's server takes 64 KiB and others less.
+const MAX_METADATA_BYTES: usize = 4096;

@@ -1,0 +1,336 @@
+//! Runs: begun, listed, looked at, ended.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::LOCATION;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use super::ApiState;
+use super::error::ApiError;
+use super::error_docs::{
+    AuthErrorResponses, CreateRunErrorResponses, NotFoundResponses, QueryErrorResponses,
+};
+use super::extract::{AuthenticatedCaller, JsonBody, PathParam, QueryParams};
+use super::run_request::CreateRunBody;
+use crate::base::trace_context;
+use crate::service::auth::GrantScope;
+use crate::service::runs::{self, AcceptedRun, RunStartError, RunSubmission};
+use crate::service::store::{self, RunFilter, RunRow, SpendingCaps};
+
+/// One run.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RunView {
+    #[serde(flatten)]
+    listed: RunSummary,
+    /// What came of it, once it is over.
+    #[schema(value_type = Option<Object>)]
+    result: Option<Box<RawValue>>,
+}
+
+/// A run as lists have it: without what came of it, which may be long.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ListedRun)]
+pub(super) struct RunSummary {
+    #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
+    id: String,
+    /// Whose it is.
+    grant: String,
+    agent: String,
+    /// Who pays.
+    account: String,
+    model: String,
+    state: RunStateView,
+    created_at: String,
+    started_at: Option<String>,
+    ended_at: Option<String>,
+    /// Why it is not ok; null where it is, or is not over.
+    error_code: Option<String>,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = State)]
+pub(super) enum RunStateView {
+    /// It was accepted, and has not begun.
+    Queued,
+    Running,
+    Ended,
+}
+
+/// Some runs, newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RunsPage {
+    runs: Vec<RunSummary>,
+    /// The `cursor` for the runs that are older than these; null where there are none.
+    next: Option<String>,
+}
+
+/// Which runs.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RunsQuery {
+    /// Only runs of this agent
+    agent: Option<String>,
+    /// Only runs that have come so far
+    state: Option<RunStateView>,
+    /// `next` of the page before
+    cursor: Option<String>,
+    /// At most so many
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+}
+
+/// Begin a run
+///
+/// Asked again with the same `Idempotency-Key` and the same body, it is the same run.
+#[utoipa::path(
+    post,
+    path = "/api/v1/runs",
+    tag = "runs",
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Of this grant; 1 to 255 visible characters"),
+        ("traceparent" = Option<String>, Header, description = "The span that the run is part of; W3C Trace Context")
+    ),
+    request_body = CreateRunBody,
+    responses(
+        (status = 201, description = "It was accepted, and begins", body = RunView,
+         headers(("location" = String, description = "The run's path"))),
+        (status = 200, description = "It was accepted before", body = RunView),
+        CreateRunErrorResponses
+    )
+)]
+pub(super) async fn create_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    headers: HeaderMap,
+    JsonBody(run): JsonBody<CreateRunBody>,
+) -> Result<Response, ApiError> {
+    let AcceptedRun { run, is_known } = start_run(&api, &caller, &headers, run).await?;
+    let row = api
+        .supervisor
+        .run_store()
+        .find_run(&run)
+        .await?
+        .ok_or_else(|| ApiError::no_such_run(&run))?;
+    let path = HeaderValue::from_str(&format!("/api/v1/runs/{run}")).expect("it is a plain name");
+    let status = if is_known { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, [(LOCATION, path)], Json(RunView::from_row(&api, row).await?)).into_response())
+}
+
+/// Begins a run, if the grant allows it.
+pub(super) async fn start_run(
+    api: &ApiState,
+    caller: &AuthenticatedCaller,
+    headers: &HeaderMap,
+    run: CreateRunBody,
+) -> Result<AcceptedRun, ApiError> {
+    let key = idempotency_key(headers)?;
+    let traceparent = parse_traceparent(headers);
+    let wanted = RunSubmission { traceparent, ..run.authorize(&caller.0)? };
+    let terms = &caller.0.terms;
+    let caps =
+        SpendingCaps { total: terms.max_cost_usd_total, per_day: terms.max_cost_usd_per_day };
+    let terms = runs::RunStartOptions { key, most: terms.max_runs, caps };
+    let started = api.supervisor.start_run(wanted, terms).await;
+    started.map_err(|refused| match refused {
+        // Of agents that it may not run it is told nothing.
+        RunStartError::NoAgent(unknown) => {
+            let may_know = |name: &str| caller.0.check_agent(name).is_ok();
+            ApiError::NoSuchAgent(unknown.redact_names(may_know).to_string())
+        }
+        refused => refused.into(),
+    })
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(given) = headers.get("idempotency-key") else { return Ok(None) };
+    let given = given.to_str().unwrap_or_default();
+    if !(1..=255).contains(&given.len()) || !given.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(ApiError::invalid_parameter(
+            "`Idempotency-Key` has 1 to 255 visible characters",
+        ));
+    }
+    Ok(Some(given.to_owned()))
+}
+
+/// The span that the run is part of. What makes no sense is left out, as W3C Trace Context has it.
+fn parse_traceparent(headers: &HeaderMap) -> Option<trace_context::TraceContext> {
+    let mut given = headers.get_all("traceparent").iter();
+    let only = given.next().filter(|_| given.next().is_none())?;
+    only.to_str().ok()?.parse().ok()
+}
+
+pub(super) fn run_id_header(run: &str) -> HeaderValue {
+    HeaderValue::from_str(run).expect("the service has made it of plain characters")
+}
+
+/// End a run
+///
+/// It is over some moments later. A run that has ended stays as it is.
+#[utoipa::path(
+    post,
+    path = "/api/v1/runs/{id}/cancel",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 202, description = "The run, which will end soon", body = RunView),
+        (status = 200, description = "The run, which had ended", body = RunView),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn cancel_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<(StatusCode, Json<RunView>), ApiError> {
+    caller
+        .require_scope(GrantScope::Runs)
+        .or_else(|denied| caller.require_scope(GrantScope::Admin).map_err(|_| denied))?;
+    let row = api.visible_run(&caller, &id).await?;
+    if row.state == store::RunPhase::Ended {
+        return Ok((StatusCode::OK, Json(RunView::from_row(&api, row).await?)));
+    }
+    tracing::info!(run = row.id, agent = row.agent, "a run is cancelled by a grant");
+    api.supervisor.cancel_run(&row.id);
+    Ok((StatusCode::ACCEPTED, Json(RunView::from_row(&api, row).await?)))
+}
+
+/// List runs, newest first
+///
+/// What came of each is left out; it is told with the run.
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs",
+    tag = "runs",
+    params(RunsQuery),
+    responses(
+        (status = 200, description = "The runs of this grant; of all grants for an admin", body = RunsPage),
+        QueryErrorResponses, AuthErrorResponses
+    )
+)]
+pub(super) async fn list_runs(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    QueryParams(which): QueryParams<RunsQuery>,
+) -> Result<Json<RunsPage>, ApiError> {
+    caller.require_read()?;
+    let limit = which.limit.unwrap_or(50);
+    if !(1..=200).contains(&limit) {
+        return Err(ApiError::invalid_parameter("`limit` is from 1 to 200"));
+    }
+    if let Some(cursor) = &which.cursor {
+        let known = api.visible_run(&caller, cursor).await;
+        known.map_err(|error| match error {
+            ApiError::NotFound(_) => {
+                ApiError::invalid_parameter("`cursor` is the `next` of a page before")
+            }
+            error => error,
+        })?;
+    }
+    let filter = RunFilter {
+        grant: (!caller.0.is_admin()).then(|| caller.0.id.clone()),
+        agent: which.agent,
+        state: which.state.map(Into::into),
+        before: which.cursor,
+        limit: limit + 1,
+    };
+    let turn = api.long_reads.acquire_permit(&caller.0.id).await;
+    let journal = api.supervisor.run_store().clone();
+    // Also for a client that leaves: its turn is over when the read is.
+    let listed = api.tasks.run_detached(async move {
+        let _held = turn;
+        journal.list_runs(filter).await
+    });
+    let mut runs: Vec<_> = listed.await?.into_iter().map(RunSummary::from).collect();
+    let is_all = runs.len() <= limit as usize;
+    runs.truncate(limit as usize);
+    let next = runs.last().filter(|_| !is_all).map(|run: &RunSummary| run.id.clone());
+    Ok(Json(RunsPage { runs, next }))
+}
+
+/// Look at a run
+#[utoipa::path(
+    get,
+    path = "/api/v1/runs/{id}",
+    tag = "runs",
+    params(("id" = String, Path, description = "The run")),
+    responses(
+        (status = 200, description = "The run", body = RunView),
+        AuthErrorResponses, NotFoundResponses
+    )
+)]
+pub(super) async fn show_run(
+    caller: AuthenticatedCaller,
+    State(api): State<Arc<ApiState>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<RunView>, ApiError> {
+    caller.require_read()?;
+    let row = api.visible_run(&caller, &id).await?;
+    Ok(Json(RunView::from_row(&api, row).await?))
+}
+
+impl RunView {
+    /// With what came of it, as it was written down.
+    async fn from_row(api: &ApiState, row: RunRow) -> Result<Self, ApiError> {
+        let result = match row.state {
+            store::RunPhase::Ended => api.supervisor.run_store().run_result(&row.id).await?,
+            _ => None,
+        };
+        let result =
+            result.map(RawValue::from_string).transpose().map_err(ApiError::internal_error)?;
+        Ok(Self { listed: row.into(), result })
+    }
+}
+
+impl From<RunRow> for RunSummary {
+    fn from(row: RunRow) -> Self {
+        let RunRow { id, grant, agent, account, model, state, error_code, .. } = row;
+        Self {
+            id,
+            grant,
+            agent,
+            account,
+            model,
+            state: state.into(),
+            created_at: format_date(row.created_ms),
+            started_at: row.started_ms.map(format_date),
+            ended_at: row.ended_ms.map(format_date),
+            error_code,
+        }
+    }
+}
+
+impl From<store::RunPhase> for RunStateView {
+    fn from(state: store::RunPhase) -> Self {
+        match state {
+            store::RunPhase::Queued => Self::Queued,
+            store::RunPhase::Running => Self::Running,
+            store::RunPhase::Ended => Self::Ended,
+        }
+    }
+}
+
+impl From<RunStateView> for store::RunPhase {
+    fn from(state: RunStateView) -> Self {
+        match state {
+            RunStateView::Queued => Self::Queued,
+            RunStateView::Running => Self::Running,
+            RunStateView::Ended => Self::Ended,
+        }
+    }
+}
+
+/// RFC 3339, to the millisecond.
+fn format_date(millis: i64) -> String {
+    let since = Duration::from_millis(millis.try_into().unwrap_or_default());
+    humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
+}

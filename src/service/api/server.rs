@@ -1,0 +1,188 @@
+//! Listens on TCP or on a unix socket, and serves connections until it is told to finish.
+//!
+//! A client that sends its head too slowly, or reads nothing for too long, loses its connection. Of connections beyond the
+//! limit some are kept for whoever asks how the service is, or reports what calls have cost; the rest is turned away with
+//! an answer.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::SendFlags;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::ApiState;
+use crate::base::socket::{ServerStream, SocketAcceptor};
+use crate::base::task_group::TaskGroup;
+use crate::base::unix::{self, SocketPermissions};
+use crate::service::config::ListenAddress;
+
+/// A bound listener. Dropping it removes its path, where it has one.
+#[derive(Debug)]
+pub enum ApiListener {
+    Tcp(TcpListener),
+    Unix(unix::UnixListenerGuard),
+}
+
+impl ApiListener {
+    /// # Errors
+    /// It cannot be bound, and why.
+    pub fn bind_listener(place: &ListenAddress) -> anyhow::Result<Self> {
+        match place {
+            ListenAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address).with_context(|| {
+                    format!("`serve.listen` is `{address}`, which cannot be bound")
+                })?;
+                listener.set_nonblocking(true)?;
+                Ok(Self::Tcp(listener))
+            }
+            ListenAddress::Unix(path) => {
+                let owner_only = SocketPermissions { mode: 0o600, uid: None, gid: None };
+                Ok(Self::Unix(unix::UnixListenerGuard::bind_socket(path, owner_only)?))
+            }
+        }
+    }
+
+    /// With the port that was chosen for port 0.
+    pub fn listen_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
+    pub fn socket_path(&self) -> Option<&Path> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(listener) => Some(listener.path()),
+        }
+    }
+
+    /// Serves until the service's tasks are told to finish; what is open then may go on until they are cut.
+    ///
+    /// # Errors
+    /// The listener cannot be registered with the runtime.
+    pub async fn serve_api(&self, api: &Arc<ApiState>) -> io::Result<()> {
+        let acceptor = match self {
+            Self::Tcp(listener) => SocketAcceptor::new(listener.try_clone()?)?,
+            Self::Unix(listener) => {
+                let handle = listener.accept_handle()?;
+                handle.set_nonblocking(true)?;
+                SocketAcceptor::new(handle)?
+            }
+        };
+        let (ordinary, spare) = (
+            ConnectionLimiter::regular_connections(api),
+            ConnectionLimiter::reserved_connections(api),
+        );
+        while let Some(socket) =
+            api.tasks.shutdown_token().run_until_cancelled(acceptor.accept_socket()).await
+        {
+            let Some((way, slot)) = ordinary.try_acquire().or_else(|| spare.try_acquire()) else {
+                // A new connection has room for these few bytes, or a peer that has left already.
+                let _ = rustix::net::send(&socket, OVERLOADED_RESPONSE, SendFlags::NOSIGNAL);
+                continue;
+            };
+            let ours = api.tasks.clone();
+            api.tasks.spawn_task(async move {
+                if let Err(error) = serve_connection(socket, way, &ours).await {
+                    tracing::debug!(error, "connection ended early");
+                }
+                drop(slot);
+            });
+        }
+        Ok(())
+    }
+}
+
+/// So many connections at the same time, and how each is served.
+struct ConnectionLimiter {
+    slots: Arc<Semaphore>,
+    way: ConnectionSettings,
+}
+
+/// How a connection is served.
+#[derive(Clone)]
+struct ConnectionSettings {
+    router: Router,
+    /// For a head; an idle connection stays open as long.
+    patience: Duration,
+    /// Whether it may ask again.
+    may_stay: bool,
+}
+
+impl ConnectionLimiter {
+    fn regular_connections(api: &Arc<ApiState>) -> Self {
+        let way = ConnectionSettings {
+            router: api.api_router(),
+            patience: api.limits.patience,
+            may_stay: true,
+        };
+        Self { slots: Arc::new(Semaphore::new(api.limits.connections)), way }
+    }
+
+    /// Kept for who asks how the service is, or reports costs, and does so at once.
+    fn reserved_connections(api: &Arc<ApiState>) -> Self {
+        let patience = RESERVED_REQUEST_TIMEOUT.min(api.limits.patience);
+        let way = ConnectionSettings { router: api.health_router(), patience, may_stay: false };
+        Self { slots: Arc::new(Semaphore::new(RESERVED_CONNECTIONS)), way }
+    }
+
+    fn try_acquire(&self) -> Option<(ConnectionSettings, OwnedSemaphorePermit)> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        Some((self.way.clone(), slot))
+    }
+}
+
+/// One connection, to its end.
+async fn serve_connection(
+    socket: OwnedFd,
+    way: ConnectionSettings,
+    tasks: &TaskGroup,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    // What is written is complete; waiting for more would only delay it. A unix socket never waits.
+    let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+    let stream = ServerStream::new(socket, WRITE_TIMEOUT)?;
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(way.patience)
+        .keep_alive(way.may_stay)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(way.router));
+    let mut connection = pin!(connection);
+    tokio::select! {
+        biased;
+        done = connection.as_mut() => return Ok(done?),
+        () = tasks.shutdown_token().cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    tokio::select! {
+        biased;
+        done = connection => Ok(done?),
+        () = tasks.abort_token().cancelled() => Ok(()),
+    }
+}
+
+/// Beyond all others. Ours: a probe, Prometheus' and LiteLLM's callback, each some times over.
+const RESERVED_CONNECTIONS: usize = 64;
+
+/// Who has one of them asks at once.
+const RESERVED_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a client may leave us unable to write.
+const WRITE_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The answer to a connection too many, whatever it was going to ask.
+const OVERLOADED_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+    content-type: application/json\r\n\
+    content-length: 100\r\n\
+    retry-after: 1\r\n\
+    connection: close\r\n\r\n\
+    {\"error\":{\"code\":\"too_many_connections\",\"message\":\"too many connections are open; try again later\"}}";

@@ -1,0 +1,261 @@
+//! What LiteLLM's generic callback sends: its `StandardLoggingPayload`, one, an array of them, or one on each line.
+//!
+//! Its shape was taken from LiteLLM 1.106 itself (`tests/fixtures/litellm`). Of its fifty fields those are read that say which
+//! call, whose, how much and when; everything else may come and go.
+//!
+//! **Invariant:** reading a body takes memory for some hundred items at a time, however many it has and whatever they are.
+
+use std::fmt;
+use std::mem;
+use std::time::{Duration, SystemTime};
+
+use serde::de::{Deserializer as _, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Deserializer, Error};
+
+use super::notice::{MAX_AMOUNT, MAX_TOKENS};
+use super::{ChargeNotice, ChargeSource};
+use crate::llm::budget::{Nanodollars, Tokens};
+
+/// What became of the items of one body.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct IngestReport {
+    /// Calls that have a receipt now, and had none.
+    pub new: u64,
+    /// Said before.
+    pub known: u64,
+    /// Calls of ours that are not in the books yet; they get their receipts when they are.
+    pub unknown: u64,
+    /// Other than said before; kept and flagged, not charged.
+    pub conflicting: u64,
+    /// Failed attempts at no cost, and notices without a price, of calls that used tokens; kept, and the calls still have no
+    /// receipts.
+    pub unpaid: u64,
+    /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
+    pub foreign: u64,
+    /// Items that cannot be used.
+    pub invalid: u64,
+    /// Why, for the first of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub complaints: Vec<IngestItemError>,
+}
+
+/// Why an item cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct IngestItemError {
+    /// Which of the body's items, counted from 0.
+    pub item: usize,
+    pub message: String,
+}
+
+/// The items of one body that are no notices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SkippedItems {
+    pub foreign: u64,
+    pub invalid: u64,
+    pub complaints: Vec<IngestItemError>,
+}
+
+/// A body that has no items at all.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the body is neither a JSON object, nor an array of objects, nor one object on each line: {0}"
+)]
+pub struct MalformedBodyError(#[from] Error);
+
+/// Reads a body, and gives its notices to `take`, some hundred at a time. An item that cannot be used takes nothing away
+/// from the others.
+///
+/// # Errors
+/// The body is not JSON; then `take` was given nothing.
+pub fn parse_body(
+    body: &[u8],
+    mut take: impl FnMut(Vec<ChargeNotice>),
+) -> Result<SkippedItems, MalformedBodyError> {
+    for_each_item(body, |_| ())?;
+    let (mut rest, mut notices, mut count) = (SkippedItems::default(), vec![], 0);
+    for_each_item(body, |item| {
+        match parse_notice(item) {
+            Ok(notice) if notice.run.is_some() => notices.push(notice),
+            Ok(_) => rest.foreign += 1,
+            Err(message) => rest.add_error(count, &message),
+        }
+        count += 1;
+        if notices.len() == BATCH_SIZE {
+            take(mem::take(&mut notices));
+        }
+    })?;
+    if !notices.is_empty() {
+        take(notices);
+    }
+    Ok(rest)
+}
+
+/// Hands out each item of a body as it stands there. A value that is no array is one item.
+fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Error> {
+    for value in Deserializer::from_slice(body).into_iter::<&RawValue>() {
+        let value = value?;
+        if value.get().starts_with('[') {
+            Deserializer::from_str(value.get()).deserialize_seq(ArrayItemVisitor(&mut each))?;
+        } else {
+            each(value);
+        }
+    }
+    Ok(())
+}
+
+/// Hands out the elements of an array one by one.
+struct ArrayItemVisitor<F>(F);
+
+impl<'de, F: FnMut(&RawValue)> Visitor<'de> for ArrayItemVisitor<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        while let Some(item) = items.next_element::<&RawValue>()? {
+            (self.0)(item);
+        }
+        Ok(())
+    }
+}
+
+impl SkippedItems {
+    fn add_error(&mut self, item: usize, message: &str) {
+        self.invalid += 1;
+        if self.complaints.len() < MAX_ITEM_ERRORS {
+            let message = message.chars().take(MAX_MESSAGE_CHARS).collect();
+            self.complaints.push(IngestItemError { item, message });
+        }
+    }
+}
+
+/// The fields that are read. What LiteLLM does not know is null.
+#[derive(Deserialize)]
+struct LitellmLogPayload<'a> {
+    litellm_call_id: Option<String>,
+    status: Option<String>,
+    response_cost: Option<Nanodollars>,
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    #[serde(rename = "startTime")]
+    started: Option<f64>,
+    #[serde(rename = "endTime")]
+    ended: Option<f64>,
+    end_user: Option<String>,
+    /// As the caller named it; `model` is what the provider calls it.
+    model_group: Option<String>,
+    model: Option<String>,
+    #[serde(borrow)]
+    metadata: Option<LitellmCallMetadata<'a>>,
+}
+
+/// The metadata of a call, wherever LiteLLM shows it.
+#[derive(Deserialize)]
+pub(super) struct LitellmCallMetadata<'a> {
+    /// Told by the gateway; other callers may tell LiteLLM anything here.
+    #[serde(borrow)]
+    spend_logs_metadata: Option<&'a RawValue>,
+}
+
+/// What the gateway tells LiteLLM with each call.
+#[derive(Deserialize)]
+struct GatewayMetadata {
+    run_id: String,
+    #[serde(rename = "cogni_deployment_id")]
+    deployment: Option<String>,
+}
+
+impl LitellmCallMetadata<'_> {
+    /// The run, and the deployment.
+    pub(super) fn run_and_deployment(self) -> (Option<String>, Option<String>) {
+        let ours = self.spend_logs_metadata.map(|told| serde_json::from_str(told.get()));
+        match ours {
+            Some(Ok(GatewayMetadata { run_id, deployment })) => (Some(run_id), deployment),
+            Some(Err(_)) | None => (None, None),
+        }
+    }
+}
+
+/// The reason of an error in an item, without the place in a text that nobody sees.
+pub(super) fn error_reason(error: &Error) -> String {
+    let said = error.to_string();
+    said.rsplit_once(" at line ").map_or(&*said, |(reason, _)| reason).to_owned()
+}
+
+fn parse_notice(item: &RawValue) -> Result<ChargeNotice, String> {
+    if !item.get().starts_with('{') {
+        return Err("the item is no JSON object".to_owned());
+    }
+    let payload: LitellmLogPayload<'_> =
+        serde_json::from_str(item.get()).map_err(|error| error_reason(&error))?;
+    let call_id = payload.litellm_call_id.filter(|id| !id.is_empty());
+    let call_id =
+        call_id.ok_or("`litellm_call_id` is missing, so nobody can tell which call this is")?;
+    let is_failure = match payload.status.as_deref() {
+        Some("success") => false,
+        Some("failure") => true,
+        _ => return Err("`status` is neither \"success\" nor \"failure\"".to_owned()),
+    };
+    let ended = payload.ended.and_then(parse_time).ok_or("`endTime` is not a time in seconds")?;
+    let (run, deployment) =
+        payload.metadata.map(LitellmCallMetadata::run_and_deployment).unwrap_or_default();
+    ChargeNotice {
+        call_id,
+        source: ChargeSource::LitellmCallback,
+        run,
+        deployment,
+        account: payload.end_user,
+        model: payload.model_group.filter(|name| !name.is_empty()).or(payload.model),
+        is_provisional: is_failure || payload.response_cost.is_none(),
+        amount: payload.response_cost.unwrap_or_default(),
+        input: Tokens(payload.prompt_tokens.unwrap_or_default()),
+        output: Tokens(payload.completion_tokens.unwrap_or_default()),
+        started: payload.started.and_then(parse_time).unwrap_or(ended),
+        ended,
+    }
+    .validated()
+}
+
+impl ChargeNotice {
+    /// # Errors
+    /// Which figure cannot be one call's.
+    pub(super) fn validated(self) -> Result<Self, String> {
+        if self.call_id.len() > MAX_ID_BYTES {
+            return Err(format!("the call's id is longer than {MAX_ID_BYTES} bytes"));
+        }
+        if self.run.as_ref().is_some_and(|run| run.len() > MAX_ID_BYTES) {
+            return Err(format!("`run_id` is longer than {MAX_ID_BYTES} bytes"));
+        }
+        if self.amount > MAX_AMOUNT {
+            return Err(format!("${} is not the price of one call", self.amount));
+        }
+        if self.input.max(self.output) > MAX_TOKENS {
+            return Err("so many tokens are not those of one call".to_owned());
+        }
+        Ok(self)
+    }
+}
+
+fn parse_time(seconds: f64) -> Option<SystemTime> {
+    let since = Duration::try_from_secs_f64(seconds).ok()?;
+    // Of what is beyond, no date can be written.
+    (since < MAX_TIME).then(|| SystemTime::UNIX_EPOCH + since)
+}
+
+const MAX_ITEM_ERRORS: usize = 10;
+
+/// Characters of a complaint, which may repeat a text of the item.
+const MAX_MESSAGE_CHARS: usize = 300;
+
+/// Notices that are handed out together, and written in one transaction: other writers wait no longer than for these.
+const BATCH_SIZE: usize = 256;
+
+/// LiteLLM takes an id of 256 bytes from its caller; ours have 36.
+const MAX_ID_BYTES: usize = 256;
+
+/// The year 9999.
+const MAX_TIME: Duration = Duration::from_hours(70_380_768);

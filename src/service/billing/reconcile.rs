@@ -1,0 +1,346 @@
+//! Our facts beside LiteLLM's spend logs: what both have, what only one of them has, and by how much they differ.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+use serde::{Serialize, Serializer};
+
+use super::call_usage::serialize_rfc3339;
+use super::litellm::{self, LitellmClient, SpendLogRows, SpendLogSource, SpendLogWindow};
+use super::store::{CallFilter, IngestOutcome, UnreceiptedCall};
+use super::{BillingStore, CallUsage, ChargeNotice};
+use crate::llm::budget::{Nanodollars, Tokens};
+
+/// What came of a comparison.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReconcileReport {
+    /// Calls that began from here…
+    #[serde(serialize_with = "serialize_rfc3339")]
+    pub since: SystemTime,
+    /// …to before here.
+    #[serde(serialize_with = "serialize_rfc3339")]
+    pub until: SystemTime,
+    /// Calls that began before here were asked for, and are not compared: some of them are deleted from the books.
+    #[serde(
+        serialize_with = "serialize_optional_rfc3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub deleted_before: Option<SystemTime>,
+    pub way: SpendLogSource,
+    /// LiteLLM gave only some of its rows, so what is missing may be there.
+    pub is_partial: bool,
+    /// Rows that cannot be used.
+    pub invalid: u64,
+    /// Calls that both have.
+    pub matched: u64,
+    /// Receipts that were written for some of them.
+    pub receipts_written: u64,
+    /// Billable calls of ours that LiteLLM does not know, and should by now.
+    pub missing: Vec<UnmatchedCall>,
+    /// Calls that only one side has, within the bound.
+    pub pending: u64,
+    /// Calls that LiteLLM knows as ours, and we do not: they name our deployment or, from a gateway without books, a run that
+    /// has other calls here.
+    pub unknown: Vec<UnmatchedCall>,
+    /// Calls for which LiteLLM's rows contradict what has a receipt.
+    pub conflicting: Vec<UnmatchedCall>,
+    /// Theirs less ours, over the matched calls.
+    pub delta_input: i64,
+    pub delta_output: i64,
+    /// What LiteLLM has charged for the matched calls.
+    #[serde(rename = "charged_usd")]
+    pub charged: Nanodollars,
+    /// Theirs less ours in billionths of a dollar, over the matched calls of which we know what they should cost.
+    pub delta_cost_nanodollars: i64,
+    /// Matched calls of which we do not.
+    pub uncompared: u64,
+    /// Matched calls that differ in tokens or in cost.
+    pub different: Vec<CallDifference>,
+}
+
+/// One call that only one side has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnmatchedCall {
+    pub call_id: String,
+    pub run: String,
+    pub account: String,
+    pub model: Option<String>,
+    pub input: Tokens,
+    pub output: Tokens,
+    #[serde(rename = "cost_usd")]
+    pub cost: Nanodollars,
+    #[serde(serialize_with = "serialize_rfc3339")]
+    pub started: SystemTime,
+}
+
+/// One call that both have, each in its own way; theirs less ours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CallDifference {
+    pub call_id: String,
+    pub run: String,
+    pub model: Option<String>,
+    pub input: i64,
+    pub output: i64,
+    pub cost_nanodollars: i64,
+    /// Our own tokens are an estimate, so that they differ says little.
+    pub is_estimate: bool,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    #[error(transparent)]
+    Books(#[from] super::BillingError),
+    #[error(transparent)]
+    Litellm(#[from] litellm::LitellmError),
+}
+
+impl ReconcileReport {
+    /// Whether both sides have the same calls, as far as they can by now.
+    pub fn is_clean(&self) -> bool {
+        self.missing.is_empty()
+            && self.unknown.is_empty()
+            && self.conflicting.is_empty()
+            && !self.is_partial
+    }
+}
+
+impl BillingStore {
+    /// Asks LiteLLM for the calls that a filter lets through, compares them with ours, and writes the receipts that were
+    /// missing.
+    ///
+    /// # Errors
+    /// LiteLLM does not answer, or the books cannot be read or written.
+    pub async fn reconcile(
+        &self,
+        client: &LitellmClient,
+        filter: &CallFilter,
+        now: SystemTime,
+    ) -> Result<ReconcileReport, ReconcileError> {
+        let deleted_before = self.complete_since().await?.filter(|time| *time > filter.since);
+        let since = deleted_before.unwrap_or(filter.since).min(filter.until);
+        let filter = &CallFilter { since, ..filter.clone() };
+        // Theirs first, and with a margin: what was begun since is not missing, and their clock may be another.
+        let window = SpendLogWindow {
+            since: filter.since.checked_sub(TIME_MARGIN).unwrap_or(filter.since),
+            until: filter.until + TIME_MARGIN,
+            account: filter.account.clone(),
+        };
+        let mut rows = client.fetch_rows(&window).await?;
+        rows.notices.retain(|row| filter.run.is_none() || row.run == filter.run);
+        let facts = self.find_calls(filter).await?;
+        let ids = rows.notices.iter().map(|row| row.call_id.clone()).collect();
+        let known = self.known_call_ids(ids).await?;
+        let fates = self.ingest_known(&rows, &known).await?;
+        let runs = rows.notices.iter().filter(|row| row.deployment.is_none());
+        let runs = self.known_runs(runs.filter_map(|row| row.run.clone()).collect()).await?;
+        let deployment = self.deployment_id().await?;
+        let beside = ReconcileContext { known, runs, deployment, now, bound: self.receipt_bound() };
+        Ok(ReconcileReport {
+            deleted_before,
+            ..build_report(filter, &facts, rows, &fates, &beside)
+        })
+    }
+
+    /// Asks LiteLLM for single calls, by their ids; returns those that it does not know, or `None` where it cannot be asked
+    /// so.
+    ///
+    /// # Errors
+    /// As of [`reconcile`](Self::reconcile).
+    pub async fn query_calls(
+        &self,
+        client: &LitellmClient,
+        calls: &[UnreceiptedCall],
+    ) -> Result<Option<Vec<UnreceiptedCall>>, ReconcileError> {
+        let mut strange = vec![];
+        for call in calls {
+            let Some(rows) = client.fetch_call(&call.call_id, call.started).await? else {
+                return Ok(None);
+            };
+            // Where LiteLLM shows only failed attempts, or no price, it does not know yet what the call was charged.
+            if rows.iter().all(ChargeNotice::names_no_charge) {
+                strange.push(call.clone());
+            }
+            self.ingest_notices(rows).await?;
+        }
+        Ok(Some(strange))
+    }
+
+    /// What becomes of the rows whose calls are in the books, by call id. Those of others are not kept: nothing would ever
+    /// come to them.
+    async fn ingest_known(
+        &self,
+        rows: &SpendLogRows,
+        known: &HashSet<String>,
+    ) -> Result<HashMap<String, Vec<IngestOutcome>>, super::BillingError> {
+        let ours = rows.notices.iter().filter(|row| known.contains(&row.call_id));
+        let ours: Vec<ChargeNotice> = ours.cloned().collect();
+        let ids: Vec<_> = ours.iter().map(|row| row.call_id.clone()).collect();
+        let mut fates: HashMap<_, Vec<_>> = HashMap::new();
+        for (id, fate) in ids.into_iter().zip(self.ingest_notices(ours).await?) {
+            fates.entry(id).or_default().push(fate);
+        }
+        Ok(fates)
+    }
+}
+
+/// What the comparison has to know beside the two sides.
+struct ReconcileContext {
+    known: HashSet<String>,
+    runs: HashSet<String>,
+    deployment: String,
+    now: SystemTime,
+    bound: Duration,
+}
+
+impl ReconcileContext {
+    /// Whether a row should stand in these books.
+    fn is_ours(&self, row: &ChargeNotice) -> bool {
+        match (&row.deployment, &row.run) {
+            (Some(named), _) => *named == self.deployment,
+            (None, Some(run)) => self.runs.contains(run),
+            (None, None) => false,
+        }
+    }
+}
+
+fn build_report(
+    filter: &CallFilter,
+    facts: &[CallUsage],
+    rows: SpendLogRows,
+    fates: &HashMap<String, Vec<IngestOutcome>>,
+    at: &ReconcileContext,
+) -> ReconcileReport {
+    let mut report = ReconcileReport::new(filter, &rows);
+    // The row that counts most comes first among a call's, and so is put in last.
+    let rows = rows.notices.into_iter().rev();
+    let mut theirs: HashMap<String, ChargeNotice> =
+        rows.map(|row| (row.call_id.clone(), row)).collect();
+    for fact in facts {
+        match theirs.remove(&fact.call_id).filter(|row| row.is_charge_for(fact)) {
+            Some(row) => {
+                report.add_match(fact, &row);
+                let fates = fates.get(&fact.call_id).map_or(&[][..], Vec::as_slice);
+                report.receipts_written += u64::from(fates.contains(&IngestOutcome::New));
+                if fates.contains(&IngestOutcome::Conflicting) {
+                    report.conflicting.push(UnmatchedCall::from_notice(row));
+                }
+            }
+            None if !fact.is_billable() || !fact.is_billed_by_litellm() => {}
+            None if fact.settled + at.bound >= at.now => report.pending += 1,
+            None => report.missing.push(UnmatchedCall::from_usage(fact)),
+        }
+    }
+    let is_asked_for = |row: &ChargeNotice| (filter.since..filter.until).contains(&row.started);
+    let is_unknown = |row: &ChargeNotice| !at.known.contains(&row.call_id) && at.is_ours(row);
+    let strangers = theirs.into_values().filter(|row| is_unknown(row) && is_asked_for(row));
+    // Our own record of a call may be a moment later than LiteLLM's.
+    let (late, unknown): (Vec<_>, Vec<_>) =
+        strangers.partition(|row| row.ended + at.bound >= at.now);
+    report.pending += late.len() as u64;
+    report.unknown = unknown.into_iter().map(UnmatchedCall::from_notice).collect();
+    report.unknown.sort_by(|one, other| one.call_id.cmp(&other.call_id));
+    report
+}
+
+impl ReconcileReport {
+    fn new(filter: &CallFilter, rows: &SpendLogRows) -> Self {
+        Self {
+            since: filter.since,
+            until: filter.until,
+            deleted_before: None,
+            way: rows.way,
+            is_partial: rows.is_partial,
+            invalid: rows.invalid,
+            matched: 0,
+            receipts_written: 0,
+            missing: vec![],
+            pending: 0,
+            unknown: vec![],
+            conflicting: vec![],
+            delta_input: 0,
+            delta_output: 0,
+            charged: Nanodollars::ZERO,
+            delta_cost_nanodollars: 0,
+            uncompared: 0,
+            different: vec![],
+        }
+    }
+
+    fn add_match(&mut self, fact: &CallUsage, row: &ChargeNotice) {
+        self.matched += 1;
+        self.charged = self.charged + row.amount;
+        let input = signed_difference(row.input.0, fact.usage.input.0);
+        let output = signed_difference(row.output.0, fact.usage.output.0);
+        let cost = match fact.expected_cost() {
+            Some(expected) => signed_difference(row.amount.0, expected.0),
+            None if !fact.is_billable() => signed_difference(row.amount.0, 0),
+            None => {
+                self.uncompared += 1;
+                0
+            }
+        };
+        // A billionth is what rounding does.
+        let cost = if cost.abs() <= 1 { 0 } else { cost };
+        self.delta_input = self.delta_input.saturating_add(input);
+        self.delta_output = self.delta_output.saturating_add(output);
+        self.delta_cost_nanodollars = self.delta_cost_nanodollars.saturating_add(cost);
+        if (input, output, cost) != (0, 0, 0) {
+            self.different.push(CallDifference {
+                call_id: fact.call_id.clone(),
+                run: fact.run.clone(),
+                model: fact.model.clone(),
+                input,
+                output,
+                cost_nanodollars: cost,
+                is_estimate: fact.usage.source == crate::llm::budget::UsageSource::Estimated,
+            });
+        }
+    }
+}
+
+impl UnmatchedCall {
+    fn from_usage(fact: &CallUsage) -> Self {
+        Self {
+            call_id: fact.call_id.clone(),
+            run: fact.run.clone(),
+            account: fact.account.clone(),
+            model: fact.model.clone(),
+            input: fact.usage.input,
+            output: fact.usage.output,
+            cost: fact.expected_cost().unwrap_or_default(),
+            started: fact.started,
+        }
+    }
+
+    fn from_notice(row: ChargeNotice) -> Self {
+        Self {
+            call_id: row.call_id,
+            run: row.run.unwrap_or_default(),
+            account: row.account.unwrap_or_default(),
+            model: row.model,
+            input: row.input,
+            output: row.output,
+            cost: row.amount,
+            started: row.started,
+        }
+    }
+}
+
+#[expect(clippy::ref_option, reason = "serde hands a field to its function by reference")]
+fn serialize_optional_rfc3339<S: Serializer>(
+    time: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => serialize_rfc3339(time, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn signed_difference(theirs: u64, ours: u64) -> i64 {
+    i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(i64::MAX)
+}
+
+/// How much earlier or later than we LiteLLM may say that a call began.
+const TIME_MARGIN: Duration = Duration::from_mins(10);

@@ -1,0 +1,290 @@
+//! Whether a run may begin. A run is accepted when it is in the journal, and not before.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::execute::RunFailure;
+use super::{RunService, RunServiceInner, RunSubmission};
+use crate::base::{db, disk};
+use crate::llm::budget::Nanodollars;
+use crate::runner::agents;
+use crate::service::auth;
+use crate::service::store::{AddRunOutcome, EventFeed, ExhaustedCap, NewRunRow, SpendingCaps};
+
+/// A run that was accepted, now or before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcceptedRun {
+    pub run: String,
+    /// Whether it was asked for before, with the same key.
+    pub is_known: bool,
+}
+
+/// On what terms a run is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunStartOptions {
+    /// Asked again with the same one, it is the same run.
+    pub key: Option<String>,
+    /// How many runs its grant may have at once.
+    pub most: Option<u32>,
+    /// The money that its grant's runs may cost together.
+    pub caps: SpendingCaps,
+}
+
+/// Why a run was not accepted. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum RunStartError {
+    #[error("the service is stopping; try again elsewhere, or later")]
+    Draining,
+    #[error("{0} runs are under way, and no more are allowed at once; try again later")]
+    Full(usize),
+    #[error(
+        "{0} runs of this grant are under way, and it may have no more at once; wait for one to end"
+    )]
+    GrantFull(u32),
+    #[error("{0}")]
+    GrantBudget(ExhaustedCap),
+    #[error("{0}; an operator can discard some of it, with `cogni-gateway relay discard`")]
+    WorkspacesFull(String),
+    #[error(transparent)]
+    NoAgent(#[from] agents::UnknownAgentError),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("the idempotency key was used for another run, `{0}`, which asked for something else")]
+    Conflict(String),
+    /// Not the caller's fault.
+    #[error("the outbox cannot be read: {0}")]
+    Outbox(String),
+    /// Not the caller's fault.
+    #[error("the run cannot be written down")]
+    Journal(#[from] db::DatabaseError),
+}
+
+impl RunStartError {
+    /// For programs: stable, and documented.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Draining => "draining",
+            Self::Full(_) => "overloaded",
+            Self::GrantFull(_) => "too_many_runs",
+            Self::GrantBudget(_) => "grant_budget_exhausted",
+            Self::WorkspacesFull(_) => "workspaces_full",
+            Self::NoAgent(_) => "no_such_agent",
+            Self::Invalid(_) => "invalid_request",
+            Self::Conflict(_) => "idempotency_conflict",
+            Self::Journal(error) if disk::is_disk_full(error) => "storage_full",
+            Self::Outbox(_) | Self::Journal(_) => "internal",
+        }
+    }
+}
+
+/// Whoever holds it is one of so many.
+pub(super) type RunPermit = OwnedSemaphorePermit;
+
+impl RunService {
+    /// Accepts a run, which begins at once. Asked again with the same key, it is the same run.
+    ///
+    /// # Errors
+    /// Why it is not accepted.
+    pub async fn start_run(
+        &self,
+        wanted: RunSubmission,
+        terms: RunStartOptions,
+    ) -> Result<AcceptedRun, RunStartError> {
+        // Whoever asks may go away meanwhile; what is in the journal is conducted all the same.
+        let this = self.clone();
+        let start = async move { Box::pin(this.try_start_run(wanted, terms)).await };
+        let started = self.0.tasks.run_detached(start).await;
+        started
+            .inspect_err(|refused| self.0.seats.metrics().record_refused_submission(refused.code()))
+    }
+
+    async fn try_start_run(
+        &self,
+        wanted: RunSubmission,
+        terms: RunStartOptions,
+    ) -> Result<AcceptedRun, RunStartError> {
+        let RunStartOptions { key, most, caps } = terms;
+        if let Some(key) = &key
+            && let Some(known) = self.find_by_idempotency_key(&wanted, key).await?
+        {
+            return Ok(known);
+        }
+        if self.is_draining() {
+            return Err(RunStartError::Draining);
+        }
+        let run = format!("run-{}", Uuid::now_v7());
+        let (model, max_cost_usd) = self.0.validate_submission(&wanted, &run)?;
+        self.check_retention(&wanted, &run).await?;
+        let places = Arc::clone(&self.0.places);
+        let full = |_| RunStartError::Full(self.0.settings.max_runs);
+        let place = places.try_acquire_owned().map_err(full)?;
+        let new = NewRunRow {
+            id: run.clone(),
+            grant: wanted.grant.clone(),
+            idempotency_key: key,
+            most,
+            caps,
+            max_cost_usd,
+            digest: wanted.digest(),
+            agent: wanted.agent.clone(),
+            account: wanted.account.clone(),
+            model,
+            wanted: wanted.to_json(),
+        };
+        match self.0.journal.add_run(new).await? {
+            AddRunOutcome::New(feed, reserved) => {
+                self.spawn_run(wanted.with_reserved_cost(reserved), feed, Some(place));
+                Ok(AcceptedRun { run, is_known: false })
+            }
+            AddRunOutcome::Known(row) => Ok(AcceptedRun { run: row.id, is_known: true }),
+            AddRunOutcome::Conflict(row) => Err(RunStartError::Conflict(row.id)),
+            AddRunOutcome::Full => Err(RunStartError::GrantFull(most.unwrap_or_default())),
+            AddRunOutcome::Exhausted(exhausted) => Err(RunStartError::GrantBudget(exhausted)),
+        }
+    }
+
+    /// What earlier runs have left bounds how many may leave more.
+    async fn check_retention(
+        &self,
+        wanted: &RunSubmission,
+        run: &str,
+    ) -> Result<(), RunStartError> {
+        let Some(relay) = self.delivery_service() else { return Ok(()) };
+        if !matches!(wanted.branch_ref(run), Ok(Some(_))) {
+            return Ok(());
+        }
+        let grant = wanted.grant.clone();
+        match spawn_blocking(move || relay.retention_full_reason(Some(&grant))).await {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(why))) => Err(RunStartError::WorkspacesFull(why)),
+            Ok(Err(error)) => Err(RunStartError::Outbox(error.to_string())),
+            Err(error) => Err(RunStartError::Outbox(error.to_string())),
+        }
+    }
+
+    /// The run that was asked for before, whether or not a new one could begin.
+    async fn find_by_idempotency_key(
+        &self,
+        wanted: &RunSubmission,
+        key: &str,
+    ) -> Result<Option<AcceptedRun>, RunStartError> {
+        match self.0.journal.find_by_idempotency_key(&wanted.grant, key).await? {
+            Some(row) if row.digest != wanted.digest() => Err(RunStartError::Conflict(row.id)),
+            row => Ok(row.map(|row| AcceptedRun { run: row.id, is_known: true })),
+        }
+    }
+
+    /// Takes a run that is in the journal to its end, in the background; without a place, when there is one.
+    pub(super) fn spawn_run(
+        &self,
+        wanted: RunSubmission,
+        feed: EventFeed,
+        place: Option<RunPermit>,
+    ) {
+        // Where runs are not waited for any more by now, this one is not, either.
+        let (shared, cancel) = (Arc::clone(&self.0), self.0.leave.child_token());
+        shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
+        self.0.tasks.spawn_task(async move {
+            let turn = match place {
+                Some(place) => QueueOutcome::Begins(place),
+                None => shared.wait_for_permit(&cancel, &wanted.grant).await,
+            };
+            match turn {
+                QueueOutcome::Begins(place) => {
+                    Box::pin(shared.execute_run(&wanted, &feed, cancel, place)).await;
+                }
+                QueueOutcome::Cancelled => {
+                    let done = Err(RunFailure::Cancelled);
+                    shared
+                        .persist_end(&mut shared.usage_recorder(&feed), shared.run_end(done, &feed))
+                        .await;
+                }
+                QueueOutcome::Refused(why) => {
+                    shared
+                        .persist_end(
+                            &mut shared.usage_recorder(&feed),
+                            shared.run_end(Err(why), &feed),
+                        )
+                        .await;
+                }
+                QueueOutcome::Left => shared.journal.detach_watchers(&feed),
+            }
+            shared.lock_live().remove(feed.run_id());
+        });
+    }
+}
+
+/// What becomes of a run that waits for a place.
+enum QueueOutcome {
+    Begins(RunPermit),
+    Cancelled,
+    /// Its grant is worth nothing any more.
+    Refused(RunFailure),
+    /// The process ends before it: the next one begins it.
+    Left,
+}
+
+impl RunServiceInner {
+    async fn wait_for_permit(&self, cancel: &CancellationToken, grant: &str) -> QueueOutcome {
+        let places = Arc::clone(&self.places);
+        let turn = tokio::select! {
+            biased;
+            // It cancels every run, but those that have not begun are the next one's.
+            () = self.leave.cancelled() => QueueOutcome::Left,
+            () = cancel.cancelled() => QueueOutcome::Cancelled,
+            () = self.draining.cancelled() => QueueOutcome::Left,
+            place = places.acquire_owned() => place.map_or(QueueOutcome::Left, QueueOutcome::Begins),
+        };
+        // Whoever accepted the run checked its grant; it may have been revoked while the run waited.
+        match turn {
+            QueueOutcome::Begins(place) => match self.grants.check_id(grant).await {
+                Ok(()) => QueueOutcome::Begins(place),
+                Err(auth::GrantStoreError::Denied(denied)) => {
+                    QueueOutcome::Refused(RunFailure::Grant(denied))
+                }
+                Err(error) => QueueOutcome::Refused(RunFailure::Internal(error.into())),
+            },
+            turn => turn,
+        }
+    }
+
+    /// All that can be told without making anything. Returns the run's model and its own limit of money.
+    fn validate_submission(
+        &self,
+        wanted: &RunSubmission,
+        run: &str,
+    ) -> Result<(String, Option<Nanodollars>), RunStartError> {
+        let catalog = self.catalog.load();
+        catalog.find_agent(&wanted.agent)?;
+        let invalid = |error: anyhow::Error| {
+            let mut why = format!("{error:#}");
+            self.mask_in_place(run, &mut why);
+            RunStartError::Invalid(why)
+        };
+        let line =
+            wanted.branch_ref(run).map_err(|error| RunStartError::Invalid(error.to_string()))?;
+        if line.is_some() {
+            let relay = self.relay.load();
+            let missing = match &*relay {
+                None => Some("this service has no relay, so no repositories"),
+                Some(relay) if wanted.branch.pull_request && !relay.has_credential() => Some(
+                    "`pull_request` needs a credential of the forge, and this service has none; leave it out, or ask \
+                     the service's operator to set `GITHUB_TOKEN`",
+                ),
+                Some(_) => None,
+            };
+            if let Some(missing) = missing {
+                return Err(RunStartError::Invalid(missing.to_owned()));
+            }
+        }
+        let order = wanted.run_plan(run, (&self.settings, &self.config.load(), &catalog));
+        let order = order.map_err(invalid)?;
+        order.check().map_err(invalid)?;
+        let limit = order.config.budget.max_cost_usd;
+        Ok((order.model().unwrap_or_default().to_owned(), limit))
+    }
+}

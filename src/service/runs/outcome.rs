@@ -1,0 +1,77 @@
+//! How a run has ended: what is written down of it, with the last words to its watchers.
+
+use serde_json::{Value, json};
+
+use crate::relay::delivery::DeliveryStatus;
+use crate::runner::{AgentEnvelope, RunResult};
+use crate::service::store::{EventFeed, RunEnd, RunEventKind};
+
+/// A run that has no result.
+pub(super) fn failed_end(code: &str, message: &str, feed: &EventFeed) -> RunEnd {
+    let result =
+        json!({"run_id": feed.run_id(), "ok": false, "error_code": code, "error": message});
+    end_without_result(code, message, result)
+}
+
+/// A run whose process has ended before it. Its work may have come further.
+pub(super) fn interrupted_end(relay: Option<&DeliveryStatus>, feed: &EventFeed) -> RunEnd {
+    let message = "the service was ended while the run was under way";
+    let mut result = json!({
+        "run_id": feed.run_id(),
+        "ok": false,
+        "error_code": CODE_INTERRUPTED,
+        "error": message,
+    });
+    if let Some(relay) = relay {
+        result["relay"] = serde_json::to_value(relay).expect("a delivery has texts as keys");
+    }
+    end_without_result(CODE_INTERRUPTED, message, result)
+}
+
+/// What an agent has answered, as its watchers are told; none where it says nothing but that it cannot.
+pub(super) fn answer_event(envelope: &AgentEnvelope) -> Option<Value> {
+    let has_answered = !envelope.payloads.is_empty() || envelope.error_message().is_none();
+    has_answered.then(|| json!({"text": envelope.text(), "payloads": envelope.payloads}))
+}
+
+fn end_without_result(code: &str, message: &str, result: Value) -> RunEnd {
+    RunEnd {
+        error_code: Some(code.to_owned()),
+        result: Some(result.to_string()),
+        words: vec![
+            (RunEventKind::Error, json!({"code": code, "message": message})),
+            (RunEventKind::Done, json!({})),
+            (RunEventKind::Final, result),
+        ],
+        ..RunEnd::default()
+    }
+}
+
+pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEnd {
+    let (stdout, stderr) = (std::mem::take(&mut result.stdout), std::mem::take(&mut result.stderr));
+    let mut words = vec![];
+    if let Some(answer) = result.agent.as_ref().and_then(answer_event)
+        && !feed.has_published(RunEventKind::AssistantFinal)
+    {
+        words.push((RunEventKind::AssistantFinal, answer));
+    }
+    if let Some(code) = result.error_code {
+        let message = result.error.as_deref().unwrap_or(code.default_message());
+        words.push((RunEventKind::Error, json!({"code": code, "message": message})));
+    }
+    words.push((RunEventKind::Done, json!({"exit_code": result.exit_code})));
+    let mut whole = serde_json::to_value(&*result).expect("a result has texts as keys");
+    if let Value::Object(fields) = &mut whole {
+        fields.remove("stdout");
+        fields.remove("stderr");
+    }
+    if feed.dropped_count() > 0 {
+        whole["events_dropped"] = feed.dropped_count().into();
+    }
+    let code = result.error_code.map(|code| code.to_string());
+    let result = Some(whole.to_string());
+    words.push((RunEventKind::Final, whole));
+    RunEnd { error_code: code, result, stdout, stderr, words, ..RunEnd::default() }
+}
+
+const CODE_INTERRUPTED: &str = "interrupted";

@@ -1,0 +1,165 @@
+//! What is thrown away when it is older than it is kept: what the relay does not need any more, and audit logs and calls in
+//! the books, where somebody has said for how long they are kept.
+//!
+//! **Invariant:** no log and no call goes before its run is forgotten, nor a log that tells of work which is still kept.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
+
+use super::RunServiceInner;
+use crate::relay::delivery::outbox::{self, DeliveryOutbox};
+use crate::relay::delivery::{DeliveryService, OUTBOX_FILE, sweep};
+use crate::service::billing::store::{DeletedCalls, OldRuns};
+
+impl RunServiceInner {
+    /// What cannot be thrown away now is the next time.
+    pub(super) async fn purge_expired(&self, stop: &CancellationToken) {
+        if let Some(relay) = self.relay.load_full()
+            && let Err(error) = self.sweep_relay(relay).await
+        {
+            tracing::error!("cannot throw away what the relay has delivered: {error:#}");
+        }
+        if let Some(age) = self.settings.audit_retention
+            && let Err(error) = self.purge_logs(age).await
+        {
+            tracing::error!("cannot throw old audit logs away: {error:#}");
+        }
+        if let Some(age) = self.settings.billing_retention {
+            // What is deleted by then stays so; the next process goes on.
+            let deleted = stop.run_until_cancelled(Box::pin(self.delete_calls(age))).await;
+            if let Some(Err(error)) = deleted {
+                tracing::error!("cannot delete old calls from the books: {error:#}");
+            }
+        }
+    }
+
+    /// Deletes the calls of runs that are forgotten and whose last call is older than `age`.
+    async fn delete_calls(&self, age: Duration) -> anyhow::Result<()> {
+        let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
+        let (mut deleted, mut after) = (DeletedCalls::default(), None);
+        loop {
+            let OldRuns { runs, next } = self.books.old_runs(before, after).await?;
+            let remembered = self.journal.known_ids(runs.clone()).await?;
+            for run in runs.iter().filter(|run| !remembered.contains(*run)) {
+                deleted += self.books.delete_run(run, before).await?;
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        if deleted.calls > 0 {
+            self.books.shrink().await?;
+            let DeletedCalls { calls, unreceipted, unpriced, conflicting } = deleted;
+            tracing::info!(calls, "deleted calls that are older than `serve.billing_retention`");
+            if deleted.has_flagged() {
+                tracing::warn!(
+                    unreceipted,
+                    unpriced,
+                    conflicting,
+                    "among the deleted calls were some that were flagged"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn sweep_relay(&self, relay: Arc<DeliveryService>) -> anyhow::Result<()> {
+        let (state, age) = (self.settings.state_dir.clone(), self.settings.retention);
+        let sweep = move || {
+            let kept = relay.expire_retained()?;
+            anyhow::Ok((kept, sweep::sweep_relay_state(&state, relay.outbox(), age)?))
+        };
+        let (kept, swept) = spawn_blocking(sweep).await??;
+        if kept > 0 {
+            tracing::warn!(kept, "threw away work that was held, had failed or was left long ago");
+        }
+        let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
+        if delivered + works + mirrors > 0 {
+            tracing::info!(delivered, works, mirrors, "threw away what the relay has delivered");
+        }
+        Ok(())
+    }
+
+    async fn purge_logs(&self, age: Duration) -> anyhow::Result<()> {
+        let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
+        let (state, relay) = (&self.settings.state_dir, self.relay.load_full());
+        if relay.is_none() && state.join(OUTBOX_FILE).exists() {
+            tracing::warn!(
+                "no audit log is thrown away: without a relay nobody can tell what work is still kept"
+            );
+            return Ok(());
+        }
+        let directory = state.join("audit");
+        let mut old = spawn_blocking(move || logs_older_than(&directory, before)).await??;
+        let mut kept = HashSet::new();
+        for name in old.keys() {
+            if self.journal.find_run(name).await?.is_some() {
+                kept.insert(name.clone());
+            }
+        }
+        old.retain(|name, _| !kept.contains(name));
+        if let Some(relay) = relay {
+            old = spawn_blocking(move || unreferenced_logs(old, relay.outbox())).await??;
+        }
+        let logs = old.len();
+        let gone = move || old.into_values().flatten().try_for_each(fs::remove_file);
+        spawn_blocking(gone).await??;
+        if logs > 0 {
+            tracing::info!(
+                logs,
+                "threw audit logs away that are older than `serve.audit_retention`"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Logs, each with what a crash has left beside it, by whose they are: a run's, or a row's of the outbox.
+type LogsByOwner = HashMap<String, Vec<PathBuf>>;
+
+/// Those that tell of no work in the outbox: neither of a row, nor of a run that has rows or a desk there. Blocks.
+fn unreferenced_logs(
+    mut logs: LogsByOwner,
+    outbox: &DeliveryOutbox,
+) -> Result<LogsByOwner, outbox::OutboxError> {
+    let mut known = HashSet::new();
+    for desk in outbox.workspaces()? {
+        known.extend([desk.id, desk.plan.facts.run]);
+    }
+    for job in outbox.list_jobs(false)? {
+        known.extend([job.id, job.order.facts.run]);
+    }
+    logs.retain(|name, _| !known.contains(name));
+    Ok(logs)
+}
+
+/// Logs that were written for the last time before.
+fn logs_older_than(directory: &Path, before: SystemTime) -> anyhow::Result<LogsByOwner> {
+    let mut old = LogsByOwner::new();
+    let entries = fs::read_dir(directory);
+    for entry in entries.with_context(|| format!("`{}`", directory.display()))? {
+        let entry = entry?;
+        let file = entry.file_name();
+        let Some((name, _)) = file.to_str().and_then(|file| file.split_once(".jsonl")) else {
+            continue;
+        };
+        let written = entry.metadata().and_then(|found| found.modified());
+        match written {
+            Ok(written) if written < before => {
+                old.entry(name.to_owned()).or_default().push(entry.path());
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => (),
+        }
+    }
+    Ok(old)
+}

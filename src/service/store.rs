@@ -1,0 +1,588 @@
+//! What the service remembers of its runs, so that nothing that was accepted is forgotten: a row for each, and the
+//! events that its watchers were told.
+//!
+//! ```text
+//! queued → running → ended
+//!    └────────────────┘
+//! ```
+//!
+//! **Invariant:** a row moves along these arrows only. Its last events are written with its end, or neither is; and
+//! they are told only then, so that nobody is told of an end that a crash takes back.
+//!
+//! A run that is not over has its events in memory, too, where its watchers [follow](RunStore::follow_events) them; they reach
+//! the file a moment later. What a run may have there is bounded; see [`event_feed`].
+
+mod answer_dedup;
+pub mod event;
+pub mod event_feed;
+mod row;
+mod schema;
+mod spending;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::Stream;
+use futures_util::stream::try_unfold;
+use rusqlite::{OptionalExtension, Transaction, named_params, params};
+use tokio::task::spawn_blocking;
+
+use crate::base::db::{self, SqliteDatabase};
+use crate::llm::budget::Nanodollars;
+use crate::telemetry::audit::seal::AuditLogSeal;
+
+pub use event::{RunEvent, RunEventKind};
+pub use event_feed::EventFeed;
+pub use row::{NewRunRow, RunEnd, RunFilter, RunPhase, RunRow};
+pub use schema::SCHEMA;
+pub use spending::{ExhaustedCap, GrantSpending, SpendingCaps, SpendingStatus};
+
+/// The runs of one service. Clones share them.
+#[derive(Clone, Debug)]
+pub struct RunStore {
+    database: SqliteDatabase,
+    live: Arc<Mutex<HashMap<String, EventFeed>>>,
+}
+
+/// What became of a run that somebody asked for.
+#[derive(Debug)]
+pub enum AddRunOutcome {
+    /// With the money that is reserved for it, where its grant has a cap.
+    New(EventFeed, Option<Nanodollars>),
+    /// It was asked for before, with the same key and in the same words.
+    Known(Box<RunRow>),
+    /// The key was used before, with other words.
+    Conflict(Box<RunRow>),
+    /// Its grant has as many runs as it may.
+    Full,
+    /// Its grant has no money left.
+    Exhausted(ExhaustedCap),
+}
+
+/// What an insertion comes to.
+enum InsertOutcome {
+    /// With the money that is reserved.
+    New(Option<Nanodollars>),
+    Same(Box<RunRow>),
+    Full,
+    Exhausted(ExhaustedCap),
+}
+
+impl RunStore {
+    /// On a database that has our [`SCHEMA`].
+    pub fn new(database: SqliteDatabase) -> Self {
+        Self { database, live: Arc::default() }
+    }
+
+    /// Writes a run down, which makes it accepted.
+    ///
+    /// # Errors
+    /// It cannot be written; then it is not.
+    pub async fn add_run(&self, new: NewRunRow) -> Result<AddRunOutcome, db::DatabaseError> {
+        let (run, digest) = (new.id.clone(), new.digest.clone());
+        // Before anybody can be told its name.
+        let feed = self.activate_feed(&run, 0);
+        let now = now_millis();
+        let added =
+            self.database.write_in_transaction(move |change| insert_run(change, &new, now)).await;
+        if !matches!(added, Ok(InsertOutcome::New(_))) {
+            self.lock_live().remove(&run);
+        }
+        Ok(match added? {
+            InsertOutcome::New(reserved) => AddRunOutcome::New(feed, reserved),
+            InsertOutcome::Same(row) if row.digest == digest => AddRunOutcome::Known(row),
+            InsertOutcome::Same(row) => AddRunOutcome::Conflict(row),
+            InsertOutcome::Full => AddRunOutcome::Full,
+            InsertOutcome::Exhausted(exhausted) => AddRunOutcome::Exhausted(exhausted),
+        })
+    }
+
+    /// A run that this process had not before: its events go on after all that were ever told.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn resume_run(&self, run: &RunRow) -> Result<EventFeed, db::DatabaseError> {
+        let id = run.id.clone();
+        let last = "SELECT max(seq) FROM event WHERE run = ?1";
+        let last: Option<i64> = self
+            .database
+            .read_committed(move |view| view.query_row(last, [id], |row| row.get(0)))
+            .await?;
+        // Of a run that has not begun nobody was told anything.
+        let first = match (last, run.state) {
+            (None, RunPhase::Queued) => 0,
+            (last, _) => event_feed::next_sequence_base(last.unwrap_or_default().cast_unsigned()),
+        };
+        Ok(self.activate_feed(&run.id, first))
+    }
+
+    /// Writes down that a run begins. What it was asked is needed no more, and forgotten: `wanted` takes its place.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub async fn mark_running(&self, run: &str, wanted: String) -> Result<(), db::DatabaseError> {
+        let (run, now) = (run.to_owned(), now_millis());
+        let begin = "UPDATE run SET state = 'running', started = ?2, wanted = ?3 WHERE id = ?1 AND state = 'queued'";
+        self.database
+            .write_in_transaction(move |change| change.execute(begin, params![run, now, wanted]))
+            .await?;
+        Ok(())
+    }
+
+    /// Writes down how a run has ended, with all that its watchers were told, and tells them the last of it.
+    ///
+    /// # Errors
+    /// It cannot be written; it may be tried again.
+    pub async fn finish_run(
+        &self,
+        feed: &EventFeed,
+        ended: RunEnd,
+    ) -> Result<(), db::DatabaseError> {
+        let (run, now) = (feed.run_id().to_owned(), now_millis());
+        let (mut events, last) = (feed.unsaved_events(), feed.prepare_final(&ended.words));
+        events.extend(last.iter().cloned());
+        let ending = Box::pin(self.prepare_end(run.clone(), ended, events)).await?;
+        let ending =
+            move |change: &Transaction<'_>| answer_dedup::write_end(change, (&run, now), &ending);
+        let is_first = self.database.write_in_transaction(ending).await?;
+        feed.close(if is_first { last } else { vec![] });
+        self.lock_live().remove(feed.run_id());
+        Ok(())
+    }
+
+    /// Cuts the answer out of all that is written with an end. An event that is written meanwhile stays whole, and is read
+    /// alike.
+    async fn prepare_end(
+        &self,
+        run: String,
+        ended: RunEnd,
+        events: Vec<RunEvent>,
+    ) -> Result<answer_dedup::StoredRunEnd, db::DatabaseError> {
+        let told = self
+            .database
+            .read_committed(move |view| answer_dedup::events_with_answer(view, &run))
+            .await?;
+        let cut = spawn_blocking(move || answer_dedup::StoredRunEnd::new(ended, events, told));
+        cut.await.map_err(|_| db::DatabaseError::Closed)
+    }
+
+    /// Sends the watchers of a run away that is left as it is, for another process.
+    pub fn detach_watchers(&self, feed: &EventFeed) {
+        feed.close(vec![]);
+        self.lock_live().remove(feed.run_id());
+    }
+
+    /// Writes a run's events as they come, until it is over. What cannot be written is tried again, less and less often.
+    pub async fn persist_events(&self, feed: &EventFeed) {
+        let mut pause = event_feed::BATCH_INTERVAL;
+        while feed.wait_for_unsaved().await {
+            tokio::select! {
+                () = feed.wait_closed() => return,
+                () = tokio::time::sleep(pause) => (),
+            }
+            let (run, unsaved) = (feed.run_id().to_owned(), feed.unsaved_events());
+            let last = unsaved.last().map(|event| event.seq);
+            match self
+                .database
+                .write_in_transaction(move |change| insert_events(change, &run, &unsaved))
+                .await
+            {
+                Ok(()) => {
+                    feed.mark_saved(last);
+                    pause = event_feed::BATCH_INTERVAL;
+                }
+                Err(error) => {
+                    tracing::error!(run = feed.run_id(), %error, "cannot write events");
+                    pause = (pause * 2).min(event_feed::MAX_BATCH_INTERVAL);
+                }
+            }
+        }
+    }
+
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn find_run(&self, id: &str) -> Result<Option<RunRow>, db::DatabaseError> {
+        let id = id.to_owned();
+        let query = row::select_sql("id = ?1");
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare_cached(&query)?.query_row([id], row::read_row).optional()
+        };
+        self.database.read_committed(read).await
+    }
+
+    /// What was asked, as long as the run has not begun; then, what took its place.
+    ///
+    /// # Errors
+    /// The file cannot be read, or there is no such run.
+    pub async fn submission(&self, id: &str) -> Result<String, db::DatabaseError> {
+        let id = id.to_owned();
+        let query = "SELECT wanted FROM run WHERE id = ?1";
+        self.database
+            .read_committed(move |view| view.query_row(query, [id], |row| row.get(0)))
+            .await
+    }
+
+    /// What came of a run, a JSON object; none where it has not ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn run_result(&self, id: &str) -> Result<Option<String>, db::DatabaseError> {
+        let id = id.to_owned();
+        self.database.read_committed(move |view| answer_dedup::read_result(view, &id)).await
+    }
+
+    /// What a run has printed, once it has ended: standard output and standard error.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn run_output(
+        &self,
+        id: &str,
+    ) -> Result<Option<(String, String)>, db::DatabaseError> {
+        let id = id.to_owned();
+        self.database.read_committed(move |view| answer_dedup::read_output(view, &id)).await
+    }
+
+    /// What a run's audit log was when the run had ended; none where nothing was written down about it.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn log_seal(&self, id: &str) -> Result<Option<AuditLogSeal>, db::DatabaseError> {
+        let id = id.to_owned();
+        self.database.read_committed(move |view| answer_dedup::read_seal(view, &id)).await
+    }
+
+    /// Returns those of some runs that are remembered.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn known_ids(&self, ids: Vec<String>) -> Result<HashSet<String>, db::DatabaseError> {
+        let read = move |view: &rusqlite::Connection| {
+            let mut find = view.prepare_cached("SELECT 1 FROM run WHERE id = ?1")?;
+            let mut known = HashSet::new();
+            for id in ids {
+                if find.exists([&id])? {
+                    known.insert(id);
+                }
+            }
+            Ok(known)
+        };
+        self.database.read_committed(read).await
+    }
+
+    /// Newest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn list_runs(&self, filter: RunFilter) -> Result<Vec<RunRow>, db::DatabaseError> {
+        self.database.read_committed(move |view| filter.query_rows(view)).await
+    }
+
+    /// Runs that have not ended, oldest first: after a start, what another process has left.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn unfinished_runs(&self) -> Result<Vec<RunRow>, db::DatabaseError> {
+        let query = format!("{} ORDER BY created, id", row::select_sql("state <> 'ended'"));
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare(&query)?.query_map([], row::read_row)?.collect()
+        };
+        self.database.read_committed(read).await
+    }
+
+    /// Runs that have ended, and nothing is known of whose audit logs, oldest first.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn unsealed_runs(&self) -> Result<Vec<String>, db::DatabaseError> {
+        let query =
+            "SELECT id FROM run WHERE state = 'ended' AND log_records IS NULL ORDER BY ended";
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare(query)?.query_map([], |row| row.get(0))?.collect()
+        };
+        self.database.read_committed(read).await
+    }
+
+    /// Writes down what the audit log of a run is that has ended, where nothing is known of it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub async fn record_seal(
+        &self,
+        run: &str,
+        seal: AuditLogSeal,
+    ) -> Result<(), db::DatabaseError> {
+        let run = run.to_owned();
+        self.database
+            .write_in_transaction(move |change| answer_dedup::record_seal(change, &run, &seal))
+            .await
+    }
+
+    /// Returns the money that is reserved for a run that has not ended; `None` where its grant has no caps.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn reserved_money(
+        &self,
+        run: &str,
+    ) -> Result<Option<Nanodollars>, db::DatabaseError> {
+        let run = run.to_owned();
+        self.database.read_committed(move |view| spending::reserved_for_run(view, &run)).await
+    }
+
+    /// Returns what the runs of a grant with caps have cost, and what is reserved for those that have not ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn spending_status(&self, grant: &str) -> Result<SpendingStatus, db::DatabaseError> {
+        let (grant, now) = (grant.to_owned(), now_millis());
+        self.database.read_committed(move |view| spending::read_status(view, &grant, now)).await
+    }
+
+    /// The run that a grant has asked for with a key.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn find_by_idempotency_key(
+        &self,
+        grant: &str,
+        key: &str,
+    ) -> Result<Option<RunRow>, db::DatabaseError> {
+        let given = [grant.to_owned(), key.to_owned()];
+        let query = row::select_sql(BY_IDEMPOTENCY_KEY);
+        self.database
+            .read_committed(move |view| view.query_row(&query, given, row::read_row).optional())
+            .await
+    }
+
+    /// Says whether anything can be written.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn check_writable(&self) -> Result<(), db::DatabaseError> {
+        self.database
+            .write_in_transaction(|change| change.execute("UPDATE run SET id = id WHERE 0", []))
+            .await?;
+        Ok(())
+    }
+
+    /// Writes down the time, which the caller trusts.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn note_time(&self, now: SystemTime) -> Result<(), db::DatabaseError> {
+        let (note, now) =
+            ("INSERT OR REPLACE INTO clock (one, time) VALUES (1, ?1)", to_millis(now));
+        self.database.write_in_transaction(move |change| change.execute(note, [now])).await?;
+        Ok(())
+    }
+
+    /// Returns the time that was written down last.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn noted_time(&self) -> Result<Option<SystemTime>, db::DatabaseError> {
+        let read = |view: &rusqlite::Connection| {
+            view.query_row("SELECT time FROM clock", [], |row| row.get::<_, i64>(0)).optional()
+        };
+        let noted = self.database.read_committed(read).await?;
+        Ok(noted.map(|time| UNIX_EPOCH + Duration::from_millis(time.max(0).cast_unsigned())))
+    }
+
+    /// Forgets runs that ended before, and gives their room back; returns how many. It takes a moment of the writer's
+    /// time for every few of them.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn forget_ended_before(
+        &self,
+        ended_before: SystemTime,
+    ) -> Result<usize, db::DatabaseError> {
+        let before = to_millis(ended_before);
+        let mut forgotten = 0;
+        loop {
+            match self
+                .database
+                .write_in_transaction(move |change| answer_dedup::forget_batch(change, before))
+                .await?
+            {
+                0 => break,
+                some => forgotten += some,
+            }
+        }
+        if forgotten > 0 {
+            self.database.release_free_pages().await?;
+        }
+        Ok(forgotten)
+    }
+
+    /// What of a kind is in the file: all that outlives this process.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn stored_events(
+        &self,
+        run: &str,
+        kind: RunEventKind,
+    ) -> Result<Vec<RunEvent>, db::DatabaseError> {
+        let run = run.to_owned();
+        let query = format!(
+            "SELECT {} FROM event WHERE run = ?1 AND kind = ?2 ORDER BY seq",
+            answer_dedup::EVENT_COLUMNS
+        );
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare_cached(&query)?
+                .query_map([&*run, kind.as_str()], event::read_event)?
+                .collect()
+        };
+        self.database.read_committed(read).await
+    }
+
+    /// A run's events after one of them, to its end and as they come. A run that is not known has none.
+    pub fn follow_events(
+        &self,
+        run: &str,
+        after: u64,
+    ) -> impl Stream<Item = Result<RunEvent, db::DatabaseError>> + use<> {
+        let feed = self.lock_live().get(run).cloned();
+        let reader = RunEventReader {
+            journal: self.clone(),
+            run: run.to_owned(),
+            feed,
+            after,
+            page: vec![].into_iter(),
+        };
+        try_unfold(reader, |mut reader| async move {
+            Ok(reader.next().await?.map(|event| (event, reader)))
+        })
+    }
+
+    fn activate_feed(&self, run: &str, last: u64) -> EventFeed {
+        let feed = EventFeed::new(run, last);
+        self.lock_live().insert(run.to_owned(), feed.clone());
+        feed
+    }
+
+    fn lock_live(&self) -> MutexGuard<'_, HashMap<String, EventFeed>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody who watches a run.
+struct RunEventReader {
+    journal: RunStore,
+    run: String,
+    feed: Option<EventFeed>,
+    after: u64,
+    page: std::vec::IntoIter<RunEvent>,
+}
+
+impl RunEventReader {
+    async fn next(&mut self) -> Result<Option<RunEvent>, db::DatabaseError> {
+        loop {
+            if let Some(event) = self.page.next() {
+                self.after = event.seq;
+                return Ok(Some(event));
+            }
+            let page = match &self.feed {
+                // What was told before this process began is in the file only.
+                Some(feed) if self.after >= feed.first_sequence() => {
+                    match feed.next_page(self.after).await {
+                        Some(page) => page,
+                        None => return Ok(None),
+                    }
+                }
+                _ => self.next_stored_page().await?,
+            };
+            match (page.is_empty(), &self.feed) {
+                (false, _) => self.page = page.into_iter(),
+                (true, Some(feed)) if self.after < feed.first_sequence() => {
+                    self.after = feed.first_sequence();
+                }
+                (true, _) => return Ok(None),
+            }
+        }
+    }
+
+    async fn next_stored_page(&self) -> Result<Vec<RunEvent>, db::DatabaseError> {
+        let (run, after) = (self.run.clone(), self.after.cast_signed());
+        let query = format!(
+            "SELECT {} FROM event WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+            answer_dedup::EVENT_COLUMNS
+        );
+        let read = move |view: &rusqlite::Connection| {
+            view.prepare_cached(&query)?
+                .query_map(params![run, after, event_feed::PAGE_SIZE], event::read_event)?
+                .collect()
+        };
+        self.journal.database.read_committed(read).await
+    }
+}
+
+fn insert_run(
+    change: &Transaction<'_>,
+    new: &NewRunRow,
+    now: i64,
+) -> rusqlite::Result<InsertOutcome> {
+    if let Some(key) = &new.idempotency_key {
+        let found = change.query_row(
+            &row::select_sql(BY_IDEMPOTENCY_KEY),
+            [&new.grant, key],
+            row::read_row,
+        );
+        if let Some(row) = found.optional()? {
+            return Ok(InsertOutcome::Same(Box::new(row)));
+        }
+    }
+    if let Some(most) = new.most {
+        let open = "SELECT count(*) FROM run WHERE grant_id = ?1 AND state <> 'ended'";
+        let open: u32 = change.query_row(open, [&new.grant], |row| row.get(0))?;
+        if open >= most {
+            return Ok(InsertOutcome::Full);
+        }
+    }
+    let NewRunRow { id: run, grant, caps, max_cost_usd: limit, .. } = new;
+    let ask = spending::SpendingRequest { run, grant, caps: *caps, limit: *limit };
+    let reserved = match spending::reserve_money(change, ask, now)? {
+        Ok(reserved) => reserved,
+        Err(exhausted) => return Ok(InsertOutcome::Exhausted(exhausted)),
+    };
+    change.execute(
+        "INSERT INTO run (id, grant_id, idempotency_key, digest, agent, account, model, wanted, state, created)
+         VALUES (:id, :grant, :key, :digest, :agent, :account, :model, :wanted, 'queued', :now)",
+        named_params! {
+            ":id": new.id,
+            ":grant": new.grant,
+            ":key": new.idempotency_key,
+            ":digest": new.digest,
+            ":agent": new.agent,
+            ":account": new.account,
+            ":model": new.model,
+            ":wanted": new.wanted,
+            ":now": now,
+        },
+    )?;
+    Ok(InsertOutcome::New(reserved))
+}
+
+/// There is one at most.
+const BY_IDEMPOTENCY_KEY: &str = "grant_id = ?1 AND idempotency_key = ?2";
+
+fn insert_events(change: &Transaction<'_>, run: &str, events: &[RunEvent]) -> rusqlite::Result<()> {
+    let insert = "INSERT INTO event (run, seq, at, kind, data) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING";
+    let mut insert = change.prepare_cached(insert)?;
+    for RunEvent { seq, at_ms, kind, data } in events {
+        insert.execute(params![run, seq.cast_signed(), at_ms, kind.as_str(), &**data])?;
+    }
+    Ok(())
+}
+
+fn now_millis() -> i64 {
+    to_millis(SystemTime::now())
+}
+
+fn to_millis(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,271 @@
+//! What came of a run, with the agent's answer in it once.
+//!
+//! An agent's answer is on its standard output, in the result, and in the last events. It may be long, so it is written
+//! down by itself, and wherever else it stands there is a [`ANSWER_MARKER`] in its place:
+//!
+//! ```text
+//! answer  forty-two, because …
+//! result  {"agent":{"payloads":[{"text":"␁"}]},"ok":true}
+//! stdout  {"payloads":[{"text":"␁"}]}
+//! ```
+//!
+//! **Invariant:** what is read is what was written, to the byte.
+
+use memchr::memmem::Finder;
+use rusqlite::{OptionalExtension, Transaction, named_params, params};
+
+use super::row::RunEnd;
+use super::{RunEvent, spending};
+use crate::telemetry::audit::seal::AuditLogSeal;
+
+/// An end as it is written, with the answer cut out. What is cut, and out of what, was the agent's to choose, so it is done
+/// before anybody waits for the writer.
+#[derive(Debug)]
+pub(super) struct StoredRunEnd {
+    ended: RunEnd,
+    answer: Option<String>,
+    /// Those that come with the end.
+    events: Vec<RunEvent>,
+    /// Events that were written before, by their numbers: what is to stand in their place.
+    told: Vec<(u64, String)>,
+}
+
+/// An event that was written before the end.
+pub(super) type StoredEvent = (u64, String);
+
+impl StoredRunEnd {
+    /// Cuts the answer out of all that is written with it, and of `told`.
+    pub(super) fn new(
+        mut ended: RunEnd,
+        mut events: Vec<RunEvent>,
+        told: Vec<StoredEvent>,
+    ) -> Self {
+        let answer = find_answer(&ended).map(str::to_owned);
+        let mut cut = vec![];
+        if let Some(answer) = &answer {
+            let answer = Finder::new(answer);
+            let replace = |text: &mut String| {
+                if let Some(cut) = replace_with_marker(&answer, text) {
+                    *text = cut;
+                }
+            };
+            ended.result.iter_mut().for_each(replace);
+            replace(&mut ended.stdout);
+            for event in &mut events {
+                if let Some(data) = replace_with_marker(&answer, &event.data) {
+                    event.data = data.into();
+                }
+            }
+            let told = told.into_iter();
+            cut = told
+                .filter_map(|(seq, data)| Some((seq, replace_with_marker(&answer, &data)?)))
+                .collect();
+        }
+        Self { ended, answer, events, told: cut }
+    }
+}
+
+/// Writes an end down, with the events that come with it. Returns whether the run had not ended before.
+pub(super) fn write_end(
+    change: &Transaction<'_>,
+    (run, now): (&str, i64),
+    ending: &StoredRunEnd,
+) -> rusqlite::Result<bool> {
+    let StoredRunEnd { ended, answer, events, told } = ending;
+    let log = ended.log.as_ref();
+    let moved = change.execute(
+        "UPDATE run SET state = 'ended', ended = :now, error_code = :code, log_records = :records, log_head = :head,
+         log_key = :key WHERE id = :run AND state <> 'ended'",
+        named_params! {
+            ":run": run,
+            ":now": now,
+            ":code": ended.error_code,
+            ":records": log.map(|log| log.records.cast_signed()),
+            ":head": log.map(|log| &log.head),
+            ":key": log.map(|log| &log.public_key),
+        },
+    )?;
+    if moved == 0 {
+        return Ok(false);
+    }
+    spending::settle_reservation(change, run, ended.charged)?;
+    change.execute(
+        "INSERT INTO outcome (run, answer, result, stdout, stderr) VALUES (:run, :answer, :result, :stdout, :stderr)",
+        named_params! {
+            ":run": run,
+            ":answer": answer,
+            ":result": ended.result,
+            ":stdout": ended.stdout,
+            ":stderr": ended.stderr,
+        },
+    )?;
+    let mut update =
+        change.prepare_cached("UPDATE event SET data = ?3 WHERE run = ?1 AND seq = ?2")?;
+    for (seq, data) in told {
+        update.execute(params![run, seq.cast_signed(), data])?;
+    }
+    super::insert_events(change, run, events)?;
+    Ok(true)
+}
+
+/// Reads the events of a run, written by now, that may hold its answer.
+pub(super) fn events_with_answer(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Vec<StoredEvent>> {
+    let query = "SELECT seq, data FROM event WHERE run = ?1 AND octet_length(data) >= ?2";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?));
+    view.prepare_cached(query)?
+        .query_map(params![run, MIN_DEDUP_BYTES.cast_signed()], read)?
+        .collect()
+}
+
+/// A run's result; none where it has not ended.
+pub(super) fn read_result(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Option<String>> {
+    let query =
+        "SELECT coalesce(replace(result, char(1), answer), result) FROM outcome WHERE run = ?1";
+    let found = view.prepare_cached(query)?.query_row([run], |row| row.get(0)).optional()?;
+    Ok(found.flatten())
+}
+
+/// What a run has printed; none where it has not ended.
+pub(super) fn read_output(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Option<(String, String)>> {
+    let query = "SELECT coalesce(replace(stdout, char(1), answer), stdout), stderr FROM outcome WHERE run = ?1";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    view.prepare_cached(query)?.query_row([run], read).optional()
+}
+
+/// What a run's log is held against.
+pub(super) fn read_seal(
+    view: &rusqlite::Connection,
+    run: &str,
+) -> rusqlite::Result<Option<AuditLogSeal>> {
+    let query =
+        "SELECT log_records, log_head, log_key FROM run WHERE id = ?1 AND log_records IS NOT NULL";
+    let read = |row: &rusqlite::Row<'_>| {
+        let records = row.get::<_, i64>(0)?.cast_unsigned();
+        Ok(AuditLogSeal { records, head: row.get(1)?, public_key: row.get(2)? })
+    };
+    view.prepare_cached(query)?.query_row([run], read).optional()
+}
+
+/// Writes down what the log of an ended run is, where nothing is known of it.
+pub(super) fn record_seal(
+    change: &Transaction<'_>,
+    run: &str,
+    seal: &AuditLogSeal,
+) -> rusqlite::Result<()> {
+    let update = "UPDATE run SET log_records = ?2, log_head = ?3, log_key = ?4
+         WHERE id = ?1 AND state = 'ended' AND log_records IS NULL";
+    let given = params![run, seal.records.cast_signed(), seal.head, seal.public_key];
+    change.execute(update, given)?;
+    Ok(())
+}
+
+/// Deletes what there is of the oldest runs that ended before, up to some number of rows; returns how many runs.
+pub(super) fn forget_batch(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
+    let old = "SELECT id FROM run WHERE state = 'ended' AND ended < ?1 ORDER BY ended LIMIT ?2";
+    let mut old = change.prepare_cached(old)?;
+    let old = old.query_map([before, MAX_RUNS_PER_TX], |row| row.get::<_, String>(0))?;
+    let (mut runs, mut rows) = (0, 0);
+    for run in old.collect::<Result<Vec<_>, _>>()? {
+        rows += change.prepare_cached("DELETE FROM event WHERE run = ?1")?.execute([&run])?;
+        change.prepare_cached("DELETE FROM run WHERE id = ?1")?.execute([&run])?;
+        runs += 1;
+        if rows >= MAX_EVENTS_PER_TX {
+            break;
+        }
+    }
+    Ok(runs)
+}
+
+/// An event's columns, of the run that is the statement's first parameter.
+pub(super) const EVENT_COLUMNS: &str = "seq, at, kind, coalesce(
+    replace(data, char(1), (SELECT answer FROM outcome WHERE run = ?1)), data)";
+
+/// The longest text of a result, where it is worth it. Nothing is cut where the mark could be the program's own.
+fn find_answer(ended: &RunEnd) -> Option<&str> {
+    let text = ended.result.as_deref().map(longest_text).unwrap_or_default();
+    (text.len() >= MIN_DEDUP_BYTES && !ended.stdout.contains(ANSWER_MARKER)).then_some(text)
+}
+
+/// Returns the text with a mark in place of each answer; none where there is no answer in it.
+fn replace_with_marker(answer: &Finder<'_>, text: &str) -> Option<String> {
+    let length = answer.needle().len();
+    let (mut cut, mut from) = (String::new(), 0);
+    for at in answer.find_iter(text.as_bytes()) {
+        cut.push_str(&text[from..at]);
+        cut.push_str(ANSWER_MARKER);
+        from = at + length;
+    }
+    (from > 0).then(|| cut + &text[from..])
+}
+
+/// The longest text in a JSON document, as it stands there.
+fn longest_text(json: &str) -> &str {
+    let (mut longest, mut at) = ("", 0);
+    while let Some(quote) = find_byte(json, at, |byte| byte == b'"') {
+        let begin = quote + 1;
+        let mut end = begin;
+        while let Some(escape) = find_byte(json, end, |byte| byte == b'"' || byte == b'\\')
+            && json.as_bytes()[escape] == b'\\'
+        {
+            end = escape + 2;
+        }
+        let Some(close) = find_byte(json, end, |byte| byte == b'"') else { break };
+        if close - begin > longest.len() {
+            longest = &json[begin..close];
+        }
+        at = close + 1;
+    }
+    longest
+}
+
+fn find_byte(text: &str, from: usize, is_it: impl Fn(u8) -> bool) -> Option<usize> {
+    Some(from + text.as_bytes().get(from..)?.iter().position(|byte| is_it(*byte))?)
+}
+
+/// No JSON document has it: a control character is escaped there.
+const ANSWER_MARKER: &str = "\u{1}";
+
+/// Runs that are forgotten in one transaction.
+const MAX_RUNS_PER_TX: i64 = 64;
+
+/// Events after which the next run is left to the next transaction.
+const MAX_EVENTS_PER_TX: usize = 2000;
+
+/// Bytes from which on a text is worth it.
+const MIN_DEDUP_BYTES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_longest_text_is_found_whatever_is_in_it(texts in prop::collection::vec(".{0,40}", 1..6)) {
+            let document = json!(texts).to_string();
+            let longest = longest_text(&document);
+            let read: Value = serde_json::from_str(&format!("\"{longest}\"")).unwrap();
+            prop_assert!(texts.iter().any(|text| read == **text));
+            let escaped = texts.iter().map(|text| json!(text).to_string().len() - 2);
+            prop_assert_eq!(Some(longest.len()), escaped.max());
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_has_some_text_or_none() {
+        for text in ["", "\"", "\"\\", "\"\\\"", "{\"a\":\"b", "\\\"\""] {
+            assert!(longest_text(text).len() <= 1, "{text}");
+        }
+    }
+}

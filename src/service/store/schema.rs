@@ -1,0 +1,119 @@
+//! The journal's tables.
+
+use crate::base::db::DatabaseSchema;
+
+/// For [`Database::open`](crate::base::db::SqliteDatabase::open_database).
+pub const SCHEMA: DatabaseSchema = DatabaseSchema { room: "journal", steps: MIGRATIONS };
+
+const MIGRATIONS: &[&str] = &[
+    "
+CREATE TABLE run (
+    id              TEXT NOT NULL PRIMARY KEY,
+    grant_id        TEXT NOT NULL,
+    idempotency_key TEXT,
+    digest          TEXT NOT NULL,
+    agent           TEXT NOT NULL,
+    account         TEXT NOT NULL,
+    model           TEXT NOT NULL,
+    wanted          TEXT NOT NULL,
+    state           TEXT NOT NULL CHECK (state IN ('queued', 'running', 'ended')),
+    created         INTEGER NOT NULL,
+    started         INTEGER,
+    ended           INTEGER,
+    error_code      TEXT,
+    result          TEXT,
+    stdout          TEXT,
+    stderr          TEXT,
+    UNIQUE (grant_id, idempotency_key)
+) STRICT;
+CREATE INDEX run_open ON run (grant_id) WHERE state <> 'ended';
+CREATE INDEX run_created ON run (created, id);
+CREATE INDEX run_ended ON run (ended) WHERE state = 'ended';
+CREATE TABLE event (
+    run  TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    seq  INTEGER NOT NULL,
+    at   INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (run, seq)
+) STRICT, WITHOUT ROWID;
+",
+    "
+CREATE TABLE outcome (
+    run    TEXT NOT NULL PRIMARY KEY REFERENCES run (id) ON DELETE CASCADE,
+    answer TEXT,
+    result TEXT,
+    stdout TEXT NOT NULL,
+    stderr TEXT NOT NULL
+) STRICT;
+INSERT INTO outcome (run, result, stdout, stderr)
+    SELECT id, result, coalesce(stdout, ''), coalesce(stderr, '') FROM run WHERE state = 'ended';
+UPDATE run SET result = NULL, stdout = NULL, stderr = NULL WHERE state = 'ended';
+ALTER TABLE run DROP COLUMN result;
+ALTER TABLE run DROP COLUMN stdout;
+ALTER TABLE run DROP COLUMN stderr;
+",
+    "
+ALTER TABLE run ADD COLUMN log_records INTEGER;
+ALTER TABLE run ADD COLUMN log_head TEXT;
+ALTER TABLE run ADD COLUMN log_key TEXT;
+",
+    "
+CREATE INDEX run_grant ON run (grant_id, created, id);
+",
+    // Money is in billionths of a dollar; days are counted from 1970, in UTC.
+    "
+CREATE TABLE grant_reservation (
+    run      TEXT NOT NULL PRIMARY KEY,
+    grant_id TEXT NOT NULL,
+    day      INTEGER NOT NULL,
+    reserved INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX grant_reservation_grant ON grant_reservation (grant_id);
+CREATE TABLE grant_charge (
+    grant_id TEXT NOT NULL,
+    day      INTEGER NOT NULL,
+    charged  INTEGER NOT NULL,
+    PRIMARY KEY (grant_id, day)
+) STRICT, WITHOUT ROWID;
+",
+    // The wall clock, when a service has trusted it last.
+    "
+CREATE TABLE clock (
+    one  INTEGER PRIMARY KEY CHECK (one = 1),
+    time INTEGER NOT NULL
+) STRICT;
+",
+];
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, params_from_iter};
+
+    use crate::service::store::{RunFilter, RunPhase};
+
+    /// A grant's lists walk its own rows, in their order, whatever else is asked for.
+    #[test]
+    fn a_grants_lists_are_read_from_its_index() {
+        let file = Connection::open_in_memory().unwrap();
+        for step in super::MIGRATIONS {
+            file.execute_batch(step).unwrap();
+        }
+        let some = |is_given: bool, text: &str| is_given.then(|| text.to_owned());
+        for number in 0..8 {
+            let filter = RunFilter {
+                grant: Some("g".to_owned()),
+                agent: some(number & 1 > 0, "a"),
+                state: (number & 2 > 0).then_some(RunPhase::Ended),
+                before: some(number & 4 > 0, "r"),
+                limit: 50,
+            };
+            let (query, given) = filter.build_statement();
+            let mut plan = file.prepare(&format!("EXPLAIN QUERY PLAN {query}")).unwrap();
+            let lines = plan.query_map(params_from_iter(given), |row| row.get::<_, String>(3));
+            let plan = lines.unwrap().collect::<Result<Vec<_>, _>>().unwrap().join("; ");
+            assert!(plan.contains("USING INDEX run_grant (grant_id=?"), "{plan}");
+            assert!(!plan.contains("SCAN") && !plan.contains("TEMP B-TREE"), "{plan}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! One line.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::base::sanitize::SanitizedText;
+use crate::base::timestamp::TimestampFormatter;
+use crate::llm::budget::TokenUsage;
+use crate::llm::protocol::GatewayRoute;
+
+/// The keys of every line, in order. Readers may rely on it: keys are added at the end, never moved.
+pub const FIELD_KEYS: [&str; 20] = [
+    "time",
+    "runId",
+    "attempt",
+    "method",
+    "uri",
+    "status",
+    "bytes",
+    "request_bytes",
+    "model",
+    "request_id",
+    "litellm_call_id",
+    "litellm_response_cost",
+    "upstream_time",
+    "first_byte_time",
+    "request_time",
+    "usage_input",
+    "usage_output",
+    "usage_source",
+    "outcome",
+    "trace_id",
+];
+
+/// What is known of a request when it has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct AccessLogEntry<'a> {
+    /// When the request ended.
+    pub time: SystemTime,
+    pub method: &'a str,
+    /// `None` where the path is not served: a client's own text is never logged.
+    pub route: Option<GatewayRoute>,
+    /// The status sent; nginx writes 499 where the client left before one was.
+    pub status: u16,
+    /// Bytes of the response body that were sent.
+    pub bytes: u64,
+    /// Bytes of the request body that were read.
+    pub request_bytes: u64,
+    pub model: Option<&'a str>,
+    /// Ours, which LiteLLM is asked to use as its call id.
+    pub request_id: &'a str,
+    /// As the upstream sent it.
+    pub litellm_call_id: Option<&'a str>,
+    /// As the upstream sent it, in dollars.
+    pub litellm_response_cost: Option<&'a str>,
+    /// From sending the request upstream to the last byte of its response.
+    pub upstream_time: Option<Duration>,
+    /// From the start of the request to the first byte of the response body.
+    pub first_byte_time: Option<Duration>,
+    pub request_time: Duration,
+    pub usage: Option<&'a TokenUsage>,
+    /// How the call ended, or the code it was refused with.
+    pub outcome: &'static str,
+}
+
+/// What is the same in every line of a run.
+#[derive(Clone, Debug)]
+pub(super) struct AccessLogRunFields {
+    /// `runId=… attempt=…`.
+    pub(super) identity: Arc<str>,
+    /// The trace that the run is part of, or `-`.
+    pub(super) trace: Arc<str>,
+}
+
+impl AccessLogEntry<'_> {
+    /// The line that stands for a number of others.
+    pub(super) fn for_repeats(time: SystemTime) -> Self {
+        Self {
+            time,
+            method: "-",
+            route: None,
+            status: 0,
+            bytes: 0,
+            request_bytes: 0,
+            model: None,
+            request_id: "-",
+            litellm_call_id: None,
+            litellm_response_cost: None,
+            upstream_time: None,
+            first_byte_time: None,
+            request_time: Duration::ZERO,
+            usage: None,
+            outcome: "repeated",
+        }
+    }
+
+    /// Appends the line with its end. `clock` makes its time text.
+    pub(super) fn append_to(
+        &self,
+        constant: &AccessLogRunFields,
+        clock: &mut TimestampFormatter,
+        buffer: &mut Vec<u8>,
+    ) {
+        let mut line = AccessLogFieldWriter(buffer);
+        line.0.extend_from_slice(b"time=");
+        line.0.extend_from_slice(clock.format_time(self.time));
+        line.0.push(b' ');
+        line.0.extend_from_slice(constant.identity.as_bytes());
+        line.push_text(" method=", Some(self.method));
+        line.push_word(" uri=", self.route.map_or("-", GatewayRoute::path));
+        line.push_number(" status=", Some(self.status.into()));
+        line.push_number(" bytes=", Some(self.bytes));
+        line.push_number(" request_bytes=", Some(self.request_bytes));
+        line.push_text(" model=", self.model);
+        line.push_text(" request_id=", Some(self.request_id));
+        line.push_text(" litellm_call_id=", self.litellm_call_id);
+        line.push_text(" litellm_response_cost=", self.litellm_response_cost);
+        line.push_seconds(" upstream_time=", self.upstream_time);
+        line.push_seconds(" first_byte_time=", self.first_byte_time);
+        line.push_seconds(" request_time=", Some(self.request_time));
+        line.push_number(" usage_input=", self.usage.map(|usage| usage.input.0));
+        line.push_number(" usage_output=", self.usage.map(|usage| usage.output.0));
+        line.push_word(" usage_source=", self.usage.map_or("-", |usage| usage.source.as_str()));
+        line.push_word(" outcome=", self.outcome);
+        line.push_word(" trace_id=", &constant.trace);
+        line.0.push(b'\n');
+    }
+}
+
+/// Adds the number of repeated lines to the line that was appended last.
+pub(super) fn append_repeats(repeats: u64, buffer: &mut Vec<u8>) {
+    buffer.pop();
+    let mut line = AccessLogFieldWriter(buffer);
+    line.push_number(" repeats=", Some(repeats));
+    line.0.push(b'\n');
+}
+
+/// Appends keys and values, each in its form, without an allocation.
+struct AccessLogFieldWriter<'a>(&'a mut Vec<u8>);
+
+impl AccessLogFieldWriter<'_> {
+    /// A word of our own.
+    fn push_word(&mut self, key: &str, word: &str) {
+        self.0.extend_from_slice(key.as_bytes());
+        self.0.extend_from_slice(word.as_bytes());
+    }
+
+    /// Text from outside.
+    fn push_text(&mut self, key: &str, text: Option<&str>) {
+        self.0.extend_from_slice(key.as_bytes());
+        SanitizedText(text.unwrap_or("-")).append_to(self.0);
+    }
+
+    fn push_number(&mut self, key: &str, number: Option<u64>) {
+        match number {
+            Some(number) => self.push_word(key, itoa::Buffer::new().format(number)),
+            None => self.push_word(key, "-"),
+        }
+    }
+
+    /// Seconds with three decimals, as nginx writes `$request_time`.
+    fn push_seconds(&mut self, key: &str, time: Option<Duration>) {
+        let Some(time) = time else { return self.push_word(key, "-") };
+        self.push_word(key, itoa::Buffer::new().format(time.as_secs()));
+        let millis = time.subsec_millis();
+        let digit = |place: u32| b"0123456789"[(millis / place % 10) as usize];
+        self.0.extend_from_slice(&[b'.', digit(100), digit(10), digit(1)]);
+    }
+}

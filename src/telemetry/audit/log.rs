@@ -1,0 +1,593 @@
+//! Writing the log, inline, by whoever has something to record.
+//!
+//! Records are chained into one buffer under one lock. An admission takes the buffer to the file
+//! with one `write`; settlements and refusals wait in it for the next admission or
+//! [`flush`](AuditLog::flush_buffered), so a request costs one system call. Handing the record to a writer thread
+//! would cost two context switches instead (`src/manual/decisions/0004`).
+//!
+//! Checkpoints are signed by the flush that finds the oldest unsigned record too old, so that hardly a call waits for a
+//! signature: only a log with very many records since the last one has the next call sign it.
+//!
+//! **Invariant:** the buffer holds whole records that continue the file. An admission that did not
+//! get into the file leaves the buffer and the chain as if it had never been tried; everything else
+//! stays until it is written.
+//!
+//! **Invariant:** the buffer is bounded while the disk is full: nothing is admitted then, so at most
+//! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
+
+use std::io::{self, BufReader};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::time::timeout_at;
+
+use super::chain::{HashChain, MAX_UNSETTLED_CALLS, RecordHeader};
+use super::fsync::FsyncThread;
+use super::key::AuditSigningKey;
+use super::log_file::AuditLogFile;
+use super::peers::PeerTracker;
+use super::records::{
+    AuditRecord, CallAdmittedRecord, CallOutcome, CallRefusedRecord, CallSettledRecord,
+    CheckpointRecord, LogRepairedRecord, PeerConnectedRecord, RunFinishedRecord, RunStartedRecord,
+    SessionStartedRecord,
+};
+use super::recover::{self, AuditLogScan, TornTail};
+use super::refusal_counter::RefusalCounter;
+use super::{AuditConfig, AuditDurability, AuditError};
+use crate::base::time::MAX_TIME;
+use crate::base::timestamp::TimestampFormatter;
+use crate::base::unix::PeerCredentials;
+use crate::llm::budget::BudgetAmount;
+
+/// The audit log of one run. Shared by every thread that serves it.
+pub struct AuditLog(Option<OpenAuditLog>);
+
+/// What the file of an earlier process held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoveredRun {
+    /// What was charged so far, lost settlements included: where the ledger goes on.
+    pub spent: BudgetAmount,
+    /// Time since the first record: how long the run has been going on.
+    pub age: Duration,
+    /// Admissions whose settlement was lost, now settled at what they had reserved.
+    pub crashed: u64,
+    /// Bytes of an incomplete last line, now in a file beside the log.
+    pub torn_bytes: u64,
+    /// Whether there were records.
+    pub resumed: bool,
+}
+
+/// What is recorded and not yet written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuditLag {
+    pub records: u64,
+    pub bytes: u64,
+    /// Whether the last attempt to write or sync failed, so that nothing is admitted.
+    pub failing: bool,
+}
+
+struct OpenAuditLog {
+    state: Mutex<AuditLogState>,
+    /// Told of every record that is only buffered, and of what a flush had to leave.
+    unflushed: Notify,
+    syncer: Option<FsyncThread>,
+    durability: AuditDurability,
+}
+
+struct AuditLogState {
+    chain: HashChain,
+    clock: TimestampFormatter,
+    /// The run's id as JSON.
+    run: String,
+    /// Whole records that are in the chain and not yet in the file.
+    lines: Vec<u8>,
+    tail: AuditLogFile,
+    failing: bool,
+    key: AuditSigningKey,
+    public_key: String,
+    checkpoint_interval: Duration,
+    checkpoint_every: u64,
+    max_bytes: u64,
+    /// The record up to which the log is signed.
+    signed: u64,
+    /// When the first record after that one was made; it means nothing where there is none.
+    unsigned_since: Option<Instant>,
+    peers: PeerTracker,
+    refusals: RefusalCounter,
+    /// Admissions that have no settlement yet.
+    unsettled: usize,
+}
+
+impl AuditLog {
+    /// Opens a new file, or takes up the one an earlier process of this run left: proves it, moves
+    /// an incomplete last line to `<file>.torn-<seq>`, and settles every admission that has no
+    /// settlement at what it had reserved. Blocks on the disk.
+    pub fn open_log(
+        config: &AuditConfig,
+        started: &RunStartedRecord,
+    ) -> Result<(Self, RecoveredRun), AuditError> {
+        let Some(path) = &config.path else {
+            return Ok((Self::disabled(), RecoveredRun::default()));
+        };
+        let key = AuditSigningKey::new(config.signing_key.as_ref())?;
+        let opened = recover::open_locked(path)?;
+        let log = Self::resume_log((config, path), started, key, &opened);
+        // The lock is still ours: nobody else has begun to write the file.
+        if log.is_err()
+            && let Err(error) = opened.remove_if_unused(path)
+        {
+            tracing::warn!(%error, path = %path.display(), "an audit log that was not begun stays");
+        }
+        log
+    }
+
+    fn resume_log(
+        (config, path): (&AuditConfig, &Path),
+        started: &RunStartedRecord,
+        key: AuditSigningKey,
+        opened: &recover::LockedAuditFile,
+    ) -> Result<(Self, RecoveredRun), AuditError> {
+        let failed = |source| AuditError::File { path: path.to_owned(), source };
+        let file = Arc::clone(&opened.file);
+        let scan = recover::scan_log(BufReader::new(&*file))
+            .map_err(|e| AuditError::from_read_error(path, e))?;
+        check_run(path, &scan, started)?;
+        let torn = recover::move_torn_tail(path, &file, &scan).map_err(failed)?;
+
+        let tail = AuditLogFile::new(Arc::clone(&file), scan.whole_bytes);
+        let mut state = AuditLogState::new(tail, scan.chain, key, &started.run);
+        let recovered = state.resume_chain(&scan, torn.as_ref(), started);
+        state.checkpoint_interval = config.checkpoint_interval.min(MAX_TIME);
+        state.checkpoint_every = config.checkpoint_every;
+        state.max_bytes = config.max_bytes;
+        state.write_lines().map_err(failed)?;
+        let syncer = start_syncer(config, path, file).map_err(failed)?;
+        let unflushed = Notify::new();
+        let durability = config.durability;
+        let open = OpenAuditLog { state: Mutex::new(state), unflushed, syncer, durability };
+        Ok((Self(Some(open)), recovered))
+    }
+
+    /// Accepts everything and keeps nothing.
+    pub fn disabled() -> Self {
+        Self(None)
+    }
+
+    /// Records that a call may go upstream, and returns once that survives what
+    /// [`AuditConfig::durability`] says. After an error nothing may be sent: the call is not in the log,
+    /// or the log has settled it as [`CallOutcome::NotSent`], as it does when this future is dropped.
+    pub async fn record_admission(
+        &self,
+        record: &CallAdmittedRecord<'_>,
+    ) -> Result<(), AuditError> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        let end = open.write_admission(record)?;
+        if let (Some(syncer), AuditDurability::Fsync) = (&open.syncer, open.durability) {
+            let mut unsent = UnsentAdmissionGuard { open, request: Some(record.request) };
+            syncer.wait_synced(end).await.map_err(|_| AuditError::Sync)?;
+            unsent.request = None;
+        }
+        Ok(())
+    }
+
+    /// Records how an admitted call ended. Never fails and does no I/O.
+    pub fn record_settlement(&self, record: &CallSettledRecord<'_>) {
+        if let Some(open) = &self.0 {
+            open.lock_state().append_settlement(record);
+            open.unflushed.notify_one();
+        }
+    }
+
+    /// Records a request that was refused. Never fails and does no I/O. Of a flood, the first 64
+    /// of each code are recorded singly, the rest by their number, at most once a second.
+    pub fn record_refusal(&self, record: &CallRefusedRecord<'_>) {
+        if let Some(open) = &self.0 {
+            let mut state = open.lock_state();
+            if state.refusals.count_refusal(record) {
+                state.append_record(record);
+            }
+            drop(state);
+            open.unflushed.notify_one();
+        }
+    }
+
+    /// Records what an operator did. Never fails and does no I/O.
+    pub fn record_operator_action<R: AuditRecord>(&self, record: &R) {
+        if let Some(open) = &self.0 {
+            open.lock_state().append_record(record);
+            open.unflushed.notify_one();
+        }
+    }
+
+    /// Records how far the run's work has come on its way out. Never fails and does no I/O.
+    pub fn record_delivery<R: AuditRecord>(&self, record: &R) {
+        self.record_operator_action(record);
+    }
+
+    /// Records who connects, once for each process: the first 64 singly, the connections of the rest by
+    /// their number, at most once a second. Never fails; reads from `/proc` where there is a new process.
+    pub fn record_connection(&self, peer: PeerCredentials) {
+        let Some(open) = &self.0 else { return };
+        let (is_recorded, is_counting) = {
+            let peers = &mut open.lock_state().peers;
+            (peers.count_connection(peer), peers.is_counting())
+        };
+        if is_recorded {
+            let PeerCredentials { pid, uid, gid } = peer;
+            let cgroup = peer.cgroup_path();
+            open.lock_state().append_record(&PeerConnectedRecord {
+                pid,
+                uid,
+                gid,
+                cgroup: cgroup.as_deref(),
+            });
+        }
+        if is_recorded || is_counting {
+            open.unflushed.notify_one();
+        }
+    }
+
+    /// Waits until there is something to flush or to sign, so that an idle run wakes nobody.
+    pub async fn wait_for_data(&self) {
+        let Some(open) = &self.0 else { return std::future::pending().await };
+        let due = open.lock_state().next_checkpoint_due();
+        let notified = open.unflushed.notified();
+        match due {
+            Some(due) => timeout_at(due.into(), notified).await.unwrap_or_default(),
+            None => notified.await,
+        }
+    }
+
+    /// Signs what has waited for that long enough, and writes what is buffered. What cannot be written stays for the next
+    /// time.
+    pub fn flush_buffered(&self) {
+        if let Some(open) = &self.0 {
+            open.flush_lines(false);
+        }
+    }
+
+    /// Records the end of the run, signs the whole and syncs it. Blocks on the disk.
+    ///
+    /// After an error the end is still buffered: [`write_out`](Self::write_and_sync) tries again, and so does whoever drops the log.
+    pub fn finish_log(&self, record: &RunFinishedRecord) -> Result<(), AuditError> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        let mut state = open.lock_state();
+        state.record_floods(true);
+        state.append_record(record);
+        state.append_checkpoint();
+        state.write_all_lines()
+    }
+
+    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish_log) could not write included. Blocks on the
+    /// disk.
+    pub fn write_and_sync(&self) -> Result<(), AuditError> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        open.lock_state().write_all_lines()
+    }
+
+    pub fn lag(&self) -> AuditLag {
+        let Some(open) = &self.0 else { return AuditLag::default() };
+        let state = open.lock_state();
+        AuditLag {
+            records: memchr::memchr_iter(b'\n', &state.lines).count() as u64,
+            bytes: state.lines.len() as u64,
+            failing: state.failing || open.syncer.as_ref().is_some_and(FsyncThread::has_failed),
+        }
+    }
+}
+
+impl OpenAuditLog {
+    fn write_admission(&self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
+        if self.syncer.as_ref().is_some_and(FsyncThread::has_failed) {
+            return Err(AuditError::Sync);
+        }
+        let end = self.lock_state().append_admission(record)?;
+        self.notify_written(end);
+        Ok(end)
+    }
+
+    fn flush_lines(&self, all: bool) {
+        let mut state = self.lock_state();
+        state.record_floods(all);
+        state.sign_if_overdue();
+        if state.peers.is_counting() || state.refusals.is_counting() {
+            self.unflushed.notify_one();
+        }
+        if state.lines.is_empty() {
+            return;
+        }
+        // `State::write` has said so where it changed, and the next flush tries again.
+        if state.write_lines().is_err() {
+            self.unflushed.notify_one();
+        }
+        let end = state.tail.len();
+        drop(state);
+        self.notify_written(end);
+    }
+
+    fn notify_written(&self, end: u64) {
+        if let Some(syncer) = &self.syncer {
+            syncer.request_sync(end);
+        }
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, AuditLogState> {
+        // Nothing below panics; if it did, refusing to settle would lose more than going on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for OpenAuditLog {
+    fn drop(&mut self) {
+        self.flush_lines(true);
+        // Closing is not enough: a child that another thread is about to start may hold the file, too.
+        let _ = self.lock_state().tail.file().unlock();
+    }
+}
+
+impl AuditLogState {
+    fn new(tail: AuditLogFile, chain: HashChain, key: AuditSigningKey, run: &str) -> Self {
+        Self {
+            chain,
+            clock: TimestampFormatter::default(),
+            run: serde_json::to_string(run).expect("text is JSON"),
+            lines: vec![],
+            tail,
+            failing: false,
+            public_key: key.public_key().to_string(),
+            key,
+            // The records of taking up stay together; the first checkpoint comes after them.
+            checkpoint_interval: Duration::ZERO,
+            checkpoint_every: 0,
+            max_bytes: u64::MAX,
+            signed: chain.next_seq() - 1,
+            unsigned_since: None,
+            peers: PeerTracker::default(),
+            refusals: RefusalCounter::default(),
+            unsettled: 0,
+        }
+    }
+
+    /// Records what became of the earlier process, and that this one goes on.
+    fn resume_chain(
+        &mut self,
+        scan: &AuditLogScan,
+        torn: Option<&TornTail>,
+        started: &RunStartedRecord,
+    ) -> RecoveredRun {
+        let resumed = scan.chain != HashChain::START;
+        if let Some(torn) = torn {
+            let kept_in = torn.kept_in.file_name().unwrap_or_default().to_string_lossy();
+            self.append_record(&LogRepairedRecord { torn_bytes: torn.bytes, kept_in: &kept_in });
+        }
+        let mut spent = scan.spent;
+        for (request, reserved) in &scan.open {
+            self.append_record(&CallSettledRecord::for_lost_call(
+                request,
+                CallOutcome::Crashed,
+                *reserved,
+            ));
+            spent = spent + *reserved;
+        }
+        let public_key = self.public_key.clone();
+        self.append_record(&SessionStartedRecord { started, public_key: &public_key, resumed });
+        let torn_bytes = torn.map_or(0, |torn| torn.bytes);
+        let age = scan.began.and_then(|began| began.elapsed().ok()).unwrap_or_default();
+        RecoveredRun { spent, age, crashed: scan.open.len() as u64, torn_bytes, resumed }
+    }
+
+    /// Either the record is in the file after this, or it is nowhere.
+    fn append_admission(&mut self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
+        if self.unsettled >= MAX_UNSETTLED_CALLS {
+            return Err(AuditError::Unsettled);
+        }
+        if self.tail.len() + self.lines.len() as u64 >= self.max_bytes {
+            return Err(AuditError::Full { limit: self.max_bytes });
+        }
+        // Signed first, so that the admission is the last record and can be taken back.
+        self.sign_if_many();
+        let before = self.chain;
+        let start = self.lines.len();
+        self.append_record(record);
+        let length = self.lines.len() - start;
+        if let Err(error) = self.write_lines() {
+            // Records before it may have left the buffer; it is the last, so it is still the end.
+            self.lines.truncate(self.lines.len() - length);
+            self.chain = before;
+            return Err(AuditError::Write(error));
+        }
+        self.unsettled += 1;
+        Ok(self.tail.len())
+    }
+
+    fn append_settlement(&mut self, record: &CallSettledRecord<'_>) {
+        self.unsettled = self.unsettled.saturating_sub(1);
+        self.append_record(record);
+    }
+
+    fn record_floods(&mut self, all: bool) {
+        if self.failing && !all {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(crowd) = self.peers.take_due(now, all) {
+            self.append_record(&crowd);
+        }
+        let mut refusals = std::mem::take(&mut self.refusals);
+        for repeated in refusals.take_due(now, all) {
+            self.append_record(&repeated);
+        }
+        self.refusals = refusals;
+    }
+
+    fn append_record<R: AuditRecord>(&mut self, record: &R) {
+        self.sign_if_many();
+        if self.unsigned_records() == 0 {
+            self.unsigned_since = Some(Instant::now());
+        }
+        let head = RecordHeader { time: self.clock.format_now(), run: &self.run };
+        self.chain.append_record(&mut self.lines, head, record);
+    }
+
+    /// The number of records after the last checkpoint.
+    fn unsigned_records(&self) -> u64 {
+        self.chain.next_seq() - 1 - self.signed
+    }
+
+    fn sign_if_many(&mut self) {
+        if self.checkpoint_every > 0 && self.unsigned_records() >= self.checkpoint_every {
+            self.append_checkpoint();
+        }
+    }
+
+    fn sign_if_overdue(&mut self) {
+        // A disk that takes nothing would be given ever more to write.
+        if !self.failing && self.next_checkpoint_due().is_some_and(|due| due <= Instant::now()) {
+            self.append_checkpoint();
+        }
+    }
+
+    /// When the oldest record without a signature needs one.
+    fn next_checkpoint_due(&self) -> Option<Instant> {
+        if self.unsigned_records() == 0 || self.checkpoint_interval.is_zero() {
+            return None;
+        }
+        self.unsigned_since.map(|since| since + self.checkpoint_interval)
+    }
+
+    fn append_checkpoint(&mut self) {
+        let signature = self.key.sign_checkpoint(self.chain.last_hash());
+        let signature = str::from_utf8(&signature).expect("digits are ASCII");
+        let record = CheckpointRecord { signature, public_key: &self.public_key };
+        let head = RecordHeader { time: self.clock.format_now(), run: &self.run };
+        self.chain.append_record(&mut self.lines, head, &record);
+        self.signed = self.chain.next_seq() - 1;
+    }
+
+    fn write_all_lines(&mut self) -> Result<(), AuditError> {
+        self.write_lines().and_then(|()| self.tail.file().sync_data()).map_err(AuditError::Write)
+    }
+
+    fn write_lines(&mut self) -> io::Result<()> {
+        let result = self.tail.write_lines(&mut self.lines);
+        let run = self.run.trim_matches('"');
+        match &result {
+            Err(error) if !self.failing => {
+                tracing::error!(run, %error, "the audit log cannot be written; nothing is admitted");
+            }
+            Ok(()) if self.failing => tracing::info!(run, "the audit log can be written again"),
+            _ => (),
+        }
+        self.failing = result.is_err();
+        self.lines.shrink_to(RETAINED_BUFFER_BYTES);
+        result
+    }
+}
+
+/// An admission that is in the file and must not be: its call is not sent unless this is disarmed.
+struct UnsentAdmissionGuard<'a> {
+    open: &'a OpenAuditLog,
+    request: Option<&'a str>,
+}
+
+impl Drop for UnsentAdmissionGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request {
+            let record = CallSettledRecord::for_lost_call(
+                request,
+                CallOutcome::NotSent,
+                BudgetAmount::default(),
+            );
+            self.open.lock_state().append_settlement(&record);
+        }
+    }
+}
+
+fn check_run(
+    path: &Path,
+    scan: &AuditLogScan,
+    started: &RunStartedRecord,
+) -> Result<(), AuditError> {
+    if scan.chain == HashChain::START || scan.run == started.run {
+        return Ok(());
+    }
+    let (theirs, ours) = (scan.run.clone(), started.run.clone());
+    Err(AuditError::OtherRun { path: path.into(), theirs, ours })
+}
+
+/// Syncs what opening wrote, then starts the thread that goes on with it.
+fn start_syncer(
+    config: &AuditConfig,
+    path: &Path,
+    file: Arc<std::fs::File>,
+) -> io::Result<Option<FsyncThread>> {
+    let pause = match config.durability {
+        AuditDurability::Os => return Ok(None),
+        AuditDurability::Group => config.sync_every,
+        AuditDurability::Fsync => Duration::ZERO,
+    };
+    file.sync_all()?;
+    recover::sync_directory(path)?;
+    FsyncThread::start_thread(file, pause).map(Some)
+}
+
+/// Buffer that is kept between writes; what a full disk made it grow beyond this is given back.
+const RETAINED_BUFFER_BYTES: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Seek;
+
+    use super::*;
+    use crate::telemetry::audit::verify;
+
+    /// G11: once a sync has failed nothing is admitted, and who waited for it is charged nothing.
+    /// `/dev/null` is the one thing everywhere that can be opened and never be synced.
+    #[tokio::test]
+    async fn a_failed_sync_ends_admissions() {
+        let mut file = tempfile::tempfile().unwrap();
+        let tail = AuditLogFile::new(Arc::new(file.try_clone().unwrap()), 0);
+        let state = AuditLogState::new(
+            tail,
+            HashChain::START,
+            AuditSigningKey::new(None).unwrap(),
+            "run-1",
+        );
+        let unsyncable = File::options().write(true).open("/dev/null").unwrap();
+        let log = AuditLog(Some(OpenAuditLog {
+            state: Mutex::new(state),
+            unflushed: Notify::new(),
+            syncer: Some(FsyncThread::start_thread(Arc::new(unsyncable), Duration::ZERO).unwrap()),
+            durability: AuditDurability::Fsync,
+        }));
+        for _ in 0..2 {
+            let error = log.record_admission(&admitted()).await.unwrap_err();
+            assert!(matches!(error, AuditError::Sync));
+        }
+        assert!(log.lag().failing);
+        drop(log);
+
+        file.rewind().unwrap();
+        let report = verify::verify_log(BufReader::new(file), None).unwrap();
+        assert_eq!(
+            (report.admitted, report.settled, report.spent),
+            (1, 1, BudgetAmount::default())
+        );
+    }
+
+    fn admitted() -> CallAdmittedRecord<'static> {
+        CallAdmittedRecord {
+            request: "call-1",
+            route: "chat_completions",
+            model: None,
+            rules: &[],
+            stream: false,
+            request_bytes: 0,
+            pid: None,
+            reserved: BudgetAmount { turns: 1, ..BudgetAmount::default() },
+        }
+    }
+}

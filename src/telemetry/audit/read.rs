@@ -1,0 +1,264 @@
+//! Reading a log: one checked record after another, in bounded memory.
+
+use std::io::{self, BufRead, Read};
+
+use serde::Deserialize;
+
+use super::chain::{ChainBreakReason, HashChain, RecordHash};
+use super::records::{self, AuditRecord as _, CallOutcome, RunFinishedRecord};
+use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
+
+/// Hands out the records of a log in order, each one proved to continue the chain.
+#[derive(Debug)]
+pub struct AuditReader<R> {
+    from: R,
+    chain: HashChain,
+    line: Vec<u8>,
+    /// Where the next line begins.
+    offset: u64,
+}
+
+/// One record.
+#[derive(Debug)]
+pub struct AuditEntry {
+    pub seq: u64,
+    /// Where its line begins in the file.
+    pub offset: u64,
+    /// The hash of the record before it.
+    pub(super) prev: RecordHash,
+    pub time: String,
+    pub run: String,
+    /// The event by its name, known here or not.
+    pub name: String,
+    pub event: AuditEvent,
+}
+
+/// What a record says, as far as this version knows its event.
+#[derive(Debug)]
+pub enum AuditEvent {
+    Started(AuditSessionEvent),
+    Opened(AuditConnectionEvent),
+    Admitted(AuditAdmissionEvent),
+    Settled(AuditSettlementEvent),
+    Refused(AuditRefusalEvent),
+    Finished(RunFinishedRecord),
+    Checkpoint(AuditCheckpointEvent),
+    Repaired(AuditRepairEvent),
+    /// An event of a later version: chained like any other, counted, not understood.
+    Other,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditSessionEvent {
+    pub attempt: String,
+    pub account: String,
+    pub version: String,
+    pub policy: String,
+    pub public_key: String,
+    pub resumed: bool,
+    /// Not in the logs of the first versions, which were made for LiteLLM.
+    #[serde(default = "default_upstream")]
+    pub upstream: String,
+}
+
+/// Who connected; only [`AuditConnectionEvent::repeats`] where the record stands for a crowd.
+#[derive(Debug, Deserialize)]
+pub struct AuditConnectionEvent {
+    pub pid: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub cgroup: Option<String>,
+    #[serde(default = "default_repeats")]
+    pub repeats: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditAdmissionEvent {
+    pub request: String,
+    pub route: String,
+    pub model: Option<String>,
+    pub stream: bool,
+    pub reserved: BudgetAmount,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditSettlementEvent {
+    pub request: String,
+    pub outcome: CallOutcome,
+    pub status: u16,
+    pub code: Option<String>,
+    pub usage: TokenUsage,
+    pub charged: BudgetAmount,
+    pub litellm_response_cost: Option<String>,
+    pub reported_cost_usd: Option<Nanodollars>,
+    pub duration_ms: f64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditRefusalEvent {
+    /// Absent where the record stands for a flood.
+    pub request: Option<String>,
+    pub code: String,
+    pub status: u16,
+    pub route: Option<String>,
+    pub model: Option<String>,
+    #[serde(default = "default_repeats")]
+    pub repeats: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditCheckpointEvent {
+    pub signature: String,
+    pub public_key: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct AuditRepairEvent {
+    pub torn_bytes: u64,
+    pub kept_in: String,
+}
+
+/// The first place at which a log is not what was written.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("record {seq} (line {seq}, byte {offset}): {why}")]
+pub struct ChainBreakError {
+    /// The record that should stand here. Records count from 1, so this is also the line.
+    pub seq: u64,
+    /// Where its line begins.
+    pub offset: u64,
+    pub why: ChainBreakReason,
+}
+
+/// Why reading ended before the end.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditReadError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Broken(#[from] ChainBreakError),
+}
+
+/// Where a reader stands: everything up to here is proved.
+#[derive(Clone, Copy, Debug)]
+pub struct AuditReadPosition {
+    pub(super) chain: HashChain,
+    pub(super) offset: u64,
+}
+
+impl<R: BufRead> AuditReader<R> {
+    pub fn new(from: R) -> Self {
+        Self::resume_at(from, AuditReadPosition::START)
+    }
+
+    /// Goes on where an earlier reader of the same log stood; `from` begins there.
+    pub fn resume_at(from: R, AuditReadPosition { chain, offset }: AuditReadPosition) -> Self {
+        Self { from, chain, line: vec![], offset }
+    }
+
+    /// The next record; `None` at the end. After an error there is nothing more to ask for.
+    pub fn next_entry(&mut self) -> Result<Option<AuditEntry>, AuditReadError> {
+        self.line.clear();
+        let limit = MAX_LINE_BYTES + 1;
+        let length = self.from.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
+        if length == 0 {
+            return Ok(None);
+        }
+        let AuditReadPosition { mut chain, offset } = self.position();
+        let entry = read_entry(&mut chain, &self.line, offset).map_err(|why| ChainBreakError {
+            seq: chain.next_seq(),
+            offset,
+            why,
+        })?;
+        self.chain = chain;
+        self.offset += length as u64;
+        Ok(Some(entry))
+    }
+
+    /// The end of the last record that was handed out.
+    pub fn position(&self) -> AuditReadPosition {
+        AuditReadPosition { chain: self.chain, offset: self.offset }
+    }
+}
+
+impl AuditReadPosition {
+    /// Before the first record.
+    pub const START: Self = Self { chain: HashChain::START, offset: 0 };
+
+    /// Where in the file that is.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl AuditEvent {
+    fn parse_event(name: &str, line: &[u8]) -> serde_json::Result<Self> {
+        Ok(match name {
+            records::SessionStartedRecord::EVENT => Self::Started(serde_json::from_slice(line)?),
+            records::PeerConnectedRecord::EVENT => Self::Opened(serde_json::from_slice(line)?),
+            records::CallAdmittedRecord::EVENT => Self::Admitted(serde_json::from_slice(line)?),
+            records::CallSettledRecord::EVENT => Self::Settled(serde_json::from_slice(line)?),
+            records::CallRefusedRecord::EVENT => Self::Refused(serde_json::from_slice(line)?),
+            RunFinishedRecord::EVENT => Self::Finished(serde_json::from_slice(line)?),
+            records::CheckpointRecord::EVENT => Self::Checkpoint(serde_json::from_slice(line)?),
+            records::LogRepairedRecord::EVENT => Self::Repaired(serde_json::from_slice(line)?),
+            _ => Self::Other,
+        })
+    }
+}
+
+impl AuditEntry {
+    /// Says that this record is where the log goes wrong.
+    pub(super) fn to_chain_break(&self, why: ChainBreakReason) -> ChainBreakError {
+        ChainBreakError { seq: self.seq, offset: self.offset, why }
+    }
+}
+
+fn read_entry(
+    chain: &mut HashChain,
+    line: &[u8],
+    offset: u64,
+) -> Result<AuditEntry, ChainBreakReason> {
+    let Some((b'\n', content)) = line.split_last() else {
+        return Err(classify_partial_line(chain, line));
+    };
+    let (seq, prev) = (chain.next_seq(), *chain.last_hash());
+    let mut next = *chain;
+    next.verify_next(content)?;
+    let unreadable = |error: serde_json::Error| ChainBreakReason::Fields(error.to_string());
+    let AuditEntryHeader { time, run, event: name } =
+        serde_json::from_slice(content).map_err(unreadable)?;
+    let event = AuditEvent::parse_event(&name, content).map_err(unreadable)?;
+    *chain = next;
+    Ok(AuditEntry { seq, offset, prev, time, run, name, event })
+}
+
+/// What to say of a line without an end.
+fn classify_partial_line(chain: &HashChain, line: &[u8]) -> ChainBreakReason {
+    if line.len() as u64 > MAX_LINE_BYTES {
+        ChainBreakReason::TooLong
+    } else if chain.next_seq() == 1 && !chain.could_begin_with(line) {
+        // Nothing proves that this file is a log at all; it may be anything without a line feed.
+        ChainBreakReason::Form
+    } else {
+        ChainBreakReason::Torn
+    }
+}
+
+#[derive(Deserialize)]
+struct AuditEntryHeader {
+    time: String,
+    run: String,
+    event: String,
+}
+
+fn default_repeats() -> u64 {
+    1
+}
+
+fn default_upstream() -> String {
+    "litellm".to_owned()
+}
+
+/// The longest line a reader takes, in bytes. Ours are under 8 KiB; the rest is room for later
+/// events.
+pub const MAX_LINE_BYTES: u64 = 1 << 20;

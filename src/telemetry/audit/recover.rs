@@ -1,0 +1,150 @@
+//! Taking up a log that an earlier process left behind.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustix::fs::OFlags;
+
+use super::AuditError;
+use super::chain::{ChainBreakReason, HashChain};
+use super::read::{self, AuditReader, ChainBreakError};
+use super::verify::AuditVerifyReportBuilder;
+use crate::llm::budget::BudgetAmount;
+
+/// What a log holds, as far as a new process must know.
+#[derive(Debug)]
+pub struct AuditLogScan {
+    /// Where the next record goes.
+    pub chain: HashChain,
+    /// Bytes up to the end of the last whole record; what follows is torn.
+    pub whole_bytes: u64,
+    /// The run the records belong to; empty where there are none.
+    pub run: String,
+    /// When the first record was written.
+    pub began: Option<SystemTime>,
+    /// What the settled calls were charged.
+    pub spent: BudgetAmount,
+    /// Admissions without a settlement, in order, with what they had reserved.
+    pub open: Vec<(String, BudgetAmount)>,
+}
+
+/// The bytes of an incomplete last line, and where they are now.
+#[derive(Debug)]
+pub(super) struct TornTail {
+    pub(super) bytes: u64,
+    pub(super) kept_in: PathBuf,
+}
+
+/// Reads a whole log. An incomplete last line is no error: a crash in the middle of a write leaves
+/// one. Anything else that is not as it was written is.
+pub fn scan_log(log: impl BufRead) -> Result<AuditLogScan, read::AuditReadError> {
+    let mut reader = AuditReader::new(log);
+    let mut tally = AuditVerifyReportBuilder::new(None);
+    loop {
+        match reader.next_entry() {
+            Ok(Some(entry)) => tally.add_entry(&entry)?,
+            Ok(None)
+            | Err(read::AuditReadError::Broken(ChainBreakError {
+                why: ChainBreakReason::Torn,
+                ..
+            })) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let end = reader.position();
+    let run = tally.run_id().to_owned();
+    let began = humantime::parse_rfc3339(tally.first_record_time()).ok();
+    let (spent, open) = tally.into_spent_and_reserved();
+    Ok(AuditLogScan { chain: end.chain, whole_bytes: end.offset, run, began, spent, open })
+}
+
+/// A log that no other process writes.
+#[derive(Debug)]
+pub(super) struct LockedAuditFile {
+    pub(super) file: Arc<File>,
+    is_new: bool,
+}
+
+impl LockedAuditFile {
+    /// Removes a file that was made here and got no record, so that nobody takes it for a log that was cut.
+    pub(super) fn remove_if_unused(&self, path: &Path) -> io::Result<()> {
+        if self.is_new && self.file.metadata()?.len() == 0 {
+            std::fs::remove_file(path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens or creates a log for appending and makes sure that no other process writes it.
+pub(super) fn open_locked(path: &Path) -> Result<LockedAuditFile, AuditError> {
+    let failed = |source| AuditError::File { path: path.into(), source };
+    // Looked at first: to open a FIFO would wait for its other end.
+    // A link would let whoever can write beside the logs say what is written to.
+    if path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(AuditError::NotAFile { path: path.into() });
+    }
+    let created = private_append_options(OpenOptions::new().read(true)).create_new(true).open(path);
+    let is_new = created.is_ok();
+    let file = match created {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            private_append_options(OpenOptions::new().read(true)).open(path)
+        }
+        created => created,
+    };
+    let file = file.map_err(failed)?;
+    match file.try_lock() {
+        // Between the two its maker may have removed it.
+        Ok(()) if file.metadata().map_err(failed)?.nlink() > 0 => {
+            Ok(LockedAuditFile { file: Arc::new(file), is_new })
+        }
+        Ok(()) | Err(std::fs::TryLockError::WouldBlock) => {
+            Err(AuditError::Locked { path: path.into() })
+        }
+        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+/// Moves whatever follows the last whole record to a file of its own.
+///
+/// The bytes are on disk there before they leave the log. They are appended, so that a crash in the
+/// middle of a repair, and the repair of the repair, still lose nothing.
+pub(super) fn move_torn_tail(
+    path: &Path,
+    log: &File,
+    scan: &AuditLogScan,
+) -> io::Result<Option<TornTail>> {
+    let bytes = log.metadata()?.len() - scan.whole_bytes;
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let mut kept_in = path.as_os_str().to_owned();
+    kept_in.push(format!(".torn-{}", scan.chain.next_seq()));
+    let kept_in = PathBuf::from(kept_in);
+    let mut keep = private_append_options(&mut OpenOptions::new()).open(&kept_in)?;
+    let mut from = log;
+    from.seek(SeekFrom::Start(scan.whole_bytes))?;
+    io::copy(&mut BufReader::new(from), &mut keep)?;
+    keep.sync_all()?;
+    sync_directory(&kept_in)?;
+    log.set_len(scan.whole_bytes)?;
+    Ok(Some(TornTail { bytes, kept_in }))
+}
+
+/// Makes a new file's name as durable as its content.
+pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Append only, readable by nobody else, and never through a link.
+fn private_append_options(options: &mut OpenOptions) -> &mut OpenOptions {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    options.append(true).create(true).mode(0o600).custom_flags(OPEN_NO_FOLLOW)
+}
+
+/// `open` fails where the last part of the path is a link.
+const OPEN_NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();

@@ -1,0 +1,238 @@
+//! Proving a log, and telling what it says.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use super::AuditError;
+use super::chain::{ChainBreakReason, MAX_UNSETTLED_CALLS, RecordHash};
+use super::key::AuditPublicKey;
+use super::read::{
+    self, AuditCheckpointEvent, AuditEntry, AuditEvent, AuditReader, AuditSettlementEvent,
+    ChainBreakError,
+};
+use super::records::CallOutcome;
+use crate::llm::budget::BudgetAmount;
+
+/// What a proved log says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditVerifyReport {
+    pub run: String,
+    /// Of the last start, as the account.
+    pub attempt: String,
+    pub account: String,
+    /// How often a process started to write it; more than one means it was resumed.
+    pub starts: u64,
+    pub records: u64,
+    /// The times of the first and the last record.
+    pub first: String,
+    pub last: String,
+    pub admitted: u64,
+    pub settled: u64,
+    /// Of the settled ones, those whose real settlement a crash lost.
+    pub crashed: u64,
+    /// Admissions without a settlement: calls in flight, unless the process is gone.
+    pub open: u64,
+    /// Settlements without an admission: a fault of the gateway, not of the file.
+    pub unmatched: u64,
+    pub refused: u64,
+    pub spent: BudgetAmount,
+    /// Whether the last thing that happened was the run's orderly end.
+    pub finished: bool,
+    /// The hash of the last record, where there is one.
+    pub head: Option<RecordHash>,
+    pub signatures: CheckpointSignatures,
+}
+
+/// Who vouches for a log, and for how much of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointSignatures {
+    /// Checkpoints that count: with a pinned key, those it made.
+    pub checkpoints: u64,
+    /// Checkpoints by other keys than the pinned one. They are intact and prove nothing.
+    pub foreign: u64,
+    /// The record of the last one that counts; it vouches for every record before it.
+    pub last: Option<u64>,
+    /// The key that made it.
+    pub key: Option<AuditPublicKey>,
+}
+
+/// The part of a log that the last counting checkpoint covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointCoverage {
+    /// The whole log, which ends with the run's end.
+    Complete,
+    /// A log that does not end with the run's end. Records may be missing, and those after the checkpoint are unsigned.
+    Open,
+    /// A log that ends with the run's end, but not that end.
+    UnsignedEnd,
+}
+
+/// Proves the log at `path` and reports what it says.
+///
+/// With a pinned key, at least one checkpoint must have been made by it, and [`AuditVerifyReport::coverage`] tells how much of the
+/// log it covers: anybody can append records that no checkpoint signs. Without a pinned key, signatures are checked
+/// against the keys that the file itself names: that finds damage, not a forger.
+pub fn verify_file(
+    path: &Path,
+    pinned: Option<&AuditPublicKey>,
+) -> Result<AuditVerifyReport, AuditError> {
+    let failed = |source| AuditError::File { path: path.into(), source };
+    let file = File::open(path).map_err(failed)?;
+    let report = verify_log(BufReader::new(file), pinned)
+        .map_err(|error| AuditError::from_read_error(path, error))?;
+    match pinned {
+        Some(key) if report.signatures.last.is_none() => Err(AuditError::Unsigned { key: *key }),
+        _ => Ok(report),
+    }
+}
+
+/// Proves a log that comes from anywhere.
+pub fn verify_log(
+    log: impl BufRead,
+    pinned: Option<&AuditPublicKey>,
+) -> Result<AuditVerifyReport, read::AuditReadError> {
+    let mut reader = AuditReader::new(log);
+    let mut tally = AuditVerifyReportBuilder::new(pinned);
+    while let Some(entry) = reader.next_entry()? {
+        tally.add_entry(&entry)?;
+    }
+    let head = Some(*reader.position().chain.last_hash()).filter(|_| tally.report.records > 0);
+    Ok(AuditVerifyReport { head, ..tally.into_report() })
+}
+
+impl AuditVerifyReport {
+    /// Returns how much of the log the last counting checkpoint covers.
+    pub fn coverage(&self) -> CheckpointCoverage {
+        match (self.finished, self.unsigned_records()) {
+            (false, _) => CheckpointCoverage::Open,
+            (true, 0) => CheckpointCoverage::Complete,
+            (true, _) => CheckpointCoverage::UnsignedEnd,
+        }
+    }
+
+    /// Returns the number of records that a counting checkpoint covers, that checkpoint included.
+    pub fn signed_records(&self) -> u64 {
+        self.signatures.last.unwrap_or(0)
+    }
+
+    /// Returns the number of records after the last counting checkpoint.
+    pub fn unsigned_records(&self) -> u64 {
+        self.records - self.signed_records()
+    }
+}
+
+/// Adds up what the records of one log say, and checks what only their meaning can tell.
+#[derive(Debug, Default)]
+pub(super) struct AuditVerifyReportBuilder {
+    report: AuditVerifyReport,
+    pinned: Option<AuditPublicKey>,
+    open: HashMap<String, UnsettledCall>,
+}
+
+/// An admission without its settlement.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UnsettledCall {
+    pub(super) seq: u64,
+    pub(super) reserved: BudgetAmount,
+}
+
+impl AuditVerifyReportBuilder {
+    pub(super) fn new(pinned: Option<&AuditPublicKey>) -> Self {
+        Self { pinned: pinned.copied(), ..Self::default() }
+    }
+
+    pub(super) fn add_entry(&mut self, entry: &AuditEntry) -> Result<(), ChainBreakError> {
+        self.count_entry(entry).map_err(|why| entry.to_chain_break(why))
+    }
+
+    pub(super) fn into_report(self) -> AuditVerifyReport {
+        AuditVerifyReport { open: self.open.len() as u64, ..self.report }
+    }
+
+    pub(super) fn run_id(&self) -> &str {
+        &self.report.run
+    }
+
+    /// The time of the first record.
+    pub(super) fn first_record_time(&self) -> &str {
+        &self.report.first
+    }
+
+    /// What has been spent, and what is still reserved, in the order of admission.
+    pub(super) fn into_spent_and_reserved(self) -> (BudgetAmount, Vec<(String, BudgetAmount)>) {
+        let mut open: Vec<_> = self.open.into_iter().collect();
+        open.sort_unstable_by_key(|(_, open)| open.seq);
+        let reserved = open.into_iter().map(|(request, open)| (request, open.reserved)).collect();
+        (self.report.spent, reserved)
+    }
+
+    fn count_entry(&mut self, entry: &AuditEntry) -> Result<(), ChainBreakReason> {
+        let report = &mut self.report;
+        if report.records == 0 {
+            report.run.clone_from(&entry.run);
+            report.first.clone_from(&entry.time);
+        } else if report.run != entry.run {
+            return Err(ChainBreakReason::Run(entry.run.clone()));
+        }
+        report.records = entry.seq;
+        report.last.clone_from(&entry.time);
+        // A checkpoint after the end only signs it.
+        report.finished &= matches!(entry.event, AuditEvent::Checkpoint(_));
+        match &entry.event {
+            AuditEvent::Started(session) => {
+                report.starts += 1;
+                report.attempt.clone_from(&session.attempt);
+                report.account.clone_from(&session.account);
+            }
+            AuditEvent::Admitted(admission) => {
+                report.admitted += 1;
+                let open = self.open.entry(admission.request.clone()).or_default();
+                open.seq = entry.seq;
+                // An id admitted twice is a fault of the gateway; it must not come out cheaper.
+                open.reserved = open.reserved + admission.reserved;
+                if self.open.len() > MAX_UNSETTLED_CALLS {
+                    return Err(ChainBreakReason::Unsettled);
+                }
+            }
+            AuditEvent::Settled(settlement) => self.count_settlement(settlement),
+            AuditEvent::Refused(refusal) => {
+                report.refused = report.refused.saturating_add(refusal.repeats);
+            }
+            AuditEvent::Finished(_) => report.finished = true,
+            AuditEvent::Checkpoint(checkpoint) => return self.check_checkpoint(entry, checkpoint),
+            AuditEvent::Opened(_) | AuditEvent::Repaired(_) | AuditEvent::Other => (),
+        }
+        Ok(())
+    }
+
+    fn count_settlement(&mut self, settlement: &AuditSettlementEvent) {
+        let report = &mut self.report;
+        report.settled += 1;
+        report.crashed += u64::from(settlement.outcome == CallOutcome::Crashed);
+        report.unmatched += u64::from(self.open.remove(&settlement.request).is_none());
+        report.spent = report.spent + settlement.charged;
+    }
+
+    fn check_checkpoint(
+        &mut self,
+        entry: &AuditEntry,
+        checkpoint: &AuditCheckpointEvent,
+    ) -> Result<(), ChainBreakReason> {
+        let key = AuditPublicKey::parse_public_key(&checkpoint.public_key)
+            .map_err(|_| ChainBreakReason::Signature)?;
+        if !key.verify_checkpoint(&entry.prev, &checkpoint.signature) {
+            return Err(ChainBreakReason::Signature);
+        }
+        let signatures = &mut self.report.signatures;
+        if self.pinned.is_some_and(|pinned| pinned != key) {
+            signatures.foreign += 1;
+        } else {
+            signatures.checkpoints += 1;
+            signatures.last = Some(entry.seq);
+            signatures.key = Some(key);
+        }
+        Ok(())
+    }
+}
