@@ -43,7 +43,7 @@ fn head(criterion: &mut Criterion) {
     let request = request(&"x".repeat(2048), false);
     let mut group = criterion.benchmark_group("head");
     group.bench_function("route", |bencher| {
-        bencher.iter(|| request_head::route(black_box(&request)).is_ok());
+        bencher.iter(|| request_head::match_route(black_box(&request)).is_ok());
     });
     group.bench_function("header policy", |bencher| {
         bencher.iter(|| {

@@ -103,7 +103,7 @@ pub fn command() -> Command {
             "List the agents of the catalog that can run here",
         ))
         .subcommand(serve::command())
-        .subcommand(with_subcommands::<runs::Command>(
+        .subcommand(with_subcommands::<runs::RunsCommand>(
             "runs",
             "Look at the runs of a service, and end them",
         ))
@@ -207,7 +207,7 @@ fn dispatch_command(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Resul
             agents::run(&agents::AgentsArgs::from_arg_matches(matches)?, out)
         }
         Some(("serve", matches)) => serve::run(matches),
-        Some(("runs", matches)) => runs::run(runs::Command::from_arg_matches(matches)?, out),
+        Some(("runs", matches)) => runs::run(runs::RunsCommand::from_arg_matches(matches)?, out),
         Some(("sweep", matches)) => sweep::run(matches, out),
         Some(("forget", matches)) => {
             forget::run(&forget::ForgetArgs::from_arg_matches(matches)?, out)

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use cogni_gateway::telemetry::audit::chain::{Chain, Head};
-use cogni_gateway::telemetry::audit::record::Record;
+use cogni_gateway::telemetry::audit::chain::{HashChain, RecordHeader};
+use cogni_gateway::telemetry::audit::records::AuditRecord;
 use cogni_gateway::telemetry::audit::{recover, verify};
 use cogni_gateway_fuzz::fuzz_target;
 use serde::Serialize;
@@ -16,17 +16,17 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn recover(log: &[u8]) {
-    let Ok(scan) = recover::scan(log) else { return };
+    let Ok(scan) = recover::scan_log(log) else { return };
     let whole = usize::try_from(scan.whole_bytes).expect("it is a part of a slice");
-    let report = verify::check(&log[..whole], None).expect("what recovery accepts verifies");
-    assert_eq!(report.records + 1, scan.chain.next());
+    let report = verify::verify_log(&log[..whole], None).expect("what recovery accepts verifies");
+    assert_eq!(report.records + 1, scan.chain.next_seq());
     assert_eq!((report.spent, report.open), (scan.spent, scan.open.len() as u64));
 }
 
 /// Chains each line, a digit for the event and an object with the fields. No fuzzer finds a
 /// SHA-256, so without this it would never see what comes after the first hash.
 fn chained(data: &[u8]) -> Vec<u8> {
-    let (mut chain, mut lines) = (Chain::START, vec![]);
+    let (mut chain, mut lines) = (HashChain::START, vec![]);
     for line in data.split(|byte| *byte == b'\n') {
         let Some((event, fields)) = line.split_first() else { continue };
         let Ok(fields) = serde_json::from_slice(fields) else { continue };
@@ -42,10 +42,10 @@ fn chained(data: &[u8]) -> Vec<u8> {
     lines
 }
 
-fn add<const E: usize>(chain: &mut Chain, lines: &mut Vec<u8>, fields: Fields<'_>) {
-    let head = Head { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
+fn add<const E: usize>(chain: &mut HashChain, lines: &mut Vec<u8>, fields: Fields<'_>) {
+    let head = RecordHeader { time: b"2026-11-21T23:10:33.125Z", run: "\"run-1\"" };
     if !fields.is_empty() {
-        chain.append(lines, head, &Event::<E>(fields));
+        chain.append_record(lines, head, &Event::<E>(fields));
     }
 }
 
@@ -55,7 +55,7 @@ type Fields<'a> = BTreeMap<&'a str, &'a RawValue>;
 #[serde(transparent)]
 struct Event<'a, const E: usize>(Fields<'a>);
 
-impl<const E: usize> Record for Event<'_, E> {
+impl<const E: usize> AuditRecord for Event<'_, E> {
     const EVENT: &'static str = EVENTS[E];
 }
 

@@ -1,22 +1,22 @@
 //! A bundle's head is read to the byte, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
-use cogni_gateway::relay::bundle::Header;
-use cogni_gateway::relay::extract::Announced;
+use cogni_gateway::relay::repo::bundle::BundleHeader;
+use cogni_gateway::relay::repo::extract_commands::AnnouncedBranch;
 
 cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
     let wanted = "refs/heads/sandbox/k";
-    if let Ok(header) = Header::parse(data, wanted) {
+    if let Ok(header) = BundleHeader::parse(data, wanted) {
         let at = usize::try_from(header.pack_at).expect("it is in memory");
         let head = &data[..at];
         assert!(head.ends_with(b"\n\n"));
         // What follows the head does not change it, and without its end it is none.
-        assert_eq!(Header::parse(head, wanted), Ok(header.clone()));
-        assert!(Header::parse(&head[..at - 1], wanted).is_err());
+        assert_eq!(BundleHeader::parse(head, wanted), Ok(header.clone()));
+        assert!(BundleHeader::parse(&head[..at - 1], wanted).is_err());
         let line = format!("{} {wanted}\n", header.tip);
         assert!(head.windows(line.len()).any(|window| window == line.as_bytes()));
     }
-    if let Ok(Some(announced)) = Announced::parse(data, 0) {
+    if let Ok(Some(announced)) = AnnouncedBranch::parse(data, 0) {
         assert!(announced.commits > 0 && announced.merges <= announced.commits);
     }
 });

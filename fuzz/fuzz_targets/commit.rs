@@ -5,31 +5,32 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use cogni_gateway::relay::Sha;
-use cogni_gateway::relay::quarantine::commit::Commit;
-use cogni_gateway::relay::quarantine::tree;
+use cogni_gateway::relay::repo::ObjectId;
+use cogni_gateway::relay::repo::quarantine::commit::ParsedCommit;
+use cogni_gateway::relay::repo::quarantine::tree;
 
 cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
-    if let Ok(commit) = Commit::parse(Sha::NONE, data) {
+    if let Ok(commit) = ParsedCommit::parse(ObjectId::NONE, data) {
         let head = git_reads(data);
         assert_eq!((commit.tree, commit.parents.clone()), head);
         assert!(git_accepts("commit", data));
-        let made = commit.anew(&HashMap::new(), "R <r@example.com>", "Sandbox-Run: x\n");
-        let again = Commit::parse(Sha::NONE, &made).expect("what is made anew has the one form");
+        let made = commit.rewritten(&HashMap::new(), "R <r@example.com>", "Sandbox-Run: x\n");
+        let again =
+            ParsedCommit::parse(ObjectId::NONE, &made).expect("what is made anew has the one form");
         assert_eq!((again.tree, &again.parents), (commit.tree, &commit.parents));
         assert_eq!((again.author, again.encoding), (commit.author, None));
         assert!(again.message.starts_with(commit.message.trim_ascii_end()));
     }
     // Trees are git's to read; what is checked of them beforehand must never be more than an answer.
-    let _ = tree::check(data);
+    let _ = tree::check_tree(data);
 });
 
 /// The tree and the parents, in the way of git's `parse_commit_buffer`.
-fn git_reads(data: &[u8]) -> (Sha, Vec<Sha>) {
-    let tree = Sha::parse(&data[5..45]).expect("it begins with a tree");
+fn git_reads(data: &[u8]) -> (ObjectId, Vec<ObjectId>) {
+    let tree = ObjectId::parse(&data[5..45]).expect("it begins with a tree");
     let (mut rest, mut parents) = (&data[46..], vec![]);
     while let Some(parent) = rest.strip_prefix(b"parent ") {
-        parents.push(Sha::parse(&parent[..40]).expect("a parent has a name"));
+        parents.push(ObjectId::parse(&parent[..40]).expect("a parent has a name"));
         rest = &parent[41..];
     }
     (tree, parents)

@@ -4,21 +4,24 @@
 
 use std::sync::Arc;
 
-use cogni_gateway::base::secret::Secret;
-use cogni_gateway::gateway::request;
-use cogni_gateway::gateway::run::{Identity, RequestId};
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::gateway::pipeline::request_head;
+use cogni_gateway::gateway::run::{RequestId, RunIdentity};
 use cogni_gateway::gateway::upstream;
-use cogni_gateway::gateway::upstream::headers::{Config, Outgoing, Overwrites};
+use cogni_gateway::gateway::upstream::headers::{
+    HeaderConfig, InjectedHeaders, UpstreamRequestHead,
+};
 use cogni_gateway_fuzz::fuzz_target;
 use http::Request;
 
 fuzz_target!(|data: &[u8]| {
     let Some(request) = parse(data) else { return };
-    let Ok(route) = request::route(&request) else { return };
+    let Ok(route) = request_head::match_route(&request) else { return };
     assert_eq!((request.uri().path(), request.method()), (route.path(), route.method()));
-    let config = Config::default();
-    let head = Outgoing::new(route, &request, &config, overwrites(&config), &RequestId::new());
-    check(&head.http1(0));
+    let config = HeaderConfig::default();
+    let head =
+        UpstreamRequestHead::new(route, &request, &config, overwrites(&config), &RequestId::new());
+    check(&head.to_http1_bytes(0));
 });
 
 /// The request as hyper would hand it on; what is not HTTP never gets so far.
@@ -31,16 +34,18 @@ fn parse(data: &[u8]) -> Option<Request<()>> {
     fields.fold(request, |request, field| request.header(field.name, field.value)).body(()).ok()
 }
 
-fn overwrites(config: &Config) -> Arc<Overwrites> {
-    let identity = Identity {
+fn overwrites(config: &HeaderConfig) -> Arc<InjectedHeaders> {
+    let identity = RunIdentity {
         run: "run-1".into(),
         attempt: "0".into(),
         account: "acct-1".into(),
-        ..Identity::default()
+        ..RunIdentity::default()
     };
-    let upstream =
-        upstream::Config { api_key: Secret::new("sk-real"), ..upstream::Config::default() };
-    Arc::new(Overwrites::new(&upstream, &identity, config).expect("a valid identity"))
+    let upstream = upstream::UpstreamConfig {
+        api_key: SecretString::new("sk-real"),
+        ..upstream::UpstreamConfig::default()
+    };
+    Arc::new(InjectedHeaders::new(&upstream, &identity, config).expect("a valid identity"))
 }
 
 fn check(head: &[u8]) {

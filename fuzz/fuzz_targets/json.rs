@@ -5,7 +5,7 @@
 #[path = "../../tests/llm/body/strict.rs"]
 mod strict;
 
-use cogni_gateway::base::json::{Document, Invalid, Limits, Scanner};
+use cogni_gateway::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner};
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -19,9 +19,9 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(scan([head, tail]), whole);
 });
 
-fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<Document, Invalid> {
+fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
     // As deep as `serde_json` goes.
-    let mut scanner = Scanner::new(Limits { depth: 127, members: u16::MAX });
-    frames.into_iter().try_for_each(|frame| scanner.feed(frame))?;
-    scanner.finish()
+    let mut scanner = JsonScanner::new(JsonLimits { depth: 127, members: u16::MAX });
+    frames.into_iter().try_for_each(|frame| scanner.feed_frame(frame))?;
+    scanner.finish_document()
 }

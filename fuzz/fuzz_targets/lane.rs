@@ -6,14 +6,14 @@
 mod oracle;
 
 use bytes::Bytes;
-use cogni_gateway::gateway::server::lane::head;
+use cogni_gateway::gateway::pipeline::server::lane::head;
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let [cut, request @ ..] = data else { return };
     // What the lane does not take is handed over as it came: both ways are one.
     let mut received = Bytes::copy_from_slice(request);
-    if head::read(&mut received, 100, 32 << 20).is_none() {
+    if head::parse_head(&mut received, 100, 32 << 20).is_none() {
         return;
     }
     let (first, second) = request.split_at(usize::from(*cut) * 4 % (request.len() + 1));

@@ -1,25 +1,26 @@
 //! A raw diff is read whole, in any number of parts, or refused.
 #![cfg_attr(fuzzing, no_main)]
 
-use cogni_gateway::relay::git::batch::Reader;
-use cogni_gateway::relay::judge::diff;
+use cogni_gateway::relay::git::cat_file::{BatchPart, BatchReader};
+use cogni_gateway::relay::repo::review::diff;
 
 cogni_gateway_fuzz::fuzz_target!(|data: &[u8]| {
-    if let Ok(changes) = diff::parse(data) {
+    if let Ok(changes) = diff::parse_raw_diff(data) {
         let paths: usize = changes.iter().map(|change| change.path.len() + 1).sum();
         assert!(paths <= data.len());
         assert!(
             changes.iter().all(|change| !change.before.is_empty() && !change.path.contains(&0))
         );
-        let twice = diff::parse(&[data, data].concat()).expect("changes follow each other");
+        let twice =
+            diff::parse_raw_diff(&[data, data].concat()).expect("changes follow each other");
         assert_eq!(twice.len(), 2 * changes.len());
     }
     // The same bytes as objects, in two pieces and in one.
     let read = |pieces: &[&[u8]]| {
-        let (mut reader, mut parts) = (Reader::default(), 0);
-        let take = |reader: &mut Reader, piece: &[u8], parts: &mut usize| {
+        let (mut reader, mut parts) = (BatchReader::default(), 0);
+        let take = |reader: &mut BatchReader, piece: &[u8], parts: &mut usize| {
             reader.push(piece, |part| {
-                *parts += usize::from(!matches!(part, cogni_gateway::relay::git::batch::Part::Content(_)));
+                *parts += usize::from(!matches!(part, BatchPart::Content(_)));
             })
         };
         pieces.iter().all(|piece| take(&mut reader, piece, &mut parts).is_ok()).then_some(parts)

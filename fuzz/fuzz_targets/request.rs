@@ -5,12 +5,12 @@
 #[path = "../../tests/llm/body/sound.rs"]
 mod sound;
 
-use cogni_gateway::llm::protocol::Route;
+use cogni_gateway::llm::protocol::GatewayRoute;
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let [route, size, body @ ..] = data else { return };
     // The first six take a body.
-    let route = Route::ALL[usize::from(*route) % 6];
+    let route = GatewayRoute::ALL[usize::from(*route) % 6];
     sound::check(route, usize::from(*size), body);
 });

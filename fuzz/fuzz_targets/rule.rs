@@ -2,12 +2,12 @@
 //! place within the text; never a panic, a hang, or a stack that overflows.
 #![cfg_attr(fuzzing, no_main)]
 
-use cogni_gateway::gateway::rule::{Config, Facts, Problem, Rules};
+use cogni_gateway::gateway::pipeline::rule::{RuleConfig, RuleContext, RuleProblem, RuleSet};
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(when) = std::str::from_utf8(data) else { return };
-    let config = Config {
+    let config = RuleConfig {
         name: "r".into(),
         when: when.into(),
         refuse: Some("no".into()),
@@ -17,10 +17,10 @@ fuzz_target!(|data: &[u8]| {
         matching: vec![],
         not_match: vec![],
     };
-    match Rules::compile(&[config]) {
-        Ok(rules) => drop(rules.judge(&Facts::default())),
+    match RuleSet::compile_rules(&[config]) {
+        Ok(rules) => drop(rules.evaluate_rules(&RuleContext::default())),
         Err(error) => {
-            let Problem::When(invalid) = error.problem else { return };
+            let RuleProblem::When(invalid) = error.problem else { return };
             let Some((line, column)) = invalid.place else { return };
             let text = when.split('\n').nth(line - 1).expect("the place is in the text");
             assert!(column <= text.chars().count() + 1, "{line}:{column}");

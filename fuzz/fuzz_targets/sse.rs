@@ -4,22 +4,25 @@
 
 use bytes::Bytes;
 use cogni_gateway::llm::budget::Tokens;
-use cogni_gateway::llm::protocol::Route;
-use cogni_gateway::stream::{Allowance, Cutoff, Finish, Format, Observer, UsageChunk};
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::response::{
+    CallAllowance, CutoffMode, ResponseFormat, ResponseObserver, StreamEnd, UsageChunkMode,
+};
 use cogni_gateway_fuzz::fuzz_target;
 
 // Three bytes choose the route and where to cut, again and again; the rest is the response.
 fuzz_target!(|data: &[u8]| {
     let [route, one, other, response @ ..] = data else { return };
-    let route = Route::ALL[usize::from(*route) % Route::ALL.len()];
-    for format in [Format::Sse, Format::Json] {
-        for usage_chunk in [UsageChunk::Show, UsageChunk::Hide] {
-            let read =
-                |pieces| self::read(Observer::new(route, format, usage_chunk), response, pieces);
+    let route = GatewayRoute::ALL[usize::from(*route) % GatewayRoute::ALL.len()];
+    for format in [ResponseFormat::Sse, ResponseFormat::Json] {
+        for usage_chunk in [UsageChunkMode::Show, UsageChunkMode::Hide] {
+            let read = |pieces| {
+                self::read(ResponseObserver::new(route, format, usage_chunk), response, pieces)
+            };
             let (passed, told) = read([usize::MAX; 2]);
             assert_eq!(read([1; 2]), (passed.clone(), told.clone()), "byte by byte");
             assert_eq!(read([one, other].map(|n| usize::from(*n) + 1)), (passed.clone(), told));
-            if usage_chunk == UsageChunk::Show {
+            if usage_chunk == UsageChunkMode::Show {
                 assert_eq!(passed, response);
             }
             assert!(is_subsequence(&passed, response));
@@ -29,34 +32,44 @@ fuzz_target!(|data: &[u8]| {
 });
 
 /// What was cut has ended, in a way that its protocol understands.
-fn check_limited(route: Route, granted: u64, response: &[u8]) {
-    let cutoff = if granted.is_multiple_of(2) { Cutoff::Graceful } else { Cutoff::Error };
-    let allowance = Allowance { input: Tokens(1), output: Tokens(granted / 16), cutoff };
-    for usage_chunk in [UsageChunk::Show, UsageChunk::Hide] {
-        let observer = || Observer::new(route, Format::Sse, usage_chunk);
-        let whole = read(observer().limited(allowance), response, [usize::MAX; 2]);
-        assert_eq!(read(observer().limited(allowance), response, [1; 2]), whole, "byte by byte");
+fn check_limited(route: GatewayRoute, granted: u64, response: &[u8]) {
+    let cutoff = if granted.is_multiple_of(2) { CutoffMode::Graceful } else { CutoffMode::Error };
+    let allowance = CallAllowance { input: Tokens(1), output: Tokens(granted / 16), cutoff };
+    for usage_chunk in [UsageChunkMode::Show, UsageChunkMode::Hide] {
+        let observer = || ResponseObserver::new(route, ResponseFormat::Sse, usage_chunk);
+        let whole = read(observer().with_allowance(allowance), response, [usize::MAX; 2]);
+        assert_eq!(
+            read(observer().with_allowance(allowance), response, [1; 2]),
+            whole,
+            "byte by byte"
+        );
         let unlimited = read(observer(), response, [usize::MAX; 2]);
         if whole.0 != unlimited.0 {
-            let mut client = Observer::new(route, Format::Sse, UsageChunk::Show);
-            client.frame(Bytes::from(whole.0)).expect("no input is as long as the bound");
-            assert_ne!(client.finish(), Finish::Unfinished, "cut, and not ended");
+            let mut client =
+                ResponseObserver::new(route, ResponseFormat::Sse, UsageChunkMode::Show);
+            client.read_frame(Bytes::from(whole.0)).expect("no input is as long as the bound");
+            assert_ne!(client.stream_end(), StreamEnd::Unfinished, "cut, and not ended");
         }
     }
 }
 
 /// What passes, and what is told, of a response in pieces of two sizes by turns.
-fn read(mut observer: Observer, response: &[u8], pieces: [usize; 2]) -> (Vec<u8>, String) {
+fn read(mut observer: ResponseObserver, response: &[u8], pieces: [usize; 2]) -> (Vec<u8>, String) {
     let (mut passed, mut rest) = (vec![], Bytes::copy_from_slice(response));
     for piece in pieces.into_iter().cycle() {
         if rest.is_empty() {
             break;
         }
         let frame = rest.split_to(piece.min(rest.len()));
-        passed.extend(observer.frame(frame).expect("no input is as long as the bound"));
+        passed.extend(observer.read_frame(frame).expect("no input is as long as the bound"));
     }
-    passed.extend(observer.end().unwrap_or_default());
-    let told = (observer.usage(), observer.usage_so_far(), observer.cost(), observer.finish());
+    passed.extend(observer.end_of_body().unwrap_or_default());
+    let told = (
+        observer.reported_usage(),
+        observer.partial_usage(),
+        observer.reported_cost(),
+        observer.stream_end(),
+    );
     (passed, format!("{told:?}"))
 }
 

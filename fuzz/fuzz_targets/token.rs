@@ -3,21 +3,27 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use cogni_gateway::gateway::run::token::{Claims, Keys, MAX_TOKEN_BYTES};
+use cogni_gateway::gateway::run::token::{MAX_TOKEN_BYTES, RunTokenClaims, RunTokenKeys};
 use cogni_gateway_fuzz::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = str::from_utf8(data) else { return };
-    if let Ok(keys) = Keys::parse(text) {
-        let token = keys.mint("run-1", Duration::from_secs(1), None, UNIX_EPOCH).expect("a token");
+    if let Ok(keys) = RunTokenKeys::parse_keys(text) {
+        let token =
+            keys.mint_token("run-1", Duration::from_secs(1), None, UNIX_EPOCH).expect("a token");
         assert!(token.len() <= MAX_TOKEN_BYTES);
-        assert!(keys.verify(&token, UNIX_EPOCH).is_ok());
+        assert!(keys.verify_token(&token, UNIX_EPOCH).is_ok());
     }
-    let keys = Keys::parse(KEYS).expect("two keys");
-    if let Ok(claims) = keys.authenticate(text) {
-        let (key_id, peeked) = Claims::peek(text).expect("what is signed can be read");
+    let keys = RunTokenKeys::parse_keys(KEYS).expect("two keys");
+    if let Ok(claims) = keys.verify_signature(text) {
+        let (key_id, peeked) =
+            RunTokenClaims::decode_unverified(text).expect("what is signed can be read");
         assert_eq!(peeked, claims);
-        assert_eq!(keys.sign(&claims, Some(key_id)).as_deref(), Ok(text), "another spelling");
+        assert_eq!(
+            keys.sign_claims(&claims, Some(key_id)).as_deref(),
+            Ok(text),
+            "another spelling"
+        );
     }
 });
 

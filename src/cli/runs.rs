@@ -14,16 +14,16 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::run::output_renderer::escape_for_terminal;
-use client::{Client, Service};
-use events::{Event, Events};
+use client::{ServiceArgs, ServiceClient};
+use events::{RunEvent, RunEventStream};
 
 /// What can be asked of a service about its runs.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum RunsCommand {
     /// List runs, newest first
     List {
         #[command(flatten)]
-        service: Service,
+        service: ServiceArgs,
 
         /// Only runs of this agent
         #[arg(long, value_name = "NAME")]
@@ -44,7 +44,7 @@ pub enum Command {
     /// Show a run, and what came of it
     Show {
         #[command(flatten)]
-        service: Service,
+        service: ServiceArgs,
 
         #[arg(help = RUN)]
         run: String,
@@ -56,7 +56,7 @@ pub enum Command {
     /// Follow a run to its end
     Watch {
         #[command(flatten)]
-        service: Service,
+        service: ServiceArgs,
 
         #[arg(help = RUN)]
         run: String,
@@ -68,7 +68,7 @@ pub enum Command {
     /// End a run
     Cancel {
         #[command(flatten)]
-        service: Service,
+        service: ServiceArgs,
 
         #[arg(help = RUN)]
         run: String,
@@ -76,7 +76,7 @@ pub enum Command {
     /// Print what a run's program has printed
     Output {
         #[command(flatten)]
-        service: Service,
+        service: ServiceArgs,
 
         #[arg(help = RUN)]
         run: String,
@@ -88,11 +88,11 @@ pub enum Command {
 }
 
 /// Runs the command. Exit status 1 where the run that is shown or watched is not ok.
-pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match command {
-            Command::List { service, agent, state, limit, json } => {
+            RunsCommand::List { service, agent, state, limit, json } => {
                 let mut path = format!("/api/v1/runs?limit={limit}");
                 let filters = [("agent", agent), ("state", state)];
                 for (name, value) in filters {
@@ -102,13 +102,13 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
                 if json { print_json(&listed, out)? } else { print_list(&listed, out)? }
                 Ok(ExitCode::SUCCESS)
             }
-            Command::Show { service, run, json } => {
+            RunsCommand::Show { service, run, json } => {
                 let shown = service.client()?.json(Method::GET, &path_of(&run, "")).await?;
                 if json { print_json(&shown, out)? } else { print_run(&shown, out)? }
                 Ok(code(&shown["result"]))
             }
-            Command::Watch { service, run, json } => watch(&service.client()?, &run, json, out).await,
-            Command::Cancel { service, run } => {
+            RunsCommand::Watch { service, run, json } => watch(&service.client()?, &run, json, out).await,
+            RunsCommand::Cancel { service, run } => {
                 let shown = service.client()?.json(Method::POST, &path_of(&run, "/cancel")).await?;
                 let state = match shown["state"].as_str() {
                     Some("ended") => "had ended already",
@@ -117,7 +117,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
                 writeln!(out, "run {} {state}", text(&shown["id"]))?;
                 Ok(ExitCode::SUCCESS)
             }
-            Command::Output { service, run, stderr } => {
+            RunsCommand::Output { service, run, stderr } => {
                 let printed = service.client()?.json(Method::GET, &path_of(&run, "/output")).await?;
                 if printed["complete"] != true {
                     bail!("run `{run}` has not ended, and its output is kept at its end; follow it with `cogni-gateway runs watch {run}`");
@@ -133,7 +133,7 @@ pub fn run(command: Command, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 
 /// Prints what happens, until the run's end; takes up the stream again where it breaks off.
 async fn watch(
-    client: &Client,
+    client: &ServiceClient,
     run: &str,
     json: bool,
     out: &mut impl Write,
@@ -141,7 +141,7 @@ async fn watch(
     let (mut last, mut tries) = (0, 0);
     loop {
         let path = format!("{}?after={last}", path_of(run, "/events"));
-        let mut events = Events::new(client.send(Method::GET, &path).await?);
+        let mut events = RunEventStream::new(client.send(Method::GET, &path).await?);
         while let Some(event) = events.next().await? {
             (last, tries) = (event.id.unwrap_or(last), 0);
             if json {
@@ -164,7 +164,7 @@ async fn watch(
     }
 }
 
-fn print_event(Event { name, data, .. }: &Event, out: &mut impl Write) -> anyhow::Result<()> {
+fn print_event(RunEvent { name, data, .. }: &RunEvent, out: &mut impl Write) -> anyhow::Result<()> {
     match name.as_str() {
         "run_started" => {
             writeln!(out, "run {}: {} begins", text(&data["run"]), text(&data["agent"]))?;

@@ -93,11 +93,11 @@ impl UpstreamKind {
 
 /// One provider and the connections to it. Each worker thread has its own.
 pub struct UpstreamClient {
-    client: Client,
+    client: UpstreamTransport,
     failures: Arc<FailureLog>,
 }
 
-enum Client {
+enum UpstreamTransport {
     Plain(http1::Http1Client),
     Tls(Box<hyper_client::HyperClient>),
 }
@@ -159,9 +159,11 @@ impl UpstreamClient {
     /// As there.
     pub fn sharing(config: &UpstreamConfig, failures: Arc<FailureLog>) -> io::Result<Self> {
         let client = match config.url.scheme() {
-            UpstreamScheme::Http => Client::Plain(http1::Http1Client::new(config.clone())),
+            UpstreamScheme::Http => {
+                UpstreamTransport::Plain(http1::Http1Client::new(config.clone()))
+            }
             UpstreamScheme::Https | UpstreamScheme::H2c => {
-                Client::Tls(Box::new(hyper_client::HyperClient::new(config.clone())?))
+                UpstreamTransport::Tls(Box::new(hyper_client::HyperClient::new(config.clone())?))
             }
         };
         Ok(Self { client, failures })
@@ -171,16 +173,16 @@ impl UpstreamClient {
     /// hold a descriptor each until then. Where there is TLS, hyper's client does so by itself.
     pub async fn close_idle_connections(&self) -> Infallible {
         match &self.client {
-            Client::Plain(client) => client.close_idle_connections().await,
-            Client::Tls(_) => std::future::pending().await,
+            UpstreamTransport::Plain(client) => client.close_idle_connections().await,
+            UpstreamTransport::Tls(_) => std::future::pending().await,
         }
     }
 
     /// What answers there.
     pub fn kind(&self) -> UpstreamKind {
         match &self.client {
-            Client::Plain(client) => client.kind(),
-            Client::Tls(client) => client.kind(),
+            UpstreamTransport::Plain(client) => client.kind(),
+            UpstreamTransport::Tls(client) => client.kind(),
         }
     }
 
@@ -192,8 +194,8 @@ impl UpstreamClient {
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
     pub async fn send_call(&self, call: UpstreamCall) -> Result<ProviderAnswer, UpstreamError> {
         match &self.client {
-            Client::Plain(client) => client.send_call(call).await,
-            Client::Tls(client) => client.send_call(call).await,
+            UpstreamTransport::Plain(client) => client.send_call(call).await,
+            UpstreamTransport::Tls(client) => client.send_call(call).await,
         }
     }
 }

@@ -59,12 +59,12 @@ use crate::service::store::RunStore;
 use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 
 pub use admission::{AcceptedRun, RunStartError, RunStartOptions};
-pub use standing::Standing;
+pub use standing::ServiceStatus;
 pub use state_dir_lock::StateDirLock;
 pub use submission::RunSubmission;
 
 use retention_clock::RetentionClock;
-use standing::KnownStanding;
+use standing::CachedServiceStatus;
 use upstream_models::UpstreamModelCache;
 use warm_pools::WarmPools;
 
@@ -130,7 +130,7 @@ struct RunServiceInner {
     residents: LongRunningPool,
     stock: WarmPools,
     models: UpstreamModelCache,
-    standing: KnownStanding,
+    standing: CachedServiceStatus,
     places: Arc<Semaphore>,
     /// For runs that wait for another one of their resident sandbox, and have no place meanwhile.
     waits: Semaphore,
@@ -174,7 +174,7 @@ impl RunService {
             ),
             stock,
             models: UpstreamModelCache::default(),
-            standing: KnownStanding::default(),
+            standing: CachedServiceStatus::default(),
             places: Arc::new(Semaphore::new(settings.max_runs)),
             waits: Semaphore::new(settings.max_runs),
             live: Mutex::default(),

@@ -143,7 +143,7 @@ impl RequestExplanation {
             budget: case.ledger.budget_status(),
             upstream: None,
         };
-        let route = match request_head::route(&request) {
+        let route = match request_head::match_route(&request) {
             Ok(route) => route,
             Err(rejection) => {
                 told.set_refusal(&rejection, LlmProtocol::Chat);

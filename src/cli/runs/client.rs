@@ -25,7 +25,7 @@ use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
 
 /// Where the service is, and what lets us in.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Service {
+pub struct ServiceArgs {
     /// The service: a URL, or `unix:/path`
     #[arg(
         long = "service",
@@ -45,24 +45,24 @@ pub struct Service {
 }
 
 /// Asks one service.
-pub(super) struct Client {
-    place: Place,
+pub(super) struct ServiceClient {
+    place: ServiceAddress,
     token: Option<SecretString>,
     ca_file: Option<PathBuf>,
     tasks: TaskGroup,
 }
 
-enum Place {
+enum ServiceAddress {
     Tcp(UpstreamUrl),
     Unix(PathBuf),
 }
 
-impl Service {
+impl ServiceArgs {
     /// Reads the token, and checks that it goes nowhere in the clear.
-    pub(super) fn client(self) -> anyhow::Result<Client> {
+    pub(super) fn client(self) -> anyhow::Result<ServiceClient> {
         let place = match self.url.strip_prefix("unix:") {
-            Some(path) => Place::Unix(path.into()),
-            None => Place::Tcp(self.url.parse().map_err(|_| {
+            Some(path) => ServiceAddress::Unix(path.into()),
+            None => ServiceAddress::Tcp(self.url.parse().map_err(|_| {
                 anyhow!(
                     "`--service` is `{}`; give a URL such as http://127.0.0.1:7070, or unix:/path",
                     self.url.escape_debug()
@@ -70,7 +70,7 @@ impl Service {
             })?),
         };
         let token = token(self.token_file.as_deref(), |name| std::env::var(name).ok())?;
-        if let Place::Tcp(target) = &place
+        if let ServiceAddress::Tcp(target) = &place
             && target.scheme() != UpstreamScheme::Https
             && token.is_some()
             && !is_here(target.host())
@@ -79,11 +79,11 @@ impl Service {
                 "`--service` is `{target}`, which would send the token over a network in the clear; give `https://`"
             );
         }
-        Ok(Client { place, token, ca_file: self.ca_file, tasks: TaskGroup::default() })
+        Ok(ServiceClient { place, token, ca_file: self.ca_file, tasks: TaskGroup::default() })
     }
 }
 
-impl Client {
+impl ServiceClient {
     /// Asks, and reads an answer of JSON.
     pub(super) async fn json(&self, method: Method, path: &str) -> anyhow::Result<Value> {
         let body =
@@ -102,8 +102,8 @@ impl Client {
         path: &str,
     ) -> anyhow::Result<Response<Incoming>> {
         let answer = match &self.place {
-            Place::Tcp(target) => self.send_tcp(target, method, path).await,
-            Place::Unix(socket) => self.send_unix(socket, method, path).await,
+            ServiceAddress::Tcp(target) => self.send_tcp(target, method, path).await,
+            ServiceAddress::Unix(socket) => self.send_unix(socket, method, path).await,
         };
         let answer = answer.map_err(|error| {
             let why = error.root_cause().to_string();
@@ -183,8 +183,8 @@ impl Client {
 
     fn shown(&self) -> String {
         match &self.place {
-            Place::Tcp(target) => format!("service at `{target}`"),
-            Place::Unix(path) => format!("service at `unix:{}`", path.display()),
+            ServiceAddress::Tcp(target) => format!("service at `{target}`"),
+            ServiceAddress::Unix(path) => format!("service at `unix:{}`", path.display()),
         }
     }
 }

@@ -9,21 +9,21 @@ use serde_json::{Value, json};
 
 /// One event.
 #[derive(Debug, Default)]
-pub(super) struct Event {
+pub(super) struct RunEvent {
     pub(super) id: Option<u64>,
     pub(super) name: String,
     pub(super) data: Value,
 }
 
 /// A stream of them. It is the service's own, so that lines end with `\n` and data is one line of JSON.
-pub(super) struct Events {
+pub(super) struct RunEventStream {
     body: Incoming,
     buffer: BytesMut,
     /// Bytes of the buffer that hold no line's end.
     searched: usize,
 }
 
-impl Event {
+impl RunEvent {
     pub(super) fn to_json(&self) -> Value {
         json!({"id": self.id, "event": self.name, "data": self.data})
     }
@@ -42,14 +42,14 @@ impl Event {
     }
 }
 
-impl Events {
+impl RunEventStream {
     pub(super) fn new(response: Response<Incoming>) -> Self {
         Self { body: response.into_body(), buffer: BytesMut::new(), searched: 0 }
     }
 
     /// Returns the next event; none at the stream's end, whether that is in order or not.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Event>> {
-        let mut event = Event::default();
+    pub(super) async fn next(&mut self) -> anyhow::Result<Option<RunEvent>> {
+        let mut event = RunEvent::default();
         loop {
             while let Some(line) = self.line() {
                 if !line.is_empty() {

@@ -42,7 +42,7 @@ use crate::telemetry::audit::records::{CallAdmittedRecord, CallOutcome};
 use crate::telemetry::metrics::{self, InFlightGuard};
 
 use charge::SilenceTimer;
-use error_body::ErrorBody;
+use error_body::UpstreamErrorBody;
 pub use observed_body::{ObservedBody, ResponseBodyError};
 
 /// A request being served. It rides in the response's body and ends with it.
@@ -103,7 +103,7 @@ pub struct GatewayExchange {
     /// For an answer that is an error, or may be one.
     redactor: Option<Box<SecretRedactor>>,
     /// For an answer that is an error.
-    error_body: Option<Box<ErrorBody>>,
+    error_body: Option<Box<UpstreamErrorBody>>,
     /// What the text of an error is taken for.
     error_tokens: Tokens,
     _in_flight: InFlightGuard,
@@ -379,7 +379,7 @@ impl GatewayExchange {
         if status.is_client_error() || status.is_server_error() {
             self.redact_errors();
             let is_json = format == ResponseFormat::Json;
-            let error_body = ErrorBody::new(self.audience.protocol, status, is_json);
+            let error_body = UpstreamErrorBody::new(self.audience.protocol, status, is_json);
             self.error_body = Some(Box::new(error_body));
         }
         self.policy.overwrites.remove_reflected(&mut fields);

@@ -20,7 +20,7 @@ pub trait JudgedHead: ClientHead {
 
 impl<B> JudgedHead for Request<B> {
     fn route(&self) -> Result<GatewayRoute, CallRejection> {
-        route(self)
+        match_route(self)
     }
 
     fn check(&self, policy: &PolicyConfig) -> Result<(), CallRejection> {
@@ -32,7 +32,7 @@ impl<B> JudgedHead for Request<B> {
 ///
 /// # Errors
 /// The request is for nothing that is served, or in a form that could be read in two ways.
-pub fn route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
+pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
     // HTTP/2 always names a host; the upstream's comes from configuration all the same.
     let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
     if !is_for_us || requests_upgrade(request.headers()) {

@@ -15,12 +15,12 @@ use super::{UpstreamError, UpstreamUrl};
 #[derive(Debug)]
 pub struct FailureLog {
     target: UpstreamUrl,
-    told: Mutex<BTreeMap<&'static str, Told>>,
+    told: Mutex<BTreeMap<&'static str, LoggedFailure>>,
 }
 
 /// A kind of failure that the log has had.
 #[derive(Debug)]
-struct Told {
+struct LoggedFailure {
     at: Instant,
     /// Failures of this kind since then, which the log has not had.
     more: u64,
@@ -87,7 +87,7 @@ impl FailureLog {
             }
             last => {
                 let more = last.map_or(0, |last| last.more);
-                told.insert(code, Told { at: now, more: 0 });
+                told.insert(code, LoggedFailure { at: now, more: 0 });
                 Some(more)
             }
         }

@@ -365,7 +365,7 @@ mod tests {
     fn the_table_that_is_built_in_is_the_files() {
         let text = include_str!("../../../config/prices.toml");
         let source = built_in_source(text);
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/budget/price/built_in.rs");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/llm/budget/price/built_in.rs");
         if std::env::var_os("UPDATE_PRICES").is_some() {
             fs::write(path, &source).unwrap();
         }

@@ -18,7 +18,7 @@ use self::json_context::{
     EmbeddedTextKind, JsonContext, context_in_content, is_address_in_data, is_data_url,
     is_fetchable_address, is_file_id,
 };
-use self::open::{Open, Search};
+use self::open::{OpenContainer, WebSearchTool};
 use super::capability::ProviderCapability;
 use super::media::{MediaKind, RequestMedia};
 use crate::base::json::{JsonType, JsonVisitor};
@@ -68,7 +68,7 @@ pub(super) struct CapabilityScanner {
     text_at: u64,
     /// The medium that it has to be, by the keys that it stands under.
     text_medium: Option<MediaKind>,
-    open: Vec<Open>,
+    open: Vec<OpenContainer>,
     /// Arrays and objects open within one that is opaque, it included.
     opaque: u32,
     /// The type of the tool that searches the web, until it ends.
@@ -229,7 +229,7 @@ impl CapabilityScanner {
     }
 
     /// Notes something of the innermost.
-    fn note(&mut self, note: impl FnOnce(&mut Open)) {
+    fn note(&mut self, note: impl FnOnce(&mut OpenContainer)) {
         if let Some(open) = self.open.last_mut() {
             note(open);
         }
@@ -323,8 +323,8 @@ impl CapabilityScanner {
         }
         let Some(open) = self.open.last_mut() else { return };
         open.search = match name {
-            b"web_search" if open.place == JsonContext::Tool => Search::Typed,
-            b"WebSearch" if open.place == JsonContext::Tool => Search::Bare,
+            b"web_search" if open.place == JsonContext::Tool => WebSearchTool::Typed,
+            b"WebSearch" if open.place == JsonContext::Tool => WebSearchTool::Bare,
             _ => open.search,
         };
     }
@@ -369,7 +369,7 @@ impl CapabilityScanner {
 
     /// A tool has ended that searches the web. The first of the list of tools that says what it may reach is looked at
     /// when all has been read.
-    fn web_search(&mut self, tool: Open) {
+    fn web_search(&mut self, tool: OpenContainer) {
         let is_listed = self.field == "tools" && self.open.len() == 1;
         if tool.says_reach && is_listed && self.found.modest_search.is_none() {
             self.found.modest_search = Some(tool.at);
@@ -462,7 +462,7 @@ impl JsonVisitor for CapabilityScanner {
             if place == JsonContext::Opaque {
                 self.opaque = 1;
             } else {
-                self.open.push(Open::new(place, kind == JsonType::Array, within, at));
+                self.open.push(OpenContainer::new(place, kind == JsonType::Array, within, at));
             }
             let is_id =
                 matches!(place, JsonContext::FileId | JsonContext::SkillId | JsonContext::StoredId);
@@ -531,9 +531,9 @@ impl JsonVisitor for CapabilityScanner {
             self.web_search(open);
         }
         let is_search = match open.search {
-            Search::None => false,
-            Search::Typed => open.has_type,
-            Search::Bare => !open.has_schema,
+            WebSearchTool::None => false,
+            WebSearchTool::Typed => open.has_type,
+            WebSearchTool::Bare => !open.has_schema,
         };
         if is_search {
             self.require_capability(ProviderCapability::WebSearch, b"web_search");

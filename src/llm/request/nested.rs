@@ -14,7 +14,7 @@ use crate::base::json::{JsonMember, JsonType};
 use crate::base::sanitize::SanitizedText;
 
 /// What becomes of one of the members.
-enum Fate {
+enum MemberDisposition {
     Stays,
     Goes(FieldChangeReason),
 }
@@ -71,8 +71,8 @@ impl RequestFieldReader<'_> {
             }
             let value = self.call.draft.bytes_in(place);
             match self.fate(name, &value)? {
-                Fate::Stays => kept.extend_from_slice(&value),
-                Fate::Goes(why) => {
+                MemberDisposition::Stays => kept.extend_from_slice(&value),
+                MemberDisposition::Goes(why) => {
                     is_whole = false;
                     kept.truncate(start);
                     let field = format!("{}.{}", field.name, SanitizedText(name).to_text()).into();
@@ -88,7 +88,7 @@ impl RequestFieldReader<'_> {
         Ok(is_whole)
     }
 
-    fn fate(&self, name: &str, value: &Bytes) -> Result<Fate, BodyPolicyError> {
+    fn fate(&self, name: &str, value: &Bytes) -> Result<MemberDisposition, BodyPolicyError> {
         let shown = || format!("extra_body.{}", SanitizedText(name).to_text()).into();
         let forbidden = |why| BodyPolicyError::FieldNotAllowed { name: shown(), why };
         let Some(field) = field::find_field(self.route, name) else {
@@ -100,17 +100,17 @@ impl RequestFieldReader<'_> {
                 (UnknownFieldPolicy::Reject, _) => {
                     Err(BodyPolicyError::UnknownField { name: shown() })
                 }
-                (UnknownFieldPolicy::Pass, false) => Ok(Fate::Stays),
-                _ => Ok(Fate::Goes(FieldChangeReason::Unknown)),
+                (UnknownFieldPolicy::Pass, false) => Ok(MemberDisposition::Stays),
+                _ => Ok(MemberDisposition::Goes(FieldChangeReason::Unknown)),
             };
         };
         match field.rule {
             FieldRule::Refuse(why) => Err(forbidden(why)),
-            FieldRule::Drop(why) => Ok(Fate::Goes(why)),
+            FieldRule::Drop(why) => Ok(MemberDisposition::Goes(why)),
             FieldRule::Needs(capability) => {
                 let asks_for_nothing = matches!(&**value, b"null" | b"false" | b"[]");
                 if asks_for_nothing || self.policy.capabilities.contains(&capability) {
-                    return Ok(Fate::Stays);
+                    return Ok(MemberDisposition::Stays);
                 }
                 Err(BodyPolicyError::CapabilityNotGranted {
                     capability,
@@ -118,7 +118,9 @@ impl RequestFieldReader<'_> {
                     detail: None,
                 })
             }
-            FieldRule::Pass(ValueShape::Any) if !LOOKED_INTO.contains(&name) => Ok(Fate::Stays),
+            FieldRule::Pass(ValueShape::Any) if !LOOKED_INTO.contains(&name) => {
+                Ok(MemberDisposition::Stays)
+            }
             _ => Err(BodyPolicyError::FieldElsewhere { name: field.name }),
         }
     }

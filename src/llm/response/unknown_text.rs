@@ -90,7 +90,7 @@ struct EventTextWalker {
     /// The depth of the value that repeats reasoning beside other text.
     beside: Option<usize>,
     /// The value that holds images or sound, by its depth.
-    media: Option<(usize, Medium)>,
+    media: Option<(usize, BilledMedium)>,
     media_tokens: u64,
     /// Strings with text.
     pieces: usize,
@@ -112,14 +112,14 @@ enum EventKeyKind {
     /// A value with text of its own, and reasoning once more.
     Beside,
     /// A value with images or sound in it.
-    Media(Medium),
+    Media(BilledMedium),
     /// Bytes, or an address.
     Data,
 }
 
 /// What is no text and is billed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Medium {
+enum BilledMedium {
     Image,
     Audio,
 }
@@ -237,7 +237,7 @@ impl EventTextWalker {
             _ => self.media.map(|(_, medium)| medium),
         };
         self.media_tokens += match within {
-            Some(Medium::Image) => IMAGE_TOKENS,
+            Some(BilledMedium::Image) => IMAGE_TOKENS,
             _ if IMAGES.iter().any(|start| text.starts_with(start)) => IMAGE_TOKENS,
             // The address of a source.
             None if is_address => 0,
@@ -286,8 +286,8 @@ impl EventKeyKind {
             | b"signature" | b"thought_signature" | b"thought_signatures" | b"encrypted_content" => Self::Name,
             b"data" | b"url" | b"b64_json" => Self::Data,
             b"provider_specific_fields" => Self::Beside,
-            b"images" | b"image" | b"image_url" => Self::Media(Medium::Image),
-            b"audio" => Self::Media(Medium::Audio),
+            b"images" | b"image" | b"image_url" => Self::Media(BilledMedium::Image),
+            b"audio" => Self::Media(BilledMedium::Audio),
             // What is said of the text, and what the model read.
             b"usage"
             | b"x_groq"

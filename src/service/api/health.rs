@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::ApiState;
-use crate::service::runs::Standing;
+use crate::service::runs::ServiceStatus;
 
 /// The process answers.
 #[derive(Serialize, ToSchema)]
@@ -80,7 +80,7 @@ pub(super) async fn show_readiness(
     // Runs without a repository need no relay.
     let all = checks.into_iter().chain([("relay", check_relay(&api))]);
     let mut checks: BTreeMap<_, _> = all.map(|(what, found)| (what, said(found))).collect();
-    let Standing { upstream, forge } = standing(&api).await;
+    let ServiceStatus { upstream, forge } = standing(&api).await;
     checks.extend([("upstream", upstream.clone()), ("forge", forge)]);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(ReadinessView { can_accept: ready, checks, upstream }))
@@ -88,12 +88,12 @@ pub(super) async fn show_readiness(
 
 /// How the service stands with those that it depends on. Whoever asks for readiness has little time: what takes longer goes on,
 /// and is known the next time.
-async fn standing(api: &ApiState) -> Standing {
+async fn standing(api: &ApiState) -> ServiceStatus {
     let supervisor = api.supervisor.clone();
     let asked = api.tasks.run_detached(async move { supervisor.standing().await });
     timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
         let unknown = || "not known yet".to_owned();
-        Standing { upstream: unknown(), forge: unknown() }
+        ServiceStatus { upstream: unknown(), forge: unknown() }
     })
 }
 

@@ -11,11 +11,11 @@ use crate::gateway::upstream::check::probe;
 
 /// What was found last, and when.
 #[derive(Debug, Default)]
-pub(super) struct KnownStanding(Mutex<Option<(Instant, Standing)>>);
+pub(super) struct CachedServiceStatus(Mutex<Option<(Instant, ServiceStatus)>>);
 
 /// How the service stands with those that it depends on, in words for everybody: `ok`, or why not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct ServiceStatus {
     pub upstream: String,
     pub forge: String,
 }
@@ -23,7 +23,7 @@ pub struct Standing {
 impl RunService {
     /// Returns how the service stands with the upstream and the forge. Takes as long as those take to answer, where it was
     /// not asked within the last half minute.
-    pub async fn standing(&self) -> Standing {
+    pub async fn standing(&self) -> ServiceStatus {
         // Held while they are asked, so that all who want to know at the same time ask once.
         let mut known = self.0.standing.0.lock().await;
         if let Some((asked, standing)) = &*known
@@ -41,7 +41,7 @@ impl RunService {
                 error.public()
             }
         };
-        known.insert((Instant::now(), Standing { upstream, forge })).1.clone()
+        known.insert((Instant::now(), ServiceStatus { upstream, forge })).1.clone()
     }
 
     async fn forge(&self) -> String {

@@ -46,9 +46,9 @@ async fn a_line_of_json_says_whose_run_and_trace_it_is_about() {
         (r"http://127\.0\.0\.1:\d+", "[upstream]"),
     ]}, {
         insta::assert_snapshot!(shown.join("\n"), @r#"
-        {"level":"INFO","message":"ready","run":"run-1","runs":1,"socket":"[socket]","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c","upstream":"[upstream]"}
-        {"level":"INFO","message":"draining","run":"run-1","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
-        {"level":"INFO","message":"stopped","run":"run-1","target":"cogni_gateway::app","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
+        {"level":"INFO","message":"ready","run":"run-1","runs":1,"socket":"[socket]","target":"cogni_gateway::gateway::process","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c","upstream":"[upstream]"}
+        {"level":"INFO","message":"draining","run":"run-1","target":"cogni_gateway::gateway::process","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
+        {"level":"INFO","message":"stopped","run":"run-1","target":"cogni_gateway::gateway::process","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
         "#);
     });
 }

@@ -16,7 +16,7 @@ use crate::llm::budget::Tokens;
 use crate::llm::protocol::LlmProtocol;
 
 /// An error that has not ended.
-pub(super) struct ErrorBody {
+pub(super) struct UpstreamErrorBody {
     protocol: LlmProtocol,
     status: StatusCode,
     is_json: bool,
@@ -26,7 +26,7 @@ pub(super) struct ErrorBody {
     dropped: u64,
 }
 
-impl ErrorBody {
+impl UpstreamErrorBody {
     pub(super) fn new(protocol: LlmProtocol, status: StatusCode, is_json: bool) -> Self {
         Self { protocol, status, is_json, kept: BytesMut::new(), dropped: 0 }
     }
@@ -107,12 +107,12 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use super::{ErrorBody, MAX_ERROR_BYTES};
+    use super::{MAX_ERROR_BYTES, UpstreamErrorBody};
     use crate::llm::budget::Tokens;
     use crate::llm::protocol::LlmProtocol;
 
     fn passed(protocol: LlmProtocol, body: &str, size: usize) -> (String, Tokens) {
-        let mut error = ErrorBody::new(protocol, StatusCode::BAD_GATEWAY, true);
+        let mut error = UpstreamErrorBody::new(protocol, StatusCode::BAD_GATEWAY, true);
         body.as_bytes().chunks(size).for_each(|frame| error.push(frame));
         let tokens = error.tokens();
         (String::from_utf8(error.end().to_vec()).unwrap(), tokens)
@@ -131,7 +131,7 @@ mod tests {
     /// G9: what is no JSON is cut as text.
     #[test]
     fn a_page_is_cut() {
-        let mut error = ErrorBody::new(LlmProtocol::Chat, StatusCode::BAD_GATEWAY, false);
+        let mut error = UpstreamErrorBody::new(LlmProtocol::Chat, StatusCode::BAD_GATEWAY, false);
         error.push("<p>".repeat(5000).as_bytes());
         let page = error.end();
         assert!(page.len() < MAX_ERROR_BYTES + 100 && page.ends_with(b"10904 more bytes]"));

@@ -6,7 +6,7 @@ use crate::llm::request::media::MediaKind;
 /// An array or object that is open.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Open {
+pub(super) struct OpenContainer {
     pub(super) place: JsonContext,
     pub(super) is_array: bool,
     pub(super) at: u64,
@@ -21,7 +21,7 @@ pub(super) struct Open {
     pub(super) has_type: bool,
     pub(super) has_schema: bool,
     /// Of a tool: whether it has a name that LiteLLM takes for its own search.
-    pub(super) search: Search,
+    pub(super) search: WebSearchTool,
     /// The medium that the keys around it are named for.
     pub(super) within: Option<MediaKind>,
     /// The medium that it is said to be, and the dearest that was seen in it.
@@ -43,7 +43,7 @@ pub(super) struct Open {
 
 /// Names by which LiteLLM's interception knows a tool that it runs itself, with a condition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Search {
+pub(super) enum WebSearchTool {
     #[default]
     None,
     /// If the tool has a type.
@@ -52,7 +52,7 @@ pub(super) enum Search {
     Bare,
 }
 
-impl Open {
+impl OpenContainer {
     pub(super) fn new(
         place: JsonContext,
         is_array: bool,
@@ -69,7 +69,7 @@ impl Open {
             is_typed: false,
             has_type: false,
             has_schema: false,
-            search: Search::None,
+            search: WebSearchTool::None,
             within,
             claimed: None,
             noted: None,
