@@ -1,10 +1,14 @@
 //! The LLM data plane: one request in, one exchange recorded, one response out.
 //!
-//! Read [`handle_request`] first; it is the whole pipeline. `request` and `body` judge a request and touch
-//! nothing else; `upstream` speaks to the provider; `exchange` follows the response to its end and
-//! settles; `server` accepts connections, and `door` finds the run of a request where many share one.
+//! Read [`handle_request`] first; that function is the whole pipeline. The pipeline has four parts:
 //!
-//! **Invariant:** whatever becomes of a request, it is settled once and recorded once.
+//! - [`request_head`], [`read_body`] and [`admission`] decide whether a request may become a call.
+//! - [`upstream`] sends the call to the provider.
+//! - [`exchange`] follows the response to its end and settles the budget.
+//! - [`server`] accepts connections. Where many runs share a listener, [`run_token_auth`] finds the run
+//!   of a request.
+//!
+//! **Invariant:** each request is settled once and recorded once, however the request ends.
 
 pub mod admission;
 pub mod audience;
@@ -44,22 +48,24 @@ use read_body::{IncomingRequestBody, RequestBody};
 use rejection::CallRejection;
 use request_head::JudgedHead;
 
-/// What serves one run on one worker thread.
+/// The gateway of one run on one worker thread.
 pub struct RunGateway {
     pub run: Arc<AgentRun>,
     pub policy: Arc<policy::SharedPolicy>,
-    /// The worker's connections; shared with the other runs that it serves.
+    /// The worker's upstream connections, shared with the worker's other runs.
     pub upstream: Arc<UpstreamClient>,
     pub metrics: Arc<metrics::RunMetrics>,
     pub access_log: Arc<access_log::AccessLog>,
-    /// Connections that the run may still open to the worker.
+    /// Permits for further client connections of the run to this worker.
     pub slots: Arc<Semaphore>,
-    /// What the run's requests may hold at one time, on all workers.
+    /// The run's limits on requests in flight and on body bytes, shared by all workers.
     pub capacity: Arc<RunCapacity>,
     pub tasks: TaskGroup,
 }
 
-/// Handles one request, of the process `pid` where that is known. Never fails: every path ends in a response and a record.
+/// Handles one request. `pid` is the calling process, if the process is known.
+///
+/// Never fails: every path ends in a response and a record.
 pub async fn handle_request(
     gateway: Arc<RunGateway>,
     pid: Option<u32>,
@@ -68,20 +74,23 @@ pub async fn handle_request(
     let (request, mut body) = IncomingRequestBody::split_request(request);
     let mut exchange = GatewayExchange::begin(Arc::clone(&gateway), pid, request.method());
     let received = receive_request(&mut exchange, request, &mut body).await;
+    // The response does not wait for the rest of a refused body: a task discards the rest beside the
+    // response.
     body.discard_rest(&gateway.tasks);
     Ok(finish_received(exchange, received).await.into_response())
 }
 
-/// A request whose body has been read, if it has one.
+/// The result of the first part of the pipeline.
 enum ReceivedRequest {
-    /// Its answer is our own.
+    /// A request that the gateway answers without the upstream.
     Own(Response<String>),
     Call(GatewayRoute, UpstreamRequestHead, Option<ScannedBody>),
 }
 
-/// The first part of the pipeline, in order: what needs the client. Each step may refuse; `?` is the only way out.
+/// Runs the first part of the pipeline, in order: the steps that need the client's connection.
 ///
-/// All that can be judged by the head is judged before the body is read: what cannot be admitted holds no memory.
+/// Each step may reject the request; `?` is the only way out. Every check that needs only the head runs
+/// before the body is read, so a request that cannot be admitted holds no memory for its body.
 async fn receive_request(
     exchange: &mut GatewayExchange,
     request: impl JudgedHead,
@@ -93,6 +102,8 @@ async fn receive_request(
     if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request) {
         return Ok(ReceivedRequest::Own(response));
     }
+    // The route and the audience are now known, so every rejection below has the shape of the client's
+    // protocol.
     request.check(&policy.config)?;
     exchange.enter_call(route)?;
     let mut head = UpstreamRequestHead::new(
@@ -103,6 +114,7 @@ async fn receive_request(
         &exchange.id,
     );
     exchange.set_traceparent(&mut head);
+    // The fields that go upstream have been copied. Do not hold the head while the body arrives.
     drop(request);
     let body = match route.method() {
         &Method::POST => Some(exchange.read_body(route, body).await?),
@@ -111,9 +123,10 @@ async fn receive_request(
     Ok(ReceivedRequest::Call(route, head, body))
 }
 
-/// Answers a request that was received, or refused.
+/// Answers a request that was received or rejected.
 ///
-/// Dropping the future is what becomes of a call whose client has left.
+/// The server drops this future when the client disconnects. The drop of `exchange` then settles and
+/// records the call.
 async fn finish_received(
     mut exchange: Box<GatewayExchange>,
     received: Result<ReceivedRequest, CallRejection>,
@@ -134,7 +147,7 @@ async fn finish_received(
     }
 }
 
-/// The second part of the pipeline: what needs only the request.
+/// Runs the second part of the pipeline: the steps that need only the received request.
 async fn admit_request(
     exchange: &mut GatewayExchange,
     route: GatewayRoute,
@@ -150,6 +163,7 @@ async fn admit_request(
         None => LlmCall::default(),
     };
     exchange.admit_call(route, &mut call).await?;
+    // From here on the budget is reserved and the audit log has the admission.
     let deadline = exchange.gateway().run.ledger.deadline().map(Into::into);
     let usage_chunk = call.usage_chunk;
     Ok((usage_chunk, upstream::UpstreamCall { head, body: call.into_spliced(), deadline }))

@@ -1,5 +1,7 @@
-//! What is decided about a call between its body and its record: pure but for the ledger, so that
-//! `explain` says what is done.
+//! Decisions about a call between its body and its audit record.
+//!
+//! The decisions have no side effect except on the ledger, so the `explain` command runs the same code as
+//! a real call.
 
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use crate::llm::budget::{
 use crate::llm::protocol::GatewayRoute;
 use crate::llm::request::{self, LlmCall, ScannedBody};
 
-/// By what a run's calls are judged.
+/// The policy, identity and ledger that decide whether a call is admitted.
 #[derive(Clone, Copy, Debug)]
 pub struct CallAdmission<'a> {
     pub policy: &'a GatewayPolicy,
@@ -23,19 +25,20 @@ pub struct CallAdmission<'a> {
 }
 
 impl CallAdmission<'_> {
-    /// Lets a call in by its head alone.
+    /// Admits a call by its head alone.
     ///
     /// # Errors
-    /// The limit that stands in the way, whatever its body says.
+    /// Returns an error if a limit of the run rejects the call, whatever the call's body says.
     pub fn enter_call(&self, route: GatewayRoute) -> Result<OpenCallPermit, CallRejection> {
         Ok(self.ledger.enter_call(call_kind(route), self.policy.prices.prices_every_model())?)
     }
 
-    /// Judges a body, and makes the changes to it and to its head that have to be made. Also names
-    /// the rules that matched.
+    /// Checks a body and makes the required changes to the body and to the head.
+    ///
+    /// Also returns the names of the rules that matched.
     ///
     /// # Errors
-    /// What the body may not say, or the rule that refuses it.
+    /// Returns an error if the policy forbids a part of the body, or if a rule rejects the call.
     pub fn check_body(
         &self,
         body: ScannedBody,
@@ -48,6 +51,8 @@ impl CallAdmission<'_> {
         if rules.is_empty() {
             return Ok((call, vec![]));
         }
+        // Rules see the call as the client made it, with aliases resolved and the body policy applied.
+        // No rule sees another rule's effect.
         let facts = rule::RuleContext {
             request: rule::RuleRequestContext::from_call(route, bytes, &call),
             usage: rule::RuleUsageContext::from_status(&self.ledger.budget_status()),
@@ -58,10 +63,11 @@ impl CallAdmission<'_> {
         Ok((call, verdict.matched))
     }
 
-    /// Reserves for a call, and lets its answer have no more than was reserved.
+    /// Reserves the budget for a call and limits the call's output to the reserved amount.
     ///
     /// # Errors
-    /// A model without a price, or the limit that stands in the way.
+    /// Returns an error if the run needs the model's price and the price is unknown, or if a limit rejects
+    /// the call.
     pub fn reserve_budget(
         &self,
         entry: OpenCallPermit,
@@ -81,6 +87,8 @@ impl CallAdmission<'_> {
             choices: call.generated_texts(),
             price,
         })?;
+        // The reserved output is shared by all texts that the model writes; the provider's limit
+        // applies to each of them.
         if let Some(Tokens(limit)) = reservation.output_limit() {
             call.limit_output(Tokens(limit / u64::from(call.generated_texts())));
         }

@@ -1,14 +1,16 @@
-//! Who is told of a refusal: the protocol that is spoken, and the family of clients where that is told by another status.
+//! The recipient of a rejection: the client's protocol, and the client's family if that family needs
+//! another status.
 //!
-//! What each family does at which status is measured ([the table](crate::manual::clients)). A family stands here only
-//! where its protocol's usual status has it try again, and where it can be told from others by its headers.
+//! The reaction of each family to each status is measured ([the table](crate::manual::clients)). A
+//! family has a variant only if both conditions hold: the protocol's usual status makes the family
+//! retry, and request headers identify the family.
 
 use memchr::memmem;
 
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::LlmProtocol;
 
-/// Who is told of a refusal.
+/// The recipient of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Audience {
     pub protocol: LlmProtocol,
@@ -18,22 +20,23 @@ pub struct Audience {
 /// Clients that obey the same statuses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientFamily {
-    /// All that stop at the protocol's own status.
+    /// Clients that stop at the protocol's own status.
     #[default]
     Usual,
-    /// The Vercel AI SDK, and what is made with it.
+    /// The Vercel AI SDK, and clients that are built with that SDK.
     AiSdk,
-    /// What calls by way of `LiteLLM`: aider, `OpenHands`, `DSPy`, smolagents' `LiteLLMModel`.
+    /// Clients that call through `LiteLLM`: aider, `OpenHands`, `DSPy`, smolagents' `LiteLLMModel`.
     Litellm,
 }
 
 impl Audience {
-    /// The family by the headers of a request.
+    /// Detects the family from the headers of a request.
     pub fn of(protocol: LlmProtocol, head: &impl ClientHead) -> Self {
         let agent = head.values("user-agent").next().and_then(known_agent);
         let family = match (agent, protocol) {
             (Some(LITELLM), _) => ClientFamily::Litellm,
-            // It uses OpenAI's SDK by its raw responses, under that SDK's name. Others that do so stop at 400 as well.
+            // LiteLLM calls OpenAI's SDK through raw responses, under that SDK's name. Other clients of
+            // raw responses stop at 400 as well.
             (Some(OPENAI), _) if head.values(RAW_RESPONSE).next().is_some() => {
                 ClientFamily::Litellm
             }
@@ -50,14 +53,15 @@ impl From<LlmProtocol> for Audience {
     }
 }
 
-/// The part of a `user-agent` by which a family may be told.
+/// Returns the part of a `user-agent` that may identify a family.
 fn known_agent(agent: &[u8]) -> Option<&'static str> {
+    // The order decides: LiteLLM's own name wins over the name of the SDK that LiteLLM uses.
     [LITELLM, OPENAI, AI_SDK]
         .into_iter()
         .find(|name| memmem::find(agent, name.as_bytes()).is_some())
 }
 
-/// LiteLLM's mark in the requests that it makes with OpenAI's SDK.
+/// The header that LiteLLM sends in requests that it makes with OpenAI's SDK.
 pub const RAW_RESPONSE: &str = "x-stainless-raw-response";
 
 const LITELLM: &str = "litellm";

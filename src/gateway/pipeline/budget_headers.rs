@@ -1,9 +1,9 @@
-//! What is left of the budget, in headers that the agent can read.
+//! Response headers that show the agent its remaining budget.
 
 use crate::base::header_lines::HeaderLines;
 use crate::llm::budget::BudgetStatus;
 
-/// Adds a header for each limit that the run has. What open calls hold reserved counts as gone.
+/// Adds a header for each limit that the run has. Amounts that open calls hold reserved count as spent.
 pub fn insert_budget_headers(fields: &mut HeaderLines, status: &BudgetStatus) {
     let numbers = [
         ("x-cogni-budget-turns-left", status.turns_left),

@@ -1,17 +1,23 @@
-//! The response header that names what was left out of a request's body: whoever wonders why a field does nothing reads it there.
+//! The response header that names the fields dropped from a request's body.
+//!
+//! A developer whose field has no effect finds the field's name in this header.
 
 use crate::llm::request::{FieldChange, FieldChangeKind};
 
 /// The header's name.
 pub const NAME: &str = "x-cogni-dropped-fields";
 
-/// The header's value: the names of what was dropped, and how many more there are than have room; `None` where nothing was,
-/// without an allocation.
+/// Returns the header's value: the names of the dropped fields, and the number of names that did not
+/// fit.
+///
+/// Returns `None`, without an allocation, if no field was dropped.
 pub fn named(changes: &[FieldChange]) -> Option<Box<str>> {
     let dropped = || changes.iter().filter(|change| change.what == FieldChangeKind::Dropped);
     dropped().next()?;
     let mut text = String::new();
     for (number, change) in dropped().enumerate() {
+        // The check ignores the next separator and the tail with the number of further names. Both may
+        // exceed the limit by a few bytes.
         if text.len() + change.field.len() > MAX_BYTES {
             text.push_str(", and ");
             text.push_str(itoa::Buffer::new().format(dropped().count() - number));
@@ -26,7 +32,8 @@ pub fn named(changes: &[FieldChange]) -> Option<Box<str>> {
     Some(text.into())
 }
 
-/// Ours: all that a client of good faith sends, and a line that a person reads.
+/// The limit of the header's names, in bytes. Our choice: enough for all fields of a well-meaning
+/// client, and still a line that a person can read.
 const MAX_BYTES: usize = 512;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One request and its response, from first byte to last, settled exactly once.
 //!
-//! Dropping an [`GatewayExchange`] settles the budget and writes the records, so that a cancelled call is
-//! accounted for like any other.
+//! Dropping a [`GatewayExchange`] settles the budget and writes the records, so a cancelled call is
+//! accounted for like any other call.
 
 mod charge;
 mod error_body;
@@ -45,23 +45,23 @@ use charge::SilenceTimer;
 use error_body::UpstreamErrorBody;
 pub use observed_body::{ObservedBody, ResponseBodyError};
 
-/// A request being served. It rides in the response's body and ends with it.
+/// A request being served. The exchange lives in the response's body and ends with that body.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct GatewayExchange {
     gateway: Arc<RunGateway>,
-    /// The one that was in force when the request came.
+    /// The policy that was in force when the request arrived.
     pub(super) policy: Arc<GatewayPolicy>,
     pub(super) id: RequestId,
     method: Method,
-    /// Of the process that called, where it is known.
+    /// The ID of the calling process, if known.
     pid: Option<u32>,
     route: Option<GatewayRoute>,
-    /// Who is told of a refusal.
+    /// The recipient of a rejection: the client's protocol and family.
     audience: Audience,
     started: Instant,
     request_bytes: u64,
     model: Option<Box<str>>,
-    /// The rules that matched, or the one that refused.
+    /// The rules that matched, or the rule that rejected the call.
     rules: Vec<Arc<str>>,
     stage: ExchangeStage,
     status: u16,
@@ -78,50 +78,56 @@ pub struct GatewayExchange {
     /// See [`ResponseObserver::output_estimate`].
     estimate: Tokens,
     cost: Option<Nanodollars>,
-    /// When the call went upstream.
+    /// The time at which the call was sent upstream.
     sent: Option<Instant>,
     silence: SilenceTimer,
-    /// The upstream's own, where `status` is what the client sees.
+    /// The upstream's own status; `status` is the status that the client sees.
     upstream_status: Option<u16>,
-    /// The fields that do not go up, where there are any.
+    /// The names of the fields that were not sent upstream, as the response header has them.
     dropped: Option<Box<str>>,
-    /// Answers that the model writes.
+    /// The number of answers that the model writes.
     choices: u32,
     is_stream: bool,
-    /// The answer has said itself that it has ended.
+    /// The response has announced its own end.
     has_finished: bool,
-    /// The answer has come to its end, and the end was no error.
+    /// The response is complete, and it did not end with an error.
     is_whole: bool,
-    /// The answer is of a form that is not read, or was lost in it.
+    /// The response has a format that the observer does not read, or the observer lost its place in the
+    /// response.
     is_unreadable: bool,
-    /// The model's metrics, once the upstream has accepted its name.
+    /// The model's metrics, set once the upstream has accepted the model's name.
     metered: Option<Arc<metrics::ModelMetrics>>,
-    /// Cancelled when an operator cuts the call.
+    /// Reports that an operator aborted the call.
     cut: CancelWatch,
-    /// The request's place among those in flight, and the bytes of its body; kept to the end, drains included.
+    /// The request's permit among those in flight, with the bytes of its body. Held until the exchange
+    /// ends, drains included.
     permit: Option<RequestPermit>,
-    /// For an answer that is an error, or may be one.
+    /// Masks the upstream's key in a response that is an error or may become one.
     redactor: Option<Box<SecretRedactor>>,
-    /// For an answer that is an error.
-    error_body: Option<Box<UpstreamErrorBody>>,
-    /// What the text of an error is taken for.
+    /// The body of a response that is an error.
+    error_body: Option<Box<ErrorBody>>,
+    /// The estimated output tokens in the text of an error.
     error_tokens: Tokens,
     _in_flight: InFlightGuard,
 }
 
-/// How far a request has come.
+/// The progress of a request.
 enum ExchangeStage {
-    /// Nothing is reserved; ending here is a refusal or an answer of our own.
+    /// Nothing is reserved. If the exchange ends here, the request was rejected.
     Arrived,
-    /// It has a place among the open calls, and its body is being read; ending here is a refusal.
+    /// The request holds a permit among the open calls, and its body is being read. If the exchange
+    /// ends here, the request was rejected.
     Entered(OpenCallPermit),
-    /// Being written down. Ending here gives the reservation back: the log settles the record itself.
+    /// The admission is being written to the audit log. If the exchange ends here, the reservation is
+    /// released; the audit log itself settles the record.
     Admitting(BudgetReservation),
-    /// Written down and reserved for; ending here must settle.
+    /// The admission is recorded and the budget is reserved. If the exchange ends here, the call must
+    /// be settled.
     Admitted(BudgetReservation),
-    /// Written down, but given back, since it never reached the upstream.
+    /// The admission was recorded, but the call never reached the upstream and its reservation was
+    /// released.
     Undelivered,
-    /// Answered by ourselves.
+    /// The gateway itself answered the request.
     Answered,
 }
 
@@ -145,6 +151,8 @@ impl GatewayExchange {
             stage: ExchangeStage::Arrived,
             status: 0,
             code: None,
+            // The default outcome. A dropped exchange without another outcome means that the client
+            // disconnected.
             outcome: CallOutcome::ClientGone,
             facts: ResponseMetadata::default(),
             first_byte: None,
@@ -183,15 +191,17 @@ impl GatewayExchange {
         self.audience = Audience::of(route.protocol(), head);
     }
 
-    /// Lets the request in by its head alone.
+    /// Admits the request by its head alone.
     pub(super) fn enter_call(&mut self, route: GatewayRoute) -> Result<(), CallRejection> {
+        // 1. The operator's switch, 2. the bound of requests in flight, 3. the budget. After a rejection, the
+        // drop of the exchange releases the permits of the earlier steps.
         self.gateway.run.gate.check_accepting()?;
         self.permit = Some(self.gateway.capacity.admit_request()?);
         self.stage = ExchangeStage::Entered(self.call_admission().enter_call(route)?);
         Ok(())
     }
 
-    /// Reads the body of a request that was let in.
+    /// Reads the body of a request that was admitted by its head.
     pub(super) async fn read_body(
         &mut self,
         route: GatewayRoute,
@@ -203,8 +213,10 @@ impl GatewayExchange {
         Ok(body)
     }
 
-    /// Takes our credential out of an error's body, and of an event that is an error: all from there on is looked at. An
-    /// event that a frame has begun and not ended may become one.
+    /// Removes the upstream's key from a frame of an error's body or of an error event.
+    ///
+    /// Redaction starts with the first frame that may belong to an error and continues to the end of
+    /// the response. A frame that ends inside an event counts, because that event may become an error.
     fn redact_frame(&mut self, frame: Bytes, may_be_error: bool) -> Bytes {
         if may_be_error && self.redactor.is_none() {
             self.redact_errors();
@@ -219,14 +231,14 @@ impl GatewayExchange {
         self.redactor = Some(Box::new(self.policy.overwrites.redactor()));
     }
 
-    /// Gives back the bytes of the body, which is held no more.
+    /// Releases the permit for the body's bytes, once the body is no longer held.
     fn release_body(&mut self) {
         if let Some(permit) = &mut self.permit {
             permit.release_bytes();
         }
     }
 
-    /// Tells the upstream which span of the run's trace the call is.
+    /// Adds the `traceparent` header, which names the call's span in the run's trace to the upstream.
     pub(super) fn set_traceparent(&self, head: &mut UpstreamRequestHead) {
         if let Some(trace) = &self.gateway.run.trace
             && self.policy.config.headers.traceparent
@@ -235,7 +247,7 @@ impl GatewayExchange {
         }
     }
 
-    /// By what the call is judged.
+    /// Returns the policy, identity and ledger that decide whether the call is admitted.
     pub(super) fn call_admission(&self) -> CallAdmission<'_> {
         let run = &self.gateway.run;
         CallAdmission { policy: &self.policy, identity: &run.identity, ledger: &run.ledger }
@@ -245,7 +257,15 @@ impl GatewayExchange {
         self.rules = rules;
     }
 
-    /// Reserves for the call and writes it down; only then may anything go upstream.
+    /// Reserves the budget for the call and records the admission. Nothing may be sent upstream before
+    /// this function returns `Ok`.
+    ///
+    /// The steps are:
+    ///
+    /// 1. Check that the operator lets calls begin.
+    /// 2. Reserve the budget. The permit of the open call becomes part of the reservation.
+    /// 3. Write the admission to the audit log and wait until the record is durable.
+    /// 4. Check again that the operator lets calls begin. If not, settle the record as not sent.
     pub(super) async fn admit_call(
         &mut self,
         route: GatewayRoute,
@@ -258,10 +278,15 @@ impl GatewayExchange {
         else {
             unreachable!("a call is admitted once, after it was let in");
         };
+        // The stage is `Arrived` until the reservation exists, so an error here is recorded as a
+        // refusal.
         let reservation = self.call_admission().reserve_budget(entry, route, call);
+        // Take the model before `?`, because the refusal's record names the model.
         self.model = call.model.take();
         let reservation = reservation?;
         let reserved = reservation.granted_amount();
+        // If the client disconnects during the await below, `drop` finds this stage and releases the
+        // reservation.
         self.stage = ExchangeStage::Admitting(reservation);
         let record = CallAdmittedRecord {
             request: self.id.as_str(),
@@ -278,11 +303,14 @@ impl GatewayExchange {
             std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
         {
             match admitted {
-                // Whoever paused the run while the record was on its way to the disk wants no call to go out.
+                // The operator may have paused the run while the record was written; no call may go out
+                // after that.
                 Ok(()) => match gateway.run.gate.check_accepting() {
                     Ok(()) => self.stage = ExchangeStage::Admitted(reservation),
                     Err(shut) => {
                         reservation.release_unspent();
+                        // The record exists, so this call must be settled and not recorded as a
+                        // refusal.
                         self.stage = ExchangeStage::Undelivered;
                         self.outcome = CallOutcome::NotSent;
                         return Err(shut.into());
@@ -294,6 +322,7 @@ impl GatewayExchange {
                 }
             }
         }
+        // Nothing below can fail, so the counters include only admitted calls.
         gateway.run.counts.admitted.fetch_add(1, Ordering::Relaxed);
         for change in call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped) {
             gateway.metrics.record_dropped_field(route, change.why.as_str());
@@ -307,7 +336,7 @@ impl GatewayExchange {
         Ok(())
     }
 
-    /// Ends with an answer of our own, which costs nothing.
+    /// Ends the exchange with a response of the gateway itself, which costs nothing.
     pub(super) fn finish_local(mut self: Box<Self>, response: &Response<String>) {
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
@@ -315,12 +344,13 @@ impl GatewayExchange {
         self.stage = ExchangeStage::Answered;
     }
 
-    /// Ends with an error in the shape of the route's protocol.
+    /// Ends the exchange with an error in the shape of the route's protocol.
     pub(super) fn finish_rejected(mut self: Box<Self>, rejection: &CallRejection) -> ClientReply {
         let response = rejection.to_response(self.audience);
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
         let mut answer = ClientReply::own(response);
+        // The headers count the turn of an admitted call as spent, even if the reservation is released below.
         self.add_budget_headers(&mut answer.fields);
         self.code = Some(rejection.code());
         if let CallRejection::Cut = rejection {
@@ -329,7 +359,8 @@ impl GatewayExchange {
         if let CallRejection::UpstreamAuth = rejection {
             self.outcome = CallOutcome::UpstreamFailed;
             self.gateway.metrics.record_upstream_error(rejection.code());
-            // The upstream did nothing, and says so by its status.
+            // The upstream's status shows that the upstream did nothing, so the call is charged no
+            // tokens.
             self.reported =
                 Some(TokenUsage { source: UsageSource::Provider, ..TokenUsage::default() });
         }
@@ -340,6 +371,8 @@ impl GatewayExchange {
             self.set_upstream_error(error);
             self.gateway.metrics.record_upstream_error(error.code());
             self.gateway.upstream.failures().failed(error);
+            // A reservation may be released only if no byte reached the upstream. After any other
+            // failure the provider may bill the call, so `drop` settles that call.
             if error.is_certainly_undelivered()
                 && let ExchangeStage::Admitted(reservation) =
                     std::mem::replace(&mut self.stage, ExchangeStage::Undelivered)
@@ -351,13 +384,15 @@ impl GatewayExchange {
         answer
     }
 
-    /// Passes the answer on; the exchange ends when its body does.
+    /// Passes the upstream's response to the client. The exchange ends when the response's body ends.
     fn stream_response(
         mut self: Box<Self>,
         usage_chunk: UsageChunkMode,
         answer: ProviderAnswer,
     ) -> ClientReply {
         let ProviderAnswer { status, mut fields, body } = answer;
+        // An encoded response can be neither counted nor redacted, so no byte of its body reaches the
+        // client.
         if status.is_success() && is_encoded(&fields) {
             return self.finish_rejected(
                 &upstream::UpstreamError::Malformed(ENCODED_RESPONSE_MESSAGE).into(),
@@ -366,7 +401,7 @@ impl GatewayExchange {
         self.status = status.as_u16();
         self.upstream_status = Some(self.status);
         if status.is_success()
-            // An answer that costs nothing vouches for no name: any name gets one.
+            // A response of a free route does not prove that the model exists: any name gets one.
             && self.route.is_some_and(GatewayRoute::spends_tokens)
             && let Some(model) = &self.model
         {
@@ -382,6 +417,8 @@ impl GatewayExchange {
             let error_body = UpstreamErrorBody::new(self.audience.protocol, status, is_json);
             self.error_body = Some(Box::new(error_body));
         }
+        // The order matters: remove headers that reflect the upstream's key first, before a value of
+        // them reaches the records.
         self.policy.overwrites.remove_reflected(&mut fields);
         self.facts = headers::filter_for_client(&mut fields, &self.policy.config.headers);
         if let Some(dropped) = &self.dropped {
@@ -389,6 +426,7 @@ impl GatewayExchange {
         }
         self.add_budget_headers(&mut fields);
         self.is_unreadable = format == ResponseFormat::Opaque;
+        // A client that requested a stream may get one JSON body, for example an error.
         self.is_stream &= format != ResponseFormat::Json;
         let mut observer =
             ResponseObserver::new(self.route.unwrap_or(GatewayRoute::Models), format, usage_chunk);
@@ -402,7 +440,10 @@ impl GatewayExchange {
         }
     }
 
-    /// Tells the agent what is left beside this call: its turn is gone, its tokens are not yet known.
+    /// Adds the headers with the budget that remains beside this call.
+    ///
+    /// The call's turn counts as spent. The call's tokens do not count, because their number is not
+    /// known yet.
     fn add_budget_headers(&self, fields: &mut HeaderLines) {
         if !self.route.is_some_and(GatewayRoute::spends_tokens) {
             return;
@@ -419,7 +460,7 @@ impl GatewayExchange {
         );
     }
 
-    /// What holds the response to what was reserved for it; `None` where no budget limits it.
+    /// Returns the limits that the response must keep. `None` if no budget limits the output.
     fn call_allowance(&self) -> Option<CallAllowance> {
         let ExchangeStage::Admitted(reservation) = &self.stage else { return None };
         let (output, input) = (reservation.output_limit()?, reservation.granted_amount().input);
@@ -434,6 +475,8 @@ impl GatewayExchange {
     /// Counts a frame that the upstream sent.
     fn count_frame(&mut self, length: usize) {
         let now = Instant::now();
+        // The first frame has no gap; the time before that frame is recorded as the time to the first
+        // byte.
         let gap = self.first_byte.map(|_| now.duration_since(self.last_frame));
         let model = self.metered.as_deref();
         if gap.is_none() {
@@ -459,12 +502,16 @@ impl GatewayExchange {
 
 impl Drop for GatewayExchange {
     fn drop(&mut self) {
+        // A shutdown drops calls as a disconnecting client does. The abort token tells the two cases
+        // apart.
         if self.outcome == CallOutcome::ClientGone
             && self.gateway.tasks.abort_token().is_cancelled()
         {
             self.outcome = CallOutcome::ShutDown;
         }
         let now = Instant::now();
+        // Each stage has one way to end. The reservation moves out of the stage, so it is settled or
+        // released exactly once.
         let usage = match std::mem::replace(&mut self.stage, ExchangeStage::Answered) {
             ExchangeStage::Arrived | ExchangeStage::Entered(_) => {
                 self.record_refusal(self.code.unwrap_or("client_gone"));
@@ -495,9 +542,11 @@ impl Drop for GatewayExchange {
     }
 }
 
-/// Whether an answer is encoded, although the upstream was told that it may not be.
+/// Returns true if a response is encoded. The gateway sends `accept-encoding: identity`, so a response
+/// must not be encoded.
 fn is_encoded(fields: &HeaderLines) -> bool {
     fields.get_all("content-encoding").any(|encoding| !encoding.eq_ignore_ascii_case(b"identity"))
 }
 
-const ENCODED_RESPONSE_MESSAGE: &str = "an encoded answer, which was not asked for";
+const ENCODED_RESPONSE_MESSAGE: &str =
+    "an encoded response, although the gateway asked for `identity`";

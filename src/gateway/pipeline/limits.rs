@@ -1,12 +1,14 @@
-//! Bounds on what requests hold at one time, of one run and of the whole process.
+//! Limits on the memory that requests hold at one time, for one run and for the whole process.
 //!
-//! A request takes its place before its body is read, and bytes of the body as they arrive. All of it is counters:
-//! what cannot be had is refused at once, and nothing waits.
+//! A request takes its permit before its body is read, and takes bytes as the body arrives. All limits
+//! are counters: a request beyond a limit is rejected at once and never waits.
 //!
-//! Where runs share a process, none of them can keep the others from theirs: the first [`GUARANTEED_RUN_BYTES`] of each run
-//! are its own, and beyond them a run holds no more than what is still free for all others together.
+//! If runs share a process, no run can take the share of another run. The first
+//! [`GUARANTEED_RUN_BYTES`] of each run are reserved for that run. Beyond them, a run holds at most as
+//! many bytes as remain free for all other runs together.
 //!
-//! **Invariant:** what all runs hold beyond their own bytes is within the bound of the process.
+//! **Invariant:** the bytes that all runs hold beyond their guaranteed bytes are within the limit of
+//! the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,52 +22,55 @@ use crate::base::bounded_counter::BoundedCounter;
 use crate::base::memory;
 use crate::base::task_group::TaskGroup;
 
-/// The bounds of a process.
+/// The limits of a process.
 #[derive(Debug)]
 pub struct ProcessCapacity {
     body_bytes: BoundedCounter,
     requests: BoundedCounter,
     is_shared: bool,
-    /// Bytes of large bodies that were freed since memory was last given back.
+    /// The bytes of large bodies that were freed since memory was last returned to the kernel.
     freed: AtomicU64,
     much_is_freed: Notify,
 }
 
-/// The bounds of one run.
+/// The limits of one run.
 #[derive(Debug)]
 pub struct RunCapacity {
     body_bytes: BoundedCounter,
-    /// Those of them that no other run can take.
+    /// The part of `body_bytes` that no other run can take.
     own_bytes: BoundedCounter,
     requests: BoundedCounter,
     process: Arc<ProcessCapacity>,
 }
 
-/// A place among the requests in flight, with the bytes of the request's body.
+/// A permit for one request in flight, with the bytes of the request's body.
 #[derive(Debug)]
 pub struct RequestPermit {
     capacity: Arc<RunCapacity>,
-    /// From the run's own.
+    /// Bytes taken from the run's guaranteed bytes.
     own_bytes: u64,
-    /// From those of all runs.
+    /// Bytes taken from the bytes that all runs share.
     shared_bytes: u64,
 }
 
-/// A bound that is reached.
+/// A limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverloadError {
     #[error("the run has {limit} requests in flight, which is the limit")]
     RunRequests { limit: u64 },
     #[error("the run's request bodies in flight are at their limit of {limit} bytes")]
     RunBytes { limit: u64 },
-    #[error("the gateway has as many requests in flight as it may")]
+    #[error("the gateway has too many requests in flight: the limit of the process is reached")]
     ProcessRequests,
-    #[error("the gateway holds as many bytes of request bodies as it may")]
+    #[error(
+        "the gateway holds too many bytes of request bodies: the limit of the process is reached"
+    )]
     ProcessBytes,
 }
 
 impl ProcessCapacity {
-    /// `max_requests` is for all runs together; `is_shared` says that there may be more than one.
+    /// Creates the limits. `max_requests` applies to all runs together; `is_shared` is true if several
+    /// runs may share the process.
     pub fn new(config: &HttpServerConfig, max_requests: u64, is_shared: bool) -> Self {
         Self {
             body_bytes: BoundedCounter::new(config.process_body_bytes()),
@@ -76,14 +81,15 @@ impl ProcessCapacity {
         }
     }
 
-    /// Gives memory back to the kernel each time that much of it was freed, until the tasks end.
+    /// Returns memory to the kernel each time that much memory was freed, until shutdown begins.
     pub async fn trim_freed_memory(self: Arc<Self>, tasks: TaskGroup) {
         let give_back = async {
             loop {
                 self.much_is_freed.notified().await;
-                // A flood ends with many bodies at a time.
+                // Many bodies end together after a flood: wait, so that one trim covers most of them.
                 tokio::time::sleep(TRIM_DELAY).await;
                 self.freed.store(0, Ordering::Relaxed);
+                // The call takes milliseconds, so it must not block a worker's runtime.
                 let _ = tokio::task::spawn_blocking(memory::give_back).await;
             }
         };
@@ -119,10 +125,10 @@ impl RunCapacity {
         }
     }
 
-    /// Takes a place among the requests in flight.
+    /// Takes a permit among the requests in flight.
     ///
     /// # Errors
-    /// There is none.
+    /// Returns an error if the run or the process has no free permit.
     pub fn admit_request(self: &Arc<Self>) -> Result<RequestPermit, OverloadError> {
         if !self.requests.try_take(1) {
             return Err(OverloadError::RunRequests { limit: self.requests.limit() });
@@ -134,14 +140,19 @@ impl RunCapacity {
         Ok(RequestPermit { capacity: Arc::clone(self), own_bytes: 0, shared_bytes: 0 })
     }
 
-    /// Takes bytes that all runs share; beyond half of what is left, a run takes none.
+    /// Takes bytes that all runs share. Returns false if the process has no room, or if the run would
+    /// hold more than remains free for all other runs.
     fn take_shared_bytes(&self, count: u64) -> bool {
         let process = &self.process.body_bytes;
         if !process.try_take(count) {
             return false;
         }
+        // Take the bytes before the check of fairness, because the counters have no lock: two runs that check at
+        // the same time see each other's bytes.
         let is_fair = !self.process.is_shared
             || self.body_bytes.held_count()
+                // `held_count` includes the run's guaranteed bytes, so the other side of the comparison
+                // includes them, too.
                 <= process.free_count().saturating_add(GUARANTEED_RUN_BYTES);
         if !is_fair {
             process.return_count(count);
@@ -151,15 +162,16 @@ impl RunCapacity {
 }
 
 impl RequestPermit {
-    /// Takes bytes of the body that have arrived.
+    /// Takes the bytes of a piece of the body that has arrived.
     ///
     /// # Errors
-    /// There is no room for them.
+    /// Returns an error if the run or the process has no room for the bytes.
     pub fn take_bytes(&mut self, count: usize) -> Result<(), OverloadError> {
         let (capacity, count) = (&*self.capacity, count as u64);
         if !capacity.body_bytes.try_take(count) {
             return Err(OverloadError::RunBytes { limit: capacity.body_bytes.limit() });
         }
+        // The guaranteed bytes come first. A piece is never split between the two counters.
         if capacity.own_bytes.try_take(count) {
             self.own_bytes += count;
         } else if capacity.take_shared_bytes(count) {
@@ -171,7 +183,7 @@ impl RequestPermit {
         Ok(())
     }
 
-    /// Gives the bytes of a body back that is held no more.
+    /// Releases the bytes of a body that is no longer held.
     pub fn release_bytes(&mut self) {
         let (own, shared) =
             (std::mem::take(&mut self.own_bytes), std::mem::take(&mut self.shared_bytes));
@@ -198,7 +210,7 @@ impl OverloadError {
         "overloaded"
     }
 
-    /// The status says whether the run or the gateway as a whole has too much at a time.
+    /// Returns 429 if the run has reached its own limit, and 503 if the process has reached its limit.
     pub fn status(self) -> StatusCode {
         match self {
             Self::RunRequests { .. } | Self::RunBytes { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -207,17 +219,20 @@ impl OverloadError {
     }
 }
 
-/// Bytes that each run may hold whatever the others do. Ours: more than most requests have, and for a
-/// thousand runs at their worst a gigabyte.
+/// The bytes that each run may hold at any time, whatever other runs hold. Our choice: more than most
+/// requests have, and one gigabyte for a thousand runs at their worst.
 pub const GUARANTEED_RUN_BYTES: u64 = 1024 * 1024;
 
-/// Bodies of this size are rare, and what they leave free is worth giving back.
+/// The size, in bytes, from which a freed body counts for trimming. Our choice: bodies of this size are
+/// rare.
 const LARGE_BODY_BYTES: u64 = 1024 * 1024;
 
-/// Freed bytes that are worth the milliseconds that giving them back takes.
+/// The freed bytes that trigger a trim. Our choice: returning this much memory is worth the
+/// milliseconds of a trim.
 const TRIM_THRESHOLD_BYTES: u64 = 16 * 1024 * 1024;
 
-/// From the first of many large bodies that end to the last.
+/// The delay from the notification to the trim. Our choice: most bodies of a flood end within this
+/// time.
 const TRIM_DELAY: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

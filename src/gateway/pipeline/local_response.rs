@@ -1,4 +1,4 @@
-//! Answers of our own, and the body type that all answers share.
+//! Responses of the gateway itself, and the body type that all responses share.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,22 +15,23 @@ use crate::base::header_lines::HeaderLines;
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::GatewayRoute;
 
-/// An answer on its way to its client, for the server of the connection to frame.
+/// A response on its way to the client. The server of the connection frames the response.
 pub struct ClientReply {
     pub status: StatusCode,
     pub fields: HeaderLines,
     pub body: ResponseBody,
 }
 
-/// The body of an answer: a text of our own, or what comes from upstream.
+/// The body of a response: a text of the gateway itself, or the observed body from the upstream.
 pub enum ResponseBody {
     Text(Option<Bytes>),
     Followed(ObservedBody),
 }
 
-/// The answer to a route that needs no model.
+/// Returns the response to a route that needs no model, or `None` if the upstream must answer.
 ///
-/// The model list is ours where the run has one, and the upstream's otherwise.
+/// The gateway answers the model list itself if the run has a list of models; otherwise the upstream
+/// answers.
 pub fn own(
     gateway: &RunGateway,
     policy: &GatewayPolicy,
@@ -41,12 +42,16 @@ pub fn own(
         return None;
     }
     let names = &policy.config.body.models;
+    // Anthropic's clients send this header with every request. The paths of the model list are the same
+    // for both protocols, so only the header tells which shape the client expects.
     let as_anthropic = request.values("anthropic-version").next().is_some();
     let mut response = Response::new(String::new());
     *response.body_mut() = match route {
         GatewayRoute::Health => health_json(gateway),
         GatewayRoute::RunStatus => run_status_json(gateway).to_string(),
         GatewayRoute::Model => {
+            // The path has been checked byte for byte and not decoded, so the rest is the name as the
+            // client wrote it.
             let asked = request.path().trim_start_matches(GatewayRoute::Model.path());
             let found = names.iter().find(|name| *name == asked);
             if found.is_none() {
@@ -64,7 +69,7 @@ pub fn own(
     Some(response)
 }
 
-/// Whether a route is answered by us.
+/// Returns true if the gateway itself answers a route.
 pub fn is_local_route(policy: &GatewayPolicy, route: GatewayRoute) -> bool {
     match route {
         GatewayRoute::Health | GatewayRoute::RunStatus => true,
@@ -73,13 +78,14 @@ pub fn is_local_route(policy: &GatewayPolicy, route: GatewayRoute) -> bool {
     }
 }
 
-/// Byte for byte what the proxy before us said: scripts compare it.
+/// Returns the health response, byte for byte the response of the proxy that this gateway replaced:
+/// scripts compare it.
 fn health_json(gateway: &RunGateway) -> String {
     let run = Value::from(gateway.run.identity.run.as_str());
     format!(r#"{{"status":"ok","runId":{run}}}"#)
 }
 
-/// What the agent may know of its own run.
+/// Returns the facts about a run that the run's agent may know.
 fn run_status_json(gateway: &RunGateway) -> Value {
     let identity = &gateway.run.identity;
     json!({"runId": identity.run, "attempt": identity.attempt, "budget": gateway.run.ledger.budget_status()})
@@ -100,10 +106,9 @@ fn model(name: &str, as_anthropic: bool) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "cogni-gateway"})
 }
 
-/// The answer to a question for a model that the run does not have.
+/// Returns the error body for a model that the run does not have.
 fn no_model(name: &str, as_anthropic: bool) -> Value {
-    let message =
-        format!("the run has no model `{name}`; `GET /v1/models` lists those that it has");
+    let message = format!("the run has no model `{name}`; `GET /v1/models` lists the run's models");
     if as_anthropic {
         return json!({"type": "error", "error": {"type": "not_found_error", "message": message}});
     }
@@ -111,14 +116,14 @@ fn no_model(name: &str, as_anthropic: bool) -> Value {
 }
 
 impl ClientReply {
-    /// An answer of our own.
+    /// Wraps a response of the gateway itself.
     pub fn own(response: Response<String>) -> Self {
         let (head, text) = response.into_parts();
         let fields = HeaderLines::from(&head.headers);
         Self { status: head.status, fields, body: ResponseBody::from_text(text) }
     }
 
-    /// The answer as hyper wants it.
+    /// Converts the reply to hyper's response type.
     pub fn into_response(self) -> Response<ResponseBody> {
         let mut response = Response::new(self.body);
         *response.status_mut() = self.status;

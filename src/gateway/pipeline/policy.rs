@@ -1,7 +1,8 @@
-//! What a run's calls are judged by: one value, made once and swapped whole on a reload.
+//! The policy that decides about a run's calls: one value, made once and replaced as a whole on a
+//! reload.
 //!
-//! A call keeps the policy that it began under. Budgets are not in here: what is spent stays spent,
-//! whatever the policy becomes.
+//! A call keeps the policy under which the call began. Budgets are not part of the policy, so a reload
+//! never resets the amounts that a run has spent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,59 +16,63 @@ use crate::llm::budget::PriceTable;
 use crate::llm::request;
 use crate::llm::response::CutoffMode;
 
-/// What a run's requests may be and do.
+/// The configured limits and permissions of a run's requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
     pub headers: headers::HeaderConfig,
     pub body: request::BodyPolicy,
-    /// Asked about each call that has a body, in their order.
+    /// The rules, evaluated in this order for each call that has a body.
     pub rules: Vec<rule::RuleConfig>,
-    /// Largest request body.
+    /// The largest request body, in bytes.
     pub max_body_bytes: u64,
-    /// How long a client may take to send its body.
+    /// The longest time that a client may take to send its body.
     #[serde(with = "humantime_serde")]
     pub body_timeout: Duration,
-    /// What happens to the upstream's answer when the client has left.
+    /// The treatment of the upstream's response after the client has disconnected.
     pub on_client_gone: OnClientGone,
-    /// How a stream ends that writes more than its call was granted.
+    /// The way in which a stream ends if it exceeds the call's grant.
     pub cutoff: CutoffMode,
 }
 
-/// What happens to a call whose client has left.
+/// The treatment of a call whose client has disconnected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnClientGone {
-    /// What the upstream would write to its end anyway is drained, what it stops is cancelled.
+    /// Drains a response that the upstream would complete anyway, and cancels any other.
     #[default]
     Auto,
-    /// The upstream call is closed at once. What stops is charged by estimate, and what goes on as reserved.
+    /// Closes the upstream call at once. If the upstream stops, the call is charged by estimate; if the
+    /// upstream continues, the call is charged the whole reservation.
     Cancel,
-    /// The rest is read and thrown away, within bounds, to learn the true usage.
+    /// Reads and discards the rest, within limits, to learn the true usage.
     Drain,
 }
 
-/// The policy in force. Readers never wait, and never see half of a change.
+/// The policy in force. Readers never wait and never see a partial change.
 pub type SharedPolicy = ArcSwap<GatewayPolicy>;
 
-/// A configuration that has been found good, with all that it names.
+/// A validated configuration with its compiled rules, prices and headers.
 #[derive(Clone, Debug)]
 pub struct GatewayPolicy {
     pub config: Arc<PolicyConfig>,
     pub rules: Arc<RuleSet>,
     pub prices: Arc<PriceTable>,
-    /// The headers that are ours, for the run that the policy is for.
+    /// The headers that the gateway sets for the policy's run.
     pub overwrites: Arc<InjectedHeaders>,
 }
 
 impl PolicyConfig {
-    /// The same, where the betas pass that belong to what is granted.
+    /// Returns a copy of the configuration that also allows the beta headers of the granted
+    /// capabilities.
     #[must_use]
     pub fn with_granted_betas(&self) -> Self {
         let mut config = self.clone();
         let granted = self.body.capabilities.iter().flat_map(|granted| granted.anthropic_betas());
         for beta in granted {
             if config.headers.anthropic_beta.iter().all(|listed| listed != beta) {
+                // The list is shared by all runs with the same list; `make_mut` copies it before the
+                // first change.
                 Arc::make_mut(&mut config.headers.anthropic_beta).push((*beta).to_owned());
             }
         }
@@ -81,7 +86,7 @@ impl Default for PolicyConfig {
             headers: headers::HeaderConfig::default(),
             body: request::BodyPolicy::default(),
             rules: vec![],
-            // As the proxy before us had it.
+            // The limit of the proxy that this gateway replaced.
             max_body_bytes: 50 * 1024 * 1024,
             body_timeout: Duration::from_mins(1),
             on_client_gone: OnClientGone::default(),

@@ -1,4 +1,4 @@
-//! Receives a request's body, checking it as it arrives, or throws it away.
+//! Receives a request's body and checks it on arrival, or discards the body.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use crate::llm::request::{BodyReader, ScannedBody};
 
 type BoxedBodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a body could not be received.
+/// A reason why a body could not be received.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyReadError {
     #[error("the request body is larger than the limit of {limit} bytes")]
     TooLarge { limit: u64 },
-    #[error("the request body {0}; send JSON in UTF-8 as it is")]
+    #[error("the request body {0}; send plain JSON in UTF-8")]
     Encoded(&'static str),
     #[error("the request body did not arrive within {}", humantime::format_duration(*.0))]
     Timeout(Duration),
@@ -35,7 +35,7 @@ pub enum BodyReadError {
     Overload(#[from] OverloadError),
 }
 
-/// The body of a request, as the server of its connection reads it.
+/// The body of a request, as the server of the connection reads it.
 pub trait RequestBody:
     hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin
 {
@@ -43,17 +43,18 @@ pub trait RequestBody:
 
 impl<B: hyper::body::Body<Data = Bytes, Error: Into<BoxedBodyError>> + Unpin> RequestBody for B {}
 
-/// A request's body on its way to us.
+/// A request's body that is still arriving.
 pub struct IncomingRequestBody<B> {
     body: B,
-    /// A stream of HTTP/2 ends for itself, with a code that says so.
+    /// True for HTTP/1.0 and 1.1. An HTTP/2 stream can be closed on its own, with a code that gives the
+    /// reason.
     is_http1: bool,
-    /// Whether its client has to send all of it before it reads an answer.
+    /// True if the client sends the whole body before the client reads a response.
     must_be_read: bool,
 }
 
 impl<B: RequestBody> IncomingRequestBody<B> {
-    /// Takes a request apart.
+    /// Splits a request into its head and its body.
     pub fn split_request(request: Request<B>) -> (Request<()>, Self) {
         let (head, body) = request.into_parts();
         let head = Request::from_parts(head, ());
@@ -62,16 +63,17 @@ impl<B: RequestBody> IncomingRequestBody<B> {
         (head, Self { body, is_http1, must_be_read })
     }
 
-    /// Takes the body of a request over HTTP/1.1 whose client sends it without being told to.
+    /// Creates the body of an HTTP/1.1 request whose client sends the body without `expect:
+    /// 100-continue`.
     pub fn new(body: B) -> Self {
         let must_be_read = !body.is_end_stream();
         Self { body, is_http1: true, must_be_read }
     }
 
-    /// The body as the frames it came in, and what stands in it.
+    /// Reads and scans the body. The result keeps the frames in which the body arrived.
     ///
     /// # Errors
-    /// It is not acceptable, or did not arrive.
+    /// Returns an error if the body is not acceptable, did not arrive in time, or exceeds a limit.
     pub async fn read_body(
         &mut self,
         route: GatewayRoute,
@@ -79,10 +81,13 @@ impl<B: RequestBody> IncomingRequestBody<B> {
         permit: &mut RequestPermit,
     ) -> Result<ScannedBody, BodyReadError> {
         let limit = policy.body_timeout;
-        // A client that waited to be told to send is told by the first read.
+        // A client that waits for `100 Continue` receives that response with the first read, and then
+        // sends its body.
         self.must_be_read = self.is_http1;
         let received = timeout_unless_ready(limit, self.read_frames(route, policy, permit)).await;
         let received = received.unwrap_or(Err(BodyReadError::Timeout(limit)));
+        // After these results nothing is left to read, or the client does not send. After any other
+        // error the client is still sending.
         if let Ok(_) | Err(BodyReadError::Timeout(_) | BodyReadError::BrokenOff(_)) = &received {
             self.must_be_read = false;
         }
@@ -99,10 +104,12 @@ impl<B: RequestBody> IncomingRequestBody<B> {
         while let Some(frame) = self.body.frame().await {
             let frame = frame.map_err(|error| BodyReadError::BrokenOff(error.into()))?;
             let Ok(data) = frame.into_data() else { continue };
+            // Account for the bytes before anything stores them.
             permit.take_bytes(data.len())?;
             if reader.is_none() {
                 check_start(&data)?;
             }
+            // A body in one frame is scanned in place, without a reader.
             if reader.is_none() && self.body.is_end_stream() {
                 return parse_body(route, data, policy);
             }
@@ -111,14 +118,14 @@ impl<B: RequestBody> IncomingRequestBody<B> {
         Ok(reader.unwrap_or_else(|| BodyReader::new(route)).finish_body()?)
     }
 
-    /// The body, and whether what is left of it is to be [read away](discard_rest_of_body).
+    /// Returns the body, and true if the rest must be read with [`discard_rest_of_body`].
     pub fn into_unread_body(self) -> (B, bool) {
         (self.body, self.must_be_read)
     }
 }
 
 impl IncomingRequestBody<Incoming> {
-    /// Throws away what is still to come, beside the answer.
+    /// Discards the rest of the body in a task, beside the response.
     pub fn discard_rest(self, tasks: &TaskGroup) {
         let (mut body, must_be_read) = self.into_unread_body();
         if must_be_read && !body.is_end_stream() {
@@ -128,8 +135,9 @@ impl IncomingRequestBody<Incoming> {
     }
 }
 
-/// Throws away the rest of a body, within bounds: a client that cannot send its request to the end sees a broken pipe
-/// and no answer.
+/// Discards the rest of a body, within limits.
+///
+/// A client that cannot finish sending its request sees a broken pipe and never reads the response.
 pub async fn discard_rest_of_body(body: &mut impl RequestBody, tasks: &TaskGroup) {
     let read = timeout(MAX_DISCARD_TIME, read_to_end(body));
     tasks.shutdown_token().run_until_cancelled(read).await;
@@ -145,16 +153,17 @@ async fn read_to_end(body: &mut impl RequestBody) {
     }
 }
 
-/// Whether the client sends its body only when it is told to: an answer in place of that is all it needs.
+/// Returns true if the client sends its body only after `100 Continue`. Such a client reads an error
+/// response instead.
 fn expects_continue(headers: &HeaderMap) -> bool {
     let expect = headers.get(header::EXPECT);
     expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Reads a body that is here already.
+/// Scans a body that has arrived completely.
 ///
 /// # Errors
-/// It is too large, or not acceptable JSON.
+/// Returns an error if the body is too large or is not acceptable JSON.
 pub fn parse_body(
     route: GatewayRoute,
     body: Bytes,
@@ -164,7 +173,7 @@ pub fn parse_body(
     Ok(ScannedBody::scan_frame(route, body)?)
 }
 
-/// What some clients send in the place of JSON, by how it begins.
+/// Rejects the encodings that some clients send instead of plain JSON, detected by the first bytes.
 fn check_start(body: &[u8]) -> Result<(), BodyReadError> {
     match body {
         [0xef, 0xbb, 0xbf, ..] => Err(BodyReadError::Encoded("begins with a byte order mark")),
@@ -211,10 +220,10 @@ impl BodyReadError {
     }
 }
 
-/// Bytes of a refused body that are read, four times the largest that is allowed by default.
+/// The most bytes of a refused body that are read: four times the largest body of the default policy.
 const MAX_DISCARD_BYTES: usize = 200 * 1024 * 1024;
 
-/// How long a refused body is read, as nginx's `lingering_time`, and how long its client may be silent: local clients
-/// send at once.
+/// The longest time for which a refused body is read, the same as nginx's `lingering_time`.
 const MAX_DISCARD_TIME: Duration = Duration::from_secs(30);
+/// The longest silence of a client whose refused body is read. Our choice: local clients send at once.
 const MAX_DISCARD_SILENCE: Duration = Duration::from_secs(2);

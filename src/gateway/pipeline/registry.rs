@@ -1,14 +1,14 @@
-//! The runs that share a process, by their ids.
+//! The runs that share a process, by their IDs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::RunGateway;
 
-/// One gateway for each worker, all of them of one run.
+/// The gateways of one run, one for each worker.
 pub type PerWorkerGateways = Arc<[Arc<RunGateway>]>;
 
-/// Read for each request and written when a run begins or ends.
+/// The table of all runs, read for each request and written when a run begins or ends.
 #[derive(Default)]
 pub struct GatewayRegistry(RwLock<HashMap<Box<str>, PerWorkerGateways>>);
 
@@ -17,22 +17,24 @@ impl GatewayRegistry {
         self.read_lock().get(run).cloned()
     }
 
-    /// Adds a run, or puts it in the place of another of that name.
+    /// Adds a run. A run of the same ID is replaced.
     pub fn insert(&self, run: &str, gateways: PerWorkerGateways) {
         self.write_lock().insert(run.into(), gateways);
     }
 
-    /// Takes a run out: from now on its calls are strangers.
+    /// Removes a run. From then on its calls are unauthenticated.
     pub fn remove(&self, run: &str) -> Option<PerWorkerGateways> {
         self.write_lock().remove(run)
     }
 
-    /// All runs, in no order.
+    /// Returns all runs, in no particular order.
     pub fn all_runs(&self) -> Vec<PerWorkerGateways> {
         self.read_lock().values().cloned().collect()
     }
 
     fn read_lock(&self) -> RwLockReadGuard<'_, HashMap<Box<str>, PerWorkerGateways>> {
+        // A panic of another thread cannot leave the map half changed, so a poisoned lock is still
+        // usable.
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 

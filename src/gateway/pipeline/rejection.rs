@@ -1,8 +1,9 @@
-//! Why a request got no answer from a model, in the words of the protocol it was made in.
+//! Rejections: the reasons why a request got no response from a model, in the form of the client's
+//! protocol.
 //!
-//! What the client reads (`public`), what the records say (`code`) and whose fault it was are told
-//! here and nowhere else. Measured clients obey the status before anything else: they stop at 402 and
-//! 404, and hammer 429 and 5xx.
+//! This module alone decides the text that the client reads, the code in the records, and the HTTP
+//! status. Measured clients obey the status before anything else: they stop at 402 and 404, and repeat
+//! 429 and 5xx many times.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::llm::protocol::LlmProtocol;
 use crate::llm::request;
 use crate::telemetry::audit::{self, records::CallOutcome};
 
-/// Why a call did not begin, or did not bring a response.
+/// A reason why a call did not begin or brought no response.
 #[derive(Debug, thiserror::Error)]
 pub enum CallRejection {
     #[error(transparent)]
@@ -38,7 +39,7 @@ pub enum CallRejection {
     Overload(#[from] OverloadError),
     #[error(transparent)]
     Gate(#[from] control::NotAcceptingError),
-    #[error("an operator has cut this call")]
+    #[error("an operator has aborted this call")]
     Cut,
     #[error(transparent)]
     Rule(#[from] rule::RuleError),
@@ -49,7 +50,7 @@ pub enum CallRejection {
     #[error("the audit log cannot be written")]
     Audit(#[from] audit::AuditError),
     #[error(
-        "the upstream does not accept the gateway's credential; the operator has to look at it"
+        "the upstream does not accept the gateway's credential; the operator has to correct that credential"
     )]
     UpstreamAuth,
     #[error(transparent)]
@@ -57,7 +58,7 @@ pub enum CallRejection {
 }
 
 impl CallRejection {
-    /// The stable code that body, records and metrics carry.
+    /// Returns the stable code that the body, the records and the metrics carry.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Stranger(refusal) => refusal.code(),
@@ -78,17 +79,18 @@ impl CallRejection {
         }
     }
 
-    /// The status that makes its client do the right thing.
+    /// Returns the status at which the client reacts correctly: stops, or retries later.
     pub fn status(&self, audience: impl Into<Audience>) -> StatusCode {
         let Audience { protocol, family } = audience.into();
         let status = self.protocol_status(protocol);
         match family {
-            // It repeats a 429, even the one at which alone Codex stops.
+            // The SDK repeats a 429, even the 429 of type `usage_limit_reached`, the only 429 at which
+            // Codex stops.
             ClientFamily::AiSdk => self.protocol_status(match protocol {
                 LlmProtocol::Responses => LlmProtocol::Chat,
                 same => same,
             }),
-            // It stops at 400, 401 and 404 only.
+            // LiteLLM stops at 400, 401 and 404 only.
             ClientFamily::Litellm if status.is_client_error() && self.tells_to_stop() => {
                 match status {
                     StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => status,
@@ -99,9 +101,10 @@ impl CallRejection {
         }
     }
 
-    /// The status that the usual clients of `protocol` obey.
+    /// Returns the status that the usual clients of `protocol` obey.
     fn protocol_status(&self, protocol: LlmProtocol) -> StatusCode {
-        // Codex stops at a 400 and at a 429 of type `usage_limit_reached`, and repeats all else five times.
+        // Codex stops at a 400 and at a 429 of type `usage_limit_reached`, and repeats every other
+        // status five times.
         match (self.default_status(), protocol) {
             (StatusCode::PAYMENT_REQUIRED, LlmProtocol::Responses) => StatusCode::TOO_MANY_REQUESTS,
             (
@@ -114,14 +117,14 @@ impl CallRejection {
         }
     }
 
-    /// The status that stops every client but Codex.
+    /// Returns the status that stops every client except Codex, or lets the client retry.
     fn default_status(&self) -> StatusCode {
         match self {
             Self::Stranger(
                 run_token_auth::AuthError::Closing | run_token_auth::AuthError::Crowded,
             )
             | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
-            // At a 503 Codex comes thirty times.
+            // At a 503 Codex sends the call thirty times.
             Self::Gate(control::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
             Self::Stranger(_) => StatusCode::UNAUTHORIZED,
             Self::NotServed => StatusCode::NOT_FOUND,
@@ -133,6 +136,8 @@ impl CallRejection {
             | Self::Cut
             | Self::Rule(_)
             | Self::Price(_) => StatusCode::FORBIDDEN,
+            // A budget that is reserved or rate-limited becomes free again; an exhausted budget does
+            // not.
             Self::Budget(_) if self.retry_after().is_some() => StatusCode::TOO_MANY_REQUESTS,
             Self::Budget(_) => StatusCode::PAYMENT_REQUIRED,
             Self::Upstream(
@@ -145,7 +150,7 @@ impl CallRejection {
         }
     }
 
-    /// How long to wait, where waiting helps.
+    /// Returns the time to wait, if waiting helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Budget(budget::BudgetError::Rate { retry_after, .. }) => Some(*retry_after),
@@ -162,11 +167,12 @@ impl CallRejection {
         }
     }
 
-    /// The response, in the protocol's own shape.
+    /// Returns the response in the shape of the client's protocol.
     pub fn to_response(&self, audience: impl Into<Audience>) -> Response<String> {
         let audience = audience.into();
         let protocol = audience.protocol;
         let body = match (self, protocol) {
+            // A path that is not served belongs to no protocol, so this error has one shape.
             (Self::NotServed, _) => json!({"error": "not_found"}),
             (_, LlmProtocol::Messages) => json!({
                 "type": "error",
@@ -187,6 +193,8 @@ impl CallRejection {
             Some(wait) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(ceil_seconds(wait)));
             }
+            // Stainless SDKs obey this header before the status: without it they retry some statuses
+            // that are final here.
             None if self.tells_to_stop() => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
             }
@@ -195,12 +203,13 @@ impl CallRejection {
         response
     }
 
-    /// What the client may read: its own mistake in full, ours and the upstream's in general.
+    /// Returns the text that the client may read: the client's own mistake in full, failures of the
+    /// gateway and the upstream in general terms.
     fn public_message(&self) -> String {
         self.to_string()
     }
 
-    /// The field that is at fault, where one is.
+    /// Returns the request's field at fault, if one field is at fault.
     fn field_at_fault(&self) -> Option<&str> {
         match self {
             Self::Body(refusal) => Some(refusal.field_at_fault()),
@@ -209,8 +218,9 @@ impl CallRejection {
         }
     }
 
-    /// Whether the same request would be refused again.
+    /// Returns true if the gateway would reject the same request again.
     fn is_permanent(&self) -> bool {
+        // Failures of the upstream and of the audit log may pass, except these two.
         let is_final = matches!(
             self,
             Self::Upstream(upstream::UpstreamError::Deadline)
@@ -219,7 +229,7 @@ impl CallRejection {
         is_final || !matches!(self, Self::Upstream(_) | Self::Audit(_))
     }
 
-    /// Whether the answer says that a repetition cannot help.
+    /// Returns true if the response tells the client not to repeat the request.
     fn tells_to_stop(&self) -> bool {
         self.retry_after().is_none() && self.is_permanent()
     }
@@ -242,21 +252,22 @@ impl CallRejection {
     }
 }
 
-/// Rounded up: who comes back too early is refused again.
+/// Rounds up to whole seconds, because a client that retries too early is rejected again.
 fn ceil_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
-/// The code of a call that an operator cut.
+/// The code of a call that an operator aborted.
 pub const ABORTED_BY_OPERATOR: &str = "cut_by_operator";
 
-/// The code of a call that the upstream refused because of our credential.
+/// The code of a call that the upstream rejected because of the gateway's credential.
 pub const UPSTREAM_AUTH_CODE: &str = "upstream_auth";
 
-/// When to ask again whether a pause is over. Ours: a person paused it, and a person resumes it.
+/// The time after which a client checks whether a pause is over. Our choice: a person pauses a run and
+/// resumes it.
 const PAUSED_RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// What the records say of an upstream failure.
+/// Returns the outcome that the records give for an upstream failure.
 pub fn audit_outcome(error: &upstream::UpstreamError) -> CallOutcome {
     match error {
         upstream::UpstreamError::ConnectTimeout(_)

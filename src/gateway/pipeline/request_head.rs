@@ -1,4 +1,5 @@
-//! Admission of a request's head: pure, so that what is explained is what is done.
+//! Checks of a request's head. The checks have no side effects, so the `explain` command gives the
+//! result of a real call.
 
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Method, Request, Uri, Version, header};
@@ -9,12 +10,12 @@ use super::rejection::CallRejection;
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::GatewayRoute;
 
-/// The head of a request, as the server of its connection has read it.
+/// The head of a request, as the server of the connection has read it.
 pub trait JudgedHead: ClientHead {
-    /// See [`route`].
+    /// Returns the request's route; see [`route`].
     fn route(&self) -> Result<GatewayRoute, CallRejection>;
 
-    /// See [`check_head`].
+    /// Checks the fields of the head; see [`check_head`].
     fn check(&self, policy: &PolicyConfig) -> Result<(), CallRejection>;
 }
 
@@ -28,12 +29,13 @@ impl<B> JudgedHead for Request<B> {
     }
 }
 
-/// The served route of a request.
+/// Returns the served route of a request.
 ///
 /// # Errors
-/// The request is for nothing that is served, or in a form that could be read in two ways.
-pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
-    // HTTP/2 always names a host; the upstream's comes from configuration all the same.
+/// Returns [`CallRejection::NotServed`] if no route matches, or if the request's form could be read in
+/// two ways.
+pub fn route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
+    // HTTP/2 always names a host. The host is ignored: the configuration names the upstream's host.
     let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
     if !is_for_us || requests_upgrade(request.headers()) {
         return Err(CallRejection::NotServed);
@@ -42,8 +44,11 @@ pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejectio
         .ok_or(CallRejection::NotServed)
 }
 
+/// Checks the fields that describe the body of a POST request.
+///
 /// # Errors
-/// A body that is not JSON, or too long to be worth reading.
+/// Returns an error if the body is not declared as plain JSON, or if its declared length exceeds the
+/// limit.
 pub fn check_head<B>(request: &Request<B>, policy: &PolicyConfig) -> Result<(), CallRejection> {
     if request.method() != Method::POST {
         return Ok(());
@@ -58,6 +63,7 @@ pub fn check_head<B>(request: &Request<B>, policy: &PolicyConfig) -> Result<(), 
     {
         return Err(read_body::BodyReadError::Encoded("has a `content-encoding`").into());
     }
+    // Without a declared length the limit is enforced when the body arrives.
     let declared = request
         .headers()
         .get(header::CONTENT_LENGTH)
@@ -65,15 +71,19 @@ pub fn check_head<B>(request: &Request<B>, policy: &PolicyConfig) -> Result<(), 
     check_length(declared.unwrap_or_default(), policy)
 }
 
+/// Compares a declared body length with the policy's limit.
+///
 /// # Errors
-/// A body too long to be worth reading.
+/// Returns [`read_body::BodyReadError::TooLarge`] if the length exceeds the limit.
 pub(super) fn check_length(declared: u64, policy: &PolicyConfig) -> Result<(), CallRejection> {
     let limit = policy.max_body_bytes;
     if declared > limit { Err(read_body::BodyReadError::TooLarge { limit }.into()) } else { Ok(()) }
 }
 
-/// Whether a target is a path alone, or an absolute URL of this machine: a client takes us for the proxy of the URL it was
-/// given, which is ours. `CONNECT` has an authority and no scheme.
+/// Returns true if a target is a path alone, or an absolute `http` URL of this machine.
+///
+/// A client that is configured with the gateway's URL as its proxy sends such absolute URLs. `CONNECT`
+/// has an authority and no scheme.
 fn is_target_local(target: &Uri) -> bool {
     let Some(authority) = target.authority() else { return true };
     target.scheme() == Some(&Scheme::HTTP) && is_own_authority(authority)
@@ -81,23 +91,27 @@ fn is_target_local(target: &Uri) -> bool {
 
 fn is_own_authority(authority: &Authority) -> bool {
     let host = authority.host();
+    // A target with a user name could be read in two ways, so such a target is not served.
     let has_user = authority.as_str().contains('@');
     !has_user && LOCAL_HOSTS.iter().any(|own| host.eq_ignore_ascii_case(own))
 }
 
-/// Whether a client asks for another protocol. It only offers `h2c`, as Java's client does in each of its first requests:
-/// such an offer is ignored (RFC 9110, section 7.8), and none of its headers goes upstream.
+/// Returns true if a client requests a protocol other than `h2c`.
+///
+/// A client that names `h2c` only offers that protocol, as Java's client does in each of its first
+/// requests. Such an offer is ignored (RFC 9110, section 7.8), and none of its headers goes upstream.
 fn requests_upgrade(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::UPGRADE).iter();
     let mut protocols = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     protocols.any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
-/// `application/json`, with or without parameters.
+/// Returns true for `application/json`, with or without parameters.
 pub(super) fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }
 
-/// Hosts in a target that are this machine, at any port: a sandbox's port is not the one that we listen at.
+/// The hosts in a target that mean this machine, at any port. The port in a sandbox is not the
+/// gateway's own port.
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

@@ -1,9 +1,10 @@
-//! Where runs share a listener: finds the run that a request belongs to, by its token and nothing else.
+//! Authentication on a listener that runs share: a request's token, and nothing else, selects the
+//! request's run.
 //!
-//! **Invariant:** each request is judged by its own token, whatever came on the connection before it.
+//! **Invariant:** each request is judged by its own token, whatever arrived on the connection before.
 //!
-//! **Invariant:** what is refused here learns no more than which of the codes it is: not which keys
-//! there are, nor, without a good signature, which runs.
+//! **Invariant:** a rejected client learns the code of the rejection and nothing more. The client does
+//! not learn which keys exist or, without a valid signature, which runs exist.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -31,62 +32,64 @@ use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::telemetry::access_log::{self, AccessLogEntry};
 use crate::telemetry::metrics::{self, MetricsRegistry};
 
-/// What tells the runs of a listener apart. One for all workers.
+/// The authentication of a shared listener. All workers use one value.
 pub struct RunTokenAuth {
     pub keys: ArcSwap<RunTokenKeys>,
     pub runs: Arc<GatewayRegistry>,
     pub metrics: Arc<MetricsRegistry>,
-    /// For requests that belong to no run.
+    /// The access log for requests that belong to no run.
     pub access_log: access_log::AccessLog,
     pub tasks: TaskGroup,
 }
 
-/// Why a request belongs to no run.
+/// A reason why a request belongs to no run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    #[error("there is no run token; give it as the API key")]
+    #[error("the request has no run token; send the run token as the API key")]
     Missing,
     #[error("the run token is not valid")]
     Invalid,
     #[error("the run token has expired")]
     Expired,
-    #[error("the run of this token is not served here, or not any more")]
+    #[error("the run of this token is not served here, or is no longer served")]
     UnknownRun,
     #[error("the run is ending")]
     Closing,
-    #[error("the run has as many connections open as it may")]
+    #[error("the run has too many open connections: its limit is reached")]
     Crowded,
 }
 
-/// Who is at the other end of one connection.
+/// The state of one client connection.
 pub struct ConnectionState {
     worker: usize,
-    /// A place among the connections of each run that it has shown a good token of.
+    /// Permits for the connection, one of each run whose valid token the connection has shown.
     places: Mutex<Vec<OwnedSemaphorePermit>>,
-    /// Told when a run has had no place for the connection.
+    /// Notified when a run had no permit left for the connection.
     turned_away: Notify,
 }
 
-/// A response of one run among many. The run's end waits for it.
+/// A response on a shared listener. The end of the response's run waits for the response.
 pub struct TrackedBody {
     answer: ResponseBody,
-    /// `None` where it is of no run.
+    /// The count of this call among the run's tasks. `None` if the response belongs to no run.
     _call: Option<TaskTrackerToken>,
 }
 
-/// A request that is refused, and the run that it is held against, if it is known.
+/// A rejected request and, if known, the run that the rejection is recorded for.
 struct AuthFailure {
     why: AuthError,
     run: Option<Arc<RunGateway>>,
 }
 
 impl RunTokenAuth {
-    /// Handles one request of a connection. Never fails, as [`handle_request`] does not.
+    /// Handles one request of a connection. Like [`handle_request`], this function never fails.
     pub async fn handle_request(
         &self,
         visitor: &ConnectionState,
         request: Request<Incoming>,
     ) -> Result<Response<TrackedBody>, Infallible> {
+        // 1. The token selects the run. 2. The connection takes one of the run's permits, once. 3. The
+        //    call counts as a task of the run, so the run's end waits for the call.
         let found = self.authenticate(visitor.worker, request.headers()).and_then(|gateway| {
             if !visitor.try_join_run(&gateway) {
                 visitor.turned_away.notify_one();
@@ -97,7 +100,8 @@ impl RunTokenAuth {
         });
         match found {
             Ok((gateway, call)) => {
-                // Boxed: a shared listener's connections are many, and most of the time without a call.
+                // Boxed, because a shared listener has many connections, and most of them have no call
+                // most of the time.
                 let Ok(response) = Box::pin(handle_request(gateway, None, request)).await;
                 Ok(response.map(|answer| TrackedBody { answer, _call: Some(call) }))
             }
@@ -115,6 +119,8 @@ impl RunTokenAuth {
         worker: usize,
         headers: &HeaderMap,
     ) -> Result<Arc<RunGateway>, AuthFailure> {
+        // Check the signature first: only signed claims may select a run, even for the record of the
+        // rejection.
         let claims = self
             .keys
             .load()
@@ -122,26 +128,31 @@ impl RunTokenAuth {
             .map_err(|_| AuthError::Invalid)?;
         let run = self.runs.find_run(&claims.run).and_then(|run| run.get(worker).cloned());
         match claims.check_validity_period(SystemTime::now()) {
+            // The signature is valid below, so the rejection of an expired token may be recorded for
+            // its run.
             Ok(()) => run.ok_or(AuthError::UnknownRun.into()),
             Err(token::RunTokenError::Expired) => Err(AuthFailure { why: AuthError::Expired, run }),
             Err(_) => Err(AuthFailure { why: AuthError::Invalid, run }),
         }
     }
 
-    /// Answers what is of no run, and what was of one: that is held against the run.
+    /// Answers a rejected request. A rejection whose run is known is recorded for that run.
     fn reject_request(
         &self,
         refused: AuthFailure,
         request: &Request<()>,
     ) -> Response<ResponseBody> {
-        let (begun, route) = (Instant::now(), request_head::match_route(request).ok());
+        let (begun, route) = (Instant::now(), request_head::route(request).ok());
+        // A load balancer has no token. A wrong token is still rejected, even on the health route.
         if refused.why == AuthError::Missing && route == Some(GatewayRoute::Health) {
             return anonymous_health().map(ResponseBody::from_text);
         }
         let rejection = CallRejection::Stranger(refused.why);
-        // Counted like a call: nothing may be recorded of a run after its end.
+        // Count the rejection like a call, because nothing may be recorded for a run after its end.
         let run = refused.run.and_then(|run| run.tasks.track_work().map(|call| (run, call)));
         if let Some((gateway, _call)) = run {
+            // The exchange is dropped at `finish_rejected`, which writes the audit record, the metrics
+            // and the access log.
             let mut exchange = GatewayExchange::begin(gateway, None, request.method());
             if let Some(route) = route {
                 exchange.set_route(route, request);
@@ -174,24 +185,27 @@ impl RunTokenAuth {
 }
 
 impl ConnectionState {
-    /// Of a connection on this worker.
+    /// Creates the state of a connection on `worker`.
     pub fn new(worker: usize) -> Self {
         Self { worker, places: Mutex::default(), turned_away: Notify::new() }
     }
 
-    /// Whether the connection has belonged to a run, be it for one request.
+    /// Returns true if the connection has shown a valid token and holds a permit of its run.
     pub fn is_authenticated(&self) -> bool {
         !self.lock_permits().is_empty()
     }
 
-    /// Returns once a run has had no place for the connection.
+    /// Returns once a run had no permit left for the connection.
     pub async fn turned_away(&self) {
         self.turned_away.notified().await;
     }
 
-    /// Counts the connection as one of the run's, once; `false` if the run has too many.
+    /// Counts the connection once among the run's connections. Returns false if the run has no permit
+    /// left.
     fn try_join_run(&self, gateway: &RunGateway) -> bool {
         let mut places = self.lock_permits();
+        // A semaphore's address identifies its run, so the connection takes no second permit of the
+        // same run.
         if places.iter().any(|place| Arc::ptr_eq(place.semaphore(), &gateway.slots)) {
             return true;
         }
@@ -243,12 +257,12 @@ impl Body for TrackedBody {
     }
 }
 
-/// The token that a client was given as its API key, wherever its protocol puts that.
+/// Returns the run token that the client sends as its API key, in the header of either protocol.
 fn extract_run_token(headers: &HeaderMap) -> Result<&str, AuthError> {
     let mut found = None;
     for key in api_keys(headers).filter(|key| key.starts_with(token::TOKEN_PREFIX)) {
         if found.is_some_and(|other| other != key) {
-            // Which of them was meant is not ours to guess.
+            // Two different tokens are ambiguous, and the gateway must not guess which run pays.
             return Err(AuthError::Invalid);
         }
         found = Some(key);
@@ -256,7 +270,8 @@ fn extract_run_token(headers: &HeaderMap) -> Result<&str, AuthError> {
     found.ok_or(AuthError::Missing)
 }
 
-/// All API keys of a request: OpenAI's clients send theirs as `Bearer`, Anthropic's as `x-api-key`, some both.
+/// Returns all API keys of a request. OpenAI's clients send the key as `Bearer`, Anthropic's as
+/// `x-api-key`, and some clients send both.
 fn api_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let bearers = headers.get_all(header::AUTHORIZATION).iter().filter_map(|value| {
         let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
@@ -265,7 +280,7 @@ fn api_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     bearers.chain(headers.get_all(API_KEY_HEADER).iter().filter_map(|value| value.to_str().ok()))
 }
 
-/// For load balancers, which have no token; of the runs it says nothing.
+/// Returns the health response for load balancers, which have no token. The response names no run.
 fn anonymous_health() -> Response<String> {
     let mut response = Response::new(r#"{"status":"ok"}"#.to_owned());
     let json = HeaderValue::from_static("application/json");

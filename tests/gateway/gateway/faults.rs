@@ -160,10 +160,10 @@ async fn a_body_that_is_encoded_is_told_by_its_encoding() {
         told.extend([status, " ", body, "\n"]);
     }
     insta::assert_snapshot!(told, @r#"
-    415 {"error":{"code":"unsupported_media_type","message":"the request body has a `content-encoding`; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
-    415 {"error":{"code":"unsupported_media_type","message":"the request body is compressed; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
-    415 {"error":{"code":"unsupported_media_type","message":"the request body begins with a byte order mark; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
-    415 {"error":{"code":"unsupported_media_type","message":"the request body is UTF-16; send JSON in UTF-8 as it is","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body has a `content-encoding`; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body is compressed; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body begins with a byte order mark; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
+    415 {"error":{"code":"unsupported_media_type","message":"the request body is UTF-16; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
     400 {"error":{"code":"model_required","message":"`model` is missing; say which model is meant","param":"model","type":"invalid_request_error"}}
     "#);
     assert_eq!(app.upstream.seen.request_count(), 0);

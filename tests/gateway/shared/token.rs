@@ -35,13 +35,13 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
         told(&unknown, "/v1/messages").await,
     ];
     insta::assert_snapshot!(said.join("\n"), @r#"
-    401 {"error":{"code":"run_token_missing","message":"there is no run token; give it as the API key","param":null,"type":"authentication_error"}}
-    401 {"error":{"code":"run_token_missing","message":"there is no run token; give it as the API key","type":"authentication_error"},"type":"error"}
-    401 {"error":{"code":"run_token_missing","message":"there is no run token; give it as the API key","param":null,"type":"authentication_error"}}
-    401 {"error":{"code":"run_token_missing","message":"there is no run token; give it as the API key","param":null,"type":"authentication_error"}}
+    401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","param":null,"type":"authentication_error"}}
+    401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","type":"authentication_error"},"type":"error"}
+    401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","param":null,"type":"authentication_error"}}
+    401 {"error":{"code":"run_token_missing","message":"the request has no run token; send the run token as the API key","param":null,"type":"authentication_error"}}
     401 {"error":{"code":"run_token_invalid","message":"the run token is not valid","param":null,"type":"authentication_error"}}
     401 {"error":{"code":"run_token_expired","message":"the run token has expired","type":"authentication_error"},"type":"error"}
-    401 {"error":{"code":"unknown_run","message":"the run of this token is not served here, or not any more","type":"authentication_error"},"type":"error"}
+    401 {"error":{"code":"unknown_run","message":"the run of this token is not served here, or is no longer served","type":"authentication_error"},"type":"error"}
     "#);
     assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;

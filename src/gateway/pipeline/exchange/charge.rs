@@ -1,11 +1,15 @@
-//! The one estimate of what a call used, whichever way it ended.
+//! The one estimate of what a call used, however the call ended.
 //!
-//! A provider's last word is believed, unless it says less than was seen. Without one, an answer
-//! that has ended, or that nobody could see, counts as all that was reserved; of a stream that
-//! stopped before its end, what was seen counts, and the time in which nothing was.
+//! - If the provider reported a final usage, the report is believed, unless the report is below the
+//!   text that was seen.
+//! - Without a final report, a response that ended by itself counts as the whole reservation. So does a
+//!   response that could not be read.
+//! - Without a final report, a stream that stopped early counts as the text that was seen, plus an
+//!   estimate for the time without text.
 //!
-//! **Invariant:** the output is never less than what was seen at least, never falls when more is
-//! seen, and, where nobody reported, is more than was reserved only if more was seen.
+//! **Invariant:** the output is never less than the lower bound of the text that was seen, and it never
+//! falls when more text is seen. Without a report, the output exceeds the reservation only if the text
+//! that was seen exceeds it.
 
 use std::time::{Duration, Instant};
 
@@ -17,38 +21,43 @@ use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::response::{ResponseObserver, StreamEnd};
 use crate::telemetry::audit::records::CallOutcome;
 
-/// All that is known of a call when it ends.
+/// The facts about a call at its end.
 #[derive(Clone, Copy, Debug)]
 struct ChargeBasis {
     reserved: BudgetAmount,
-    /// The upstream's status, if it has answered.
+    /// The upstream's status, if the upstream has answered.
     status: Option<u16>,
-    /// Its source is [`UsageSource::Estimated`] where it is not the last word.
+    /// The usage that the provider reported. The source is [`UsageSource::Estimated`] if the report is
+    /// not final.
     reported: Option<TokenUsage>,
-    /// What the text that was seen comes to at least.
+    /// The lower bound of the tokens in the text that was seen.
     at_least: Tokens,
-    /// What it is taken for.
+    /// The estimate, on the high side, of the tokens in the text that was seen.
     estimate: Tokens,
-    /// What may have been written in the time in which no text came.
+    /// The tokens that the model may have written during the time in which no text arrived.
     unseen: Tokens,
-    /// What the text of an error is taken for.
+    /// The estimated tokens in the text of an error.
     told: Tokens,
-    /// Whether the answer stopped before its end, and all text that was written has been seen, but for `unseen`.
+    /// True if the answer stopped early and all of its written text was seen, except for the tokens in
+    /// `unseen`.
     is_seen: bool,
 }
 
 impl ChargeBasis {
-    /// What the call used.
+    /// Returns the usage that the call is charged.
     pub(super) fn final_usage(&self) -> TokenUsage {
         match self.reported {
+            // A final report that agrees with the text that was seen.
             Some(usage)
                 if usage.source != UsageSource::Estimated && usage.output >= self.at_least =>
             {
                 usage
             }
+            // A final report that is too low: the text was written, so at least its lower bound is charged.
             Some(usage) if usage.source != UsageSource::Estimated => {
                 TokenUsage { output: self.at_least, source: UsageSource::Estimated, ..usage }
             }
+            // No report, or a running total that may still have grown.
             partial => self.estimate_usage(partial.unwrap_or_default()),
         }
     }
@@ -56,8 +65,12 @@ impl ChargeBasis {
     fn estimate_usage(&self, partial: TokenUsage) -> TokenUsage {
         let input = if partial.input.is_zero() { self.reserved.input } else { partial.input };
         let output = match self.status {
-            // The upstream failed, after it may have read the request.
+            // The upstream failed, possibly after it had read the request: the input is charged.
+            // LiteLLM puts model output into the text of some errors, so that text is charged as
+            // output.
             Some(500..) => self.told,
+            // The upstream rejected the request: the input costs nothing unless the provider reported
+            // an input.
             Some(400..) => {
                 let told = self.told.min(self.reserved.output);
                 return TokenUsage { output: partial.output.max(told), ..partial };
@@ -65,6 +78,8 @@ impl ChargeBasis {
             _ if self.is_seen => self.estimate + self.unseen,
             _ => self.reserved.output,
         };
+        // The order of the bounds is the invariant: the reservation caps the estimate, and text that
+        // was seen or reported overrides the cap.
         let output = output.min(self.reserved.output).max(self.at_least).max(partial.output);
         TokenUsage { input, output, source: UsageSource::Estimated, ..partial }
     }
@@ -73,6 +88,8 @@ impl ChargeBasis {
 impl GatewayExchange {
     pub(super) fn read_usage(&mut self, observer: &ResponseObserver, source: UsageSource) {
         self.has_finished |= self.outcome == CallOutcome::Completed;
+        // An error event alone does not make a report final, so `has_finished` includes the error event only
+        // after `is_final` is computed.
         let is_final = self.has_finished || observer.stream_end() == StreamEnd::Terminated;
         self.is_whole = is_final && observer.stream_end() != StreamEnd::Errored;
         self.has_finished |= observer.stream_end() != StreamEnd::Unfinished;
@@ -89,15 +106,18 @@ impl GatewayExchange {
         });
     }
 
-    /// What the call used by `now`, its end.
+    /// Returns the usage of the call at `now`, the end of the call.
     pub(super) fn usage_at(&self, reserved: BudgetAmount, now: Instant) -> TokenUsage {
+        // After the end of the response no time counts as silence; without an end the model may have
+        // written until now.
         let until = if self.has_finished { self.last_frame } else { now };
         let goes_on = !self.has_finished && self.upstream_continues();
         ChargeBasis {
             reserved,
             status: self.upstream_status,
             reported: self.reported,
-            // What goes over the grant by the cut itself is the documented bound of an estimate.
+            // The event that caused the cutoff may exceed the grant. The manual documents this excess
+            // as the error of the estimate, and the run is not charged for it.
             at_least: match self.outcome {
                 CallOutcome::CutOff => self.at_least.min(reserved.output),
                 _ => self.at_least,
@@ -110,13 +130,14 @@ impl GatewayExchange {
         .final_usage()
     }
 
-    /// See [`upstream_keeps_generating`].
+    /// Returns true if the upstream keeps generating; see [`upstream_keeps_generating`].
     fn upstream_continues(&self) -> bool {
         let route = self.route.unwrap_or(GatewayRoute::Models);
         upstream_keeps_generating(self.gateway.upstream.kind(), route, self.is_stream)
     }
 
-    /// Whether the answer is to be read on when its client has left.
+    /// Returns true if the gateway must read the rest of the response after the client has
+    /// disconnected.
     pub(super) fn should_drain(&self) -> bool {
         let has_usage = self.route.is_some_and(GatewayRoute::spends_tokens);
         has_usage
@@ -128,14 +149,14 @@ impl GatewayExchange {
     }
 }
 
-/// The time in which a call could write, and nothing was seen of it.
+/// A timer for the periods in which the model could write and no text arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SilenceTimer {
-    /// When the latest text came; before the first, when the call was sent.
+    /// The arrival of the latest text or, before the first text, the time at which the call was sent.
     since: Instant,
-    /// The texts that have come.
+    /// The number of texts that have arrived.
     texts: u64,
-    /// Pauses that have ended.
+    /// The total length of the pauses that have ended.
     pauses: Duration,
 }
 
@@ -144,7 +165,7 @@ impl SilenceTimer {
         Self { since, texts: 0, pauses: Duration::ZERO }
     }
 
-    /// So many texts have come by `now`.
+    /// Records that `texts` texts have arrived by `now`.
     pub(super) fn record_texts(&mut self, texts: u64, now: Instant) {
         if texts == self.texts {
             return;
@@ -156,8 +177,11 @@ impl SilenceTimer {
         (self.texts, self.since) = (texts, now);
     }
 
-    /// What a model may have written in it until `now`, for each of its answers.
+    /// Returns the tokens that the model may have written in silence until `now`, in all of its
+    /// answers.
     pub(super) fn estimate_tokens(&self, now: Instant, choices: u32) -> Tokens {
+        // The current pause counts in full, however short it is: the stream may have stopped in the
+        // middle of it.
         let time = self.pauses + now.saturating_duration_since(self.since);
         let written = time.as_millis().saturating_mul(MAX_TOKENS_PER_SECOND).div_ceil(1000);
         let tokens = u64::try_from(written).unwrap_or(u64::MAX);
@@ -165,18 +189,21 @@ impl SilenceTimer {
     }
 }
 
-/// Whether the upstream writes an answer to its end, although nobody reads it.
+/// Returns true if the upstream completes an answer although the client no longer reads it.
 ///
-/// What is not streamed is written, and billed, in full everywhere. LiteLLM stops a stream of chat when
-/// its reader leaves, and goes on with one of Responses or Messages (its issues 37140 and 36123).
+/// An answer that is not streamed is generated and billed in full by every provider. LiteLLM stops a
+/// stream of chat when the stream's reader disconnects. LiteLLM continues a stream of Responses or
+/// Messages (its issues 37140 and 36123).
 fn upstream_keeps_generating(kind: UpstreamKind, route: GatewayRoute, is_stream: bool) -> bool {
     !is_stream || (kind == UpstreamKind::Litellm && route.protocol() != LlmProtocol::Chat)
 }
 
-/// Between two texts of a model that writes without a pause.
+/// The shortest gap between two texts that counts as a pause. Our choice: a model that writes without a
+/// pause has shorter gaps.
 const MIN_SILENCE: Duration = Duration::from_secs(1);
 
-/// What a fast model writes in a second; the frontier models of the large providers write 50 to 150.
+/// The output rate of a fast model, in tokens per second. The frontier models of the large providers
+/// write 50 to 150.
 const MAX_TOKENS_PER_SECOND: u128 = 200;
 
 #[cfg(test)]

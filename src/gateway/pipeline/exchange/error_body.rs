@@ -1,10 +1,12 @@
-//! The body of an upstream's error, on its way to the client: bounded, and charged where it is long.
+//! The body of an upstream's error on its way to the client: bounded, and charged if it is long.
 //!
-//! LiteLLM puts into the message of an error what a model wrote, where it cannot read that: a forced tool whose arguments end too
-//! early comes back as a 500 with the arguments in it, and nobody reports what they cost. So an error is held until it has
-//! ended, and one that is longer than errors are is cut.
+//! If LiteLLM cannot parse a model's output, LiteLLM puts that output into the message of an error. For
+//! example, a forced tool call whose arguments end too early becomes a 500 with the arguments in the
+//! message, and no report says what the arguments cost. So the gateway holds an error until the error
+//! has ended, and truncates an error that is longer than errors usually are.
 //!
-//! **Invariant:** an error that is no longer than the limit passes byte for byte, and a longer one of JSON stays JSON.
+//! **Invariant:** an error that is not longer than the limit passes byte for byte, and a longer JSON
+//! error stays JSON.
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
@@ -15,14 +17,14 @@ use crate::base::json::split_string;
 use crate::llm::budget::Tokens;
 use crate::llm::protocol::LlmProtocol;
 
-/// An error that has not ended.
-pub(super) struct UpstreamErrorBody {
+/// The body of an error that has not ended.
+pub(super) struct ErrorBody {
     protocol: LlmProtocol,
     status: StatusCode,
     is_json: bool,
-    /// The beginning, as far as it may pass.
+    /// The beginning of the body, up to the limit.
     kept: BytesMut,
-    /// Bytes that were not kept.
+    /// The number of bytes beyond the limit, which were dropped.
     dropped: u64,
 }
 
@@ -31,7 +33,7 @@ impl UpstreamErrorBody {
         Self { protocol, status, is_json, kept: BytesMut::new(), dropped: 0 }
     }
 
-    /// Takes one more frame.
+    /// Appends one more frame.
     pub(super) fn push(&mut self, frame: &[u8]) {
         let room = MAX_ERROR_BYTES - self.kept.len();
         let (kept, dropped) = frame.split_at(room.min(frame.len()));
@@ -39,13 +41,14 @@ impl UpstreamErrorBody {
         self.dropped += dropped.len() as u64;
     }
 
-    /// The tokens that the text in it is taken for: what is longer than an error of its own may be an answer.
+    /// Returns the estimated output tokens in the body. Text beyond the usual length of an error may be
+    /// model output.
     pub(super) fn tokens(&self) -> Tokens {
         let text = self.kept.len().saturating_sub(FREE_ERROR_BYTES) as u64;
         Tokens(text.div_ceil(BYTES_PER_TOKEN))
     }
 
-    /// Returns what the client gets.
+    /// Returns the body that the client receives.
     pub(super) fn end(self) -> Bytes {
         if self.dropped == 0 {
             return self.kept.freeze();
@@ -54,6 +57,8 @@ impl UpstreamErrorBody {
         if !self.is_json {
             return [&self.kept[..], note.as_bytes()].concat().into();
         }
+        // The body is JSON without its end. A new error object carries the beginning of the old
+        // message, so that the client can parse it.
         let message = message(&self.kept) + &note;
         let kind = match (self.status, self.protocol) {
             (StatusCode::TOO_MANY_REQUESTS, _) => "rate_limit_error",
@@ -70,7 +75,7 @@ impl UpstreamErrorBody {
     }
 }
 
-/// The message of an error of JSON whose end is missing; where none is found, all of it.
+/// Returns the message of a truncated JSON error or, if no message is found, the whole text.
 fn message(error: &[u8]) -> String {
     find_message(error).unwrap_or_else(|| String::from_utf8_lossy(error).into_owned())
 }
@@ -79,22 +84,24 @@ fn find_message(error: &[u8]) -> Option<String> {
     let value = &error[memmem::find(error, MESSAGE)? + MESSAGE.len()..];
     let value = value.trim_ascii_start().strip_prefix(b":")?;
     let (inside, _) = split_string(value.trim_ascii_start().strip_prefix(b"\"")?);
-    // The cut may stand in a character or in an escape.
+    // The truncation may have split a character or an escape: drop up to `MAX_ESCAPE` bytes until the
+    // text parses.
     let ends = (inside.len().saturating_sub(MAX_ESCAPE)..=inside.len()).rev();
     let mut texts = ends.filter_map(|end| str::from_utf8(&inside[..end]).ok());
     texts.find_map(|text| serde_json::from_str(&format!("\"{text}\"")).ok())
 }
 
-/// What passes of an error. Ours: those of the providers are under 1 KiB, those of LiteLLM under 2.
+/// The longest error body that passes unchanged, in bytes. Our choice: errors of the providers are
+/// under 1 KiB, those of LiteLLM under 2 KiB.
 pub(super) const MAX_ERROR_BYTES: usize = 4096;
 
-/// What an error has to say for itself.
+/// The length of an error, in bytes, that is not charged: an error's own text.
 const FREE_ERROR_BYTES: usize = 512;
 
-/// As for any text that was seen.
+/// The estimate of bytes per token, the same as for any other text that was seen.
 const BYTES_PER_TOKEN: u64 = 3;
 
-/// Two escapes make one character.
+/// The longest JSON escape of one character, in bytes: two `\uXXXX` escapes.
 const MAX_ESCAPE: usize = 12;
 
 const MESSAGE: &[u8] = b"\"message\"";

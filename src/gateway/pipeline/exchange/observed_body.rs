@@ -1,4 +1,4 @@
-//! A response body that is watched while it passes.
+//! A response body that the gateway observes while the body passes to the client.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::llm::budget::UsageSource;
 use crate::llm::response::{OUTPUT_LIMIT_REACHED_CODE, ResponseObserver};
 use crate::telemetry::audit::records::CallOutcome;
 
-/// Frames on their way to the client. Its end, early or not, is the end of the exchange.
+/// The frames on their way to the client. The end of this body, early or not, ends the exchange.
 pub struct ObservedBody(Option<Box<ObservedBodyInner>>);
 
 struct ObservedBodyInner {
@@ -28,24 +28,25 @@ struct ObservedBodyInner {
     observer: ResponseObserver,
     exchange: Box<GatewayExchange>,
     ended: bool,
-    /// Why it broke off, until the server has been told.
+    /// The error that ended the body, until the server has polled for it.
     broken: Option<ResponseBodyError>,
 }
 
-/// A call's right to be read on when its client has left, and until when.
+/// A permit to read a call's response after the client has disconnected, with the deadline of that
+/// reading.
 pub(super) struct DrainPermit {
     pub(super) until: Instant,
     _place: OwnedSemaphorePermit,
 }
 
-/// Why a body broke off. The client sees a connection that ends without its terminator.
+/// An error that ended a body early. The client sees a connection that ends without its terminator.
 #[derive(Debug, thiserror::Error)]
 pub enum ResponseBodyError {
     #[error(transparent)]
     Upstream(#[from] upstream::UpstreamError),
     #[error("the upstream sent an event larger than the limit")]
     Oversize,
-    #[error("an operator has cut the call")]
+    #[error("an operator has aborted the call")]
     Cut,
 }
 
@@ -59,9 +60,11 @@ impl ObservedBody {
         Self(Some(Box::new(passing)))
     }
 
-    /// Ready when an operator has cut the call: of the answer no more may go to the client.
+    /// Returns ready if an operator has aborted the call. No more of the response may go to the client
+    /// then.
     ///
-    /// A server asks while it cannot write, when it polls for no frame.
+    /// The lane's writer calls this function while writing is blocked, because the writer does not poll
+    /// for frames then.
     pub(in crate::gateway::pipeline) fn poll_abort(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             Some(passing) if !passing.ended => {
@@ -73,7 +76,7 @@ impl ObservedBody {
         }
     }
 
-    /// Reads to the end what nobody waited for.
+    /// Reads the rest of a response whose client disconnected before the head arrived.
     pub(super) async fn drain_after_disconnect(mut self, place: DrainPermit) {
         if let Some(passing) = self.0.take() {
             passing.spawn_drain(place).await;
@@ -86,9 +89,12 @@ impl ObservedBodyInner {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        // Check first: an aborted call must not deliver a frame that is already here.
         if self.exchange.cut.is_cancelled() && !self.ended {
             return Poll::Ready(Some(Err(self.abort_call())));
         }
+        // A frame may yield no data, for example a held error or a dropped usage event. Poll on until
+        // there is data or the end.
         while !self.ended {
             let passed = match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => self.observe_frame(frame)?,
@@ -100,10 +106,11 @@ impl ObservedBodyInner {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
         }
+        // The body has ended. Return the deferred error once, if there is one, and then the end.
         Poll::Ready(self.broken.take().map(Err))
     }
 
-    /// While the upstream is silent, an operator may still cut the call.
+    /// Returns an error if an operator aborts the call while the upstream is silent.
     fn poll_abort_while_silent(
         &mut self,
         cx: &mut Context<'_>,
@@ -119,22 +126,28 @@ impl ObservedBodyInner {
         ResponseBodyError::Cut
     }
 
-    /// Ends with an error, one turn later: a server that hears of it throws away what it has not yet
-    /// written, and what came before the break was delivered to us and is paid for.
+    /// Returns the error on the next poll.
+    ///
+    /// A server discards unwritten data when a body fails, so the frames already received are flushed
+    /// first; the run has paid for them.
     fn fail_after_flush(
         &mut self,
         error: upstream::UpstreamError,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         self.broken = Some(self.record_failure(error));
+        // Wake the task at once: the next poll comes after the server has written its buffer.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
     fn observe_frame(&mut self, frame: Frame<Bytes>) -> Result<Option<Bytes>, ResponseBodyError> {
         let Ok(data) = frame.into_data() else { return Ok(None) };
+        // Trailers are dropped above; only data is counted and passed.
         self.exchange.count_frame(data.len());
         let passed = self.observer.read_frame(data).map_err(|_oversize| {
+            // The observer has lost its place, so neither the text nor the usage of the rest can be
+            // read.
             self.ended = true;
             self.exchange.is_unreadable = true;
             self.exchange.code = Some("upstream_event_too_large");
@@ -143,6 +156,7 @@ impl ObservedBodyInner {
         })?;
         let heard = self.exchange.last_frame;
         self.exchange.silence.record_texts(self.observer.text_count(), heard);
+        // The frame that exceeded the grant passes in the form that ends the stream for the client.
         if self.observer.is_truncated() {
             self.ended = true;
             self.exchange.code = Some(OUTPUT_LIMIT_REACHED_CODE);
@@ -150,12 +164,16 @@ impl ObservedBodyInner {
         }
         let passed = self.exchange.redact_frame(passed, self.observer.may_be_error());
         let Some(error_body) = &mut self.exchange.error_body else { return Ok(Some(passed)) };
+        // The error is held until it has ended: its length decides whether it passes unchanged.
         error_body.push(&passed);
         self.exchange.error_tokens = error_body.tokens();
         Ok(None)
     }
 
     fn complete(&mut self) -> Option<Bytes> {
+        // 1. The observer releases data that it held back.
+        // 2. The redactor masks that data and releases its own rest.
+        // 3. The error body, if there is one, releases the error as a whole.
         self.ended = true;
         self.exchange.outcome = CallOutcome::Completed;
         let last = self.observer.end_of_body();
@@ -176,7 +194,7 @@ impl ObservedBodyInner {
         error.into()
     }
 
-    /// The length of the upstream's body, unless it is that of an error that may be cut.
+    /// Returns the length of the upstream's body. An error that may be truncated has no known length.
     fn size_hint(&self) -> SizeHint {
         let hint = self.body.size_hint();
         let is_cut = hint.exact().is_none_or(|length| length > MAX_ERROR_BYTES as u64);
@@ -187,16 +205,19 @@ impl ObservedBodyInner {
         !self.ended && !self.body.is_end_stream()
     }
 
-    /// Reads what the client no longer wants, to learn what it cost.
+    /// Reads the rest of the response after the client has disconnected, to learn the usage.
     async fn spawn_drain(mut self: Box<Self>, place: DrainPermit) {
         let cut = self.exchange.gateway.tasks.abort_token().clone();
         let pump = tokio::time::timeout_at(place.until, self.read_remaining());
+        // Three things end the reading: the end of the response, the permit's deadline and a forced
+        // shutdown.
         let _ = cut.run_until_cancelled(pump).await;
         self.ended = true;
         self.exchange.read_usage(&self.observer, UsageSource::Drained);
     }
 
     async fn read_remaining(&mut self) {
+        // Bytes that the client received count, too.
         while self.exchange.response_bytes < MAX_DRAIN_BYTES {
             let Some(frame) = self.body.frame().await else {
                 self.observer.end_of_body();
@@ -211,7 +232,7 @@ impl ObservedBodyInner {
 }
 
 impl DrainPermit {
-    /// A place of the run's, if one is free.
+    /// Acquires one of the run's drain permits, if a permit is free.
     pub(super) fn try_acquire(gateway: &RunGateway) -> Option<Self> {
         let place = Arc::clone(&gateway.run.drains).try_acquire_owned().ok()?;
         Some(Self { until: Instant::now() + MAX_DRAIN_TIME, _place: place })
@@ -221,6 +242,7 @@ impl DrainPermit {
 impl Drop for ObservedBody {
     fn drop(&mut self) {
         let Some(mut passing) = self.0.take() else { return };
+        // A server may drop a body of known length without polling for its end.
         if !passing.ended && passing.body.is_end_stream() {
             passing.complete();
         }
@@ -231,6 +253,8 @@ impl Drop for ObservedBody {
             let gateway = Arc::clone(&passing.exchange.gateway);
             gateway.tasks.spawn_task(async move { passing.spawn_drain(place).await });
         } else {
+            // Nothing is drained. The exchange is dropped after this line and settles with the usage
+            // that was seen.
             passing.exchange.read_usage(&passing.observer, UsageSource::Provider);
         }
     }
@@ -251,7 +275,7 @@ impl Body for ObservedBody {
         self.0.as_ref().is_none_or(|passing| passing.ended && passing.broken.is_none())
     }
 
-    /// Exact where the upstream told the length and nothing will be taken out.
+    /// Returns the exact size if the upstream declared the length and the gateway removes nothing.
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Some(passing) if passing.observer.is_passthrough() => passing.size_hint(),
@@ -260,7 +284,12 @@ impl Body for ObservedBody {
     }
 }
 
-/// From the client's leaving to the end of the answer: long enough for most. The rest is charged by
-/// estimate, and what goes on without us as reserved.
+/// The longest time from the client's disconnect to the end of the response. Our choice: long enough
+/// for most responses.
+///
+/// After that time the call is charged by estimate, or in full if the upstream continues without a
+/// reader.
 const MAX_DRAIN_TIME: Duration = Duration::from_mins(2);
+/// The largest response, in bytes, of which the rest is still read after the client has disconnected.
+/// Our choice.
 const MAX_DRAIN_BYTES: u64 = 8 * 1024 * 1024;

@@ -1,4 +1,4 @@
-//! A call on its way, whose client may not wait for the answer.
+//! A call that was sent upstream and whose client may disconnect before the response.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -16,11 +16,11 @@ use crate::gateway::upstream;
 use crate::llm::response::UsageChunkMode;
 
 impl GatewayExchange {
-    /// Sends an admitted call and passes its answer on.
+    /// Sends an admitted call and passes the response to the client.
     ///
-    /// Dropping the future cancels the call, unless it is to be drained and the run has a place for that:
-    /// then the answer is waited for and read, which tells its usage. It is boxed, so that a connection
-    /// does not keep room for it while the answer streams.
+    /// Dropping the future cancels the call, except if the call must be drained and the run has a free
+    /// drain permit. Then a task waits for the response and reads it, to learn the usage. The future is
+    /// boxed, so that a connection does not hold its memory while the response streams.
     pub(in crate::gateway::pipeline) fn send_call(
         self: Box<Self>,
         usage_chunk: UsageChunkMode,
@@ -38,16 +38,18 @@ impl GatewayExchange {
         let gateway = Arc::clone(&self.gateway);
         let sent = {
             let mut answer = pin!(gateway.upstream.send_call(call));
+            // The response wins if the response and an abort are ready in the same poll.
             let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
                 Poll::Ready(sent) => Poll::Ready(sent.map_err(CallRejection::from)),
                 Poll::Pending => self.cut.poll(cx).map(|()| Err(CallRejection::Cut)),
             };
             poll_fn(poll).await
         };
-        // The call's own bytes are sent, or dropped with it.
+        // The request's bytes are sent, or were dropped together with the call.
         self.release_body();
         match sent {
-            // What it says to this is about our key, down to parts of it, and for the operator.
+            // The provider's message is about the upstream's key, and may quote parts of the key. The
+            // operator's log gets the status; the client gets only a general error.
             Ok(answer) if is_credential_rejection(answer.status) => {
                 gateway.upstream.failures().key_refused(answer.status.as_u16());
                 self.finish_rejected(&CallRejection::UpstreamAuth)
@@ -65,7 +67,7 @@ fn is_credential_rejection(status: StatusCode) -> bool {
 /// A call that was sent.
 struct PendingResponse {
     answer: Option<Pin<Box<dyn Future<Output = ClientReply> + Send>>>,
-    /// Whose call it is, where its answer is waited for when its client does not.
+    /// The gateway of the call, if the response is read even after the client has disconnected.
     drains: Option<Arc<RunGateway>>,
 }
 
@@ -73,7 +75,7 @@ impl Future for PendingResponse {
     type Output = ClientReply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = self.answer.as_mut().expect("nobody polls what has answered");
+        let answer = self.answer.as_mut().expect("a finished response is not polled again");
         let response = ready!(answer.as_mut().poll(cx));
         self.answer = None;
         Poll::Ready(response)
@@ -85,9 +87,11 @@ impl Drop for PendingResponse {
         let (Some(answer), Some(gateway)) = (self.answer.take(), self.drains.take()) else {
             return;
         };
+        // Without a free permit, `answer` is dropped here: the call is cancelled and settled without a report.
         let Some(place) = DrainPermit::try_acquire(&gateway) else { return };
         let cut = gateway.tasks.abort_token().clone();
         gateway.tasks.spawn_task(async move {
+            // On timeout or forced shutdown the future is dropped, which settles the call.
             let answer = cut.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
             if let Some(Ok(response)) = answer.await
                 && let ResponseBody::Followed(body) = response.body

@@ -38,6 +38,8 @@ impl GatewayExchange {
             code,
             status,
         });
+        // Without a code no rejection was sent: the client disconnected before the gateway could
+        // answer.
         if self.code.is_none() {
             gateway.metrics.record_client_gone();
         }
@@ -55,12 +57,14 @@ impl GatewayExchange {
         });
     }
 
-    /// Tells those who watch: the metrics and the trace, where a call was made, and the access log.
+    /// Emits the metrics and the trace, if a call was sent, and the access log entry of every request.
     pub(super) fn emit_telemetry(&self, usage: Option<TokenUsage>, now: Instant) {
         let duration = now.duration_since(self.started);
         let ResponseMetadata { call_id, response_cost } = &self.facts;
         let (call_id, cost) = (call_id.as_deref(), response_cost.as_deref());
         let trace = self.gateway.run.trace.as_deref().filter(|trace| trace.is_recorded());
+        // `sent` is set only after admission. `usage` is missing if the call was sent but proved
+        // undelivered: such a call appears in the trace and not in the metrics of settled calls.
         if let (Some(_), Some(route)) = (self.sent, self.route)
             && (usage.is_some() || trace.is_some())
         {
@@ -70,6 +74,7 @@ impl GatewayExchange {
                 status: self.status,
                 outcome: self.outcome,
                 usage: &usage.unwrap_or_default(),
+                // LiteLLM reports its cost in the usage of the body or, otherwise, in a header.
                 cost: self.cost.or_else(|| cost.and_then(Nanodollars::parse)),
                 request_bytes: self.request_bytes,
                 response_bytes: self.response_bytes,
@@ -114,5 +119,6 @@ fn to_milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// nginx's status for a client that left before there was an answer; log readers know it.
+/// The status of nginx for a client that disconnected before the response. Log readers know this
+/// status.
 const STATUS_CLIENT_CLOSED_REQUEST: u16 = 499;
