@@ -173,7 +173,7 @@ fn a_rule_without_an_answer_refuses() {
         Ok(vec![])
     );
     let refusal = rules.evaluate_rules(&facts("request = { bytes = 9000000000000 }")).unwrap_err();
-    insta::assert_snapshot!(refusal, @"the rule `r` cannot be answered: a number is larger than 64 bits hold; tell who operates this gateway");
+    insta::assert_snapshot!(refusal, @"the rule `r` cannot be evaluated: a number is larger than 64 bits hold; report this to the operator of the gateway");
     assert_eq!(refusal.code(), "policy_error");
 }
 

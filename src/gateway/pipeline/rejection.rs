@@ -193,8 +193,7 @@ impl CallRejection {
             Some(wait) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(ceil_seconds(wait)));
             }
-            // Stainless SDKs obey this header before the status: without it they retry some statuses
-            // that are final here.
+            // The SDKs of OpenAI and Anthropic obey this header before the status.
             None if self.tells_to_stop() => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
             }

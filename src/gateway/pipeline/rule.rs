@@ -1,14 +1,14 @@
-//! Rules: an operator's own conditions on a call, and what follows from them.
+//! Rules: an operator's own conditions on a call, and their effects.
 //!
-//! A condition is a CEL expression over the [`RuleContext`]; `rules.md` in the manual says what may stand
-//! in it. Names, types and the rule's own examples are checked when the configuration is loaded, so
-//! that a rule that loads can be asked at each call, at a cost that is bounded by its size.
+//! A condition is a CEL expression over the [`RuleContext`]; `rules.md` in the manual describes the
+//! language. Names, types and the rule's own examples are checked when the configuration is loaded. So
+//! a loaded rule can be evaluated for each call, at a cost that the rule's size bounds.
 //!
-//! All rules are asked in their order, of the call as its client made it. A later rule's model or
-//! header replaces an earlier one's, of limits the smallest holds, and the first rule that refuses
-//! is the last that is asked.
+//! All rules are evaluated in their order, on the call as the client made it. A later rule's model or
+//! header replaces the model or header of an earlier rule. Among limits the smallest applies.
+//! Evaluation stops at the first rule that refuses the call.
 //!
-//! **Invariant:** a rule that cannot be answered refuses the call.
+//! **Invariant:** a rule that cannot be evaluated refuses the call.
 
 mod compile;
 mod context;
@@ -32,7 +32,7 @@ pub use context::{
 pub use expression::RuleEvalError;
 pub use validate::{RuleConfig, RuleConfigError, RuleProblem};
 
-/// All rules of a run, ready to be asked.
+/// The compiled rules of a run.
 #[derive(Debug, Default)]
 pub struct RuleSet(Box<[CompiledRule]>);
 
@@ -46,34 +46,36 @@ struct CompiledRule {
     headers: Box<[(HeaderName, HeaderValue)]>,
 }
 
-/// What the rules change about a call.
+/// The changes that the matching rules make to a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleEffects<'a> {
     /// The rules that matched, in their order.
     pub matched: Vec<Arc<str>>,
-    /// The model to use instead, by the upstream's name. The operator's word: the list of models
-    /// that a client may name does not apply to it.
+    /// The replacement model, by the upstream's name. The operator chose this model, so the list of
+    /// models that a client may name does not apply.
     pub model: Option<&'a str>,
     /// The most tokens that each answer may have.
     pub max_output: Option<Tokens>,
-    /// Sent upstream, each name once.
+    /// The headers to send upstream. Each name occurs once.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Why the rules do not let a call through.
+/// A reason why the rules do not admit a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     #[error("refused by the rule `{rule}`: {reason}")]
     Refused { rule: Arc<str>, reason: Arc<str> },
-    #[error("the rule `{rule}` cannot be answered: {fault}; tell who operates this gateway")]
+    #[error(
+        "the rule `{rule}` cannot be evaluated: {fault}; report this to the operator of the gateway"
+    )]
     Failed { rule: Arc<str>, fault: RuleEvalError },
 }
 
 impl RuleSet {
-    /// Checks the rules, and their examples.
+    /// Compiles the rules and checks their examples.
     ///
     /// # Errors
-    /// The first mistake: in which rule, where, and what to do about it.
+    /// Returns the first mistake: the rule, the position in the rule, and the remedy.
     pub fn compile_rules(rules: &[RuleConfig]) -> Result<Self, RuleConfigError> {
         validate::compile_rules(rules).map(|rules| Self(rules.into()))
     }
@@ -82,11 +84,12 @@ impl RuleSet {
         self.0.is_empty()
     }
 
-    /// Asks the rules about a call.
+    /// Evaluates the rules for a call.
     ///
     /// # Errors
-    /// The first rule that refuses it, or cannot be answered.
+    /// Returns an error for the first rule that refuses the call or cannot be evaluated.
     pub fn evaluate_rules(&self, facts: &RuleContext<'_>) -> Result<RuleEffects<'_>, RuleError> {
+        // `facts` does not change between rules: the effects are only collected here and applied later.
         let mut verdict = RuleEffects::default();
         for rule in &self.0 {
             let failed = |fault| RuleError::Failed { rule: Arc::clone(&rule.name), fault };
@@ -99,7 +102,7 @@ impl RuleSet {
 }
 
 impl RuleEffects<'_> {
-    /// Changes a call as the rules say.
+    /// Applies the collected changes to a call.
     pub fn apply_to_call(&self, call: &mut LlmCall, head: &mut UpstreamRequestHead) {
         let before = call.changes.len();
         if let Some(model) = self.model {
@@ -108,6 +111,8 @@ impl RuleEffects<'_> {
         if let Some(limit) = self.max_output {
             call.limit_output(limit);
         }
+        // The two setters record other reasons; the rule is the true reason of the changes that they
+        // added.
         for change in &mut call.changes[before..] {
             change.why = FieldChangeReason::Rule;
         }
@@ -119,12 +124,14 @@ impl RuleEffects<'_> {
 
 impl CompiledRule {
     fn collect_effects<'a>(&'a self, verdict: &mut RuleEffects<'a>) -> Result<(), RuleError> {
+        // A rule with `refuse` has no other effects; the validation guarantees this.
         if let Some(reason) = &self.refuse {
             let (rule, reason) = (Arc::clone(&self.name), Arc::clone(reason));
             return Err(RuleError::Refused { rule, reason });
         }
         verdict.matched.push(Arc::clone(&self.name));
         verdict.model = self.model.as_deref().or(verdict.model);
+        // The smaller limit of the two applies; a missing limit never wins.
         verdict.max_output = verdict.max_output.into_iter().chain(self.max_output).min();
         for (name, value) in &self.headers {
             verdict.headers.retain(|(other, _)| other != name);
@@ -135,7 +142,7 @@ impl CompiledRule {
 }
 
 impl RuleError {
-    /// The stable code that clients, metrics and the audit see.
+    /// Returns the stable code that clients, metrics and the audit log receive.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "refused_by_rule",
@@ -143,7 +150,7 @@ impl RuleError {
         }
     }
 
-    /// The name of the rule.
+    /// Returns the name of the rule.
     pub fn rule_name(&self) -> Arc<str> {
         let (Self::Refused { rule, .. } | Self::Failed { rule, .. }) = self;
         Arc::clone(rule)

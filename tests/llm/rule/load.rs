@@ -65,20 +65,20 @@ fn a_type_error_is_told_with_its_place() {
     .map(wrong);
     insta::assert_snapshot!(said.join("\n"), @r#"
     rule `r`: `when` is a string; it has to be true or false
-    rule `r`: `when`, line 1, column 15: this is not possible for a string and an int
-    rule `r`: `when`, line 1, column 16: this is not possible for a double and an int; write numbers as `1.0`, facts as `double(usage.turns)`
-    rule `r`: `when`, line 1, column 16: this is not possible for a double and an int; write numbers as `1.0`, facts as `double(usage.turns)`
-    rule `r`: `when`, line 1, column 15: this is not possible for a string and a string
-    rule `r`: `when`, line 1, column 1: this is not possible for an int
-    rule `r`: `when`, line 1, column 16: this is not possible for a bool and a bool
-    rule `r`: `when`, line 1, column 15: this is not possible for a string and a bool
+    rule `r`: `when`, line 1, column 15: this operation is not possible for a string and an int
+    rule `r`: `when`, line 1, column 16: this operation is not possible for a double and an int; write numbers as `1.0`, facts as `double(usage.turns)`
+    rule `r`: `when`, line 1, column 16: this operation is not possible for a double and an int; write numbers as `1.0`, facts as `double(usage.turns)`
+    rule `r`: `when`, line 1, column 15: this operation is not possible for a string and a string
+    rule `r`: `when`, line 1, column 1: this operation is not possible for an int
+    rule `r`: `when`, line 1, column 16: this operation is not possible for a bool and a bool
+    rule `r`: `when`, line 1, column 15: this operation is not possible for a string and a bool
     rule `r`: `when`, line 1, column 13: before `?` stands an int; it has to be true or false
-    rule `r`: `when`, line 1, column 17: this is not possible for an int and a double; write numbers as `1.0`, facts as `double(usage.turns)`
-    rule `r`: `when`, line 1, column 17: this is not possible for an int and a string
+    rule `r`: `when`, line 1, column 17: this operation is not possible for an int and a double; write numbers as `1.0`, facts as `double(usage.turns)`
+    rule `r`: `when`, line 1, column 17: this operation is not possible for an int and a string
     rule `r`: `when`, line 1, column 15: after `in` has to stand a list, such as `["a", "b"]`
     rule `r`: `when`, line 1, column 8: a pattern cannot match a bool
-    rule `r`: `when`, line 1, column 25: this is not possible for an int and a string
-    rule `r`: `when`, line 1, column 12: this is not possible for an int and a double; write numbers as `1.0`, facts as `double(usage.turns)`
+    rule `r`: `when`, line 1, column 25: this operation is not possible for an int and a string
+    rule `r`: `when`, line 1, column 12: this operation is not possible for an int and a double; write numbers as `1.0`, facts as `double(usage.turns)`
     rule `r`: `when`, line 1, column 18: nothing is null; a fact that is missing is empty, or 0
     rule `r`: `when`, line 1, column 15: write the number without `u`
     "#);
@@ -153,8 +153,8 @@ fn a_syntax_error_is_told_with_its_place() {
     ]
     .map(wrong);
     insta::assert_snapshot!(said.join("\n"), @r#"
-    rule `r`: `when`, line 1, column 1: is not CEL: it ends too early
-    rule `r`: `when`, line 1, column 18: is not CEL: it ends too early
+    rule `r`: `when`, line 1, column 1: is not CEL: the expression ends too early
+    rule `r`: `when`, line 1, column 18: is not CEL: the expression ends too early
     rule `r`: `when`, line 1, column 35: is not CEL: missing ')' at the end
     rule `r`: `when`, line 1, column 15: is not CEL: token recognition error at: '= '
     rule `r`: `when`, line 1, column 18: is not CEL: token recognition error at: ''x'
@@ -167,7 +167,7 @@ fn a_syntax_error_is_told_with_its_place() {
 /// G13: a condition that fails at the first call would refuse it.
 #[test]
 fn a_condition_without_an_answer_for_the_first_call_is_told() {
-    insta::assert_snapshot!(wrong("usage.total_tokens / usage.turns > 1000"), @"rule `r`: `when` has no answer for the first call of a run: a number is divided by zero; test for it before, as in `usage.turns > 0 && …`");
+    insta::assert_snapshot!(wrong("usage.total_tokens / usage.turns > 1000"), @"rule `r`: `when` cannot be evaluated for the first call of a run: a number is divided by zero; add a guard, as in `usage.turns > 0 && …`");
     assert!(rule("usage.turns > 0 && usage.total_tokens / usage.turns > 1000").is_ok());
 }
 
@@ -203,15 +203,15 @@ fn a_rule_has_to_make_sense() {
     ]
     .map(wrong_rule);
     insta::assert_snapshot!(said.join("\n"), @r"
-    rule `r`: nothing follows from it; give `refuse`, `set_model`, `max_output_tokens` or `headers`
-    rule `r`: it refuses the call, so nothing else can follow; leave `set_model` out, or `refuse`
+    rule `r`: the rule has no effect; give `refuse`, `set_model`, `max_output_tokens` or `headers`
+    rule `r`: `refuse` ends the call, so `set_model` has no effect; remove `set_model` or `refuse`
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
     rule `r`: `refuse` is empty, longer than 256 bytes, or has a control character
     rule `r`: `set_model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
     rule `r`: `max_output_tokens` is 0; use `refuse` to let nothing through
     ");
     let twice = "[[rules]]\nname = 'r'\nwhen = 'true'\nrefuse = 'no'\n";
-    insta::assert_snapshot!(rules(&twice.repeat(2)).unwrap_err(), @"rule `r`: an earlier rule has the same name; each needs its own");
+    insta::assert_snapshot!(rules(&twice.repeat(2)).unwrap_err(), @"rule `r`: an earlier rule has the same name; give each rule its own name");
     insta::assert_snapshot!(rules(&twice.replace("'r'", "'No opus!'")).unwrap_err(), @"rule `No opus!`: the name is not 1 to 64 small letters, digits and `-`");
     let many: String = (0..=64).map(|n| twice.replace("'r'", &format!("'r-{n}'"))).collect();
     insta::assert_snapshot!(rules(&many).unwrap_err(), @"rule `r-64`: there are more than 64 rules; join some of them with `||`");
@@ -270,7 +270,7 @@ fn an_example_that_fails_is_told() {
     insta::assert_snapshot!(said.join("\n"), @r"
     rule `r`: example 2 of `match` does not match
     rule `r`: example 2 of `not_match` matches
-    rule `r`: example 1 of `match` has no answer: a number is divided by zero
+    rule `r`: example 1 of `match` cannot be evaluated: a number is divided by zero
     ");
 }
 

@@ -1,12 +1,14 @@
-//! From the text of a condition to its tree: read by `cel`, then every name and type is checked.
+//! Compiles the text of a condition into a checked tree: `cel` parses the text, then every name and
+//! type is checked.
 //!
-//! What is accepted is the part of CEL whose cost is plain to see: facts, literals, operators, tests
-//! of texts. There are no macros, no maps, no concatenation and no functions that make anything
-//! larger, so the cost of a condition is its size.
+//! Only the part of CEL with an obvious cost is accepted: facts, literals, operators and tests of
+//! texts. There are no macros, no maps, no concatenation and no functions that make a value larger. So
+//! the cost of a condition is its size.
 //!
-//! **Invariant:** no text panics, hangs or exhausts the stack, whatever stands in it. The parser of
-//! `cel` needs about 130 KiB of stack for each open bracket (measured, unoptimised) and checks its own
-//! limit too late; so brackets are counted before it sees them, and it has a thread of its own.
+//! **Invariant:** no text panics, hangs or exhausts the stack, whatever the text contains. The parser
+//! of `cel` needs about 130 KiB of stack for each open bracket (measured, unoptimised) and checks its
+//! own limit too late. So brackets are counted before parsing, and the parser runs in a thread of its
+//! own.
 
 use std::thread::{self, ScopedJoinHandle};
 
@@ -17,15 +19,15 @@ use regex::{Regex, RegexBuilder};
 use super::context::RuleContextField;
 use super::expression::{BinaryOperator, RuleExpr, RuleLiteral, RuleValueType, UnaryOperator};
 
-/// What is wrong with a condition, and where.
+/// A mistake in a condition, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleCompileError {
-    /// Line and column, counted from 1; `None` where it is the whole.
+    /// Line and column, counted from 1; `None` if the mistake concerns the whole condition.
     pub place: Option<(usize, usize)>,
     pub problem: String,
 }
 
-/// The tree of a condition.
+/// Compiles the text of a condition into its tree.
 pub(super) fn compile_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
     if text.len() > MAX_CONDITION_BYTES {
         return Err(whole_expression_error(format!(
@@ -33,6 +35,7 @@ pub(super) fn compile_condition(text: &str) -> Result<RuleExpr, RuleCompileError
             text.len()
         )));
     }
+    // The count includes brackets inside of strings: it may be too high, but never too low.
     let opened = text.bytes().filter(|byte| b"([{?".contains(byte)).count();
     if opened > MAX_BRACKETS {
         return Err(whole_expression_error(format!(
@@ -40,6 +43,7 @@ pub(super) fn compile_condition(text: &str) -> Result<RuleExpr, RuleCompileError
         )));
     }
     let compiling = thread::Builder::new().stack_size(PARSER_STACK_BYTES);
+    // The parser's thread has a large stack, and `join` turns a panic of the parser into an error.
     thread::scope(|scope| {
         match compiling.spawn_scoped(scope, || parse_condition(text)).map(ScopedJoinHandle::join) {
             Ok(Ok(result)) => result,
@@ -58,7 +62,7 @@ fn whole_expression_error(problem: String) -> RuleCompileError {
 }
 
 fn parse_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
-    // An environment without macros: what looks like one is a call of an unknown function.
+    // The environment has no macros, so a macro looks like a call of an unknown function.
     let parser = cel::Env::default().with_optional_support(false).parser();
     let (expression, source) =
         parser.parse_with_source_info(text).map_err(|errors| syntax_error(&errors))?;
@@ -71,14 +75,14 @@ fn parse_condition(text: &str) -> Result<RuleExpr, RuleCompileError> {
     }
 }
 
-/// The first error, without the list of everything that would have been possible.
+/// Returns the first error, without the list of all tokens that would have been possible.
 fn syntax_error(errors: &ParseErrors) -> RuleCompileError {
     let Some(first) = errors.errors.first() else {
         return whole_expression_error("is not CEL".to_owned());
     };
     let message = first.msg.trim_start_matches("Syntax error: ");
     let message = message.split(" expecting ").next().unwrap_or_default();
-    let message = message.replace("mismatched input '<EOF>'", "it ends too early");
+    let message = message.replace("mismatched input '<EOF>'", "the expression ends too early");
     let message = message.replace("'<EOF>'", "the end");
     let place = |(line, column)| Some((usize::try_from(line).ok()?, usize::try_from(column).ok()?));
     RuleCompileError { place: place(first.pos), problem: format!("is not CEL: {message}") }
@@ -95,11 +99,13 @@ impl RuleTypeChecker {
         expression: &IdedExpr,
     ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
         self.nodes += 1;
+        // The count bounds the depth of the recursion below as well as its work.
         if self.nodes > MAX_NODES {
             return Err(whole_expression_error(format!(
                 "has more than {MAX_NODES} names, values and operators; make it two rules"
             )));
         }
+        // Try a dotted name first: `a.b` and `a["b"]` parse as different nodes and mean the same fact.
         if let Some(path) = dotted_path(&expression.expr) {
             return self.check_context_field(expression, &path);
         }
@@ -127,6 +133,8 @@ impl RuleTypeChecker {
         if let Some(fact) = RuleContextField::find_field(&name) {
             return Ok((RuleExpr::Fact(fact), fact.kind));
         }
+        // For the error message, list the names below the given name or, if there are none, the names
+        // beside it.
         let parent = path[..path.len() - 1].join(".");
         let prefixes = [name.as_str(), parent.as_str()].into_iter();
         let known = prefixes
@@ -170,6 +178,7 @@ impl RuleTypeChecker {
         place: &IdedExpr,
         call: &CallExpr,
     ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
+        // The target of a method is the first argument, so `x.size()` and `size(x)` are checked alike.
         let arguments: Vec<_> = call.target.as_deref().into_iter().chain(&call.args).collect();
         match (call.func_name.as_str(), call.target.is_some(), &*arguments) {
             (operators::CONDITIONAL, false, [condition, yes, no]) => {
@@ -197,7 +206,9 @@ impl RuleTypeChecker {
     ) -> Result<(RuleExpr, RuleValueType), RuleCompileError> {
         let (node, kind) = self.check_node(operand)?;
         let Some(result) = unary.result_type(kind) else {
-            return Err(self.error_at(place, format!("this is not possible for {}", kind.name())));
+            return Err(
+                self.error_at(place, format!("this operation is not possible for {}", kind.name()))
+            );
         };
         Ok((RuleExpr::Unary(unary, Box::new(node)), result))
     }
@@ -275,6 +286,7 @@ impl RuleTypeChecker {
         if kind != RuleValueType::Text {
             return Err(self.error_at(operand, format!("a pattern cannot match {}", kind.name())));
         }
+        // A literal pattern is compiled once, and its compiled size is bounded.
         let Expr::Literal(LiteralValue::String(text)) = &pattern.expr else {
             return Err(
                 self.error_at(pattern, "write the pattern itself here, so that it can be checked")
@@ -285,7 +297,8 @@ impl RuleTypeChecker {
         Ok((RuleExpr::Matches(Box::new(node), regex), RuleValueType::Bool))
     }
 
-    /// A comparison with a word that the fact can never be is a mistake that nobody would notice.
+    /// Rejects a comparison with a word that the fact can never have. The operator would not notice such a
+    /// mistake, because the comparison always gives the same result.
     fn check_allowed_value(
         &self,
         place: &IdedExpr,
@@ -312,7 +325,7 @@ impl RuleTypeChecker {
         other: RuleValueType,
     ) -> RuleCompileError {
         let (one_name, other_name) = (one.name(), other.name());
-        let mut problem = format!("this is not possible for {one_name} and {other_name}");
+        let mut problem = format!("this operation is not possible for {one_name} and {other_name}");
         if one != other && one.is_comparable(other) {
             problem += "; write numbers as `1.0`, facts as `double(usage.turns)`";
         }
@@ -328,6 +341,7 @@ impl RuleTypeChecker {
 
     fn error_at(&self, place: &IdedExpr, problem: impl Into<String>) -> RuleCompileError {
         let offset = self.source.offset_for(place.id).map_or(0, |(start, _)| start);
+        // The parser counts its offsets in characters, not in bytes.
         let before: String = self.source.source.chars().take(offset as usize).collect();
         let line = before.matches('\n').count() + 1;
         let column = before.chars().rev().take_while(|character| *character != '\n').count() + 1;
@@ -335,7 +349,7 @@ impl RuleTypeChecker {
     }
 }
 
-/// The dotted name that an expression spells; a part may also be written as `["part"]`.
+/// Returns the parts of the dotted name that an expression spells. A part may also be written as `["part"]`.
 fn dotted_path(expression: &Expr) -> Option<Vec<&str>> {
     match expression {
         Expr::Ident(name) => Some(vec![name]),
@@ -350,7 +364,8 @@ fn dotted_path(expression: &Expr) -> Option<Vec<&str>> {
     }
 }
 
-/// Where a dotted name begins; the place of its last part is its last dot.
+/// Returns the node at which a dotted name begins. The parser gives the whole name the position of its
+/// last dot.
 fn path_root(mut expression: &IdedExpr) -> &IdedExpr {
     loop {
         expression = match &expression.expr {
@@ -410,7 +425,7 @@ fn compile_regex(pattern: &str) -> Result<Regex, String> {
     })
 }
 
-/// The last line of a regex error; the others draw the pattern.
+/// Returns the last line of a regex error. The other lines show the pattern.
 fn regex_error_reason(error: &regex::Error) -> String {
     let text = error.to_string();
     text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -419,17 +434,21 @@ fn regex_error_reason(error: &regex::Error) -> String {
 const RULE_FUNCTIONS: &[&str] =
     &["startsWith", "endsWith", "contains", "matches", "size", "double"];
 
-/// Ours, like the other limits here: ten times what a condition needs that a person can read.
+/// The longest condition, in bytes. Our choice, like the other limits here: ten times the length of a
+/// condition that a person can read.
 const MAX_CONDITION_BYTES: usize = 2048;
 
-/// Bounds the stack that the parser takes.
+/// The most opening brackets in a condition. The limit bounds the stack that the parser needs.
 const MAX_BRACKETS: usize = 32;
 
-/// Bounds the cost of asking: each node is visited once at most.
+/// The most nodes of a condition. The limit bounds the cost of evaluation, because each node is visited
+/// at most once.
 const MAX_NODES: usize = 256;
 
-/// Twice what the parser took for [`MAX_BRACKETS`] in an unoptimised build.
+/// The stack of the parser's thread, in bytes: twice what the parser used for [`MAX_BRACKETS`] in an
+/// unoptimised build.
 const PARSER_STACK_BYTES: usize = 16 * 1024 * 1024;
 
-/// Of one compiled pattern. Names of models with alternatives take some hundred bytes.
+/// The size of one compiled pattern, in bytes. A pattern of alternative model names needs some hundred
+/// bytes.
 const MAX_REGEX_BYTES: usize = 64 * 1024;

@@ -1,8 +1,8 @@
-//! What a rule may ask about: one table of names, and where each is read.
+//! The facts that a rule may use: one table of names, each with the function that reads the value.
 //!
-//! **Invariant:** each fact has a value at every call, so that no rule fails for want of one: a text
-//! that is not there is empty, a number is 0, and what is left of a budget without a limit is more
-//! than anyone asks for.
+//! **Invariant:** each fact has a value at every call, so no rule fails because a fact is missing. A
+//! missing text is empty and a missing number is 0. The rest of a budget without a limit is larger than
+//! any request.
 
 use std::borrow::Cow;
 
@@ -15,8 +15,8 @@ use crate::llm::budget::{BudgetStatus, Nanodollars, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::LlmCall;
 
-/// What is known of a call before it is reserved for. An example in a rule says as much of it as
-/// matters.
+/// The facts about a call before its budget is reserved. An example in a rule sets only the facts that
+/// matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuleContext<'a> {
@@ -26,7 +26,7 @@ pub struct RuleContext<'a> {
     pub usage: RuleUsageContext,
 }
 
-/// Who calls, as the host said.
+/// The facts about the calling run, as the host configured the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuleRunContext<'a> {
@@ -43,37 +43,37 @@ pub struct RuleAgentContext<'a> {
     pub name: Cow<'a, str>,
 }
 
-/// What is asked for.
+/// The facts about the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuleRequestContext<'a> {
     #[serde(serialize_with = "serialize_route_name", deserialize_with = "deserialize_route_name")]
     pub route: GatewayRoute,
-    /// By the upstream's name: aliases are resolved before rules are asked.
+    /// The model by the upstream's name, because aliases are resolved before rules are evaluated.
     pub model: Cow<'a, str>,
     pub stream: bool,
     pub bytes: u64,
-    /// Estimated from the size.
+    /// The estimate from the size of the request.
     pub input_tokens: Tokens,
-    /// For all answers together; `None` where the client set no limit.
+    /// The limit for all answers together; `None` if the client set no limit.
     pub max_output_tokens: Option<Tokens>,
     pub choices: u32,
 }
 
-/// What the run has spent in calls that are settled, and what it may still reserve.
+/// The amounts that the run has spent in settled calls, and the amounts that the run may still reserve.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuleUsageContext {
     pub turns: u64,
     pub input_tokens: Tokens,
     pub output_tokens: Tokens,
-    /// The sum of the two where an example does not say otherwise.
+    /// The total; `None` means the sum of input and output. An example may set another total.
     pub total_tokens: Option<Tokens>,
     pub cost_usd: Nanodollars,
     pub left: RuleRemainingBudget,
 }
 
-/// `None` where there is no limit.
+/// The remaining budgets; `None` means that the budget has no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuleRemainingBudget {
@@ -84,7 +84,7 @@ pub struct RuleRemainingBudget {
     pub cost_usd: Option<Nanodollars>,
 }
 
-/// The name of a fact, and how it is read.
+/// The name of a fact, its type, and the function that reads its value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RuleContextField {
     pub(super) name: &'static str,
@@ -93,7 +93,7 @@ pub(super) struct RuleContextField {
 }
 
 impl<'a> RuleContext<'a> {
-    /// What is known of a run before it asks for anything.
+    /// Creates the facts of a run before the run's first call.
     pub fn from_identity(identity: &'a RunIdentity) -> Self {
         Self {
             run: RuleRunContext::from_identity(identity),
@@ -113,7 +113,7 @@ impl<'a> RuleRunContext<'a> {
         }
     }
 
-    /// A text as it is, anything else as JSON; what the metadata does not have is empty.
+    /// Returns a text value unchanged and any other value as JSON. A missing name gives an empty text.
     pub(super) fn metadata_text(&self, name: &str) -> Cow<'_, str> {
         match self.metadata.get(name) {
             Some(Json::String(text)) => truncated_text(text),
@@ -131,7 +131,7 @@ impl<'a> RuleAgentContext<'a> {
 }
 
 impl<'a> RuleRequestContext<'a> {
-    /// A call of `bytes`, as it was admitted.
+    /// Creates the facts of an admitted call whose request has `bytes` bytes.
     pub fn from_call(route: GatewayRoute, bytes: u64, call: &'a LlmCall) -> Self {
         Self {
             route,
@@ -191,13 +191,14 @@ impl RuleContextField {
         (self.read)(facts)
     }
 
-    /// What may follow `prefix` and a dot; the metadata's names are the operator's own.
+    /// Returns the names that may follow `prefix` and a dot. The operator chooses the names in the
+    /// metadata.
     pub(super) fn field_names_under(prefix: &str) -> Vec<&'static str> {
         let names = CONTEXT_FIELDS.into_iter().map(|fact| fact.name).chain(["run.metadata.NAME"]);
         names.filter_map(|name| name.strip_prefix(prefix)?.strip_prefix('.')).collect()
     }
 
-    /// The words that are all the fact can be, where there are such.
+    /// Returns all values that the fact can have, if the values are a fixed set of words.
     pub(super) fn allowed_values(&self) -> Option<Vec<&'static str>> {
         match self.name {
             "request.route" => Some(routes_with_body().map(GatewayRoute::name).collect()),
@@ -215,7 +216,7 @@ const fn context_field(
     RuleContextField { name, kind, read }
 }
 
-/// All facts but the metadata, whose names are the operator's own.
+/// All facts except the metadata, whose names the operator chooses.
 const CONTEXT_FIELDS: [RuleContextField; 22] = [
     context_field("run.id", RuleValueType::Text, |facts| text_value(&facts.run.id)),
     context_field("run.attempt", RuleValueType::Text, |facts| text_value(&facts.run.attempt)),
@@ -276,10 +277,12 @@ fn text_value(text: &str) -> RuleValue<'_> {
 }
 
 fn truncated_text(text: &str) -> Cow<'_, str> {
+    // A text is truncated at a character boundary, so the cost of a test is bounded.
     Cow::Borrowed(&text[..text.floor_char_boundary(MAX_TEXT_BYTES)])
 }
 
 fn int_value(number: u64) -> RuleValue<'static> {
+    // Any larger number counts as unlimited; the cap makes the conversion infallible.
     RuleValue::Int(i64::try_from(number.min(UNLIMITED_VALUE)).expect("2^53 fits"))
 }
 
@@ -295,7 +298,7 @@ fn remaining_value(tokens: Option<Tokens>) -> RuleValue<'static> {
     int_value(tokens.map_or(UNLIMITED_VALUE, |tokens| tokens.0))
 }
 
-/// The routes whose calls are judged: those with a body.
+/// Returns the routes whose calls the rules see: the routes with a body.
 fn routes_with_body() -> impl Iterator<Item = GatewayRoute> {
     GatewayRoute::ALL.into_iter().filter(|route| route.method() == http::Method::POST)
 }
@@ -332,9 +335,10 @@ fn deserialize_route_name<'de, D: Deserializer<'de>>(
 const ALL_PROTOCOLS: [LlmProtocol; 3] =
     [LlmProtocol::Chat, LlmProtocol::Responses, LlmProtocol::Messages];
 
-/// Bytes of a text that rules see. The longest model's name has as many; only metadata may be longer.
+/// The most bytes of a text that rules see. The longest model name has this length; only metadata may
+/// be longer.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// Larger than any budget, and small enough that adding to it neither overflows nor loses a digit as
-/// a double.
+/// The value of an unlimited budget. The value is larger than any budget. It is also small enough that
+/// an addition neither overflows nor loses a digit in a double.
 const UNLIMITED_VALUE: u64 = 1 << 53;

@@ -1,10 +1,10 @@
-//! A condition that is ready to be asked: a tree in which every type has been checked.
+//! A compiled condition: a tree in which every type has been checked.
 //!
-//! `cel` reads the text; its interpreter is not used. That one builds an error for each comparison
-//! before it knows whether there is one, compiles a pattern at each call, and overflows its stack
-//! where a tree is deep. Here a condition costs one visit to each of its nodes at most, allocates
-//! nothing, and fails only where a whole number overflows or is divided by zero. A test checks that
-//! both say the same.
+//! `cel` parses the text, but its interpreter is not used. That interpreter builds an error for each
+//! comparison before it knows whether there is an error, compiles a pattern at each call, and overflows
+//! its stack on a deep tree. The evaluation here visits each node at most once. The evaluation
+//! allocates nothing, except for metadata that is not a text. It fails only if a whole number overflows
+//! or is divided by zero. A test checks that this evaluation and CEL's agree.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -13,16 +13,16 @@ use regex::Regex;
 
 use super::context::{RuleContext, RuleContextField};
 
-/// A part of a condition.
+/// A node of a condition.
 #[derive(Debug)]
 pub(super) enum RuleExpr {
     Literal(RuleLiteral),
     Fact(RuleContextField),
-    /// The text of that name in the run's metadata.
+    /// The text of this name in the run's metadata.
     Metadata(Box<str>),
     Unary(UnaryOperator, Box<Self>),
     Binary(BinaryOperator, Box<[Self; 2]>),
-    /// The second where the first is true, else the third.
+    /// The second part if the first part is true, otherwise the third part.
     Choose(Box<[Self; 3]>),
     In(Box<Self>, Box<[Self]>),
     Matches(Box<Self>, Regex),
@@ -42,7 +42,7 @@ pub(super) enum UnaryOperator {
     Negate,
     /// The length of a text, in characters.
     Size,
-    /// A whole number as a double.
+    /// The conversion of a whole number to a double.
     Double,
 }
 
@@ -66,7 +66,7 @@ pub(super) enum BinaryOperator {
     Contains,
 }
 
-/// What a part is, known before it is evaluated.
+/// The type of a node, known before evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RuleValueType {
     Bool,
@@ -75,7 +75,7 @@ pub(super) enum RuleValueType {
     Text,
 }
 
-/// What a part says of a call.
+/// The value of a node for one call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RuleValue<'a> {
     Bool(bool),
@@ -84,19 +84,19 @@ pub(super) enum RuleValue<'a> {
     Text(Cow<'a, str>),
 }
 
-/// Why a condition has no answer.
+/// A reason why a condition cannot be evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleEvalError {
     #[error("a number is larger than 64 bits hold")]
     Overflow,
     #[error("a number is divided by zero")]
     DivisionByZero,
-    #[error("a value is not of the kind that was checked")]
+    #[error("a value does not have the type that was checked")]
     Kind,
 }
 
 impl RuleExpr {
-    /// Whether the condition holds.
+    /// Returns true if the condition holds.
     pub(super) fn eval_bool(&self, facts: &RuleContext<'_>) -> Result<bool, RuleEvalError> {
         match self.eval_node(facts)? {
             RuleValue::Bool(holds) => Ok(holds),
@@ -110,6 +110,8 @@ impl RuleExpr {
             Self::Fact(fact) => Ok(fact.read_value(facts)),
             Self::Metadata(name) => Ok(RuleValue::Text(facts.run.metadata_text(name))),
             Self::Unary(unary, operand) => unary.apply_to(operand.eval_node(facts)?),
+            // `&&` and `||` evaluate their right side only if needed, so they cannot share the code of
+            // the other operators.
             Self::Binary(BinaryOperator::And, operands) => {
                 eval_short_circuit(operands, facts, false)
             }
@@ -139,8 +141,9 @@ impl RuleExpr {
     }
 }
 
-/// `&&` (where `decisive` is false) and `||`: as CEL has it, one decisive side outweighs the other's
-/// failure.
+/// Evaluates `&&` (`decisive` is false) or `||` (`decisive` is true).
+///
+/// As in CEL, a decisive side outweighs a failure of the other side.
 fn eval_short_circuit<'a>(
     operands: &[RuleExpr; 2],
     facts: &RuleContext<'_>,
@@ -151,7 +154,10 @@ fn eval_short_circuit<'a>(
     if left == Ok(decisive) {
         return Ok(RuleValue::Bool(decisive));
     }
+    // The left side is not decisive or failed. A failure of the right side is returned here.
     let right = right.eval_bool(facts)?;
+    // A decisive right side hides a failure of the left side; otherwise the left side, or its failure,
+    // is the result.
     if right == decisive { Ok(RuleValue::Bool(decisive)) } else { left.map(RuleValue::Bool) }
 }
 
@@ -171,7 +177,8 @@ impl RuleLiteral {
 }
 
 impl UnaryOperator {
-    /// What comes of an operand of a kind; `None` where nothing does.
+    /// Returns the type of the result for an operand's type, or `None` if the operator does not accept
+    /// the operand.
     pub(super) fn result_type(self, operand: RuleValueType) -> Option<RuleValueType> {
         match (self, operand) {
             (Self::Not, RuleValueType::Bool) => Some(RuleValueType::Bool),
@@ -200,7 +207,8 @@ impl UnaryOperator {
 }
 
 impl BinaryOperator {
-    /// What comes of operands of two kinds; `None` where nothing does.
+    /// Returns the type of the result for two operands' types, or `None` if the operator does not
+    /// accept the operands.
     pub(super) fn result_type(
         self,
         left: RuleValueType,
@@ -230,6 +238,8 @@ impl BinaryOperator {
         left: &RuleValue<'_>,
         right: &RuleValue<'_>,
     ) -> Result<RuleValue<'static>, RuleEvalError> {
+        // The types were checked when the rule was loaded; only comparisons accept operands of two
+        // different types.
         match (left, right) {
             (RuleValue::Int(left), RuleValue::Int(right)) if self.is_arithmetic() => {
                 self.apply_to_ints(*left, *right)
@@ -255,6 +265,7 @@ impl BinaryOperator {
             Self::Subtract => checked_int(left.checked_sub(right)),
             Self::Multiply => checked_int(left.checked_mul(right)),
             Self::Divide => checked_int(left.checked_div(right)),
+            // The checked functions also catch `i64::MIN / -1` and `i64::MIN % -1`, which overflow.
             _ => checked_int(left.checked_rem(right)),
         }
     }
@@ -269,7 +280,7 @@ impl BinaryOperator {
         }
     }
 
-    /// A comparison; with what is not a number, every one is false but `!=`.
+    /// Tests the result of a comparison. `None` means NaN: every test of NaN is false, except `!=`.
     fn test_ordering(self, order: Option<Ordering>) -> Result<bool, RuleEvalError> {
         match self {
             Self::Equal => Ok(order.is_some_and(Ordering::is_eq)),
@@ -293,7 +304,7 @@ impl BinaryOperator {
 }
 
 impl RuleValueType {
-    /// The word that CEL has for it, as a sentence needs it.
+    /// Returns CEL's word for the type, with an article, for use in a sentence.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Bool => "a bool",

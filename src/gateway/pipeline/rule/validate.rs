@@ -1,6 +1,6 @@
-//! From what an operator wrote to rules that can be asked.
+//! Validates configured rules and compiles them.
 //!
-//! A rule that would do nothing, contradict itself or fail its own examples is refused, not repaired.
+//! A rule that would do nothing, contradict itself or fail its own examples is rejected, not repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use super::{CompiledRule, RuleExpr};
 use crate::llm::budget::Tokens;
 use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
 
-/// One rule, as it is written.
+/// One rule, as the operator configured it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuleConfig {
-    /// Stands in answers and records.
+    /// The name that responses and records show.
     pub name: String,
     /// The condition, in CEL.
     pub when: String,
-    /// What the client is told; the call ends here.
+    /// The message to the client. A rule with this message refuses the call.
     pub refuse: Option<String>,
-    /// By the upstream's name.
+    /// The replacement model, by the upstream's name.
     pub set_model: Option<String>,
-    /// For each answer; the client may ask for less.
+    /// The most output tokens of each answer. The client may request fewer.
     pub max_output_tokens: Option<Tokens>,
-    /// Added to what goes upstream.
+    /// The headers added to the upstream request.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// Calls for which the condition has to hold.
+    /// Example calls for which the condition must hold.
     #[serde(default, rename = "match")]
     pub matching: Vec<RuleContext<'static>>,
-    /// Calls for which it must not.
+    /// Example calls for which the condition must not hold.
     #[serde(default)]
     pub not_match: Vec<RuleContext<'static>>,
 }
@@ -48,20 +48,18 @@ pub struct RuleConfigError {
     pub problem: RuleProblem,
 }
 
-/// What is wrong with it.
+/// A mistake in a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
     #[error("there are more than {MAX_RULES} rules; join some of them with `||`")]
     TooMany,
     #[error("the name is not 1 to 64 small letters, digits and `-`")]
     Name,
-    #[error("an earlier rule has the same name; each needs its own")]
+    #[error("an earlier rule has the same name; give each rule its own name")]
     Twice,
-    #[error(
-        "nothing follows from it; give `refuse`, `set_model`, `max_output_tokens` or `headers`"
-    )]
+    #[error("the rule has no effect; give `refuse`, `set_model`, `max_output_tokens` or `headers`")]
     NoEffect,
-    #[error("it refuses the call, so nothing else can follow; leave `{0}` out, or `refuse`")]
+    #[error("`refuse` ends the call, so `{0}` has no effect; remove `{0}` or `refuse`")]
     AfterRefusal(&'static str),
     #[error("`{field}` is empty, longer than {limit} bytes, or has a control character")]
     Text { field: &'static str, limit: usize },
@@ -78,16 +76,16 @@ pub enum RuleProblem {
     #[error("`when`{} {}", format_error_position(.0), .0.problem)]
     When(RuleCompileError),
     #[error(
-        "`when` has no answer for the first call of a run: {0}; test for it before, as in `usage.turns > 0 && …`"
+        "`when` cannot be evaluated for the first call of a run: {0}; add a guard, as in `usage.turns > 0 && …`"
     )]
     Fault(RuleEvalError),
     #[error("example {number} of `{list}` {}", if *.list == "match" { "does not match" } else { "matches" })]
     Example { list: &'static str, number: usize },
-    #[error("example {number} of `{list}` has no answer: {fault}")]
+    #[error("example {number} of `{list}` cannot be evaluated: {fault}")]
     ExampleFault { list: &'static str, number: usize, fault: RuleEvalError },
 }
 
-/// All rules, or the first mistake.
+/// Compiles all rules, or returns the first mistake.
 pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>, RuleConfigError> {
     let mut names = BTreeSet::new();
     let mut rules = Vec::with_capacity(configs.len());
@@ -107,6 +105,8 @@ pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>,
 fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
     check_rule_config(config)?;
     let when = compile_condition(&config.when).map_err(RuleProblem::When)?;
+    // A condition that fails with empty facts, such as a division by the number of turns, would refuse
+    // each run's first call.
     when.eval_bool(&RuleContext::default()).map_err(RuleProblem::Fault)?;
     check_examples(&when, "match", &config.matching, true)?;
     check_examples(&when, "not_match", &config.not_match, false)?;
@@ -120,7 +120,7 @@ fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
     })
 }
 
-/// Checks all that does not need the condition.
+/// Checks everything that does not need the condition.
 fn check_rule_config(config: &RuleConfig) -> Result<(), RuleProblem> {
     let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if !(1..=64).contains(&config.name.len()) || !config.name.bytes().all(is_name) {
@@ -160,11 +160,14 @@ fn compile_headers(
 }
 
 fn compile_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), RuleProblem> {
+    // An operator must not set headers that authenticate, attribute or route a call; the gateway sets
+    // those headers.
     let is_ours = !name.starts_with("x-")
         || RESERVED_HEADER_PREFIXES.iter().any(|ours| name.starts_with(ours));
     let parsed = HeaderName::from_lowercase(name.as_bytes()).ok().filter(|_| !is_ours);
     let name = parsed.ok_or_else(|| RuleProblem::Header(name.to_owned()))?;
     check_text("headers", Some(value), MAX_HEADER_BYTES)?;
+    // `from_str` also rejects text that is not ASCII.
     let value = HeaderValue::from_str(value);
     let value =
         value.map_err(|_| RuleProblem::Text { field: "headers", limit: MAX_HEADER_BYTES })?;
@@ -194,8 +197,8 @@ fn format_error_position(invalid: &RuleCompileError) -> String {
         .unwrap_or_default()
 }
 
-/// Beginnings of names that decide who calls, where a call goes or what it is taken for; measured
-/// with LiteLLM, or in use by another proxy or provider.
+/// Prefixes of header names that decide the caller, the route or the meaning of a call. Each prefix is
+/// measured with LiteLLM, or is in use by another proxy or provider.
 const RESERVED_HEADER_PREFIXES: &[&str] = &[
     "x-api-key",
     "x-amz-",
@@ -213,12 +216,13 @@ const RESERVED_HEADER_PREFIXES: &[&str] = &[
     "x-should-retry",
 ];
 
-/// Ours, like the limits below: asked at each call, they are what a person can still read.
+/// The most rules of a policy. Our choice, like the limits below: the gateway evaluates rules at each
+/// call, and a person must be able to read them.
 const MAX_RULES: usize = 64;
 
 const MAX_RULE_HEADERS: usize = 16;
 
-/// As long as a text in an audit record.
+/// The longest message of `refuse`, in bytes: the longest text in an audit record.
 const MAX_REASON_BYTES: usize = 256;
 
 const MAX_HEADER_BYTES: usize = 256;
