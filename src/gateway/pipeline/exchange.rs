@@ -113,7 +113,7 @@ pub struct GatewayExchange {
 
 /// The progress of a request.
 enum ExchangeStage {
-    /// Nothing is reserved. If the exchange ends here, the request was rejected.
+    /// No budget is reserved. If the exchange ends here, the request was rejected.
     Arrived,
     /// The request holds a permit among the open calls, and its body is being read. If the exchange
     /// ends here, the request was rejected.

@@ -1,7 +1,8 @@
 //! Accepts connections, serves them, and drains them at shutdown.
 //!
-//! Two kinds of listener: [`run_socket`] is one run's, which the socket stands for; [`shared_listener`] is many
-//! runs', told apart by the tokens of their requests. A connection is served alike on both.
+//! There are two kinds of listener. A [`run_socket`] belongs to one run, so the socket identifies the
+//! run. A [`shared_listener`] belongs to many runs, and the token of each request identifies the run.
+//! Both kinds serve a connection in the same way.
 
 pub mod lane;
 pub mod run_socket;
@@ -27,30 +28,31 @@ use crate::base::memory;
 use crate::base::socket::ServerStream;
 use crate::base::task_group::TaskGroup;
 
-/// Limits of a run's connections.
+/// The limits of a run's connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpServerConfig {
-    /// Open at the same time, for each run on each worker; further ones are answered with 503.
+    /// The most open connections, for each run on each worker. A further connection receives a 503.
     pub max_connections: usize,
-    /// How long a client may take to send the head of a request.
+    /// The longest time that a client may take to send the head of a request.
     #[serde(with = "humantime_serde")]
     pub header_timeout: Duration,
-    /// How long a client may leave us unable to write.
+    /// The longest time for which a client may block the gateway's writes.
     #[serde(with = "humantime_serde")]
     pub write_timeout: Duration,
-    /// Bytes read ahead or not yet written, for each connection.
+    /// The most bytes that are read ahead or not yet written, for each connection.
     pub buffer_bytes: usize,
-    /// Header fields of one request.
+    /// The most header fields of one request.
     pub max_headers: usize,
-    /// In flight at the same time, for each run: HTTP/2 streams count, and calls that are drained; further ones
-    /// are answered with 429.
+    /// The most requests in flight, for each run. HTTP/2 streams and calls that are drained count, too.
+    /// A further request receives a 429.
     pub max_requests: u64,
-    /// Bytes of request bodies that each run holds at the same time.
+    /// The most bytes of request bodies that each run holds at one time.
     pub max_run_body_bytes: u64,
-    /// Bytes of request bodies that all runs hold at the same time; without it, 512 MiB or a quarter of the memory.
+    /// The most bytes of request bodies that all runs hold at one time. The default is a quarter of the
+    /// memory, from 50 to 512 MiB.
     pub max_process_body_bytes: Option<u64>,
-    /// Who serves plain calls on a run's socket.
+    /// The server of plain calls on a run's socket.
     pub lane: LaneMode,
 }
 
@@ -58,14 +60,14 @@ pub struct HttpServerConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaneMode {
-    /// A loop of our own, in front of hyper.
+    /// The gateway's own loop, in front of hyper.
     On,
-    /// hyper, as of all else.
+    /// hyper, which also serves everything else.
     #[default]
     Off,
 }
 
-/// A limit that leaves nothing to serve with, or for which there is no room.
+/// A limit that is too low to serve a request, or higher than the gateway supports.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`server.{name}` is `{given}`; give {least} to {most}")]
 pub struct HttpServerConfigError {
@@ -75,20 +77,22 @@ pub struct HttpServerConfigError {
     most: u64,
 }
 
-/// Why a connection ended early. Nobody is told but the log.
+/// An error that ended a connection early. Only the log reports this error.
 type ConnectionError = Box<dyn Error + Send + Sync>;
 
-/// How the connections of a listener are served.
+/// The settings with which a listener serves its connections.
 struct ConnectionServer<'a> {
     config: &'a HttpServerConfig,
     tasks: &'a TaskGroup,
-    /// How often an HTTP/2 client is asked whether it is still there.
+    /// The interval of the pings to an HTTP/2 client; `None` sends no pings.
     ping: Option<Duration>,
 }
 
 impl ConnectionServer<'_> {
-    /// Tells which protocol a client speaks, waiting for no longer than it may take for a head; `None` if
-    /// we are told to finish before.
+    /// Detects the client's protocol: true for HTTP/2. Waits at most as long as the client may take for
+    /// a head.
+    ///
+    /// Returns `None` if a shutdown begins before the protocol is known.
     async fn detect_http2(&self, stream: &ServerStream) -> Result<Option<bool>, ConnectionError> {
         let opening = tokio::time::timeout(self.config.header_timeout, stream.peek_http2_preface());
         match self.tasks.shutdown_token().run_until_cancelled(opening).await {
@@ -97,7 +101,7 @@ impl ConnectionServer<'_> {
         }
     }
 
-    /// Serves a connection to its end, each request by `answer`.
+    /// Serves a connection until it ends. Each request is handled by `answer`.
     async fn serve_connection<F, B, E>(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -113,6 +117,8 @@ impl ConnectionServer<'_> {
         let (stream, timer, service) =
             (TokioIo::new(stream), TokioTimer::new(), service_fn(answer));
         if is_http2 {
+            // hyper spawns tasks for HTTP/2 streams; `tasks` is the executor, so a shutdown waits for
+            // them.
             let mut http2 = http2::Builder::new(tasks.clone());
             http2
                 .timer(timer)
@@ -131,13 +137,16 @@ impl ConnectionServer<'_> {
     }
 }
 
-/// Overload answers: who waits without knowing why hangs, who is told tries again.
+/// Answers an excess connection. A client without an answer would hang; a client with an answer can
+/// retry.
 fn send_overloaded(socket: &OwnedFd) {
-    // A new connection has room for these few bytes, or a peer that has left already.
+    // Send without waiting: the buffer of a new connection has room for these few bytes. If the send
+    // fails, the peer has left.
     let _ = rustix::net::send(socket, OVERLOADED_RESPONSE, SendFlags::NOSIGNAL);
 }
 
-/// Serves a connection to its end: its own, the end of its last exchange, or the end of our patience.
+/// Serves a connection until the first of three events: the client ends the connection, the last
+/// exchange after the start of a shutdown ends, or the shutdown is forced.
 async fn serve_until_shutdown<C>(
     mut connection: Pin<&mut C>,
     tasks: &TaskGroup,
@@ -145,11 +154,15 @@ async fn serve_until_shutdown<C>(
 where
     C: GracefulConnection,
 {
+    // Phase 1: serve until a shutdown begins. The connection is polled first, so a finished connection
+    // wins.
     tokio::select! {
         biased;
         done = connection.as_mut() => return done,
         () = tasks.shutdown_token().cancelled() => connection.as_mut().graceful_shutdown(),
     }
+    // Phase 2: no new requests; finish the open exchanges. A forced shutdown drops the connection and
+    // its exchanges.
     tokio::select! {
         biased;
         done = connection => done,
@@ -158,8 +171,10 @@ where
 }
 
 impl HttpServerConfig {
+    /// Checks all limits.
+    ///
     /// # Errors
-    /// The first limit that is too low or too high.
+    /// Returns the first limit that is too low or too high.
     pub fn validate(&self) -> Result<(), HttpServerConfigError> {
         let limits = [
             ("max_connections", self.max_connections as u64, 1, MAX_COUNT),
@@ -178,12 +193,12 @@ impl HttpServerConfig {
 }
 
 impl HttpServerConfig {
-    /// Bytes of request bodies that all runs together may hold.
+    /// Returns the most bytes of request bodies that all runs together may hold.
     pub fn process_body_bytes(&self) -> u64 {
         self.max_process_body_bytes.unwrap_or_else(|| {
             let quarter =
                 memory::available_memory().map_or(DEFAULT_PROCESS_BODY_BYTES, |bytes| bytes / 4);
-            // The largest body that is allowed by default must fit.
+            // The largest body that the default policy allows must fit.
             quarter.clamp(MIN_PROCESS_BODY_BYTES, DEFAULT_PROCESS_BODY_BYTES)
         })
     }
@@ -192,16 +207,16 @@ impl HttpServerConfig {
 impl Default for HttpServerConfig {
     fn default() -> Self {
         Self {
-            // An agent opens a handful; this is for those that fan out.
+            // An agent opens a handful of connections; the limit leaves room for agents that fan out.
             max_connections: 1024,
             header_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_mins(1),
             buffer_bytes: 64 * 1024,
-            // hyper's own default.
+            // The default of hyper.
             max_headers: 100,
-            // As many as connections.
+            // One request for each connection.
             max_requests: 1024,
-            // Two of the largest bodies.
+            // Two of the largest bodies that the default policy allows.
             max_run_body_bytes: 100 * 1024 * 1024,
             max_process_body_bytes: None,
             lane: LaneMode::default(),
@@ -209,34 +224,39 @@ impl Default for HttpServerConfig {
     }
 }
 
-/// Connections and requests, as of a service's: more than a machine has descriptors, and what a semaphore can count.
+/// The upper bound for configured counts of connections and requests, also of the service: more than
+/// the descriptors of a machine, and within the range of a semaphore.
 pub const MAX_COUNT: u64 = 1_000_000;
 
-/// hyper's own minimum; with less it panics. Above 4 GiB it does, too, in HTTP/2.
+/// The smallest buffer of a connection, in bytes: hyper's minimum. With a smaller buffer hyper panics.
 const MIN_BUFFER_BYTES: u64 = 8192;
+/// The largest buffer of a connection, in bytes. Our choice: in HTTP/2, hyper panics above 4 GiB.
 const MAX_BUFFER_BYTES: u64 = 16 * 1024 * 1024;
 
-/// hyper makes room for all of them for each head that it reads, and panics above 32,768.
+/// The upper bound for header fields. hyper allocates room for all fields for each head, and panics
+/// above 32,768.
 const MAX_HEADERS: u64 = 4096;
 
-/// hyper's default for HTTP/1.1 is bounded by the buffer; this is the same bound for HTTP/2.
+/// The largest HTTP/2 head, in bytes. For HTTP/1.1 hyper's buffer bounds the head; this is the same
+/// bound for HTTP/2.
 const MAX_HTTP2_HEAD_BYTES: u32 = 64 * 1024;
 
-/// Requests at the same time on one HTTP/2 connection; further ones wait in the client. The least that RFC 9113
-/// recommends is 100.
+/// The most concurrent requests on one HTTP/2 connection; further requests wait in the client. RFC 9113
+/// recommends at least 100.
 const MAX_HTTP2_STREAMS: u32 = 128;
 
-/// One read of a body must fit.
+/// The smallest limit for body bytes: one read of a body must fit.
 const MIN_BODY_BYTES: u64 = 64 * 1024;
 
-/// More than a machine has memory: no sum of such bounds overflows.
+/// The largest limit for body bytes: more than a machine's memory, so no sum of such limits overflows.
 const MAX_BODY_BYTES: u64 = 1 << 48;
 
-/// Bytes of request bodies of all runs, on a machine that has four times as many.
+/// The body bytes of all runs, if the machine has at least four times as much memory.
 const DEFAULT_PROCESS_BODY_BYTES: u64 = 512 * 1024 * 1024;
+/// The smallest default for the body bytes of all runs: one body of the largest default size.
 const MIN_PROCESS_BODY_BYTES: u64 = 50 * 1024 * 1024;
 
-/// The answer to a connection too many, whatever it was going to ask.
+/// The response to an excess connection, whatever its request would have been.
 const OVERLOADED_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/json\r\n\
     content-length: 32\r\n\

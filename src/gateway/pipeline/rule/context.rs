@@ -216,7 +216,7 @@ const fn context_field(
     RuleContextField { name, kind, read }
 }
 
-/// All facts except the metadata, whose names the operator chooses.
+/// The facts except the metadata, whose names the operator chooses.
 const CONTEXT_FIELDS: [RuleContextField; 22] = [
     context_field("run.id", RuleValueType::Text, |facts| text_value(&facts.run.id)),
     context_field("run.attempt", RuleValueType::Text, |facts| text_value(&facts.run.attempt)),

@@ -1,9 +1,10 @@
-//! Serves plain calls on a run's socket with code of our own, in front of hyper.
+//! The lane: the gateway's own server for plain calls on a run's socket, in front of hyper.
 //!
-//! A request is served here if its head came whole and can be read in one way only ([`head::parse_head`]). Anything else is
-//! hyper's: it gets the bytes that were read, and keeps the connection for good. Both servers bring a request to the
-//! same pipeline and poll the same body for its answer, so that what is sent, followed, cut, broken off and settled is
-//! one code; only the framing of HTTP/1.1 is here a second time.
+//! The lane serves a request if its head arrived completely and can be read in one way only
+//! ([`head::parse_head`]). hyper serves everything else: hyper receives the bytes that were read, and
+//! keeps the connection for good. Both servers send a request through the same pipeline and poll the
+//! same body for its response. So sending, observing, aborting and settling are one code, and only the
+//! framing of HTTP/1.1 exists twice.
 //!
 //! **Invariant:** a connection is handed to hyper between two requests, or not at all.
 
@@ -37,7 +38,7 @@ use writer::{LaneResponseWriter, OutBuffer};
 
 pub(super) use idle::IdleConnection;
 
-/// The lane of one listener: what its connections share.
+/// The state that the lane's connections on one listener share.
 pub(super) struct LaneServer {
     gateway: Arc<RunGateway>,
     max_fields: usize,
@@ -47,20 +48,21 @@ pub(super) struct LaneServer {
     idle: IdleConnections,
 }
 
-/// A connection that is served in the lane.
+/// A connection that the lane serves.
 struct LaneConnection<'a> {
     lane: &'a LaneServer,
     stream: ServerStream,
     pid: Option<u32>,
     idle: &'a IdleConnection<'a>,
-    /// Read from the socket and not understood yet.
+    /// Bytes that were read from the socket and not yet parsed.
     received: Bytes,
 }
 
-/// Tells whether a client is still there while its answer is made.
+/// A watch that detects whether the client is still connected while its response is made.
 #[derive(Default)]
 struct ClientWatch {
-    /// The client has sent more: whether it leaves is seen when that has been read, or when it is written to.
+    /// True once the client has sent more bytes. A disconnect is then detected only by reading those
+    /// bytes or by writing.
     has_spoken: bool,
 }
 
@@ -76,7 +78,8 @@ impl LaneServer {
         }
     }
 
-    /// Closes connections that were idle for too long, for as long as it is polled. Without connections there is no buffer.
+    /// Closes connections that were idle for too long, for as long as the future is polled. Without
+    /// connections the shared buffers are freed.
     pub(super) async fn close_idle_connections(&self) -> Infallible {
         let release = || {
             self.scratch.release_buffer();
@@ -85,12 +88,12 @@ impl LaneServer {
         self.idle.close_expired(release).await
     }
 
-    /// Takes a new connection among those that are closed where they stay idle.
+    /// Adds a new connection to the connections that are closed if they stay idle.
     pub(super) fn track_connection(&self) -> IdleConnection<'_> {
         self.idle.track_connection(self.gateway.tasks.shutdown_token())
     }
 
-    /// Serves a connection of HTTP/1.1; returns it where hyper has to go on.
+    /// Serves an HTTP/1.1 connection. Returns the connection if hyper must continue.
     pub(super) async fn serve_connection(
         &self,
         stream: ServerStream,
@@ -102,8 +105,9 @@ impl LaneServer {
             .await
     }
 
-    /// One read; empty at the end. A connection that waits holds no buffer.
+    /// Reads once. The result is empty at the end of the stream. A waiting connection holds no buffer.
     fn poll_receive(&self, stream: &ServerStream, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        // Wait first and borrow the buffer then: the buffer belongs to all connections of the listener.
         ready!(stream.poll_readable(cx))?;
         let mut reader = stream;
         self.scratch.poll_read_bytes(&mut reader, cx).map_ok(bytes::BytesMut::freeze)
@@ -112,6 +116,11 @@ impl LaneServer {
 
 impl LaneConnection<'_> {
     async fn serve_requests(mut self) -> io::Result<Option<ServerStream>> {
+        // 1. Wait for bytes, unless bytes of the next request are here already. Only this wait counts
+        //    as idle time.
+        // 2. Parse a head. Without a complete and plain head, hand the connection and its bytes to
+        //    hyper.
+        // 3. Serve the call.
         loop {
             if self.received.is_empty() {
                 let next = self
@@ -134,9 +143,10 @@ impl LaneConnection<'_> {
         }
     }
 
-    /// Serves one call; says whether the connection may have another.
+    /// Serves one call. Returns true if the connection may serve another call.
     ///
-    /// What comes before the answer is boxed, so that a connection keeps no room for it while the answer streams.
+    /// The futures before the response are boxed, so that a connection does not hold their memory while
+    /// the response streams.
     async fn serve_call(&mut self, head: LaneRequest) -> io::Result<bool> {
         let gateway = &self.lane.gateway;
         let received = std::mem::take(&mut self.received);
@@ -144,24 +154,30 @@ impl LaneConnection<'_> {
         let mut body = IncomingRequestBody::new(body);
         let mut exchange = GatewayExchange::begin(Arc::clone(gateway), self.pid, &Method::POST);
         let call = Box::pin(receive_request(&mut exchange, head, &mut body)).await;
+        // The bytes behind the body belong to the next request.
         let (rest, must_be_read) = body.into_unread_body();
         let (received, left) = rest.into_parts();
         self.received = received;
+        // Bytes of a pipelined request are here already, so the client counts as having sent more.
         let mut watch = ClientWatch { has_spoken: !self.received.is_empty() };
         let answer = Box::pin(finish_received(exchange, call));
         let Some(answer) = watch.wait_while_connected(answer, &self.stream).await else {
             return Ok(false);
         };
+        // Decide before the head is written: the head contains `connection: close` if the connection
+        // must end.
         let goes_on = !self.idle.is_closing();
         let writer =
             LaneResponseWriter::new(&mut self.stream, &mut watch, answer, self.lane, goes_on);
         if !writer.write_response().await? || !goes_on {
             return Ok(false);
         }
+        // The next head begins behind the body. So the connection can go on only if the whole body is
+        // read or discarded.
         Ok(left == 0 || must_be_read && self.discard_body(left).await)
     }
 
-    /// Throws away the rest of a body that was refused; says whether all of it came.
+    /// Discards the rest of a refused body. Returns true if the client sent all of the body.
     async fn discard_body(&mut self, left: u64) -> bool {
         let received = std::mem::take(&mut self.received);
         let mut rest = LaneBody::new(self.lane, &self.stream, received, left);
@@ -173,12 +189,13 @@ impl LaneConnection<'_> {
 }
 
 impl ClientWatch {
-    /// Waits for an answer; `None` where the client leaves before.
+    /// Waits for a response. Returns `None` if the client disconnects first.
     async fn wait_while_connected<F: Future + Unpin>(
         &mut self,
         mut answer: F,
         stream: &ServerStream,
     ) -> Option<F::Output> {
+        // Check the client first. Returning `None` drops the answer's future, which cancels the call.
         poll_fn(|cx| match self.poll_gone(stream, cx) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => Pin::new(&mut answer).poll(cx).map(Some),
@@ -186,7 +203,7 @@ impl ClientWatch {
         .await
     }
 
-    /// Ready when the client has left.
+    /// Returns ready if the client has disconnected.
     fn poll_gone(&mut self, stream: &ServerStream, cx: &mut Context<'_>) -> Poll<()> {
         if !self.has_spoken {
             self.has_spoken = ready!(stream.poll_peer_spoke(cx));

@@ -1,4 +1,4 @@
-//! One run's socket: whoever connects belongs to the run.
+//! The socket of one run: every connection to the socket belongs to the run.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::gateway::run::RequestId;
 use crate::telemetry::audit::records;
 use crate::telemetry::metrics::RefusedRequest;
 
-/// A run's listener.
+/// The server of a run's listener.
 struct RunSocketServer {
     gateway: Arc<RunGateway>,
     config: Arc<HttpServerConfig>,
@@ -26,11 +26,11 @@ struct RunSocketServer {
     lane: LaneServer,
 }
 
-/// Serves a listener until the gateway's tasks are told to finish. Where `uids` names any, only their
-/// processes are served.
+/// Serves a listener until the gateway's tasks shut down. If `uids` is not empty, only processes of
+/// these users are served.
 ///
 /// # Errors
-/// The listener cannot be registered with the runtime.
+/// Returns an error if the listener cannot be registered with the runtime.
 pub async fn serve_run_socket(
     listener: UnixListener,
     gateway: Arc<RunGateway>,
@@ -51,6 +51,8 @@ impl RunSocketServer {
         let gateway = &self.gateway;
         let closing = gateway.tasks.shutdown_token();
         while let Some(socket) = closing.run_until_cancelled(acceptor.accept_socket()).await {
+            // Never wait for a permit: a waiting connection would block the acceptance of all later
+            // ones.
             let Ok(slot) = Arc::clone(&gateway.slots).try_acquire_owned() else {
                 send_overloaded(&socket);
                 gateway.metrics.record_refusal(&RefusedRequest {
@@ -60,6 +62,7 @@ impl RunSocketServer {
                 });
                 continue;
             };
+            // The kernel recorded the peer's credentials when the process connected.
             let (own, peer) = (Arc::clone(self), PeerCredentials::from_socket(socket.as_fd()).ok());
             gateway.tasks.spawn_task(async move {
                 own.handle_connection(socket, peer).await;
@@ -73,6 +76,7 @@ impl RunSocketServer {
             self.gateway.run.audit.record_connection(peer);
         }
         let uids = &self.uids;
+        // Without credentials no user is proved, so a configured list rejects the connection.
         let is_allowed = uids.is_empty() || peer.is_some_and(|peer| uids.contains(&peer.uid));
         let pid = peer.and_then(|peer| peer.pid);
         let served = if is_allowed {
@@ -91,6 +95,8 @@ impl RunSocketServer {
         let connections = ConnectionServer { config: &self.config, tasks, ping: None };
         let (is_http2, stream) = match self.config.lane {
             LaneMode::On => {
+                // `None` means that the lane served the connection to its end, or that a forced shutdown
+                // cancelled the lane.
                 let served = Box::pin(self.try_lane_first(stream, pid, &connections));
                 match tasks.abort_token().run_until_cancelled(served).await.transpose()?.flatten() {
                     Some(left) => left,
@@ -104,12 +110,12 @@ impl RunSocketServer {
         };
         let gateway = Arc::clone(&self.gateway);
         let answer = move |request| handle_request(Arc::clone(&gateway), pid, request);
-        // Boxed: most connections never need it.
+        // Boxed, because most connections never reach this point.
         Box::pin(connections.serve_connection(stream, is_http2, answer)).await
     }
 
-    /// Serves a connection in the lane for as long as it goes; returns what is left for hyper, and whether it speaks
-    /// HTTP/2.
+    /// Serves a connection in the lane as long as possible. Returns the connection if hyper must
+    /// continue, and true for HTTP/2.
     async fn try_lane_first(
         &self,
         stream: ServerStream,
@@ -117,6 +123,7 @@ impl RunSocketServer {
         connections: &ConnectionServer<'_>,
     ) -> Result<Option<(bool, ServerStream)>, ConnectionError> {
         let idle = self.lane.track_connection();
+        // Wait for the first byte as an idle connection; the timeout for a head starts only then.
         if idle.wait_unless_closing(|cx| stream.poll_readable(cx)).await.transpose()?.is_none() {
             return Ok(None);
         }
@@ -130,10 +137,10 @@ impl RunSocketServer {
     }
 }
 
-/// Who may not call is told so, whatever it was going to ask, and recorded.
+/// Answers a peer that may not call, whatever its request would have been, and records the refusal.
 ///
-/// What it sends is thrown away for a moment: a client that cannot send its request does not look for an
-/// answer.
+/// The gateway discards the peer's bytes for a moment, because a client that cannot send its request
+/// does not read the response.
 async fn reject_peer(
     socket: OwnedFd,
     pid: Option<u32>,
@@ -164,10 +171,11 @@ async fn reject_peer(
     Ok(())
 }
 
-/// How long a client that is sent away may go on sending. Ours: local clients send at once.
+/// The longest time for which a rejected client may continue to send. Our choice: local clients send at
+/// once.
 const REJECT_LINGER: Duration = Duration::from_secs(1);
 
-/// The answer to a process of a user that may not call.
+/// The response to a process of a user that may not call.
 const FORBIDDEN_RESPONSE: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
     content-type: application/json\r\n\
     content-length: 28\r\n\

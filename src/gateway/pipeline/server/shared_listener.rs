@@ -1,4 +1,4 @@
-//! A listener that many runs share: TCP, with TLS unless the operator says otherwise.
+//! A listener that many runs share: TCP, with TLS unless the operator disables TLS.
 
 use std::io;
 use std::net::TcpListener;
@@ -17,23 +17,24 @@ use crate::base::tls;
 use crate::gateway::pipeline::run_token_auth::{ConnectionState, RunTokenAuth};
 use crate::telemetry::metrics::RefusedRequest;
 
-/// What all workers of a listener share.
+/// The state that all workers of a listener share.
 pub struct SharedListener {
     pub config: HttpServerConfig,
     pub door: RunTokenAuth,
-    /// Who we are to clients, and who they must be; without it they are not encrypted.
+    /// The gateway's certificate and the requirements on client certificates. Without this value
+    /// connections are not encrypted.
     pub tls: Option<ArcSwap<rustls::ServerConfig>>,
-    /// Open at the same time, on each worker, be they of runs or of strangers.
+    /// The most open connections on each worker, authenticated or not.
     pub max_connections: usize,
-    /// How long a client may take for its part of TLS.
+    /// The longest time that a client may take for its part of the TLS handshake.
     pub handshake_timeout: Duration,
     pub tasks: TaskGroup,
 }
 
-/// Serves a listener on one worker until the tasks are told to finish.
+/// Serves a listener on one worker until the tasks shut down.
 ///
 /// # Errors
-/// The listener cannot be registered with the runtime.
+/// Returns an error if the listener cannot be registered with the runtime.
 pub async fn serve_shared_listener(
     listener: TcpListener,
     worker: usize,
@@ -61,17 +62,23 @@ pub async fn serve_shared_listener(
 }
 
 impl SharedListener {
-    /// Serves one connection, unless it brings no good token in time: strangers hold no place for long, and one for which its
-    /// run has no place only until it has read so.
+    /// Serves one connection, and closes the connection if it brings no valid token in time.
+    ///
+    /// So unauthenticated clients hold no connection for long. A client whose run has no free permit
+    /// keeps its connection only long enough to read the refusal.
     async fn handle_connection(
         self: &Arc<Self>,
         socket: OwnedFd,
         worker: usize,
     ) -> Result<(), ConnectionError> {
-        // What is written is complete; waiting for more would only delay it.
+        // Every write is a complete message, so a delay by Nagle's algorithm gains nothing.
         rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
         let stream = ServerStream::new(socket, self.config.write_timeout)?;
         let visitor = Arc::new(ConnectionState::new(worker));
+        // This future ends only if the connection must be closed:
+        // 1. Wait until the time for the handshake and the first head is over, or until a run has
+        //    refused the connection.
+        // 2. If a request has shown a valid token by then, the connection may stay: never end.
         let stranger = async {
             let patience = self.handshake_timeout + self.config.header_timeout;
             tokio::select! {
@@ -85,7 +92,7 @@ impl SharedListener {
         tokio::select! {
             biased;
             done = self.serve_http(stream, &visitor) => done,
-            () = stranger => Err("no good token in time".into()),
+            () = stranger => Err("no valid run token arrived in time".into()),
         }
     }
 
@@ -108,7 +115,7 @@ impl SharedListener {
             let Some(is_http2) = connections.detect_http2(&stream).await? else { return Ok(()) };
             return connections.serve_connection(stream, is_http2, answer).await;
         };
-        // Boxed, as the stream is: the state of TLS is more than a kilobyte.
+        // Boxed, like the stream: the state of TLS is more than a kilobyte.
         let handshake = Box::pin(TlsAcceptor::from(tls.load_full()).accept(stream));
         let handshake = tokio::time::timeout(self.handshake_timeout, handshake);
         let Some(stream) = self.tasks.shutdown_token().run_until_cancelled(handshake).await else {
@@ -119,7 +126,8 @@ impl SharedListener {
         connections.serve_connection(stream, is_http2, answer).await
     }
 
-    /// Overload answers where it can be read: inside of TLS it would take a handshake to say so.
+    /// Answers an excess connection, if the listener is not encrypted. Inside of TLS an answer would
+    /// need a handshake.
     fn reject_overloaded(&self, socket: &OwnedFd) {
         if self.tls.is_none() {
             send_overloaded(socket);
@@ -129,9 +137,11 @@ impl SharedListener {
     }
 }
 
-/// How long a connection stays open for which its run has no place: it may belong to another run, which it has to show by then.
+/// The time for which a connection stays open after its run had no free permit. The client may show the
+/// token of another run within this time. Our choice.
 const REFUSAL_LINGER: Duration = Duration::from_secs(1);
 
-/// How often an HTTP/2 client over a network is asked whether it is still there; one that does not answer in 20 s
-/// (hyper's default) is gone. Ours: HTTP/1.1 clients are asked for a new request as often.
+/// The interval of the pings to an HTTP/2 client over a network. A client that does not answer within
+/// 20 s (hyper's default) is disconnected. Our choice: the time after which an idle HTTP/1.1 connection
+/// is closed.
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);

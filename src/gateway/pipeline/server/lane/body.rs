@@ -1,4 +1,4 @@
-//! The body of a request in the lane: so many bytes behind its head.
+//! The body of a request in the lane: a known number of bytes behind the head.
 
 use std::io;
 use std::pin::Pin;
@@ -10,13 +10,13 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::LaneServer;
 use crate::base::socket::ServerStream;
 
-/// A body that is read from its connection as it is asked for.
+/// A body that is read from its connection as the pipeline polls for it.
 pub(super) struct LaneBody<'a> {
     lane: &'a LaneServer,
     stream: &'a ServerStream,
-    /// Read from the socket: some of the body, and what comes behind.
+    /// Bytes that were read from the socket: a part of the body, and bytes of the next request.
     received: Bytes,
-    /// Bytes of the body that were not asked for yet.
+    /// The bytes of the body that the pipeline has not polled yet.
     left: u64,
 }
 
@@ -30,7 +30,8 @@ impl<'a> LaneBody<'a> {
         Self { lane, stream, received, left: length }
     }
 
-    /// What was read and not asked for, and how many bytes of the body are left.
+    /// Returns the bytes that were read and not polled, and the number of bytes that remain of the
+    /// body.
     pub(super) fn into_parts(self) -> (Bytes, u64) {
         (self.received, self.left)
     }
@@ -51,13 +52,15 @@ impl Body for LaneBody<'_> {
         if body.received.is_empty() {
             body.received = ready!(body.lane.poll_receive(body.stream, cx))?;
         }
+        // An empty read is the end of the stream: the client left in the middle of the body.
         if body.received.is_empty() {
             return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into())));
         }
+        // A read may contain the beginning of the next request; that part stays in `received`.
         let length = body.received.len().min(usize::try_from(body.left).unwrap_or(usize::MAX));
         let data = body.received.split_to(length);
         body.left -= length as u64;
-        // A small body must not hold the whole buffer of the worker.
+        // A small body must not keep the worker's whole read buffer in use.
         let data = if length < COPY_BELOW_BYTES { Bytes::copy_from_slice(&data) } else { data };
         Poll::Ready(Some(Ok(Frame::data(data))))
     }
@@ -71,5 +74,5 @@ impl Body for LaneBody<'_> {
     }
 }
 
-/// Half of what one read brings.
+/// The largest piece, in bytes, that is copied: half of the size of one read.
 const COPY_BELOW_BYTES: usize = 16 * 1024;

@@ -1,14 +1,14 @@
-//! The `date` of an answer, made once a second.
+//! The `date` header of a response, formatted once a second.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// The current time as HTTP writes it.
+/// The current time in HTTP's format, with the second for which the text was made.
 #[derive(Debug, Default)]
 pub(super) struct HttpDateCache(Mutex<(u64, String)>);
 
 impl HttpDateCache {
-    /// Writes the time as RFC 9110, section 5.6.7, prefers it.
+    /// Appends the time in the format that RFC 9110, section 5.6.7, prefers.
     pub(super) fn write_date(&self, out: &mut Vec<u8>) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -21,7 +21,7 @@ impl HttpDateCache {
 
 fn format_imf_fixdate(seconds: u64) -> String {
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-    // `2026-11-23T02:01:29Z`
+    // The text is like `2026-11-23T02:01:29Z`; the slices below take its parts.
     let text = humantime::format_rfc3339_seconds(time).to_string();
     let (year, day, clock) = (&text[..4], &text[8..10], &text[11..19]);
     let month = text[5..7].parse().map_or("", |month: usize| MONTHS[month - 1]);
@@ -32,7 +32,7 @@ fn format_imf_fixdate(seconds: u64) -> String {
 const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// The first of January 1970 was a Thursday.
+/// The days of the week, beginning with the day of 1 January 1970.
 const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! The head of a request that can be read in one way only.
+//! Heads of requests that can be read in one way only.
 //!
-//! hyper reads heads with the same parser, and is asked about everything that is unusual: a list of the usual is short.
+//! hyper uses the same parser, and hyper serves every unusual request. So the list of accepted forms
+//! can be short.
 
 use std::mem::MaybeUninit;
 
@@ -14,18 +15,18 @@ use crate::gateway::pipeline::request_head::{JudgedHead, check_length, is_json};
 use crate::gateway::upstream::headers::ClientHead;
 use crate::llm::protocol::GatewayRoute;
 
-/// The head of a request in the lane: of its fields, where those stand that the pipeline looks at.
+/// The head of a request in the lane, with the positions of the fields that the pipeline reads.
 #[derive(Debug)]
 pub struct LaneRequest {
     pub route: GatewayRoute,
-    /// Bytes of the body.
+    /// The length of the body, in bytes.
     pub length: u64,
     text: Bytes,
     query: Option<TextPlace>,
     fields: [Option<(LaneField, TextPlace)>; MAX_KEPT],
 }
 
-/// A field that the pipeline looks at, beside those that the lane has judged itself.
+/// A field that the pipeline reads, beside the fields that the lane checks itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneField {
     Accept,
@@ -36,10 +37,10 @@ enum LaneField {
     UserAgent,
 }
 
-/// Where a text stands in a head: where it begins, and its length.
+/// The position of a text in a head: its start and its length.
 type TextPlace = (u16, u16);
 
-/// What is read from the fields of a head.
+/// The facts that are collected from the fields of a head.
 #[derive(Default)]
 struct HeadFields<'a> {
     kept: [Option<(LaneField, &'a [u8])>; MAX_KEPT],
@@ -48,12 +49,15 @@ struct HeadFields<'a> {
     has_connection: bool,
 }
 
-/// Takes a head off the front of what was received. `None`, and nothing is taken, where the head is not whole or not
-/// beyond doubt.
+/// Splits a head off the front of the received bytes.
+///
+/// Returns `None` and takes nothing if the head is incomplete or is not beyond doubt.
 pub fn parse_head(received: &mut Bytes, max_fields: usize, max_body: u64) -> Option<LaneRequest> {
     if !received.starts_with(b"POST /v1/") {
         return None;
     }
+    // 1. Parse with hyper's parser. The array is not initialised, because most heads use few of its
+    //    entries.
     let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
     let mut parsed = httparse::Request::new(&mut []);
     let status = httparse::ParserConfig::default().parse_request_with_uninit_headers(
@@ -62,6 +66,7 @@ pub fn parse_head(received: &mut Bytes, max_fields: usize, max_body: u64) -> Opt
         &mut fields,
     );
     let Ok(httparse::Status::Complete(length)) = status else { return None };
+    // 2. Compare the head byte for byte with its plain form.
     let is_plain = parsed.version == Some(1)
         && length <= MAX_HEAD_BYTES
         && parsed.headers.len() <= max_fields
@@ -70,11 +75,15 @@ pub fn parse_head(received: &mut Bytes, max_fields: usize, max_body: u64) -> Opt
         return None;
     }
     let (route, query) = parse_target(parsed.path?)?;
+    // 3. Check each field. Any doubtful field hands the request to hyper.
     let mut head = HeadFields::default();
     for field in parsed.headers.iter() {
         head.take_field(field.name, field.value)?;
     }
+    // 4. Require a body that the policy allows. Otherwise hyper takes the request, and the pipeline answers
+    //    with the error.
     let body = head.length.filter(|length| head.has_type && (1..=max_body).contains(length))?;
+    // Keep positions instead of slices, because the head's bytes move into the result.
     let place = |text: &[u8]| {
         let start = text.as_ptr().addr() - received.as_ptr().addr();
         (to_u16(start), to_u16(text.len()))
@@ -105,7 +114,8 @@ impl ClientHead for LaneRequest {
     }
 }
 
-/// The lane has seen before what is checked here; only the policy may be another by now.
+/// The lane has made the other checks. Only the policy may have changed, so only the body limit is
+/// checked again.
 impl JudgedHead for LaneRequest {
     fn route(&self) -> Result<GatewayRoute, CallRejection> {
         Ok(self.route)
@@ -133,11 +143,13 @@ impl LaneField {
     }
 }
 
-/// Whether a head is printable ASCII, each line of it ended by a carriage return and a line feed, and nothing else stands
-/// between the parts that were parsed.
+/// Returns true if a head is printable ASCII, if each of its lines ends with a carriage return and a
+/// line feed, and if nothing stands between the parsed parts.
 fn is_printable_head(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
     let place = |part: &[u8]| part.as_ptr().addr() - head.as_ptr().addr();
     let Some(path) = parsed.path else { return false };
+    // `end` is the end of the last part. `between` is the only text that may follow up to the next
+    // name.
     let mut end = place(path.as_bytes()) + path.len();
     let mut between: &[u8] = b" HTTP/1.1\r\n";
     for field in parsed.headers.iter() {
@@ -156,7 +168,8 @@ fn is_printable_head(head: &[u8], parsed: &httparse::Request<'_, '_>) -> bool {
     path.is_ascii() && head.get(end..) == Some(b"\r\n\r\n")
 }
 
-/// The target of a route that takes a body, with a query that needs no thought.
+/// Returns the route and the query of a target, if the route takes a body and the query has only plain
+/// characters.
 fn parse_target(target: &str) -> Option<(GatewayRoute, Option<&str>)> {
     let Some((path, query)) = target.split_once('?') else {
         return Some((GatewayRoute::from_request_line(&Method::POST, target)?, None));
@@ -167,11 +180,12 @@ fn parse_target(target: &str) -> Option<(GatewayRoute, Option<&str>)> {
 }
 
 impl<'a> HeadFields<'a> {
-    /// `None` for what is not beyond doubt.
+    /// Reads one field. Returns `None` if the field is not beyond doubt.
     fn take_field(&mut self, name: &str, value: &'a [u8]) -> Option<()> {
         let is = |known: &str| name.eq_ignore_ascii_case(known);
         if is("content-length") {
             let length = parse_content_length(value)?;
+            // A second length is never plain, even an equal one: two lengths are a means of request smuggling.
             return self.length.replace(length).is_none().then_some(());
         }
         if is("content-type") {
@@ -199,19 +213,23 @@ impl<'a> HeadFields<'a> {
     }
 }
 
-/// A place in a head, which is short.
+/// Converts a position in a head. [`MAX_HEAD_BYTES`] bounds the position, so the conversion never
+/// saturates.
 fn to_u16(place: usize) -> u16 {
     u16::try_from(place).unwrap_or(u16::MAX)
 }
 
 fn parse_content_length(value: &[u8]) -> Option<u64> {
+    // No sign, no blank, no leading zero and no list: forms that another parser might read as another
+    // length.
     let is_plain = (1..=MAX_LENGTH_DIGITS).contains(&value.len())
         && value[0] != b'0'
         && value.iter().all(u8::is_ascii_digit);
     is_plain.then(|| value.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
 }
 
-/// Fields that say how the message or the connection goes on.
+/// Fields that change the framing of the message or the use of the connection. hyper handles such
+/// requests.
 const FIELDS_FOR_HYPER: [&str; 9] = [
     "content-encoding",
     "transfer-encoding",
@@ -233,16 +251,19 @@ const KEPT: [LaneField; 6] = [
     LaneField::UserAgent,
 ];
 
-/// One of each, and a list in several fields.
+/// The most kept fields of a head: one of each kind, and some further fields of a repeated list.
 const MAX_KEPT: usize = 10;
 
-/// As many as any client sends; hyper takes up to `server.max_headers`.
+/// The most fields of a head in the lane: as many as any client sends. hyper accepts up to
+/// `server.max_headers`.
 const MAX_FIELDS: usize = 64;
 
-/// The least that hyper's buffer can hold: whatever the settings, hyper would take the head, too.
+/// The longest head in the lane, in bytes: the smallest buffer that hyper can have. So hyper would
+/// accept the head, too, whatever the settings.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 
+/// The longest query in the lane, in bytes. Our choice.
 const MAX_QUERY_BYTES: usize = 256;
 
-/// A sum of so many digits is far from the end of its type.
+/// The most digits of a length. A number of this length cannot overflow its type.
 const MAX_LENGTH_DIGITS: usize = 15;

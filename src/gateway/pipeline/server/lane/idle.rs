@@ -1,4 +1,5 @@
-//! Connections that wait for a request: one sweep closes them when their time is over, in place of a timer each.
+//! Connections that wait for a request. One sweep closes expired connections, so no connection needs
+//! its own timer.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -15,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::time::MAX_TIME;
 
-/// All connections of one listener.
+/// The open connections of one listener.
 #[derive(Debug)]
 pub(super) struct IdleConnections {
     timeout: Duration,
-    /// What times are counted from.
+    /// The time from which `IdleState::since` counts.
     began: Instant,
     connections: Mutex<OpenConnections>,
-    /// Told when there is a connection again.
+    /// Notified when the first connection is added.
     filled: Notify,
 }
 
@@ -34,12 +35,12 @@ struct OpenConnections {
 
 #[derive(Debug)]
 struct IdleState {
-    /// Milliseconds from the beginning, and one more; zero while the connection is served.
+    /// The start of the idle time, in milliseconds since `began` plus one. Zero while a call is served.
     since: AtomicU64,
     closing: CancellationToken,
 }
 
-/// One connection among those of its listener, for as long as it lives.
+/// One open connection of a listener. The drop removes the connection from the sweep.
 pub(in crate::gateway::pipeline::server) struct IdleConnection<'a> {
     all: &'a IdleConnections,
     number: u64,
@@ -57,8 +58,11 @@ impl IdleConnections {
         }
     }
 
-    /// Adds a connection, which is told to close when `closing` is cancelled, too.
+    /// Adds a connection. The connection must close when the sweep cancels it or when `closing` is
+    /// cancelled.
     pub(super) fn track_connection(&self, closing: &CancellationToken) -> IdleConnection<'_> {
+        // A child token joins both reasons: the sweep cancels this token only, a shutdown cancels its
+        // parent.
         let closing = closing.child_token();
         let watch = Mutex::new(CancelWatch::new(closing.clone()));
         let state = Arc::new(IdleState { since: AtomicU64::new(0), closing });
@@ -72,13 +76,17 @@ impl IdleConnections {
         IdleConnection { all: self, number, state, closing: watch }
     }
 
-    /// Closes connections when their time is over, for as long as it is polled. It sleeps until the first may be due, and
-    /// for good while there is none, after it has called `release`.
+    /// Closes expired connections, for as long as the future is polled.
+    ///
+    /// The future sleeps until the first connection may expire. If there is no connection, the future
+    /// calls `release` and sleeps until a connection is added.
     pub(super) async fn close_expired(&self, release: impl Fn()) -> Infallible {
         loop {
             match self.close_due() {
                 None => {
                     release();
+                    // A connection that was added after `close_due` has left a permit in `filled`, so
+                    // this wait ends at once.
                     self.filled.notified().await;
                 }
                 Some(wait) => sleep(wait).await,
@@ -86,7 +94,8 @@ impl IdleConnections {
         }
     }
 
-    /// Closes what is due, and says when to look again.
+    /// Closes the expired connections. Returns the time until the next check, or `None` if no
+    /// connection is open.
     fn close_due(&self) -> Option<Duration> {
         let now = self.elapsed_millis();
         let timeout = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
@@ -94,6 +103,7 @@ impl IdleConnections {
         let mut wait = timeout;
         for state in connections.open.values() {
             let since = state.since.load(Ordering::Relaxed);
+            // Zero means that a call is being served: such a connection never expires here.
             if since != 0 {
                 let left = since.saturating_add(timeout).saturating_sub(now);
                 if left == 0 {
@@ -103,7 +113,8 @@ impl IdleConnections {
                 }
             }
         }
-        // A crowd that came one after the other is not looked through once for each.
+        // Connections that became idle one after another must not cause one check each, so a check
+        // waits at least an eighth of the timeout.
         let wait = Duration::from_millis(wait.max(timeout / 8).max(1));
         (!connections.open.is_empty()).then_some(wait)
     }
@@ -118,12 +129,13 @@ impl IdleConnections {
 }
 
 impl IdleConnection<'_> {
-    /// Waits until something is ready; `None` where the connection is to close before.
+    /// Waits until `poll` is ready. Returns `None` if the connection must close first.
     pub(in crate::gateway::pipeline::server) async fn wait_unless_closing<T>(
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         self.state.since.store(self.all.elapsed_millis(), Ordering::Relaxed);
+        // Bytes win over a close: a request that has arrived is still served.
         let ready = poll_fn(|cx| match poll(cx) {
             Poll::Ready(ready) => Poll::Ready(Some(ready)),
             Poll::Pending => self.closing().poll(cx).map(|()| None),
@@ -137,7 +149,7 @@ impl IdleConnection<'_> {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the connection ends with what is served on it now.
+    /// Returns true if the connection must end after the current call.
     pub(super) fn is_closing(&self) -> bool {
         self.state.closing.is_cancelled()
     }

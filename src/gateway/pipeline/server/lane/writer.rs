@@ -1,4 +1,4 @@
-//! An answer on its way to the client: the head, and the body as its frames come.
+//! A response on its way to the client: the head, and the body as its frames arrive.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -16,33 +16,35 @@ use crate::base::socket::ServerStream;
 use crate::gateway::pipeline::exchange::ResponseBodyError;
 use crate::gateway::pipeline::local_response::{ClientReply, ResponseBody};
 
-/// Writes one answer.
+/// The writer of one response.
 ///
-/// What is ready at the same time is written at once. While the client reads nothing, the body is not polled.
+/// Everything that is ready at the same time is written at once. While the client does not read, the
+/// body is not polled.
 pub(super) struct LaneResponseWriter<'a> {
     stream: &'a mut ServerStream,
     watch: &'a mut ClientWatch,
-    /// `None` when it has ended.
+    /// The body, or `None` after its end.
     body: Option<ResponseBody>,
     framing: LaneResponseFraming,
     queue: WriteQueue<'a>,
 }
 
-/// The buffer that answers are written from: the answers of a listener share it, and who has nothing to write holds none.
+/// The write buffer that the responses of a listener share. A response with nothing to write does not
+/// hold the buffer.
 #[derive(Debug, Default)]
 pub(super) struct OutBuffer(Mutex<Vec<u8>>);
 
-/// How the end of a body is told.
+/// The way in which a response marks the end of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneResponseFraming {
-    /// By its length, of which so much is left.
+    /// The declared length, of which this many bytes remain.
     Length(u64),
     Chunked,
-    /// There is none, and nothing says so but the status.
+    /// No body; the status alone implies this.
     Nothing,
 }
 
-/// Bytes to be written, in this order.
+/// The bytes to be written, in the order of the fields.
 struct WriteQueue<'a> {
     buffer: &'a OutBuffer,
     joined: Vec<u8>,
@@ -51,16 +53,17 @@ struct WriteQueue<'a> {
     behind: &'static [u8],
 }
 
-/// What to do next.
+/// The next step of the writer.
 enum WriterStep {
     Take(Option<Result<Frame<Bytes>, ResponseBodyError>>),
     Flush,
-    /// The client has left.
+    /// The client has disconnected.
     Leave,
 }
 
 impl<'a> LaneResponseWriter<'a> {
-    /// Takes an answer, and queues its head; `goes_on` says whether the connection may have another call.
+    /// Takes a response and queues its head. `goes_on` is true if the connection may serve another
+    /// call.
     pub(super) fn new(
         stream: &'a mut ServerStream,
         watch: &'a mut ClientWatch,
@@ -86,8 +89,11 @@ impl<'a> LaneResponseWriter<'a> {
         Self { stream, watch, body: Some(body), framing, queue }
     }
 
-    /// Writes the answer to its end; `false` where it broke off, was cut, or its client has left.
+    /// Writes the whole response. Returns false if the body failed, an operator aborted the call, or
+    /// the client disconnected.
     pub(super) async fn write_response(mut self) -> io::Result<bool> {
+        // Each turn takes a frame, or flushes if no frame is ready. A body of known length ends with
+        // its last byte; a chunked body ends with `Take(None)`.
         while !matches!(self.framing, LaneResponseFraming::Length(0) | LaneResponseFraming::Nothing)
         {
             match poll_fn(|cx| self.poll_step(cx)).await {
@@ -104,16 +110,20 @@ impl<'a> LaneResponseWriter<'a> {
                     break;
                 }
                 WriterStep::Flush if self.flush_queue().await? => {}
-                // An answer that is shorter than was told is not whole, and neither is one that broke off.
+                // The guard above has tried the flush. So this arm means: the body failed or is shorter than
+                // declared, an operator aborted the call, or the client disconnected. The framing is broken,
+                // so the connection must close.
                 WriterStep::Take(_) | WriterStep::Flush | WriterStep::Leave => return Ok(false),
             }
         }
-        // What the call has come to is settled before the client can know that it has ended.
+        // Dropping the body settles the call. The call must be settled before the client can see the
+        // end of the response.
         self.body = None;
         self.flush_queue().await
     }
 
-    /// A client that has left is seen before what the upstream says meanwhile, as hyper has it.
+    /// Polls for the next step. Like hyper, the writer checks for a disconnect before it polls the
+    /// body.
     fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<WriterStep> {
         if self.watch.poll_gone(self.stream, cx).is_ready() {
             return Poll::Ready(WriterStep::Leave);
@@ -123,10 +133,12 @@ impl<'a> LaneResponseWriter<'a> {
         {
             return Poll::Ready(WriterStep::Take(frame));
         }
+        // The body has nothing more now: write what is queued instead of waiting.
         if self.queue.is_empty() { Poll::Pending } else { Poll::Ready(WriterStep::Flush) }
     }
 
-    /// Writes all that is queued; `false` where the client has left or an operator has cut the call.
+    /// Writes everything that is queued. Returns false if the client disconnected or an operator
+    /// aborted the call.
     async fn flush_queue(&mut self) -> io::Result<bool> {
         let mut written = 0;
         while written < self.queue.len() {
@@ -151,6 +163,8 @@ impl<'a> LaneResponseWriter<'a> {
             [only, second, _] if second.is_empty() => stream.poll_write(cx, only),
             _ => stream.poll_write_vectored(cx, &slices),
         };
+        // The write is blocked. Two events may end the wait: an operator's abort and the client's
+        // disconnect. A client that reads nothing at all is closed by the stream's own timeout.
         if let Poll::Ready(wrote) = wrote {
             return Poll::Ready(wrote.map(Some));
         }
@@ -165,7 +179,7 @@ impl<'a> LaneResponseWriter<'a> {
 }
 
 impl OutBuffer {
-    /// Gives the buffer back, until there is something to write again.
+    /// Frees the buffer until there is something to write again.
     pub(super) fn release(&self) {
         *self.lock() = Vec::new();
     }
@@ -180,8 +194,10 @@ impl<'a> WriteQueue<'a> {
         Self { buffer, joined: Vec::new(), large: Bytes::new(), behind: b"" }
     }
 
-    /// What is written next, to be added to.
+    /// Returns the text that is written next, to append to.
     fn joined(&mut self) -> &mut Vec<u8> {
+        // Borrow the listener's buffer. If another response has it, the lock holds an empty vector, and
+        // this response allocates.
         if self.joined.capacity() == 0 {
             self.joined = std::mem::take(&mut *self.buffer.lock());
             self.joined.reserve(HEAD_CAPACITY_BYTES);
@@ -189,11 +205,12 @@ impl<'a> WriteQueue<'a> {
         &mut self.joined
     }
 
-    /// Forgets what was written, and gives the buffer back.
+    /// Forgets the written bytes and returns the buffer.
     fn clear(&mut self) {
         (self.large, self.behind) = (Bytes::new(), b"");
         let mut joined = std::mem::take(&mut self.joined);
         joined.clear();
+        // Return the buffer only if it is small. A large one is freed, so idle memory stays bounded.
         if (1..=KEPT_BYTES).contains(&joined.capacity()) {
             *self.buffer.lock() = joined;
         }
@@ -207,18 +224,20 @@ impl<'a> WriteQueue<'a> {
         self.joined.is_empty() && self.large.is_empty()
     }
 
-    /// Whether it has to be written before there is more.
+    /// Returns true if the queue must be written before more is added.
     fn is_full(&self) -> bool {
         !self.large.is_empty() || self.joined.len() >= MAX_QUEUED_BYTES
     }
 
     fn push(&mut self, framing: &mut LaneResponseFraming, mut data: Bytes) {
         let is_chunk = match framing {
+            // Never send more than the declared length: the surplus would be read as the next response.
             LaneResponseFraming::Length(left) => {
                 data.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
                 *left -= data.len() as u64;
                 false
             }
+            // An empty chunk would end the body.
             LaneResponseFraming::Chunked if data.is_empty() => return,
             LaneResponseFraming::Chunked => {
                 write_chunk_size(self.joined(), data.len());
@@ -227,6 +246,8 @@ impl<'a> WriteQueue<'a> {
             LaneResponseFraming::Nothing => return,
         };
         let behind: &[u8] = if is_chunk { b"\r\n" } else { b"" };
+        // A large frame is queued last: `is_full` then forces a flush, so nothing is queued behind it
+        // out of order.
         if data.len() <= COALESCE_BYTES {
             let joined = self.joined();
             joined.extend_from_slice(&data);
@@ -236,7 +257,7 @@ impl<'a> WriteQueue<'a> {
         }
     }
 
-    /// Adds the last chunk.
+    /// Queues the last chunk, which ends the body.
     fn push_last_chunk(&mut self) {
         if self.large.is_empty() {
             self.joined().extend_from_slice(b"0\r\n\r\n");
@@ -245,7 +266,7 @@ impl<'a> WriteQueue<'a> {
         }
     }
 
-    /// All but the first `written` bytes, the empty parts last.
+    /// Returns the queued bytes without the first `written` bytes. Empty parts come last.
     fn unwritten_slices(&self, written: usize) -> [IoSlice<'_>; 3] {
         let mut skipped = written;
         let mut slices = [IoSlice::new(&[]); 3];
@@ -262,12 +283,12 @@ impl<'a> WriteQueue<'a> {
     }
 }
 
-/// Status line and fields, but for those that are the connection's.
+/// Appends the status line and the fields, except the fields that belong to the connection.
 fn write_head(out: &mut Vec<u8>, status: StatusCode, fields: &[u8], framing: LaneResponseFraming) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
-    // As hyper has it: some clients expect a reason.
+    // Like hyper, the lane sends a reason, because some clients expect one.
     out.extend_from_slice(status.canonical_reason().unwrap_or("<none>").as_bytes());
     out.extend_from_slice(b"\r\n");
     out.extend_from_slice(fields);
@@ -282,10 +303,11 @@ fn write_head(out: &mut Vec<u8>, status: StatusCode, fields: &[u8], framing: Lan
     }
 }
 
-/// The size of a chunk and its line end.
+/// Appends the size of a chunk in hexadecimal, and a line end.
 fn write_chunk_size(out: &mut Vec<u8>, size: usize) {
     let mut digits = [0; 2 * size_of::<usize>()];
     let (mut at, mut left) = (digits.len(), size);
+    // The digits are written from the end. The first condition writes one digit even for zero.
     while at == digits.len() || left > 0 {
         at -= 1;
         digits[at] = b"0123456789abcdef"[left & 15];
@@ -295,14 +317,16 @@ fn write_chunk_size(out: &mut Vec<u8>, size: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Status, fields and length of nearly every answer, and a short body, in one allocation.
+/// The reserved size of the write buffer, in bytes: status, fields and length of nearly every response,
+/// and a short body, in one allocation.
 const HEAD_CAPACITY_BYTES: usize = 1024;
 
-/// The buffer that is kept from answer to answer has no more room than that.
+/// The largest buffer, in bytes, that is kept for the next response.
 const KEPT_BYTES: usize = 16 * 1024;
 
-/// Frames up to this size are copied behind one another: cheaper than a piece each for the system call.
+/// The largest frame, in bytes, that is copied. A copy is cheaper than another slice in the system
+/// call.
 const COALESCE_BYTES: usize = 8 * 1024;
 
-/// As much as hyper holds back by default, before it writes.
+/// The most queued bytes before a write: the amount that hyper buffers by default.
 const MAX_QUEUED_BYTES: usize = 64 * 1024;
