@@ -88,21 +88,20 @@ pub struct GatewayExchange {
     /// The number of answers that the model writes.
     choices: u32,
     is_stream: bool,
-    /// The response has announced its own end.
+    /// True once the response has announced its own end.
     has_finished: bool,
-    /// The response is complete, and it did not end with an error.
+    /// True if the response is complete and did not end with an error.
     is_whole: bool,
-    /// The response has a format that the observer does not read, or the observer lost its place in the
-    /// response.
+    /// True if the observer cannot read the response's format, or lost its place in the response.
     is_unreadable: bool,
     /// The model's metrics, set once the upstream has accepted the model's name.
     metered: Option<Arc<metrics::ModelMetrics>>,
-    /// Reports that an operator aborted the call.
+    /// The watch that reports an operator's abort of the call.
     cut: CancelWatch,
     /// The request's permit among those in flight, with the bytes of its body. Held until the exchange
     /// ends, drains included.
     permit: Option<RequestPermit>,
-    /// Masks the upstream's key in a response that is an error or may become one.
+    /// The redactor of the upstream's key, set if the response is an error or may become an error.
     redactor: Option<Box<SecretRedactor>>,
     /// The body of a response that is an error.
     error_body: Option<Box<ErrorBody>>,

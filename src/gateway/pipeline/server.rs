@@ -224,8 +224,8 @@ impl Default for HttpServerConfig {
     }
 }
 
-/// The upper bound for configured counts of connections and requests, also of the service: more than
-/// the descriptors of a machine, and within the range of a semaphore.
+/// The upper bound for configured counts of connections and requests: more than the descriptors of a
+/// machine, and within the range of a semaphore. The service's configuration has the same bound.
 pub const MAX_COUNT: u64 = 1_000_000;
 
 /// The smallest buffer of a connection, in bytes: hyper's minimum. With a smaller buffer hyper panics.

@@ -7,9 +7,9 @@
 //! - Without a final report, a stream that stopped early counts as the text that was seen, plus an
 //!   estimate for the time without text.
 //!
-//! **Invariant:** the output is never less than the lower bound of the text that was seen, and it never
-//! falls when more text is seen. Without a report, the output exceeds the reservation only if the text
-//! that was seen exceeds it.
+//! **Invariant:** the output is never less than the lower bound of the text that was seen, and the output
+//! never falls when more text is seen. Without a report, the output exceeds the reservation only if the
+//! text that was seen exceeds the reservation.
 
 use std::time::{Duration, Instant};
 
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// G8: which upstream goes on when nobody reads any more.
+    /// G8: an upstream continues without a reader, depending on its kind, the protocol and the stream.
     #[test]
     fn what_goes_on_upstream_depends_on_protocol_kind_and_stream() {
         let mut going_on = vec![];

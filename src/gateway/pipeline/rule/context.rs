@@ -339,6 +339,6 @@ const ALL_PROTOCOLS: [LlmProtocol; 3] =
 /// be longer.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// The value of an unlimited budget. The value is larger than any budget. It is also small enough that
-/// an addition neither overflows nor loses a digit in a double.
+/// The value of an unlimited budget: larger than any budget, and small enough that an addition neither
+/// overflows nor loses a digit in a double.
 const UNLIMITED_VALUE: u64 = 1 << 53;

@@ -142,6 +142,6 @@ impl SharedListener {
 const REFUSAL_LINGER: Duration = Duration::from_secs(1);
 
 /// The interval of the pings to an HTTP/2 client over a network. A client that does not answer within
-/// 20 s (hyper's default) is disconnected. Our choice: the time after which an idle HTTP/1.1 connection
-/// is closed.
+/// 20 s (hyper's default) is disconnected. Our choice: the default time after which an idle HTTP/1.1
+/// connection is closed.
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
