@@ -104,7 +104,7 @@ pub struct GatewayExchange {
     /// The redactor of the upstream's key, set if the response is an error or may become an error.
     redactor: Option<Box<SecretRedactor>>,
     /// The body of a response that is an error.
-    error_body: Option<Box<ErrorBody>>,
+    error_body: Option<Box<UpstreamErrorBody>>,
     /// The estimated output tokens in the text of an error.
     error_tokens: Tokens,
     _in_flight: InFlightGuard,

@@ -12,7 +12,7 @@ use crate::llm::protocol::GatewayRoute;
 
 /// The head of a request, as the server of the connection has read it.
 pub trait JudgedHead: ClientHead {
-    /// Returns the request's route; see [`route`].
+    /// Returns the request's route; see [`match_route`].
     fn route(&self) -> Result<GatewayRoute, CallRejection>;
 
     /// Checks the fields of the head; see [`check_head`].
@@ -34,7 +34,7 @@ impl<B> JudgedHead for Request<B> {
 /// # Errors
 /// Returns [`CallRejection::NotServed`] if no route matches, or if the request's form could be read in
 /// two ways.
-pub fn route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
+pub fn match_route<B>(request: &Request<B>) -> Result<GatewayRoute, CallRejection> {
     // HTTP/2 always names a host. The host is ignored: the configuration names the upstream's host.
     let is_for_us = request.version() == Version::HTTP_2 || is_target_local(request.uri());
     if !is_for_us || requests_upgrade(request.headers()) {

@@ -142,7 +142,7 @@ impl RunTokenAuth {
         refused: AuthFailure,
         request: &Request<()>,
     ) -> Response<ResponseBody> {
-        let (begun, route) = (Instant::now(), request_head::route(request).ok());
+        let (begun, route) = (Instant::now(), request_head::match_route(request).ok());
         // A load balancer has no token. A wrong token is still rejected, even on the health route.
         if refused.why == AuthError::Missing && route == Some(GatewayRoute::Health) {
             return anonymous_health().map(ResponseBody::from_text);

@@ -18,7 +18,7 @@ use crate::llm::budget::Tokens;
 use crate::llm::protocol::LlmProtocol;
 
 /// The body of an error that has not ended.
-pub(super) struct ErrorBody {
+pub(super) struct UpstreamErrorBody {
     protocol: LlmProtocol,
     status: StatusCode,
     is_json: bool,
