@@ -1,4 +1,4 @@
-//! The `cogni-gateway` command, and under another name the helper that starts a sandbox.
+//! The `cogni-gateway` command. Called by another name, the same file is the helper that starts a sandbox.
 
 use std::env;
 use std::ffi::OsStr;

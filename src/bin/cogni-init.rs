@@ -1,7 +1,7 @@
-//! The static file of a sandbox, with two programs in it: the name it is called by says which.
+//! The static file `cogni-init` of a sandbox. It holds two programs, and the name by which it is called selects one.
 //!
-//! It is made of the library's files, and not linked with the library: what is in every sandbox is to be small, and the
-//! linker would have to go through everything else to find that out.
+//! The file compiles the library's sources itself and does not link the library. Every sandbox contains this file, so
+//! it must be small; a linker would have to search the whole library to leave the rest out.
 
 #[path = "../guest"]
 pub mod guest {
@@ -19,7 +19,7 @@ use guest::{agent, init};
 fn main() -> ExitCode {
     let mut arguments = env::args_os();
     let path = arguments.next().unwrap_or_default();
-    // The driver chooses under which name it mounts us.
+    // The driver mounts this file under one of the two names.
     match Path::new(&path).file_name().and_then(OsStr::to_str) {
         Some("cogni-agent") => agent::main(arguments),
         _ => init::main(arguments),

@@ -1,17 +1,18 @@
-//! `cogni-agent`: a small agent, which runs in the sandbox as a program of its own.
+//! `cogni-agent`: a small agent that runs in the sandbox as a program of its own.
 //!
-//! It reads a conversation, asks the model that the run has, does what the model calls for with its one tool, and goes
-//! on until the model has said what it wanted to say:
+//! The agent reads a conversation and asks the run's model. It executes the calls that the model makes with its one
+//! tool. The agent repeats this until the model answers without a call:
 //!
-//! - in: `/workspace/.cogni/messages.json`, see [`conversation`]; the model's name is in `COGNI_MODEL`;
-//! - out: one line on standard output, the [`envelope`], whatever happens;
-//! - meanwhile, on standard error: a line of JSON for each piece of text and each use of the tool, see [`event`]. A line
-//!   that is no JSON is somebody else's, such as `cogni-init`'s.
+//! - input: `/workspace/.cogni/messages.json`, see [`conversation`]; the model's name is in `COGNI_MODEL`;
+//! - output: one line on standard output, the [`envelope`], also after a failure;
+//! - progress, on standard error: a line of JSON for each piece of text and each use of the tool, see [`event`]. A line
+//!   that is not JSON comes from another program, such as `cogni-init`.
 //!
-//! Reading order: [`options`] and [`conversation`] are what it starts with; [`completion`] is one question to the model, over
-//! [`http`] and [`sse`]; [`exec`] is the tool; [`envelope`] is what comes of it.
+//! Reading order: [`options`] and [`conversation`] are the input. [`completion`] is one request to the model, over
+//! [`http`] and [`sse`]. [`exec`] is the tool, and [`envelope`] is the output.
 //!
-//! **Invariant:** nothing of the house is in here, and no runtime: the file that `cogni-init` is has this in it too.
+//! **Invariant:** these modules import no other module of the crate and no async runtime, because they are part of the
+//! file `cogni-init`.
 
 pub mod completion;
 pub mod conversation;
@@ -34,7 +35,7 @@ use envelope::{AgentFailure, AgentFailureKind, OutputEnvelope};
 use event::ProgressEvent;
 use options::{AgentCommand, AgentOptions};
 
-/// Runs the program; `arguments` are those after its own name.
+/// Runs the program. `arguments` are the arguments after the program's name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(AgentCommand::Print(text)) => print_to_stdout(&text),
@@ -42,25 +43,27 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             let begun = Instant::now();
             let mut envelope = OutputEnvelope::default();
             envelope.error = run_conversation(&options, begun, &mut envelope).err();
+            // The envelope is printed after a failure too: its reader always gets exactly one line.
             let printed = print_to_stdout(&envelope.to_line(begun.elapsed()));
             if envelope.error.is_some() { ExitCode::FAILURE } else { printed }
         }
         Err(wrong) => {
             let line = format!("cogni-agent: {wrong}; see `cogni-agent --help`\n");
-            // There is nobody left to tell when this fails.
+            // A failed write to standard error cannot be reported anywhere.
             let _ = io::stderr().write_all(line.as_bytes());
             ExitCode::from(EXIT_USAGE)
         }
     }
 }
 
-/// Asks until the model calls for nothing more.
+/// Asks the model until its answer contains no call, or until the limit of rounds.
 fn run_conversation(
     options: &AgentOptions,
     begun: Instant,
     envelope: &mut OutputEnvelope,
 ) -> Result<(), AgentFailure> {
     let mut conversation = AgentConversation::read(&options.messages)?;
+    // One deadline covers the requests, the tools and the waiting between them.
     let deadline = begun + options.timeout;
     let model = ModelClient::new(|name| env::var(name).ok(), deadline)?;
     envelope.model.clone_from(&model.name);
@@ -72,6 +75,7 @@ fn run_conversation(
             return Ok(());
         }
         conversation.push_assistant(&text, &calls);
+        // The calls run one after the other, because a later call may depend on the files of an earlier one.
         for call in &calls {
             let result = execute_tool_call(call, deadline);
             conversation.push_tool_result(&call.id, &result);
@@ -84,7 +88,8 @@ fn run_conversation(
     ))
 }
 
-/// What the model gets to read of its call. That a call makes no sense is for the model to know, and ends nothing.
+/// Executes a call and returns the text that the model reads as the call's result. An invalid call does not end the
+/// conversation: the model receives the error and can correct the call.
 fn execute_tool_call(call: &ModelToolCall, deadline: Instant) -> String {
     let asked = match exec::parse_call(&call.name, &call.arguments) {
         Ok(asked) => asked,
@@ -103,5 +108,5 @@ fn print_to_stdout(text: &str) -> ExitCode {
     }
 }
 
-/// The exit status of every program for arguments that make no sense.
+/// The exit status of every program for invalid arguments.
 const EXIT_USAGE: u8 = 2;

@@ -1,12 +1,15 @@
-//! The first process of a sandbox: a static program that needs nothing of the image it runs in.
+//! The first process of a sandbox: a static program that needs no file of the image.
 //!
-//! It connects a local TCP port to the run's socket, starts the agent, forwards signals to it, reaps what it leaves
-//! behind, and ends with its exit status. One thread and one loop around poll(2) do all of it.
+//! The program connects a local TCP port to the run's socket and starts the agent. It forwards signals to the agent,
+//! reaps orphaned processes, and exits with the agent's exit status. One thread with one loop around poll(2) does all
+//! of this.
 //!
-//! Reading order: [`options`], [`claim`], [`run_socket`] and [`listener`] prepare; [`spawn`] starts, behind the [`seccomp`]
-//! and [`landlock`]; [`reaper`] waits, looks at the [`accept_queue`], and turns the [`bridge`]. A [`session_loop`] does all that again, after a [`cleanup`].
+//! Reading order: [`options`], [`claim`], [`run_socket`] and [`listener`] prepare. [`spawn`] starts the agent, confined
+//! by [`seccomp`] and [`landlock`]. [`reaper`] waits, checks the [`accept_queue`] and drives the [`bridge`]. A
+//! [`session_loop`] repeats this for further agents, after a [`cleanup`].
 //!
-//! **Invariant:** nothing of the house is in here, and no runtime: `cogni-init` is these files and little else.
+//! **Invariant:** these modules import no other module of the crate and no async runtime: `cogni-init` is these files
+//! and little else.
 
 mod accept_queue;
 mod bridge;
@@ -33,13 +36,13 @@ use options::{GatewayMode, InitCommand, InitOptions};
 use reaper::ProcessReaper;
 use run_socket::RunSocket;
 
-/// Runs the program; `arguments` are those after its own name.
+/// Runs the program. `arguments` are the arguments after the program's name.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match options::parse(arguments) {
         Ok(InitCommand::Print(text)) => print_to_stdout(&text),
         Ok(InitCommand::Start(options)) if !options.is_resident => exit_with(start_agent(&options)),
         Ok(InitCommand::Start(_)) => {
-            report_usage_error("`--resident` is for a slot, which is told so")
+            report_usage_error("`--resident` is valid only in a slot's claim")
         }
         Ok(InitCommand::Wait(path)) => exit_with(wait_for_claim(&path)),
         Err(wrong) => report_usage_error(&wrong),
@@ -55,7 +58,7 @@ fn exit_with(ended: Result<u8, InitFailure>) -> ExitCode {
     ExitCode::from(exit_status(ended))
 }
 
-/// The status that is told, and why, where it is not the agent's own.
+/// Returns the exit status, and logs the failure if the status is not the agent's own.
 fn exit_status(ended: Result<u8, InitFailure>) -> u8 {
     ended.unwrap_or_else(|failure| {
         log_line(&failure.message);
@@ -67,7 +70,7 @@ fn start_agent(options: &InitOptions) -> Result<u8, InitFailure> {
     run_agent(&prepare_reaper()?, options, None)
 }
 
-/// Once it is told, a sandbox that was started ahead is as any other, or a resident.
+/// Waits for a claim, and then serves it like a sandbox of its own, or as a long-running sandbox.
 fn wait_for_claim(path: &Path) -> Result<u8, InitFailure> {
     let supervisor = prepare_reaper()?;
     let host = HostChannel::connect(path)?;
@@ -75,7 +78,7 @@ fn wait_for_claim(path: &Path) -> Result<u8, InitFailure> {
     if claim.options.is_resident {
         return session_loop::serve_claims(&host, &supervisor, claim);
     }
-    // The agent never meets it.
+    // The agent must not inherit or reach the connection to the host.
     drop(host);
     run_agent(&supervisor, &claim.options, None)
 }
@@ -84,7 +87,8 @@ fn prepare_reaper() -> Result<ProcessReaper, InitFailure> {
     ProcessReaper::prepare().map_err(|error| InitFailure::setup_failure("prepare", error))
 }
 
-/// In this order, so that the agent finds everything ready: the socket answers, the port listens, then the agent runs.
+/// Prepares and starts the agent, and serves until it has ended. The order is: the socket answers, the port listens,
+/// the agent starts. So the agent finds everything ready.
 fn run_agent(
     supervisor: &ProcessReaper,
     options: &InitOptions,
@@ -103,7 +107,7 @@ fn run_agent(
     Ok(supervisor.run_until_exit(bridge, agent, options, host))
 }
 
-/// Why the agent was not started, and the exit status that says so.
+/// The reason why the agent was not started, with the exit status that reports it.
 struct InitFailure {
     status: u8,
     message: String,
@@ -126,25 +130,26 @@ fn print_to_stdout(text: &str) -> ExitCode {
     }
 }
 
-/// One line for whoever reads the sandbox's stderr, in one write, so that the agent's own lines do not cut it.
+/// Writes one line to the sandbox's standard error with one write, so that the agent's output is not mixed into the
+/// line.
 fn log_line(message: impl Display) {
     let line = format!("cogni-init: {message}\n");
-    // There is nobody left to tell when this fails.
+    // A failed write to standard error cannot be reported anywhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// The exit status of every program for arguments that make no sense.
+/// The exit status of every program for invalid arguments.
 const EXIT_USAGE: u8 = 2;
 
-/// The run's socket does not answer; `EX_UNAVAILABLE` in sysexits.h.
+/// The run's socket does not answer: `EX_UNAVAILABLE` of sysexits.h.
 const EXIT_SOCKET_UNAVAILABLE: u8 = 69;
 
-/// `--max-runtime` has ended the agent; what timeout(1) says in that case.
+/// `--max-runtime` has ended the agent: the exit status of timeout(1).
 const EXIT_TIMED_OUT: u8 = 124;
 
-/// The sandbox is not as it has to be; what `docker run` says when it is Docker that failed.
+/// The sandbox is not set up as required: the exit status of `docker run` when Docker itself fails.
 const EXIT_SETUP_FAILED: u8 = 125;
 
-/// As a shell says it: found, but not to be executed; and not found.
+/// The exit statuses of a shell: the program is found but not executable, and the program is not found.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;

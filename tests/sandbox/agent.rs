@@ -216,19 +216,19 @@ async fn what_goes_wrong_is_told_in_the_envelope() {
         told.push(Ended::of(command.env("OPENAI_BASE_URL", url)).failure());
     }
     insta::assert_snapshot!(told.join("\n"), @r#"
-    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: it is no JSON: EOF while parsing a value at line 1 column 0"}
-    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: it has no array of messages"}
-    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: it has no message"}
-    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: `system` is no text"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: not valid JSON: EOF while parsing a value at line 1 column 0"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: there is no array of messages"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: there is no message"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: `system` is not a string"}
     1 {"kind":"no_conversation","message":"`.cogni/messages.json`: `tools` is neither true nor false"}
     1 {"kind":"no_conversation","message":"`/nowhere/messages.json`: No such file or directory (os error 2)"}
     1 {"kind":"no_model","message":"`COGNI_MODEL` is not set; give the model's name"}
-    1 {"kind":"broken_answer","message":"the answer ended before its end"}
+    1 {"kind":"broken_answer","message":"the answer ended without a finish reason"}
     1 {"kind":"broken_answer","message":"the answer broke off: unexpected end of file"}
     1 {"code":"500","kind":"refused","message":"the fake provider failed on the way, as its script says"}
     1 {"kind":"broken_answer","message":"the answer broke off: invalid utf-8 sequence of 1 bytes from index 1"}
     1 {"kind":"timeout","message":"the time is over; raise `--timeout`"}
-    1 {"kind":"broken_answer","message":"the answer ended before its end"}
+    1 {"kind":"broken_answer","message":"the answer ended without a finish reason"}
     1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `https://localhost/v1` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
     1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://example.org/v1` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
     1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://localhost:x` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}

@@ -1,4 +1,4 @@
-//! One question to the model, and its answer: text as it comes, and the calls it makes.
+//! One request to the model and its answer: the text as it arrives, and the calls that the model makes.
 
 use std::io::{self, BufReader, Read};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::event::ProgressEvent;
 use super::http::{self, HttpResponse, LlmEndpoint};
 use super::sse::SseReader;
 
-/// The model that is asked, and where.
+/// The model, its endpoint, and the deadline of every request.
 #[derive(Clone, Debug)]
 pub struct ModelClient {
     pub name: String,
@@ -22,30 +22,30 @@ pub struct ModelClient {
     deadline: Instant,
 }
 
-/// What the model has answered.
+/// The model's answer to one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelCompletion {
     pub text: String,
     pub calls: Vec<ModelToolCall>,
-    /// Why it stopped, in the provider's words.
+    /// The reason why the model stopped, as the provider names it.
     pub finish: String,
     pub usage: ConversationUsage,
 }
 
-/// A tool that the model calls for.
+/// A call that the model makes to a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelToolCall {
     pub id: String,
     pub name: String,
-    /// JSON, if the model is right.
+    /// The arguments as the model wrote them. They are JSON only if the model made no mistake.
     pub arguments: String,
 }
 
 impl ModelClient {
-    /// The model that the environment names.
+    /// Reads the model's name and address from the environment.
     ///
     /// # Errors
-    /// It names none, or no place that can be reached.
+    /// Returns `NoModel` if `COGNI_MODEL` is not set, or if the address is not one that a sandbox can reach.
     pub fn new(
         variable: impl Fn(&str) -> Option<String>,
         deadline: Instant,
@@ -57,6 +57,7 @@ impl ModelClient {
                 "`COGNI_MODEL` is not set; give the model's name",
             )
         })?;
+        // The second name is the one that older OpenAI clients read.
         let url = given("OPENAI_BASE_URL").or_else(|| given("OPENAI_API_BASE"));
         let base = LlmEndpoint::parse(url.as_deref().unwrap_or(DEFAULT_URL)).map_err(|wrong| {
             AgentFailure::new(AgentFailureKind::NoModel, format!("`OPENAI_BASE_URL`: {wrong}"))
@@ -64,16 +65,17 @@ impl ModelClient {
         Ok(Self { name, base, deadline })
     }
 
-    /// Asks the model to go on. `listener` is told its text as it comes.
+    /// Asks the model to continue the conversation. `listener` receives the text as it arrives.
     ///
     /// # Errors
-    /// There is no answer, or not all of it.
+    /// Returns an error if the gateway does not answer, refuses, or sends an incomplete answer.
     pub fn complete(
         &self,
         conversation: &AgentConversation,
         listener: &mut dyn FnMut(&ProgressEvent<'_>),
     ) -> Result<ModelCompletion, AgentFailure> {
         let request = conversation.to_request_body(&self.name);
+        // At most one retry: a gateway that refuses twice is not going to accept soon.
         let mut may_wait = true;
         loop {
             let response =
@@ -101,10 +103,10 @@ impl ModelClient {
     }
 }
 
-/// Reads an answer to its end.
+/// Reads a streamed answer until its end.
 ///
 /// # Errors
-/// It breaks off, is an error, or makes no sense.
+/// Returns an error if the stream breaks off, contains an error, or is not a valid answer.
 pub fn read_completion(
     body: impl io::BufRead,
     listener: &mut dyn FnMut(&ProgressEvent<'_>),
@@ -117,14 +119,17 @@ pub fn read_completion(
         }
         round.apply_chunk(&data, listener)?;
     }
+    // A stream that just stops may have lost its last calls, so that its text must not count as an answer.
     if round.finish.is_empty() {
         return Err(AgentFailure::new(
             AgentFailureKind::BrokenAnswer,
-            "the answer ended before its end",
+            "the answer ended without a finish reason",
         ));
     }
+    // Calls without a name are the gaps below an index that the provider skipped.
     round.calls.retain(|call| !call.name.is_empty());
     if round.finish == "length" && !round.calls.is_empty() {
+        // The arguments of the last call are incomplete; executing them could do something that the model did not mean.
         let message = "the model's output was cut off in the middle of a call; give it more tokens";
         return Err(AgentFailure::new(AgentFailureKind::CutOff, message));
     }
@@ -146,6 +151,7 @@ impl ModelCompletion {
             self.usage =
                 ConversationUsage { input: usage.prompt_tokens, output: usage.completion_tokens };
         }
+        // A chunk that only reports usage has no choices.
         let Some(choice) = chunk.choices.into_iter().flatten().next() else { return Ok(()) };
         let delta = choice.delta.unwrap_or_default();
         if let Some(text) = delta.content.filter(|text| !text.is_empty()) {
@@ -161,14 +167,18 @@ impl ModelCompletion {
         Ok(())
     }
 
-    /// Some providers number the parts of a call, some only begin a new one with a new id.
+    /// Appends a part of a call. Some providers number the parts of a call; other providers only begin a new call with
+    /// a new id.
     fn add_call_part(&mut self, part: ToolCallPart) -> Result<(), AgentFailure> {
+        // A repeated id continues the last call.
         let is_new = part.id.as_ref().is_some_and(|id| {
             !id.is_empty() && self.calls.last().is_none_or(|call| call.id != *id)
         });
+        // The index for a part without a number: the last call, or the one after the last if the id is new.
         let last =
             self.calls.len().saturating_sub(1) + usize::from(is_new && !self.calls.is_empty());
         let index = part.index.unwrap_or(last);
+        // The index comes from the provider and sizes the vector below.
         if index >= MAX_TOOL_CALLS {
             return Err(AgentFailure::new(
                 AgentFailureKind::BrokenAnswer,
@@ -186,6 +196,7 @@ impl ModelCompletion {
         if call.name.is_empty() {
             call.name = function.name.unwrap_or_default();
         }
+        // The arguments arrive in pieces, in order.
         call.arguments.push_str(&function.arguments.unwrap_or_default());
         Ok(())
     }
@@ -231,7 +242,7 @@ struct ChunkUsage {
     completion_tokens: u64,
 }
 
-/// How long to wait, where the gateway says that waiting helps, and not for long.
+/// Returns the time to wait before a retry, if the gateway asks for a wait that is short enough.
 fn retry_delay<R>(response: &HttpResponse<R>) -> Option<Duration> {
     if response.status != 429 || response.header("x-should-retry") == Some("false") {
         return None;
@@ -240,11 +251,11 @@ fn retry_delay<R>(response: &HttpResponse<R>) -> Option<Duration> {
     Some(Duration::from_secs(seconds)).filter(|pause| *pause <= MAX_RETRY_DELAY)
 }
 
-/// What a gateway says that does not answer.
+/// Builds the failure for an answer with an error status, from as much of the body as can be read.
 fn refusal_failure<R: io::BufRead>(response: HttpResponse<R>) -> AgentFailure {
     let status = response.status;
     let mut body = vec![];
-    // Whatever of it can be read is better than nothing.
+    // A body that breaks off may still contain a message in its first bytes.
     let _ = response.body.take(MAX_ERROR_BODY_BYTES).read_to_end(&mut body);
     match serde_json::from_slice::<Value>(&body) {
         Ok(mut body) => error_failure(&body["error"].take(), Some(status)),
@@ -278,16 +289,19 @@ fn timeout_failure() -> AgentFailure {
 
 fn sleep(time: Duration) {
     let time = Timespec::try_from(time).expect("a pause is some seconds");
-    // Cut short by a signal it only leads to an earlier question.
+    // A signal ends the sleep early; the retry is then only sent earlier.
     let _ = thread::nanosleep(&time);
 }
 
+/// The LLM's address when the environment names none: the default address of `cogni-init`'s listener.
 const DEFAULT_URL: &str = "http://localhost:8080/v1";
 
-/// More than any model makes; it bounds what a wrong index may ask of the memory.
+/// The maximum number of calls in one answer. Our choice: more than any model makes. It bounds the memory that a wrong
+/// index can allocate.
 const MAX_TOOL_CALLS: usize = 64;
 
-/// An agent that waits holds its sandbox.
+/// The longest `Retry-After` that is waited for. Our choice: a waiting agent still occupies its sandbox.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
+/// The maximum number of bytes that are read of an error's body. Our choice.
 const MAX_ERROR_BODY_BYTES: u64 = 64 << 10;

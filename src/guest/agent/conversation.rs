@@ -1,8 +1,8 @@
-//! The conversation: a file at first, and then what the model says and the tool returns.
+//! The conversation: first the messages of a file, then the model's answers and the tool's results.
 //!
-//! The file is `{"messages": [{"role": …, "content": …}, …]}` or only the array, in the words of chat completions.
-//! Beside `messages` there may be `system`, a message that comes before all others, and `tools`: `false` leaves the
-//! model without any.
+//! The file is `{"messages": [{"role": …, "content": …}, …]}` or only the array, in the format of chat completions.
+//! Beside `messages` the file may contain `system`, a message that comes before all other messages, and `tools`:
+//! `false` gives the model no tools.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use super::completion::ModelToolCall;
 use super::envelope::{AgentFailure, AgentFailureKind};
 use super::exec;
 
-/// What has been said so far.
+/// The messages so far, in the format of chat completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentConversation {
     messages: Vec<Value>,
@@ -22,10 +22,10 @@ pub struct AgentConversation {
 }
 
 impl AgentConversation {
-    /// Reads it from a file.
+    /// Reads a conversation from a file.
     ///
     /// # Errors
-    /// It is not there, too long, or no conversation.
+    /// Returns `NoConversation` if the file cannot be read, is too long, or is not a conversation.
     pub fn read(path: &Path) -> Result<Self, AgentFailure> {
         let wrong = |why: String| {
             AgentFailure::new(
@@ -35,6 +35,7 @@ impl AgentConversation {
         };
         let mut text = String::new();
         let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+        // One byte more than the limit, so that a file of exactly the limit is still accepted.
         file.take(MAX_FILE_BYTES + 1)
             .read_to_string(&mut text)
             .map_err(|error| wrong(error.to_string()))?;
@@ -44,13 +45,13 @@ impl AgentConversation {
         Self::parse(&text).map_err(wrong)
     }
 
-    /// Reads it from JSON.
+    /// Reads a conversation from JSON.
     ///
     /// # Errors
-    /// What makes it no conversation.
+    /// Returns a message that names the invalid part.
     pub fn parse(text: &str) -> Result<Self, String> {
         let value =
-            serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
+            serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
         let (mut rest, messages) = match value {
             Value::Object(mut object) => {
                 let messages = object.remove("messages");
@@ -59,14 +60,14 @@ impl AgentConversation {
             array => (Map::new(), Some(array)),
         };
         let Some(Value::Array(mut messages)) = messages else {
-            return Err("it has no array of messages".to_owned());
+            return Err("there is no array of messages".to_owned());
         };
         match rest.remove("system") {
             None | Some(Value::Null) => {}
             Some(Value::String(system)) => {
                 messages.insert(0, json!({"role": "system", "content": system}));
             }
-            Some(_) => return Err("`system` is no text".to_owned()),
+            Some(_) => return Err("`system` is not a string".to_owned()),
         }
         let has_tools = match rest.remove("tools") {
             None | Some(Value::Null) => true,
@@ -74,12 +75,12 @@ impl AgentConversation {
             Some(_) => return Err("`tools` is neither true nor false".to_owned()),
         };
         if messages.is_empty() {
-            return Err("it has no message".to_owned());
+            return Err("there is no message".to_owned());
         }
         Ok(Self { messages, has_tools })
     }
 
-    /// The body of a request that asks `model` to go on.
+    /// Returns the body of a request that asks `model` to continue.
     pub fn to_request_body(&self, model: &str) -> String {
         let mut body = json!({
             "model": model,
@@ -93,7 +94,7 @@ impl AgentConversation {
         body.to_string()
     }
 
-    /// Adds what the model has said and called for.
+    /// Appends the model's text and its calls.
     pub fn push_assistant(&mut self, text: &str, calls: &[ModelToolCall]) {
         let calls: Vec<_> = calls
             .iter()
@@ -102,15 +103,16 @@ impl AgentConversation {
                 json!({"id": call.id, "type": "function", "function": function})
             })
             .collect();
+        // In this format an answer that has only calls has `null` as its text.
         let content = if text.is_empty() { Value::Null } else { text.into() };
         self.messages.push(json!({"role": "assistant", "content": content, "tool_calls": calls}));
     }
 
-    /// Adds what came of a call.
+    /// Appends the result of a call.
     pub fn push_tool_result(&mut self, id: &str, result: &str) {
         self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
     }
 }
 
-/// What the gateway takes of a body when nothing else is configured.
+/// The maximum size of the file: the gateway's default limit for a request's body.
 const MAX_FILE_BYTES: u64 = 32 << 20;

@@ -1,67 +1,68 @@
 //! The one line on standard output: `{"payloads":[{"text":…}],"meta":{"durationMs":…,"agentMeta":…,"error":…}}`.
 //!
-//! `payloads` has the last thing that the model said, or nothing; `meta.error` is null, or says what went wrong. What
-//! `agentMeta` counts is what the provider told, for people: what is paid for is in the gateway's records.
+//! `payloads` contains the model's last text, or is empty. `meta.error` is null or describes the failure. The token
+//! counts in `agentMeta` are the provider's and are only informative: billing uses the gateway's records.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// What comes of a conversation.
+/// The result of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputEnvelope {
-    /// The last thing that the model said.
+    /// The text of the model's last answer.
     pub text: String,
     pub model: String,
-    /// How often it was asked.
+    /// The number of answers that the model has given.
     pub rounds: u32,
-    /// Why it stopped, in the provider's words.
+    /// The reason why the model stopped, as the provider names it.
     pub finish: String,
     pub usage: ConversationUsage,
     pub error: Option<AgentFailure>,
 }
 
-/// Tokens.
+/// Token counts, summed over all rounds of a conversation or for one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConversationUsage {
     pub input: u64,
     pub output: u64,
 }
 
-/// Why there is no answer.
+/// The reason why a conversation has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentFailure {
     pub kind: AgentFailureKind,
     pub message: String,
-    /// What the gateway calls it, where it is the gateway's.
+    /// The gateway's error code, if the gateway sent the error.
     pub code: Option<String>,
-    /// The HTTP status, where there is one.
+    /// The HTTP status, if the failure is an HTTP answer.
     pub status: Option<u16>,
 }
 
-/// Where it went wrong.
+/// The step at which a conversation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentFailureKind {
-    /// There is no conversation, or it cannot be read.
+    /// The conversation's file is missing or cannot be read.
     NoConversation,
-    /// The environment does not say which model, or where.
+    /// The environment does not name a model, or names an address that a sandbox cannot reach.
     NoModel,
-    /// Nobody answers.
+    /// The LLM's address does not answer.
     Unreachable,
-    /// The gateway, or the provider, has refused.
+    /// The gateway or the provider has refused the request.
     Refused,
-    /// The answer broke off.
+    /// The answer broke off, or is not a valid answer.
     BrokenAnswer,
-    /// The model was cut off in the middle of a call for the tool.
+    /// The model's output limit cut a call for the tool.
     CutOff,
     TooManyRounds,
     Timeout,
 }
 
 impl OutputEnvelope {
-    /// Takes in what came of one round.
+    /// Adds the result of one round.
     pub fn add_round(&mut self, text: &str, finish: String, usage: ConversationUsage) {
+        // Only the last text is printed; earlier texts went to standard error as events.
         text.clone_into(&mut self.text);
         self.finish = finish;
         self.rounds += 1;
@@ -69,7 +70,7 @@ impl OutputEnvelope {
         self.usage.output += usage.output;
     }
 
-    /// The line, with its end.
+    /// Returns the line, including its line feed.
     pub fn to_line(&self, duration: Duration) -> String {
         let ConversationUsage { input, output } = self.usage;
         let payloads = if self.text.is_empty() { json!([]) } else { json!([{"text": self.text}]) };

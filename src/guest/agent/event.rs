@@ -1,4 +1,4 @@
-//! What happens on the way, for whoever shows it: lines of JSON on standard error.
+//! Progress events for a program that displays them: lines of JSON on standard error.
 //!
 //! ```text
 //! {"type":"text_delta","text":"Hel"}
@@ -10,19 +10,20 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-/// One line.
+/// An event: one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ProgressEvent<'a> {
-    /// A piece of what the model says, as it came.
+    /// A piece of the model's text, as it arrived.
     TextDelta { text: &'a str },
-    /// The tool is used.
+    /// The tool is started.
     ToolCall { id: &'a str, argv: &'a [String] },
-    /// It is done; without an exit code it was not started, or was killed.
+    /// The tool has ended. The exit code is `None` if the program was not started or was killed.
     ToolResult { id: &'a str, exit_code: Option<i32> },
 }
 
-/// Writes an event in one call, so that nothing comes between. That nobody reads it changes nothing.
+/// Writes an event with one call, so that no other output is mixed into its line. A failed write is ignored: the agent
+/// works without a reader.
 pub fn emit_event(event: &ProgressEvent<'_>) {
     let mut line = serde_json::to_string(event).expect("texts and numbers are JSON");
     line.push('\n');

@@ -1,8 +1,9 @@
-//! The one tool: a program of the sandbox, with its arguments, its input, and the beginning and end of its output.
+//! The one tool: it runs a program of the sandbox with arguments and input, and captures the start and the end of the
+//! output.
 //!
-//! No shell stands between: a model that wants one calls `["sh", "-c", …]`, and only where there is one. The program is
-//! in a process group of its own, and is killed with it when its time is over. What it leaves running in the background
-//! goes on for as long as the sandbox does.
+//! The tool uses no shell: a model that wants a shell calls `["sh", "-c", …]`, if the image has one. The program runs
+//! in its own process group, and the whole group is killed at the timeout. Background processes that the program leaves
+//! keep running until the sandbox ends.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,33 +20,33 @@ use rustix::time::Timespec;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What the model asks for.
+/// The model's call of the tool.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
-    /// The program, and its arguments as they stand.
+    /// The program and its arguments, passed on without interpretation.
     pub argv: Vec<String>,
     #[serde(default)]
     pub stdin: String,
-    /// Seconds.
+    /// The timeout in seconds.
     #[serde(default = "default_timeout")]
     pub timeout_s: u32,
 }
 
-/// What came of it. Prints as the model reads it, in JSON.
+/// The result of a call. Its `Display` is the JSON that the model reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecResult {
-    /// None of a program that was not started, or was killed.
+    /// The exit code, or `None` if the program was not started or was killed.
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
     pub timed_out: bool,
-    /// Why it was not started.
+    /// The reason why the program was not started.
     pub error: Option<String>,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// The tool in the words of chat completions.
+/// Returns the tool's description in the format of chat completions.
 pub fn tool_description() -> Value {
     json!({
         "type": "function",
@@ -62,11 +63,11 @@ pub fn tool_description() -> Value {
                         "minItems": 1,
                         "description": "The program and its arguments.",
                     },
-                    "stdin": {"type": "string", "description": "What it reads from standard input."},
+                    "stdin": {"type": "string", "description": "The program's standard input."},
                     "timeout_s": {
                         "type": "integer",
                         "minimum": 1,
-                        "description": "After so many seconds it is killed; 120 if nothing is said.",
+                        "description": "The program is killed after this many seconds; 120 by default.",
                     },
                 },
                 "required": ["argv"],
@@ -76,24 +77,24 @@ pub fn tool_description() -> Value {
     })
 }
 
-/// Reads a call.
+/// Parses a call.
 ///
 /// # Errors
-/// What is wrong with it, in the words of a result.
+/// Returns the problem as a result that the model can read.
 pub fn parse_call(name: &str, arguments: &str) -> Result<ExecRequest, ExecResult> {
     let wrong = |why: String| ExecResult { error: Some(why), ..ExecResult::default() };
     if name != TOOL_NAME {
         return Err(wrong(format!("there is no tool `{name}`; there is `{TOOL_NAME}`")));
     }
     let asked: ExecRequest = serde_json::from_str(arguments)
-        .map_err(|error| wrong(format!("the arguments make no sense: {error}")))?;
+        .map_err(|error| wrong(format!("the arguments are invalid: {error}")))?;
     match asked.argv.first() {
         Some(program) if !program.is_empty() => Ok(asked),
         _ => Err(wrong("`argv` names no program".to_owned())),
     }
 }
 
-/// Runs the program to its end, or until its time or the agent's is over.
+/// Runs the program until it exits, its timeout passes, or the agent's deadline passes.
 pub fn run_tool(asked: &ExecRequest, deadline: Instant) -> ExecResult {
     let deadline =
         deadline.min(Instant::now() + Duration::from_secs(u64::from(asked.timeout_s.max(1))));
@@ -102,6 +103,7 @@ pub fn run_tool(asked: &ExecRequest, deadline: Instant) -> ExecResult {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // The kill at the timeout must reach the children too, and must not reach this agent.
         .process_group(0)
         .spawn();
     let ended = child.and_then(|child| ToolProcessIo::new(child, &asked.stdin)?.run(deadline));
@@ -131,7 +133,7 @@ impl fmt::Display for ExecResult {
     }
 }
 
-/// A program that runs, and what is still to be written to it.
+/// A running program, and the input that is still to be written to the program.
 struct ToolProcessIo<'a> {
     child: Child,
     input: Option<ChildStdin>,
@@ -140,7 +142,7 @@ struct ToolProcessIo<'a> {
     stderr: ToolOutputStream,
 }
 
-/// One of its two outputs: `None` at its end.
+/// One output of the program. `source` is `None` after the end of the output.
 struct ToolOutputStream {
     source: Option<Box<dyn PollableSource>>,
     capture: ToolOutputBuffer,
@@ -161,6 +163,8 @@ impl<'a> ToolProcessIo<'a> {
     }
 
     fn run(mut self, deadline: Instant) -> io::Result<ExecResult> {
+        // `until` is the time of the next forced step: the kill while the program runs, the end of reading after its
+        // exit.
         let (mut status, mut until) = (None, deadline);
         let mut timed_out = false;
         loop {
@@ -168,16 +172,19 @@ impl<'a> ToolProcessIo<'a> {
             if status.is_none() {
                 status = self.child.try_wait()?;
                 if status.is_some() {
-                    // Whoever else holds its output has a moment to say the last words, and no more.
+                    // A background process may hold the output open: it gets a short time to write the rest.
                     until = deadline.min(Instant::now() + OUTPUT_DRAIN_TIMEOUT);
                 }
             }
+            // Both outputs have ended, so that no process holds them any more.
             let is_read = self.stdout.source.is_none() && self.stderr.source.is_none();
             match status {
                 Some(status) if is_read || Instant::now() >= until => {
                     return Ok(self.into_result(status, timed_out));
                 }
                 None if Instant::now() >= deadline => {
+                    // SIGKILL ends the program, so that the wait is short. Its exit still leaves time for the buffered
+                    // output.
                     timed_out = true;
                     let group = Pid::from_child(&self.child);
                     let _ = kill_process_group(group, Signal::KILL);
@@ -200,7 +207,7 @@ impl<'a> ToolProcessIo<'a> {
         }
     }
 
-    /// Waits for something to move, for a while: that a program has ended is not to be waited for in this way.
+    /// Waits until an input or output is ready, at most [`POLL_INTERVAL`]: `poll` does not report the program's exit.
     fn wait_for_io(&self, until: Instant) {
         let sources = [&self.stdout, &self.stderr].into_iter().filter_map(|s| s.source.as_ref());
         let readable =
@@ -209,7 +216,7 @@ impl<'a> ToolProcessIo<'a> {
         let mut fds: Vec<_> = readable.chain(writable).collect();
         let left = until.saturating_duration_since(Instant::now()).min(POLL_INTERVAL);
         let left = Timespec::try_from(left).expect("a look is some milliseconds");
-        // Cut short by a signal it only leads to an earlier look.
+        // A signal ends the wait early, which only means an earlier check.
         let _ = poll(&mut fds, Some(&left));
     }
 
@@ -219,9 +226,10 @@ impl<'a> ToolProcessIo<'a> {
             match written {
                 Ok(length) => self.rest = &self.rest[length..],
                 Err(error) if is_retryable(&error) => {}
-                // It does not read; what is left is for nobody.
+                // The program has closed its input. The rest of the input is dropped, and that is not an error.
                 Err(_) => self.rest = &[],
             }
+            // Closing the pipe is the end of the program's input.
             if self.rest.is_empty() {
                 self.input = None;
             }
@@ -237,7 +245,7 @@ impl ToolOutputStream {
         Ok(Self { source: Some(Box::new(source)), capture: ToolOutputBuffer::default() })
     }
 
-    /// Reads what is there, of one that never stops only some.
+    /// Reads the available output, at most [`MAX_READS_PER_TURN`] buffers so that endless output cannot block the loop.
     fn read_available(&mut self) {
         let mut buffer = [0; READ_BUFFER_BYTES];
         for _ in 0..MAX_READS_PER_TURN {
@@ -252,11 +260,12 @@ impl ToolOutputStream {
     }
 }
 
+/// Returns true for errors after which the same read or write can be repeated.
 fn is_retryable(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// The beginning and the end of a stream.
+/// The start and the end of a stream. The middle is counted and dropped.
 #[derive(Clone, Debug, Default)]
 pub struct ToolOutputBuffer {
     head: Vec<u8>,
@@ -266,6 +275,7 @@ pub struct ToolOutputBuffer {
 
 impl ToolOutputBuffer {
     pub fn push(&mut self, chunk: &[u8]) {
+        // The first bytes fill `head`; everything after them goes through `tail`, which drops its oldest bytes.
         let (head, rest) = chunk.split_at(chunk.len().min(KEEP_BYTES - self.head.len()));
         self.head.extend_from_slice(head);
         self.tail.extend(rest);
@@ -274,7 +284,7 @@ impl ToolOutputBuffer {
         self.left_out += too_many as u64;
     }
 
-    /// Where something is left out, a line says how much. What is not UTF-8 is replaced.
+    /// Returns the captured text. A line in the middle states the number of dropped bytes. Invalid UTF-8 is replaced.
     pub fn finish(self) -> String {
         let Self { head: mut kept, tail, left_out } = self;
         if left_out > 0 {
@@ -291,14 +301,14 @@ fn default_timeout() -> u32 {
     120
 }
 
-/// Of each stream's beginning, and of its end: some thousand tokens.
+/// The number of bytes stored of each stream's start, and again of its end. Our choice: some thousand tokens.
 pub const KEEP_BYTES: usize = 16 << 10;
 
 const READ_BUFFER_BYTES: usize = 16 << 10;
 const MAX_READS_PER_TURN: usize = 16;
 
-/// How often it is looked whether the program has ended, which cannot be waited for together with its output.
+/// The interval at which the program's exit is checked, because `poll` cannot wait for it together with the output.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// From the end of the program to the end of its output, for processes that still hold it.
+/// The time to read the remaining output after the program's exit, while other processes hold it open. Our choice.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);

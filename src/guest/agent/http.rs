@@ -1,26 +1,26 @@
-//! HTTP/1.1, as much of it as one question needs: one request on a connection, and the answer read as it comes.
+//! A minimal HTTP/1.1 client: one request per connection, and the answer read as it arrives.
 
 use std::io::ErrorKind::{Interrupted, WouldBlock};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Where the LLM is: `http://localhost:8080/v1` and the like.
+/// The LLM's address, such as `http://localhost:8080/v1`.
 ///
-/// There is no DNS in a sandbox, and nothing to encrypt on the way to the next process: a name is `localhost`, and the
-/// scheme is `http`.
+/// A sandbox has no DNS, and the traffic to the next process needs no encryption. So the only host name is `localhost`,
+/// and the only scheme is `http`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LlmEndpoint {
     pub address: SocketAddr,
-    /// What stands before the path of a request; without a slash at its end.
+    /// The path before the path of each request, without a slash at its end.
     pub prefix: String,
 }
 
 impl LlmEndpoint {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// What can be given instead.
+    /// Returns a message with an example of a valid URL.
     pub fn parse(url: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
@@ -35,6 +35,7 @@ impl LlmEndpoint {
                 .strip_prefix(':')
                 .and_then(|port| port.parse().ok())
                 .map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+            // An address without a port gets port 80.
             None => authority.parse().ok().or_else(|| {
                 let address: IpAddr = authority.parse().ok()?;
                 Some(SocketAddr::from((address, 80)))
@@ -45,23 +46,23 @@ impl LlmEndpoint {
     }
 }
 
-/// A connection, each read of which ends at the deadline at the latest.
+/// A connection whose reads all end by the deadline.
 #[derive(Debug)]
 pub struct DeadlineStream {
     stream: TcpStream,
     deadline: Instant,
 }
 
-/// The head of an answer, and its body to be read.
+/// The head of an answer, and the reader of its body.
 #[derive(Debug)]
 pub struct HttpResponse<R> {
     pub status: u16,
-    /// In lower case, in the order they came.
+    /// The headers in order of arrival, with names in lower case.
     headers: Vec<(String, String)>,
     pub body: HttpResponseBody<R>,
 }
 
-/// A body, with its framing taken off.
+/// The reader of a body. It removes the framing.
 #[derive(Debug)]
 pub struct HttpResponseBody<R> {
     source: R,
@@ -70,19 +71,19 @@ pub struct HttpResponseBody<R> {
 
 #[derive(Debug)]
 enum HttpBodyFraming {
-    /// So many bytes are left.
+    /// The number of remaining bytes.
     Length(u64),
-    /// So many bytes of the chunk are left; none before a chunk's size.
+    /// The number of remaining bytes of the current chunk. Zero means that a chunk's size is next.
     Chunked(u64),
-    /// Until the connection ends.
+    /// The body lasts until the connection ends.
     Close,
     Ended,
 }
 
-/// Sends a request with a body of JSON, and reads the answer's head.
+/// Sends a request with a JSON body, and reads the head of the answer.
 ///
 /// # Errors
-/// Nobody answers, or not in HTTP.
+/// Returns an error if the connection fails, the deadline passes, or the answer is not HTTP.
 pub fn post_json(
     base: &LlmEndpoint,
     path: &str,
@@ -101,32 +102,35 @@ pub fn post_json(
         base.address,
         body.len(),
     );
+    // An error of the write is kept until the answer was read.
     let sent = timed
         .stream
         .write_all(head.as_bytes())
         .and_then(|()| timed.stream.write_all(body.as_bytes()));
-    // Who refuses a body before its end says why, and does not read on.
+    // A server that refuses a body early sends its reason and stops reading, which fails the write. The answer is then
+    // the better error.
     match (read_response(BufReader::new(timed)), sent) {
         (Err(_), Err(error)) => Err(error),
         (answer, _) => answer,
     }
 }
 
-/// Reads the head of an answer. Interim ones are passed over.
+/// Reads the head of an answer, and skips interim answers (1xx).
 ///
 /// # Errors
-/// The source fails, or what it says is not HTTP/1.
+/// Returns an error if the source fails or the answer is not HTTP/1.
 pub fn read_response<R: BufRead>(mut source: R) -> io::Result<HttpResponse<R>> {
     loop {
-        let mut room = MAX_HEAD_BYTES;
-        let status_line = read_line(&mut source, &mut room)?;
+        // One budget for all lines of the head bounds the memory, however many headers there are.
+        let mut budget = MAX_HEAD_BYTES;
+        let status_line = read_line(&mut source, &mut budget)?;
         let status = status_line
             .strip_prefix("HTTP/1.")
             .and_then(|rest| rest.split(' ').nth(1)?.parse::<u16>().ok())
             .ok_or_else(|| invalid_data("the answer is not HTTP/1.1"))?;
         let mut headers = vec![];
         loop {
-            let line = read_line(&mut source, &mut room)?;
+            let line = read_line(&mut source, &mut budget)?;
             if line.is_empty() {
                 break;
             }
@@ -146,7 +150,7 @@ pub fn read_response<R: BufRead>(mut source: R) -> io::Result<HttpResponse<R>> {
 }
 
 impl<R> HttpResponse<R> {
-    /// The first header of a name, which is in lower case.
+    /// Returns the first header with this name. `name` is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|header| header.0 == name).map(|header| &*header.1)
     }
@@ -155,6 +159,7 @@ impl<R> HttpResponse<R> {
 impl HttpBodyFraming {
     fn from_headers(status: u16, headers: &[(String, String)]) -> io::Result<Self> {
         let find = |name| headers.iter().find(|header| header.0 == name).map(|header| &*header.1);
+        // The order is that of RFC 9112, section 6.3: status, transfer coding, length, and the connection's end last.
         if status == 204 || status == 304 {
             return Ok(Self::Ended);
         }
@@ -167,19 +172,19 @@ impl HttpBodyFraming {
         }
         match find("content-length").map(str::parse) {
             Some(Ok(length)) => Ok(Self::Length(length)),
-            Some(Err(_)) => Err(invalid_data("the answer's length is no number")),
+            Some(Err(_)) => Err(invalid_data("the answer's `content-length` is not a number")),
             None => Ok(Self::Close),
         }
     }
 }
 
 impl<R: BufRead> HttpResponseBody<R> {
-    /// How much may be read before something of the framing comes; nothing at the end.
+    /// Returns the number of bytes that can be read before the next framing. Zero means the end of the body.
     fn next_readable(&mut self) -> io::Result<u64> {
         if let HttpBodyFraming::Chunked(left @ 0) = &mut self.framing {
             *left = parse_chunk_size(&read_short_line(&mut self.source)?)?;
             if *left == 0 {
-                // Trailers say nothing to us.
+                // Trailers are not used.
                 while !read_short_line(&mut self.source)?.is_empty() {}
                 self.framing = HttpBodyFraming::Ended;
             }
@@ -191,6 +196,7 @@ impl<R: BufRead> HttpResponseBody<R> {
         })
     }
 
+    /// Counts `length` bytes as read. Zero bytes are a premature end, unless the connection's end is the body's end.
     fn consume(&mut self, length: u64) -> io::Result<()> {
         match &mut self.framing {
             HttpBodyFraming::Length(_) | HttpBodyFraming::Chunked(_) if length == 0 => {
@@ -199,8 +205,9 @@ impl<R: BufRead> HttpResponseBody<R> {
             HttpBodyFraming::Length(left) => *left -= length,
             HttpBodyFraming::Chunked(left) => {
                 *left -= length;
+                // An empty line follows each chunk.
                 if *left == 0 && !read_short_line(&mut self.source)?.is_empty() {
-                    return Err(invalid_data("a chunk is longer than it says"));
+                    return Err(invalid_data("a chunk is longer than its size"));
                 }
             }
             HttpBodyFraming::Close | HttpBodyFraming::Ended => {}
@@ -226,7 +233,8 @@ impl Read for DeadlineStream {
         loop {
             self.stream.set_read_timeout(Some(time_left(self.deadline)?))?;
             match self.stream.read(buffer) {
-                // Its time may be over a little too early, and somebody may have stopped us and continued.
+                // The socket's timer may fire slightly early (`WouldBlock`), and a stop and continue of this process
+                // interrupts the read. The loop then checks the deadline again.
                 Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => {}
                 other => return other,
             }
@@ -239,12 +247,13 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// A line without its end, which takes from `room` what it is long.
-fn read_line(source: &mut impl BufRead, room: &mut u64) -> io::Result<String> {
+/// Reads a line without its line end, and subtracts its length from `budget`.
+fn read_line(source: &mut impl BufRead, budget: &mut u64) -> io::Result<String> {
     let mut line = vec![];
-    *room -= source.take(*room).read_until(b'\n', &mut line)? as u64;
+    *budget -= source.take(*budget).read_until(b'\n', &mut line)? as u64;
+    // No line feed: either the budget or the stream has ended.
     if line.pop() != Some(b'\n') {
-        return Err(if *room == 0 {
+        return Err(if *budget == 0 {
             invalid_data("a line of the answer's framing is too long")
         } else {
             io::ErrorKind::UnexpectedEof.into()
@@ -256,27 +265,27 @@ fn read_line(source: &mut impl BufRead, room: &mut u64) -> io::Result<String> {
     String::from_utf8(line).map_err(invalid_data)
 }
 
-/// The line of a chunk's size, the empty one after it, or a trailer.
+/// Reads a short line: a chunk's size, the empty line after a chunk, or a trailer.
 fn read_short_line(source: &mut impl BufRead) -> io::Result<String> {
-    let mut room = MAX_LINE_BYTES;
-    read_line(source, &mut room)
+    let mut budget = MAX_LINE_BYTES;
+    read_line(source, &mut budget)
 }
 
-/// The size of a chunk; what else its line says is passed over.
+/// Parses the size of a chunk. Chunk extensions are ignored.
 fn parse_chunk_size(line: &str) -> io::Result<u64> {
     let digits = line.split(';').next().unwrap_or_default().trim();
-    u64::from_str_radix(digits, 16).map_err(|_| invalid_data("a chunk's size is no number"))
+    u64::from_str_radix(digits, 16).map_err(|_| invalid_data("a chunk's size is not a number"))
 }
 
 fn invalid_data(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// For a connection to the next process.
+/// The timeout of a connection to the listener in the same sandbox. Our choice.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// As many bytes as the gateway itself reads of an upstream's head.
+/// The maximum size of an answer's head: the gateway's own limit for an upstream's head.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
 
-/// For the size of a chunk, or a trailer.
+/// The maximum size of a chunk's size line or of a trailer. Our choice.
 const MAX_LINE_BYTES: u64 = 4 << 10;

@@ -1,25 +1,25 @@
-//! What the command line asks for.
+//! The command line of `cogni-agent`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How one conversation is held.
+/// The options of one conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentOptions {
-    /// Where the conversation is.
+    /// The path of the conversation's file.
     pub messages: PathBuf,
-    /// How often the model may be asked.
+    /// The maximum number of requests to the model.
     pub rounds: u32,
-    /// For everything, tools included.
+    /// The time limit of the whole conversation, tools included.
     pub timeout: Duration,
 }
 
-/// What is to be done.
+/// The action that the command line requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentCommand {
     Start(AgentOptions),
-    /// `--help` or `--version`.
+    /// Print a text and exit: `--help` or `--version`.
     Print(String),
 }
 
@@ -33,13 +33,14 @@ impl Default for AgentOptions {
     }
 }
 
-/// Reads the arguments after the program's own name.
+/// Parses the arguments after the program's name.
 ///
 /// # Errors
-/// Which one is wrong, and what would be right.
+/// Returns a message that names the invalid argument and a valid value.
 pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<AgentCommand, String> {
     let mut options = AgentOptions::default();
     while let Some(argument) = arguments.next() {
+        // Both forms are accepted: `--name value` and `--name=value`.
         let flag = argument.to_string_lossy().into_owned();
         let (name, mut value) = match flag.split_once('=') {
             Some((name, value)) => (name, Some(OsString::from(value))),
@@ -67,7 +68,8 @@ fn parse_number(name: &str, value: &OsStr) -> Result<u32, String> {
     number.ok_or_else(|| format!("`{name}` is `{text}`; give a number from 1 to {MAX_COUNT}"))
 }
 
-/// Of rounds, or of seconds: more than anybody means, and far from where arithmetic with clocks ends.
+/// The maximum number of rounds, and of seconds. Our choice: more than any use needs, and far below the overflow of
+/// clock arithmetic.
 const MAX_COUNT: u32 = 1_000_000;
 
 const VERSION_TEXT: &str = concat!("cogni-agent ", env!("CARGO_PKG_VERSION"), "\n");
@@ -79,8 +81,8 @@ Usage: cogni-agent [OPTIONS]
 
 Options:
   --messages PATH    the conversation [default: /workspace/.cogni/messages.json]
-  --rounds COUNT     how often the model may be asked [default: 16]
-  --timeout SECONDS  for everything [default: 540]
+  --rounds COUNT     maximum number of requests to the model [default: 16]
+  --timeout SECONDS  time limit of everything, tools included [default: 540]
   --help             print this
   --version          print the version
 

@@ -1,8 +1,8 @@
-//! Server-sent events: the data of each, one after the other.
+//! A reader for server-sent events that returns the data of each event.
 
 use std::io::{self, BufRead, Read};
 
-/// Reads the data of one event after the other.
+/// A reader that returns the data of one event after the other.
 #[derive(Debug)]
 pub struct SseReader<R> {
     source: R,
@@ -14,23 +14,27 @@ impl<R: BufRead> SseReader<R> {
         Self { source, line: vec![] }
     }
 
-    /// The data of the next event that has any; `None` at the end. An event that the end cuts is none.
+    /// Returns the data of the next event that has data, or `None` at the end. An event without its final empty line is
+    /// dropped.
     ///
     /// # Errors
-    /// The source fails, an event is too long, or is not UTF-8.
+    /// Returns an error if the source fails, or if an event is too long or is not UTF-8.
     pub fn next_data(&mut self) -> io::Result<Option<String>> {
         let mut data: Option<Vec<u8>> = None;
         while self.read_line()? {
+            // An empty line ends an event. An event without data, such as a comment, is skipped.
             if self.line.is_empty() {
                 match data.take() {
                     Some(data) => return String::from_utf8(data).map(Some).map_err(invalid_data),
                     None => continue,
                 }
             }
+            // The fields `event`, `id` and `retry` carry nothing that a completion needs.
             let Some(value) = self.line.strip_prefix(b"data:") else { continue };
             let value = value.strip_prefix(b" ").unwrap_or(value);
             let data = match &mut data {
                 None => data.insert(vec![]),
+                // Several `data:` lines of one event are joined by line feeds.
                 Some(data) => {
                     data.push(b'\n');
                     data
@@ -44,12 +48,13 @@ impl<R: BufRead> SseReader<R> {
         Ok(None)
     }
 
-    /// The next line, without its end; false where there is no whole one.
+    /// Reads the next line without its line end. Returns false if the stream ends before the line does.
     fn read_line(&mut self) -> io::Result<bool> {
         self.line.clear();
         let mut limited = self.source.by_ref().take(MAX_EVENT_BYTES as u64);
         limited.read_until(b'\n', &mut self.line)?;
         if self.line.pop() != Some(b'\n') {
+            // The line was cut by the limit, and not by the end of the stream.
             let is_too_long = self.line.len() + 1 >= MAX_EVENT_BYTES;
             return if is_too_long {
                 Err(invalid_data("a line is longer than 8 MiB"))
@@ -68,5 +73,5 @@ fn invalid_data(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> i
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// The gateway's own bound of an event.
+/// The maximum size of an event: the gateway's own limit.
 const MAX_EVENT_BYTES: usize = 8 << 20;

@@ -1,29 +1,31 @@
-//! Connections that no process has accepted, watched because no control group counts them.
+//! A check of TCP connections that no process has accepted, because no control group counts their memory.
 //!
-//! The kernel charges a TCP connection to a control group when a process accepts it. Until then what it holds is memory of
-//! the whole machine: a sandbox that connects to itself and accepts nothing could take all that the machine has for TCP, and have
-//! the connections of others reset. So the sandbox ends when too much waits.
+//! The kernel charges a TCP connection to a control group when a process accepts the connection. Until then its buffers
+//! are memory of the whole machine. A sandbox that connects to itself and accepts nothing could use up the machine's
+//! TCP memory, and connections of other sandboxes would be reset. So the sandbox ends when too much data or too many
+//! connections wait.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
-/// How often the kernel's tables are read. A processor can open some 20,000 connections meanwhile.
+/// The interval between two reads of the kernel's tables. One processor can open about 20,000 connections in that time.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What waits in all accept queues of this network namespace.
+/// The connections in all accept queues of this network namespace.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct WaitingConnections {
     pub(crate) count: u64,
-    /// What they have received.
+    /// The number of bytes that the connections have received.
     pub(crate) bytes: u64,
 }
 
 impl WaitingConnections {
-    /// Reads the kernel's tables. What cannot be read counts as nothing: a kernel without `/proc/net/tcp` has no TCP.
+    /// Reads the kernel's tables. A table that cannot be read counts as empty: a kernel without `/proc/net/tcp` has no
+    /// TCP.
     pub(crate) fn read() -> Self {
         let mut waiting = Self::default();
-        // The tables take a line for each socket, so the numbers of sockets are read first.
+        // The tables have one line for each socket and are slow to read, so the cheap socket counters are read first.
         if in_use("/proc/net/sockstat", "TCP:") + in_use("/proc/net/sockstat6", "TCP6:") < FEW {
             return waiting;
         }
@@ -39,7 +41,7 @@ impl WaitingConnections {
         self.count > MAX_COUNT || self.bytes > MAX_BYTES
     }
 
-    /// Adds what a table in the form of `/proc/net/tcp` lists.
+    /// Adds the waiting connections of a table in the format of `/proc/net/tcp`.
     fn add(&mut self, mut table: impl BufRead) {
         let mut line = String::new();
         while table.read_line(&mut line).is_ok_and(|length| length > 0) {
@@ -52,8 +54,10 @@ impl WaitingConnections {
     }
 }
 
-/// The bytes that a connection has received, if no process has accepted it: it is open, and no file refers to it (inode 0).
+/// Returns the bytes that a connection has received, if no process has accepted the connection. Such a connection is
+/// open, and no file refers to it (inode 0).
 fn waiting_bytes(line: &str) -> Option<u64> {
+    // The fields are: number, local address, remote address, state, queues, timer, retransmits, uid, timeout, inode.
     let mut fields = line.split_ascii_whitespace().skip(3);
     let (state, queues, inode) = (fields.next()?, fields.next()?, fields.nth(4)?);
     let (_, received) = queues.split_once(':')?;
@@ -61,7 +65,7 @@ fn waiting_bytes(line: &str) -> Option<u64> {
     if is_open && inode == "0" { u64::from_str_radix(received, 16).ok() } else { None }
 }
 
-/// The number of sockets in a line such as `TCP: inuse 7 orphan 0 tw 0 alloc 9 mem 1`.
+/// Reads the number of sockets from a line such as `TCP: inuse 7 orphan 0 tw 0 alloc 9 mem 1`.
 fn in_use(path: &str, protocol: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let line =
@@ -69,16 +73,19 @@ fn in_use(path: &str, protocol: &str) -> u64 {
     line.and_then(|numbers| numbers.split(' ').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// States in `/proc/net/tcp`, from `include/net/tcp_states.h`. A connection that was closed has no file either, and another state.
+/// The states of `/proc/net/tcp` in which a connection is open, from `include/net/tcp_states.h`. A closed connection
+/// has no file either, but another state.
 const ESTABLISHED: &str = "01";
 const CLOSE_WAIT: &str = "08";
 
-/// With fewer sockets than this, the accept queues hold less than [`MAX_BYTES`]: the receive buffer of one has 212,992 bytes
-/// (`net.core.rmem_max`).
+/// The number of sockets below which the tables are not read. The accept queues of so few sockets hold less than
+/// [`MAX_BYTES`]: one socket's receive buffer has 212,992 bytes (`net.core.rmem_max`).
 const FEW: u64 = 256;
 
-/// A listener's queue has 128 places in most programs, and 4,096 at most (`net.core.somaxconn`).
+/// The maximum number of waiting connections. Our choice: a listener's queue has 128 entries in most programs, and at
+/// most 4,096 (`net.core.somaxconn`).
 const MAX_COUNT: u64 = 1024;
+/// The maximum number of bytes that waiting connections may hold. Our choice.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 #[cfg(test)]

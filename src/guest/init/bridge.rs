@@ -1,11 +1,11 @@
-//! The local port and the run's socket, joined: one loop over every connection of the sandbox.
+//! The bridge between the local port and the run's socket: one loop over all connections of the sandbox.
 //!
-//! The kernel is asked by poll(2) only for what would be acted on: to read from a socket that had nothing more, to write
-//! to a socket that took no more, and for the end of each, once. So there is no state in which the loop turns and does
-//! nothing. It is not asked by epoll, whose watches the kernel counts by user: there may be none left.
+//! The loop asks poll(2) only for events that it acts on: input on a socket that was empty, space on a socket that was
+//! full, and the end of each socket once. So the loop never spins without work. The bridge does not use epoll: the
+//! kernel limits epoll watches per user, and the limit may be used up.
 //!
-//! **Invariant:** what is not yet delivered is bounded, per connection and direction, by one read ([`READ_BUFFER_BYTES`]); while
-//! there is any, nothing more is read, and the kernel tells the sender to wait.
+//! **Invariant:** undelivered data is bounded by one read ([`READ_BUFFER_BYTES`]) per connection and direction. While a
+//! direction has undelivered data, its source is not read, and the kernel slows the sender down.
 
 mod connection;
 
@@ -22,21 +22,22 @@ use super::log_line;
 use super::run_socket::{RunSocket, sleep};
 use connection::{BridgedConnection, ConnectionAction, ConnectionSide};
 
+/// The connections between the local port and the run's socket, and the listener of the port.
 pub(crate) struct SocketBridge {
-    /// None where nothing is to be bridged.
+    /// `None` if the sandbox has no gateway.
     listener: Option<OwnedFd>,
     socket: RunSocket,
     connections: Vec<Option<BridgedConnection>>,
-    /// Connections with something to do, each once.
+    /// The indices of connections that have work to do, each at most once.
     due: Vec<usize>,
-    /// Whether the listener may have more.
+    /// True if the listener may have more connections to accept.
     accepting: bool,
-    /// Accepted, but the run's socket or the kernel had no room for it yet.
+    /// An accepted client for which the run's socket or the kernel had no capacity yet.
     waiting: Option<OwnedFd>,
-    /// Whether the run's socket has refused the last connection.
+    /// True if the run's socket has refused the last connection.
     refused: bool,
     scratch: Vec<u8>,
-    /// Of the last wait, by the indices of their connections.
+    /// The events of the last wait, with the indices of their connections.
     events: Vec<(usize, ConnectionSide, PollFlags)>,
 }
 
@@ -55,26 +56,31 @@ impl SocketBridge {
         }
     }
 
-    /// Waits for something to happen, for `time` at most, and does what there is to do. Tells whether there is something
-    /// to read from one of the `guests`, which the caller does then.
+    /// Waits for an event, for at most `time`, and handles the events of the connections. Returns true if one of the
+    /// `guests` may be readable; the caller then reads it.
     pub(crate) fn poll_once(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
+        // 1. Wait, and mark the connections that have events.
         let has_guest = self.wait_for_events(self.next_timeout(time), guests);
         for place in 0..self.events.len() {
             let (index, side, flags) = self.events[place];
             self.record_event(index, side, flags);
         }
-        // Those that are put on the list meanwhile have their turn next time.
+        // 2. Advance the connections that are due. Connections that become due in this step wait for the next call, so
+        //    that one busy connection cannot starve the signals.
         let due = self.due.len();
         for place in 0..due {
             self.advance_connection(self.due[place]);
         }
         self.due.drain(..due);
-        // Last, so that an event of this turn never meets a newer connection in an old one's place.
+        // 3. Accept last. An event of this call then never meets a new connection that reuses the index of a closed
+        //    one.
         self.accept_clients();
         has_guest
     }
 
+    /// Returns the timeout of the next poll.
     fn next_timeout(&self, time: Option<Duration>) -> Option<Duration> {
+        // A client waits that could not be accepted or connected. No event reports free capacity, so the loop retries.
         let stuck = self.accepting && self.has_room();
         match (self.due.is_empty(), stuck) {
             (false, _) => Some(Duration::ZERO),
@@ -83,10 +89,10 @@ impl SocketBridge {
         }
     }
 
-    /// Keeps what has happened to the connections. Tells whether something has to a guest.
+    /// Waits, and stores the events of the connections. Returns true if a guest may be readable.
     fn wait_for_events(&mut self, time: Option<Duration>, guests: &[BorrowedFd<'_>]) -> bool {
         let time = time.map(|time| Timespec::try_from(time).expect("options end at 10000 hours"));
-        // A listener with connections that there is no room for would be ready all the time.
+        // A listener with connections that cannot be accepted yet would always be ready, and the loop would spin.
         let may_accept = !self.accepting && self.has_room();
         let listener = self.listener.as_ref().filter(|_| may_accept);
         let open = self.connections.iter().enumerate();
@@ -96,6 +102,8 @@ impl SocketBridge {
                 .poll_interests()
                 .map(move |(side, socket, flags)| (index, side, socket, flags))
         });
+        // The order in `polled` is: connections, guests, listener. `sources` has an entry for each of the connections
+        // only.
         let (mut sources, mut polled) =
             (vec![], Vec::with_capacity(2 * self.connections.len() + 3));
         for (index, side, socket, flags) in ends {
@@ -106,9 +114,9 @@ impl SocketBridge {
         polled.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         self.events.clear();
         match poll(&mut polled, time.as_ref()) {
-            // Somebody looked at us with a debugger, or stopped and continued us.
+            // A debugger, or a stop and continue, has interrupted the wait.
             Err(Errno::INTR) | Ok(0) => return false,
-            // The kernel has no memory, or our limit of open files was lowered: the guests must not wait for that.
+            // The kernel has no memory, or the limit of open files was lowered. The guests must still be served.
             Err(_) => {
                 sleep(RETRY_INTERVAL);
                 return true;
@@ -118,6 +126,7 @@ impl SocketBridge {
         let flags = polled.iter().map(PollFd::revents);
         let events = sources.iter().zip(flags.clone()).filter(|(_, flags)| !flags.is_empty());
         self.events.extend(events.map(|((index, side), flags)| (*index, *side, flags)));
+        // `fold` and not `any`: every guest's flag must be consumed, so that the next flag is the listener's.
         let mut others = flags.skip(sources.len()).map(|flags| !flags.is_empty());
         let has_guest =
             others.by_ref().take(guests.len()).fold(false, |any, is_ready| any | is_ready);
@@ -142,13 +151,14 @@ impl SocketBridge {
         }
     }
 
+    /// Accepts waiting clients while the bridge has capacity, and connects each to the run's socket.
     fn accept_clients(&mut self) {
         while self.accepting && self.has_room() {
             let client = match self.next_client() {
                 Ok(client) => client,
                 Err(Errno::AGAIN) => return self.accepting = false,
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
-                // No descriptor or no memory is free: tried again after a while.
+                // No descriptor or memory is free. `accepting` stays set, so that the next call retries.
                 Err(_) => return,
             };
             match self.socket.connect() {
@@ -156,6 +166,7 @@ impl SocketBridge {
                     self.refused = false;
                     self.connect_pair(client, upstream);
                 }
+                // The gateway's backlog or this process has no capacity. The client is stored and retried first.
                 Err(Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     self.waiting = Some(client);
                     return;
@@ -173,7 +184,8 @@ impl SocketBridge {
         net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
     }
 
-    /// The client, which is dropped, sees its connection closed. Said once, however often the agent tries.
+    /// Logs a refused connection once, however often the agent tries. The client is dropped and sees its connection
+    /// closed.
     fn report_refusal(&mut self, error: Errno) {
         if !mem::replace(&mut self.refused, true) {
             log_line(self.socket.describe_error(error));
@@ -181,7 +193,7 @@ impl SocketBridge {
     }
 
     fn connect_pair(&mut self, client: OwnedFd, upstream: OwnedFd) {
-        // An event of a stream is a few bytes: without this the kernel would wait for more.
+        // A stream's event is a few bytes: without this option the kernel would delay them to fill a packet.
         let _ = sockopt::set_tcp_nodelay(&client, true);
         let index = self.free_index();
         self.connections[index] = Some(BridgedConnection::new(client, upstream));
@@ -200,11 +212,12 @@ impl SocketBridge {
     }
 }
 
-/// Of one agent; more wait in the listener's backlog. A fourth of what the gateway takes from one run.
+/// The maximum number of connections of one agent. Further ones wait in the listener's backlog. A quarter of the
+/// connections that the gateway accepts from one run.
 const MAX_CONNECTIONS: usize = 256;
 
-/// One read. As much as a pipe or a unix socket's usual buffers hold at one time.
+/// The size of one read: as much as a pipe or a unix socket's usual buffer holds.
 const READ_BUFFER_BYTES: usize = 64 << 10;
 
-/// When a connection is tried again that neither we nor the gateway had room for.
+/// The interval at which a connection is retried for which the bridge or the gateway had no capacity.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);

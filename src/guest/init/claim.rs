@@ -1,12 +1,13 @@
-//! A sandbox that is started ahead, and waits to be told what for.
+//! A sandbox that is started ahead and waits for the claim of a run.
 //!
-//! What it is told stands for its command line: the same options, the program and its arguments, each with a zero byte
-//! after it, and before all of them their length in four bytes, the highest first. It answers with one byte. A claim of
-//! nothing is a question, whether it waits, and has the same answer.
+//! A claim replaces the command line. It has the same options, the program and its arguments, each followed by a zero
+//! byte. Their total length comes first, in four bytes, big-endian. The sandbox answers with one byte. An empty claim
+//! only asks if the sandbox still waits, and has the same answer.
 //!
-//! With the claim of a [resident](super::session_loop) come two descriptors: where the agent's output and error go.
+//! The claim of a [long-running sandbox](super::session_loop) carries two descriptors: the agent's standard output and
+//! standard error.
 //!
-//! **Invariant:** nothing is started of a claim that is cut, whoever ends first.
+//! **Invariant:** an incomplete claim starts nothing, whichever side closes the connection first.
 
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut};
@@ -26,21 +27,21 @@ use super::reaper::ProcessReaper;
 use super::run_socket::RunSocket;
 use super::{EXIT_SOCKET_UNAVAILABLE, InitFailure};
 
-/// Whoever has started this sandbox, and says what it is for.
+/// The connection to the process that started this sandbox and sends the claims.
 pub(crate) struct HostChannel(OwnedFd);
 
-/// What a sandbox is told.
+/// The claim of a run.
 pub(crate) struct AgentClaim {
     pub(crate) options: Box<InitOptions>,
-    /// Standard output and error, where they come with it.
+    /// The descriptors for standard output and error, if the claim carries them.
     pub(crate) output: Vec<OwnedFd>,
 }
 
-/// What a host says while an agent runs.
+/// A command of the host while an agent runs.
 pub(crate) enum HostCommand {
     Terminate,
     Kill,
-    /// Nothing any more, for good.
+    /// The host has disconnected, and no further command will come.
     Gone,
 }
 
@@ -53,23 +54,27 @@ impl HostChannel {
         Ok(Self(host))
     }
 
-    /// Waits for one, and says that it was heard.
+    /// Waits for a claim, and acknowledges it.
     pub(crate) fn receive_claim(
         &self,
         supervisor: &ProcessReaper,
     ) -> Result<AgentClaim, InitFailure> {
         let wrong = |why: &str| InitFailure::setup_failure("take the claim", why);
         let (mut text, mut output) = (vec![], vec![]);
+        // Empty claims are answered and do not end the wait.
         while text.is_empty() {
             text = self.read_claim(supervisor, &mut output)?;
             if text.is_empty() {
                 self.send_bytes(&[ACK_BYTE])?;
             }
         }
+        // The last argument must be complete: without its zero byte the claim may be cut.
         let arguments = text.strip_suffix(&[0]).ok_or_else(|| wrong("it does not end"))?;
         let arguments = arguments.split(|byte| *byte == 0);
         match options::parse(arguments.map(|text| OsString::from_vec(text.into()))) {
             Ok(InitCommand::Start(options)) => {
+                // The acknowledgement comes after parsing, so that the host learns of an invalid claim from its
+                // absence.
                 self.send_bytes(&[ACK_BYTE])?;
                 Ok(AgentClaim { options, output })
             }
@@ -78,7 +83,7 @@ impl HostChannel {
         }
     }
 
-    /// Without its length.
+    /// Reads a claim and returns it without its length.
     fn read_claim(
         &self,
         supervisor: &ProcessReaper,
@@ -86,8 +91,10 @@ impl HostChannel {
     ) -> Result<Vec<u8>, InitFailure> {
         let (mut claim, mut chunk) = (vec![], vec![0; READ_BUFFER_BYTES]);
         loop {
+            // The length is complete from the fourth byte on.
             if let Some((length, rest)) = claim.split_first_chunk() {
                 let length = u32::from_be_bytes(*length) as usize;
+                // Bytes after the claim are refused: the host waits for the answer before it sends more.
                 if length > MAX_CLAIM_BYTES || rest.len() > length {
                     return Err(InitFailure::setup_failure("take the claim", "it is too long"));
                 }
@@ -95,6 +102,7 @@ impl HostChannel {
                     return Ok(rest.to_owned());
                 }
             }
+            // The descriptors arrive together with a part of the bytes.
             self.wait_readable(supervisor)?;
             match self.receive_chunk(&mut chunk, output) {
                 Ok(0) => return Err(host_gone()),
@@ -123,7 +131,8 @@ impl HostChannel {
         Ok(received.bytes)
     }
 
-    /// Until there is something to read. There is no agent now that a signal could be for.
+    /// Waits until the host has sent something. A signal other than SIGCHLD ends the wait with an error, because no
+    /// agent runs that could receive the signal.
     fn wait_readable(&self, supervisor: &ProcessReaper) -> Result<(), InitFailure> {
         let mut either = [
             PollFd::new(&self.0, PollFlags::IN),
@@ -141,21 +150,23 @@ impl HostChannel {
         match supervisor.next_signal() {
             None | Some(Signal::CHILD) => Ok(()),
             Some(signal) => {
+                // The exit status that a shell reports for a process that the signal has killed.
                 let status = u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX);
                 Err(InitFailure {
                     status,
-                    message: "it is told to end, and has no agent".to_owned(),
+                    message: "a signal ended the wait for a claim; no agent was started".to_owned(),
                 })
             }
         }
     }
 
-    /// What it has said, if it has.
+    /// Reads the host's next command, if one has arrived.
     pub(crate) fn poll_command(&self) -> Option<HostCommand> {
         let mut word = [0];
         match rustix::io::read(&self.0, &mut word) {
             Err(Errno::AGAIN | Errno::INTR) => None,
             Ok(1) if word == [TERMINATE_COMMAND] => Some(HostCommand::Terminate),
+            // An unknown command must end the agent, never leave it running.
             Ok(1) => Some(HostCommand::Kill),
             Ok(_) | Err(_) => Some(HostCommand::Gone),
         }
@@ -173,16 +184,20 @@ impl AsFd for HostChannel {
 }
 
 fn host_gone() -> InitFailure {
-    let message = "whoever has started it is gone, and it has no agent".to_owned();
+    let message =
+        "the process that started this sandbox has disconnected; no agent was started".to_owned();
     InitFailure { status: EXIT_SOCKET_UNAVAILABLE, message }
 }
 
+/// The answer to a claim.
 const ACK_BYTE: u8 = 0;
 
-/// Any other word is the end.
+/// The command to end the agent gently. Every other byte is a kill.
 const TERMINATE_COMMAND: u8 = b'T';
 
-/// What the kernel takes at most for one program's arguments and variables, of a usual stack (execve(2)).
+/// The maximum size of a claim: the kernel's limit for one program's arguments and variables with the usual stack size
+/// (execve(2)).
 const MAX_CLAIM_BYTES: usize = 2 << 20;
 
+/// The size of one read of a claim. Our choice.
 const READ_BUFFER_BYTES: usize = 16 << 10;

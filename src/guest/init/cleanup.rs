@@ -1,6 +1,6 @@
-//! What an agent leaves beside its processes, which are gone: files in memory, and queues of the kernel.
+//! Removes what an ended agent leaves beside its processes: files in memory, and the kernel's System V objects.
 //!
-//! What belongs to another user was there before any agent, and stays: the image may have put it there.
+//! Files of another user existed before any agent and stay: the image may have put them there.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::process::getuid;
 
-/// Everything below the directories that are in memory.
+/// Removes the agent's entries below the directories that are in memory.
 pub(crate) fn clear_tmpfs() -> io::Result<()> {
     for directory in TMPFS_DIRECTORIES.map(Path::new) {
         match remove_owned_entries(directory, MAX_DEPTH) {
@@ -22,11 +22,13 @@ pub(crate) fn clear_tmpfs() -> io::Result<()> {
     Ok(())
 }
 
-/// Nobody is there who could change anything under our hands.
+/// Removes the entries of a directory that belong to this user. No other process runs that could change the directory
+/// during the removal.
 fn remove_owned_entries(directory: &Path, depth: usize) -> io::Result<()> {
     if depth == 0 {
-        return Err(io::Error::other("its directories are too deep"));
+        return Err(io::Error::other("its directories are nested too deep"));
     }
+    // The agent may have taken its own directory's permissions away.
     if is_owned(&fs::symlink_metadata(directory)?) {
         fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     }
@@ -35,6 +37,7 @@ fn remove_owned_entries(directory: &Path, depth: usize) -> io::Result<()> {
         let (path, found) = (entry.path(), entry.metadata()?);
         if found.is_dir() {
             match remove_owned_entries(&path, depth - 1) {
+                // A directory of another user that this user may not read is skipped.
                 Err(error) if error.kind() == ErrorKind::PermissionDenied && !is_owned(&found) => {}
                 emptied => emptied?,
             }
@@ -52,16 +55,16 @@ fn is_owned(found: &fs::Metadata) -> bool {
     found.uid() == getuid().as_raw()
 }
 
-/// Shared memory, semaphores and messages of System V, which live on without a process.
+/// Removes System V shared memory, semaphores and message queues, which outlive their processes.
 pub(crate) fn clear_sysv_ipc() -> io::Result<()> {
     for (kind, call) in IPC_KINDS {
         let path = Path::new("/proc/sysvipc").join(kind);
         let listed = match fs::read_to_string(&path) {
-            // A kernel without them.
+            // This kernel is built without System V objects of this kind.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             listed => listed.map_err(|error| error_with_path(&path, &error))?,
         };
-        // Below a line of names: its key, its id, and more.
+        // The first line has the column names; the columns of the others are the key, the id, and more.
         let ids = listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1));
         for id in ids.filter_map(|id| id.parse().ok()) {
             remove_ipc_object(call, id).map_err(|error| error_with_path(&path, &error))?;
@@ -72,10 +75,10 @@ pub(crate) fn clear_sysv_ipc() -> io::Result<()> {
 
 #[expect(unsafe_code, reason = "there is no safe call that removes one")]
 fn remove_ipc_object(call: libc::c_long, id: libc::c_int) -> io::Result<()> {
-    // `semctl` takes the command as its third argument, and the second is not looked at; the others have it as their
-    // second.
+    // `semctl` takes the command as its third argument and ignores the second when it removes. The other calls take the
+    // command as their second argument.
     let command = libc::IPC_RMID;
-    // SAFETY: to remove one, the kernel takes no pointer.
+    // SAFETY: the kernel takes no pointer for a removal.
     let done = unsafe { libc::syscall(call, id, command, command, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -84,10 +87,12 @@ fn error_with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("`{}`: {error}", path.display()))
 }
 
+/// The directories of a sandbox that are in memory.
 const TMPFS_DIRECTORIES: [&str; 4] = ["/dev/mqueue", "/dev/shm", "/run", "/tmp"];
 
-/// Of directories in another. More than programs make, and less than the stack has room for.
+/// The maximum nesting of directories. Our choice: more than programs create, and less than the stack can hold.
 const MAX_DEPTH: usize = 128;
 
+/// The names in `/proc/sysvipc`, each with the system call that removes such an object.
 const IPC_KINDS: [(&str, libc::c_long); 3] =
     [("shm", libc::SYS_shmctl), ("sem", libc::SYS_semctl), ("msg", libc::SYS_msgctl)];

@@ -1,11 +1,11 @@
-//! A second lock on files, by the kernel's Landlock: the agent writes where it is told that it may, and nowhere else,
-//! whatever a mount or a mode would let it do by mistake. Reading and executing are as they were.
+//! A second barrier for files, by the kernel's Landlock: the agent writes only below the paths that the runner allows,
+//! even if a mount or a file mode would permit more by mistake. Landlock does not restrict reading and executing here.
 //!
-//! It holds for the agent and its children, and cannot be taken off. With it nobody traces a process that is not behind
-//! it; where the kernel knows how (version 6), nobody signals one either, nor connects to its abstract sockets.
+//! The rules hold for the agent and its children, and cannot be removed. A process under these rules cannot trace a
+//! process outside them. From version 6 on, the kernel also denies it to signal outside processes and to connect to
+//! their abstract sockets.
 //!
-//! TCP is left to the network: Landlock tells ports from each other, and not addresses, and a sandbox has no address but
-//! its own.
+//! TCP is not restricted: Landlock distinguishes ports and not addresses, and a sandbox reaches only its own addresses.
 
 use std::fs::File;
 use std::io;
@@ -18,16 +18,16 @@ use rustix::io::Errno;
 
 use super::options::UnixSocketPolicy;
 
-/// What the kernel is to be told. [`LandlockRuleset::load_into_kernel`] tells it.
+/// The rules as plain data. [`LandlockRuleset::load_into_kernel`] hands them to the kernel.
 #[derive(Debug, PartialEq, Eq)]
 struct LandlockRuleset {
     attributes: RulesetAttr,
-    /// What is allowed below each path.
+    /// The accesses that are allowed below each path.
     rules: Vec<(PathBuf, u64)>,
 }
 
-/// `struct landlock_ruleset_attr`: what is denied unless a rule allows it. A kernel that knows fewer fields takes those
-/// that it does not know, where they are zero.
+/// `struct landlock_ruleset_attr`: the accesses that are denied unless a rule allows them. A kernel that knows fewer
+/// fields accepts unknown fields if they are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RulesetAttr {
@@ -43,7 +43,7 @@ struct PathBeneathAttr {
     parent: RawFd,
 }
 
-/// Makes rules for an agent that may write below these paths; none where the kernel cannot hold it to them.
+/// Builds a ruleset for an agent that may write below these paths. Returns `None` if the kernel cannot enforce it.
 pub(crate) fn prepare_ruleset(
     writable: &[PathBuf],
     unix_sockets: UnixSocketPolicy,
@@ -58,6 +58,7 @@ pub(crate) fn prepare_ruleset(
 
 impl LandlockRuleset {
     fn new(version: u32, writable: &[PathBuf], unix_sockets: UnixSocketPolicy) -> Self {
+        // The kernel refuses a ruleset with an access that its version does not know.
         let known = match version {
             0..=2 => !(ACCESS_TRUNCATE | ACCESS_IOCTL_DEVICE),
             3 | 4 => !ACCESS_IOCTL_DEVICE,
@@ -65,7 +66,7 @@ impl LandlockRuleset {
         };
         let sockets =
             if unix_sockets == UnixSocketPolicy::Allowed { ACCESS_MAKE_SOCKET } else { 0 };
-        // A device can be used where it is; nobody makes one.
+        // Existing devices can be used; the agent cannot create devices.
         let fixed = [(PathBuf::from("/"), ACCESS_READ), (PathBuf::from("/dev"), ACCESS_WRITE)];
         let own =
             writable.iter().map(|path| (path.clone(), ACCESS_WRITE | ACCESS_MODIFY | sockets));
@@ -83,9 +84,11 @@ impl LandlockRuleset {
     fn load_into_kernel(&self) -> io::Result<OwnedFd> {
         let ruleset = create_ruleset(&self.attributes)?;
         for (path, allowed) in &self.rules {
-            // What is not there cannot be written to either.
+            // A path that does not exist, or that this process cannot reach, needs no rule: the agent cannot write
+            // there.
             if let Some(place) = open_path(path)? {
                 let is_directory = place.metadata()?.is_dir();
+                // The kernel refuses rules for a file with accesses that only a directory has.
                 let allowed = if is_directory { *allowed } else { allowed & FILE_ACCESS };
                 add_rule(&ruleset, &place, allowed)?;
             }
@@ -102,11 +105,13 @@ fn open_path(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// None where the kernel has none, was started without it, or is not to be asked.
+/// Returns the kernel's Landlock version. Returns `None` if the kernel has no Landlock, was started without Landlock,
+/// or denies the call.
 #[expect(unsafe_code, reason = "there is no safe call that asks for the version")]
 fn supported_abi() -> Option<u32> {
     let nothing = ptr::null::<libc::c_void>();
-    // SAFETY: asked for its version the kernel takes no attributes, and so neither reads nor writes memory of ours.
+    // SAFETY: when it is asked for its version, the kernel takes no attributes, and neither reads nor writes this
+    // process's memory.
     let version = unsafe {
         libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0_usize, CREATE_RULESET_VERSION)
     };
@@ -116,11 +121,11 @@ fn supported_abi() -> Option<u32> {
 #[expect(unsafe_code, reason = "there is no safe call that makes a ruleset")]
 fn create_ruleset(attributes: &RulesetAttr) -> io::Result<OwnedFd> {
     let (call, size) = (libc::SYS_landlock_create_ruleset, size_of::<RulesetAttr>());
-    // SAFETY: the kernel reads as many bytes as it is told, which are the attributes.
+    // SAFETY: the kernel reads as many bytes as `size` says, which are the attributes.
     let made = unsafe { libc::syscall(call, ptr::from_ref(attributes), size, 0) };
     let made = RawFd::try_from(made).ok().filter(|made| *made >= 0);
     let made = made.ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and no other value owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(made) })
 }
 
@@ -133,7 +138,7 @@ fn add_rule(ruleset: &OwnedFd, place: &File, allowed: u64) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Puts the rules on the calling thread, for good. Needs no privilege, but `no_new_privs`.
+/// Applies the ruleset to the calling thread, for good. The call needs `no_new_privs` and no other privilege.
 #[expect(unsafe_code, reason = "there is no safe call that puts rules on")]
 pub(crate) fn restrict_self(ruleset: &OwnedFd) -> io::Result<()> {
     let (call, ruleset) = (libc::SYS_landlock_restrict_self, ruleset.as_raw_fd());
@@ -142,10 +147,11 @@ pub(crate) fn restrict_self(ruleset: &OwnedFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Before it, nobody may move a file from one directory to another, wherever that is.
+/// The lowest usable version. Version 1 denies every move of a file to another directory.
 const MIN_ABI: u32 = 2;
 
-/// `LANDLOCK_CREATE_RULESET_VERSION` and `LANDLOCK_RULE_PATH_BENEATH` of linux/landlock.h, where the rest is from, too.
+/// `LANDLOCK_CREATE_RULESET_VERSION` and `LANDLOCK_RULE_PATH_BENEATH` of linux/landlock.h. The constants below are from
+/// the same file.
 const CREATE_RULESET_VERSION: u32 = 1;
 const RULE_PATH_BENEATH: u32 = 1;
 
@@ -155,10 +161,10 @@ const ACCESS_READ_FILE: u64 = 1 << 2;
 const ACCESS_READ_DIR: u64 = 1 << 3;
 const ACCESS_REMOVE: u64 = 1 << 4 | 1 << 5;
 const ACCESS_MAKE_DEVICE: u64 = 1 << 6 | 1 << 11;
-/// Directories, files, pipes and symlinks.
+/// Creates directories, files, pipes and symlinks.
 const ACCESS_MAKE: u64 = 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12;
 const ACCESS_MAKE_SOCKET: u64 = 1 << 9;
-/// Links, and moves between directories.
+/// Links files, and moves them between directories.
 const ACCESS_REFER: u64 = 1 << 13;
 const ACCESS_TRUNCATE: u64 = 1 << 14;
 const ACCESS_IOCTL_DEVICE: u64 = 1 << 15;
@@ -167,7 +173,7 @@ const ACCESS_READ: u64 = ACCESS_EXECUTE | ACCESS_READ_FILE | ACCESS_READ_DIR;
 const ACCESS_WRITE: u64 = ACCESS_WRITE_FILE | ACCESS_TRUNCATE | ACCESS_IOCTL_DEVICE;
 const ACCESS_MODIFY: u64 = ACCESS_MAKE | ACCESS_REMOVE | ACCESS_REFER;
 
-/// What can be said of a file; of the others the kernel does not take it.
+/// The accesses that a rule for a file may have; the kernel refuses the others.
 const FILE_ACCESS: u64 = ACCESS_EXECUTE | ACCESS_READ_FILE | ACCESS_WRITE;
 
 const SCOPE_ABSTRACT_SOCKETS: u64 = 1;
@@ -177,7 +183,7 @@ const SCOPE_SIGNALS: u64 = 1 << 1;
 mod tests {
     use super::*;
 
-    /// R3: no kernel is asked for what it does not know, nor to allow what it does not deny.
+    /// R3: no kernel receives an access that it does not know, nor a rule for an access that it does not deny.
     #[test]
     fn each_version_is_told_what_it_knows() {
         let told = |version, unix_sockets| {

@@ -1,4 +1,4 @@
-//! The local port, on a loopback interface that may have to be brought up first.
+//! The local port, on a loopback interface that may still be down.
 
 use std::io;
 use std::mem;
@@ -10,7 +10,8 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::InitFailure;
 
-/// Binds and listens. In a network namespace whose loopback interface nobody has brought up, this does it, if it may.
+/// Binds the port and listens. If the network namespace's loopback interface is down, brings the interface up, if this
+/// process may.
 pub(crate) fn bind_listener(address: SocketAddr) -> Result<OwnedFd, InitFailure> {
     let what = format!("listen on `{address}`");
     let failure = |error| match error {
@@ -30,15 +31,15 @@ pub(crate) fn bind_listener(address: SocketAddr) -> Result<OwnedFd, InitFailure>
             let remedy = "let the runner do it: `ip link set lo up` in the sandbox's network namespace";
             InitFailure::setup_failure(
                 &what,
-                format_args!("the loopback interface is down, and is not ours to bring up ({error}); {remedy}"),
+                format_args!("the loopback interface is down, and this process may not bring it up ({error}); {remedy}"),
             )
         })?;
     }
     Ok(listener)
 }
 
-/// The kernel binds to addresses of an interface that is down, and refuses to connect to them. Connecting a datagram
-/// socket asks it for the way, and sends nothing.
+/// Returns false if the address's interface is down. The kernel lets a process bind to such an address, and refuses to
+/// connect to it. Connecting a datagram socket makes the kernel look up the route, and sends nothing.
 fn is_reachable(address: SocketAddr) -> bool {
     let probe =
         net::socket_with(address_family(address), SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -48,7 +49,7 @@ fn is_reachable(address: SocketAddr) -> bool {
 fn listen_on(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(address_family(address), SocketType::STREAM, flags, None)?;
-    // Connections of an earlier process that linger in the namespace do not keep the port.
+    // Connections of an earlier process that linger in the namespace must not block the port.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     net::bind(&socket, &address)?;
     net::listen(&socket, BACKLOG)?;
@@ -63,18 +64,19 @@ fn address_family(address: SocketAddr) -> AddressFamily {
 fn bring_up_loopback() -> io::Result<()> {
     let socket =
         net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: an `ifreq` is plain data, for which zeroes are a value.
+    // SAFETY: an `ifreq` is plain data, and all zeroes are a valid value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
         *to = from.cast_signed() as libc::c_char;
     }
     let flags = libc::IFF_UP | libc::IFF_RUNNING;
     request.ifr_ifru.ifru_flags = flags.try_into().expect("both flags are in the lower seven bits");
-    // SAFETY: the request reads an `ifreq`, which it is given, and keeps nothing of it.
+    // SAFETY: the call reads the `ifreq` that it receives, and keeps no pointer to it.
     let done =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel queues beyond the connections that are served; it cuts this to `net.core.somaxconn`, 4096 today.
+/// The number of connections that the kernel queues beyond the served ones. The kernel lowers the number to
+/// `net.core.somaxconn`, 4096 today.
 const BACKLOG: i32 = 1024;

@@ -1,4 +1,5 @@
-//! What the command line asks for. By hand: a parser from a library would be larger than the rest of the program.
+//! The command line of `cogni-init`. It is parsed by hand, because an argument parser's code would be larger than the
+//! rest of the program.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -6,32 +7,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How to start one agent.
+/// The options for starting one agent.
 pub(crate) struct InitOptions {
-    /// Where the bridge listens.
+    /// The address at which the bridge listens.
     pub(crate) listen: SocketAddr,
     /// The run's socket.
     pub(crate) socket: PathBuf,
     pub(crate) gateway: GatewayMode,
-    /// How long the socket may take to answer.
+    /// The time that the socket has to answer before the agent starts.
     pub(crate) socket_timeout: Duration,
-    /// When the agent is ended, whoever else has forgotten it.
+    /// The time after which the agent is ended, even if its runner no longer does so.
     pub(crate) max_runtime: Option<Duration>,
-    /// How long processes have between SIGTERM and SIGKILL.
+    /// The time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
-    /// Whether the agent may make sockets of the family of the run's own.
+    /// States if the agent may create unix sockets, the family of the run's own socket.
     pub(crate) unix_sockets: UnixSocketPolicy,
-    /// Where the agent may write; anywhere that mounts and modes let it, where nothing is said.
+    /// The paths below which the agent may write. If the list is empty, mounts and file modes alone decide.
     pub(crate) writable: Vec<PathBuf>,
-    /// Whether another agent may be started after this one. Only a slot can be told so.
+    /// True if further agents may be started after this one. Only a claim may set it.
     pub(crate) is_resident: bool,
-    /// For the agent, each as NAME=VALUE; they win over our own.
+    /// Variables for the agent, each as NAME=VALUE. They override the variables of this process.
     pub(crate) env: Vec<OsString>,
-    /// The agent's program and its arguments; at least the program.
+    /// The agent's program and its arguments. The program is always present.
     pub(crate) argv: Vec<OsString>,
 }
 
-/// Whether there is anything at the run's socket.
+/// States if the sandbox has a gateway at the run's socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GatewayMode {
     Bridged,
@@ -46,13 +47,13 @@ pub(crate) enum UnixSocketPolicy {
 
 pub(crate) enum InitCommand {
     Start(Box<InitOptions>),
-    /// `--slot`: what to start is told there.
+    /// `--slot`: the claim that arrives at this socket names the program.
     Wait(PathBuf),
     /// `--help` or `--version`.
     Print(String),
 }
 
-/// Reads the arguments after the program's own name. An error says which one is wrong, and what would be right.
+/// Parses the arguments after the program's name. An error names the invalid argument and a valid value.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<InitCommand, String> {
     let mut options = InitOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
@@ -68,11 +69,13 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
         argv: vec![],
     };
     while let Some(argument) = arguments.next() {
+        // The first argument that is not an option is the program; everything after it belongs to the program.
         let Some(flag) = argument.to_str().filter(|text| text.starts_with('-')) else {
             options.argv.push(argument);
             break;
         };
         let (name, mut value) = match flag.split_once('=') {
+            // Both forms are accepted: `--name value` and `--name=value`.
             Some((name, value)) => (name, Some(OsString::from(value))),
             None => (flag, None),
         };
@@ -88,10 +91,12 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Ini
             "--env" => options.env.push(parse_variable(value()?)?),
             "--write" => options.writable.push(PathBuf::from(value()?)),
             "--resident" => options.is_resident = true,
+            // Options after `--slot` would be lost, because the claim brings its own.
             "--slot" => return Ok(InitCommand::Wait(PathBuf::from(value()?))),
             "--allow-unix-sockets" => options.unix_sockets = UnixSocketPolicy::Allowed,
             "--help" => return Ok(InitCommand::Print(HELP_TEXT.to_owned())),
             "--version" => return Ok(InitCommand::Print(VERSION_TEXT.to_owned())),
+            // A program whose name begins with a dash needs this separator.
             "--" => break,
             _ => return Err(format!("there is no option `{flag}`")),
         }
@@ -135,7 +140,7 @@ fn parse_duration(name: &str, value: &OsStr) -> Result<Duration, String> {
     parsed.ok_or_else(|| format!("`{name}` is `{text}`; give a time of up to 10000h, such as `500ms`, `5s`, `10m` or `1h`"))
 }
 
-/// Above a year nobody means it, and arithmetic with clocks stays far from its ends.
+/// The maximum of a duration. Our choice: more than a year is never meant, and clock arithmetic cannot overflow.
 const MAX_DURATION: Duration = Duration::from_hours(10_000);
 
 const VERSION_TEXT: &str = concat!("cogni-init ", env!("CARGO_PKG_VERSION"), "\n");
@@ -146,16 +151,16 @@ The first process of a sandbox: gives the agent the run's socket as a local port
 Usage: cogni-init [OPTIONS] [--] PROGRAM [ARGUMENT]...
 
 Options:
-  --listen ADDRESS       where the agent finds its LLM [default: 127.0.0.1:8080]
+  --listen ADDRESS       the address at which the agent finds its LLM [default: 127.0.0.1:8080]
   --socket PATH          the run's socket [default: /llm-sock/llm.sock]
   --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
-  --no-gateway           there is no such socket: listen nowhere, and start the agent at once
-  --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
-  --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
-  --env NAME=VALUE       a variable for the agent; it wins over one of our own
+  --no-gateway           the run has no socket: do not listen, and start the agent at once
+  --max-runtime TIME     end the agent after this time, also without its runner [default: none]
+  --grace TIME           time between SIGTERM and SIGKILL [default: 2s]
+  --env NAME=VALUE       a variable for the agent; it overrides an inherited one
   --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
-  --slot PATH            connect to this socket instead, and wait there to be told these options and the program
-  --resident             told to a slot: when the agent has ended, wipe what is left of it and wait for the next
+  --slot PATH            connect to this socket, and wait for a claim with these options and the program
+  --resident             in a claim only: after the agent has ended, wipe its files and wait for the next claim
   --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
   --help                 print this
   --version              print the version
@@ -163,6 +168,6 @@ Options:
 A TIME is `500ms`, `5s`, `10m` or `1h`. PROGRAM is executed as it stands, without a shell.
 
 Exit status: the agent's own, or 128 and the signal that killed it; and if it is not the agent's:
-  2 wrong use, 69 the run's socket does not answer, 124 --max-runtime has passed, 125 the sandbox is not as it has to be,
+  2 wrong use, 69 the run's socket does not answer, 124 --max-runtime has passed, 125 the sandbox is not set up as required,
   126 PROGRAM cannot be executed, 127 PROGRAM is not found
 ";

@@ -1,4 +1,4 @@
-//! What a first process owes the others: signals arrive, the dead are buried, and nobody is left behind.
+//! The duties of a first process: it receives signals, reaps dead children, and leaves no process running.
 
 use std::fs;
 use std::io;
@@ -16,14 +16,17 @@ use super::claim::{HostChannel, HostCommand};
 use super::options::InitOptions;
 use super::{EXIT_TIMED_OUT, log_line};
 
+/// The receiver of signals and the reaper of all children.
 pub(crate) struct ProcessReaper {
     signals: OwnedFd,
 }
 
 impl ProcessReaper {
-    /// Before anything is started: from here on signals wait for us, and orphans come to us.
+    /// Prepares this process before any other is started: from now on signals wait in a descriptor, and orphans become
+    /// this process's children.
     pub(crate) fn prepare() -> io::Result<Self> {
-        // The agent has our uid. It must not attach to us, who are not behind its filter, nor take our descriptors.
+        // The agent has the same uid. It must not trace this process, which runs without the agent's filter, nor take
+        // its descriptors.
         process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
         if !process::getpid().is_init() {
             process::set_child_subreaper(Some(process::getpid()))?;
@@ -31,7 +34,8 @@ impl ProcessReaper {
         Ok(Self { signals: block_signals()? })
     }
 
-    /// Serves the bridge until the agent and all that it has started are gone. What the host says meanwhile is done.
+    /// Serves the bridge until the agent and all processes that it started are gone. Executes the host's commands in
+    /// the same loop. Returns the agent's exit status.
     pub(crate) fn run_until_exit(
         &self,
         mut bridge: SocketBridge,
@@ -49,8 +53,11 @@ impl ProcessReaper {
         };
         let mut next_check = Instant::now() + CHECK_INTERVAL;
         loop {
+            // The loop wakes for the next deadline or for the next check of the accept queues.
             let until = watch.deadline.map_or(next_check, |deadline| deadline.min(next_check));
             let left = Some(until.saturating_duration_since(Instant::now()));
+            // The descriptors that the bridge polls for this loop: signals, and the host's commands if a host is
+            // connected.
             let guests = [Some(self.signals.as_fd()), host.map(AsFd::as_fd)];
             if bridge.poll_once(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
                 self.handle_signals(&watch);
@@ -80,7 +87,7 @@ impl ProcessReaper {
         }
     }
 
-    /// Of those that have arrived.
+    /// Returns the next signal that has arrived, if any.
     pub(crate) fn next_signal(&self) -> Option<Signal> {
         let mut buffer = [0; size_of::<libc::signalfd_siginfo>()];
         let length = rustix::io::read(&self.signals, &mut buffer).ok()?;
@@ -89,20 +96,20 @@ impl ProcessReaper {
         Signal::from_named_raw(number).filter(|_| length == buffer.len())
     }
 
-    /// Readable once a signal has arrived.
+    /// Returns the descriptor that is readable after a signal has arrived.
     pub(crate) fn signal_fd(&self) -> &OwnedFd {
         &self.signals
     }
 }
 
-/// One agent's life.
+/// The state of one agent and its descendants.
 struct AgentLifecycle {
     agent: Pid,
-    /// How it ended.
+    /// The agent's wait status, after it has ended.
     status: Option<WaitStatus>,
     timed_out: bool,
     stage: AgentStage,
-    /// When the next stage begins, if nothing happens before.
+    /// The time at which the next stage begins, if the agent does not end before.
     deadline: Option<Instant>,
     grace: Duration,
 }
@@ -110,9 +117,9 @@ struct AgentLifecycle {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AgentStage {
     Running,
-    /// Everybody has been asked to end.
+    /// All processes have received SIGTERM.
     Asked,
-    /// Everybody has been killed.
+    /// All processes have received SIGKILL.
     Killed,
 }
 
@@ -124,19 +131,20 @@ enum ChildrenLeft {
 
 impl AgentLifecycle {
     fn forward_signal(&self, signal: Signal) {
-        // The pid of an agent that was reaped may be another process by now.
+        // The pid of a reaped agent may belong to another process already.
         if self.status.is_none() {
             let _ = process::kill_process(self.agent, signal);
         }
     }
 
-    /// Does what the host has said. Tells whether it may say more.
+    /// Executes the host's commands. Returns false if the host has disconnected.
     fn handle_host_commands(&mut self, host: &HostChannel) -> bool {
         while let Some(word) = host.poll_command() {
             match word {
                 HostCommand::Terminate => self.forward_signal(Signal::TERM),
                 HostCommand::Kill => self.send_sigkill(),
                 HostCommand::Gone => {
+                    // Without a host, the agent's result has no reader.
                     self.send_sigkill();
                     return false;
                 }
@@ -145,43 +153,47 @@ impl AgentLifecycle {
         true
     }
 
-    /// Takes every child's end. With the agent's own, the others' begins.
+    /// Reaps every child that has ended. The agent's own end also ends the other processes.
     fn reap_children(&mut self) -> ChildrenLeft {
         loop {
             match process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.agent => self.status = Some(status),
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
+                // The only error is ECHILD: this process has no children.
                 Err(_) => return ChildrenLeft::Nobody,
             }
         }
         match self.stage {
             AgentStage::Running if self.status.is_some() => self.send_sigterm(),
-            // An orphan of one that was killed has just become our child.
+            // The parent of an orphan was just killed, so that the orphan has become our child and has not received the
+            // signal.
             AgentStage::Killed => signal_children(Signal::KILL),
             _ => {}
         }
         ChildrenLeft::Somebody
     }
 
-    /// The deadline has passed.
+    /// Begins the next stage after the deadline has passed: TERM, then KILL, then giving up.
     fn on_deadline(&mut self) -> ChildrenLeft {
         match self.stage {
             AgentStage::Running => {
-                log_line("the agent has reached --max-runtime, and is ended");
+                log_line("the agent has reached --max-runtime and is terminated");
                 self.timed_out = true;
                 self.send_sigterm();
             }
             AgentStage::Asked => self.send_sigkill(),
             AgentStage::Killed => {
-                log_line("a process does not die, and is left to the kernel");
+                log_line(
+                    "a process does not exit after SIGKILL; the kernel has to end it with the sandbox",
+                );
                 return ChildrenLeft::Nobody;
             }
         }
         ChildrenLeft::Somebody
     }
 
-    /// Ends everything at once where connections that no process accepts hold too much.
+    /// Kills all processes if connections that no process accepts hold too much memory.
     fn check_accept_queues(&mut self) {
         if self.stage == AgentStage::Killed {
             return;
@@ -191,7 +203,7 @@ impl AgentLifecycle {
             let WaitingConnections { count, bytes } = waiting;
             log_line(format_args!(
                 "{count} TCP connections with {bytes} bytes wait for a process to accept them, which is more than a sandbox may \
-                 have; it is ended"
+                 have; the sandbox is killed"
             ));
             self.send_sigkill();
         }
@@ -199,12 +211,13 @@ impl AgentLifecycle {
 
     fn send_sigterm(&mut self) {
         signal_all(self.agent, Signal::TERM);
-        // One that is stopped would hear of it only when it is continued.
+        // A stopped process would handle SIGTERM only after it is continued.
         signal_all(self.agent, Signal::CONT);
         self.stage = AgentStage::Asked;
         self.deadline = Some(Instant::now() + self.grace);
     }
 
+    // The deadline bounds the wait for processes that the kernel cannot end now.
     fn send_sigkill(&mut self) {
         signal_all(self.agent, Signal::KILL);
         self.stage = AgentStage::Killed;
@@ -212,6 +225,8 @@ impl AgentLifecycle {
     }
 
     fn exit_status(&self) -> u8 {
+        // A run that was ended by its time limit reports that, whatever status the agent had. So does one whose agent
+        // did not exit.
         let Some(status) = self.status.filter(|_| !self.timed_out) else {
             return EXIT_TIMED_OUT;
         };
@@ -220,10 +235,11 @@ impl AgentLifecycle {
     }
 }
 
-/// As a first process: everybody else in the namespace. Otherwise the agent's group, and who has become our child.
+/// Signals all other processes of the namespace, if this is a first process. Otherwise signals the agent's group and
+/// all children of this process.
 fn signal_all(agent: Pid, signal: Signal) {
     if process::getpid().is_init() {
-        // The kernel takes the group of the first process for everybody but the caller.
+        // For the first process the kernel takes its group as every process but the caller.
         let _ = process::kill_process_group(Pid::INIT, signal);
     } else {
         let _ = process::kill_process_group(agent, signal);
@@ -231,7 +247,8 @@ fn signal_all(agent: Pid, signal: Signal) {
     }
 }
 
-/// Those the kernel lists as ours. Their own children become ours when they have died.
+/// Signals the processes that the kernel lists as children of this one. Their own children become ours after their
+/// death.
 fn signal_children(signal: Signal) {
     let children = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
@@ -240,8 +257,8 @@ fn signal_children(signal: Signal) {
     }
 }
 
-/// A descriptor from which the signals are read that are blocked by this, which is how the kernel lets a first process
-/// have signals at all: it drops those that would have their default effect.
+/// Blocks the handled signals and returns a descriptor from which they are read. The kernel drops a first process's
+/// signals that would have their default effect, so blocking is the only way to receive them.
 #[expect(unsafe_code, reason = "there is no safe call that makes a descriptor of signals")]
 fn block_signals() -> io::Result<OwnedFd> {
     let set = change_signal_mask(libc::SIG_BLOCK)?;
@@ -251,30 +268,32 @@ fn block_signals() -> io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and no other value owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// For a child that is about to be the agent: what is blocked stays so when a program is executed.
+/// Unblocks the signals in a child that is about to become the agent, because blocked signals stay blocked through
+/// execve.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     change_signal_mask(libc::SIG_UNBLOCK).map(drop)
 }
 
-/// Blocks or unblocks our signals, and returns the set of them.
+/// Blocks or unblocks the handled signals, and returns their set.
 #[expect(unsafe_code, reason = "there are no safe calls for masks of signals")]
 fn change_signal_mask(how: libc::c_int) -> io::Result<libc::sigset_t> {
-    // SAFETY: a set of signals is plain data, for which zeroes are a value.
+    // SAFETY: a set of signals is plain data, and all zeroes are a valid value.
     let mut set: libc::sigset_t = unsafe { mem::zeroed() };
     for signal in HANDLED_SIGNALS {
-        // SAFETY: the set is ours, and the number is a signal's.
+        // SAFETY: the set is a local variable, and the number is a signal's.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
-    // SAFETY: the call only reads the set; this process has one thread, so that its mask is this one's.
+    // SAFETY: the call only reads the set. This process has one thread, so the thread's mask is the mask of the
+    // process.
     let done = unsafe { libc::sigprocmask(how, &raw const set, ptr::null_mut()) };
     if done == 0 { Ok(set) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The end of a child, and what is passed on to the agent.
+/// The handled signals: the end of a child, and the signals that are forwarded to the agent.
 const HANDLED_SIGNALS: [libc::c_int; 7] = [
     libc::SIGCHLD,
     libc::SIGTERM,
@@ -285,5 +304,6 @@ const HANDLED_SIGNALS: [libc::c_int; 7] = [
     libc::SIGUSR2,
 ];
 
-/// For processes in the middle of something that the kernel does not interrupt.
+/// The time that killed processes have to disappear. A process may be in an operation that the kernel does not
+/// interrupt.
 const REAP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! The run's socket: who answers there pays for the agent's calls and keeps the key.
+//! The run's socket. The process that answers on it pays for the agent's calls and holds the provider's key.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,13 +11,14 @@ use rustix::process;
 use rustix::thread;
 use rustix::time::Timespec;
 
+/// The address of the run's socket.
 pub(crate) struct RunSocket {
     address: SocketAddrUnix,
     path: PathBuf,
 }
 
 impl RunSocket {
-    /// Fails if the path is longer than an address of a socket can be: 107 bytes (unix(7)).
+    /// Fails if the path is longer than a unix socket's address can be: 107 bytes (unix(7)).
     pub(crate) fn new(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let address = SocketAddrUnix::new(path).map_err(|_| {
@@ -26,7 +27,7 @@ impl RunSocket {
         Ok(Self { address, path: path.to_owned() })
     }
 
-    /// Connects, at once or not at all: [`Errno::AGAIN`] if the socket's backlog is full.
+    /// Connects without waiting. Returns [`Errno::AGAIN`] if the socket's backlog is full.
     pub(crate) fn connect(&self) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -34,7 +35,8 @@ impl RunSocket {
         Ok(socket)
     }
 
-    /// Whoever starts the gateway beside us may be slower than we are, so that a refusal is final after `timeout` only.
+    /// Waits until the socket accepts a connection. The gateway may be started at the same time as this process and be
+    /// slower, so a refusal is final only after `timeout`.
     pub(crate) fn wait_until_ready(&self, timeout: Duration) -> Result<(), String> {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -45,11 +47,12 @@ impl RunSocket {
                 return Err(self.describe_error(error));
             }
             sleep(pause.min(left));
+            // Exponential backoff from 1 ms to 50 ms: usually the gateway is almost ready.
             pause = (pause * 2).min(Duration::from_millis(50));
         }
     }
 
-    /// What is wrong, and what to do about it.
+    /// Returns a message with the cause of the error and its remedy.
     pub(crate) fn describe_error(&self, error: Errno) -> String {
         let path = self.path.display();
         match error {
@@ -61,10 +64,10 @@ impl RunSocket {
                 process::getuid().as_raw()
             ),
             Errno::CONNREFUSED => format!(
-                "nobody listens on the run's socket `{path}`; start the run's gateway first, and see whether it still runs"
+                "no process listens on the run's socket `{path}`; start the run's gateway first, and check that it still runs"
             ),
             Errno::AGAIN => format!(
-                "the gateway does not accept on the run's socket `{path}`; see whether it hangs"
+                "the gateway does not accept on the run's socket `{path}`; check whether the gateway hangs"
             ),
             other => {
                 format!("cannot connect to the run's socket `{path}`: {}", io::Error::from(other))
@@ -75,6 +78,6 @@ impl RunSocket {
 
 pub(crate) fn sleep(time: Duration) {
     let time = Timespec::try_from(time).expect("a pause is some milliseconds");
-    // Cut short by a signal it only leads to one look more.
+    // A signal ends the sleep early, which only means an earlier retry.
     let _ = thread::nanosleep(&time);
 }

@@ -1,13 +1,15 @@
-//! A filter of system calls for the agent: no new unix socket, by whichever way one is made, no netlink socket, and no
-//! filter of the agent's own.
+//! A filter of the agent's system calls. It denies new unix sockets, by whichever call they are made, netlink sockets,
+//! and further filters.
 //!
-//! The run's socket is the only one the agent has a use for, and it has that one as a local port. A filter that stays
-//! with all its children keeps it from every other socket that a mount may bring into the sandbox, or that an image
-//! holds. Pairs of connected sockets (`socketpair`) are not touched: they reach nobody who was not there before.
+//! The run's socket is the only unix socket that the agent needs, and it reaches that socket through a local port. The
+//! filter stays with all its children. It keeps them from every other socket that a mount brings into the sandbox or
+//! that an image contains. Pairs of connected sockets (`socketpair`) are allowed: they reach only processes that
+//! inherit them.
 //!
-//! Two things are memory of the whole machine that no control group counts: what waits in a netlink socket to be read, and
-//! compiled filters, of which the kernel has a fixed pool (`net.core.bpf_jit_limit`). A sandbox that filled that pool would
-//! keep every other from starting. Both are answered as by a kernel that does not have them: libraries go on without.
+//! Two objects use memory of the whole machine that no control group counts. One is unread data of a netlink socket.
+//! The other is compiled filters, for which the kernel has a fixed pool (`net.core.bpf_jit_limit`). A sandbox that
+//! filled the pool would prevent every other sandbox from starting. Both calls are answered like a kernel without the
+//! feature does, so that libraries continue without it.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -20,7 +22,7 @@ use libc::sock_filter;
 
 use super::options::UnixSocketPolicy;
 
-/// Puts the filter on the calling thread, for good. Needs no privilege, but `no_new_privs`.
+/// Applies the filter to the calling thread, for good. The call needs `no_new_privs` and no other privilege.
 #[expect(unsafe_code, reason = "there is no safe call that sets a filter of system calls")]
 pub(crate) fn restrict_calls(unix_sockets: UnixSocketPolicy) -> io::Result<()> {
     let instructions = match unix_sockets {
@@ -31,7 +33,7 @@ pub(crate) fn restrict_calls(unix_sockets: UnixSocketPolicy) -> io::Result<()> {
         len: instructions.len().try_into().expect("the program has twenty instructions"),
         filter: instructions.as_ptr().cast_mut(),
     };
-    // SAFETY: the kernel copies the program, which lives as long as ours does, and does not write to it.
+    // SAFETY: the kernel copies the program, which is static, and does not write to it.
     let done =
         unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -40,20 +42,20 @@ pub(crate) fn restrict_calls(unix_sockets: UnixSocketPolicy) -> io::Result<()> {
 static DENY_UNIX_SOCKETS: [sock_filter; 20] = program(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
 static ALLOW_UNIX_SOCKETS: [sock_filter; 20] = program(libc::SECCOMP_RET_ALLOW);
 
-/// In the kernel's own language; the targets of jumps are counted from the next instruction. `unix` is the answer to
-/// `socket(AF_UNIX, …)`.
+/// Returns the filter in the kernel's instruction format. Jump targets count from the next instruction. `unix` is the
+/// answer to `socket(AF_UNIX, …)`.
 const fn program(unix: u32) -> [sock_filter; 20] {
     [
         /* 0 */ bpf_load(OFFSET_ARCH),
-        // Another architecture numbers its calls in another way: i386's `socketcall` on x86-64 would go by unseen.
+        // Another architecture numbers its calls differently: i386's `socketcall` on x86-64 would pass unchecked.
         /* 1 */
         jump_if_equal(NATIVE_ARCH, 1, 0),
         /* 2 */ bpf_return(libc::SECCOMP_RET_KILL_PROCESS),
         /* 3 */ bpf_load(OFFSET_SYSCALL),
-        // So would the calls of x32, which have the architecture of x86-64, and this bit.
+        // The calls of x32 would pass too: they have the architecture of x86-64, and this bit in their number.
         /* 4 */
         jump_if_at_least(X32_SYSCALL_BIT, 11, 0),
-        // A ring makes sockets without a system call for each.
+        // An io_uring creates sockets without a system call for each.
         /* 5 */
         jump_if_equal(libc::SYS_io_uring_setup as u32, 10, 0),
         /* 6 */ jump_if_equal(libc::SYS_seccomp as u32, 12, 0),
@@ -67,7 +69,7 @@ const fn program(unix: u32) -> [sock_filter; 20] {
         /* 14 */ jump_if_equal(libc::AF_NETLINK as u32, 4, 0),
         /* 15 */ bpf_return(libc::SECCOMP_RET_ALLOW),
         /* 16 */ bpf_return(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        // What a kernel without filters says; then one without the call, or without this family of sockets.
+        // The answers of a kernel without filters, then without the call, or without this family of sockets.
         /* 17 */
         bpf_return(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
         /* 18 */ bpf_return(unix),
@@ -75,8 +77,8 @@ const fn program(unix: u32) -> [sock_filter; 20] {
     ]
 }
 
-/// Offsets in `struct seccomp_data`. A family and an option are an `int` each, so that the lower half of the first argument is
-/// all of it.
+/// Offsets in `struct seccomp_data`. A socket family and a prctl option are an `int`, so the lower half of the first
+/// argument is all of it.
 const OFFSET_SYSCALL: u32 = 0;
 const OFFSET_ARCH: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
@@ -87,7 +89,7 @@ const NATIVE_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const NATIVE: u32 = 0xc000_00b7;
 
-/// `__X32_SYSCALL_BIT`; no call of another architecture has a number as high.
+/// `__X32_SYSCALL_BIT`. No call of another architecture has such a high number.
 const X32_SYSCALL_BIT: u32 = 0x4000_0000;
 
 const fn bpf_load(offset: u32) -> sock_filter {

@@ -1,4 +1,4 @@
-//! The agent's process: found as execvp finds it, started as execve starts it, with nothing between.
+//! The agent's process: its program is searched like execvp searches, and executed with execve and nothing between.
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -17,20 +17,21 @@ use super::{
     EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP_FAILED, InitFailure, landlock, reaper, seccomp,
 };
 
-/// Starts the agent in a session of its own, and returns its pid.
+/// Starts the agent in its own session, and returns its pid.
 pub(crate) fn start_agent(options: &InitOptions) -> Result<Pid, InitFailure> {
+    // Everything that allocates is made before the fork.
     let image = AgentExecArgs::new(options)?;
     let confinement = AgentConfinement::new(options)?;
     let mut command = Command::new(&options.argv[0]);
     let child = spawn(&mut command, move || Err(image.exec_agent(&confinement)));
     match child {
-        // The child is waited for by its pid, together with the orphans that we are given.
+        // The reaper waits for the child by its pid, together with the orphans that this process inherits.
         Ok(pid) => Ok(pid),
         Err(error) => Err(spawn_failure(&options.argv[0], &error)),
     }
 }
 
-/// The standard library forks, and tells us why the child has failed, if it has.
+/// Forks with the standard library, which reports to the parent why the child has failed, if it has.
 #[expect(
     unsafe_code,
     reason = "what runs between fork and exec is for the caller to keep harmless"
@@ -39,12 +40,12 @@ fn spawn(
     command: &mut Command,
     between: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
 ) -> io::Result<Pid> {
-    // SAFETY: this process has one thread, so that the child's copy of it holds no lock of another's.
+    // SAFETY: this process has one thread, so the child's copy holds no lock of another thread.
     let child = unsafe { command.pre_exec(between) }.spawn()?;
     Ok(Pid::from_child(&child))
 }
 
-/// What execve is given, made before the fork.
+/// The arguments of execve, made before the fork.
 struct AgentExecArgs {
     /// The paths to try, in order.
     candidates: Vec<CString>,
@@ -66,22 +67,22 @@ impl AgentExecArgs {
         strings().map_err(|error| InitFailure::setup_failure("pass the arguments on", error))
     }
 
-    /// Replaces this process, the child, by the agent; returns only if that fails.
+    /// Replaces the child by the agent. The function returns only on failure.
     ///
-    /// We execute it ourselves, and not by the standard library, whose execvp would give a file without a `#!` line to
-    /// a shell.
+    /// It calls execve itself, because the standard library's execvp would run a file without a `#!` line in a shell.
     fn exec_agent(&self, confinement: &AgentConfinement) -> io::Error {
         if let Err(error) = confinement.apply() {
             return error;
         }
         let (argv, env) =
             (null_terminated_pointers(&self.argv), null_terminated_pointers(&self.env));
+        // The result if `PATH` has no such program.
         let mut outcome = io::Error::from_raw_os_error(libc::ENOENT);
         for path in &self.candidates {
             let error = execve(path, &argv, &env);
             match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => {}
-                // As execvp does: another directory may have one that is executable, and if not, this is the reason.
+                // Like execvp: a later directory may have an executable one. If not, this error is the reason.
                 Some(libc::EACCES) => outcome = error,
                 _ => return error,
             }
@@ -90,7 +91,7 @@ impl AgentExecArgs {
     }
 }
 
-/// What the agent has and we have not, made before the fork.
+/// The restrictions of the agent that this process does not have, made before the fork.
 struct AgentConfinement {
     unix_sockets: UnixSocketPolicy,
     files: Option<OwnedFd>,
@@ -108,13 +109,15 @@ impl AgentConfinement {
         Ok(Self { unix_sockets: *unix_sockets, files })
     }
 
-    /// The session makes the agent the leader of a process group that does not have us in it.
+    /// Applies the restrictions to the child. The new session makes the agent the leader of a process group without
+    /// this process in it.
     fn apply(&self) -> io::Result<()> {
+        // `no_new_privs` comes before both filters, because the kernel demands it for them.
         reaper::unblock_signals()?;
         process::setsid()?;
         process::set_parent_process_death_signal(Some(Signal::KILL))?;
         thread::set_no_new_privs(true)?;
-        // Error numbers of our own: execve has EINVAL and EACCES too.
+        // Special error numbers, because execve returns EINVAL and EACCES too.
         if let Some(files) = &self.files {
             landlock::restrict_self(files)
                 .map_err(|_| io::Error::from_raw_os_error(ERR_LANDLOCK))?;
@@ -126,7 +129,7 @@ impl AgentConfinement {
 
 #[expect(unsafe_code, reason = "there is no safe call that executes a program and nothing else")]
 fn execve(path: &CString, argv: &[*const libc::c_char], env: &[*const libc::c_char]) -> io::Error {
-    // SAFETY: both lists end with a null pointer, and point to strings that outlive the call.
+    // SAFETY: both lists end with a null pointer, and their strings outlive the call.
     unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), env.as_ptr()) };
     io::Error::last_os_error()
 }
@@ -135,7 +138,8 @@ fn null_terminated_pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// A name with a slash is a path; another is looked for in `PATH`, or where execvp looks without one.
+/// Returns the paths to try. A name with a slash is a path. Any other name is searched in `PATH`, or in execvp's
+/// default directories.
 fn candidate_paths(
     program: &OsStr,
     path: Option<&OsStr>,
@@ -147,7 +151,7 @@ fn candidate_paths(
     env::split_paths(path).map(|folder| c_string(folder.join(program).into_os_string())).collect()
 }
 
-/// Our own, but for those that are given.
+/// Returns the variables of this process and the given ones. A given variable overrides one of this process.
 fn merged_environment(given: &[OsString]) -> Vec<OsString> {
     let is_given = |name: &OsStr| {
         let rest = |variable| OsStr::as_bytes(variable).strip_prefix(name.as_bytes());
@@ -199,9 +203,10 @@ fn spawn_failure(program: &OsStr, error: &io::Error) -> InitFailure {
     }
 }
 
-/// `confstr(_CS_PATH)`, the same in glibc and musl but for their order.
+/// The value of `confstr(_CS_PATH)`. glibc and musl have the same directories in a different order.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Not answers of any call between fork and exec, so that the parent can tell them from theirs.
+/// Error numbers that no call between fork and exec returns, so that the parent can recognize the restrictions'
+/// failures.
 const ERR_SECCOMP: i32 = libc::ENOTSUP;
 const ERR_LANDLOCK: i32 = libc::ENOPKG;

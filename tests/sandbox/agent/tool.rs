@@ -58,11 +58,11 @@ fn a_call_that_makes_no_sense_is_told_to_the_model() {
     ]
     .map(|(name, arguments)| exec::parse_call(name, arguments).unwrap_err().to_string());
     insta::assert_snapshot!(told.join("\n"), @r#"
-    {"error":"the arguments make no sense: EOF while parsing an object at line 1 column 1"}
-    {"error":"the arguments make no sense: missing field `argv` at line 1 column 2"}
+    {"error":"the arguments are invalid: EOF while parsing an object at line 1 column 1"}
+    {"error":"the arguments are invalid: missing field `argv` at line 1 column 2"}
     {"error":"`argv` names no program"}
-    {"error":"the arguments make no sense: unknown field `shell`, expected one of `argv`, `stdin`, `timeout_s` at line 1 column 22"}
-    {"error":"the arguments make no sense: invalid type: string \"ls -l\", expected a sequence at line 1 column 15"}
+    {"error":"the arguments are invalid: unknown field `shell`, expected one of `argv`, `stdin`, `timeout_s` at line 1 column 22"}
+    {"error":"the arguments are invalid: invalid type: string \"ls -l\", expected a sequence at line 1 column 15"}
     {"error":"there is no tool `read_file`; there is `exec`"}
     "#);
 }

@@ -133,10 +133,10 @@ fn the_end_of_a_body_is_where_its_framing_says() {
     the answer is not HTTP/1.1
     the answer is not HTTP/1.1
     a header has no colon
-    the answer's length is no number
+    the answer's `content-length` is not a number
     the answer has a transfer coding that is not `chunked`
-    a chunk's size is no number
-    a chunk is longer than it says
+    a chunk's size is not a number
+    a chunk is longer than its size
     a line of the answer's framing is too long
     ");
 }

@@ -48,16 +48,16 @@ fn help_and_version_are_printed() {
     Usage: cogni-init [OPTIONS] [--] PROGRAM [ARGUMENT]...
 
     Options:
-      --listen ADDRESS       where the agent finds its LLM [default: 127.0.0.1:8080]
+      --listen ADDRESS       the address at which the agent finds its LLM [default: 127.0.0.1:8080]
       --socket PATH          the run's socket [default: /llm-sock/llm.sock]
       --socket-timeout TIME  how long the socket may take to answer before the agent starts [default: 5s]
-      --no-gateway           there is no such socket: listen nowhere, and start the agent at once
-      --max-runtime TIME     end the agent after this time, whatever became of its runner [default: none]
-      --grace TIME           between SIGTERM and SIGKILL, for what has to end [default: 2s]
-      --env NAME=VALUE       a variable for the agent; it wins over one of our own
+      --no-gateway           the run has no socket: do not listen, and start the agent at once
+      --max-runtime TIME     end the agent after this time, also without its runner [default: none]
+      --grace TIME           time between SIGTERM and SIGKILL [default: 2s]
+      --env NAME=VALUE       a variable for the agent; it overrides an inherited one
       --write PATH           the agent may write below this, and nowhere else, if the kernel has Landlock; may be repeated
-      --slot PATH            connect to this socket instead, and wait there to be told these options and the program
-      --resident             told to a slot: when the agent has ended, wipe what is left of it and wait for the next
+      --slot PATH            connect to this socket, and wait for a claim with these options and the program
+      --resident             in a claim only: after the agent has ended, wipe its files and wait for the next claim
       --allow-unix-sockets   let the agent make unix sockets; without this it gets EPERM, and socketpair(2) works
       --help                 print this
       --version              print the version
@@ -65,7 +65,7 @@ fn help_and_version_are_printed() {
     A TIME is `500ms`, `5s`, `10m` or `1h`. PROGRAM is executed as it stands, without a shell.
 
     Exit status: the agent's own, or 128 and the signal that killed it; and if it is not the agent's:
-      2 wrong use, 69 the run's socket does not answer, 124 --max-runtime has passed, 125 the sandbox is not as it has to be,
+      2 wrong use, 69 the run's socket does not answer, 124 --max-runtime has passed, 125 the sandbox is not set up as required,
       126 PROGRAM cannot be executed, 127 PROGRAM is not found
     ");
     let version = Ended::of(Command::new(PROGRAM).arg("--version"));
@@ -91,8 +91,8 @@ fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
     attempt();
     insta::assert_snapshot!(said.concat(), @r"
     cogni-init: the run's socket `/llm-sock/llm.sock` is not there; mount its directory into the sandbox, or name it with --socket
-    cogni-init: nobody listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and see whether it still runs
-    cogni-init: nobody listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and see whether it still runs
+    cogni-init: no process listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and check that it still runs
+    cogni-init: no process listens on the run's socket `/llm-sock/llm.sock`; start the run's gateway first, and check that it still runs
     ");
 }
 
@@ -159,7 +159,7 @@ fn a_loopback_interface_that_is_down_is_brought_up() {
     let ended = Ended::of(&mut sandbox.under(&unprivileged, &[], &agent));
     assert_eq!(ended.code, Some(125));
     let said = ended.stderr.replace(&sandbox.address.to_string(), "127.0.0.1:8080");
-    insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and is not ours to bring up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
+    insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and this process may not bring it up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
 }
 
 /// R4: one file is enough: the gateway carries the program, and writes it where sandboxes get it from.

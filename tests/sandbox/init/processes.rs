@@ -139,7 +139,7 @@ fn the_agent_ends_at_its_longest_runtime() {
     let sandbox = Sandbox::new();
     let ended = sandbox.script(&["--max-runtime=50ms"], "sleep 1000");
     assert_eq!(ended.code, Some(124));
-    insta::assert_snapshot!(ended.stderr, @"cogni-init: the agent has reached --max-runtime, and is ended");
+    insta::assert_snapshot!(ended.stderr, @"cogni-init: the agent has reached --max-runtime and is terminated");
     let stubborn = "trap '' TERM; while :; do sleep 1000; done";
     let ended = sandbox.script(&["--max-runtime=50ms", "--grace=50ms"], stubborn);
     assert_eq!(ended.code, Some(124));

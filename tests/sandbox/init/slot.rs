@@ -63,12 +63,12 @@ fn nothing_is_started_of_a_claim_that_is_cut_or_makes_no_sense() {
         said.push(format!("{} {}", ended.code.unwrap(), ended.stderr));
     }
     insta::assert_snapshot!(said.concat(), @r"
-    69 cogni-init: whoever has started it is gone, and it has no agent
-    69 cogni-init: whoever has started it is gone, and it has no agent
-    69 cogni-init: whoever has started it is gone, and it has no agent
+    69 cogni-init: the process that started this sandbox has disconnected; no agent was started
+    69 cogni-init: the process that started this sandbox has disconnected; no agent was started
+    69 cogni-init: the process that started this sandbox has disconnected; no agent was started
     125 cogni-init: cannot take the claim: it is too long
     125 cogni-init: cannot take the claim: it is too long
-    69 cogni-init: whoever has started it is gone, and it has no agent
+    69 cogni-init: the process that started this sandbox has disconnected; no agent was started
     125 cogni-init: cannot take the claim: there is no program to start; give one, with its arguments, after `--`
     125 cogni-init: cannot take the claim: it has no program
     125 cogni-init: cannot take the claim: `--env` is `=x`; give NAME=VALUE

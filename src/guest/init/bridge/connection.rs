@@ -1,4 +1,4 @@
-//! One connection: a client of the sandbox, the run's socket, and the bytes that flow both ways.
+//! One connection: a client in the sandbox, a connection to the run's socket, and the bytes that flow both ways.
 
 use std::mem;
 use std::os::fd::OwnedFd;
@@ -7,12 +7,14 @@ use rustix::event::PollFlags;
 use rustix::io::{self, Errno};
 use rustix::net::{self, SendFlags, Shutdown};
 
+/// A client and its connection to the gateway. `up` is the direction to the gateway, `down` the direction to the
+/// client.
 pub(super) struct BridgedConnection {
     client: SocketEnd,
     upstream: SocketEnd,
     up: BytePipe,
     down: BytePipe,
-    /// Whether the loop has it on its list already.
+    /// True if the connection is already in the loop's list.
     due: bool,
 }
 
@@ -22,10 +24,11 @@ pub(super) enum ConnectionSide {
     Upstream,
 }
 
-/// What the loop has to do with a connection that has been advanced.
+/// The action of the loop after a connection was advanced.
 pub(super) enum ConnectionAction {
+    /// No byte can be moved until the kernel reports an event.
     Wait,
-    /// There is more, but others have their turn first.
+    /// More can be moved, after the other connections had their turn.
     Again,
     Close,
 }
@@ -37,12 +40,12 @@ impl BridgedConnection {
             upstream: SocketEnd::new(upstream),
             up: BytePipe::default(),
             down: BytePipe::default(),
-            // Nobody has looked yet whether there is something to read.
+            // The sockets have not been read yet, so they may have data already.
             due: true,
         }
     }
 
-    /// The sockets to ask the kernel about, and what for. It tells of the end of each even if asked for nothing.
+    /// Returns the sockets to poll, and the events to poll for. The kernel reports a socket's end without being asked.
     pub(super) fn poll_interests(
         &self,
     ) -> impl Iterator<Item = (ConnectionSide, &OwnedFd, PollFlags)> {
@@ -54,42 +57,47 @@ impl BridgedConnection {
                 self.upstream.poll_flags(&self.down, &self.up),
             ),
         ];
+        // An ended socket would be reported by every poll, and the loop would spin.
         let ends = ends.into_iter().filter(|(_, end, _)| !end.has_ended());
         ends.map(|(side, end, flags)| (side, &end.socket, flags))
     }
 
-    /// Remembers what the kernel reports. True if the connection is due, and was not before.
+    /// Records the events that the kernel reports. Returns true if the connection becomes due by them.
     pub(super) fn record_readiness(&mut self, side: ConnectionSide, flags: PollFlags) -> bool {
         let end = match side {
             ConnectionSide::Client => &mut self.client,
             ConnectionSide::Upstream => &mut self.upstream,
         };
-        // A hang-up or an error is what the next read or write returns.
+        // A hang-up or an error lets the next read or write return at once, so that both count as ready.
         end.ended |= flags & (PollFlags::HUP | PollFlags::ERR);
         end.readable |= flags.contains(PollFlags::IN) || end.has_ended();
         end.writable |= flags.contains(PollFlags::OUT) || end.has_ended();
         !mem::replace(&mut self.due, true)
     }
 
-    /// Moves what can be moved.
+    /// Moves as many bytes as possible in both directions.
     pub(super) fn advance(&mut self, scratch: &mut [u8]) -> ConnectionAction {
         self.due = false;
-        // A client that was cut off may not be in any flow's way for a long time: its answer may be long in coming.
+        // The client has reset its connection. A flow would notice only with its next byte, and the answer may take
+        // long.
         if self.client.ended.contains(PollFlags::ERR) {
             return ConnectionAction::Close;
         }
-        // A gateway that has closed reads no more, though there may be an answer of it to deliver.
+        // A gateway that has closed reads no more, but its answer may still have to be delivered.
         if self.upstream.ended.contains(PollFlags::HUP) {
             self.up.start_discarding();
         }
+        // `down` first: the answer that explains a refusal must be delivered before `up` can fail.
         let down = self.down.pump(&mut self.upstream, &mut self.client, scratch);
         let mut up = self.up.pump(&mut self.client, &mut self.upstream, scratch);
         if matches!(up, Err(PipeError::Sink)) {
-            // The gateway may close on a request that it does not want to the end, and say why before.
+            // The gateway may stop reading a request that it refuses, and its answer says why. The rest of the request
+            // is discarded.
             self.up.start_discarding();
             up = Ok(PumpOutcome::Again);
         }
         match (down, up) {
+            // The answer has ended and the request is delivered or discarded: the connection has no work left.
             (Err(_), _) | (_, Err(_)) => ConnectionAction::Close,
             _ if self.down.state == PipeState::Ended && self.up.is_over() => {
                 ConnectionAction::Close
@@ -103,12 +111,12 @@ impl BridgedConnection {
     }
 }
 
-/// A socket, and what is known of it since the kernel last said "not now".
+/// A socket, and its state since the kernel last reported that an operation would block.
 struct SocketEnd {
     socket: OwnedFd,
     readable: bool,
     writable: bool,
-    /// The hang-up, the error or both that the kernel has told of.
+    /// The hang-up and the error that the kernel has reported.
     ended: PollFlags,
 }
 
@@ -117,20 +125,22 @@ impl SocketEnd {
         Self { socket, readable: true, writable: true, ended: PollFlags::empty() }
     }
 
-    /// No read or write of it has to wait any more. The kernel would tell so each time.
+    /// Returns true after a hang-up or an error. No read or write blocks then, and each poll would report it again.
     fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Nothing that would not be acted on: the loop would turn for it, and do nothing.
+    /// Returns the events that the loop would act on, and no other: another event would let the loop spin.
     fn poll_flags(&self, from: &BytePipe, to: &BytePipe) -> PollFlags {
         let mut flags = PollFlags::empty();
+        // Input only while its pipe is empty, output only while a pipe has bytes to deliver: this is the back pressure.
         flags.set(PollFlags::IN, !self.readable && from.is_reading());
         flags.set(PollFlags::OUT, !self.writable && !to.held.is_empty());
         flags
     }
 
-    /// The bytes read: none at the end of the stream. `None` if there is nothing to read now.
+    /// Reads into `scratch`. Returns the number of bytes, which is 0 at the end of the stream, or `None` if no data is
+    /// ready.
     fn read(&mut self, scratch: &mut [u8]) -> Result<Option<usize>, PipeError> {
         match io::read(&self.socket, scratch) {
             Ok(length) => Ok(Some(length)),
@@ -143,7 +153,7 @@ impl SocketEnd {
         }
     }
 
-    /// How much of `bytes` the kernel has taken.
+    /// Writes as much of `bytes` as the kernel takes, and returns the number of bytes taken.
     fn write(&mut self, bytes: &[u8]) -> Result<usize, PipeError> {
         match net::send(&self.socket, bytes, SendFlags::NOSIGNAL) {
             Ok(length) => Ok(length),
@@ -157,12 +167,12 @@ impl SocketEnd {
     }
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Default)]
 struct BytePipe {
-    /// Read, but not yet delivered: nothing most of the time, and no memory then.
+    /// The bytes that are read but not delivered. The buffer is usually empty and has no memory then.
     held: Vec<u8>,
-    /// How much of `held` is delivered.
+    /// The number of delivered bytes of `held`.
     delivered: usize,
     state: PipeState,
 }
@@ -171,16 +181,16 @@ struct BytePipe {
 enum PipeState {
     #[default]
     Open,
-    /// The source has ended; what is held is still to deliver.
+    /// The source has ended; the held bytes are still to be delivered.
     Ending,
-    /// The sink has been told.
+    /// The sink has been shut down for writing.
     Ended,
-    /// Nobody reads; the source is emptied, so that its bytes do not turn our close into a reset.
+    /// The sink reads no more. The source is emptied, because closing a socket with unread bytes resets the connection.
     Discarding,
 }
 
 enum PumpOutcome {
-    /// Until the kernel says something new, there is nothing to move.
+    /// No byte can be moved until the kernel reports an event.
     Dry,
     Again,
 }
@@ -192,13 +202,16 @@ enum PipeError {
 }
 
 impl BytePipe {
+    /// Moves bytes until the source is empty, the sink is full, or [`MAX_OPS_PER_TURN`] operations are done.
     fn pump(
         &mut self,
         from: &mut SocketEnd,
         to: &mut SocketEnd,
         scratch: &mut [u8],
     ) -> Result<PumpOutcome, PipeError> {
+        // Each round does one operation, so that a fast flow cannot starve the others.
         for _ in 0..MAX_OPS_PER_TURN {
+            // Bytes from an earlier read are delivered before anything new is read.
             if !self.held.is_empty() {
                 if !to.writable {
                     return Ok(PumpOutcome::Dry);
@@ -209,7 +222,7 @@ impl BytePipe {
             match self.state {
                 PipeState::Ended => return Ok(PumpOutcome::Dry),
                 PipeState::Ending => {
-                    // It fails where the sink is gone, which its other flow finds out.
+                    // The call fails if the sink is disconnected; the other direction detects that.
                     let _ = net::shutdown(&to.socket, Shutdown::Write);
                     self.state = PipeState::Ended;
                 }
@@ -221,6 +234,7 @@ impl BytePipe {
                     Some(0) => self.state = PipeState::Ending,
                     Some(length) => self.send_or_buffer(&scratch[..length], to)?,
                 },
+                // The bytes are dropped.
                 PipeState::Discarding => {
                     if from.read(scratch)? == Some(0) {
                         self.state = PipeState::Ended;
@@ -231,7 +245,7 @@ impl BytePipe {
         Ok(PumpOutcome::Again)
     }
 
-    /// Delivers at once, and holds what the sink has no room for.
+    /// Delivers the bytes at once, and holds the rest if the sink is full.
     fn send_or_buffer(&mut self, bytes: &[u8], to: &mut SocketEnd) -> Result<(), PipeError> {
         let taken = if to.writable { to.write(bytes)? } else { 0 };
         self.held.extend_from_slice(&bytes[taken..]);
@@ -246,6 +260,7 @@ impl BytePipe {
         Ok(())
     }
 
+    /// Drops the undelivered bytes, and lets later bytes of the source be dropped too.
     fn start_discarding(&mut self) {
         if !self.is_over() {
             self.release_buffer();
@@ -253,7 +268,7 @@ impl BytePipe {
         }
     }
 
-    /// Gives the memory back too: most connections need it once, for a large request.
+    /// Drops the buffer and its memory: most connections need the buffer once, for a large request.
     fn release_buffer(&mut self) {
         self.held = Vec::new();
         self.delivered = 0;
@@ -268,5 +283,5 @@ impl BytePipe {
     }
 }
 
-/// Reads or writes of one flow before the others have their turn.
+/// The maximum number of reads and writes of one direction before other connections are served.
 const MAX_OPS_PER_TURN: usize = 16;
