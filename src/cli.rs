@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, and one short file for each command.
+//! The command line. This module has the top-level command, and each command has its own short file.
 
 pub mod admin;
 pub mod agents;
@@ -37,32 +37,34 @@ use stdout_writer::StdoutWriter;
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    // The demo tells its own story, and so does a run that is watched; only what goes wrong may interrupt them.
+    // The demo and a watched run print their own progress, so that only warnings and errors may interrupt them.
     let tells = matches.subcommand_matches("demo").is_some()
         || matches.subcommand_matches("run").is_some_and(run::shows_progress);
     let log = match StderrLog::start(asked_level(&matches), if tells { "warn" } else { "info" }) {
         Ok(log) => log,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "error: there is no thread for the log: {error}");
+            let _ = writeln!(io::stderr(), "error: cannot start the log's thread: {error}");
             return ExitCode::FAILURE;
         }
     };
     let mut out = StdoutWriter::stdout();
     let done = dispatch_command(&matches, &mut out);
+    // The buffered output is written before the last error, so that a reader sees both in order.
     let (last, code) = match (out.finish(), done) {
         (Ok(()), Ok(code)) => (None, code),
         (Ok(()), Err(error)) => (Some(format_error_chain(&error)), ExitCode::from(EXIT_USAGE)),
-        // Whoever has read enough need not be told; whoever has nothing of it has no success.
+        // A closed pipe needs no message: its reader has what it wanted. But the command did not deliver all of its
+        // output.
         (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => (None, ExitCode::FAILURE),
         (Err(error), _) => {
-            (Some(format!("standard output takes nothing: {error}")), ExitCode::FAILURE)
+            (Some(format!("cannot write to standard output: {error}")), ExitCode::FAILURE)
         }
     };
     log.finish(last.map(|last| format!("error: {last}")));
     code
 }
 
-/// The level that `-v` and `-q` ask for.
+/// Returns the log level that `-v` and `-q` request.
 fn asked_level(matches: &ArgMatches) -> Option<&'static str> {
     match (matches.get_count(VERBOSE), matches.get_flag(QUIET)) {
         (0, false) => None,
@@ -72,7 +74,7 @@ fn asked_level(matches: &ArgMatches) -> Option<&'static str> {
     }
 }
 
-/// An error and its causes. Some say their cause themselves; that is not said twice.
+/// Formats an error and its causes. A cause that an error's own message contains is not repeated.
 fn format_error_chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
         if told.is_empty() {
@@ -85,8 +87,8 @@ fn format_error_chain(error: &anyhow::Error) -> String {
     })
 }
 
-/// All commands. Each makes its flags when it is the one that is called, or whose help is asked for: to make those of all
-/// would be a quarter of what a start costs.
+/// Builds the command line with all commands. A command adds its flags only when it is called or its help is requested:
+/// building all of them would be a quarter of the start-up time.
 pub fn command() -> Command {
     Command::new("cogni-gateway")
         .version(env!("CARGO_PKG_VERSION"))
@@ -105,53 +107,59 @@ pub fn command() -> Command {
         .subcommand(serve::command())
         .subcommand(with_subcommands::<runs::RunsCommand>(
             "runs",
-            "Look at the runs of a service, and end them",
+            "Show the runs of a service, or end them",
         ))
         .subcommand(with_args::<sweep::SweepArgs>(
             "sweep",
-            "Show what crashed runs have left behind, or remove it",
+            "Show the leftovers of crashed runs, or remove them",
         ))
         .subcommand(with_args::<forget::ForgetArgs>(
             "forget",
-            "Show what agents keep from run to run, or make an end of it",
+            "Show the stored workspaces of agents, or delete them",
         ))
         .subcommand(with_subcommands::<relay::RelayCommand>(
             "relay",
-            "Look after work on its way to a branch",
+            "Show, retry, apply or discard deliveries of work to branches",
         ))
         .subcommand(with_subcommands::<billing::BillingCommand>(
             "billing",
-            "Show what runs have cost, and whether LiteLLM agrees",
+            "Show the costs of runs, and compare them with LiteLLM's",
         ))
         .subcommand(doctor::command())
         .subcommand(with_args::<cogni_init::CogniInitArgs>(
             "cogni-init",
-            "Write the first process of a sandbox to a file, for containers of your own",
+            "Write the first process of a sandbox to a file, for your own containers",
         ))
         .subcommand(explain::command())
         .subcommand(check::command())
-        .subcommand(Command::new("demo").about("Show the whole loop, with nothing else installed"))
+        .subcommand(
+            Command::new("demo")
+                .about("Show a complete run against fake servers; needs nothing else installed"),
+        )
         .subcommand(with_args::<admin::AdminArgs>(
             "admin",
-            "Look at the runs of a served process, and change them",
+            "Show the open runs of a gateway process, or change them",
         ))
         .subcommand(with_args::<health::HealthArgs>(
             "health",
-            "Ask a served socket whether it answers",
+            "Check that a gateway's socket answers",
         ))
         .subcommand(provider::command())
-        .subcommand(with_subcommands::<audit::AuditCommand>("audit", "Prove or read an audit log"))
+        .subcommand(with_subcommands::<audit::AuditCommand>(
+            "audit",
+            "Verify or print an audit log",
+        ))
         .subcommand(with_subcommands::<grant::GrantCommand>(
             "grant",
-            "Say who may ask the service for what",
+            "Make, show and revoke grants, the permissions of clients",
         ))
         .subcommand(with_subcommands::<token::TokenCommand>(
             "token",
-            "Make run tokens, or look into them",
+            "Make run tokens, or show their contents",
         ))
         .subcommand(with_args::<generate::Completions>(
             "completions",
-            "Print the completions of a shell for this command",
+            "Print shell completions for this command",
         ))
         .subcommand(with_args::<generate::ManualPages>(
             "man",
@@ -159,7 +167,7 @@ pub fn command() -> Command {
         ))
 }
 
-/// How much is logged, for every command.
+/// Returns the flags for the log level, which every command has.
 fn log_flags() -> [Arg; 2] {
     let verbose = Arg::new(VERBOSE)
         .short('v')
@@ -175,12 +183,13 @@ fn log_flags() -> [Arg; 2] {
     [verbose, quiet].map(|flag| flag.global(true).display_order(LAST))
 }
 
-/// A command with flags. What it is for is said last: clap would take what the flags' own type says of itself.
+/// Builds a command with flags. `about` is set last, because clap would replace it by the doc comment of the flags'
+/// type.
 fn with_args<A: Args>(name: &'static str, about: &'static str) -> Command {
     Command::new(name).about(about).defer(|command| augment_keeping_about(command, A::augment_args))
 }
 
-/// A command that is several.
+/// Builds a command that has subcommands.
 fn with_subcommands<S: Subcommand>(name: &'static str, about: &'static str) -> Command {
     Command::new(name).about(about).defer(|command| {
         let command = augment_keeping_about(command, S::augment_subcommands);
@@ -188,12 +197,13 @@ fn with_subcommands<S: Subcommand>(name: &'static str, about: &'static str) -> C
     })
 }
 
+// The doc comments of the argument types describe code and are not help.
 fn augment_keeping_about(command: Command, flags: fn(Command) -> Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     hide_env_values(flags(command).about(about).long_about(None))
 }
 
-/// The help names variables, and does not say what is in them here.
+/// Hides the values of environment variables in the help, because they may be secrets. Their names stay.
 fn hide_env_values(command: Command) -> Command {
     command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(hide_env_values)
 }
@@ -253,14 +263,14 @@ const AFTER_HELP: &str = "\
 Begin with `cogni-gateway demo`, which needs nothing, then `doctor`, `run` and `serve`.
 
 Variables:
-  LOG=info          How much is logged on standard error: error, warn, info, debug or trace
-  LOG_FORMAT=json   A line of JSON for each, for machines";
+  LOG=info          Log level on standard error: error, warn, info, debug or trace
+  LOG_FORMAT=json   Write log lines as JSON, for programs";
 
 const VERBOSE: &str = "VERBOSE";
 const QUIET: &str = "QUIET";
 
-/// Behind all other flags of a command.
+/// The display order of the last flags in a command's help. Our choice: higher than any other flag's order.
 const LAST: usize = 1000;
 
-/// clap's exit status for wrong use.
+/// clap's exit status for wrong usage.
 const EXIT_USAGE: u8 = 2;

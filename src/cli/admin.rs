@@ -1,4 +1,4 @@
-//! `cogni-gateway admin`: asks the operator's socket, for where there is no curl.
+//! `cogni-gateway admin`: sends requests to the operator's socket, also where curl is not installed.
 
 mod table;
 
@@ -11,10 +11,10 @@ use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
 
-/// Look at the runs of a served process, and change them.
+/// The flags of `admin`.
 #[derive(Debug, clap::Args)]
 pub struct AdminArgs {
-    /// The operator's socket.
+    /// The operator's socket
     #[arg(long, env = "ADMIN_SOCKET_PATH", value_name = "PATH")]
     socket: PathBuf,
 
@@ -35,37 +35,37 @@ enum AdminCommand {
         #[arg(help = RUN_HELP)]
         run: String,
     },
-    /// Let no call begin, until `resume`
+    /// Refuse new calls of a run until `resume`
     Pause {
         #[arg(help = RUN_HELP)]
         run: String,
     },
-    /// Let calls begin again
+    /// Accept new calls of a run again
     Resume {
         #[arg(help = RUN_HELP)]
         run: String,
     },
-    /// Let no call begin any more; those that are open go on
+    /// Refuse new calls of a run for good; open calls continue
     Drain {
         #[arg(help = RUN_HELP)]
         run: String,
     },
-    /// End the calls that are open
+    /// Abort the open calls of a run
     Cut {
         #[arg(help = RUN_HELP)]
         run: String,
     },
-    /// Close a run: open calls may end, then its records are closed
+    /// Close a run: wait for its open calls, then close its records
     Close {
         #[arg(help = RUN_HELP)]
         run: String,
     },
     /// Open a run, described in JSON as in `[[shared.runs]]`
     Open {
-        /// Such as `{"run_id":"run-7","account":"acct-1"}`
+        /// The run as JSON, such as `{"run_id":"run-7","account":"acct-1"}`
         description: String,
     },
-    /// Change limits, such as `max_turns=50`; an empty value lifts one
+    /// Change limits, such as `max_turns=50`; an empty value lifts a limit
     Budget {
         #[arg(help = RUN_HELP)]
         run: String,
@@ -77,7 +77,7 @@ enum AdminCommand {
     Models {
         #[arg(help = RUN_HELP)]
         run: String,
-        /// All that it may use from now on
+        /// The complete list of models that the run may use from now on
         #[arg(required = true, value_delimiter = ',', value_name = "NAME,…")]
         models: Vec<String>,
     },
@@ -85,17 +85,17 @@ enum AdminCommand {
     Reload,
 }
 
-/// Prints the answer; fails with what the socket says where something was not done.
+/// Sends the request and prints the answer. Returns the socket's message as an error if the status is not a success.
 pub fn run(args: &AdminArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (method, path, body) = args.command.to_request()?;
     let (status, answer) = send_request(&args.socket, method, &path, body.as_ref())?;
     let answer: Value = serde_json::from_str(&answer)
-        .with_context(|| format!("`{}` answers what is not JSON", args.socket.display()))?;
+        .with_context(|| format!("`{}` sent an answer that is not JSON", args.socket.display()))?;
     if !(200..300).contains(&status) {
         let message = answer["error"]["message"].as_str();
         bail!(
             "{}",
-            message.unwrap_or("operator's socket: it gives no reason; see the log of the process")
+            message.unwrap_or("the operator's socket refused the request without a reason; see the log of the process")
         );
     }
     if args.json {
@@ -132,7 +132,7 @@ impl AdminCommand {
     }
 }
 
-/// A run's path. Of what an id may hold, only a slash means something in a path.
+/// Returns the path of a run. A slash is the only character of a run's id that has a meaning in a path.
 fn run_path(run: &str, what: &str) -> String {
     format!("/runs/{}{what}", run.replace('/', "%2F"))
 }
@@ -142,7 +142,7 @@ fn limits_patch(limits: &[String]) -> anyhow::Result<Value> {
         let (name, value) = text.split_once('=').ok_or_else(|| {
             anyhow!("`{text}` is not a limit; give name=value, as in max_turns=50")
         })?;
-        // A number where it is one; money and times are texts.
+        // Whole numbers are sent as numbers. Money and times are sent as texts, and an empty value removes the limit.
         let value = match value {
             "" => Value::Null,
             value => value.parse::<u64>().map_or_else(|_| value.into(), Value::from),
@@ -152,7 +152,7 @@ fn limits_patch(limits: &[String]) -> anyhow::Result<Value> {
     limits.iter().map(limit).collect::<anyhow::Result<Map<_, _>>>().map(Value::Object)
 }
 
-/// One request on a connection of its own: the status, and the body of the answer.
+/// Sends one request on its own connection. Returns the status and the body of the answer.
 fn send_request(
     socket: &Path,
     method: &str,
@@ -163,11 +163,12 @@ fn send_request(
     let mut connection =
         UnixStream::connect(socket).with_context(|| {
             format!(
-                "nothing answers on `{shown}`; name the `ADMIN_SOCKET_PATH` of a process that runs, with `--socket`"
+                "no process answers on `{shown}`; give the `ADMIN_SOCKET_PATH` of a running process with `--socket`"
             )
         })?;
     let body = body.map(Value::to_string).unwrap_or_default();
     let length = body.len();
+    // `connection: close` makes the end of the answer the end of the stream, so that no framing has to be parsed.
     write!(
         connection,
         "{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -180,4 +181,4 @@ fn send_request(
     Ok((status, body.to_owned()))
 }
 
-const RUN_HELP: &str = "The run's id, as `runs` lists it";
+const RUN_HELP: &str = "The run's id, as listed by `runs`";

@@ -1,4 +1,4 @@
-//! `cogni-gateway agents`: the catalog, and which of its agents can run here.
+//! `cogni-gateway agents`: lists the catalog, and checks which of its agents can run on this machine.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use super::run::{AgentsDirArgs, SandboxPathArgs, resolve_init_binary};
 use crate::runner::agents::availability::{HostCapabilities, check_available};
 use crate::runner::agents::{self, AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
 
+/// The flags of `agents`.
 #[derive(Debug, clap::Args)]
 pub struct AgentsArgs {
     #[command(flatten)]
@@ -27,24 +28,25 @@ pub struct AgentsArgs {
     #[command(flatten)]
     state: StateDirArgs,
 
-    /// Show those that cannot run here, too, and why not
+    /// Also show agents that cannot run here, with the reason
     #[arg(long)]
     all: bool,
 
-    /// Print the list as JSON, as the API has it
+    /// Print the list as JSON, in the format of the API
     #[arg(long, conflicts_with = "file")]
     json: bool,
 
-    /// Print the file of an agent that this program brings along, to begin one's own with
+    /// Print the file of a built-in agent, as a start for your own
     #[arg(long, value_name = "NAME")]
     file: Option<String>,
 }
 
 pub fn run(args: &AgentsArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.file {
+        // Report an unknown name as such; an agent of the catalog without a file is a different error.
         let Some(text) = agents::builtin_file(name) else {
             AgentCatalog::builtin().find_agent(name)?;
-            bail!("there is no file of `{name}`");
+            bail!("the built-in agent `{name}` has no file to print");
         };
         out.write_all(text.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -69,6 +71,7 @@ impl AgentsArgs {
         catalog: &'a AgentCatalog,
     ) -> anyhow::Result<Vec<(&'a AgentDefinition, AgentSummary)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // The checks are the same as those of a run, so that the list and a run agree.
         let machine = HostCapabilities {
             docker_socket: self.places.docker_socket.clone(),
             driver: DriverChoice::Auto,
@@ -98,7 +101,7 @@ fn print_agents<'a>(
         }
         if !relay_rules.is_empty() {
             let rules = relay_rules.join(", ");
-            writeln!(out, "{:20} rules of its own for its work: {rules}", "")?;
+            writeln!(out, "{:20} its own relay rules: {rules}", "")?;
         }
         if let Some(reason) = reason {
             writeln!(out, "{:20} cannot run here: {reason}", "")?;

@@ -1,4 +1,4 @@
-//! `cogni-gateway audit`: prove a log, or read it.
+//! `cogni-gateway audit`: verifies or prints an audit log.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::File;
@@ -16,28 +16,28 @@ use crate::telemetry::audit::read::{
 use crate::telemetry::audit::verify::{self, AuditVerifyReport, CheckpointCoverage};
 use crate::telemetry::audit::{AuditError, AuditPublicKey};
 
-/// Prove or read an audit log.
+/// The subcommands of `audit`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum AuditCommand {
-    /// Prove that nothing in a log was changed, or name the first record that was.
+    /// Prove that no record of a log was changed, or name the first record that was
     #[command(after_help = VERDICT_HELP)]
     Verify {
-        /// The log, as `AUDIT_LOG_PATH` names it.
+        /// The log, as `AUDIT_LOG_PATH` names it
         file: PathBuf,
-        /// The key that must have signed it, to its last record: 32 bytes as hexadecimal or base64. Without a key only
-        /// the chain is checked.
+        /// The key that must have signed the log to its last record: 32 bytes as hexadecimal or base64. Without a key
+        /// only the chain is checked.
         #[arg(long, value_name = "KEY")]
         public_key: Option<String>,
     },
-    /// Print a log as a table, one line per record.
+    /// Print a log as a table, one line per record
     Show {
-        /// The log, as `AUDIT_LOG_PATH` names it.
+        /// The log, as `AUDIT_LOG_PATH` names it
         file: PathBuf,
     },
 }
 
-/// Runs the command. The exit code is 1 where a log can be read and does not prove itself, and 3 where a pinned key has
-/// signed a part of it and the run's end is not in it.
+/// Runs the command. The exit status is 1 if a log can be read but is not proved. The status is 3 if the pinned key has
+/// signed a part of the log and the log has no end of the run.
 pub fn run(command: &AuditCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
         AuditCommand::Verify { file, public_key } => verify_log(file, public_key.as_deref(), out),
@@ -49,10 +49,12 @@ fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow
     let pinned =
         pinned.map(AuditPublicKey::parse_public_key).transpose().context("--public-key")?;
     match verify::verify_file(file, pinned.as_ref()) {
+        // An empty log proves nothing: all of its records may have been removed.
         Ok(report) if report.records == 0 => {
             writeln!(out, "EMPTY: there is no record, so nothing is proved")?;
             Ok(ExitCode::FAILURE)
         }
+        // Only a pinned key makes a signature count; a log with an end must be signed to that end.
         Ok(report) if pinned.is_some() && report.coverage() == CheckpointCoverage::UnsignedEnd => {
             writeln!(out, "UNSIGNED: {}", SignatureText(&report))?;
             writeln!(out, "nothing proves who wrote the unsigned records")?;
@@ -98,13 +100,14 @@ fn write_broken(broken: &ChainBreakError, out: &mut impl Write) -> anyhow::Resul
     Ok(ExitCode::FAILURE)
 }
 
-/// Writes how far the log is proved. Only the verdict on a log that is signed to its last record begins with `OK`.
+/// Writes how much of the log is proved. Only the verdict on a log that is signed to its last record begins with `OK`.
 fn write_verdict(
     report: &AuditVerifyReport,
     pinned: bool,
     out: &mut impl Write,
 ) -> io::Result<ExitCode> {
     let records = report.records;
+    // Anyone who can write the file can also write a consistent chain.
     if !pinned {
         writeln!(
             out,
@@ -147,7 +150,7 @@ fn write_report(report: &AuditVerifyReport, pinned: bool, out: &mut impl Write) 
     writeln!(out, "end         {end}")
 }
 
-/// A sentence on which records the last counting checkpoint covers.
+/// A sentence that states which records the last valid checkpoint covers.
 struct SignatureText<'a>(&'a AuditVerifyReport);
 
 impl Display for SignatureText<'_> {
@@ -165,7 +168,7 @@ impl Display for SignatureText<'_> {
     }
 }
 
-/// Two lines on who vouches for what.
+/// Two lines that state the number of checkpoints, and the key that signed them.
 struct CheckpointSummary<'a> {
     report: &'a AuditVerifyReport,
     pinned: bool,
@@ -194,6 +197,7 @@ impl Display for CheckpointSummary<'_> {
 
 fn write_row(entry: &AuditEntry, date: &mut String, out: &mut impl Write) -> io::Result<()> {
     let (day, time) = entry.time.split_once('T').unwrap_or(("-", &entry.time));
+    // A new day is printed once, as a heading of its rows.
     if day != date {
         day.clone_into(date);
         writeln!(out, "{}, run {}", PrintableLogText(day), PrintableLogText(&entry.run))?;
@@ -218,7 +222,7 @@ fn request_id_of(event: &AuditEvent) -> &str {
     }
 }
 
-/// The rest of a row, in words.
+/// The last column of a row: the details of the event.
 struct EventDescription<'a>(&'a AuditEvent);
 
 impl Display for EventDescription<'_> {
@@ -298,7 +302,7 @@ fn write_refusal(refusal: &AuditRefusalEvent, f: &mut Formatter<'_>) -> fmt::Res
     Ok(())
 }
 
-/// Turns and tokens, as people say them.
+/// A number of turns, tokens and dollars, formatted for people.
 struct AmountText(BudgetAmount);
 
 impl Display for AmountText {
@@ -310,7 +314,7 @@ impl Display for AmountText {
     }
 }
 
-/// Text from a log, safe to print: a client chose some of it, and a terminal obeys escapes.
+/// Text from a log, made safe to print: a client chose some of it, and a terminal obeys escapes.
 struct PrintableLogText<'a>(&'a str);
 
 impl Display for PrintableLogText<'_> {
@@ -322,18 +326,19 @@ impl Display for PrintableLogText<'_> {
     }
 }
 
-/// Exit status of a log that does not end with the run's end.
+/// The exit status of a log without the end of the run.
 const EXIT_UNFINISHED_LOG: u8 = 3;
 
 const VERDICT_HELP: &str = "\
 The first word of the output is the verdict:
   OK          the given key has signed every record, the run's end included (exit status 0)
-  CHAIN ONLY  no key was given: the records continue each other, and anybody may have written them (0)
+  CHAIN ONLY  no key was given: the records continue each other, but any process may have written them (0)
   OPEN        the run's end is not the end of the log; the output says which records are signed (3)
-  UNSIGNED    the run's end, or the whole log, is not signed with the key: anybody may have written it (1)
+  UNSIGNED    the run's end, or the whole log, is not signed with the key: any process may have written it (1)
   BROKEN      a record is not what was written; EMPTY: there is no record (1)";
 
-/// Characters that reorder the text around them, so that a line reads as what it is not.
+/// Returns true for characters that reorder the text around them, so that a line would display differently than it is
+/// stored.
 fn is_bidi(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -1,4 +1,4 @@
-//! `cogni-gateway billing`: what runs have cost, and whether whoever charges for it agrees.
+//! `cogni-gateway billing`: shows the costs of runs, and compares them with LiteLLM's.
 
 pub mod show;
 
@@ -23,15 +23,15 @@ use crate::service::billing::{self, BillingStore};
 
 pub use show::BillingOutputFormat;
 
-/// Show what runs have cost, and whether LiteLLM agrees.
+/// The subcommands of `billing`.
 #[derive(Debug, Subcommand)]
 pub enum BillingCommand {
-    /// Show what is charged, and what somebody has to look at
+    /// Show the sums, and the runs that need attention
     Status {
         #[command(flatten)]
         books: BillingDbArgs,
 
-        /// One line of JSON
+        /// Print one line of JSON
         #[arg(long)]
         json: bool,
     },
@@ -48,32 +48,32 @@ pub enum BillingCommand {
         #[arg(long = "run", value_name = "ID", hide = true, conflicts_with = "run")]
         named: Option<String>,
 
-        /// A line of JSON for each, and one for the sum
+        /// Print a line of JSON for each receipt, and a line for the sum
         #[arg(long)]
         json: bool,
     },
-    /// Show what the calls of each day and account came to, also calls that are deleted
+    /// Show the sums of each day and account, deleted calls included
     Days {
         #[command(flatten)]
         books: BillingDbArgs,
 
-        /// Days from then on: a time, or how long ago
+        /// First day: a time, or how long ago
         #[arg(long, value_name = "TIME|DURATION", default_value = "30d", value_parser = parse_time)]
         since: SystemTime,
 
-        /// Days until then: a time, or how long ago [default: now]
+        /// Last day: a time, or how long ago [default: now]
         #[arg(long, value_name = "TIME|DURATION", value_parser = parse_time)]
         until: Option<SystemTime>,
 
-        /// One account's calls
+        /// Only the calls of this account
         #[arg(long, value_name = "ID")]
         account: Option<String>,
 
-        /// A line of JSON for each
+        /// Print a line of JSON for each day
         #[arg(long)]
         json: bool,
     },
-    /// Compare the books with LiteLLM's spend logs, and write the receipts that are missing
+    /// Compare the books with LiteLLM's spend logs, and write missing receipts
     Reconcile {
         #[command(flatten)]
         books: BillingDbArgs,
@@ -81,27 +81,27 @@ pub enum BillingCommand {
         #[command(flatten)]
         litellm: LitellmArgs,
 
-        /// Calls that began from then on: a time, or how long ago
+        /// Begin of the calls, from: a time, or how long ago
         #[arg(long, value_name = "TIME|DURATION", default_value = "24h", value_parser = parse_time)]
         since: SystemTime,
 
-        /// Calls that began before: a time, or how long ago [default: now]
+        /// Begin of the calls, before: a time, or how long ago [default: now]
         #[arg(long, value_name = "TIME|DURATION", value_parser = parse_time)]
         until: Option<SystemTime>,
 
-        /// One account's calls
+        /// Only the calls of this account
         #[arg(long, value_name = "ID")]
         account: Option<String>,
 
-        /// One run's calls
+        /// Only the calls of this run
         #[arg(long, value_name = "ID")]
         run: Option<String>,
 
-        /// One line of JSON
+        /// Print one line of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Take the calls of finished runs into the books, from their audit logs
+    /// Add the calls of finished runs to the books, from their audit logs
     Record {
         #[command(flatten)]
         books: BillingDbArgs,
@@ -110,23 +110,23 @@ pub enum BillingCommand {
         #[arg(required = true, value_name = "AUDIT_LOG")]
         logs: Vec<PathBuf>,
     },
-    /// Take in what LiteLLM's callback has sent, from a file or from standard input
+    /// Add the notices of LiteLLM's callback to the books
     Ingest {
         #[command(flatten)]
         books: BillingDbArgs,
 
-        /// A JSON array of what it has sent, or one on each line [default: standard input]
+        /// A JSON array of notices, or a notice on each line [default: standard input]
         file: Option<PathBuf>,
     },
 }
 
-/// Where the books are.
+/// The flags for the database of the books.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BillingDbArgs {
     #[command(flatten)]
     state: StateDirArgs,
 
-    /// How long after its end a call may be without a receipt
+    /// Time that a call may be without a receipt after its end
     #[arg(
         long,
         value_name = "DURATION",
@@ -137,10 +137,10 @@ pub struct BillingDbArgs {
     receipt_bound: Duration,
 }
 
-/// Where LiteLLM is, and what lets us in.
+/// The flags for LiteLLM's address and key.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LitellmArgs {
-    /// LiteLLM
+    /// LiteLLM's address
     #[arg(
         long,
         value_name = "HOST:PORT|URL",
@@ -158,7 +158,7 @@ pub struct LitellmArgs {
     upstream_ca_file: Option<PathBuf>,
 }
 
-/// Exit status 1 where something is missing, unknown or contradicted.
+/// Runs the command. The exit status is 1 if a receipt is missing, or a record is unknown or contradicted.
 pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -217,7 +217,7 @@ async fn print_receipts(
     let bill = books.run_bill(run).await?;
     if bill.calls == 0 {
         bail!(
-            "the books have no call of run `{}`; of calls that are deleted, `billing days` has the sums",
+            "the books have no call of run `{}`; if its calls were deleted, `billing days` has their sums",
             run.escape_debug()
         );
     }
@@ -232,8 +232,10 @@ async fn record_logs(
 ) -> anyhow::Result<ExitCode> {
     let mut is_whole = true;
     for log in logs {
-        // A log that is not there yet is none for a follower; here it is a mistake.
+        // The reader takes a missing log as empty, because a follower may be faster than the writer. A named log that
+        // is missing is a mistake.
         fs::metadata(log).with_context(|| format!("`{}`", log.display()))?;
+        // The calls before a broken record are still added; the exit status reports the break.
         let (facts, end) = CallUsageReader::open(log).finish();
         let new = books.record_calls(&facts).await?;
         writeln!(out, "{}: {} calls, {new} of them new", log.display(), facts.len())?;
@@ -247,17 +249,17 @@ async fn record_logs(
 }
 
 impl BillingDbArgs {
-    /// Those that there are.
+    /// Opens the existing database.
     fn open_existing(&self) -> anyhow::Result<BillingStore> {
         let path = self.database_path();
-        // To look is not to make one.
+        // A command that only reads must not create a database.
         if !path.exists() {
-            bail!("there are no books here: there is no `{}`; see `--state-dir`", path.display());
+            bail!("no books found: `{}` does not exist; see `--state-dir`", path.display());
         }
         self.open_or_create()
     }
 
-    /// Those that there are, or from now on.
+    /// Opens the database, or creates it.
     fn open_or_create(&self) -> anyhow::Result<BillingStore> {
         let database = SqliteDatabase::open_database(&self.database_path(), &[billing::SCHEMA])?;
         Ok(BillingStore::new(database).with_bound(self.receipt_bound))
@@ -277,7 +279,7 @@ impl LitellmArgs {
         let key = SecretString::new(key.context("give `LITELLM_MASTER_KEY`, or its file")?);
         let (url, ca_file) = (self.litellm_host, self.upstream_ca_file);
         LitellmClient::new(LitellmConfig { url, key, ca_file })
-            .context("the authorities cannot be read")
+            .context("cannot read the file of certificate authorities")
     }
 }
 
@@ -294,7 +296,7 @@ fn read_body(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// `2026-11-22T09:30:00Z`, or `24h` for what was then.
+/// Parses `2026-11-22T09:30:00Z`, or a duration such as `24h` before now.
 fn parse_time(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
         return SystemTime::now().checked_sub(ago).ok_or_else(|| "that is too long ago".to_owned());

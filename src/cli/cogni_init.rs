@@ -1,4 +1,5 @@
-//! `cogni-gateway cogni-init FILE`: hands out the first process of a sandbox, for containers that are started by other means.
+//! `cogni-gateway cogni-init FILE`: writes the first process of a sandbox to a file, for containers that are started by
+//! other means.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,9 +22,7 @@ pub fn run(args: &CogniInitArgs, out: &mut impl Write) -> anyhow::Result<ExitCod
     } else {
         let shown = args.file.display();
         write_program_atomically(&args.file, BUILT_IN_INIT).with_context(|| {
-            format!(
-                "`{shown}` cannot be written; name a file in a directory that is there and writable"
-            )
+            format!("cannot write `{shown}`; name a file in a writable directory")
         })?;
         writeln!(out, "{shown} is cogni-init, {} KiB, static", BUILT_IN_INIT.len() / 1024)?;
     }

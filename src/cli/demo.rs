@@ -1,7 +1,7 @@
-//! `cogni-gateway demo`: the whole loop in one process, with nothing else installed.
+//! `cogni-gateway demo`: a complete run in one process, with nothing else installed.
 //!
-//! A fake provider and a gateway start in a temporary directory; an agent's client calls through the
-//! run's socket; what the agent saw stands beside what the upstream saw.
+//! A fake provider and a gateway start in a temporary directory. An agent's client calls through the run's socket. The
+//! output shows what the agent received beside what the upstream received.
 
 mod agent;
 mod client;
@@ -24,7 +24,7 @@ use crate::gateway::process::GatewayProcess;
 use crate::telemetry::access_log::AccessLogDestination;
 use client::{DemoHttpClient, DemoResponse};
 
-/// Runs the demo and cleans up after it.
+/// Runs the demo and removes its temporary directory.
 pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let directory = DemoTempDir::new()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -53,6 +53,7 @@ async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> 
     writeln!(out, "The run may take {MAX_TURNS} turns. The agent holds no key.")?;
     let socket = app.socket_path().context("the demo has one run")?.to_path_buf();
     let agent = DemoAgent { socket, seen };
+    // The narration ends both servers: the token stops them when the calls are done, also after an error.
     let story = async {
         let told = narrate_calls(&agent, out).await;
         stop.cancel();
@@ -60,6 +61,7 @@ async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> 
     };
     let (served, (), told) =
         tokio::join!(app.serve_until_cancelled(stop.clone()), provider.serve(stop.clone()), story);
+    // An error of the narration is more specific than an error of the servers.
     told.and(served)
 }
 
@@ -117,9 +119,9 @@ async fn narrate_calls(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Resul
     Ok(())
 }
 
-/// Sends headers, bodies and paths that the gateway overwrites or refuses.
+/// Sends headers, bodies and paths that the gateway overwrites or refuses, and prints both sides.
 async fn narrate_refusals(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Result<()> {
-    write_heading(out, "3. A liar, who says it is someone else")?;
+    write_heading(out, "3. A client that forges its identity")?;
     let answer = agent.call_llm(&json!({"model": "demo", "messages": []}), FORGED_HEADERS).await?;
     writeln!(out, "  {:<32} {:<24} upstream saw", "header", "agent sent")?;
     for (name, value) in FORGED_HEADERS {
@@ -154,7 +156,7 @@ async fn narrate_refusals(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Re
     Ok(())
 }
 
-/// The untrusted side: a client on the run's socket, and what came of its calls at the other end.
+/// The untrusted side: a client on the run's socket, and the log of the upstream, to show the effect of its calls.
 struct DemoAgent {
     socket: PathBuf,
     seen: Arc<ProviderRequestLog>,
@@ -192,11 +194,12 @@ impl DemoAgent {
     }
 }
 
-/// A temporary directory, removed at the end.
+/// A temporary directory that is removed when the value is dropped.
 struct DemoTempDir(PathBuf);
 
 impl DemoTempDir {
     fn new() -> anyhow::Result<Self> {
+        // `create_dir` fails if the path exists, so that another user's directory is never used.
         let path = std::env::temp_dir().join(format!("cogni-demo-{}", std::process::id()));
         std::fs::create_dir(&path)
             .with_context(|| format!("cannot create `{}`", path.display()))?;
@@ -205,6 +208,7 @@ impl DemoTempDir {
 }
 
 impl Drop for DemoTempDir {
+    // A directory that cannot be removed is only a leftover of a demo.
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -219,6 +223,7 @@ fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Gateway
     config.upstream.api_key = SecretString::new("sk-real-key");
     config.budget.max_turns = Some(MAX_TURNS);
     config.audit.path = Some(directory.join(AUDIT_LOG));
+    // The access log would be mixed into the story.
     config.access_log = AccessLogDestination::Off;
     config.validate()?;
     Ok(config)
@@ -228,7 +233,7 @@ fn write_heading(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
     Ok(writeln!(out, "\n{text}")?)
 }
 
-/// The first line of a frame, shortened.
+/// Returns the first line of a frame, shortened.
 fn excerpt(frame: &str) -> String {
     let line = frame.lines().next().unwrap_or_default();
     if line.chars().count() <= MAX_EXCERPT_CHARS {

@@ -1,4 +1,4 @@
-//! `cogni-gateway doctor`: what this machine enforces, what it does not, and how to get that.
+//! `cogni-gateway doctor`: reports what this machine can enforce and reach, and how to get the rest.
 
 use std::env;
 use std::io::Write;
@@ -17,6 +17,7 @@ use crate::gateway::upstream;
 use crate::gateway::upstream::check::ProbeError;
 use crate::sandbox::probe::{self, DoctorFinding, DoctorReport, HostFacts, engine, machine};
 
+/// The flags of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
@@ -26,7 +27,7 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
-    /// What services and runs are told of the forge
+    /// The forge, as for services and runs
     #[command(flatten)]
     relay: RelayArgs,
 
@@ -35,7 +36,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// The command and its flags: its own, and those that say where the upstream is.
+/// Builds the command with its own flags and the flags for the upstream.
 pub fn command() -> Command {
     Command::new("doctor").about(ABOUT).defer(|command| {
         let command = command.args(flags::flags_for(settings()));
@@ -45,7 +46,8 @@ pub fn command() -> Command {
     })
 }
 
-/// Exit status 0 where at least one driver can enforce everything, and nothing that is configured fails; else 1.
+/// Prints the report. The exit status is 0 if at least one driver can enforce everything and no configured service
+/// fails; otherwise 1.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let args = DoctorArgs::from_arg_matches(matches)?;
     let mut report = DoctorReport::from_facts(&probe_host(&args)?);
@@ -59,7 +61,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What runs and services depend on beside this machine: the state directory, the upstream and the forge.
+/// Checks the services that runs need beside this machine: the state directory, the upstream and the forge.
 fn depended_on(matches: &ArgMatches, args: &DoctorArgs) -> anyhow::Result<Vec<DoctorFinding>> {
     let variable = |name: &str| env::var(name).ok();
     let config = flags::read_config(settings(), matches, variable)?;
@@ -67,6 +69,7 @@ fn depended_on(matches: &ArgMatches, args: &DoctorArgs) -> anyhow::Result<Vec<Do
         flags::explicit_settings(settings(), matches, variable)
             .is_ok_and(|given| given.iter().any(|(given, _)| *given == name))
     };
+    // An upstream is tried only if the operator named one: the default address may belong to another service.
     let has_key = !config.upstream.api_key.is_empty();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let is_configured =
@@ -76,14 +79,14 @@ fn depended_on(matches: &ArgMatches, args: &DoctorArgs) -> anyhow::Result<Vec<Do
     } else {
         probe::warn_finding(
             "upstream",
-            "not asked: no upstream is named",
-            "set LITELLM_HOST and LITELLM_MASTER_KEY to have it tried",
+            "not checked: no upstream is configured",
+            "set LITELLM_HOST and LITELLM_MASTER_KEY to check it",
         )
     };
     let forge = match args.relay.clone().forge_access(&variable) {
         Ok(None) => probe::ok_finding(
             "forge",
-            "no credential, so nothing is pushed there; GITHUB_TOKEN gives one",
+            "no credential is configured, so runs cannot push; set GITHUB_TOKEN",
         ),
         Ok(Some(access)) => match runtime.block_on(access.credential.check(&access.api)) {
             Ok(()) => probe::ok_finding("forge", format!("{} accepts the credential", access.api)),
@@ -102,9 +105,10 @@ fn depended_on(matches: &ArgMatches, args: &DoctorArgs) -> anyhow::Result<Vec<Do
     Ok(vec![state(&args.relay.state_path()), upstream, forge])
 }
 
-/// Whether the state directory can be used. One that is not there yet is made when it is needed.
+/// Checks that the state directory can be used. A missing directory is fine, because it is created when it is needed.
 fn state(path: &Path) -> DoctorFinding {
     let shown = path.display();
+    // The check also accepts a directory that this user may only read.
     match private_dir::check(path) {
         Ok(()) if access(path, Access::WRITE_OK).is_err() => probe::missing_finding(
             "state directory",
@@ -114,12 +118,12 @@ fn state(path: &Path) -> DoctorFinding {
         Ok(()) => probe::ok_finding("state directory", format!("{shown}")),
         Err(_) if !path.exists() => probe::ok_finding(
             "state directory",
-            format!("{shown} is not there yet, and is made when it is needed"),
+            format!("{shown} does not exist yet, and is created when it is needed"),
         ),
         Err(error) => probe::missing_finding(
             "state directory",
             error.to_string(),
-            "nothing that it keeps can be trusted before that is put right",
+            "correct this first: until then its files cannot be trusted",
         ),
     }
 }
@@ -133,12 +137,13 @@ async fn upstream(config: &upstream::UpstreamConfig, has_key: bool) -> DoctorFin
         Ok(()) => probe::warn_finding(
             "upstream",
             format!("{url} answers"),
-            "set LITELLM_MASTER_KEY to have the key tried",
+            "set LITELLM_MASTER_KEY to check the key",
         ),
+        // The upstream has answered; it only wants a key that the operator did not configure.
         Err(ProbeError::KeyRefused(_)) if !has_key => probe::warn_finding(
             "upstream",
             format!("{url} answers"),
-            "set LITELLM_MASTER_KEY to have the key tried",
+            "set LITELLM_MASTER_KEY to check the key",
         ),
         Err(error) => {
             probe::missing_finding("upstream", format!("{url}: {}", error.found()), error.hint())
@@ -146,7 +151,7 @@ async fn upstream(config: &upstream::UpstreamConfig, has_key: bool) -> DoctorFin
     }
 }
 
-/// What says where the upstream is.
+/// Returns the settings for the upstream's address and key.
 fn settings() -> impl Iterator<Item = &'static ConfigSetting> {
     let names = ["LITELLM_HOST", "LITELLM_MASTER_KEY", "UPSTREAM_KIND", "UPSTREAM_CA_FILE"];
     SETTINGS.iter().filter(move |setting| names.contains(&setting.name))
@@ -162,10 +167,10 @@ fn probe_host(args: &DoctorArgs) -> anyhow::Result<HostFacts> {
     Ok(HostFacts { docker, ..facts })
 }
 
-/// One line for each finding, and one for what to do about it.
+/// Prints a line for each finding, and a line for its remedy.
 ///
 /// # Errors
-/// Nobody takes the lines.
+/// Returns an error if `out` cannot be written.
 pub fn print_report(report: &DoctorReport, out: &mut impl Write) -> anyhow::Result<()> {
     for DoctorFinding { name, level, found, remedy } in &report.findings {
         writeln!(out, "{level:8} {name:18} {found}")?;
@@ -180,9 +185,9 @@ pub fn print_report(report: &DoctorReport, out: &mut impl Write) -> anyhow::Resu
         (false, false) => "no driver enforces everything",
     };
     let has_driver = report.drivers.docker || report.drivers.embedded;
-    let rest = if has_driver && !report.ok { "; put right what is missing above" } else { "" };
+    let rest = if has_driver && !report.ok { "; correct the missing items above" } else { "" };
     writeln!(out, "{summary}{rest}")?;
     Ok(())
 }
 
-const ABOUT: &str = "Say what this machine can enforce and reach, and how to get the rest";
+const ABOUT: &str = "Report what this machine can enforce and reach, with remedies";

@@ -1,7 +1,7 @@
-//! `cogni-gateway explain`: what would become of a request, and why.
+//! `cogni-gateway explain`: shows how the gateway would treat a request, and why.
 //!
-//! It is judged by the functions that the data plane calls, in their order, with a ledger of its own;
-//! nothing is sent, and nothing is written down.
+//! The command calls the functions of the data plane in the same order, with a ledger of its own. It sends and records
+//! no data.
 
 pub mod explain_input;
 pub mod explanation;
@@ -26,39 +26,41 @@ use crate::gateway::process::compile_policy;
 use crate::llm::budget::{BudgetAmount, BudgetLedger, Nanodollars, PriorUsage, Tokens};
 use crate::service::config::ServiceConfig;
 
-/// The command and its flags; it also takes those of `proxy`.
+/// Builds the command and its flags. The command also accepts the flags of `proxy`.
 pub fn command() -> Command {
     Command::new("explain")
-        .about("Say what would become of a request, and why")
+        .about("Show how the gateway would treat a request, and why")
         .defer(add_arguments)
 }
 
 fn add_arguments(command: Command) -> Command {
     let file = Arg::new("FILE")
         .required(true)
-        .help("A request as it goes over the wire, or only its JSON body; `-` is standard input");
+        .help("An HTTP request, or only its JSON body; `-` is standard input");
     let route = Arg::new("ROUTE")
         .long("route")
         .value_name("PATH")
-        .help("Where a body is posted to [default: guessed from its fields]");
+        .help("Path that a body is posted to [default: guessed from its fields]");
     let set = Arg::new("SET")
         .long("set")
         .value_name("NAME=VALUE")
         .action(ArgAction::Append)
-        .help("What the run has spent: usage.turns, usage.input_tokens, usage.output_tokens, usage.cost_usd");
+        .help("Set earlier usage of the run: usage.turns, usage.input_tokens, usage.output_tokens, usage.cost_usd");
     let upstream = Arg::new("UPSTREAM")
         .long("upstream")
         .action(ArgAction::SetTrue)
         .help("Also print the request that would go upstream");
-    let json =
-        Arg::new("JSON").long("json").action(ArgAction::SetTrue).help("Print all of it as JSON");
+    let json = Arg::new("JSON")
+        .long("json")
+        .action(ArgAction::SetTrue)
+        .help("Print the explanation as JSON");
     command
         .after_help(AFTER_HELP)
         .args([file, route, set, upstream, json])
         .args(configuration_flags())
 }
 
-/// Explains the request in the file. The exit code is 1 where it would be refused.
+/// Explains the request in the file. The exit status is 1 if the gateway would refuse the request.
 pub fn run(
     matches: &ArgMatches,
     input: impl Read,
@@ -69,6 +71,7 @@ pub fn run(
     let asked = ExplainInput::parse(text, matches.get_one::<String>("ROUTE").map(String::as_str))?;
     let spent = parse_spent(matches.get_many::<String>("SET").into_iter().flatten())?;
     let policy = compile_policy(&config)?;
+    // The ledger starts with the usage that `--set` gives, so that limits can be tried.
     let past = PriorUsage { spent, age: Duration::ZERO };
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
     let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
@@ -84,7 +87,7 @@ pub fn run(
     Ok(if explanation.refusal.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The flags of `proxy`, which this command's help does not repeat.
+/// Returns the flags of `proxy`. The help of this command shows only `--config` of them.
 pub(super) fn configuration_flags() -> impl Iterator<Item = Arg> {
     flags::flags_for(SETTINGS.iter()).map(|flag| {
         let is_hidden = flag.get_id() != "CONFIG";
@@ -92,10 +95,10 @@ pub(super) fn configuration_flags() -> impl Iterator<Item = Arg> {
     })
 }
 
-/// The configuration, with placeholders for what only a served run has.
+/// Loads the configuration, with placeholders for values that only a served run has.
 ///
 /// # Errors
-/// A file cannot be read, or what it says is wrong or does not fit together.
+/// Returns an error if a file cannot be read, or if a setting is invalid or contradicts another.
 pub fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
@@ -109,6 +112,7 @@ pub fn load_config(
     if config.upstream.api_key.is_empty() {
         config.upstream.api_key = SecretString::new("placeholder");
     }
+    // A file may describe a single run, a service, or shared runs. Each part that is present is checked.
     config.validate()?;
     if let Some(service) = ServiceConfig::from_gateway_config(&config)? {
         service.validate()?;
@@ -130,14 +134,16 @@ fn read_input(file: &str, mut input: impl Read) -> anyhow::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What the run has spent, in the words that rules have for it.
+/// Parses the usage of the run, with the names that rules use.
 fn parse_spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<BudgetAmount> {
     let mut spent = BudgetAmount::default();
     for given in given {
         let (name, value) = given.split_once('=').unwrap_or((given, ""));
         let number = || {
             let number = value.parse();
-            number.with_context(|| format!("`{given}` does not say a number; give `{name}=100`"))
+            number.with_context(|| {
+                format!("`{given}` has no number; give a value such as `{name}=100`")
+            })
         };
         match name {
             "usage.turns" => spent.turns = number()?,
@@ -146,7 +152,9 @@ fn parse_spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Bu
             "usage.cost_usd" => {
                 let cost = Nanodollars::parse(value);
                 spent.cost = cost.with_context(|| {
-                    format!("`{given}` does not say an amount of dollars; give `{name}=2.50`")
+                    format!(
+                        "`{given}` has no amount of dollars; give a value such as `{name}=2.50`"
+                    )
                 })?;
             }
             _ => bail!(
@@ -158,7 +166,7 @@ fn parse_spent<'a>(given: impl Iterator<Item = &'a String>) -> anyhow::Result<Bu
 }
 
 const AFTER_HELP: &str = "\
-It takes the flags and variables of `cogni-gateway proxy`, too; the run's identity and the
+The command also takes the flags and variables of `cogni-gateway proxy`; the run's identity and the
 upstream's key may be left out.
 
 Example:

@@ -74,9 +74,9 @@ fn what_goes_upstream_is_shown_without_secrets() {
 fn a_budget_that_is_spent_is_told() {
     let flags = ["--max-turns", "10", "--set", "usage.turns=10"];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
-    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 402 `turn_budget_exhausted`, route chat_completions
-      the client is told: turn budget exhausted: 10 of 10 turns are spent
+      the client receives: turn budget exhausted: 10 of 10 turns are spent
       to allow it: raise `budget.max_turns` or `MAX_TURNS`
     "#);
 }
@@ -86,7 +86,7 @@ fn a_budget_that_is_spent_is_told() {
 fn a_budget_that_is_nearly_spent_is_told() {
     let flags = ["--max-output-tokens", "1000", "--set", "usage.output_tokens=900"];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
-    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    POST /v1/chat/completions (a guess; set it with `--route`)
     admitted: route chat_completions, model claude-opus-4-5
 
     headers
@@ -116,9 +116,9 @@ fn a_budget_that_is_nearly_spent_is_told() {
 fn a_hosted_tool_is_told() {
     let body = r#"{"model":"claude","max_tokens":10,"system":"s","messages":[],"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#;
     insta::assert_snapshot!(explained(&[], body), @r"
-    POST /v1/messages (a guess; `--route` says otherwise)
+    POST /v1/messages (a guess; set it with `--route`)
     refused: 403 `capability_not_granted`, route messages
-      the client is told: `tools` needs `web_search` (`web_search_20250305`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
+      the client receives: `tools` needs `web_search` (`web_search_20250305`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
       to allow it: grant it in `policy.body.capabilities` or `CAPABILITIES`
     ");
 }
@@ -127,10 +127,10 @@ fn a_hosted_tool_is_told() {
 #[test]
 fn a_body_that_is_not_json_is_told() {
     insta::assert_snapshot!(explained(&[], r#"{"model":"a","model":"b"}"#), @r"
-    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 400 `duplicate_key`, route chat_completions
-      the client is told: the request body is not acceptable JSON: duplicate key `model` at byte 13
-      to allow it: nothing; the request has to be another
+      the client receives: the request body is not acceptable JSON: duplicate key `model` at byte 13
+      to allow it: no setting allows it; change the request
     ");
 }
 
@@ -140,8 +140,8 @@ fn what_does_not_go_upstream_is_told() {
     insta::assert_snapshot!(explained(&[], "GET /v1/files HTTP/1.1\nhost: x\n\n"), @r"
     GET /v1/files
     refused: 404 `not_found`, route none
-      the client is told: the path is not served
-      to allow it: nothing; the request has to be another
+      the client receives: the path is not served
+      to allow it: no setting allows it; change the request
     ");
     insta::assert_snapshot!(explained(&["--models", "a"], "GET /v1/models HTTP/1.1\n\n"), @r"
     GET /v1/models
@@ -155,7 +155,7 @@ fn rules_are_told() {
     let file = Place::holding(RULES);
     let flags = ["--config", file.path()];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
-    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    POST /v1/chat/completions (a guess; set it with `--route`)
     admitted: route chat_completions, model claude-sonnet-4-5
 
     headers
@@ -185,9 +185,9 @@ fn rules_are_told() {
     "#);
     let flags = ["--config", file.path(), "--set", "usage.cost_usd=2.5"];
     insta::assert_snapshot!(explained(&flags, CHAT), @r"
-    POST /v1/chat/completions (a guess; `--route` says otherwise)
+    POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 403 `refused_by_rule`, route chat_completions
-      the client is told: refused by the rule `no-opus-when-it-gets-dear`: use claude-haiku-4-5
+      the client receives: refused by the rule `no-opus-when-it-gets-dear`: use claude-haiku-4-5
       to allow it: change the rule, in `policy.rules`
 
     rules that match
@@ -262,8 +262,8 @@ fn wrong_use_is_told() {
     .map(|said| format!("{:#}", said.unwrap_err()));
     insta::assert_snapshot!(said.join("\n"), @r"
     `usage.dollars` cannot be set; there are `usage.turns`, `usage.input_tokens`, `usage.output_tokens` and `usage.cost_usd`
-    `usage.turns=many` does not say a number; give `usage.turns=100`: invalid digit found in string
-    `usage.cost_usd=-1` does not say an amount of dollars; give `usage.cost_usd=2.50`
+    `usage.turns=many` has no number; give a value such as `usage.turns=100`: invalid digit found in string
+    `usage.cost_usd=-1` has no amount of dollars; give a value such as `usage.cost_usd=2.50`
     the file has a request line, so `--route` has no meaning; leave it out
     `not a path` is not a path: invalid uri character
     the head of the request does not end; put an empty line after its last header
@@ -285,7 +285,7 @@ fn the_route_of_a_body_is_guessed_from_its_fields() {
         (r#"{"prompt":"x"}"#, "/v1/completions"),
         ("not even JSON", "/v1/chat/completions"),
     ] {
-        assert_eq!(route(&[], body), format!("POST {path} (a guess; `--route` says otherwise)"));
+        assert_eq!(route(&[], body), format!("POST {path} (a guess; set it with `--route`)"));
     }
     assert_eq!(route(&["--route", "/v1/embeddings"], r#"{"input":"x"}"#), "POST /v1/embeddings");
 }
@@ -302,7 +302,7 @@ fn a_configuration_can_be_checked() {
             said.map_or_else(|error| format!("{error:#}"), |_| String::from_utf8(out).unwrap());
         said.replace(file.path(), "[file]")
     };
-    insta::assert_snapshot!(check(RULES), @"the configuration is fine: 2 rules, 3 examples hold");
+    insta::assert_snapshot!(check(RULES), @"the configuration is valid: 2 rules, 3 examples hold");
     insta::assert_snapshot!(check(&RULES.replace("usage.cost", "usage.costs")), @"rule `no-opus-when-it-gets-dear`: `when`, line 1, column 44: `usage.costs_usd` is not a fact; `usage` has `turns`, `input_tokens`, `output_tokens`, `total_tokens`, `cost_usd`, `left.turns`, `left.input_tokens`, `left.output_tokens`, `left.total_tokens`, `left.cost_usd`");
     insta::assert_snapshot!(check(&RULES.replace("when", "where")), @r#"
     `[file]` is not a valid configuration: TOML parse error at line 4, column 1
@@ -316,7 +316,7 @@ fn a_configuration_can_be_checked() {
     insta::assert_snapshot!(check("[shared]\nplaintext = true"), @"`shared.token_keys_file` is not set; tokens tell the runs apart");
     let shared = "[shared]\nplaintext = true\ntoken_keys_file = 'keys'\n";
     insta::assert_snapshot!(check(&format!("{shared}listen = '0.0.0.0:8443'")), @"`shared.plaintext` is `true` and `shared.listen` is `0.0.0.0:8443`; tokens must not cross a network in the clear: listen on 127.0.0.1, or give `shared.tls_cert_file` and `shared.tls_key_file`");
-    insta::assert_snapshot!(check(shared), @"the configuration is fine: 0 rules, 0 examples hold");
+    insta::assert_snapshot!(check(shared), @"the configuration is valid: 0 rules, 0 examples hold");
     insta::assert_snapshot!(check(&format!("{shared}[[shared.runs]]\nrun_id = 'r'")), @"run `r` has no `account`; LiteLLM bills it as the end user");
     insta::assert_snapshot!(check("[serve]\nreconcile_every = '0s'"), @"`serve.reconcile_every` is `0s`; give 1s to 36500d");
 }

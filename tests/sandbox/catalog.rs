@@ -454,7 +454,7 @@ fn the_agents_are_listed() {
     insta::assert_snapshot!(own, @r"
     a                    version 1, runs in any image, and without one
                          d
-                         rules of its own for its work: hold_files, secret
+                         its own relay rules: hold_files, secret
     ");
     let json: serde_json::Value = serde_json::from_str(&list(&["--json", "--all"])).unwrap();
     assert_eq!(json["agents"].as_array().unwrap().len(), 2);

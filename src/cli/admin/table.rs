@@ -1,11 +1,12 @@
-//! The answers of the operator's socket as tables, for people.
+//! Tables for people, made from the answers of the operator's socket.
 
 use std::io::{self, Write};
 
 use serde_json::Value;
 
-/// Prints an answer: a line for each run of a list, the facts of one run, or the outcome of a command.
+/// Prints an answer: a line for each run of a list, the facts of one run, or the result of a command.
 pub(super) fn print(answer: &Value, out: &mut impl Write) -> io::Result<()> {
+    // The shape of the answer tells which request it answers.
     if let Some(runs) = answer["runs"].as_array() {
         return print_runs(runs, out);
     }
@@ -36,6 +37,7 @@ fn print_runs(runs: &[Value], out: &mut impl Write) -> io::Result<()> {
             left(&run["budget"]),
         ]
     });
+    // The head is a row like the others, so that it counts for the width of the columns.
     let rows: Vec<_> = [head.map(str::to_owned)].into_iter().chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     for row in &rows {
@@ -44,6 +46,7 @@ fn print_runs(runs: &[Value], out: &mut impl Write) -> io::Result<()> {
             format!("{cell:width$}")
         });
         let line: Vec<_> = padded.collect();
+        // The last column is padded too; its padding would only make lines longer.
         writeln!(out, "{}", line.join("  ").trim_end())?;
     }
     Ok(())
@@ -105,7 +108,8 @@ fn print_reload(answer: &Value, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A value as people read it. What a client has chosen reaches no terminal as a command.
+/// Formats a value for people. Control characters are removed, because a client chose some texts and a terminal obeys
+/// escapes.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),

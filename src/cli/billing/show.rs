@@ -1,4 +1,4 @@
-//! The books in words, or in JSON.
+//! Output of the books, as text or as JSON.
 
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use crate::service::billing::reconcile::{CallDifference, ReconcileReport, Unmatc
 use crate::service::billing::store::{BillingTotals, DayBill};
 use crate::service::billing::{BillFlag, ChargeReceipt, RunBill};
 
-/// How it is wanted.
+/// The output format.
 #[derive(Clone, Copy, Debug)]
 pub struct BillingOutputFormat {
     pub json: bool,
@@ -38,12 +38,12 @@ impl BillingOutputFormat {
         if *waiting_notices > 0 {
             writeln!(
                 out,
-                "waiting   {waiting_notices} calls that LiteLLM has told of, and no audit log has"
+                "waiting   {waiting_notices} calls that LiteLLM has reported and no audit log has"
             )?;
         }
         if totals.deleted_calls > 0 {
             let deleted = totals.deleted_calls;
-            writeln!(out, "deleted   {deleted} calls more; `billing days` has their sums")?;
+            writeln!(out, "deleted   {deleted} more calls; `billing days` has their sums")?;
         }
         if flagged.is_empty() {
             return writeln!(out, "nothing is flagged");
@@ -102,6 +102,7 @@ impl BillingOutputFormat {
                 ("conflicting", bill.conflicting),
                 ("deleted", bill.deleted_calls),
             ];
+            // Only counts that need attention are printed.
             for (name, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
                 write!(out, "; {count} {name}")?;
             }
@@ -160,7 +161,7 @@ impl BillingOutputFormat {
         if report.is_partial {
             writeln!(
                 out,
-                "partial      LiteLLM gives no more than 10000 rows of a day: what is missing may be there"
+                "partial      LiteLLM returns at most 10000 rows of a day: missing calls may exist there"
             )?;
         }
         Ok(())
@@ -187,7 +188,7 @@ fn write_items(
     Ok(())
 }
 
-/// A run that somebody has to look at.
+/// A line for a run that needs attention.
 struct FlaggedRunText<'a>(&'a RunBill);
 
 impl Display for FlaggedRunText<'_> {
@@ -206,7 +207,7 @@ impl Display for FlaggedRunText<'_> {
     }
 }
 
-/// A call that both sides have, each in its own way.
+/// A line for a call whose amounts differ between the books and LiteLLM.
 struct CallDifferenceText<'a>(&'a CallDifference);
 
 impl Display for CallDifferenceText<'_> {
@@ -223,7 +224,7 @@ impl Display for CallDifferenceText<'_> {
     }
 }
 
-/// An amount of money that may be less than nothing.
+/// An amount of money with a sign.
 struct SignedDollars(i64);
 
 impl Display for SignedDollars {
@@ -233,7 +234,7 @@ impl Display for SignedDollars {
     }
 }
 
-/// Text that others chose, safe to print.
+/// Text from a client or from LiteLLM, made safe to print.
 struct PrintableBillText<'a>(&'a str);
 
 impl Display for PrintableBillText<'_> {
@@ -250,5 +251,5 @@ fn write_json_line(value: &impl Serialize, out: &mut impl Write) -> io::Result<(
     writeln!(out)
 }
 
-/// Of a time in RFC 3339, the date.
+/// The length of the date in an RFC 3339 time.
 const DATE_LENGTH: usize = 10;

@@ -1,6 +1,7 @@
-//! The second half of the demo: a real agent in a sandbox, whose commits reach a pull request.
+//! The second half of the demo: an agent in a sandbox, whose commits reach a pull request.
 //!
-//! It calls this program as its user would, with `run`; what is behind it is on this machine's loopback.
+//! The demo calls this program's `run` like a user does. The servers behind the run are on this machine's loopback
+//! interface.
 
 use std::env;
 use std::fs;
@@ -18,7 +19,7 @@ use crate::fakes::github_server::{FakeGithub, FakeGithubHandle};
 use crate::fakes::model_provider::{FakeProvider, ProviderScript};
 use crate::relay::git::GitProgram;
 
-/// Tells the story, or why it cannot be told here.
+/// Runs an agent in a sandbox and narrates it, or prints why this machine cannot run it.
 pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         write_heading(out, "7. An agent in a sandbox: not here")?;
@@ -33,6 +34,7 @@ pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> 
         directory: directory.to_owned(),
         upstream: provider.addr(),
         hub: forge.github_handle(),
+        // Without git the run still works, only without a repository.
         has_git: GitProgram::find(&directory.join("git")).is_ok()
             && create_repository(directory).is_ok(),
     };
@@ -48,7 +50,7 @@ pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> 
     told
 }
 
-/// What stands around the sandbox.
+/// The servers and directories around the sandbox.
 struct DemoEnvironment {
     directory: PathBuf,
     upstream: SocketAddr,
@@ -61,11 +63,13 @@ impl DemoEnvironment {
         write_heading(out, "7. An agent in a sandbox: it looks around, and commits its work")?;
         let url = format!("{}/{REPOSITORY_NAME}.git", self.hub.url());
         let mut flags = vec!["--agent", "sandbox:agent", "--message", "Say what you see."];
+        // With a repository, the run delivers its commits and opens a pull request.
         if self.has_git {
             flags.extend(["--repo", &url, "--branch-key", "demo", "--pull-request"]);
         }
         let result = self.run_command(&flags, out).await?;
         let text = result["agent"]["payloads"][0]["text"].as_str().unwrap_or_default();
+        // The fake model answers with the tool's result, which is JSON. Other text is printed as it is.
         let seen: Value = serde_json::from_str(text).unwrap_or_default();
         for line in seen["stdout"].as_str().unwrap_or(text).lines() {
             writeln!(out, "  agent saw      {line}")?;
@@ -120,12 +124,13 @@ impl DemoEnvironment {
         Ok(())
     }
 
-    /// Calls `cogni-gateway run` as anybody would; returns the one JSON object that it prints.
+    /// Runs `cogni-gateway run` as a user would, and returns the JSON object that it prints.
     async fn run_command(&self, flags: &[&str], out: &mut impl Write) -> anyhow::Result<Value> {
         let shown: Vec<_> = flags.iter().map(|flag| quote_shell_word(flag)).collect();
         writeln!(out, "  $ cogni-gateway run {}", shown.join(" "))?;
         let mut command = Command::new(env::current_exe()?);
         command
+            // An empty environment: the caller's own settings must not change the demo.
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("LOG", "error")
@@ -141,6 +146,7 @@ impl DemoEnvironment {
             .args(flags)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        // The wait blocks, and the fake servers run on this thread's runtime.
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         let said = String::from_utf8_lossy(&output.stderr);
         serde_json::from_slice(&output.stdout)
@@ -148,21 +154,23 @@ impl DemoEnvironment {
     }
 }
 
-/// The model asks for one call of the agent's tool, and then says what came of it.
+/// Scripts the model: first one call of the agent's tool, then an answer with the call's result.
 fn provider_script() -> anyhow::Result<ProviderScript> {
     let arguments = json!({"argv": ["sh", "-c", AGENT_SCRIPT]}).to_string();
+    // The script's format separates values by these characters.
     let escaped = arguments.replace('%', "%25").replace(',', "%2c").replace(';', "%3b");
     let escaped = escaped.replace('\n', "%0a");
     Ok(ProviderScript::default()
         .with_overrides(&format!("tool=exec,echo=yes,arguments={escaped}"))?)
 }
 
-/// A bare repository with one commit, as a forge would have it.
+/// Creates a bare repository with one commit, as a forge would have it.
 fn create_repository(directory: &Path) -> anyhow::Result<()> {
     let git = |place: &str, words: &[&str]| {
         let mut command = Command::new("git");
         command
             .current_dir(directory.join(place))
+            // The caller's git configuration must not change the demo.
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("HOME", directory)
@@ -185,7 +193,7 @@ fn quote_shell_word(word: &str) -> String {
     if word.contains(' ') { format!("'{word}'") } else { word.to_owned() }
 }
 
-/// What the agent does when it is asked.
+/// The shell script that the agent's tool executes.
 const AGENT_SCRIPT: &str = "
 echo \"its user      $(id -u); interfaces: $(ls /sys/class/net)\"
 echo \"its key       $OPENAI_API_KEY\"
@@ -197,5 +205,5 @@ echo '<h1>Hello</h1>' > index.html && git add index.html && git commit --quiet -
 
 const REPOSITORY_NAME: &str = "acme/site";
 
-/// The stand-in's, which accepts no other.
+/// The only token that the fake GitHub accepts.
 const GITHUB_TOKEN: &str = "ghp_demo";

@@ -1,4 +1,4 @@
-//! A client as an agent has it: plain HTTP on the run's socket.
+//! A client like an agent's: plain HTTP on the run's socket.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
+/// A client of one run's socket.
 pub(super) struct DemoHttpClient<'a> {
     pub(super) socket: &'a Path,
 }
 
-/// An answer, and when each frame of it came.
+/// An answer, with the arrival time of each frame.
 pub(super) struct DemoResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
@@ -41,7 +42,7 @@ impl DemoHttpClient<'_> {
         self.send(request.body(Full::from(body.to_string()))?).await
     }
 
-    /// One request on a connection of its own, which is polled beside it.
+    /// Sends one request on its own connection. The connection is polled concurrently with the request.
     async fn send(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<DemoResponse> {
         request.headers_mut().insert("host", http::HeaderValue::from_static("localhost"));
         let socket =
@@ -57,6 +58,7 @@ impl DemoHttpClient<'_> {
                 }
             }
             let (head, _) = response.into_parts();
+            // Dropping the sender ends the connection, so that the join below can finish.
             drop(sender);
             Ok(DemoResponse { status: head.status, headers: head.headers, frames })
         };
@@ -68,7 +70,7 @@ impl DemoHttpClient<'_> {
 }
 
 impl DemoResponse {
-    /// The error's code, as a text.
+    /// Returns the error's code as text.
     pub(super) fn error_code(&self) -> String {
         self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
     }

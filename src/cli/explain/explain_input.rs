@@ -1,4 +1,4 @@
-//! A request out of a file: whole, as it goes over the wire, or only its body.
+//! The request in a file: a whole HTTP request, or only its body.
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -7,20 +7,21 @@ use serde_json::{Map, Value};
 
 use crate::llm::protocol::GatewayRoute;
 
-/// The request that is asked about.
+/// The request to explain.
 #[derive(Debug)]
 pub struct ExplainInput {
     pub request: Request<()>,
     pub body: Bytes,
-    /// Whether the route is a guess.
+    /// True if the route was guessed from the body.
     pub is_guessed: bool,
 }
 
 impl ExplainInput {
-    /// Reads a request or a body; `route` is where a body is posted to.
+    /// Parses a request or a body. `route` is the path that a body is posted to.
     ///
     /// # Errors
-    /// It looks like a request and is none, or `route` is given for one that has its own.
+    /// Returns an error if the text looks like a request and is not a valid one, or if `route` is given for a request
+    /// with its own path.
     pub fn parse(text: Vec<u8>, route: Option<&str>) -> anyhow::Result<Self> {
         if is_request(&text) {
             if route.is_some() {
@@ -28,6 +29,7 @@ impl ExplainInput {
             }
             return Self::parse_request(&Bytes::from(text));
         }
+        // A bare body has no path, so the route comes from the flag or from the body's fields.
         let path = route.map_or_else(|| guess_route(&text).path().to_owned(), str::to_owned);
         let request = Request::post(&path).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(()).with_context(|| format!("`{path}` is not a path"))?;
@@ -53,16 +55,17 @@ impl ExplainInput {
     }
 }
 
-/// Whether the first line ends as that of a request does.
+/// Returns true if the first line ends like the first line of a request.
 fn is_request(text: &[u8]) -> bool {
     let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
     [&b" HTTP/1.1"[..], b" HTTP/1.0"].iter().any(|version| line.ends_with(version))
 }
 
-/// Where a body with these fields is most likely posted to.
+/// Guesses the route of a body from its fields.
 fn guess_route(body: &[u8]) -> GatewayRoute {
     let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
     let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
+    // `messages` is a field of two protocols, so the fields that only one of them has are checked first.
     match () {
         () if has(&["system", "stop_sequences", "anthropic_version"]) => GatewayRoute::Messages,
         () if has(&["messages"]) => GatewayRoute::ChatCompletions,
@@ -72,5 +75,5 @@ fn guess_route(body: &[u8]) -> GatewayRoute {
     }
 }
 
-/// As many as a served run takes by default.
+/// The maximum number of headers: the default of a served run.
 const MAX_HEADERS: usize = 100;

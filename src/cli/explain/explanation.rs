@@ -1,4 +1,4 @@
-//! What becomes of a request, step by step, as a value.
+//! The explanation of a request as a value: each step of the gateway, and its result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::llm::budget::{BudgetAmount, BudgetLedger, BudgetStatus};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 use crate::llm::request::{FieldChange, LlmCall};
 
-/// By what a request is judged.
+/// The configuration, the policy and the ledger that decide about a request.
 #[derive(Clone, Copy)]
 pub struct ExplainContext<'a> {
     pub config: &'a GatewayConfig,
@@ -30,48 +30,48 @@ pub struct ExplainContext<'a> {
     pub ledger: &'a Arc<BudgetLedger>,
 }
 
-/// What becomes of a request.
+/// The gateway's treatment of a request.
 #[derive(Debug, Serialize)]
 pub struct RequestExplanation {
     pub method: String,
     pub path: String,
-    /// The name of the route, where the path is one; see `is_guessed`.
+    /// The name of the route, if the path is a route; see `is_guessed`.
     pub route: Option<&'static str>,
     pub is_guessed: bool,
     pub outcome: ExplainOutcome,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalDetail>,
-    /// What becomes of the query string, where there is one.
+    /// The treatment of the query string, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query: Option<HeaderDisposition>,
     pub headers: Vec<ExplainedHeader>,
     pub body: Vec<ExplainedField>,
-    /// The rules that matched.
+    /// The names of the rules that matched.
     pub rules: Vec<Arc<str>>,
-    /// By the upstream's name.
+    /// The model, by the upstream's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<BudgetAmount>,
-    /// What the budget was before the call.
+    /// The budget before the call.
     pub budget: BudgetStatus,
-    /// The request that would be sent, secrets masked.
+    /// The request that would be sent, with secrets masked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
 }
 
-/// How it ends.
+/// The result for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExplainOutcome {
-    /// It goes upstream.
+    /// The request goes upstream.
     Admitted,
-    /// The gateway answers it itself.
+    /// The gateway answers the request itself.
     Answered,
     Refused,
 }
 
-/// What the client would be told, and what an operator can do about it.
+/// The answer that the client would receive, and a remedy for the operator.
 #[derive(Debug, Serialize)]
 pub struct RefusalDetail {
     pub status: u16,
@@ -81,30 +81,31 @@ pub struct RefusalDetail {
     pub remedy: Option<&'static str>,
 }
 
-/// What becomes of a header.
+/// The treatment of a header.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ExplainedHeader {
     pub name: String,
     pub what: HeaderDisposition,
-    /// What goes upstream.
+    /// The value that goes upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Cow<'static, str>>,
 }
 
+/// The treatment of a header or of the query string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeaderDisposition {
-    /// It goes up as the client sent it.
+    /// The client's value goes upstream.
     Passed,
-    /// It goes up with a value of ours, or with a part of the client's.
+    /// The gateway's value, or a part of the client's, goes upstream.
     Overwritten,
-    /// It goes up although the client did not send it.
+    /// The gateway adds the header; the client did not send it.
     Set,
-    /// It does not go up.
+    /// The header does not go upstream.
     Dropped,
 }
 
-/// What becomes of a field of the body that does not go up as it is.
+/// A field of the body that does not go upstream unchanged.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ExplainedField {
     pub name: Cow<'static, str>,
@@ -124,7 +125,7 @@ impl HeaderDisposition {
 }
 
 impl RequestExplanation {
-    /// Goes the way of a request through the gateway, to its end or to the first refusal.
+    /// Takes a request through the gateway's steps until its end or the first refusal.
     pub fn explain_request(case: &ExplainContext<'_>, asked: ExplainInput) -> Self {
         let ExplainInput { request, body, is_guessed } = asked;
         let mut told = Self {
@@ -143,6 +144,8 @@ impl RequestExplanation {
             budget: case.ledger.budget_status(),
             upstream: None,
         };
+        // 1. The path must be a route. Without a route the protocol is unknown, so the error has the format of chat
+        //    completions.
         let route = match request_head::match_route(&request) {
             Ok(route) => route,
             Err(rejection) => {
@@ -151,6 +154,7 @@ impl RequestExplanation {
             }
         };
         told.route = Some(route.name());
+        // 2. Some routes are answered locally. All others go through the same checks as a served call.
         if local_response::is_local_route(case.policy, route) {
             told.outcome = ExplainOutcome::Answered;
         } else if let Err(rejection) = told.trace_steps(case, route, &request, body) {
@@ -159,7 +163,7 @@ impl RequestExplanation {
         told
     }
 
-    /// The same steps as in `gateway::serve`.
+    /// Executes the same steps as `gateway::serve`, and records their results.
     fn trace_steps(
         &mut self,
         case: &ExplainContext<'_>,
@@ -168,6 +172,7 @@ impl RequestExplanation {
         body: Bytes,
     ) -> Result<(), CallRejection> {
         let ExplainContext { config, policy, ledger } = *case;
+        // The order of these steps decides which refusal a client sees first, so that it must be the gateway's.
         request_head::check_head(request, &policy.config)?;
         let admission = CallAdmission { policy, identity: &config.identity, ledger };
         let entry = admission.enter_call(route)?;
@@ -179,11 +184,13 @@ impl RequestExplanation {
             let body = read_body::parse_body(route, body, &policy.config)?;
             (call, self.rules) = admission.check_body(body, &mut head)?;
         }
+        // The reservation is returned at once: an explanation spends nothing.
         let reserved = admission.reserve_budget(entry, route, &mut call).map(|reservation| {
             let granted = reservation.granted_amount();
             reservation.release_unspent();
             granted
         });
+        // The changes are recorded before a refusal by the budget is returned, so that the explanation shows them too.
         self.model.clone_from(&call.model);
         self.body = call.changes.iter().map(ExplainedField::from_change).collect();
         let body: Vec<u8> = call.into_body().iter().flatten().copied().collect();
@@ -201,6 +208,7 @@ impl RequestExplanation {
 
     fn set_refusal(&mut self, rejection: &CallRejection, protocol: LlmProtocol) {
         self.outcome = ExplainOutcome::Refused;
+        // A refused request is not sent, whatever was prepared before the refusal.
         self.upstream = None;
         let (status, code) = (rejection.status(protocol).as_u16(), rejection.code());
         let message = rejection.to_string();
@@ -219,7 +227,7 @@ impl ExplainedField {
     }
 }
 
-/// What becomes of the client's headers, and what else goes up, in the order of their names.
+/// Compares the client's headers with the sent headers. The result is sorted by name.
 fn header_changes(given: &HeaderMap, sent: &HeaderMap) -> Vec<ExplainedHeader> {
     let mut headers: Vec<_> = sent
         .iter()
@@ -254,7 +262,7 @@ fn display_value(name: &str, value: &HeaderValue) -> Cow<'static, str> {
     }
 }
 
-/// The request as it goes over the wire, with `sent` to know its secrets by.
+/// Formats the request as it would be sent. `sent` marks the secrets to mask.
 fn format_upstream_request(head: &UpstreamRequestHead, sent: &HeaderMap, body: &[u8]) -> String {
     let head = head.to_http1_bytes(body.len() as u64);
     let lines = String::from_utf8_lossy(&head).replace('\r', "");

@@ -1,6 +1,6 @@
-//! How an operator would allow what was refused.
+//! Remedies: the settings that would allow a refused request.
 
-/// What to change, by the code of the refusal; `None` where only the request can be changed.
+/// Returns the setting to change for a refusal's code, or `None` if only the request can be changed.
 pub(super) fn remedy_for_code(code: &str) -> Option<&'static str> {
     Some(match code {
         "model_not_allowed" => "add the model to `policy.body.models` or `MODELS`",
@@ -14,7 +14,7 @@ pub(super) fn remedy_for_code(code: &str) -> Option<&'static str> {
         }
         "cost_budget_exhausted" => "raise `budget.max_cost_usd` or `MAX_COST_USD`",
         "price_unknown" => {
-            "give the model a price, or say in `prices` what becomes of models without one"
+            "give the model a price, or set in `prices` how models without a price are treated"
         }
         "rate_limited" => {
             "raise `budget.requests_per_minute`, `budget.tokens_per_minute` or `budget.free_calls_per_minute`"

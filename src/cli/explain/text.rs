@@ -1,4 +1,4 @@
-//! An explanation for people.
+//! The explanation as text for people.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -7,7 +7,7 @@ use crate::llm::budget::{BudgetAmount, Tokens};
 
 impl Display for RequestExplanation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let guessed = if self.is_guessed { " (a guess; `--route` says otherwise)" } else { "" };
+        let guessed = if self.is_guessed { " (a guess; set it with `--route`)" } else { "" };
         writeln!(f, "{} {}{guessed}", self.method, self.path)?;
         self.write_outcome(f)?;
         let query = self.query.iter().map(|query| format!("  {}", query.as_str()));
@@ -29,8 +29,8 @@ impl RequestExplanation {
         match (&self.refusal, self.outcome) {
             (Some(refusal), _) => {
                 writeln!(f, "refused: {} `{}`, route {route}", refusal.status, refusal.code)?;
-                writeln!(f, "  the client is told: {}", refusal.message)?;
-                let remedy = refusal.remedy.unwrap_or("nothing; the request has to be another");
+                writeln!(f, "  the client receives: {}", refusal.message)?;
+                let remedy = refusal.remedy.unwrap_or("no setting allows it; change the request");
                 writeln!(f, "  to allow it: {remedy}")
             }
             (None, ExplainOutcome::Answered) => {
@@ -90,7 +90,7 @@ impl RequestExplanation {
     }
 }
 
-/// A heading and its lines; nothing where there are none.
+/// Writes a heading and its lines, or nothing if there are no lines.
 fn write_section(
     f: &mut Formatter<'_>,
     heading: &str,

@@ -19,7 +19,7 @@ fn a_full_disk_is_told_and_is_not_wrong_use() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (code, said) = agents(full);
     assert_eq!(code, 1);
-    insta::assert_snapshot!(said, @"error: standard output takes nothing: No space left on device (os error 28)");
+    insta::assert_snapshot!(said, @"error: cannot write to standard output: No space left on device (os error 28)");
 }
 
 /// What is wrong is said once, with what would be right.

@@ -82,11 +82,11 @@ fn a_batch_can_be_taken_in_by_hand() {
     exit 0
     $ billing status
     calls     0, 0 receipts, 0 still waited for
-    waiting   4 calls that LiteLLM has told of, and no audit log has
+    waiting   4 calls that LiteLLM has reported and no audit log has
     nothing is flagged
     exit 0
     $ billing receipts --run run-7
-    error: the books have no call of run `run-7`; of calls that are deleted, `billing days` has the sums
+    error: the books have no call of run `run-7`; if its calls were deleted, `billing days` has their sums
     exit 2
     $ billing record no-such-log
     error: `no-such-log`: No such file or directory (os error 2)
@@ -115,13 +115,13 @@ fn whoever_looks_for_books_makes_none() {
     ];
     assert_snapshot!(said.join("\n"), @"
     $ billing status
-    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    error: no books found: `state/state.db` does not exist; see `--state-dir`
     exit 2
     $ billing receipts --run run-7
-    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    error: no books found: `state/state.db` does not exist; see `--state-dir`
     exit 2
     $ billing reconcile
-    error: there are no books here: there is no `state/state.db`; see `--state-dir`
+    error: no books found: `state/state.db` does not exist; see `--state-dir`
     exit 2
     $ billing status --receipt-bound 200000000000000d
     error: invalid value '200000000000000d' for '--receipt-bound <DURATION>': give a hundred years at most
