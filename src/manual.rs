@@ -18,6 +18,9 @@ pub mod changelog {}
 #[doc = include_str!("manual/clients.md")]
 pub mod clients {}
 
+#[doc = include_str!("manual/glossary.md")]
+pub mod glossary {}
+
 #[doc = include_str!("manual/init.md")]
 pub mod init {}
 
@@ -32,6 +35,9 @@ pub mod refusals {}
 
 #[doc = include_str!("manual/relay.md")]
 pub mod relay {}
+
+#[doc = include_str!("manual/requirements.md")]
+pub mod requirements {}
 
 #[doc = include_str!("manual/rules.md")]
 pub mod rules {}
@@ -134,4 +140,8 @@ pub mod decisions {
     pub mod d0032 {}
     #[doc = include_str!("manual/decisions/0033-serve-plain-calls-in-front-of-hyper.md")]
     pub mod d0033 {}
+    #[doc = include_str!("manual/decisions/0034-digest-what-is-written-not-what-the-code-is-called.md")]
+    pub mod d0034 {}
+    #[doc = include_str!("manual/decisions/0035-put-modules-in-wings-and-name-types-in-full.md")]
+    pub mod d0035 {}
 }
