@@ -4,7 +4,7 @@
 ///
 /// ```
 /// let mut text = String::new();
-/// cogni_gateway::base::b64::encode(&[0xfb, 0xff], &mut text);
+/// cogni_gateway::base::b64::encode_base64(&[0xfb, 0xff], &mut text);
 /// assert_eq!(text, "-_8");
 /// ```
 pub fn encode_base64(bytes: &[u8], text: &mut String) {
@@ -24,11 +24,11 @@ pub fn encode_base64(bytes: &[u8], text: &mut String) {
 /// with bits that mean nothing, which would be a second spelling of the same bytes.
 ///
 /// ```
-/// # use cogni_gateway::base::b64::decode;
+/// # use cogni_gateway::base::b64::decode_base64;
 /// let mut bytes = [0; 2];
-/// assert_eq!((decode("-_8", &mut bytes), bytes), (Some(2), [0xfb, 0xff]));
+/// assert_eq!((decode_base64("-_8", &mut bytes), bytes), (Some(2), [0xfb, 0xff]));
 /// for other in ["-_8=", "+/8", "-_9", "-_8A", "-_8AA", "-"] {
-///     assert_eq!(decode(other, &mut bytes), None, "{other}");
+///     assert_eq!(decode_base64(other, &mut bytes), None, "{other}");
 /// }
 /// ```
 pub fn decode_base64(text: &str, bytes: &mut [u8]) -> Option<usize> {

@@ -4,7 +4,7 @@
 ///
 /// ```
 /// let mut text = [0; 4];
-/// cogni_gateway::base::hex::encode(&[0x0a, 0xff], &mut text);
+/// cogni_gateway::base::hex::encode_hex(&[0x0a, 0xff], &mut text);
 /// assert_eq!(&text, b"0aff");
 /// ```
 pub fn encode_hex(bytes: &[u8], text: &mut [u8]) {
@@ -17,9 +17,9 @@ pub fn encode_hex(bytes: &[u8], text: &mut [u8]) {
 /// Reads exactly `N` bytes from digits of either case; `None` for anything else.
 ///
 /// ```
-/// use cogni_gateway::base::hex::decode;
-/// assert_eq!(decode("0aFF"), Some([0x0a, 0xff]));
-/// assert_eq!(decode::<2>("0a"), None);
+/// use cogni_gateway::base::hex::decode_hex;
+/// assert_eq!(decode_hex("0aFF"), Some([0x0a, 0xff]));
+/// assert_eq!(decode_hex::<2>("0a"), None);
 /// ```
 pub fn decode_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     if text.len() != 2 * N {

@@ -44,13 +44,13 @@ pub use self::whole_document::read_whole;
 /// Reads one JSON document, frame by frame.
 ///
 /// ```
-/// # use cogni_gateway::base::json::{Limits, Scanner};
-/// let mut scanner = Scanner::new(Limits::default());
-/// scanner.feed(br#"{"model": "gpt"#)?;
-/// scanner.feed(br#"-5"}"#)?;
-/// let document = scanner.finish()?;
-/// assert_eq!(document.get("model").unwrap().value, 10..17);
-/// # Ok::<(), cogni_gateway::base::json::Invalid>(())
+/// # use cogni_gateway::base::json::{JsonLimits, JsonScanner};
+/// let mut scanner = JsonScanner::new(JsonLimits::default());
+/// scanner.feed_frame(br#"{"model": "gpt"#)?;
+/// scanner.feed_frame(br#"-5"}"#)?;
+/// let document = scanner.finish_document()?;
+/// assert_eq!(document.find_member("model").unwrap().value, 10..17);
+/// # Ok::<(), cogni_gateway::base::json::JsonError>(())
 /// ```
 pub struct JsonScanner<W = ()> {
     limits: JsonLimits,

@@ -46,14 +46,15 @@ pub const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
 ///
 /// ```
 /// use bytes::Bytes;
-/// use cogni_gateway::llm::protocol::Route;
-/// use cogni_gateway::stream::{Finish, Format, Observer, UsageChunk};
+/// use cogni_gateway::llm::protocol::GatewayRoute;
+/// use cogni_gateway::llm::response::{ResponseFormat, ResponseObserver, StreamEnd, UsageChunkMode};
 ///
-/// let mut observer = Observer::new(Route::Messages, Format::Sse, UsageChunk::Show);
+/// let mut observer =
+///     ResponseObserver::new(GatewayRoute::Messages, ResponseFormat::Sse, UsageChunkMode::Show);
 /// let frame = Bytes::from_static(b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
-/// assert_eq!(observer.frame(frame.clone())?, frame);
-/// assert_eq!(observer.finish(), Finish::Terminated);
-/// # Ok::<(), cogni_gateway::stream::Oversize>(())
+/// assert_eq!(observer.read_frame(frame.clone())?, frame);
+/// assert_eq!(observer.stream_end(), StreamEnd::Terminated);
+/// # Ok::<(), cogni_gateway::llm::response::EventTooLargeError>(())
 /// ```
 #[derive(Debug)]
 pub struct ResponseObserver {

@@ -75,6 +75,16 @@ fn the_architecture_page_draws_the_same_layers() {
     assert_eq!(drawn, LAYERS);
 }
 
+/// A reader who follows a walk of the architecture page finds each file.
+#[test]
+fn the_architecture_page_names_files_that_exist() {
+    let page = fs::read_to_string("src/manual/architecture.md").unwrap();
+    let named: Vec<_> = page.split('`').filter(|text| text.starts_with("src/")).collect();
+    assert!(named.len() > 40, "{named:?}");
+    let missing: Vec<_> = named.into_iter().filter(|path| !Path::new(path).exists()).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
 /// `cogni-init` is in every sandbox, and small: it imports no other module and no async runtime.
 #[test]
 fn what_runs_in_a_sandbox_imports_no_other_module() {

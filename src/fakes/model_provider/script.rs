@@ -14,10 +14,10 @@
 //! A script prints as what it changes, and reads back as itself:
 //!
 //! ```
-//! # use cogni_gateway::provider::Script;
-//! let script: Script = "chunks=100, interval=20ms, fault=reset@3".parse()?;
+//! # use cogni_gateway::fakes::model_provider::ProviderScript;
+//! let script: ProviderScript = "chunks=100, interval=20ms, fault=reset@3".parse()?;
 //! assert_eq!(script.to_string(), "chunks=100,interval=20ms,fault=reset@3");
-//! # Ok::<(), cogni_gateway::provider::script::Error>(())
+//! # Ok::<(), cogni_gateway::fakes::model_provider::script::ScriptError>(())
 //! ```
 
 mod value;

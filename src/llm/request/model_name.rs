@@ -12,7 +12,7 @@ pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, withou
 /// Whether every reader takes a name for the name of one model.
 ///
 /// ```
-/// # use cogni_gateway::body::is_model_name;
+/// # use cogni_gateway::llm::request::is_model_name;
 /// assert!(is_model_name("openrouter/qwen/qwen3-coder:free"));
 /// assert!(!is_model_name("gpt-5,gpt-5-mini"), "LiteLLM calls both");
 /// ```

@@ -49,11 +49,11 @@ impl RepositoryUrl {
     /// Reads a URL as people copy it, from the operator; see [`RepositoryUrl::with_reach`] for a tenant's. One for SSH means the same repository over HTTPS, where a token is good.
     ///
     /// ```
-    /// # use cogni_gateway::relay::repository::Repository;
-    /// let one: Repository = "git@github.com:Acme/site.git".parse()?;
+    /// # use cogni_gateway::relay::repo::repository::RepositoryUrl;
+    /// let one: RepositoryUrl = "git@github.com:Acme/site.git".parse()?;
     /// assert_eq!(one.clone_url(), "https://github.com/Acme/site.git");
-    /// assert_eq!(one.key(), "github.com/acme/site");
-    /// # Ok::<(), cogni_gateway::relay::repository::Invalid>(())
+    /// assert_eq!(one.canonical_key(), "github.com/acme/site");
+    /// # Ok::<(), cogni_gateway::relay::repo::repository::RepositoryUrlError>(())
     /// ```
     ///
     /// # Errors

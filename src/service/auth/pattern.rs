@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 /// A text, or the beginning of texts where it ends with `*`.
 ///
 /// ```
-/// # use cogni_gateway::grant::Pattern;
-/// let ours: Pattern = "https://github.com/acme/*".parse().unwrap();
+/// # use cogni_gateway::service::auth::GrantPattern;
+/// let ours: GrantPattern = "https://github.com/acme/*".parse().unwrap();
 /// assert!(ours.matches("https://github.com/acme/site"));
 /// assert!(!ours.matches("https://github.com/acme-evil/site"));
-/// assert!("sandbox:agent".parse::<Pattern>().unwrap().matches("sandbox:agent"));
+/// assert!("sandbox:agent".parse::<GrantPattern>().unwrap().matches("sandbox:agent"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

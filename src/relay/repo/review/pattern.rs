@@ -9,8 +9,8 @@ use super::normalize::fold_case_and_invisible;
 /// Case is ignored, and so is what cannot be seen: on a file system that ignores it, `.GitHub` is `.github`.
 ///
 /// ```
-/// use cogni_gateway::relay::judge::Pattern;
-/// let matches = |pattern: &str, path: &str| Pattern::new(pattern).matches(path.as_bytes());
+/// use cogni_gateway::relay::repo::review::PathPattern;
+/// let matches = |pattern: &str, path: &str| PathPattern::new(pattern).matches(path.as_bytes());
 /// assert!(matches(".github/**", ".GitHub/workflows/ci.yml"));
 /// assert!(matches("**/CODEOWNERS", "CODEOWNERS") && matches("**/CODEOWNERS", "docs/CODEOWNERS"));
 /// assert!(matches("package.json", "pac\u{212a}age.json") && matches("AGENTS.md", "AGENT\u{17f}.md"));
