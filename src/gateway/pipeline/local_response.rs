@@ -52,13 +52,13 @@ pub fn own(
         GatewayRoute::Model => {
             // The path has been checked byte for byte and not decoded, so the rest is the name as the
             // client wrote it.
-            let asked = request.path().trim_start_matches(GatewayRoute::Model.path());
-            let found = names.iter().find(|name| *name == asked);
+            let requested = request.path().trim_start_matches(GatewayRoute::Model.path());
+            let found = names.iter().find(|name| *name == requested);
             if found.is_none() {
                 *response.status_mut() = StatusCode::NOT_FOUND;
             }
             found
-                .map_or_else(|| no_model(asked, as_anthropic), |name| model(name, as_anthropic))
+                .map_or_else(|| no_model(requested, as_anthropic), |name| model(name, as_anthropic))
                 .to_string()
         }
         _ => model_list_json(names, as_anthropic).to_string(),

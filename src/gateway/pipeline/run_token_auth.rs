@@ -88,8 +88,9 @@ impl RunTokenAuth {
         visitor: &ConnectionState,
         request: Request<Incoming>,
     ) -> Result<Response<TrackedBody>, Infallible> {
-        // 1. The token selects the run. 2. The connection takes one of the run's permits, once. 3. The
-        //    call counts as a task of the run, so the run's end waits for the call.
+        // 1. The token selects the run.
+        // 2. The connection takes one of the run's permits, once.
+        // 3. The call counts as a task of the run, so the run's end waits for the call.
         let found = self.authenticate(visitor.worker, request.headers()).and_then(|gateway| {
             if !visitor.try_join_run(&gateway) {
                 visitor.turned_away.notify_one();
@@ -128,9 +129,8 @@ impl RunTokenAuth {
             .map_err(|_| AuthError::Invalid)?;
         let run = self.runs.find_run(&claims.run).and_then(|run| run.get(worker).cloned());
         match claims.check_validity_period(SystemTime::now()) {
-            // The signature is valid below, so the rejection of an expired token may be recorded for
-            // its run.
             Ok(()) => run.ok_or(AuthError::UnknownRun.into()),
+            // The signature is valid, so these rejections may be recorded for the token's run.
             Err(token::RunTokenError::Expired) => Err(AuthFailure { why: AuthError::Expired, run }),
             Err(_) => Err(AuthFailure { why: AuthError::Invalid, run }),
         }
@@ -143,7 +143,7 @@ impl RunTokenAuth {
         request: &Request<()>,
     ) -> Response<ResponseBody> {
         let (begun, route) = (Instant::now(), request_head::match_route(request).ok());
-        // A load balancer has no token. A wrong token is still rejected, even on the health route.
+        // A load balancer has no token. A wrong run token is still rejected, even on the health route.
         if refused.why == AuthError::Missing && route == Some(GatewayRoute::Health) {
             return anonymous_health().map(ResponseBody::from_text);
         }

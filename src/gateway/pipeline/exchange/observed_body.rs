@@ -154,8 +154,8 @@ impl ObservedBodyInner {
             self.exchange.outcome = CallOutcome::UpstreamFailed;
             ResponseBodyError::Oversize
         })?;
-        let heard = self.exchange.last_frame;
-        self.exchange.silence.record_texts(self.observer.text_count(), heard);
+        let received_at = self.exchange.last_frame;
+        self.exchange.silence.record_texts(self.observer.text_count(), received_at);
         // The frame that exceeded the grant passes in the form that ends the stream for the client.
         if self.observer.is_truncated() {
             self.ended = true;
@@ -209,8 +209,8 @@ impl ObservedBodyInner {
     async fn spawn_drain(mut self: Box<Self>, place: DrainPermit) {
         let cut = self.exchange.gateway.tasks.abort_token().clone();
         let pump = tokio::time::timeout_at(place.until, self.read_remaining());
-        // Three things end the reading: the end of the response, the permit's deadline and a forced
-        // shutdown.
+        // Four events end the reading: the end of the response, the byte limit, the permit's deadline and a
+        // forced shutdown.
         let _ = cut.run_until_cancelled(pump).await;
         self.ended = true;
         self.exchange.read_usage(&self.observer, UsageSource::Drained);

@@ -80,9 +80,9 @@ impl SharedListener {
         //    refused the connection.
         // 2. If a request has shown a valid token by then, the connection may stay: never end.
         let stranger = async {
-            let patience = self.handshake_timeout + self.config.header_timeout;
+            let token_timeout = self.handshake_timeout + self.config.header_timeout;
             tokio::select! {
-                () = tokio::time::sleep(patience) => {}
+                () = tokio::time::sleep(token_timeout) => {}
                 () = visitor.turned_away() => tokio::time::sleep(REFUSAL_LINGER).await,
             }
             if visitor.is_authenticated() {

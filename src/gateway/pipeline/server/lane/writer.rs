@@ -163,11 +163,11 @@ impl<'a> LaneResponseWriter<'a> {
             [only, second, _] if second.is_empty() => stream.poll_write(cx, only),
             _ => stream.poll_write_vectored(cx, &slices),
         };
-        // The write is blocked. Two events may end the wait: an operator's abort and the client's
-        // disconnect. A client that reads nothing at all is closed by the stream's own timeout.
         if let Poll::Ready(wrote) = wrote {
             return Poll::Ready(wrote.map(Some));
         }
+        // The write is blocked. Two events may end the wait: an operator's abort and the client's disconnect.
+        // The stream's own timeout closes a client that reads nothing at all.
         if let Some(ResponseBody::Followed(body)) = &mut self.body
             && body.poll_abort(cx).is_ready()
         {
@@ -196,7 +196,7 @@ impl<'a> WriteQueue<'a> {
 
     /// Returns the text that is written next, to append to.
     fn joined(&mut self) -> &mut Vec<u8> {
-        // Borrow the listener's buffer. If another response has it, the lock holds an empty vector, and
+        // Take the listener's buffer. If another response has the buffer, the lock holds an empty vector, and
         // this response allocates.
         if self.joined.capacity() == 0 {
             self.joined = std::mem::take(&mut *self.buffer.lock());
