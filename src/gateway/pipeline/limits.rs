@@ -270,7 +270,7 @@ mod tests {
         assert_eq!((process.body_bytes.held_count(), process.requests.held_count()), (0, 0));
     }
 
-    /// G15: however many runs take what they can, the next one has room.
+    /// G15: a new run can take bytes, even if many runs hold as many bytes as they can.
     #[test]
     fn runs_that_take_all_they_can_leave_room_for_another() {
         let process = process(64, true);

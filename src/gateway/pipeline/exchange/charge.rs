@@ -243,7 +243,7 @@ mod tests {
         })
     }
 
-    /// G9, G15: each way out of a call and what it is charged.
+    /// G9, G15: each way in which a call can end has its charge.
     #[test]
     fn each_end_of_a_call_has_its_charge() {
         use ChargeBasis as Call;
@@ -353,8 +353,8 @@ mod tests {
     }
 
     proptest! {
-        /// G15: more seen never costs less, what was seen is never free, and only what was seen costs
-        /// more than was reserved.
+        /// G15: more seen text never costs less, seen text is never free, and only seen text costs more than the
+        /// reservation.
         #[test]
         fn a_charge_is_bounded_and_monotone(
             reserved in 0_u64..2000,

@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(passed(LlmProtocol::Chat, &body, 700), (body, tokens));
     }
 
-    /// G9: what is no JSON is cut as text.
+    /// G9: an error that is not JSON is truncated as text.
     #[test]
     fn a_page_is_cut() {
         let mut error = UpstreamErrorBody::new(LlmProtocol::Chat, StatusCode::BAD_GATEWAY, false);

@@ -160,8 +160,7 @@ fn compile_headers(
 }
 
 fn compile_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), RuleProblem> {
-    // An operator must not set headers that authenticate, attribute or route a call; the gateway sets
-    // those headers.
+    // A rule must not set headers that authenticate, attribute or route a call.
     let is_ours = !name.starts_with("x-")
         || RESERVED_HEADER_PREFIXES.iter().any(|ours| name.starts_with(ours));
     let parsed = HeaderName::from_lowercase(name.as_bytes()).ok().filter(|_| !is_ours);
