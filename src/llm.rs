@@ -1,7 +1,8 @@
-//! LLM calls, without sockets: every function here is given bytes and returns values.
+//! LLM calls without sockets: every function here takes bytes and returns values.
 //!
-//! [`protocol`] names the routes of the protocols that are spoken. [`request`] reads, checks and edits a request's body, [`response`]
-//! reads usage from a response's body as it streams, and [`budget`] reserves and settles what calls cost.
+//! [`protocol`] names the routes of the supported protocols. [`request`] reads, checks and edits a
+//! request's body. [`response`] reads the usage from a response's body while the body streams.
+//! [`budget`] reserves the cost of a call and settles the cost afterwards.
 
 pub mod budget;
 pub mod protocol;

@@ -1,9 +1,12 @@
-//! What a run may still spend: turns, tokens, money, rate, concurrency and time.
+//! The limits of a run (turns, tokens, money, rate, concurrency and time) and the usage that counts
+//! against them.
 //!
-//! A call reserves before the first upstream byte and settles once, to what the provider reported.
+//! A call reserves budget before the first upstream byte. The call settles once, to the usage that
+//! the provider reported.
 //!
-//! **Invariant:** spent plus reserved never exceeds a limit when a reservation is granted; only the
-//! difference between an estimate and the truth can, and [`TokenUsage::source`] tells which it was.
+//! **Invariant:** spent plus reserved never exceeds a limit when a reservation is granted. Only the
+//! difference between an estimate and the real usage can exceed a limit, and [`TokenUsage::source`]
+//! states which of the two was counted.
 
 mod cost;
 mod ledger;

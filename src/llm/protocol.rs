@@ -10,16 +10,16 @@ pub enum GatewayRoute {
     CountTokens,
     Embeddings,
     Models,
-    /// One model of the list; its name is the rest of the path.
+    /// One model of the list. The rest of the path after the route's prefix is the model's name.
     Model,
     Health,
     RunStatus,
 }
 
-/// The shape a route's bodies and errors have.
+/// The format of a route's bodies and error responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LlmProtocol {
-    /// Chat completions, and the older completions and embeddings beside it.
+    /// Chat completions, the older completions, and embeddings.
     Chat,
     /// OpenAI Responses.
     Responses,
@@ -41,7 +41,8 @@ impl GatewayRoute {
         Self::RunStatus,
     ];
 
-    /// The route for a method and a raw path, compared byte for byte: nothing is decoded first.
+    /// Returns the route for a method and a raw path. The path is compared byte for byte, without
+    /// decoding.
     pub fn from_request_line(method: &http::Method, path: &str) -> Option<Self> {
         if let Some(name) = path.strip_prefix(Self::Model.path()) {
             return (*method == http::Method::GET && is_model_path(name)).then_some(Self::Model);
@@ -49,7 +50,8 @@ impl GatewayRoute {
         Self::ALL.into_iter().find(|route| route.path() == path && route.method() == method)
     }
 
-    /// The path, whole but for [`GatewayRoute::Model`]: behind that stands a name.
+    /// Returns the route's path. [`GatewayRoute::Model`] has only a prefix, which the model's name
+    /// follows.
     pub fn path(self) -> &'static str {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
@@ -72,7 +74,7 @@ impl GatewayRoute {
         }
     }
 
-    /// The name used in audit records and metric labels.
+    /// Returns the name used in audit records and metric labels.
     pub fn name(self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat_completions",
@@ -96,25 +98,28 @@ impl GatewayRoute {
         }
     }
 
-    /// Whether the provider charges tokens for a call.
+    /// Returns true if the provider charges tokens for a call.
     pub fn spends_tokens(self) -> bool {
         self.counts_as_turn() || self == Self::Embeddings
     }
 
-    /// Whether a call counts as a turn: the model generates.
+    /// Returns true if a call counts as a turn, because the model generates text.
     pub fn counts_as_turn(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages)
     }
 }
 
-/// Whether a model's name can stand in a path without being read in another way there.
+/// Returns true if every reader of the path takes the name literally.
 fn is_model_path(name: &str) -> bool {
+    // `%` is not in the set: no percent-encoding can hide a slash or a dot from this check.
     let is_plain = |byte: u8| {
         byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':' | b'@' | b'/')
     };
+    // An empty segment or a dot segment could be removed by a reader that normalizes paths.
     let is_step = |part: &str| matches!(part, "" | "." | "..");
     name.len() <= MAX_MODEL_BYTES && name.bytes().all(is_plain) && !name.split('/').any(is_step)
 }
 
-/// As long as the name of a model in a body.
+/// The maximum length of a model's name in a path, in bytes. The limit for a name in a body is the
+/// same.
 const MAX_MODEL_BYTES: usize = 256;

@@ -1,14 +1,18 @@
-//! Admission of a request's body: what its fields mean to us, and what we change in them.
+//! Admission of a request's body: the meaning of its fields, and the changes that the gateway makes
+//! in them.
 //!
-//! A [`BodyReader`] scans a body as it arrives, and notes where each top-level field stands and which hosted
-//! capabilities its parts and tools need. [`admit_body`] then goes by the tables in [`field`]: a field passes,
-//! is dropped, is overwritten, or has the request refused; it is pure and does not look at the payload.
-//! What goes up is what was understood: strict JSON whose keys were all read, none of them twice, with
-//! the names that we know or let pass, spelled without escapes. Of that, only what changes is written
-//! anew; the rest are the very bytes that were checked.
+//! A [`BodyReader`] scans a body while the body arrives. The reader records where each top-level
+//! field stands and which hosted capabilities the body's parts and tools need. [`admit_body`] then
+//! applies the tables in [`field`]: a field passes, is dropped, is overwritten, or causes the
+//! request to be refused. [`admit_body`] is pure and does not read the payload again.
 //!
-//! A [`LlmCall`] can still be changed until it is sent: later stages rename its model or limit its output,
-//! and [`LlmCall::into_body`] makes all changes at once.
+//! The upstream receives exactly what the gateway understood: strict JSON in which every key was
+//! read and no key occurs twice. Each key is a known name or a permitted unknown name, spelled
+//! without escapes. Only changed parts are rewritten; the rest are the very bytes that were
+//! checked.
+//!
+//! An [`LlmCall`] can be changed until it is sent: later stages rename the call's model or limit
+//! its output, and [`LlmCall::into_body`] applies all changes at once.
 
 mod apply_fields;
 mod capability;
@@ -47,73 +51,77 @@ pub use self::error::BodyPolicyError;
 pub use self::model_name::{MODEL_NAME_RULE, capability_of_model, is_model_name};
 pub use self::reader::{BodyReader, ScannedBody};
 
-/// What a run's bodies may ask for.
+/// The limits on the bodies of a run's requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BodyPolicy {
-    /// The models a request may name; empty allows any.
+    /// The models that a request may name. An empty list allows every model.
     pub models: Vec<String>,
-    /// What the upstream calls a model, by the name in the request. Other names go up as they are.
+    /// The upstream's name of a model, by the name in the request. Other names are sent upstream
+    /// unchanged.
     pub aliases: BTreeMap<String, String>,
-    /// What becomes of fields that are not known here.
+    /// The treatment of fields that no table of this gateway contains.
     pub unknown_fields: UnknownFieldPolicy,
-    /// What the run may have done outside the sandbox.
+    /// The capabilities outside the sandbox that the operator grants to the run.
     pub capabilities: CapabilitySet,
-    /// The most answers that one call may ask for.
+    /// The maximum number of answers that one call may request.
     pub max_choices: u32,
 }
 
-/// What becomes of fields that are not known here.
+/// The treatment of fields that no table of this gateway contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownFieldPolicy {
-    /// The request is refused.
+    /// The gateway refuses the request.
     Reject,
-    /// They are left out, and counted.
+    /// The gateway drops and counts such fields.
     #[default]
     Drop,
-    /// They go up.
+    /// The gateway sends such fields upstream.
     Pass,
 }
 
-/// A call as it goes upstream, and what the rest of the pipeline has to know of it.
+/// A call as the gateway sends it upstream, with the facts that later stages of the pipeline need.
 #[derive(Debug)]
 pub struct LlmCall {
-    /// By the upstream's name; `None` where a route takes no body.
+    /// The model, by the name that the upstream uses. `None` if the route takes no body.
     pub model: Option<Box<str>>,
     pub stream: bool,
-    /// What becomes of the usage chunk that a chat stream is made to end with.
+    /// The treatment of the usage chunk that the gateway requests at the end of a chat stream.
     pub usage_chunk: UsageChunkMode,
-    /// The most tokens that one answer may have; `None` where the client set no limit.
+    /// The maximum number of tokens in one answer. `None` if the client set no limit.
     pub requested_output: Option<Tokens>,
-    /// How many answers the model writes for it.
+    /// The number of answers that the model writes.
     pub choices: u32,
-    /// How often the model reads and writes for it: twice where it shortens the conversation first.
+    /// The number of times that the model reads the input and writes: 2 if the provider first
+    /// shortens the conversation.
     pub passes: u32,
-    /// See [`estimate_tokens`].
+    /// The estimated number of input tokens, from [`estimate_tokens`] and the body's media.
     pub input_estimate: Tokens,
-    /// What is changed in the body, and why.
+    /// The changes in the body, with their reasons.
     pub changes: Vec<FieldChange>,
     route: Option<GatewayRoute>,
     draft: BodyEditor,
     places: EditableMembers,
 }
 
-/// Which members of the body later stages may have to change.
+/// The body's members that later stages may have to change, as indexes.
 #[derive(Clone, Debug, Default)]
 struct EditableMembers {
     model: Option<usize>,
-    /// With their names.
+    /// The fields that limit the output, with their names.
     output: [Option<(usize, &'static str)>; 2],
     thinking: Option<usize>,
-    /// With their names, and how a beta begins that they need. Nothing is allocated where there is none.
+    /// The fields that need a beta: index, name, and the prefixes of the betas that satisfy the
+    /// field. The vector allocates only if the body has such a field.
     betas: Vec<(usize, &'static str, &'static [&'static str])>,
 }
 
-/// Judges the body of a POST, and makes the changes that have to be made.
+/// Checks the body of a POST and makes the required changes.
 ///
 /// # Errors
-/// The body asks for what the run may not have, or says what we have to understand in a way that we do not.
+/// Returns a [`BodyPolicyError`] if the body requests something that the run may not have. Returns
+/// the same error type if a field that the gateway must understand has an unexpected value.
 pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, BodyPolicyError> {
     let ScannedBody { route, rope, document, found } = body;
     let bytes = rope.len();
@@ -122,6 +130,10 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
         draft: BodyEditor::new(rope, document),
         ..LlmCall::default()
     };
+    // The order matters. 1. The fields are read first, because the model's name decides whether
+    // embedded addresses are fetched. 2. A search tool without outside access is dropped before its
+    // capability would be refused. 3. Capabilities are checked with the list complete. 4. Only then
+    // the body is edited for storage and usage.
     let asked = ParsedFields::default();
     let asked = RequestFieldReader { route, policy, call: &mut call, asked }.apply_fields()?;
     let found = resolve_embedded_media(found, policy, asked.model.as_deref());
@@ -134,7 +146,10 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     check_cache_lifetime(&found)?;
     call.stream = asked.stream;
     call.requested_output = asked.output;
+    // Each prompt of a list gets its own answers, so the two numbers multiply. Zero means "not
+    // stated", and the default is 1.
     call.choices = asked.choices.max(1).saturating_mul(asked.prompts.max(1));
+    // A compaction makes the model read and write once more before the answer.
     call.passes = if found.is_compacted { 2 } else { 1 };
     call.select_model(policy, asked.model)?;
     call.input_estimate = estimate_input(bytes, &found, call.model.as_deref().unwrap_or_default());
@@ -147,16 +162,19 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     Ok(call)
 }
 
-/// Tokens in a request of so many bytes: one for every three, rounded up.
+/// Returns the estimated tokens in a request of `bytes` bytes: one for every three bytes, rounded
+/// up.
 ///
-/// Providers speak of 4 characters of English to a token (OpenAI) and of 3.5 (Anthropic); code and
-/// most other languages are near 3 bytes, escapes and the JSON around the text only add. It is an estimate, not a bound: random letters reach two bytes to a
-/// token. What the provider reports replaces it when the call is settled.
+/// Providers state 4 characters of English to a token (OpenAI) and 3.5 (Anthropic). Code and most
+/// other languages are near 3 bytes. Escapes and the JSON around the text only add bytes. The
+/// result is an estimate, not a bound: random letters reach two bytes to a token. The provider's
+/// report replaces the estimate when the call is settled.
 pub fn estimate_tokens(bytes: u64) -> Tokens {
     Tokens(bytes.div_ceil(ESTIMATED_BYTES_PER_TOKEN))
 }
 
-/// Whether addresses that are to be embedded are fetched depends on the model: LiteLLM hands them on as text.
+/// Counts embedded addresses as fetched unless the model embeds only text. LiteLLM passes such
+/// addresses on as text, so the model decides whether the provider fetches them.
 fn resolve_embedded_media(
     mut found: BodyFindings,
     policy: &BodyPolicy,
@@ -164,15 +182,19 @@ fn resolve_embedded_media(
 ) -> BodyFindings {
     let asked = asked.unwrap_or_default();
     let upstream = policy.aliases.get(asked).map_or(asked, String::as_str);
+    // An unknown model counts as one that fetches: the mistake then costs a refusal, not an unseen
+    // fetch.
     if found.embedded_addresses > 0 && !embeds_text_only(asked, upstream) {
         found.count_embedded_as_fetched();
     }
     found
 }
 
-/// What a request is taken for, with its media, the numbers of tokens in it, and a second reading.
+/// Returns the estimated input tokens: the body's length, its media, the numbers in its arrays, and
+/// a second reading if the conversation is compacted.
 fn estimate_input(bytes: u64, found: &BodyFindings, model: &str) -> Tokens {
-    // Two bytes of it are counted with the length.
+    // A number in an array may be one whole token. Two of its bytes (a digit and a comma) are
+    // already counted with the length, so one third of a token remains.
     let numbers = found.numbers.div_ceil(ESTIMATED_BYTES_PER_TOKEN);
     let once = estimate_tokens(bytes) + Tokens(found.media.count_tokens(model)) + Tokens(numbers);
     if found.is_compacted { once + once } else { once }
@@ -183,6 +205,7 @@ fn check_capabilities(
     needs: &[RequiredCapability],
 ) -> Result<(), BodyPolicyError> {
     let has = |capability| policy.capabilities.contains(&capability);
+    // The first missing capability is enough: one error names one thing to grant.
     let denied = needs.iter().find(|need| !has(need.capability));
     let Some(RequiredCapability { capability, field, detail }) = denied else { return Ok(()) };
     Err(BodyPolicyError::CapabilityNotGranted {
@@ -192,7 +215,8 @@ fn check_capabilities(
     })
 }
 
-/// Some models search the web for each answer, and nothing in the body says so.
+/// Checks the capability that a model needs by its name alone. Some models search the web for each
+/// answer, and nothing in the body states it.
 fn check_model_grant(policy: &BodyPolicy, model: &str) -> Result<(), BodyPolicyError> {
     match capability_of_model(model) {
         Some(capability) if !policy.capabilities.contains(&capability) => {
@@ -207,7 +231,8 @@ fn check_model_grant(policy: &BodyPolicy, model: &str) -> Result<(), BodyPolicyE
     }
 }
 
-/// LiteLLM has Google keep a conversation for as long as it is told, billed by the hour and by nobody's report.
+/// Refuses long cache lifetimes. LiteLLM lets Google store a conversation for as long as the client
+/// requests; Google bills storage by the hour, and no usage report contains that cost.
 fn check_cache_lifetime(found: &BodyFindings) -> Result<(), BodyPolicyError> {
     if !found.has_long_cache {
         return Ok(());
@@ -216,18 +241,20 @@ fn check_cache_lifetime(found: &BodyFindings) -> Result<(), BodyPolicyError> {
 }
 
 impl LlmCall {
-    /// The most tokens that all texts together may have; `None` where the client set no limit.
+    /// Returns the maximum number of tokens in all generated texts together. `None` if the client
+    /// set no limit.
     pub fn max_output(&self) -> Option<Tokens> {
         self.requested_output
             .map(|limit| Tokens(limit.0.saturating_mul(self.generated_texts().into())))
     }
 
-    /// How many texts the model writes, each as long as the limit: the answers, in each of its passes.
+    /// Returns the number of texts that the model writes, each up to the output limit: the answers
+    /// in each pass.
     pub fn generated_texts(&self) -> u32 {
         self.choices.max(1).saturating_mul(self.passes.max(1))
     }
 
-    /// Sends the call to another model, by the upstream's name.
+    /// Sends the call to another model, given by the upstream's name.
     pub fn rename_model(&mut self, name: &str) {
         let Some(at) = self.places.model else { return };
         if self.model.as_deref() == Some(name) {
@@ -238,7 +265,7 @@ impl LlmCall {
         self.record_change("model", FieldChangeKind::Renamed, FieldChangeReason::Alias);
     }
 
-    /// Takes the fields out whose beta is none of those that pass.
+    /// Drops each field whose required beta is not among the passing betas.
     pub fn drop_without_beta(&mut self, passing: &[String]) {
         for (at, field, betas) in std::mem::take(&mut self.places.betas) {
             if !passing.iter().any(|beta| betas.iter().any(|start| beta.starts_with(start))) {
@@ -248,17 +275,19 @@ impl LlmCall {
         }
     }
 
-    /// The body as it goes upstream, with all changes made.
+    /// Returns the body as the gateway sends it upstream, with all changes applied.
     pub fn into_body(self) -> ByteRope {
         self.into_spliced().into_rope()
     }
 
-    /// The body as it goes upstream, and the changes, which are made when it is sent.
+    /// Returns the body as the gateway sends it upstream. The changes are applied when the body is
+    /// sent.
     pub fn into_spliced(self) -> SplicedBytes {
         self.draft.into_body()
     }
 
-    /// Takes the model, if the run may use it, and renames it where the upstream calls it otherwise.
+    /// Selects the model if the run may use it, and renames the model if the upstream has another
+    /// name for it.
     fn select_model(
         &mut self,
         policy: &BodyPolicy,
@@ -269,7 +298,8 @@ impl LlmCall {
             return Err(BodyPolicyError::ModelNotAllowed { model, allowed: policy.models.clone() });
         }
         let name = policy.aliases.get(&*model);
-        // A model that an operator has named is what that operator wants.
+        // An operator who lists or aliases a model accepts what the model does. Only a name that
+        // the client chose freely needs the capability.
         if policy.models.is_empty() && name.is_none() {
             check_model_grant(policy, &model)?;
         }
@@ -280,16 +310,19 @@ impl LlmCall {
         Ok(())
     }
 
-    /// Has the provider forget the answer, whatever the client said about it.
+    /// Makes the provider discard the answer, whatever the client requested.
     fn disable_provider_storage(
         &mut self,
         route: GatewayRoute,
         store: Option<(usize, Option<bool>)>,
     ) {
+        // True if the provider would store the answer: by its own default, or because the client
+        // requests storage.
         let asks = match store {
             None | Some((_, None)) => field::stores_by_default(route),
             Some((_, Some(asks))) => asks,
         };
+        // An explicit `false` or a provider without storage needs no change.
         match store {
             _ if !asks => (),
             Some((at, _)) => {
@@ -307,7 +340,7 @@ impl LlmCall {
         }
     }
 
-    /// Writes down a change, once.
+    /// Records a change, without duplicates.
     fn record_change(
         &mut self,
         field: &'static str,
@@ -328,13 +361,14 @@ impl Default for BodyPolicy {
             aliases: BTreeMap::new(),
             unknown_fields: UnknownFieldPolicy::default(),
             capabilities: CapabilitySet::new(),
-            // Ours: enough for those who compare answers, and no multiplier for those who burn budgets.
+            // Our choice: enough for clients that compare answers, without multiplying the cost of
+            // a call too much.
             max_choices: 8,
         }
     }
 }
 
-/// For a route that takes no body.
+/// Returns the call of a route that takes no body.
 impl Default for LlmCall {
     fn default() -> Self {
         Self {
@@ -353,5 +387,6 @@ impl Default for LlmCall {
     }
 }
 
-/// See [`estimate_tokens`].
+/// The number of bytes that [`estimate_tokens`] counts as one token. Our choice; the function
+/// states the sources.
 const ESTIMATED_BYTES_PER_TOKEN: u64 = 3;

@@ -1,45 +1,48 @@
-//! What a provider can do for an agent that the sandbox cannot, by the names that grant it.
+//! The things that a provider can do for an agent outside the sandbox, by the names that grant
+//! them.
 //!
-//! A sandbox without network has none because its provider fetches a page for it. So whatever a provider
-//! runs, fetches or keeps has to be granted, tomorrow's tools too: a type of tool that is not known to run
-//! at the client is taken to run at the provider.
+//! A sandbox without network is not isolated if the provider fetches a page for the agent.
+//! Therefore every tool that a provider runs, every address that it fetches and everything that it
+//! stores needs a grant. The rule covers future tools too: a tool type that is not known to run at
+//! the client counts as running at the provider.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// What a run has been granted.
+/// The capabilities that a run has been granted.
 pub type CapabilitySet = BTreeSet<ProviderCapability>;
 
-/// Something that happens outside the sandbox.
+/// An action outside the sandbox that an operator can grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProviderCapability {
-    /// The provider searches the web, or a map of the world.
+    /// The provider searches the web or a map service.
     WebSearch,
-    /// The provider fetches pages.
+    /// The provider fetches web pages.
     WebFetch,
-    /// The provider runs the model's code.
+    /// The provider runs code that the model wrote.
     CodeInterpreter,
-    /// A computer that is not the client's. Those known today act at the client and need no grant.
+    /// The provider operates a computer that is not the client's. The computer tools known today
+    /// act at the client and need no grant.
     ComputerUse,
-    /// The provider searches files that are kept there.
+    /// The provider searches files that the provider stores.
     FileSearch,
-    /// The provider draws.
+    /// The provider generates images.
     ImageGeneration,
-    /// The provider calls a tool server, wherever it is.
+    /// The provider calls an MCP server at any address.
     RemoteMcp,
     /// The provider, or `LiteLLM`, fetches images and documents by address.
     RemoteMedia,
-    /// Files of the provider's account, by id.
+    /// The request refers to files of the provider's account by their ids.
     FileIds,
-    /// Conversations, responses and prompts kept by the provider.
+    /// The provider stores conversations, responses and prompts, or reads stored ones.
     StoredState,
-    /// The answer is written when nobody listens.
+    /// The provider writes the answer in the background, after the request has ended.
     Background,
-    /// Machines at the provider, and the skills in them.
+    /// The provider runs containers, with skills in them.
     Containers,
-    /// Tools of a type that is not known here.
+    /// The request has tools of a type that this gateway does not know.
     UnknownTools,
 }
 
@@ -60,7 +63,7 @@ impl ProviderCapability {
         Self::UnknownTools,
     ];
 
-    /// The name that grants it.
+    /// Returns the name that grants the capability.
     pub fn name(self) -> &'static str {
         match self {
             Self::WebSearch => "web_search",
@@ -79,7 +82,8 @@ impl ProviderCapability {
         }
     }
 
-    /// The values of `anthropic-beta` that go with it: Anthropic refuses its tools and fields without them.
+    /// Returns the values of `anthropic-beta` that belong to the capability. Anthropic refuses its
+    /// tools and fields without them.
     pub fn anthropic_betas(self) -> &'static [&'static str] {
         match self {
             Self::CodeInterpreter => &["code-execution-2025-05-22", "code-execution-2025-08-25"],
@@ -100,30 +104,33 @@ impl ProviderCapability {
         }
     }
 
-    /// What a tool of this type needs; `None` where it runs at the client.
+    /// Returns the capability that a tool of this type needs, or `None` if the tool runs at the
+    /// client.
     ///
     /// Clients run functions, the shells and editors that providers describe, and the computers and
-    /// browsers that models operate by asking for clicks. `tool_search` looks through the request's own
-    /// tools and reaches nothing.
+    /// browsers that models operate by requesting clicks. `tool_search` searches the request's own
+    /// tools and reaches nothing else.
     pub(super) fn for_tool_type(kind: &str) -> Option<Self> {
         let runs_at_client = CLIENT_TOOL_TYPES.contains(&kind)
             || CLIENT_TOOL_PREFIXES.iter().any(|family| kind.starts_with(family));
         if runs_at_client {
             return None;
         }
+        // Client types were excluded above, so the short prefix `computer` only matches types that
+        // no client runs.
         let hosted = HOSTED_TOOL_PREFIXES.iter().find(|(family, _)| kind.starts_with(family));
         Some(hosted.map_or(Self::UnknownTools, |(_, capability)| *capability))
     }
 
-    /// What a tool needs that has this key: Gemini's are told by their keys instead of a type, and
-    /// `LiteLLM` passes them on whatever the type says.
+    /// Returns the capability that a tool with this key needs. Gemini's tools are identified by
+    /// their keys instead of a type, and `LiteLLM` passes these keys on whatever the type is.
     pub(super) fn for_tool_key(key: &str) -> Option<Self> {
         let hosted = HOSTED_TOOL_KEYS.iter().find(|(name, _)| *name == key);
         hosted.map(|(_, capability)| *capability)
     }
 }
 
-/// Whole types of tools that run at the client.
+/// Complete types of tools that run at the client.
 const CLIENT_TOOL_TYPES: &[&str] = &[
     "apply_patch",
     "computer",
@@ -137,7 +144,7 @@ const CLIENT_TOOL_TYPES: &[&str] = &[
     "tool_search",
 ];
 
-/// Beginnings of types that run at the client: what Anthropic puts before a date.
+/// Prefixes of types that run at the client. Anthropic appends a date to each.
 const CLIENT_TOOL_PREFIXES: &[&str] = &[
     "bash_2",
     "browser_toolset_2",
@@ -148,7 +155,7 @@ const CLIENT_TOOL_PREFIXES: &[&str] = &[
     "tool_search_tool_",
 ];
 
-/// Beginnings of types that run at the provider, so that tomorrow's version is known as well.
+/// Prefixes of types that run at the provider. A prefix also covers later versions of a tool.
 const HOSTED_TOOL_PREFIXES: &[(&str, ProviderCapability)] = &[
     ("browser_search", ProviderCapability::WebSearch),
     ("code_execution", ProviderCapability::CodeInterpreter),
@@ -171,6 +178,7 @@ const HOSTED_TOOL_PREFIXES: &[(&str, ProviderCapability)] = &[
     ("x_search", ProviderCapability::WebSearch),
 ];
 
+/// Keys of Gemini's tools, with the capability that each needs.
 const HOSTED_TOOL_KEYS: &[(&str, ProviderCapability)] = &[
     ("codeExecution", ProviderCapability::CodeInterpreter),
     ("code_execution", ProviderCapability::CodeInterpreter),

@@ -1,4 +1,5 @@
-//! What admission changed in a body, for whoever wants to know why.
+//! The changes that admission made in a body, as records for the audit, for metrics and for
+//! `explain`.
 
 use std::borrow::Cow;
 
@@ -11,51 +12,53 @@ pub struct FieldChange {
     pub why: FieldChangeReason,
 }
 
-/// What was done to a field.
+/// The kind of change made to a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FieldChangeKind {
-    /// It does not go up.
+    /// The field is not sent upstream.
     Dropped,
-    /// It goes up with a value of ours instead of the client's.
+    /// The field is sent upstream with a value that the gateway chose instead of the client's
+    /// value.
     Overwritten,
-    /// It goes up although the client did not send it.
+    /// The gateway added the field; the client did not send the field.
     Forced,
-    /// It goes up with less than was asked for.
+    /// The field is sent upstream with a lower value than the client requested.
     Clamped,
-    /// Its value goes up under another name.
+    /// The field's value is sent upstream under another name.
     Renamed,
 }
 
-/// Why a field was changed.
+/// The reason for a change to a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FieldChangeReason {
-    /// The upstream has its own name for the model.
+    /// The upstream calls the model by another name.
     Alias,
-    /// A stream has to report what it used.
+    /// A stream must report its usage.
     Usage,
-    /// No more than this is left to spend.
+    /// The remaining budget is no larger.
     Budget,
-    /// A rule of the operator's says so.
+    /// An operator's rule changes the field.
     Rule,
-    /// It stands in no table of ours.
+    /// No table of this gateway contains the field.
     Unknown,
-    /// Who calls is said by us.
+    /// The gateway itself states the caller's identity to the upstream.
     Attribution,
-    /// It would change the price.
+    /// The field would change the price.
     Price,
-    /// It would change which account, version or beta is used.
+    /// The field would change the account, the version or the beta that the upstream uses.
     Account,
-    /// The beta that it needs does not pass.
+    /// The request does not pass the beta that the field needs.
     Beta,
-    /// It would choose another provider or model.
+    /// The field would select another provider or model.
     Routing,
-    /// It is an order to the upstream's gateway, which goes on without it.
+    /// The field is an instruction to the upstream's own gateway. The call works without the field.
     Gateway,
-    /// It is a hosted tool that asks for nothing outside, and is not granted.
+    /// The field is a hosted tool that requests no outside access, and the run's operator has not
+    /// granted the tool.
     Hosted,
-    /// The provider may keep nothing.
+    /// The provider must not store anything.
     Storage,
-    /// Its name was written with escapes.
+    /// The client wrote the field's name with escapes.
     Spelling,
 }
 
@@ -72,7 +75,7 @@ impl FieldChangeKind {
 }
 
 impl FieldChangeReason {
-    /// The word for metrics.
+    /// Returns the label value for metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Alias => "alias",
@@ -92,7 +95,7 @@ impl FieldChangeReason {
         }
     }
 
-    /// A sentence's half, for people.
+    /// Returns the reason as a clause for a human reader.
     pub fn description(self) -> &'static str {
         match self {
             Self::Alias => "the upstream has its own name for the model",

@@ -1,16 +1,18 @@
-//! Which models embed text and nothing else, by their names.
+//! Recognizes models that embed only text, by their names.
 //!
-//! LiteLLM hands a text that begins like a web address on as text. A provider whose model embeds images, too, may fetch it
-//! ([why so](crate::manual::decisions::d0032)).
+//! LiteLLM passes a text that begins like a web address on as text. A provider whose model embeds
+//! images too may fetch the address ([the reasons](crate::manual::decisions::d0032)).
 
-/// Whether a model embeds text only, by the name that the client says and by the upstream's own; both are the operator's.
+/// Returns true if the model embeds only text. `asked` is the name in the client's request,
+/// `upstream` is the upstream's own name. The operator defines both names.
 pub(super) fn embeds_text_only(asked: &str, upstream: &str) -> bool {
     let (asked, upstream) = (asked.to_ascii_lowercase(), upstream.to_ascii_lowercase());
+    // A medium's name part outweighs a text part: `nv-embed-vl` matches both and embeds images.
     let has = |part: &&str| asked.contains(part) || upstream.contains(part);
     TEXT_EMBEDDER_NAME_PARTS.iter().any(has) && !MEDIA_EMBEDDER_NAME_PARTS.iter().any(has)
 }
 
-/// Parts of the names of models that embed text.
+/// Name parts of models that embed text.
 const TEXT_EMBEDDER_NAME_PARTS: [&str; 37] = [
     "ada-002",
     "arctic-embed",
@@ -51,7 +53,8 @@ const TEXT_EMBEDDER_NAME_PARTS: [&str; 37] = [
     "voyage-code",
 ];
 
-/// Parts of the names of models that embed images as well, whatever else the names say.
+/// Name parts of models that embed images as well. One of these parts outweighs every part that
+/// names text.
 const MEDIA_EMBEDDER_NAME_PARTS: [&str; 9] =
     ["clip", "colpali", "image", "multimodal", "omni", "vision", "visual", "-vl", "video"];
 

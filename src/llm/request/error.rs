@@ -1,11 +1,11 @@
-//! Why a body is not sent on.
+//! The errors that refuse a body.
 
 use http::StatusCode;
 
 use super::capability::ProviderCapability;
 use super::field::ForbiddenReason;
 
-/// Why a body is not sent on.
+/// An error that refuses a body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyPolicyError {
     #[error("`model` is missing; say which model is meant")]
@@ -43,7 +43,7 @@ pub enum BodyPolicyError {
 }
 
 impl BodyPolicyError {
-    /// The stable code that clients, metrics and the audit see.
+    /// Returns the stable code that clients, metrics and the audit log receive.
     pub fn code(&self) -> &'static str {
         match self {
             Self::NoModel => "model_required",
@@ -64,7 +64,7 @@ impl BodyPolicyError {
         }
     }
 
-    /// The field that is at fault; OpenAI's error shape has a place for it.
+    /// Returns the field at fault, for the `param` of OpenAI's error format.
     pub fn field_at_fault(&self) -> &str {
         match self {
             Self::NoModel | Self::ModelNotAllowed { .. } => "model",

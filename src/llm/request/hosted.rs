@@ -1,4 +1,5 @@
-//! Takes a hosted tool out of the body that asks for nothing outside: its client sends it by default and does without.
+//! Removes a hosted tool that requests no outside access. Such a tool's client sends it by default
+//! and works without it.
 
 use std::ops::Range;
 
@@ -10,10 +11,12 @@ use super::{BodyPolicyError, LlmCall, ProviderCapability, field};
 use crate::base::json::{JsonDocument, JsonLimits, JsonScanner};
 
 impl LlmCall {
-    /// Drops the search of the web that begins at this offset, if it says that it reaches nothing outside.
+    /// Drops the web search tool that begins at offset `at`, if the tool states that it reaches
+    /// nothing outside.
     ///
     /// # Errors
-    /// It does reach outside, or where it ends cannot be told from its surroundings.
+    /// Returns [`BodyPolicyError::CapabilityNotGranted`] if the tool may reach outside, or if its
+    /// end or its comma cannot be determined.
     pub(super) fn drop_search_without_reach(&mut self, at: u64) -> Result<(), BodyPolicyError> {
         let tools = self.draft.members().iter().position(|member| member.value.contains(&at));
         let place = tools.and_then(|tools| {
@@ -22,7 +25,8 @@ impl LlmCall {
         });
         let Some((tools, place)) = place else { return Err(reaches_outside()) };
         if self.draft.members()[tools].entries == 1 {
-            // A choice among no tools, and a number of them, are refused.
+            // Providers refuse a tool choice, or a limit on tool calls, in a request without tools.
+            // So these fields are dropped with the last tool.
             let members = self.draft.members().iter().enumerate();
             let choices = members.filter(|(_, member)| member.key.as_str().is_some_and(is_choice));
             let choices: Vec<_> = choices.map(|(at, _)| at).collect();
@@ -34,8 +38,11 @@ impl LlmCall {
         Ok(())
     }
 
-    /// The bytes to take out with the element of `list` that begins at this offset: it and the comma that goes with it.
-    /// `None` if it may reach outside, or if it is so far from its neighbours that a look around does not find them.
+    /// Returns the bytes to remove for the element of `list` that begins at offset `at`: the
+    /// element and its comma.
+    ///
+    /// Returns `None` if the tool may reach outside. Also returns `None` if the element is longer
+    /// than [`field::MAX_INSPECTED_BYTES`], or if the neighbouring comma is too far away.
     fn element(&self, list: &Range<u64>, at: u64) -> Option<Range<u64>> {
         let behind = self.draft.bytes_in(at..list.end.min(at + field::MAX_INSPECTED_BYTES));
         let length = object_length(&behind)?;
@@ -43,9 +50,13 @@ impl LlmCall {
         let reach = tool.find_member("external_web_access")?;
         let (from, to) =
             (usize::try_from(reach.value.start).ok()?, usize::try_from(reach.value.end).ok()?);
+        // Only the literal `false` counts. An absent, null or other value leaves the decision to
+        // the provider.
         if behind[from..to] != *b"false" {
             return None;
         }
+        // The comma behind the element is preferred. The last element has none, so the comma before
+        // it is removed instead; otherwise two commas or a trailing comma would remain.
         let rest = &behind[length..];
         let blanks = rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         let end = at + length as u64;
@@ -57,14 +68,16 @@ impl LlmCall {
             .filter(|comma| before[comma + 1..].iter().all(u8::is_ascii_whitespace));
         match comma {
             Some(comma) => Some(at - (before.len() - comma) as u64..end),
-            // Where it is the only one there is no comma, and the whole list goes.
+            // An only element has no comma. The caller then drops the whole list.
             None => before.trim_ascii_end().ends_with(b"[").then_some(at..end),
         }
     }
 }
 
-/// The length of the object that a text begins with, which has been found to be sound.
+/// Returns the length of the object at the start of `text`. The scanner has already checked that
+/// the JSON is valid.
 fn object_length(text: &[u8]) -> Option<usize> {
+    // Braces inside strings do not count, and an escaped quote does not end a string.
     let (mut depth, mut is_text, mut is_escaped) = (0_u32, false, false);
     for (at, byte) in text.iter().enumerate() {
         match byte {
@@ -91,7 +104,7 @@ fn read(object: &[u8]) -> Option<JsonDocument> {
     scanner.finish_document().ok()
 }
 
-/// Whether a field says something of the tools that there are.
+/// Returns true if a field restricts or counts the use of the request's tools.
 fn is_choice(name: &str) -> bool {
     matches!(name, "tool_choice" | "parallel_tool_calls" | "max_tool_calls")
 }
@@ -104,5 +117,6 @@ fn reaches_outside() -> BodyPolicyError {
     }
 }
 
-/// Bytes before an element in which its comma is looked for. Ours: more than a line's indentation.
+/// The number of bytes before an element that are searched for its comma. Our choice: more than one
+/// line's indentation.
 const LOOK_BACK: u64 = 256;

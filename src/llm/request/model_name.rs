@@ -1,15 +1,16 @@
-//! Which names of models go up: those that every reader takes for the name of one model.
+//! Checks the names of models: only names that every reader takes for one model are sent upstream.
 //!
-//! LiteLLM calls each part of a name with commas, cuts blanks off, and takes some names for an address, an agent or a
-//! pattern. None of that is a model that the run was given, and the price table knows none of it.
+//! LiteLLM calls every part of a name with commas and cuts blanks off. It also takes some names for
+//! an address, an agent or a pattern. No such name is a model that the operator allowed for the
+//! run, and the price table contains none of them.
 
 use super::capability::ProviderCapability;
 
-/// What a model's name must be, after "must be".
+/// The rule for a model's name, phrased to follow "must be" in an error.
 pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, \
      and without blanks at its ends";
 
-/// Whether every reader takes a name for the name of one model.
+/// Returns true if every reader takes `name` for the name of one model.
 ///
 /// ```
 /// # use cogni_gateway::llm::request::is_model_name;
@@ -17,35 +18,44 @@ pub const MODEL_NAME_RULE: &str = "the name of one model: 1 to 256 bytes, withou
 /// assert!(!is_model_name("gpt-5,gpt-5-mini"), "LiteLLM calls both");
 /// ```
 pub fn is_model_name(name: &str) -> bool {
+    // `..b' '` covers every ASCII control character; the blank itself is allowed inside a name.
     let is_odd = |byte: &u8| matches!(byte, b',' | b'*' | ..b' ' | 0x7f);
     if name.is_empty() || name.len() > MAX_MODEL_BYTES || name.bytes().any(|byte| is_odd(&byte)) {
         return false;
     }
+    // ASCII control characters are excluded already. Only other scripts need the slower check by
+    // character, for C1 controls such as U+0085.
     let is_plain = name.is_ascii() || !name.contains(char::is_control);
     is_plain && name.trim().len() == name.len() && !name.contains("://")
 }
 
-/// What a model does outside the sandbox without being given a tool, by its name; `None` where it only writes.
+/// Returns the capability that a model uses without a tool in the request, judged by the model's
+/// name. Returns `None` for a model that only generates text.
 pub fn capability_of_model(name: &str) -> Option<ProviderCapability> {
     let has_part = |part: &&str| {
         name.as_bytes().windows(part.len()).any(|text| text.eq_ignore_ascii_case(part.as_bytes()))
     };
     let is_any =
         |words: &[&str], word: &str| words.iter().any(|own| own.eq_ignore_ascii_case(word));
+    // Words are compared whole, so `search` does not match `NousResearch`.
     let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
     if words.any(|word| is_any(&SEARCH_WORDS, word)) || SEARCH_PARTS.iter().any(has_part) {
         return Some(ProviderCapability::WebSearch);
     }
+    // Agent names count only as path segments before the last slash: `x-ai/grok-4.20-multi-agent`
+    // is an ordinary model.
     let (path, _) = name.rsplit_once('/')?;
     let is_agent = path.split('/').any(|segment| is_any(&AGENT_SEGMENTS, segment));
     is_agent.then_some(ProviderCapability::UnknownTools)
 }
 
-/// Ours: the longest names in use, ARNs, are under 150 bytes.
+/// The maximum length of a model's name, in bytes. Our choice: the longest names in use, ARNs, are
+/// under 150 bytes.
 pub(super) const MAX_MODEL_BYTES: usize = 256;
 
-/// Words in the names of models that search the web for each answer: Perplexity's, OpenAI's `-search-preview` and
-/// `-search-api`, Groq's `compound`, `OpenRouter`'s `:online`, and others'.
+/// Words in the names of models that search the web for each answer: Perplexity's models, OpenAI's
+/// `-search-preview` and `-search-api`, Groq's `compound`, `OpenRouter`'s `:online`, and models of
+/// other providers.
 const SEARCH_WORDS: [&str; 9] = [
     "browsing",
     "compound",
@@ -58,10 +68,10 @@ const SEARCH_WORDS: [&str; 9] = [
     "websearch",
 ];
 
-/// Parts of the names of such models.
+/// Substrings of the names of models that search the web.
 const SEARCH_PARTS: [&str; 1] = ["deep-research"];
 
-/// What stands before a slash in names that LiteLLM takes for an agent with tools of its own.
+/// Path segments of names that LiteLLM takes for an agent with its own tools.
 const AGENT_SEGMENTS: [&str; 11] = [
     "a2a",
     "agent",

@@ -1,4 +1,4 @@
-//! Makes the upstream stop where the budget does.
+//! Lowers the output limit in a request, so that the upstream stops where the budget ends.
 
 use std::ops::Range;
 
@@ -10,9 +10,11 @@ use crate::base::json::JsonType;
 use crate::llm::budget::Tokens;
 
 impl LlmCall {
-    /// Lets one answer have no more than `limit` tokens: the fields that say so are lowered, and where
-    /// there is none it is added. Nothing happens where the client asks for less, or where the route
-    /// generates nothing. May be called again; the lowest counts.
+    /// Limits one answer to `limit` tokens. Fields that set a higher limit are lowered; if no such
+    /// field exists, one is added.
+    ///
+    /// The call stays unchanged if the client requests a limit that is no higher, or if the route
+    /// generates nothing. The function may be called again; the lowest limit counts.
     pub fn limit_output(&mut self, limit: Tokens) {
         if self.requested_output.is_some_and(|asked| asked <= limit) {
             return;
@@ -30,13 +32,15 @@ impl LlmCall {
         self.limit_thinking(limit);
     }
 
+    /// Lowers the fields of the body that limit the output.
     fn lower_output(&mut self, limit: Tokens) {
         let places = self.places.output.into_iter().flatten();
         let asked = places.map(|(at, name)| {
             (at, name, serde_json::from_slice::<u64>(&self.draft.member_value(at)).ok().map(Tokens))
         });
         let mut asked: Vec<_> = asked.collect();
-        // Of two fields one may be null, and some providers refuse to see both.
+        // One of two fields may be null, and some providers refuse a request in which both have a
+        // value. So a null field is overwritten only if no field has a number.
         if asked.iter().any(|(.., asked)| asked.is_some()) {
             asked.retain(|(.., asked)| asked.is_some_and(|asked| asked > limit));
         } else {
@@ -48,10 +52,13 @@ impl LlmCall {
         }
     }
 
-    /// Anthropic refuses a thinking budget that is not below the output limit, or under 1,024.
+    /// Lowers or drops the thinking budget. Anthropic refuses a thinking budget that is not below
+    /// the output limit, or that is under 1,024.
     fn limit_thinking(&mut self, limit: Tokens) {
         let Some(at) = self.places.thinking else { return };
         let (what, edit) = match self.parse_thinking_budget(at) {
+            // Three outcomes: keep a budget that already fits, clamp it to one below the limit, or
+            // drop `thinking` where no valid budget fits or the budget cannot be read.
             ThinkingBudget::Unlimited => return,
             ThinkingBudget::Budget(_, budget) if budget < limit.0 => return,
             ThinkingBudget::Budget(place, _) if limit.0 > MIN_THINKING_TOKENS => {
@@ -79,6 +86,7 @@ impl LlmCall {
         let Some(budget) = document.find_member("budget_tokens") else {
             return ThinkingBudget::Unlimited;
         };
+        // The offsets of `document` count from the object's start; edits need offsets in the body.
         let place = member.value.start + budget.value.start..member.value.start + budget.value.end;
         match serde_json::from_slice(&self.draft.bytes_in(place.clone())) {
             Ok(Some(budget)) => ThinkingBudget::Budget(place, budget),
@@ -88,14 +96,14 @@ impl LlmCall {
     }
 }
 
-/// What a request says of the tokens that may be thought with.
+/// The thinking budget that a request states.
 enum ThinkingBudget {
     Unlimited,
-    /// So many, and where that stands.
+    /// The budget in tokens, and the byte range of its number in the body.
     Budget(Range<u64>, u64),
-    /// More than we read, or no number.
+    /// An object longer than the inspection limit, or a budget that is not a number.
     Unreadable,
 }
 
-/// The least that Anthropic accepts as a thinking budget.
+/// The minimum thinking budget that Anthropic accepts, in tokens.
 const MIN_THINKING_TOKENS: u64 = 1024;

@@ -1,4 +1,5 @@
-//! A body as it arrives: scanned once, kept in the frames it came in.
+//! Reads a body while the frames arrive: each byte is scanned once, and the frames are kept
+//! uncopied.
 
 use bytes::Bytes;
 
@@ -7,14 +8,14 @@ use crate::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner, read_w
 use crate::base::rope::ByteRope;
 use crate::llm::protocol::GatewayRoute;
 
-/// Takes a body frame by frame.
+/// A reader that takes a body frame by frame.
 pub struct BodyReader {
     route: GatewayRoute,
     rope: ByteRope,
     scanner: JsonScanner<CapabilityScanner>,
 }
 
-/// A body that is acceptable JSON, and what was seen in it.
+/// A body that is acceptable JSON, and the findings of its scan.
 #[derive(Debug)]
 pub struct ScannedBody {
     pub(super) route: GatewayRoute,
@@ -30,17 +31,17 @@ impl BodyReader {
         Self { route, rope: ByteRope::default(), scanner }
     }
 
-    /// Takes one more frame. After an error every call answers with that error.
+    /// Takes the next frame. After an error, every later call returns the same error.
     ///
     /// # Errors
-    /// See [`JsonError`].
+    /// Returns the [`JsonError`] of the first byte that is not acceptable JSON.
     pub fn push(&mut self, frame: Bytes) -> Result<(), JsonError> {
         self.scanner.feed_frame(&frame)?;
         self.rope.push(frame);
         Ok(())
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes taken so far.
     pub fn len(&self) -> u64 {
         self.rope.len()
     }
@@ -49,10 +50,10 @@ impl BodyReader {
         self.rope.is_empty()
     }
 
-    /// The whole, once the last frame has been taken.
+    /// Completes the scan after the last frame.
     ///
     /// # Errors
-    /// See [`JsonError`].
+    /// Returns a [`JsonError`] if the body is incomplete or not acceptable JSON.
     pub fn finish_body(self) -> Result<ScannedBody, JsonError> {
         let (document, inside) = self.scanner.finish_with_visitor()?;
         Ok(ScannedBody::new(self.route, self.rope, document, inside))
@@ -60,11 +61,13 @@ impl BodyReader {
 }
 
 impl ScannedBody {
-    /// Reads a body that came in one frame.
+    /// Reads a body that arrived in a single frame.
     ///
     /// # Errors
-    /// See [`JsonError`].
+    /// Returns a [`JsonError`] if the frame is not one acceptable JSON document.
     pub fn scan_frame(route: GatewayRoute, frame: Bytes) -> Result<Self, JsonError> {
+        // The fast path reads a whole document without the incremental scanner's state. If the fast
+        // path declines, the incremental scanner repeats the work and names the error.
         if let Some((document, inside)) =
             read_whole(JsonLimits::default(), &frame, CapabilityScanner::new(route))
         {
@@ -75,7 +78,8 @@ impl ScannedBody {
         reader.finish_body()
     }
 
-    /// Completes a body of any size: its media are read now, as all of their bytes are there.
+    /// Completes a body of any size. The media are read here, because only now all of their bytes
+    /// are present.
     fn new(
         route: GatewayRoute,
         rope: ByteRope,
@@ -91,7 +95,7 @@ impl ScannedBody {
         self.route
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.rope.len()
     }

@@ -1,7 +1,8 @@
-//! Makes a chat stream report its usage, whatever the client said about it.
+//! Makes a chat stream report its usage, whatever the client requested.
 //!
-//! A run that could turn the report off, as `"include_usage": false` does in other gateways, could
-//! not be held to its budget. The client sees the extra chunk only if it had asked for it.
+//! If a run could turn the report off, as `"include_usage": false` does in other gateways, the
+//! run's budget could not be enforced. The client receives the extra chunk only if the client
+//! requested it.
 
 use std::ops::Range;
 
@@ -14,7 +15,11 @@ use crate::base::json::JsonType;
 use crate::llm::response::UsageChunkMode;
 
 impl LlmCall {
-    /// Asks for the report, unless the client did so itself. `options` is the member that says so.
+    /// Requests the usage report, unless the client already did. `options` is the index of the
+    /// `stream_options` member.
+    ///
+    /// # Errors
+    /// Returns [`BodyPolicyError::InvalidField`] if `stream_options` is not a short object or null.
     pub(super) fn request_usage_chunk(
         &mut self,
         options: Option<usize>,
@@ -30,6 +35,7 @@ impl LlmCall {
             JsonType::Null => self.draft.set_value(at, Bytes::from_static(INCLUDE_USAGE_OPTIONS)),
             JsonType::Object => {
                 let object = member.value.clone();
+                // The client already requested the chunk, so the chunk stays visible to the client.
                 let Some((place, text)) = self.usage_option_edit(object)? else { return Ok(()) };
                 self.draft.replace_range(place, text);
             }
@@ -39,7 +45,8 @@ impl LlmCall {
         Ok(())
     }
 
-    /// The edit within the options that stand in `object`; `None` where the report is asked for.
+    /// Returns the edit within the options in `object`, or `None` if the client already requests
+    /// the report.
     fn usage_option_edit(
         &self,
         object: Range<u64>,
@@ -56,6 +63,7 @@ impl LlmCall {
                 put(value, b"true")
             };
         }
+        // An empty object has no member to append to, so the whole object is replaced.
         let Some(last) = document.members.last() else { return put(object, INCLUDE_USAGE_OPTIONS) };
         let end = within(&last.value).end;
         put(end..end, br#","include_usage":true"#)
@@ -67,4 +75,5 @@ impl LlmCall {
     }
 }
 
+/// The options object that requests a usage report.
 const INCLUDE_USAGE_OPTIONS: &[u8] = br#"{"include_usage":true}"#;
