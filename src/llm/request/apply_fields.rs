@@ -1,4 +1,4 @@
-//! Goes through the fields of a body, and does with each what its rule says.
+//! Walks through the top-level fields of a body and applies each field's rule.
 
 use std::borrow::Cow;
 
@@ -12,21 +12,21 @@ use crate::base::sanitize::SanitizedText;
 use crate::llm::budget::Tokens;
 use crate::llm::protocol::GatewayRoute;
 
-/// What the fields of a body say.
+/// The values of a body's fields that admission needs.
 #[derive(Default)]
 pub(super) struct ParsedFields {
     pub(super) model: Option<Box<str>>,
     pub(super) stream: bool,
-    /// Which member it is.
+    /// The index of the member.
     pub(super) stream_options: Option<usize>,
-    /// Which member it is, and what it says.
+    /// The index of the member, and its value.
     pub(super) store: Option<(usize, Option<bool>)>,
     pub(super) output: Option<Tokens>,
     pub(super) choices: u32,
     pub(super) prompts: u32,
 }
 
-/// A call whose fields are being read.
+/// A reader that applies the rules to the fields of a call.
 pub(super) struct RequestFieldReader<'a> {
     pub(super) route: GatewayRoute,
     pub(super) policy: &'a BodyPolicy,
@@ -35,7 +35,13 @@ pub(super) struct RequestFieldReader<'a> {
 }
 
 impl RequestFieldReader<'_> {
+    /// Applies the rule of each field, in the order of the body.
+    ///
+    /// # Errors
+    /// Returns the error of the first field that causes a refusal.
     pub(super) fn apply_fields(mut self) -> Result<ParsedFields, BodyPolicyError> {
+        // Members are addressed by index: rules edit the draft, so no borrow of a member can live
+        // across a rule.
         for at in 0..self.call.draft.members().len() {
             let member = self.member_at(at);
             let (key, is_plain) = (member.key, member.is_plain);
@@ -43,6 +49,8 @@ impl RequestFieldReader<'_> {
             match (name.and_then(|name| field::find_field(self.route, name)), name) {
                 (Some(field), name) => {
                     self.apply_field(&field, name.unwrap_or(field.name), at)?;
+                    // A known key written with escapes is rewritten plainly, so that the upstream
+                    // reads the same name. A dropped member needs no rewriting.
                     if !is_plain && !matches!(field.rule, FieldRule::Drop(_)) {
                         self.normalize_key(at, field.name.into());
                     }
@@ -61,6 +69,7 @@ impl RequestFieldReader<'_> {
     ) -> Result<(), BodyPolicyError> {
         let kind = self.member_at(at).kind;
         match field.rule {
+            // Security decisions come first; the remaining rules read a value or check its shape.
             FieldRule::Refuse(why) => return Err(forbidden_error(name, why)),
             FieldRule::Drop(why) => self.drop_field(at, field.name.into(), why),
             FieldRule::Needs(capability) => self.check_capability(capability, field.name, at)?,
@@ -68,6 +77,7 @@ impl RequestFieldReader<'_> {
                 return Err(field.invalid_error());
             }
             FieldRule::Pass(_) => (),
+            // A null value requests nothing, so the field needs no beta.
             FieldRule::Beta(_) if kind == JsonType::Null => (),
             FieldRule::Beta(betas) => self.call.places.betas.push((at, field.name, betas)),
             FieldRule::Model => self.apply_model(field, at)?,
@@ -96,6 +106,8 @@ impl RequestFieldReader<'_> {
     }
 
     fn apply_model(&mut self, field: &RequestField, at: usize) -> Result<(), BodyPolicyError> {
+        // The usual case is a short name without escapes. It is read in place; only the rest pays
+        // for a copy and a JSON parser.
         let name: Box<str> = match self.call.draft.peek_value(at).and_then(plain_text) {
             Some(name) => name.into(),
             None => self.parse_value(field, at)?,
@@ -118,6 +130,8 @@ impl RequestFieldReader<'_> {
             return Err(field.invalid_error());
         }
         self.asked.output = self.asked.output.max(limit.map(Tokens));
+        // No route has more than two fields that limit the output, so a free entry exists unless a
+        // name is repeated, which the scanner refuses.
         if let Some(free) = self.call.places.output.iter_mut().find(|place| place.is_none()) {
             *free = Some((at, field.name));
         }
@@ -134,7 +148,8 @@ impl RequestFieldReader<'_> {
         Ok(())
     }
 
-    /// A limit in there goes over ours.
+    /// Refuses Ollama options that limit the output. Such a limit would override the limit that the
+    /// gateway sets.
     fn check_options(&self, field: &RequestField, at: usize) -> Result<(), BodyPolicyError> {
         let member = self.member_at(at);
         let is_fine = match member.kind {
@@ -142,6 +157,8 @@ impl RequestFieldReader<'_> {
             JsonType::Object => {
                 self.call.draft.parse_object(&member.value).is_some_and(|options| {
                     options.members.iter().all(|option| {
+                        // A name that is unreadable or too long could hide `num_predict`, so such a
+                        // name is refused too.
                         let name = option.key.as_str().unwrap_or_default().to_ascii_lowercase();
                         !name.is_empty() && name != "num_predict"
                     })
@@ -159,6 +176,7 @@ impl RequestFieldReader<'_> {
         at: usize,
     ) -> Result<(), BodyPolicyError> {
         let member = self.member_at(at);
+        // A value that requests nothing needs no grant: clients send such defaults.
         let asks_for_nothing = match member.kind {
             JsonType::Null => true,
             JsonType::Bool => *self.call.draft.member_value(at) == *b"false",
@@ -171,14 +189,15 @@ impl RequestFieldReader<'_> {
         Err(BodyPolicyError::CapabilityNotGranted { capability, field, detail: None })
     }
 
-    /// A field that stands in no table. Even where such fields pass, one does not that is another's in
-    /// disguise: upstreams exist that take `Model` for `model`.
+    /// Treats a field that stands in no table. Even if the policy passes unknown fields, a known
+    /// field's name in another case does not pass: some upstreams take `Model` for `model`.
     fn apply_unknown(
         &mut self,
         at: usize,
         name: Option<&str>,
         is_plain: bool,
     ) -> Result<(), BodyPolicyError> {
+        // A forbidden name in another case is refused, as the forbidden name itself would be.
         let small = name.unwrap_or_default().to_ascii_lowercase();
         if let Some(FieldRule::Refuse(why)) =
             field::find_field(self.route, &small).map(|field| field.rule)
@@ -190,6 +209,7 @@ impl RequestFieldReader<'_> {
             (UnknownFieldPolicy::Reject, _) => {
                 return Err(BodyPolicyError::UnknownField { name: shown.into() });
             }
+            // The name passes only if it is known on no route, in any case.
             (UnknownFieldPolicy::Pass, Some(name)) if is_safe_unknown_name(name) => {
                 if !is_plain {
                     self.normalize_key(at, name.to_owned().into());
@@ -208,10 +228,11 @@ impl RequestFieldReader<'_> {
         self.call.changes.push(FieldChange { field, what: FieldChangeKind::Dropped, why });
     }
 
-    /// Writes a key without escapes, so that no reader can see another name than we do. It is made of
-    /// letters that need none.
+    /// Rewrites a key without escapes, so that every reader sees the name that the gateway read.
+    /// Each letter of the name needs no escape.
     fn normalize_key(&mut self, at: usize, field: Cow<'static, str>) {
         let member = self.member_at(at);
+        // The range covers the key, the colon and any blanks before the value.
         let place = member.start..member.value.start;
         self.call.draft.replace_range(place, format!("\"{field}\":").into());
         self.call.changes.push(FieldChange {
@@ -221,7 +242,7 @@ impl RequestFieldReader<'_> {
         });
     }
 
-    /// `true`, `false` or `null`.
+    /// Parses `true`, `false` or `null`.
     fn parse_flag(&self, field: &RequestField, at: usize) -> Result<Option<bool>, BodyPolicyError> {
         match self.call.draft.peek_value(at) {
             Some(b"true") => Ok(Some(true)),
@@ -242,7 +263,8 @@ impl RequestFieldReader<'_> {
     }
 }
 
-/// The inside of a JSON string that is short and needs no unescaping, as names are.
+/// Returns the inside of a JSON string that is short, ASCII and without escapes, as model names
+/// are.
 fn plain_text(value: &[u8]) -> Option<&str> {
     let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
@@ -254,11 +276,12 @@ fn forbidden_error(name: &str, why: ForbiddenReason) -> BodyPolicyError {
     BodyPolicyError::FieldNotAllowed { name: SanitizedText(name).to_text().into(), why }
 }
 
-/// Whether an unknown name is one that every reader reads alike, and nobody else's.
+/// Returns true if every reader reads an unknown name alike, and no route knows a field of this
+/// name.
 fn is_safe_unknown_name(name: &str) -> bool {
     let is_ordinary = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     name.bytes().all(is_ordinary) && !name.is_empty() && !field::is_known_elsewhere(name)
 }
 
-/// What a name is called that is too long to be kept.
+/// The replacement in messages for a name that is too long to store.
 const OVERLONG_NAME: &str = "a name over 64 bytes";

@@ -1,5 +1,6 @@
-//! What becomes of each top-level field, by route. The tables are data: one file for each protocol, and
-//! [`shared_fields`] for what no protocol has but every gateway listens to.
+//! The rule of each top-level field, by route. The tables are data: one file for each protocol, and
+//! [`shared_fields`] for names that belong to no protocol but that LLM gateways and providers act
+//! on.
 
 mod chat;
 mod completions;
@@ -26,44 +27,47 @@ pub struct RequestField {
     pub rule: FieldRule,
 }
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldRule {
-    /// It passes.
+    /// The field passes, if its value has the shape.
     Pass(ValueShape),
-    /// Names the model.
+    /// The field names the model.
     Model,
-    /// Asks for a stream of events.
+    /// The field requests a stream of events.
     Stream,
-    /// Says, among other things, whether a stream reports its usage.
+    /// The field controls, among other things, whether a stream reports its usage.
     StreamOptions,
-    /// Limits the tokens of one answer. Where two such fields stand, the larger counts.
+    /// The field limits the tokens of one answer. If a body has two such fields, the larger value
+    /// counts.
     OutputLimit,
-    /// Says how much may be thought within the output limit.
+    /// The field limits the thinking within the output limit.
     Thinking,
-    /// Asks for several answers. Where two such fields stand, the larger counts: of `best_of`
-    /// answers written, `n` are shown.
+    /// The field requests several answers. If a body has two such fields, the larger value counts:
+    /// the model writes `best_of` answers, and the response contains `n` of them.
     Choices,
-    /// Is a prompt, or a list of prompts with answers for each.
+    /// The field is a prompt, or a list of prompts with separate answers for each.
     Prompts,
-    /// Holds options of Ollama, which may limit the output once more.
+    /// The field holds options of Ollama, which may contain another output limit.
     Options,
-    /// Holds fields that `LiteLLM` and OpenAI's clients put beside it: each is judged as if it stood there.
+    /// The field holds fields that `LiteLLM` and OpenAI's clients move to the top level. Each inner
+    /// field is checked like a top-level field.
     Nested,
-    /// Keeps the answer at the provider, unless it says `false`; made to say so where that is not granted.
+    /// The field makes the provider store the answer unless its value is `false`. The gateway sets
+    /// `false` if storage is not granted.
     Store,
-    /// Passes where a value of `anthropic-beta` that begins with one of these does, and is dropped elsewhere: Anthropic
-    /// refuses the one without the other.
+    /// The field passes if the request has a value of `anthropic-beta` with one of these prefixes,
+    /// and is dropped otherwise. Anthropic refuses the field without the beta.
     Beta(&'static [&'static str]),
-    /// Passes where the capability is granted, and is refused elsewhere.
+    /// The field passes if the capability is granted. Otherwise the request is refused.
     Needs(ProviderCapability),
-    /// Does not pass, and nobody is told: SDKs send it in good faith.
+    /// The field is dropped without an error, because SDKs send it in good faith.
     Drop(FieldChangeReason),
-    /// The whole request is refused.
+    /// The field causes the whole request to be refused.
     Refuse(ForbiddenReason),
 }
 
-/// The kinds of value that may pass; null always may.
+/// The JSON types that a field's value may have. Null is always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueShape {
     Any,
@@ -72,26 +76,29 @@ pub enum ValueShape {
     Object,
 }
 
-/// Why a field is refused.
+/// The reason why a field is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForbiddenReason {
-    /// It would choose the upstream, the credentials or what is sent along.
+    /// The field would choose the upstream, its credentials or the data sent with the call.
     Upstream,
-    /// It would choose another model than the one that is allowed.
+    /// The field would select another model than the allowed one.
     Routing,
-    /// It would make one call many, or a long one.
+    /// The field would turn one call into many calls or a long one.
     Retry,
-    /// It would change what the call is said to cost.
+    /// The field would change the recorded cost of the call.
     Price,
-    /// It would keep the call from the records, or send them elsewhere.
+    /// The field would keep the call out of the records, or send the records elsewhere.
     Record,
-    /// It would change how the upstream's gateway works.
+    /// The field would change how the upstream's gateway works.
     Gateway,
 }
 
-/// The field of this name on this route; `None` where it is unknown.
+/// Returns the field of this name on this route, or `None` if the name is unknown.
 pub(super) fn find_field(route: GatewayRoute, name: &str) -> Option<RequestField> {
     let own = field_index(route).binary_search(name);
+    // Exact names come first: the route's own, then the common ones. Only then the forbidden parts
+    // of names apply, so a table can permit a name that contains one. The open models' fields come
+    // last.
     let known = own
         .or_else(|| COMMON_INDEX.binary_search(name))
         .copied()
@@ -99,29 +106,32 @@ pub(super) fn find_field(route: GatewayRoute, name: &str) -> Option<RequestField
     known.or_else(|| if takes_open_models(route) { open_models::find(name) } else { None })
 }
 
-/// Whether a route takes the fields of servers of open models.
+/// Returns true if a route takes the fields of servers of open models.
 fn takes_open_models(route: GatewayRoute) -> bool {
     matches!(route, GatewayRoute::ChatCompletions | GatewayRoute::Completions)
 }
 
-/// The servers and providers of open models, and the fields that each takes on chat completions and completions.
+/// Returns the servers and providers of open models, with the fields that each takes on chat
+/// completions and completions.
 pub fn open_models() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     open_models::FAMILIES.iter().copied()
 }
 
-/// Whether the name is somebody's: of another protocol, or in other letters. Nobody means it to be new.
+/// Returns true if the name, in lower case, is a known field of any route. Such a name is a
+/// misspelling or another protocol's field; it never passes as an unknown field.
 pub(super) fn is_known_elsewhere(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     GatewayRoute::ALL.into_iter().any(|route| find_field(route, &name).is_some())
 }
 
-/// Every field that is known on a route by its whole name, in the order of names; those that are the
-/// same everywhere come last.
+/// Returns every field that a route knows by its whole name. The route's own fields come first, in
+/// the order of their names; the common fields follow.
 pub fn fields_of_route(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
     field_index(route).fields.iter().chain(COMMON_INDEX.fields).copied()
 }
 
-/// The parts of names that are refused: beginnings with a `*` behind, others with one on each side.
+/// Returns the parts of names that are refused. A prefix is shown with a `*` behind it; any other
+/// part has a `*` on each side.
 pub fn forbidden_name_parts() -> impl Iterator<Item = (String, ForbiddenReason)> {
     let beginnings =
         shared_fields::FORBIDDEN_PREFIXES.iter().map(|(name, why)| (format!("{name}*"), *why));
@@ -130,7 +140,8 @@ pub fn forbidden_name_parts() -> impl Iterator<Item = (String, ForbiddenReason)>
     )
 }
 
-/// The field that limits the output where none does; `None` where nothing is generated.
+/// Returns the field that the gateway adds to limit the output. `None` if the route generates
+/// nothing.
 pub(super) fn output_limit_field(route: GatewayRoute) -> Option<&'static str> {
     match route {
         GatewayRoute::ChatCompletions => Some("max_completion_tokens"),
@@ -140,18 +151,19 @@ pub(super) fn output_limit_field(route: GatewayRoute) -> Option<&'static str> {
     }
 }
 
-/// Whether the route's streams report usage only where `stream_options` asks for it. Responses and
-/// Messages always do, and Responses refuses the option.
+/// Returns true if the route's streams report usage only when `stream_options` requests it.
+/// Responses and Messages always report usage, and Responses refuses the option.
 pub(super) fn reports_usage_if_asked(route: GatewayRoute) -> bool {
     matches!(route, GatewayRoute::ChatCompletions | GatewayRoute::Completions)
 }
 
-/// Whether the provider keeps the answer if it is not told otherwise.
+/// Returns true if the provider stores the answer by default.
 pub(super) fn stores_by_default(route: GatewayRoute) -> bool {
     route == GatewayRoute::Responses
 }
 
 fn field_index(route: GatewayRoute) -> &'static FieldIndex {
+    // The indexes are computed at compile time.
     static CHAT_COMPLETIONS_INDEX: FieldIndex = FieldIndex::new(chat::CHAT_COMPLETIONS_FIELDS);
     static COMPLETIONS_INDEX: FieldIndex = FieldIndex::new(completions::COMPLETIONS_FIELDS);
     static RESPONSES_INDEX: FieldIndex = FieldIndex::new(responses::RESPONSES_FIELDS);
@@ -175,10 +187,10 @@ fn field_index(route: GatewayRoute) -> &'static FieldIndex {
 
 static COMMON_INDEX: FieldIndex = FieldIndex::new(shared_fields::COMMON_FIELDS);
 
-/// Fields in the order of their names, found by the first letter.
+/// The fields of a table in the order of their names, indexed by first letter.
 struct FieldIndex {
     fields: &'static [RequestField],
-    /// How many fields stand before those of each letter.
+    /// The number of fields before the first field of each letter.
     starts: [u8; ALPHABET_SIZE + 1],
 }
 
@@ -188,7 +200,7 @@ impl FieldIndex {
         let mut at = 0;
         while at < fields.len() {
             let letter = (fields[at].name.as_bytes()[0] - b'a') as usize;
-            // Each is one more to all letters behind its own.
+            // A field raises the start of every letter after its own first letter.
             let mut behind = letter + 1;
             while behind <= ALPHABET_SIZE {
                 starts[behind] += 1;
@@ -200,13 +212,14 @@ impl FieldIndex {
     }
 
     fn binary_search(&self, name: &str) -> Option<&'static RequestField> {
+        // `checked_sub` and `get` reject names that begin outside `a` to `z`.
         let letter = usize::from(name.bytes().next()?.checked_sub(b'a')?);
         let [start, end] = *self.starts.get(letter..)?.first_chunk()?;
         self.fields[start.into()..end.into()].iter().find(|field| field.name == name)
     }
 }
 
-/// Names begin with a small letter.
+/// The number of first letters: every name in the tables begins with a lower-case letter.
 const ALPHABET_SIZE: usize = 26;
 
 fn forbidden_by_name_part(name: &str) -> Option<RequestField> {
@@ -223,11 +236,12 @@ impl RequestField {
         Self { name, rule }
     }
 
-    /// The field's value, which has to be short.
+    /// Parses the field's value. A value over [`MAX_INSPECTED_BYTES`] is an error.
     pub(super) fn parse_value<T>(&self, draft: &BodyEditor, at: usize) -> Result<T, BodyPolicyError>
     where
         T: for<'a> Deserialize<'a>,
     {
+        // The limit bounds the copy: the payload may be megabytes long.
         let value = &draft.members()[at].value;
         if value.end - value.start > MAX_INSPECTED_BYTES {
             return Err(self.invalid_error());
@@ -267,7 +281,7 @@ impl ValueShape {
 }
 
 impl ForbiddenReason {
-    /// What the field would do, after "it".
+    /// Returns the effect that the field would have, as a clause to follow "it".
     pub fn description(self) -> &'static str {
         match self {
             Self::Upstream => "would choose the upstream or its credentials",
@@ -283,7 +297,8 @@ impl ForbiddenReason {
 pub(super) const STREAM_OPTIONS_FIELD: RequestField =
     RequestField::new("stream_options", FieldRule::StreamOptions);
 
-/// Longest value, in bytes, that is looked at. Ours: a model's name in full escapes takes 1,538.
+/// The maximum length of a value that admission parses, in bytes. Our choice: a model's name
+/// written entirely in escapes takes 1,538.
 pub(super) const MAX_INSPECTED_BYTES: u64 = 4096;
 
 #[cfg(test)]
@@ -291,7 +306,7 @@ mod tests {
     use super::{fields_of_route, find_field};
     use crate::llm::protocol::GatewayRoute;
 
-    /// Tables are in order, or a field would be another's.
+    /// Checks that each table is sorted. An unsorted table would hide fields from the index.
     #[test]
     fn each_field_is_found_by_its_name() {
         for route in GatewayRoute::ALL {

@@ -1,6 +1,8 @@
-//! Judges the fields of `extra_body`, which `LiteLLM` and the clients of Gemini's compatible API take out of it and put beside it.
+//! Checks the fields of `extra_body`. `LiteLLM` and the clients of Gemini's compatible API move
+//! these fields to the top level.
 //!
-//! What is looked into beside it, and what is read there, has to stand there: nothing is looked for in two places.
+//! A field that the gateway must read or scan has to stand at the top level itself. The gateway
+//! never looks for one field in two places.
 
 use std::ops::Range;
 
@@ -13,14 +15,15 @@ use super::{BodyPolicyError, UnknownFieldPolicy};
 use crate::base::json::{JsonMember, JsonType};
 use crate::base::sanitize::SanitizedText;
 
-/// What becomes of one of the members.
+/// The treatment of one nested member.
 enum MemberDisposition {
     Stays,
     Goes(FieldChangeReason),
 }
 
 impl RequestFieldReader<'_> {
-    /// Judges what stands in the object, and in `google` within it, and takes out what does not pass.
+    /// Checks the members of the object and of a `google` object within it, and removes the members
+    /// that do not pass.
     pub(super) fn take_nested(
         &mut self,
         field: &RequestField,
@@ -35,6 +38,8 @@ impl RequestFieldReader<'_> {
             JsonType::Object => (),
             _ => return Err(field.invalid_error()),
         }
+        // The object is rewritten into `kept` on the way. If every member passes, the copy is
+        // discarded and the original bytes are sent.
         let mut kept = Vec::new();
         let is_whole = self.keep(field, &object, true, &mut kept)?;
         if !is_whole {
@@ -43,7 +48,7 @@ impl RequestFieldReader<'_> {
         Ok(())
     }
 
-    /// Writes the members that pass; `false` where some do not.
+    /// Writes the members that pass into `kept`. Returns `false` if a member was removed.
     fn keep(
         &mut self,
         field: &RequestField,
@@ -55,16 +60,22 @@ impl RequestFieldReader<'_> {
         let mut is_whole = true;
         kept.push(b'{');
         for member in &document.members {
+            // Offsets in `document` count from the object's start; the draft needs offsets in the
+            // body.
             let place = object.start + member.value.start..object.start + member.value.end;
             let name = member.key.as_str().unwrap_or_default();
             if !is_written_plainly(name, member) {
                 return Err(field.invalid_error());
             }
+            // The position before the comma: a removed member is cut off here together with its
+            // comma and key.
             let start = kept.len();
             if start > 1 && kept.last() != Some(&b'{') {
                 kept.push(b',');
             }
             kept.extend_from_slice(format!("\"{name}\":").as_bytes());
+            // Only one level of nesting is followed: within `google`, another `google` is a member
+            // like any other.
             if may_nest && name == GOOGLE && member.kind == JsonType::Object {
                 is_whole &= self.keep(field, &place, false, kept)?;
                 continue;
@@ -94,6 +105,8 @@ impl RequestFieldReader<'_> {
         let Some(field) = field::find_field(self.route, name) else {
             let small = name.to_ascii_lowercase();
             return match (self.policy.unknown_fields, field::is_known_elsewhere(name)) {
+                // A known name in another case might be read as that field by an upstream, so the
+                // name is refused.
                 _ if small != name && field::find_field(self.route, &small).is_some() => {
                     Err(forbidden(ForbiddenReason::Upstream))
                 }
@@ -118,6 +131,8 @@ impl RequestFieldReader<'_> {
                     detail: None,
                 })
             }
+            // A field of any shape passes, unless the capability scanner reads the field at the top
+            // level. All other rules read or check a value, which must not happen in two places.
             FieldRule::Pass(ValueShape::Any) if !LOOKED_INTO.contains(&name) => {
                 Ok(MemberDisposition::Stays)
             }
@@ -126,16 +141,18 @@ impl RequestFieldReader<'_> {
     }
 }
 
-/// A name that every reader reads alike, and that we can write again.
+/// Returns true if every reader reads the key alike, and the gateway can write the key without
+/// escapes.
 fn is_written_plainly(name: &str, member: &JsonMember) -> bool {
     let is_ordinary = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     member.is_plain && !name.is_empty() && name.bytes().all(is_ordinary)
 }
 
-/// Under this name Gemini's compatible API takes what only Google knows.
+/// The key under which Gemini's compatible API takes fields that only Google knows.
 const GOOGLE: &str = "google";
 
-/// What passes beside `extra_body` because all that stands in it is looked at there.
+/// Fields that would pass at the top level because the capability scanner reads their content
+/// there. Inside `extra_body` they are refused.
 const LOOKED_INTO: [&str; 7] = [
     "cache_control",
     "compaction",

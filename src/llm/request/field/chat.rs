@@ -1,5 +1,5 @@
-//! The fields of chat completions, in the order of their names: those of OpenAI, and what the models of
-//! others take there.
+//! The fields of chat completions, in the order of their names: OpenAI's fields, and the fields
+//! that models of other providers take on this route.
 
 use super::{FieldRule, RequestField, ValueShape};
 

@@ -1,5 +1,5 @@
-//! The fields of embeddings, in the order of their names: OpenAI's, and those by which others tell a
-//! query from a document.
+//! The fields of embeddings, in the order of their names: OpenAI's fields, and the fields by which
+//! other providers distinguish a query from a document.
 
 use super::{FieldRule, RequestField, ValueShape};
 

@@ -1,4 +1,4 @@
-//! The fields of Anthropic's Messages and of counting their tokens, in the order of their names.
+//! The fields of Anthropic's Messages and of `count_tokens`, in the order of their names.
 
 use super::{FieldRule, RequestField, ValueShape};
 
@@ -22,7 +22,9 @@ pub(super) const MESSAGES_FIELDS: &[RequestField] = &[
     RequestField::new("top_p", FieldRule::Pass(ValueShape::Any)),
 ];
 
-/// Nothing is generated, so nothing of that is asked; but what it names is fetched to be counted.
+/// The fields of `count_tokens`. The model generates nothing there, so fields about the output are
+/// absent. Addresses in the body are checked nevertheless, because the provider fetches them to
+/// count their tokens.
 pub(super) const COUNT_TOKENS_FIELDS: &[RequestField] = &[
     RequestField::new("cache_control", FieldRule::Pass(ValueShape::Any)),
     RequestField::new("compaction", FieldRule::Beta(&["compact-"])),

@@ -1,20 +1,21 @@
-//! What servers of open models take on chat completions and completions beside the protocol's own fields, by server and
-//! provider. Each of these shapes the text that is written, or what is said of it; none chooses where it is written, by which
-//! model, or for how long something is kept.
+//! The fields that servers of open models take on chat completions and completions beside the
+//! protocol's own fields, by server and provider. Each field shapes the generated text or the
+//! report about the text. None of them chooses the server, the model or a storage time.
 //!
-//! Left out on purpose, so that they are dropped: what names another model or adapter (`lora_path`), takes the place of
-//! the operator's template (`chat_template`), or runs code at the server (`custom_logit_processor`).
+//! Some fields are left out on purpose, so that admission drops them. Such fields name another
+//! model or adapter (`lora_path`), replace the operator's template (`chat_template`), or run code
+//! at the server (`custom_logit_processor`).
 
 use super::{FieldRule, RequestField, ValueShape};
 
-/// The field of this name, whoever takes it.
+/// Returns the field of this name, if any server or provider of open models takes it.
 pub(super) fn find(name: &str) -> Option<RequestField> {
     let all = FAMILIES.iter().flat_map(|(_, names)| names.iter());
     let found = all.copied().find(|own| *own == name)?;
     Some(RequestField::new(found, FieldRule::Pass(ValueShape::Any)))
 }
 
-/// Who takes which fields, in the order of their names.
+/// The servers and providers, with the fields that each takes in the order of their names.
 pub(super) const FAMILIES: &[(&str, &[&str])] = &[
     (
         "vLLM",

@@ -1,15 +1,16 @@
-//! Fields that mean the same on every route: what a provider, or LiteLLM in front of it, would take as an
-//! order that is not the agent's to give.
+//! Fields that have the same rule on every route: instructions to a provider, or to LiteLLM in
+//! front of it, that an agent may not give.
 //!
-//! LiteLLM merges whatever stands in a body with what its deployment says, and holds the master key while
-//! it does. What SDKs send in good faith is dropped, because our headers say the truth; what only an
-//! attack or a mistake would send is refused, so that nobody believes that it worked.
+//! LiteLLM merges every field of a body with its deployment's settings, and holds the master key
+//! while it does. Fields that SDKs send in good faith are dropped, because the gateway's own
+//! headers carry the true values. Fields that only an attack or a mistake would contain are
+//! refused, so that no client believes that the field worked.
 
 use super::{FieldRule, ForbiddenReason, RequestField};
 use crate::llm::request::capability::ProviderCapability;
 use crate::llm::request::change::FieldChangeReason;
 
-/// In the order of their names.
+/// The fields with a common rule, in the order of their names.
 pub(super) const COMMON_FIELDS: &[RequestField] = &[
     RequestField::new("access_programs", FieldRule::Drop(FieldChangeReason::Account)),
     RequestField::new("additional_drop_params", FieldRule::Refuse(ForbiddenReason::Gateway)),
@@ -35,7 +36,8 @@ pub(super) const COMMON_FIELDS: &[RequestField] = &[
     RequestField::new("budget_duration", FieldRule::Refuse(ForbiddenReason::Price)),
     RequestField::new("cache", FieldRule::Drop(FieldChangeReason::Gateway)),
     RequestField::new("cached_content", FieldRule::Needs(ProviderCapability::StoredState)),
-    // As Google spells it, which no upstream behind us takes: nobody passes it under another name.
+    // Google's spelling in lower case. No upstream of this gateway takes this name, so no client
+    // can pass the field under another name.
     RequestField::new("cachedcontent", FieldRule::Needs(ProviderCapability::StoredState)),
     RequestField::new("caching", FieldRule::Drop(FieldChangeReason::Gateway)),
     RequestField::new("caching_groups", FieldRule::Refuse(ForbiddenReason::Gateway)),
@@ -171,7 +173,7 @@ pub(super) const COMMON_FIELDS: &[RequestField] = &[
     RequestField::new("workspace_id", FieldRule::Refuse(ForbiddenReason::Upstream)),
 ];
 
-/// Beginnings of names that are refused, where a whole family is open.
+/// Prefixes of refused names. Each stands for a family of fields that providers keep extending.
 pub(super) const FORBIDDEN_PREFIXES: &[(&str, ForbiddenReason)] = &[
     ("arize_", ForbiddenReason::Record),
     ("aws_", ForbiddenReason::Upstream),
@@ -204,7 +206,7 @@ pub(super) const FORBIDDEN_PREFIXES: &[(&str, ForbiddenReason)] = &[
     ("weave_", ForbiddenReason::Record),
 ];
 
-/// Parts of names that are refused wherever they stand.
+/// Substrings of refused names, at any position.
 pub(super) const FORBIDDEN_SUBSTRINGS: &[(&str, ForbiddenReason)] = &[
     ("_api_base", ForbiddenReason::Upstream),
     ("_api_key", ForbiddenReason::Upstream),
