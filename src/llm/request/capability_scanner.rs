@@ -1,15 +1,15 @@
-//! Looks for hosted capabilities inside a body's fields, while the body is scanned.
+//! Finds the hosted capabilities that a body's fields need, while the body is scanned.
 //!
-//! What counts is where a key stands: `url` in a tool's arguments is the client's own data, `url` in an
-//! `image_url` is fetched by the provider. So each open array and object has a [`JsonContext`], which says what
-//! its keys mean. Schemas, arguments and results are [`JsonContext::Opaque`]: nothing in them is looked at, as
-//! nobody acts on it. Everything else in messages is, at whatever depth, so that a part in a tool's result
-//! in a message counts like one at the top.
+//! The meaning of a key depends on its position: `url` in a tool's arguments is the client's own data, `url` in an
+//! `image_url` is fetched by the provider. So each open array and object has a [`JsonContext`], which defines what
+//! its keys mean. Schemas, arguments and results are [`JsonContext::Opaque`]: the scanner skips their content,
+//! because no provider acts on it. The scanner reads everything else in messages, at every depth. A part in a tool's
+//! result in a message counts like a part at the top.
 //!
-//! A text among content that begins like an address is taken for one, unless it stands under a key whose
-//! value is text: what a provider fetches tomorrow is under a key that nobody knows today.
+//! A text among content that begins like an address counts as an address, unless its key holds plain text. A
+//! provider's future fields may stand under keys that are unknown today.
 //!
-//! Nothing of the body is kept but the first need of each capability, and what its media come to.
+//! The scanner keeps only the first need of each capability and the sum of the media.
 
 mod json_context;
 mod open;
@@ -25,59 +25,60 @@ use crate::base::json::{JsonType, JsonVisitor};
 use crate::base::sanitize::SanitizedText;
 use crate::llm::protocol::GatewayRoute;
 
-/// A capability that a body needs, and where.
+/// A capability that a body needs, and the position of the need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequiredCapability {
     pub(super) capability: ProviderCapability,
-    /// The top-level field.
+    /// The top-level field that contains the need.
     pub(super) field: &'static str,
-    /// The tool's type or the key that needs it, safe to print.
+    /// The tool's type, or the key that needs the capability; safe to print.
     pub(super) detail: Box<str>,
 }
 
-/// What was seen in a body.
+/// The findings of a body's scan.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BodyFindings {
-    /// The capabilities that its parts and tools need, each once.
+    /// The capabilities that the body's parts and tools need, each once.
     pub(super) needs: Vec<RequiredCapability>,
     pub(super) media: RequestMedia,
-    /// Numbers in arrays: a prompt may be the numbers of its tokens.
+    /// The number of numbers in arrays. A prompt may be a list of token numbers.
     pub(super) numbers: u64,
-    /// The provider is asked to read the conversation once more, to shorten it.
+    /// True if the provider is asked to read the conversation once more in order to shorten it.
     pub(super) is_compacted: bool,
-    /// Something is to stay in a cache for a time that no provider charges with the call.
+    /// True if the body asks for a cache lifetime that no provider charges with the call.
     pub(super) has_long_cache: bool,
-    /// Texts to be embedded that begin like addresses. Whether they are fetched is the model's.
+    /// The number of texts to embed that begin like addresses. The model decides whether they are fetched.
     pub(super) embedded_addresses: u64,
-    /// Where a tool begins that searches the web, and says whether it may reach outside: Codex's says that it may not.
+    /// The offset of a web search tool that states whether it may reach outside. Codex sends such a tool and states
+    /// `false`.
     pub(super) modest_search: Option<u64>,
 }
 
-/// Watches a scanner.
+/// A visitor that follows the JSON scanner through the body.
 #[derive(Debug)]
 pub(super) struct CapabilityScanner {
     route: GatewayRoute,
-    /// The top-level field that is being read.
+    /// The top-level field that the scanner is reading.
     field: &'static str,
-    /// What the next value is.
+    /// The context of the next value.
     next: JsonContext,
-    /// The medium that the key before it is named for.
+    /// The medium in the name of the key before the next value.
     next_medium: Option<MediaKind>,
-    /// The value whose text is wanted, and where that begins in the body.
+    /// The context of the text that the scanner reports next, and the text's offset in the body.
     text: JsonContext,
     text_at: u64,
-    /// The medium that it has to be, by the keys that it stands under.
+    /// The medium that the text must be, according to the keys around it.
     text_medium: Option<MediaKind>,
     open: Vec<OpenContainer>,
-    /// Arrays and objects open within one that is opaque, it included.
+    /// The number of open arrays and objects from the outermost opaque one inwards.
     opaque: u32,
-    /// The type of the tool that searches the web, until it ends.
+    /// The type of the current web search tool, until the tool ends.
     search_type: Box<str>,
     found: BodyFindings,
 }
 
 impl BodyFindings {
-    /// Has the texts that begin like addresses fetched.
+    /// Counts the texts that begin like addresses as fetched by the provider.
     pub(super) fn count_embedded_as_fetched(&mut self) {
         self.media.count_fetched(self.embedded_addresses);
         if self.needs.iter().all(|need| need.capability != ProviderCapability::RemoteMedia) {
@@ -108,7 +109,7 @@ impl CapabilityScanner {
         self.found
     }
 
-    /// The fields that are looked into.
+    /// Returns the context of a top-level field's value. Fields outside the list are opaque.
     fn field_context(&mut self, key: &[u8]) -> JsonContext {
         let (field, place) = match key {
             b"messages" => ("messages", JsonContext::Content),
@@ -124,7 +125,7 @@ impl CapabilityScanner {
             b"context_management" => ("context_management", JsonContext::Edits),
             b"compaction" => ("compaction", JsonContext::Edits),
             b"tools" => ("tools", JsonContext::Tools),
-            // LiteLLM reads them as tools where the model is Gemini.
+            // LiteLLM treats `functions` as tools if the model is Gemini.
             b"functions" => ("functions", JsonContext::Tools),
             _ => ("", JsonContext::Opaque),
         };
@@ -140,11 +141,12 @@ impl CapabilityScanner {
         self.found.needs.push(RequiredCapability { capability, field: self.field, detail });
     }
 
-    /// A text that is an address, or the data itself.
+    /// Checks a text that is an address, or the data of a medium.
     fn check_address(&mut self, text: &[u8], is_remote: bool) {
         if is_remote {
             self.require_capability(ProviderCapability::RemoteMedia, b"url");
         }
+        // An empty text carries no medium, whatever the keys around it say.
         let within = self.text_medium.filter(|_| !text.is_empty());
         match MediaKind::from_prefix(text).or(within) {
             Some(medium) => {
@@ -156,21 +158,21 @@ impl CapabilityScanner {
         }
     }
 
-    /// Remembers the dearest medium of the innermost.
+    /// Records the most expensive medium seen in the innermost container.
     fn note_medium(&mut self, medium: Option<MediaKind>) {
         if let Some(open) = self.open.last_mut() {
             open.noted = open.noted.max(medium);
         }
     }
 
-    /// The innermost is said to be a medium, wherever its bytes are.
+    /// Records that the innermost container claims to be a medium, wherever its bytes are.
     fn claim(&mut self, medium: Option<MediaKind>) {
         if let Some(open) = self.open.last_mut() {
             open.claimed = open.claimed.max(medium);
         }
     }
 
-    /// What the value of a key is, in a tool.
+    /// Returns the context of a key's value in a tool.
     fn context_in_tool(&mut self, key: &[u8]) -> JsonContext {
         match key {
             b"type" => {
@@ -199,6 +201,7 @@ impl CapabilityScanner {
             b"input_image_mask" | b"skills" => return JsonContext::Content,
             b"file_ids" | b"file_id" => return JsonContext::FileId,
             b"external_web_access" => self.note(|open| open.says_reach = true),
+            // Gemini's tools have no type; the key itself names the tool.
             _ => {
                 let hosted = str::from_utf8(key).ok().and_then(ProviderCapability::for_tool_key);
                 if let Some(capability) = hosted {
@@ -223,12 +226,12 @@ impl CapabilityScanner {
         }
     }
 
-    /// The innermost says what it is.
+    /// Marks the innermost container as identified: a tool has a name, an item has a type or a role.
     fn classify_open_container(&mut self) {
         self.note(|open| open.is_known = true);
     }
 
-    /// Notes something of the innermost.
+    /// Changes the record of the innermost open container, if there is one.
     fn note(&mut self, note: impl FnOnce(&mut OpenContainer)) {
         if let Some(open) = self.open.last_mut() {
             note(open);
@@ -251,6 +254,7 @@ impl CapabilityScanner {
             JsonContext::ToolName => self.check_tool_name(text),
             JsonContext::Address => self.check_address(text, !is_data_url(text)),
             JsonContext::Data | JsonContext::Media => {
+                // Base64 contains no colon, so in these positions every text with a colon counts as remote.
                 let is_remote =
                     !is_data_url(text) && (text.contains(&b':') || is_address_in_data(text));
                 self.check_address(text, is_remote);
@@ -273,7 +277,7 @@ impl CapabilityScanner {
                 self.note(|open| open.has_source = is_address_in_data(text));
                 self.check_address(text, false);
             }
-            // A detail of a medium is none itself.
+            // A plain text beside a medium is not itself the medium, so the keys around it do not apply.
             JsonContext::Content => {
                 self.text_medium = None;
                 self.check_address(text, is_fetchable_address(text));
@@ -295,7 +299,7 @@ impl CapabilityScanner {
                 self.check_address(text, false);
             }
             JsonContext::Embedded => self.check_embedded_text(text),
-            // What is said to be an image is one where its bytes are.
+            // An image counts where its bytes are. Only the more expensive media count by their claimed type.
             JsonContext::MediaType => {
                 self.claim(MediaKind::of_type(text).filter(|medium| *medium > MediaKind::Image));
             }
@@ -316,12 +320,14 @@ impl CapabilityScanner {
         }
     }
 
-    /// LiteLLM runs tools of these names itself, where it has been told to search for models that cannot.
+    /// Checks a tool's name. LiteLLM itself runs tools of these names if its operator enabled search for models
+    /// without one.
     fn check_tool_name(&mut self, name: &[u8]) {
         if name.starts_with(b"litellm_") {
             self.require_capability(ProviderCapability::WebSearch, name);
         }
         let Some(open) = self.open.last_mut() else { return };
+        // Whether the name counts depends on keys that may follow, so `on_close` decides.
         open.search = match name {
             b"web_search" if open.place == JsonContext::Tool => WebSearchTool::Typed,
             b"WebSearch" if open.place == JsonContext::Tool => WebSearchTool::Bare,
@@ -340,10 +346,11 @@ impl CapabilityScanner {
     }
 
     fn check_tool_type(&mut self, text: &[u8]) {
-        // Cut text has no unknown beginning, and none of these has a character of two bytes.
+        // A type that was cut at the prefix limit cannot be a known type. Known types are ASCII, so a cut in a
+        // character is unknown.
         match str::from_utf8(text).map(ProviderCapability::for_tool_type) {
             Ok(None) => {
-                // These are told from Gemini's tools by the name that they have.
+                // Only the name distinguishes these from Gemini's tools, so a tool without a name stays unidentified.
                 let needs_name = matches!(text, b"function" | b"custom");
                 if let Some(open) = self.open.last_mut() {
                     open.is_typed = !needs_name;
@@ -356,7 +363,7 @@ impl CapabilityScanner {
                     open.is_web_search = text.starts_with(b"web_search");
                 });
                 if text.starts_with(b"web_search") {
-                    // Judged when the tool ends, by all that it says.
+                    // The decision waits for the tool's end: `external_web_access` may follow the type.
                     self.search_type =
                         SanitizedText(&String::from_utf8_lossy(text)).to_text().into();
                 } else {
@@ -367,8 +374,8 @@ impl CapabilityScanner {
         }
     }
 
-    /// A tool has ended that searches the web. The first of the list of tools that says what it may reach is looked at
-    /// when all has been read.
+    /// Handles the end of a web search tool. The first tool in the `tools` list that states its reach is recorded,
+    /// and `admit_body` decides about it after the scan. Every other search tool needs the capability at once.
     fn web_search(&mut self, tool: OpenContainer) {
         let is_listed = self.field == "tools" && self.open.len() == 1;
         if tool.says_reach && is_listed && self.found.modest_search.is_none() {
@@ -379,7 +386,7 @@ impl CapabilityScanner {
         self.require_capability(ProviderCapability::WebSearch, kind.as_bytes());
     }
 
-    /// What the next element of the innermost array is, or what the key before it said.
+    /// Returns the context of the next value: by the array that contains it, or by the key before it.
     fn take_context(&mut self) -> JsonContext {
         match self.open.last() {
             Some(open) if open.is_array => open.place.element_context(),
@@ -387,7 +394,7 @@ impl CapabilityScanner {
         }
     }
 
-    /// A value of a kind that its place does not have.
+    /// Handles a value whose JSON type does not fit its context.
     fn check_type(&mut self, place: JsonContext, kind: JsonType) {
         let is_null = kind == JsonType::Null;
         match place {
@@ -415,6 +422,7 @@ impl CapabilityScanner {
 
 impl JsonVisitor for CapabilityScanner {
     fn on_key(&mut self, depth: usize, key: &[u8]) {
+        // A key at depth 1 is a top-level field and selects a new context.
         if depth == 1 {
             self.next = self.field_context(key);
             return;
@@ -447,6 +455,7 @@ impl JsonVisitor for CapabilityScanner {
 
     fn on_value(&mut self, depth: usize, kind: JsonType, at: u64) -> bool {
         let is_open = matches!(kind, JsonType::Array | JsonType::Object);
+        // State: `opaque` counts the nesting inside skipped content; the container's close decrements it.
         if self.opaque > 0 {
             self.opaque += u32::from(is_open);
             return false;
@@ -456,6 +465,7 @@ impl JsonVisitor for CapabilityScanner {
             self.note(|open| open.has_container = true);
         }
         let named = self.next_medium.take();
+        // A medium named by the key wins over the medium inherited from the container.
         let within = named.or_else(|| self.open.last().and_then(|open| open.within));
         if is_open {
             let place = place.container_context(kind);
@@ -464,6 +474,7 @@ impl JsonVisitor for CapabilityScanner {
             } else {
                 self.open.push(OpenContainer::new(place, kind == JsonType::Array, within, at));
             }
+            // An id given as an object is not checked as a text later, so its need is recorded now.
             let is_id =
                 matches!(place, JsonContext::FileId | JsonContext::SkillId | JsonContext::StoredId);
             if is_id && kind == JsonType::Object {
@@ -486,7 +497,8 @@ impl JsonVisitor for CapabilityScanner {
     }
 
     fn on_string(&mut self, start: &[u8], had_blanks: bool) {
-        // Only who fetches an address passes over blanks: a word with blanks is another word.
+        // Readers of addresses skip blanks, but readers of keywords do not. A keyword with blanks is therefore
+        // replaced by a word that matches no known keyword.
         let is_word = matches!(
             self.text,
             JsonContext::ToolType
@@ -507,9 +519,12 @@ impl JsonVisitor for CapabilityScanner {
             return;
         }
         let Some(open) = self.open.pop() else { return };
+        // A container has closed, so all of its keys are known. The checks below combine facts that may come in any
+        // order.
         if (open.has_address && !open.is_text) || (open.has_source && !open.is_found) {
             self.require_capability(ProviderCapability::RemoteMedia, b"url");
             if open.noted.is_none() {
+                // An address without a known medium is charged as one fetched medium.
                 self.found.media.count_fetched(1);
             }
         }
@@ -520,12 +535,15 @@ impl JsonVisitor for CapabilityScanner {
             (true, false) => self.require_capability(ProviderCapability::Containers, b"container"),
             (false, _) => (),
         }
+        // A drawing without its bytes refers to a picture that the provider stored.
         if open.is_drawing && !open.has_drawing {
             self.require_capability(ProviderCapability::StoredState, b"image_generation_call");
         }
+        // The container claims a more expensive medium than its bytes show, so the claim is charged.
         if let Some(claimed) = open.claimed.filter(|claimed| open.noted < Some(*claimed)) {
             self.found.media.add_unread(claimed);
         }
+        // The parent container inherits the most expensive medium.
         self.note_medium(open.noted.max(open.claimed));
         if open.is_web_search {
             self.web_search(open);
@@ -542,7 +560,7 @@ impl JsonVisitor for CapabilityScanner {
             JsonContext::Tool if !open.is_array && !open.is_known && !open.is_typed => {
                 self.require_capability(ProviderCapability::UnknownTools, b"tools");
             }
-            // OpenAI takes an item that is nothing else for a reference to one that it has stored.
+            // OpenAI takes an item without type and role for a reference to a stored item.
             JsonContext::Item if !open.is_array && !open.is_known => {
                 self.require_capability(ProviderCapability::StoredState, b"item_reference");
             }
@@ -551,7 +569,7 @@ impl JsonVisitor for CapabilityScanner {
     }
 }
 
-/// What the value of a key is, in the place where a tool runs.
+/// Returns the context of a key's value in a tool's environment.
 fn in_environment(key: &[u8]) -> JsonContext {
     match key {
         b"type" => JsonContext::EnvironmentType,
@@ -563,5 +581,5 @@ fn in_environment(key: &[u8]) -> JsonContext {
     }
 }
 
-/// Before a text.
+/// The length of the quote before a text, in bytes.
 const QUOTE_BYTES: u64 = 1;

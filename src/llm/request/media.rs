@@ -1,11 +1,14 @@
-//! What images, documents, sound and video cost at least that a request carries, by their own first bytes.
+//! Estimates the tokens of images, documents, audio and video in a request, from the first bytes of
+//! each medium.
 //!
-//! They are compressed: a page of a document that a provider bills with 3,000 tokens can be 100 bytes long, and an hour of
-//! video 90 KB. So what is reserved for them goes by what they are, beside their length. While a body is scanned, only the places of media are
-//! noted; they are read when the body is complete.
+//! Media are compressed: a document page that a provider bills with 3,000 tokens can be 100 bytes
+//! long, and an hour of video 90 KB. So the reservation goes by the content of the media, beside
+//! their length. The scan of a body only records the positions of media. They are read when the
+//! body is complete.
 //!
-//! **Invariant:** what cannot be read, says nothing or says what cannot be is taken for the most that such a medium costs, or for
-//! a long document, a long recording or a video that fills the largest context.
+//! **Invariant:** a medium that is unreadable, lacks its size or states an impossible size counts
+//! as the most that such a medium costs. For a document, a recording or a video this is a long
+//! document, a long recording, or a video that fills the largest context.
 
 mod audio;
 mod base64;
@@ -17,7 +20,8 @@ use memchr::memmem;
 use self::base64::{Base64Decoder, decode_string};
 use crate::base::rope::ByteRope;
 
-/// What a text is that carries a medium, by how the text begins or by what is said of it. The dearest is the last.
+/// The kind of a medium, by the text's prefix or by the declared type. The order is by cost; the
+/// last kind is the most expensive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MediaKind {
     Image,
@@ -29,42 +33,46 @@ pub(super) enum MediaKind {
 /// The media of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestMedia {
-    /// With the tokens of a frontier model.
+    /// Tokens of all images, as a frontier model counts them.
     images: u64,
-    /// Documents, sound and video.
+    /// Tokens of documents, audio and video.
     others: u64,
-    /// Those that are in the body, until they are read: where each text begins.
+    /// Media inside the body that are not yet read: the kind, and the offset of the text.
     inline: Vec<(MediaKind, u64)>,
 }
 
 impl RequestMedia {
-    /// Notes a medium whose text begins at this offset of the body.
+    /// Records a medium whose text begins at offset `at` of the body.
     pub(super) fn note_medium(&mut self, medium: MediaKind, at: u64) {
         if self.inline.len() < MAX_MEDIA_READ {
             self.inline.push((medium, at));
         } else {
+            // Media past the limit are charged without being read, so a body cannot force unlimited
+            // reading.
             self.add_tokens(medium, None);
         }
     }
 
-    /// Counts a medium of which nothing can be read.
+    /// Counts a medium that cannot be read.
     pub(super) fn add_unread(&mut self, medium: MediaKind) {
         self.add_tokens(medium, None);
     }
 
-    /// Counts so many images that are fetched: as large ones.
+    /// Counts `count` fetched images, each as a large image.
     pub(super) fn count_fetched(&mut self, count: u64) {
         self.images = self.images.saturating_add(count.saturating_mul(image::MAX_IMAGE_TOKENS));
     }
 
-    /// Reads what was noted, from the complete body.
+    /// Reads the recorded media from the complete body.
     pub(super) fn read_media(&mut self, body: &ByteRope) {
+        // One allowance for the whole request: each medium takes from it. A medium without an
+        // allowance is unreadable and counts as the maximum.
         let mut left = MAX_MEDIA_BYTES_READ;
         for (medium, at) in std::mem::take(&mut self.inline) {
             let most = left.min(match medium {
                 MediaKind::Image => image::MAX_HEAD_BYTES,
                 MediaKind::Document | MediaKind::Audio => document::MAX_DOCUMENT_BYTES_READ,
-                // No form of it bounds its own length.
+                // No video format bounds its own duration in its first bytes.
                 MediaKind::Video => 0,
             });
             let mut bytes = decode_string(body, at, most);
@@ -79,7 +87,7 @@ impl RequestMedia {
         }
     }
 
-    /// Tokens of all of them, for a model.
+    /// Returns the tokens of all media for a model.
     pub(super) fn count_tokens(&self, model: &str) -> u64 {
         // OpenAI bills images of this model with 33 times the tokens of its others.
         let factor = if model.contains("gpt-4o-mini") { 33 } else { 1 };
@@ -98,7 +106,7 @@ impl RequestMedia {
 }
 
 impl MediaKind {
-    /// The medium whose text begins so: a `data:` address, or base64.
+    /// Returns the medium whose text begins with these bytes: a `data:` address, or base64.
     pub(super) fn from_prefix(start: &[u8]) -> Option<Self> {
         let Some(inline) =
             start.first_chunk::<5>().filter(|scheme| scheme.eq_ignore_ascii_case(b"data:"))
@@ -106,16 +114,18 @@ impl MediaKind {
             return Self::from_base64_prefix(start);
         };
         let start = &start[inline.len()..];
+        // Text in a `data:` address is counted with the body's length.
         if is_kind(start, b"text/") {
             return None;
         }
         let is_data = || memmem::find(start, b";base64,").is_some();
         Self::of_type(start)
-            // What has another type, or none, is what the provider makes of it.
+            // The provider decides what to do with other types or a missing type. A document is the
+            // expensive guess.
             .or_else(|| (is_kind(start, b"application/") || is_data()).then_some(Self::Document))
     }
 
-    /// The medium of a type, as it is said of a text that is elsewhere.
+    /// Returns the medium of a declared media type.
     pub(super) fn of_type(name: &[u8]) -> Option<Self> {
         let kinds: [(&[u8], Self); 4] = [
             (b"image/", Self::Image),
@@ -126,7 +136,8 @@ impl MediaKind {
         kinds.into_iter().find(|(kind, _)| is_kind(name, kind)).map(|(_, medium)| medium)
     }
 
-    /// The medium that a key or a type of part is named for: `video_url`, `input_audio`.
+    /// Returns the medium in the name of a key or of a part's type, such as `video_url` or
+    /// `input_audio`.
     pub(super) fn of_name(name: &[u8]) -> Option<Self> {
         let of = |part: Option<&[u8; 5]>| match part {
             Some(b"audio") => Some(Self::Audio),
@@ -141,7 +152,7 @@ impl MediaKind {
             return Some(Self::Document);
         }
         if start.starts_with(b"UklGR") {
-            // The kind of a RIFF stands behind its length.
+            // The type of a RIFF file stands behind the length: `AVI`, `WAV`, otherwise WebP.
             return match start.get(12..16) {
                 Some(b"QVZF") => Some(Self::Audio),
                 Some(b"Vkkg") => Some(Self::Video),
@@ -151,7 +162,7 @@ impl MediaKind {
         if SOUNDS.iter().any(|signature| start.starts_with(signature)) {
             return Some(Self::Audio);
         }
-        // MP4: a short length, and `ftyp`.
+        // MP4: a short box length, then `ftyp`.
         let is_boxed = start.starts_with(b"AAAA") && start.get(6..10) == Some(b"Z0eX");
         if is_boxed || FILMS.iter().any(|signature| start.starts_with(signature)) {
             return Some(Self::Video);
@@ -168,19 +179,22 @@ fn is_kind(name: &[u8], kind: &[u8]) -> bool {
 /// Base64 of the first bytes of PNG, JPEG and GIF.
 const IMAGE_SIGNATURES: [&[u8]; 3] = [b"iVBORw0KGgo", b"/9j/", b"R0lGOD"];
 
-/// The same of FLAC, Ogg, and MP3 with a title.
+/// Base64 of the first bytes of FLAC, Ogg, and MP3 with a title.
 const SOUNDS: [&[u8]; 3] = [b"ZkxhQ", b"T2dnUw", b"SUQz"];
 
-/// The same of Matroska, and of MPEG streams.
+/// Base64 of the first bytes of Matroska and of MPEG streams.
 const FILMS: [&[u8]; 3] = [b"GkXfo", b"AAABu", b"AAABs"];
 
-/// The largest context: Gemini bills 258 tokens for each second, which is an hour.
+/// The tokens of a video: the largest context. Gemini bills 258 tokens for each second, so this is
+/// about an hour.
 const VIDEO_TOKENS: u64 = 1_000_000;
 
-/// Media of one request that are read; providers take a hundred.
+/// The maximum number of media that are read in one request. Our choice: providers accept a
+/// hundred.
 const MAX_MEDIA_READ: usize = 256;
 
-/// Text of one request that is read for what its media are, beside the reading of all of it.
+/// The maximum number of bytes of text that are read in one request to measure its media, beside
+/// the scan of the whole body. Our choice.
 const MAX_MEDIA_BYTES_READ: usize = 4 << 20;
 
 #[cfg(test)]

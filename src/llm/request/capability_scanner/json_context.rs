@@ -1,19 +1,20 @@
-//! What a value in a body is, by the keys that it stands under, and which texts are addresses.
+//! The context of a value in a body, defined by the keys around it, and the tests for addresses in
+//! texts.
 
 use crate::base::json::JsonType;
 
-/// What a value is, by where it stands.
+/// The meaning of a value, by its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonContext {
-    /// The client's own data, or of no interest.
+    /// The client's own data, or data without influence on a capability.
     Opaque,
-    /// Parts of messages; a text that begins like an address is one.
+    /// Parts of messages. A text that begins like an address counts as an address.
     Content,
-    /// The same, but a text is a text.
+    /// Parts of messages in which a text is only text.
     Text,
-    /// What is embedded: a text, or what stands in its place.
+    /// The input of an embedding: a text, or another medium.
     Embedded,
-    /// The list that Responses takes as its input, and an item of it.
+    /// The list that Responses takes as its input.
     Items,
     Item,
     ItemType,
@@ -21,52 +22,55 @@ pub(super) enum JsonContext {
     Tool,
     ToolType,
     ToolName,
-    /// What a tool of type `function` or `custom` wraps.
+    /// The inner object of a tool of type `function` or `custom`.
     Function,
-    /// A tool, if it is an object.
+    /// A tool, if the value is an object.
     Definition,
-    /// Where a tool runs.
+    /// The environment in which a tool runs.
     Environment,
     EnvironmentType,
-    /// A machine at the provider, or its id.
+    /// A container at the provider, or its id.
     Container,
-    /// What a machine at the provider may reach.
+    /// The network policy of a container at the provider.
     Network,
     NetworkType,
-    /// The ids of what a provider keeps: a skill, and anything within an object like [`JsonContext::Source`].
+    /// The id of something that the provider stores: a skill, or anything in an object like
+    /// [`JsonContext::Source`].
     SkillId,
     StoredId,
-    /// An address, or an object whose `url` is one.
+    /// An address, or an object whose `url` is an address.
     Address,
-    /// An object whose `url` is an address; as text, bytes or an address.
+    /// An object whose `url` is an address. A text here is bytes or an address.
     Source,
-    /// The source of a document or an image: its type says whether its data is text. As text it is an address, which is
-    /// not fetched in a result of a search.
+    /// The source of a document or an image. Its type states whether its data is text. A text here
+    /// is an address, which the provider does not fetch in a search result.
     Origin,
     OriginType,
     OriginData,
-    /// Bytes in base64; some readers take an address as well.
+    /// Bytes in base64. Some readers accept an address here as well.
     Data,
-    /// The same, or a text.
+    /// Bytes in base64, an address or a text.
     Payload,
     /// Bytes in base64, an address, or an object like [`JsonContext::Source`].
     Media,
     FileId,
-    /// The type of a part and its own address: that of a result of a search is not fetched.
+    /// The type of a part, and the part's own address. The provider does not fetch the address of a
+    /// search result.
     PartType,
     Url,
     MediaType,
-    /// A picture that a provider has drawn; without its bytes the item names one that is kept.
+    /// A picture that a provider generated. Without bytes the item refers to a picture that the
+    /// provider stored.
     Drawn,
-    /// How long something is cached.
+    /// The cache settings, with the lifetime.
     Cache,
     CacheTime,
-    /// What is to be done to a conversation that has become long.
+    /// The edits that a provider applies to a long conversation.
     Edits,
 }
 
 impl JsonContext {
-    /// What an element is in an array at this place.
+    /// Returns the context of an element in an array with this context.
     pub(super) fn element_context(self) -> Self {
         match self {
             Self::Items => Self::Item,
@@ -76,7 +80,7 @@ impl JsonContext {
         }
     }
 
-    /// Whether a text here is judged by how it begins.
+    /// Returns true if a text in this context is judged by its prefix.
     pub(super) fn needs_text_check(self) -> bool {
         matches!(
             self,
@@ -107,12 +111,14 @@ impl JsonContext {
         )
     }
 
-    /// What an array or object is that stands here.
+    /// Returns the context of an array or object that stands at this position.
     pub(super) fn container_context(self, kind: JsonType) -> Self {
         match (self, kind) {
             (Self::Tools | Self::Definition, JsonType::Object) => Self::Tool,
             (Self::Items, JsonType::Object) => Self::Item,
             (Self::Media, JsonType::Object) => Self::Source,
+            // A container in the position of a text or a keyword may hold parts, so its content is
+            // read.
             (Self::Text | Self::Embedded, JsonType::Object)
             | (
                 Self::ToolType
@@ -139,36 +145,41 @@ impl JsonContext {
     }
 }
 
-/// What the value of a key is, among parts of messages.
+/// Returns the context of a key's value among parts of messages.
 pub(super) fn context_in_content(key: &[u8]) -> JsonContext {
     let of_length = CONTENT_KEYS_BY_LENGTH.get(key.len()).copied().unwrap_or_default();
     if let Some((_, place)) = of_length.iter().find(|(name, _)| *name == key) {
         return *place;
     }
+    // The `_url` and `_uri` suffixes cover keys that providers add in the future.
     match key.last_chunk() {
         Some(b"_url" | b"_uri") => JsonContext::Address,
         _ => JsonContext::Content,
     }
 }
 
-/// Whether an address is the data itself. Schemes are the same in any case (RFC 3986 §3.1).
+/// Returns true if an address contains the data itself. Schemes are case-insensitive (RFC 3986
+/// §3.1).
 pub(super) fn is_data_url(text: &[u8]) -> bool {
     text.first_chunk().is_some_and(|scheme: &[u8; 5]| scheme.eq_ignore_ascii_case(b"data:"))
 }
 
-/// Whether a text begins like an address that somebody could fetch. `data:` is none.
+/// Returns true if a text begins like an address that a provider or proxy could fetch. A `data:`
+/// address contains its data and does not count.
 pub(super) fn is_fetchable_address(text: &[u8]) -> bool {
-    // Readers of addresses leave these out wherever they stand.
+    // URL parsers remove tabs and line ends at any position, so the check runs on the text without
+    // them.
     if text.iter().any(|byte| matches!(byte, b'\t' | b'\r' | b'\n')) {
         let clean: Vec<_> =
             text.iter().copied().filter(|byte| !matches!(byte, b'\t' | b'\r' | b'\n')).collect();
         return is_fetchable_address(&clean);
     }
+    // A protocol-relative address: two slashes in either direction, then a host.
     let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
     if let Some((start, [host, ..])) = text.split_at_checked(2)
         && start.iter().all(is_slash)
     {
-        // No host begins with a blank: that is a comment.
+        // No host begins with a blank; such a text is a comment.
         return *host != b' ';
     }
     let is_scheme = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
@@ -181,31 +192,33 @@ pub(super) fn is_fetchable_address(text: &[u8]) -> bool {
         return false;
     }
     let is_known = FETCHED_SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
-    // No address has a blank there: `file: main.rs` is a heading.
+    // An address has no blank after the colon: `file: main.rs` is a heading.
     let has_more = rest.get(1).is_some_and(|next| *next != b' ');
     (is_known && has_more) || rest[1..].starts_with(b"//")
 }
 
-/// The same for what may be base64 as well. That of sound begins with slashes; a host that can be reached has a dot or a port.
+/// Returns true if a text that may also be base64 is an address. Base64 of audio begins with
+/// slashes, but a reachable host has a dot or a port, and base64 has neither character.
 pub(super) fn is_address_in_data(text: &[u8]) -> bool {
     let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
     is_fetchable_address(text) && !text.iter().all(is_base64)
 }
 
-/// What a text is that is to be embedded.
+/// The kind of a text to embed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmbeddedTextKind {
     Text,
-    /// A text that begins like an address: LiteLLM hands it on as text, and some providers fetch it.
+    /// A text that begins like an address. LiteLLM passes it on as text, and some providers fetch
+    /// it.
     Address,
-    /// What LiteLLM itself takes for an address, in a bucket.
+    /// An address in a storage bucket, which LiteLLM itself resolves.
     Bucket,
-    /// What LiteLLM takes for a file of the provider's account.
+    /// A text that LiteLLM takes for a file of the provider's account.
     File,
 }
 
 impl EmbeddedTextKind {
-    /// Reads the beginning of a text, or all of it where it is short.
+    /// Classifies a text by its first bytes.
     pub(super) fn classify_text(text: &[u8]) -> Self {
         let is = |start: &[u8]| {
             text.get(..start.len()).is_some_and(|text| text.eq_ignore_ascii_case(start))
@@ -220,13 +233,14 @@ impl EmbeddedTextKind {
     }
 }
 
-/// Whether a text can be the name of a file of Google's. A path has more to it.
+/// Returns true if a text can be the name of a file at Google. A longer path cannot.
 fn is_file_name(name: &[u8]) -> bool {
     (1..=40).contains(&name.len())
         && name.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
-/// Whether an id is one of a file that a provider has. LiteLLM takes addresses for such ids, and Google's ids are addresses.
+/// Returns true if an id names a file that the provider has. LiteLLM takes addresses for file ids,
+/// and Google's ids are addresses.
 pub(super) fn is_file_id(text: &[u8]) -> bool {
     let start = text.get(..GEMINI_FILES_URL.len());
     !is_fetchable_address(text)
@@ -237,12 +251,12 @@ const GEMINI_FILES_URL: &[u8] = b"https://generativelanguage.googleapis.com/v1be
 
 const BUCKET_SCHEMES: [&[u8]; 2] = [b"gs:", b"s3:"];
 
-/// Schemes that are fetched even without slashes behind them.
+/// Schemes that are fetched even without slashes behind the colon.
 const FETCHED_SCHEMES: [&[u8]; 9] =
     [b"http", b"https", b"ftp", b"ftps", b"file", b"gs", b"s3", b"blob", b"gcs"];
 
-/// The keys that mean something among parts of messages, by their length: a look-up for each key is
-/// what this costs. Addresses are told by their ending besides.
+/// The keys with a meaning among parts of messages, indexed by length. The index keeps the cost at
+/// one look-up per key. Keys of addresses are also recognized by their suffix.
 const CONTENT_KEYS_BY_LENGTH: [&[(&[u8], JsonContext)]; 18] = [
     &[],
     &[],

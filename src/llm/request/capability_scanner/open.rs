@@ -1,54 +1,57 @@
-//! What is known of an array or object while it is open.
+//! The facts about an array or object while the scanner is inside it.
 
 use super::json_context::JsonContext;
 use crate::llm::request::media::MediaKind;
 
-/// An array or object that is open.
+/// An array or object that the scanner has entered and not yet left.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenContainer {
     pub(super) place: JsonContext,
     pub(super) is_array: bool,
     pub(super) at: u64,
-    /// Of a tool: whether it is a search of the web by its type, and whether it says that it may reach outside.
+    /// Facts about a tool: its type is a web search, and it states whether it may reach outside.
     pub(super) is_web_search: bool,
     pub(super) says_reach: bool,
-    /// Of a tool: whether it has a name. Of an item: whether it has a type or a role.
+    /// True if a tool has a name, or an item has a type or a role.
     pub(super) is_known: bool,
-    /// Of a tool: whether it is of a type that needs no name.
+    /// True if a tool's type needs no name.
     pub(super) is_typed: bool,
-    /// Of a tool: whether it has a type, and whether it has a schema of its own.
+    /// Facts about a tool: it has a type, and it has its own schema.
     pub(super) has_type: bool,
     pub(super) has_schema: bool,
-    /// Of a tool: whether it has a name that LiteLLM takes for its own search.
+    /// The condition under which LiteLLM takes the tool's name for its own search.
     pub(super) search: WebSearchTool,
-    /// The medium that the keys around it are named for.
+    /// The medium in the names of the keys around the container.
     pub(super) within: Option<MediaKind>,
-    /// The medium that it is said to be, and the dearest that was seen in it.
+    /// The medium that the container claims to be, and the most expensive medium seen in it.
     pub(super) claimed: Option<MediaKind>,
     pub(super) noted: Option<MediaKind>,
-    /// Of a source or a part: whether it is text, and whether it has an address.
+    /// Facts about a source or a part: it is text, and it has an address.
     pub(super) is_text: bool,
     pub(super) has_address: bool,
-    /// Of a part: whether it is a result that the client has found, and whether its source is an address.
+    /// Facts about a part: it is a search result of the client, and its source is an address.
     pub(super) is_found: bool,
     pub(super) has_source: bool,
-    /// Whether it names a machine at the provider, and whether it is what runs code there.
+    /// Facts about a tool or an item: it names a container at the provider, and it runs code there.
     pub(super) has_container: bool,
     pub(super) runs_code: bool,
-    /// Of an item: whether it is a picture that the provider has drawn, and whether it has the picture.
+    /// Facts about an item: it is a picture that the provider generated, and it contains the
+    /// picture.
     pub(super) is_drawing: bool,
     pub(super) has_drawing: bool,
 }
 
-/// Names by which LiteLLM's interception knows a tool that it runs itself, with a condition.
+/// The names by which LiteLLM's interception identifies a tool that LiteLLM runs itself, with a
+/// condition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum WebSearchTool {
     #[default]
     None,
-    /// If the tool has a type.
+    /// The tool is LiteLLM's if it has a type.
     Typed,
-    /// If the tool has no schema: Claude Code has a tool of this name that runs at the client.
+    /// The tool is LiteLLM's if it has no schema. Claude Code has a tool of this name that runs at
+    /// the client.
     Bare,
 }
 
