@@ -1,22 +1,26 @@
-//! What sound costs at least, by the head of a WAV; other forms do not bound their own length.
+//! Estimates the tokens of audio, from the head of a WAV file. Other formats do not bound their own
+//! length.
 //!
-//! Compressed silence is an hour in 30 KB, so sound of any other form is taken for an hour and a half. A WAV that is not
-//! compressed says how many bytes a second of it has, and its length says the rest.
+//! An hour of compressed silence takes 30 KB, so audio in any other format counts as an hour and a
+//! half. An uncompressed WAV file states its bytes per second, and the length of its data gives the
+//! duration.
 
 use super::Base64Decoder;
 
-/// The tokens of sound of these bytes, of which no more than `most` can follow the head; `None` where they are not bounded.
+/// Returns the tokens of the audio in `bytes`. At most `most` bytes can follow the head. Returns
+/// `None` if the duration is not bounded.
 pub(super) fn tokens<I: Iterator<Item = u8>>(
     bytes: &mut Base64Decoder<I>,
     most: u64,
 ) -> Option<u64> {
     let rate = bytes_a_second(bytes)?;
+    // If the allowance or the base64 ends early, the rest of the body bounds the length.
     let read = bytes.by_ref().map(|_| 1_u64).sum();
     let length = if bytes.is_complete() { read } else { most };
     Some((length.saturating_mul(TOKENS_A_SECOND).div_ceil(rate)).clamp(1, UNREAD_TOKENS))
 }
 
-/// The bytes of a second, by a head that says it in the usual place and does not contradict itself.
+/// Returns the bytes per second, if the head is in the usual form and does not contradict itself.
 fn bytes_a_second(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     let mut head = [0; HEAD_BYTES];
     for byte in &mut head {
@@ -26,25 +30,27 @@ fn bytes_a_second(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     let two = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));
     let four = |at: usize| two(at) + (two(at + 2) << 16);
     let (format, channels, samples, told, bits) = (two(20), two(22), four(24), four(28), two(34));
+    // Only uncompressed formats have a constant rate. The stated rate must equal samples, channels
+    // and bits multiplied.
     let is_plain = matches!(format, PCM | FLOAT);
     let rate = samples.saturating_mul(channels).saturating_mul(bits / 8);
-    // A head that lies makes sound short: no second has more bytes than that of a compact disc.
+    // A false rate would make the audio look short, so the rate is capped at `MAX_RATE`.
     (is_wave && is_plain && rate > 0 && rate == told).then_some(rate.min(MAX_RATE))
 }
 
-/// A head up to the bits of a sample.
+/// The length of a WAV head, up to and including the bits per sample, in bytes.
 const HEAD_BYTES: usize = 36;
 
 const PCM: u64 = 1;
 const FLOAT: u64 = 3;
 
-/// 48,000 samples of 16 bits in two channels.
+/// The maximum rate in bytes per second: 48,000 samples of 16 bits in two channels.
 const MAX_RATE: u64 = 192_000;
 
-/// Gemini; OpenAI takes 10.
+/// The tokens per second of audio that Gemini charges. OpenAI charges 10.
 const TOKENS_A_SECOND: u64 = 32;
 
-/// An hour and three quarters, for sound whose length nobody can tell.
+/// The tokens of audio whose length is unknown: an hour and three quarters.
 pub(super) const UNREAD_TOKENS: u64 = 200_000;
 
 #[cfg(test)]

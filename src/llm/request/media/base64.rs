@@ -1,33 +1,36 @@
-//! Bytes of a medium, read from the JSON text that carries them in base64.
+//! Decodes the bytes of a medium from the JSON text that carries them in base64.
 //!
-//! Readers of base64 differ in what they pass over. So what is not read alike everywhere ends the reading, and the medium is
-//! taken for one that says nothing.
+//! Readers of base64 differ in the characters that they skip. Text that readers could decode
+//! differently ends the decoding, and the medium counts as unreadable.
 
 use crate::base::rope::ByteRope;
 
-/// The bytes, one after the other, up to the text's end, to a limit, or to what is no base64.
+/// An iterator over the decoded bytes. It stops at the end of the text, at the limit, or at a
+/// character that is not base64.
 pub(super) struct Base64Decoder<I> {
     text: JsonAsciiChars<I>,
-    /// The digit that was read to see what the text is.
+    /// The first character, which the constructor read in order to recognize a `data:` address.
     first: Option<u8>,
     bits: u32,
-    /// How many of `bits` are not yet a byte.
+    /// The number of low bits in `bits` that do not yet form a whole byte.
     count: u8,
-    /// Whether all that comes is padding.
+    /// True after the first padding character; only padding and blanks may follow.
     is_padded: bool,
     is_odd: bool,
 }
 
-/// The characters of a JSON text, as far as they are ASCII.
+/// An iterator over the characters of a JSON text. A character outside ASCII appears as bytes that
+/// are no base64 digits.
 struct JsonAsciiChars<I> {
     body: I,
-    /// How many bytes of the body were read, and how many may be.
+    /// The number of bytes read from the body, and the maximum number to read.
     read: usize,
     most: usize,
     is_ended: bool,
 }
 
-/// The text begins at `at`, behind its quote, and no more than `most` bytes of it are read.
+/// Decodes the text that begins at offset `at`, behind its quote. At most `most` bytes of the text
+/// are read.
 pub(super) fn decode_string(
     body: &ByteRope,
     at: u64,
@@ -35,9 +38,11 @@ pub(super) fn decode_string(
 ) -> Base64Decoder<impl Iterator<Item = u8>> {
     let mut text = JsonAsciiChars { body: body.bytes_from(at), read: 0, most, is_ended: false };
     let mut first = text.find(|byte| !is_blank(*byte));
-    // An address has its type first, up to a comma; no medium's base64 begins with this letter.
+    // A `data:` address states its type first, up to a comma. No medium's base64 begins with the
+    // letter `d`.
     if matches!(first, Some(b'd' | b'D')) {
         let comma = text.by_ref().take(MAX_MEDIA_TYPE_BYTES).find(|byte| *byte == b',');
+        // Without a comma there is no data, so the text counts as ended.
         text.is_ended |= comma.is_none();
         first = None;
     }
@@ -45,12 +50,13 @@ pub(super) fn decode_string(
 }
 
 impl<I: Iterator<Item = u8>> Base64Decoder<I> {
-    /// How many bytes of the body were read.
+    /// Returns the number of bytes read from the body.
     pub(super) fn bytes_read(&self) -> usize {
         self.text.read
     }
 
-    /// Reads what is left, and tells whether the bytes were all that the text has.
+    /// Reads the remaining bytes. Returns true if the text ended normally, so that the decoded
+    /// bytes are all of the medium.
     pub(super) fn is_complete(&mut self) -> bool {
         self.by_ref().for_each(drop);
         self.text.is_ended && !self.is_odd
@@ -72,6 +78,7 @@ impl<I: Iterator<Item = u8>> Iterator for Base64Decoder<I> {
                 b'0'..=b'9' => digit - b'0' + 52,
                 b'+' => 62,
                 b'/' => 63,
+                // Padding is only valid at the end; a digit behind it is checked below.
                 b'=' => {
                     self.is_padded = true;
                     continue;
@@ -82,10 +89,13 @@ impl<I: Iterator<Item = u8>> Iterator for Base64Decoder<I> {
                     break;
                 }
             };
+            // Some readers stop at padding, others continue. Data behind padding is ambiguous.
             if self.is_padded {
                 self.is_odd = true;
                 break;
             }
+            // Each digit adds 6 bits. High bits that were already returned shift out of the 32-bit
+            // window.
             self.bits = self.bits << 6 | u32::from(sextet);
             self.count += 6;
             if self.count >= 8 {
@@ -114,7 +124,7 @@ impl<I: Iterator<Item = u8>> JsonAsciiChars<I> {
                 let digits =
                     [self.next_byte()?, self.next_byte()?, self.next_byte()?, self.next_byte()?];
                 let code = u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok();
-                // What is not ASCII is no digit.
+                // A character outside ASCII is no base64 digit; `u8::MAX` makes the decoder stop.
                 Some(code.unwrap_or(u8::MAX))
             }
             _ => Some(u8::MAX),
@@ -144,7 +154,7 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
 }
 
-/// More than any type with its parameters.
+/// The maximum length of a media type with its parameters, in bytes. No type in use is longer.
 const MAX_MEDIA_TYPE_BYTES: usize = 256;
 
 #[cfg(test)]

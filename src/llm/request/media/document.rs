@@ -1,60 +1,65 @@
-//! What a document costs at least, by its pages.
+//! Estimates the tokens of a document, from the number of its pages.
 //!
-//! The pages of a PDF are counted where it says them openly. A writer can hide pages from whoever does not read as much of the format as
-//! a provider does: in compressed objects, behind escapes in names, behind comments. A document with any of that says nothing.
-//! What is doubtful only ever adds pages.
+//! The pages of a PDF are counted if they are stated openly. A writer can hide pages from a reader
+//! that knows less of the format than a provider does: in compressed objects, behind escapes in
+//! names, behind comments. A document with any of these counts as unreadable. A doubtful object can
+//! only add pages to the count.
 
 use memchr::memmem;
 
 use super::Base64Decoder;
 
-/// The tokens of a document of these bytes; `None` where its pages cannot be told.
+/// Returns the tokens of the document in `bytes`, or `None` if its pages cannot be counted.
 pub(super) fn document_tokens<I: Iterator<Item = u8>>(bytes: &mut Base64Decoder<I>) -> Option<u64> {
     let document: Vec<u8> = bytes.by_ref().collect();
     let pages = if bytes.is_complete() { count_pages(&document)? } else { return None };
     Some(pages.saturating_mul(TOKENS_PER_PAGE).min(MAX_DOCUMENT_TOKENS))
 }
 
-/// The pages of a PDF, if all of them are in the open.
+/// Returns the number of pages of a PDF, if all pages are in the open.
+// `/ObjStm` marks a compressed object stream, which can hide pages.
 fn count_pages(document: &[u8]) -> Option<u64> {
     if !document.starts_with(b"%PDF-") || memmem::find(document, b"/ObjStm").is_some() {
         return None;
     }
     let mut found = PageCounts::default();
     let mut rest = document;
+    // The document alternates between objects, which are read, and stream contents, which are
+    // skipped.
     while let Some(start) = memmem::find(rest, STREAM_KEYWORD) {
         found.read_objects(&rest[..start])?;
         let content = &rest[start + STREAM_KEYWORD.len()..];
         let end = memmem::find(content, END_STREAM_KEYWORD)?;
-        // What looks like content to us may be objects to others.
+        // Another reader may find the stream's end elsewhere and read objects in this content.
         if memmem::find(&content[..end], b"obj").is_some() {
             return None;
         }
         rest = &content[end + END_STREAM_KEYWORD.len()..];
     }
     found.read_objects(rest)?;
-    // An old page that a later version of the document has replaced is one too many.
+    // A page that a later version of the document replaced is counted once too often. A stated
+    // count above the found pages means that pages are hidden.
     (found.counted > 0 && found.counted <= found.pages).then_some(found.pages)
 }
 
-/// What objects say of pages.
+/// The facts about pages in a document's objects.
 #[derive(Default)]
 struct PageCounts {
-    /// Objects that are pages.
+    /// The number of objects that are pages.
     pages: u64,
-    /// The largest count of pages in a list of them.
+    /// The largest page count that a list of pages states.
     counted: u64,
 }
 
 impl PageCounts {
-    /// Reads what stands between two streams; `None` where something is said that is not read here.
+    /// Reads the objects between two streams. Returns `None` if a construct could hide pages.
     fn read_objects(&mut self, objects: &[u8]) -> Option<()> {
         let mut rest = objects;
         while let Some(slash) = memchr::memchr(b'/', rest) {
             let (name, behind) = split_name(&rest[slash + 1..]);
             rest = behind;
             match name {
-                // An escape: it may be any name.
+                // A `#` escape can spell any name, including `Type`.
                 _ if name.contains(&b'#') => return None,
                 b"Type" => {
                     let (kind, _) = split_name(rest.trim_ascii_start().strip_prefix(b"/")?);
@@ -68,7 +73,7 @@ impl PageCounts {
     }
 }
 
-/// A name, and what is behind it.
+/// Splits a text into the PDF name at its start and the rest.
 fn split_name(text: &[u8]) -> (&[u8], &[u8]) {
     let is_end = |byte: &u8| {
         matches!(
@@ -79,13 +84,15 @@ fn split_name(text: &[u8]) -> (&[u8], &[u8]) {
     text.split_at(text.iter().position(is_end).unwrap_or(text.len()))
 }
 
-/// The number behind a name, if it is written out: that of another object, or of a form that is not read here, is none.
+/// Returns the number after a name, if it is a plain number. Returns `None` for a reference to
+/// another object or for another notation.
 fn parse_count(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii_start();
-    // Outlines have negative ones.
+    // Outlines have negative counts, which say nothing about pages; they count as zero.
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let length = digits.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let (number, behind) = digits.split_at(length);
+    // A number that a further number follows is a reference such as `12 0 R`.
     let next = behind.trim_ascii_start().first();
     let is_whole = next.is_some_and(|next| matches!(next, b'/' | b'>'));
     let number = str::from_utf8(number).ok()?.parse().ok()?;
@@ -95,16 +102,18 @@ fn parse_count(text: &[u8]) -> Option<u64> {
 const STREAM_KEYWORD: &[u8] = b"stream";
 const END_STREAM_KEYWORD: &[u8] = b"endstream";
 
-/// Anthropic: up to 3,000 tokens of text, or the page as an image.
+/// The tokens per page. Anthropic charges up to 3,000 tokens of text, or the page as an image.
 const TOKENS_PER_PAGE: u64 = 3000;
 
-/// More is in no model's context.
+/// The maximum number of tokens of a document. No model's context holds more.
 const MAX_DOCUMENT_TOKENS: u64 = 1_000_000;
 
-/// A hundred pages, as many as most providers take, of 2,000 tokens: for a document that does not say.
+/// The tokens of a document whose pages are unknown: a hundred pages, as many as most providers
+/// accept, of 2,000 tokens.
 pub(super) const UNREADABLE_DOCUMENT_TOKENS: u64 = 200_000;
 
-/// The text of a document that is read for its pages; longer ones have many.
+/// The maximum length of a document's text that is read to count pages, in bytes. A longer document
+/// counts as unreadable.
 pub(super) const MAX_DOCUMENT_BYTES_READ: usize = 4 << 20;
 
 #[cfg(test)]

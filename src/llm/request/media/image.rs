@@ -1,9 +1,11 @@
-//! What an image costs at least, by the size in its own head.
+//! Estimates the tokens of an image, from the size in the image's own head.
 //!
-//! Providers bill by size in three ways: by the pixel (Anthropic), by tiles of a fixed size (OpenAI), and by tiles whose size depends
-//! on the shorter side (Google). Who bills is not known here, so the dearest counts.
+//! Providers charge images in three ways: by pixels (Anthropic), by tiles of a fixed size (OpenAI),
+//! and by tiles whose size depends on the shorter side (Google). The provider is unknown here, so
+//! the most expensive of the three counts.
 
-/// The tokens of an image that begins with these bytes; `None` where they say no size that can be.
+/// Returns the tokens of an image that begins with these bytes. Returns `None` if the bytes state
+/// no possible size.
 pub(super) fn image_tokens(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     let (width, height) = image_size(&mut ImageHeadBytes(bytes))?;
     let is_possible = |side: u32| (1..=MAX_SIDE_PIXELS).contains(&side);
@@ -14,20 +16,23 @@ pub(super) fn image_tokens(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> 
     Some(dearest.max(tokens_by_scaled_tiles(width, height)).min(MAX_IMAGE_TOKENS))
 }
 
-/// Anthropic: 750 pixels to a token.
+/// Returns the tokens by Anthropic's rule: 750 pixels to a token.
 fn tokens_by_pixels(width: u32, height: u32) -> u64 {
     (u64::from(width) * u64::from(height)).div_ceil(750)
 }
 
-/// OpenAI: 170 tokens for each tile of 512 pixels, of an image that fits into 2,048, and 85 beside them.
+/// Returns the tokens by OpenAI's rule: the image is scaled to fit into 2,048 pixels, and each tile
+/// of 512 pixels costs 170 tokens. The image itself costs 85 more.
 fn tokens_by_fixed_tiles(width: u32, height: u32) -> u64 {
     let (width, height) = scale_to_square(width, height, 2048);
     let tiles = |side: u32| u64::from(side.div_ceil(512));
     85 + 170 * tiles(width) * tiles(height)
 }
 
-/// Google: 258 tokens for each tile, of an image that fits into 3,072. A tile has two thirds of the shorter side, within bounds.
+/// Returns the tokens by Google's rule: the image is scaled to fit into 3,072 pixels, and each tile
+/// costs 258 tokens. A tile's side is two thirds of the shorter side, within bounds.
 fn tokens_by_scaled_tiles(width: u32, height: u32) -> u64 {
+    // Google charges a small image as one tile.
     if width.max(height) <= 384 {
         return 258;
     }
@@ -37,7 +42,7 @@ fn tokens_by_scaled_tiles(width: u32, height: u32) -> u64 {
     258 * tiles(width) * tiles(height)
 }
 
-/// The size of an image once it fits into a square.
+/// Returns the size of an image that is scaled down to fit into a square.
 fn scale_to_square(width: u32, height: u32, square: u32) -> (u32, u32) {
     let longest = width.max(height);
     if longest <= square {
@@ -50,10 +55,12 @@ fn scale_to_square(width: u32, height: u32, square: u32) -> (u32, u32) {
     (side(width), side(height))
 }
 
-/// Width and height, as the head of a PNG, JPEG, GIF or WebP has them.
+/// Returns width and height from the head of a PNG, JPEG, GIF or WebP.
 fn image_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<(u32, u32)> {
     match head.read_array()? {
         [0x89, b'P', b'N', b'G'] => {
+            // A PNG begins with 8 signature bytes, 4 of which are read. The length of the first
+            // chunk follows.
             head.skip_bytes(8)?;
             let is_head = head.read_array()? == *b"IHDR";
             let size = (head.read_u32_be()?, head.read_u32_be()?);
@@ -66,24 +73,29 @@ fn image_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Optio
     }
 }
 
-/// Segments up to the one that begins the picture: the others are as long as they say.
+/// Returns the size of a JPEG. The function skips segments by their stated length up to the frame
+/// header.
 fn jpeg_size<I: Iterator<Item = u8>>(
     head: &mut ImageHeadBytes<'_, I>,
     mut marker: u8,
 ) -> Option<(u32, u32)> {
     loop {
         match marker {
-            // The picture, in whatever way it is compressed, tables of its coding aside.
+            // A start-of-frame marker of any compression. 0xc4, 0xc8 and 0xcc are tables or
+            // reserved.
             0xc0..=0xcf if !matches!(marker, 0xc4 | 0xc8 | 0xcc) => {
+                // Skipped: the segment's length and the bits per sample.
                 head.skip_bytes(3)?;
                 let (height, width) = (head.read_u16_be()?, head.read_u16_be()?);
                 return Some((width.into(), height.into()));
             }
-            // It fills up.
+            // Fill bytes before a marker are allowed.
             0xff => (),
-            // Without a length, or the data, before which there is a picture.
+            // These markers have no length, or begin the data. A frame header comes before the data
+            // in every valid image.
             0x00..=0x01 | 0xd0..=0xda => return None,
             _ => {
+                // The stated length includes its own two bytes.
                 let length = head.read_u16_be()?;
                 head.skip_bytes(usize::from(length.checked_sub(2)?))?;
                 if head.read_array::<1>()? != [0xff] {
@@ -95,15 +107,18 @@ fn jpeg_size<I: Iterator<Item = u8>>(
     }
 }
 
-/// The screen, or the first picture on it, where that is larger.
+/// Returns the size of a GIF: the screen, or the first picture if that is larger.
 fn gif_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<(u32, u32)> {
     head.skip_bytes(2)?;
     let screen = (head.read_u16_le()?, head.read_u16_le()?);
     let [flags, _, _] = head.read_array()?;
+    // The flag announces a global colour table of 3 bytes per entry, with 2^(n+1) entries.
     if flags & 0x80 != 0 {
         head.skip_bytes(3 << ((flags & 7) + 1))?;
     }
     loop {
+        // Blocks before the first picture are extensions: a label, then sub-blocks up to an empty
+        // one.
         match head.read_array()? {
             [b'!'] => {
                 head.skip_bytes(1)?;
@@ -126,12 +141,14 @@ fn gif_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<
     }
 }
 
+/// Returns the size of a WebP in one of its three formats.
 fn webp_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option<(u32, u32)> {
     head.skip_bytes(4)?;
     if head.read_array()? != *b"WEBP" {
         return None;
     }
     match head.read_array()? {
+        // The extended format: the size is stored as two 24-bit numbers, each less one.
         [b'V', b'P', b'8', b'X'] => {
             head.skip_bytes(8)?;
             let mut side = || {
@@ -140,12 +157,14 @@ fn webp_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option
             };
             Some((side()?, side()?))
         }
+        // The lossless format: a signature byte, then two 14-bit numbers, each less one.
         [b'V', b'P', b'8', b'L'] => {
             head.skip_bytes(4)?;
             let is_head = head.read_array()? == [0x2f];
             let bits = u32::from_le_bytes(head.read_array()?);
             is_head.then_some(((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1))
         }
+        // The lossy format: the frame's start code, then two 14-bit numbers below two scaling bits.
         [b'V', b'P', b'8', b' '] => {
             head.skip_bytes(7)?;
             let is_head = head.read_array()? == [0x9d, 0x01, 0x2a];
@@ -157,7 +176,7 @@ fn webp_size<I: Iterator<Item = u8>>(head: &mut ImageHeadBytes<'_, I>) -> Option
     }
 }
 
-/// The bytes of a head, in order; none where they end too early.
+/// A reader of an image's head. Every read returns `None` if the bytes end too early.
 struct ImageHeadBytes<'a, I>(&'a mut I);
 
 impl<I: Iterator<Item = u8>> ImageHeadBytes<'_, I> {
@@ -186,13 +205,16 @@ impl<I: Iterator<Item = u8>> ImageHeadBytes<'_, I> {
     }
 }
 
-/// No image of a provider's has a longer side; those of WebP end here.
+/// The maximum side of a possible image, in pixels. No provider's image has a longer side, and
+/// WebP's 14-bit sizes end here.
 const MAX_SIDE_PIXELS: u32 = 1 << 14;
 
-/// Providers scale larger images down: Google's largest has 24 tiles.
+/// The maximum number of tokens of an image. Providers scale larger images down, and Google's
+/// largest has 24 tiles.
 pub(super) const MAX_IMAGE_TOKENS: u64 = 24 * 258;
 
-/// The text of a head: a JPEG may have a preview, and profiles of colour, before its size.
+/// The maximum length of a head's text, in bytes. A JPEG may have a preview and colour profiles
+/// before its size.
 pub(super) const MAX_HEAD_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
