@@ -1,20 +1,24 @@
-//! Reads a copy of a response as it passes: the tokens it used, its cost, how it ended.
+//! Reads a copy of a response while it streams: the tokens that it used, its cost, and how it
+//! ended.
 //!
-//! The exchange shows each frame to an [`ResponseObserver`] and sends on what that returns, at once. In
-//! pass-through that is the frame itself. For a chat client that did not ask for usage it is the
-//! frame less the usage chunk that we asked for: the only case in which bytes are ever held back,
-//! and only while they may be the beginning of that chunk.
+//! The exchange passes each frame to a [`ResponseObserver`] and forwards the returned bytes at
+//! once. In pass-through mode the returned bytes are the frame itself. For a chat client that did
+//! not request usage, they are the frame without the usage chunk that the gateway requested. Only
+//! in that case are bytes ever held back, and only while they may be the beginning of that chunk.
 //!
 //! Events are read by the WHATWG rules: any line end, a byte order mark, comments, data on many
-//! lines, cuts anywhere. An event that the stream's orderly end has ended is read too, though
-//! the rules would drop it: providers leave out the last empty line, and the count is in there.
+//! lines, cuts at any byte. An event that only the orderly end of the stream completes is read too,
+//! although the rules would drop it. Providers omit the last empty line, and that event contains
+//! the usage.
 //!
-//! A stream whose output is limited is cut behind the event that goes over what was granted, and
-//! ended in the way its protocol understands ([`ResponseObserver::with_allowance`]).
+//! A stream whose output is limited is truncated behind the event that exceeds the granted output.
+//! The gateway then ends the stream in the way that its protocol defines
+//! ([`ResponseObserver::with_allowance`]).
 //!
-//! **Invariant:** what is observed and what goes on are the same however the response was split
-//! into frames, and nothing is allocated for a frame whose events end in it and report nothing, but
-//! for the text of a limited Responses stream, which the end of that protocol repeats.
+//! **Invariant:** the findings and the forwarded bytes are the same however the response was split
+//! into frames. A frame whose events end in the frame and report nothing causes no allocation. The
+//! exception is the text of a limited Responses stream, because the end of that protocol repeats
+//! the text.
 
 mod delta;
 mod event_pattern;
@@ -39,10 +43,11 @@ use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 
 pub use output_limiter::{CallAllowance, CutoffMode, OUTPUT_LIMIT_REACHED_CODE};
 
-/// Bytes of one event, its line ends included; SPEC G7 sets it. It bounds what is kept per stream.
+/// The maximum length of one event in bytes, including its line ends. SPEC G7 sets the value. It
+/// bounds the bytes kept per stream.
 pub const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
 
-/// Reads one response.
+/// An observer of one response.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -62,39 +67,40 @@ pub struct ResponseObserver {
     report: ResponseReport,
 }
 
-/// How the response's body is to be read: its content type, where nothing encodes it.
+/// The format of a response's body: its content type, if no content encoding applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseFormat {
     /// `text/event-stream`.
     Sse,
     /// `application/json`.
     Json,
-    /// Anything else: it passes unread.
+    /// Any other format. The body passes unread.
     Opaque,
 }
 
-/// What becomes of a chat stream's usage chunk.
+/// The treatment of a chat stream's usage chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageChunkMode {
-    /// The client asked for it.
+    /// The client requested the chunk, so the client receives it.
     Show,
-    /// Only we asked for it.
+    /// Only the gateway requested the chunk, so the chunk is removed.
     Hide,
 }
 
-/// How the response ended, by its own words. What came later in this list is not taken back.
+/// The end of the response, as the response itself states it. A later value in this order replaces
+/// an earlier one, never the reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamEnd {
-    /// It has not said that it has ended.
+    /// The response has not stated its end.
     Unfinished,
     /// `[DONE]`, `message_stop`, `response.completed`, `.incomplete` or `.failed`; a JSON body
     /// whose object is closed.
     Terminated,
-    /// An error event, or data with an `error`; LiteLLM sends `[DONE]` after one.
+    /// An error event, or data with an `error`. LiteLLM sends `[DONE]` after an error event.
     Errored,
 }
 
-/// An event of the stream does not fit.
+/// The error for an event that is longer than [`MAX_EVENT_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "one event of the upstream's stream is over the limit of `{MAX_EVENT_BYTES}` bytes; have the upstream send less in one event"
@@ -110,7 +116,8 @@ enum FormatReader {
 }
 
 impl ResponseFormat {
-    /// The format that a response's `content-type` and `content-encoding` declare. What is encoded cannot be read.
+    /// Returns the format that a response's `content-type` and `content-encoding` declare. An
+    /// encoded body is [`ResponseFormat::Opaque`].
     pub fn from_headers(content_type: Option<&[u8]>, encoding: Option<&[u8]>) -> Self {
         let is_plain = encoding.is_none_or(|coding| coding == b"identity");
         let media_type = content_type
@@ -130,7 +137,7 @@ impl ResponseFormat {
 impl ResponseObserver {
     pub fn new(route: GatewayRoute, format: ResponseFormat, usage_chunk: UsageChunkMode) -> Self {
         let reader = match (format, usage_chunk) {
-            // Only chat has a chunk that can be asked for.
+            // Only the chat protocol has a usage chunk that a request can turn on.
             (ResponseFormat::Sse, UsageChunkMode::Hide)
                 if route.protocol() == LlmProtocol::Chat =>
             {
@@ -143,8 +150,8 @@ impl ResponseObserver {
         Self { reader, report: ResponseReport::new(route) }
     }
 
-    /// Has the stream cut where it goes on after it has written what was granted. A unary body is
-    /// there as a whole or not at all: it is never cut.
+    /// Limits the stream's output: the stream is truncated when it continues after it has written
+    /// the granted output. A unary body is never truncated, because it arrives as a whole.
     #[must_use]
     pub fn with_allowance(mut self, allowance: CallAllowance) -> Self {
         let shows_usage = match self.reader {
@@ -156,15 +163,19 @@ impl ResponseObserver {
         self
     }
 
-    /// Whether every byte goes on and none is added, so that the length stays what it was.
+    /// Returns true if every byte is forwarded and none is added, so that the response's length
+    /// stays unchanged.
     pub fn is_passthrough(&self) -> bool {
         !matches!(self.reader, FormatReader::Filtered(_)) && !self.report.is_limited()
     }
 
-    /// Reads a frame; returns what goes on to the client, which may be empty. If the stream
-    /// [is cut](Self::is_truncated) by it, that is all, and ends the stream.
+    /// Reads a frame and returns the bytes to forward to the client, which may be empty. If this
+    /// frame [truncates the stream](Self::is_truncated), the returned bytes also end the stream,
+    /// and every later call returns nothing.
     ///
-    /// After [`EventTooLargeError`] the response is to be cut: the observer has lost its place in it.
+    /// # Errors
+    /// Returns [`EventTooLargeError`] if an event is too long. The caller must then abort the
+    /// response, because the observer has lost its position in the stream.
     pub fn read_frame(&mut self, frame: Bytes) -> Result<Bytes, EventTooLargeError> {
         if self.is_truncated() {
             return Ok(Bytes::new());
@@ -178,8 +189,8 @@ impl ResponseObserver {
         Ok(frame)
     }
 
-    /// The upstream has ended in order: reads an event that lacks only its empty line, and returns
-    /// what was held back and now goes on.
+    /// Handles the orderly end of the upstream's body. Reads an event that lacks only its empty
+    /// line, and returns bytes that were held back and must now be forwarded.
     pub fn end_of_body(&mut self) -> Option<Bytes> {
         if self.is_truncated() {
             return None;
@@ -195,22 +206,23 @@ impl ResponseObserver {
         }
     }
 
-    /// The usage as the provider reported it, once it has reported both sides of it.
+    /// Returns the usage as the provider reported it, once both input and output are reported.
     ///
-    /// Some upstreams send a running total with every chat chunk: until [`Self::stream_end`] says that
-    /// the response has ended, the output may still grow.
+    /// Some upstreams send a running total with every chat chunk. Until [`Self::stream_end`]
+    /// reports an end, the output may still grow.
     pub fn reported_usage(&self) -> Option<TokenUsage> {
         self.report.reported_usage()
     }
 
-    /// What the provider has reported so far, zero where it has not: of a Messages stream that was
-    /// cut, the exact input. The better half of an estimate.
+    /// Returns the usage that the provider has reported so far, with zero for missing parts. A
+    /// Messages stream that was aborted has the exact input here, which improves an estimate.
     pub fn partial_usage(&self) -> Option<TokenUsage> {
         self.report.partial_usage()
     }
 
-    /// LiteLLM's own figure, from the usage chunk or object. A cross-check, never a charge: a model
-    /// that it cannot price costs nothing there.
+    /// Returns LiteLLM's own cost figure from the usage chunk or object. The figure is a
+    /// cross-check, never a charge: LiteLLM reports a cost of zero for a model that it cannot
+    /// price.
     pub fn reported_cost(&self) -> Option<Nanodollars> {
         self.report.reported_cost()
     }
@@ -219,7 +231,8 @@ impl ResponseObserver {
         self.report.stream_end()
     }
 
-    /// Whether what passed last is an error, or the beginning of an event that may become one.
+    /// Returns true if the last bytes are an error, or the beginning of an event that may become an
+    /// error.
     pub fn may_be_error(&self) -> bool {
         let is_in_event = match &self.reader {
             FormatReader::Sse(blocks) => blocks.is_in_event(),
@@ -229,24 +242,28 @@ impl ResponseObserver {
         is_in_event || self.report.has_error()
     }
 
-    /// Whether the stream has written more than it was granted: what [`Self::read_frame`] returned last
-    /// has ended it for the client, and the upstream has nothing more to say.
+    /// Returns true if the stream wrote more than it was granted. The bytes that
+    /// [`Self::read_frame`] returned last have ended the stream for the client, and the upstream's
+    /// further bytes are not needed.
     pub fn is_truncated(&self) -> bool {
         self.report.is_truncated()
     }
 
-    /// What the text that was seen comes to, estimated on the high side: what a stream is charged
-    /// where nobody reports. May be more than was granted, which bounds it.
+    /// Returns the tokens of the text seen so far, estimated on the high side. A stream without a
+    /// usage report is charged this amount. The estimate may exceed the granted output, which then
+    /// bounds the charge.
     pub fn output_estimate(&self) -> Tokens {
         self.report.output_estimate().upper_estimate()
     }
 
-    /// What the text that was seen comes to at least: who reports less is not believed.
+    /// Returns the minimum number of tokens of the text seen so far. A usage report below this
+    /// number is not believed.
     pub fn output_lower_bound(&self) -> Tokens {
         self.report.output_estimate().lower_bound()
     }
 
-    /// Texts that were seen so far: grows with each event that brings one.
+    /// Returns the number of texts seen so far. The number grows with each event that contains
+    /// text.
     pub fn text_count(&self) -> u64 {
         self.report.output_estimate().text_count()
     }
@@ -259,6 +276,9 @@ fn observe_events(
 ) -> Result<Bytes, EventTooLargeError> {
     let mut at = 0;
     loop {
+        // Two ways to read an event. 1. Between blocks, an event that repeats the previous one with
+        // another text is matched as a whole, without a parser. 2. Otherwise the parser cuts the
+        // next block.
         let is_between = blocks.is_between_blocks();
         if is_between && at == frame.len() {
             return Ok(frame);
@@ -271,6 +291,7 @@ fn observe_events(
             let Some(event) = block.parse_event() else { continue };
             report.on_event(&event, block.bytes());
         }
+        // The truncation takes effect behind the event just read; the rest of the frame is dropped.
         if let Some(end) = report.truncation_bytes() {
             return Ok([&frame[..at], &end].concat().into());
         }

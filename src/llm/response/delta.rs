@@ -1,15 +1,17 @@
-//! Counts the text in an event's deltas without parsing the event, for streams that nothing limits.
+//! Counts the text in an event's deltas without parsing the event, for streams without an output
+//! limit.
 //!
-//! Most of an event is the same in all events of its stream, so it is searched for the key of its
-//! delta, and only the delta is read: its strings, by the keys that they stand under.
+//! Most of an event is the same in all events of its stream. So the event is searched for the key
+//! of its delta, and only the delta is read: its strings, by the keys that they stand under.
 
 use memchr::memmem::Finder;
 
 use super::output_estimate::OutputEstimate;
 use crate::base::json::split_string;
 
-/// Counts the text of every delta in the event `data`, which stands under `key`; in one that has a single
-/// delta, of the first. Returns where the text begins if there is one.
+/// Counts the text of every delta in the event `data`. A delta stands under `key`. If `is_single`
+/// is set, only the first delta counts. Returns the offset of the text if the event has exactly one
+/// text.
 pub(super) fn count_deltas(
     data: &[u8],
     key: &Finder<'_>,
@@ -21,9 +23,11 @@ pub(super) fn count_deltas(
     let mut rest = data;
     while let Some(at) = key.find(rest) {
         rest = &rest[at + key.needle().len()..];
+        // The key's bytes may also occur inside a text. Only a key is followed by a colon.
         let Some(value) = rest.trim_ascii_start().strip_prefix(b":") else { continue };
         rest = value.trim_ascii_start();
         if let Some(text) = rest.strip_prefix(b"\"") {
+            // Offsets are computed from the end: `rest` is always a suffix of `data`.
             let start = data.len() - text.len();
             let (text, after) = split_string(text);
             if written.add_text(text) {
@@ -42,41 +46,43 @@ pub(super) fn count_deltas(
             break;
         }
     }
+    // An event with several texts cannot serve as a pattern for later events.
     found.filter(|_| written.text_count() == before + 1)
 }
 
-/// A delta that is being read.
+/// The state of a delta that is being read.
 #[derive(Default)]
 struct DeltaObject {
     depth: usize,
-    /// The depth of the array or object that is passed over, 0 outside of one.
+    /// The depth of the array or object that is being skipped; 0 if none is.
     skipped: usize,
-    /// The kind of the key that was read last.
+    /// The kind of the last key.
     key: DeltaKeyKind,
-    /// Whether no value has come since.
+    /// True if no value has followed the last key.
     is_after_key: bool,
-    /// The reasoning has been counted: some upstreams repeat it under other keys.
+    /// True if the reasoning has been counted. Some upstreams repeat it under other keys.
     has_reasoning: bool,
-    /// How much was left to read where the text began that was counted last.
+    /// The number of unread bytes at the start of the last counted text.
     left_at_text: Option<usize>,
 }
 
-/// What a key in a delta has under it.
+/// The kind of value that stands under a key in a delta.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum DeltaKeyKind {
     Text,
-    /// Text that may be a part of what is billed.
+    /// Text that may be only a part of the billed text.
     Reasoning,
-    /// Reasoning once more, with its signature.
+    /// The reasoning a second time, with its signature.
     Blocks,
-    /// An array or object with text in it.
+    /// An array or object that contains text.
     Nested,
     #[default]
     Other,
 }
 
 impl DeltaObject {
-    /// Counts the object that `rest` begins with, and returns what follows it.
+    /// Counts the text of the object at the start of `rest`, and returns the bytes after the
+    /// object.
     fn count_object<'a>(&mut self, mut rest: &'a [u8], written: &mut OutputEstimate) -> &'a [u8] {
         while let Some((byte, after)) = rest.split_first() {
             rest = after;
@@ -85,6 +91,7 @@ impl DeltaObject {
                     let left = rest.len();
                     let (text, after) = split_string(rest);
                     rest = after;
+                    // A colon after a string makes the string a key; otherwise it is a value.
                     if rest.trim_ascii_start().starts_with(b":") {
                         self.key = DeltaKeyKind::classify_key(text);
                         self.is_after_key = true;
@@ -94,6 +101,7 @@ impl DeltaObject {
                 }
                 b'{' | b'[' => self.open_value(rest, written),
                 b'}' | b']' => {
+                    // The skipped container closes when the depth returns to its own.
                     if self.skipped == self.depth {
                         self.skipped = 0;
                     }
@@ -108,12 +116,16 @@ impl DeltaObject {
         rest
     }
 
+    /// Enters an array or object, and decides whether its content is skipped.
     fn open_value(&mut self, rest: &[u8], written: &mut OutputEstimate) {
         self.depth += 1;
+        // Elements of an array have no key of their own: they inherit the decision made for the
+        // array.
         let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
         if is_member
             && self.key == DeltaKeyKind::Blocks
             && !rest.trim_ascii_start().starts_with(b"]")
+        // Blocks with content mean that part of the reasoning is hidden behind a signature.
         {
             written.mark_partial();
         }
@@ -129,6 +141,7 @@ impl DeltaObject {
         }
         let counts = match self.key {
             DeltaKeyKind::Text => true,
+            // The same reasoning may stand under two keys of one delta; the first one counts.
             DeltaKeyKind::Reasoning => {
                 written.mark_partial();
                 !std::mem::replace(&mut self.has_reasoning, true)

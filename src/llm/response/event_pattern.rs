@@ -1,11 +1,13 @@
-//! Knows an event again that differs in its text alone from one that was read.
+//! Recognizes an event that differs from an earlier one only in its text.
 //!
-//! Of a stream nearly all events are one event with another text in it, and in Responses with another number and
-//! another filler. So the first of them is read with care and kept, with the places in which the next may differ.
-//! An event that is the same everywhere else says the same of itself, and is not parsed.
+//! Nearly all events of a stream are one event with different texts. In Responses they also differ
+//! in a sequence number and a filler. So the first such event is parsed and stored, together with
+//! the positions in which the next one may differ. An event that equals the stored one everywhere
+//! else has the same meaning, and is not parsed.
 //!
-//! **Invariant:** what stands in those places is proven to be a string's inside or a number, so the event is JSON if
-//! the one kept was. Whatever is not proven is read with care.
+//! **Invariant:** the content of these positions is proven to be the inside of a string or a
+//! number, so the event is valid JSON if the stored event was. An event without this proof is
+//! parsed.
 
 use std::ops::Range;
 
@@ -13,20 +15,21 @@ use super::MAX_EVENT_BYTES;
 use super::output_limiter::TextEventEffect;
 use crate::base::json::{JsonCursor, string_length};
 
-/// An event that brought one text and said nothing else of interest.
+/// A stored event that contained one text and no other information.
 #[derive(Debug, Default)]
 pub(super) struct EventPattern {
-    /// All of the event but what is in its holes, with the empty line that ends it. Empty where none is kept.
+    /// The whole event without the content of its holes, including the empty line that ends the
+    /// event. Empty if no event is stored.
     literal: Vec<u8>,
     holes: [PatternHole; MAX_HOLES],
     effect: TextEventEffect,
 }
 
-/// A place in which the next event may differ.
+/// A position in which the next event may differ.
 #[derive(Clone, Copy, Debug, Default)]
 struct PatternHole {
     kind: PatternHoleKind,
-    /// Where in the literal.
+    /// The offset in the literal.
     at: usize,
 }
 
@@ -34,51 +37,53 @@ struct PatternHole {
 enum PatternHoleKind {
     #[default]
     None,
-    /// The inside of the string that counts.
+    /// The inside of the string whose text is counted.
     Text,
-    /// The inside of a string that means nothing: padding.
+    /// The inside of a string without meaning: padding.
     Filler,
-    /// The number of the event.
+    /// The sequence number of the event.
     Sequence,
 }
 
-/// The one text of an event.
+/// The only text of an event.
 #[derive(Clone, Debug)]
 pub(super) struct LoneText {
-    /// Where its inside stands in the event's data.
+    /// The range of the text's inside in the event's data.
     pub(super) place: Range<usize>,
-    /// What such an event does to a limited stream.
+    /// The effect of such an event on a limited stream.
     pub(super) effect: TextEventEffect,
 }
 
-/// An event that was known again.
+/// An event that matched the pattern.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RepeatedEvent<'a> {
-    /// The inside of the string, not empty.
+    /// The inside of the string, never empty.
     pub(super) text: &'a [u8],
     pub(super) sequence: Option<u64>,
     pub(super) effect: TextEventEffect,
-    /// Bytes of the event.
+    /// The length of the event in bytes.
     pub(super) taken: usize,
 }
 
 impl LoneText {
-    /// `start` is where the text begins in `data`, behind its quote.
+    /// Returns the text that begins at offset `start` in `data`, behind its quote.
     pub(super) fn from_offset(start: usize, data: &[u8], effect: TextEventEffect) -> Option<Self> {
         let length = string_length(data.get(start..)?)?;
         Some(Self { place: start..start + length, effect })
     }
 
-    /// The same of a JSON string that is a part of `data`.
+    /// Returns the text for a JSON string that is a slice of `data`.
     pub(super) fn from_json_text(text: &str, data: &[u8], effect: TextEventEffect) -> Option<Self> {
+        // Pointer arithmetic gives the offset: `text` must lie inside `data`, otherwise the range
+        // checks fail.
         let start = text.as_ptr().addr().checked_sub(data.as_ptr().addr())?;
         Self::from_offset(start + 1, data, effect)
     }
 }
 
 impl EventPattern {
-    /// Keeps the event that `block` is, with its empty line. `data` is its data. The one before stays where this one
-    /// is out of the ordinary.
+    /// Stores the event in `block`, including its empty line, as the new pattern. `data` is the
+    /// event's data. The previous pattern stays if the event's form is unusual.
     pub(super) fn keep_event(
         &mut self,
         block: &[u8],
@@ -87,10 +92,13 @@ impl EventPattern {
         is_numbered: bool,
     ) {
         let Some(start) = data_start(block, data) else { return };
+        // An event that already matches the pattern needs no new one.
         if block.len() > MAX_PATTERN_BYTES || self.match_repeated(block).is_some() {
             return;
         }
         let text = Some((PatternHoleKind::Text, lone.place.clone()));
+        // 1. Collect the ranges that may differ. 2. Sort them by position. 3. Copy the bytes
+        //    between them into the literal, and record each gap as a hole.
         let [number, filler] = if is_numbered { other_holes(data) } else { [const { None }; 2] };
         let mut places = [text, number, filler];
         places.sort_by_key(|place| place.as_ref().map_or(usize::MAX, |(_, place)| place.start));
@@ -106,16 +114,20 @@ impl EventPattern {
         self.effect = lone.effect;
     }
 
-    /// The event that `rest` begins with, if it is the one kept with another text.
+    /// Returns the event at the start of `rest`, if it equals the stored event except for the
+    /// holes.
     pub(super) fn match_repeated<'a>(&self, rest: &'a [u8]) -> Option<RepeatedEvent<'a>> {
         let (mut text, mut sequence): (&[u8], _) = (b"", None);
         let (mut left, mut from) = (rest, 0);
         for PatternHole { kind, at } in self.holes {
+            // Holes fill the array from the front, so the first empty entry ends the list.
             if kind == PatternHoleKind::None {
                 break;
             }
             left = left.strip_prefix(&self.literal[from..at])?;
             from = at;
+            // The content of a hole must prove its form: a string without an unescaped quote, or a
+            // plain number.
             let length = match kind {
                 PatternHoleKind::Text | PatternHoleKind::Filler => string_length(left)?,
                 PatternHoleKind::None | PatternHoleKind::Sequence => {
@@ -132,12 +144,15 @@ impl EventPattern {
         }
         left = left.strip_prefix(&self.literal[from..])?;
         let taken = rest.len() - left.len();
+        // An empty text is counted differently from a text, so such an event is parsed. An empty
+        // pattern also ends here.
         let is_event = !text.is_empty() && taken <= MAX_EVENT_BYTES;
         is_event.then_some(RepeatedEvent { text, sequence, effect: self.effect, taken })
     }
 }
 
-/// Where the data of an event begins in its block, if it is on the last line and all lines end in a line feed.
+/// Returns the offset of an event's data in its block. Requires that the data is on the last line
+/// and that all lines end in a line feed.
 fn data_start(block: &[u8], data: &[u8]) -> Option<usize> {
     let lines = block.strip_suffix(b"\n\n")?.strip_suffix(data)?;
     let field = lines.strip_suffix(b" ").unwrap_or(lines);
@@ -146,7 +161,8 @@ fn data_start(block: &[u8], data: &[u8]) -> Option<usize> {
     is_plain.then_some(lines.len())
 }
 
-/// In Responses each event has a number, and some have a string that hides their length.
+/// Returns the ranges of the sequence number and of the filler. In Responses each event has a
+/// number, and some events have a string that hides their length.
 fn other_holes(data: &[u8]) -> [Option<(PatternHoleKind, Range<usize>)>; 2] {
     let [mut number, mut filler] = [const { None }; 2];
     let mut cursor = JsonCursor::new(data);
@@ -161,6 +177,7 @@ fn other_holes(data: &[u8]) -> [Option<(PatternHoleKind, Range<usize>)>; 2] {
                 value.read_string()?;
                 filler = Some((PatternHoleKind::Filler, start + 1..value.offset() - 1));
             }
+            // A repeated key is ambiguous, so such an event has no further holes.
             b"sequence_number" | b"obfuscation" => return None,
             _ => value.skip_value()?,
         }
@@ -171,5 +188,5 @@ fn other_holes(data: &[u8]) -> [Option<(PatternHoleKind, Range<usize>)>; 2] {
 
 const MAX_HOLES: usize = 3;
 
-/// Real ones are under 1 KiB.
+/// The maximum length of a stored event, in bytes. Real events of this kind are under 1 KiB.
 const MAX_PATTERN_BYTES: usize = 4096;

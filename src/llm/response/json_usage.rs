@@ -1,12 +1,12 @@
-//! Finds the usage in a unary JSON body without keeping the body.
+//! Finds the usage in a unary JSON body without storing the body.
 //!
-//! An embeddings response is megabytes long and has its usage last, so the body is scanned as it
-//! passes: strings and inner values are skipped, the top-level `usage` is copied out, all else is
-//! forgotten. The texts of an answer are counted by their length, to hold a report against. It is no
-//! validator: of what is not JSON it makes nothing, in bounded memory. A body in one frame is read at once,
-//! by [`whole_body`].
+//! An embeddings response is megabytes long and has its usage last, so the body is scanned while it
+//! streams. Strings and inner values are skipped, and only the top-level `usage` is copied. The
+//! texts of an answer are counted by their length, as a lower bound for the reported usage. The
+//! scanner is no validator: it finds nothing in a body that is not JSON, and its memory is bounded.
+//! [`whole_body`] reads a body that arrives in one frame.
 //!
-//! **Invariant:** what is found is the same however the body is split into frames.
+//! **Invariant:** the findings are the same however the body is split into frames.
 
 use std::mem;
 
@@ -15,66 +15,69 @@ use memchr::memchr2;
 use super::report::ResponseReport;
 use super::{StreamEnd, whole_body};
 
-/// A body that is read frame by frame.
+/// A scanner that reads a body frame by frame.
 #[derive(Debug, Default)]
 pub(super) struct JsonUsageScanner {
-    /// A frame has been read.
+    /// True after the first frame.
     has_begun: bool,
-    /// Open arrays and objects.
+    /// The number of open arrays and objects.
     depth: u64,
     place: UsageScanState,
     text: UsageStringState,
-    /// The first bytes of the top-level key that was read last.
+    /// The first bytes of the last top-level key.
     key: [u8; KEY_BYTES],
-    /// Its length, counted as far as it matters.
+    /// The key's length, counted up to one byte more than the stored key.
     key_length: usize,
-    /// What came with earlier frames of the value of `usage`.
+    /// The part of the value of `usage` that arrived with earlier frames.
     usage: Vec<u8>,
     answer: AnswerStringState,
 }
 
-/// The strings of a value that holds an answer: `choices`, `content` or `output`.
+/// The state of the strings in a value that holds an answer: `choices`, `content` or `output`.
 #[derive(Debug, Default)]
 struct AnswerStringState {
-    /// Whether such a value is being read.
+    /// True while such a value is being read.
     is_open: bool,
-    /// The first bytes of the string that was read last.
+    /// The first bytes of the last string.
     start: [u8; KEPT_NAME_BYTES],
     length: u64,
-    /// A string has ended, and what follows it has not been seen: a colon makes it a key.
+    /// True if a string has ended and the next byte is unknown. A colon would make the string a
+    /// key.
     is_undecided: bool,
-    /// Whether the key that was read last has text under it.
+    /// True if the last key has text under it.
     is_text: bool,
 }
 
-/// Where in the top-level object the next byte is; nothing inside a value changes it.
+/// The position in the top-level object. Bytes inside a value do not change the position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum UsageScanState {
     #[default]
     Outside,
-    /// Before a colon.
+    /// Before the colon, in or around a key.
     Key,
-    /// After the colon, where the value has not begun.
+    /// After the colon, before the value.
     Colon,
-    /// In the value of `usage`.
+    /// Inside the value of `usage`.
     Usage,
-    /// In the value of another key.
+    /// Inside the value of another key.
     Value,
 }
 
-/// Where in a string.
+/// The position relative to a string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum UsageStringState {
     #[default]
     Outside,
     Inside,
-    /// After a backslash.
+    /// Directly after a backslash.
     Escaped,
 }
 
 impl JsonUsageScanner {
-    /// Reads one more frame. The first is nearly always the whole body.
+    /// Reads the next frame. The first frame is nearly always the whole body.
     pub(super) fn read_frame(&mut self, bytes: &[u8], report: &mut ResponseReport) {
+        // A later frame cannot take the whole-body path: the scanner holds state from the first
+        // frame.
         if mem::replace(&mut self.has_begun, true) || !whole_body::read_whole_body(bytes, report) {
             self.scan_bytes(bytes, report);
         }
@@ -82,9 +85,11 @@ impl JsonUsageScanner {
 
     fn scan_bytes(&mut self, bytes: &[u8], report: &mut ResponseReport) {
         let mut at = 0;
-        // Where in these bytes the value of `usage` begins or goes on.
+        // The offset in this frame at which the value of `usage` begins or continues.
         let mut usage = 0;
         while at < bytes.len() {
+            // Order of the steps: 1. skip the rest of a string; 2. decide whether the last string
+            // was a key; 3. skip plain bytes inside values; 4. handle one structural byte.
             if self.text != UsageStringState::Outside {
                 at += self.skip_string(&bytes[at..]);
                 continue;
@@ -95,6 +100,8 @@ impl JsonUsageScanner {
                 self.answer.classify_string(next, report);
             }
             if self.depth > 1 {
+                // At depth 1 every byte matters, because commas and colons separate the top-level
+                // members.
                 at += skip_plain(&bytes[at..]);
             }
             let Some(&byte) = bytes.get(at) else { break };
@@ -110,6 +117,7 @@ impl JsonUsageScanner {
             self.scan_byte(byte, report);
             at += 1;
         }
+        // The value continues in the next frame, so its part in this frame is copied now.
         if self.place == UsageScanState::Usage {
             self.keep_usage(&bytes[usage..]);
         }
@@ -119,12 +127,14 @@ impl JsonUsageScanner {
         match byte {
             b'"' => {
                 self.text = UsageStringState::Inside;
+                // A top-level key begins: its bytes are compared with the keys that matter.
                 if self.depth == 1 && self.place == UsageScanState::Key {
                     self.key_length = 0;
                 }
                 self.answer.length = 0;
             }
             b'{' | b'[' => {
+                // Only an object has members; a body of another type is never `Terminated`.
                 if self.depth == 0 {
                     self.place =
                         if byte == b'{' { UsageScanState::Key } else { UsageScanState::Outside };
@@ -133,6 +143,8 @@ impl JsonUsageScanner {
             }
             b'}' | b']' => {
                 self.depth = self.depth.saturating_sub(1);
+                // The body's object is closed. `take` also resets the position, so trailing bytes
+                // report nothing.
                 if self.depth == 0 && mem::take(&mut self.place) != UsageScanState::Outside {
                     self.answer = AnswerStringState::default();
                     report.on_end(StreamEnd::Terminated);
@@ -150,18 +162,22 @@ impl JsonUsageScanner {
 
     fn begin_value(&mut self, first: u8, report: &mut ResponseReport) {
         let key = (self.key_length == KEY_BYTES).then_some(&self.key);
+        // `null` begins with `n`: providers send `"error": null` in successful bodies.
         if key == Some(b"error") && first != b'n' {
             report.on_end(StreamEnd::Errored);
         }
+        // Longer keys such as `choices` are compared by their first five bytes.
         let is_long = self.key_length >= KEY_BYTES;
         self.answer.is_open = is_long && matches!(&self.key, b"choic" | b"conte" | b"outpu");
         self.place =
             if key == Some(b"usage") { UsageScanState::Usage } else { UsageScanState::Value };
     }
 
-    /// Goes on in a string: to its end, to the next backslash or past the byte after one.
+    /// Continues in a string: to its end, to the next backslash, or past the byte after a
+    /// backslash. Returns the number of bytes read.
     fn skip_string(&mut self, bytes: &[u8]) -> usize {
         let end = match self.text {
+            // An escaped byte is always content, even a quote.
             UsageStringState::Escaped => 0,
             UsageStringState::Outside | UsageStringState::Inside => {
                 memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len())
@@ -177,6 +193,7 @@ impl JsonUsageScanner {
         if is_key {
             let content = if self.text == UsageStringState::Outside { end } else { taken };
             self.keep_key(&bytes[..content]);
+        // Only strings of an answer are measured; other strings are skipped.
         } else if self.answer.is_open {
             let has_ended = self.text == UsageStringState::Outside;
             self.answer.push_string_bytes(&bytes[..if has_ended { end } else { taken }], has_ended);
@@ -185,6 +202,7 @@ impl JsonUsageScanner {
     }
 
     fn keep_key(&mut self, bytes: &[u8]) {
+        // One byte more than the longest key is counted, so that a longer key differs in length.
         for &byte in bytes.iter().take(KEY_BYTES + 1 - self.key_length) {
             if let Some(slot) = self.key.get_mut(self.key_length) {
                 *slot = byte;
@@ -194,6 +212,8 @@ impl JsonUsageScanner {
     }
 
     fn keep_usage(&mut self, bytes: &[u8]) {
+        // A value over the limit is discarded. Its usage counts as unreported, and the tokens are
+        // estimated.
         if self.usage.len() + bytes.len() > MAX_USAGE_BYTES {
             self.usage = Vec::new();
             self.place = UsageScanState::Value;
@@ -210,6 +230,7 @@ impl JsonUsageScanner {
 
 impl AnswerStringState {
     fn push_string_bytes(&mut self, bytes: &[u8], has_ended: bool) {
+        // Only the first bytes are stored; the length counts all of them.
         let from = usize::try_from(self.length)
             .map_or(KEPT_NAME_BYTES, |length| length.min(KEPT_NAME_BYTES));
         self.start[from..].iter_mut().zip(bytes).for_each(|(slot, byte)| *slot = *byte);
@@ -217,7 +238,8 @@ impl AnswerStringState {
         self.is_undecided = has_ended;
     }
 
-    /// Tells a key from a value by what follows it, and counts a value that is text.
+    /// Decides by the next byte whether the last string was a key or a value, and counts a value
+    /// that is text.
     fn classify_string(&mut self, next: u8, report: &mut ResponseReport) {
         self.is_undecided = false;
         if next != b':' {
@@ -231,23 +253,26 @@ impl AnswerStringState {
     }
 }
 
-/// Whether a key in an answer has text under it.
+/// Returns true if a key in an answer has text under it.
 pub(super) fn has_text_under(key: &[u8]) -> bool {
     is_text_key(&key[..key.len().min(KEPT_NAME_BYTES)], key.len())
 }
 
-/// The same by the beginning of a key and its length.
+/// Returns true if the key with this beginning and this length has text under it.
 fn is_text_key(start: &[u8], length: usize) -> bool {
     matches!(
         (start, length),
         (b"content" | b"text" | b"refusal" | b"input" | b"thinking", _)
+            // Keys longer than the stored beginning are identified by beginning and length:
+            // `arguments`, `reasoning` and `reasoning_content`.
             | (b"argument", 9)
             | (b"reasonin", 9 | 17)
     )
 }
 
-/// The length of what can be skipped inside a value: numbers above all. Looked at in pieces of a
-/// fixed size without a branch inside, which the compiler turns into vector instructions.
+/// Returns the number of bytes that can be skipped inside a value, mostly numbers. The loop checks
+/// blocks of a fixed size without a branch inside, which the compiler turns into vector
+/// instructions.
 fn skip_plain(bytes: &[u8]) -> usize {
     let (pieces, _) = bytes.as_chunks::<SIMD_BLOCK_BYTES>();
     let is_plain = |piece: &&[u8; SIMD_BLOCK_BYTES]| {
@@ -258,18 +283,19 @@ fn skip_plain(bytes: &[u8]) -> usize {
     skipped + rest.iter().position(|byte| is_structural_byte(*byte)).unwrap_or(rest.len())
 }
 
-/// A quote, bracket or brace. Bit 5 is all that tells a bracket from a brace.
+/// Returns true for a quote, bracket or brace. Only bit 5 distinguishes a bracket from a brace.
 fn is_structural_byte(byte: u8) -> bool {
     byte == b'"' || matches!(byte | 0x20, b'{' | b'}')
 }
 
-/// How much of a key in an answer is kept to know it by.
+/// The number of bytes of a key that are stored to identify the key.
 const KEPT_NAME_BYTES: usize = 8;
 
-/// The length of both keys that matter.
+/// The length in bytes of the two top-level keys that matter, `usage` and `error`.
 pub(super) const KEY_BYTES: usize = 5;
 
 const SIMD_BLOCK_BYTES: usize = 32;
 
-/// Real ones are under 1 KiB. A larger one is not read: the tokens are estimated.
+/// The maximum length of a usage report in bytes. Real reports are under 1 KiB. A longer report is
+/// not read, and the tokens are estimated.
 pub(super) const MAX_USAGE_BYTES: usize = 16 * 1024;
