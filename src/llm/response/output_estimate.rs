@@ -1,39 +1,43 @@
-//! How many tokens a response has written: what it must be at least, and what it is taken for.
+//! Estimates the tokens that a response has written: a lower bound, and an estimate on the high
+//! side.
 //!
-//! Nobody counts tokens for us while a stream runs, and a tokenizer of our own would be wrong for
-//! most models. So there are two figures, each wrong on its safe side: [`OutputEstimate::lower_bound`] decides
-//! that a stream is cut and that a report is too low, [`OutputEstimate::upper_estimate`] what a stream is charged
-//! that nobody reported. Both count text, and the second images and sound: events without any, comments and framing are
-//! nothing.
+//! No provider reports token counts while a stream runs, and a built-in tokenizer would be wrong
+//! for most models. So there are two figures, each wrong on its safe side.
+//! [`OutputEstimate::lower_bound`] decides that a stream is truncated and that a usage report is
+//! too low. [`OutputEstimate::upper_estimate`] is the charge for a stream without a report. Both
+//! figures count text, and the second also counts images and audio. Events without text, comments
+//! and framing count nothing.
 
 use memchr::memchr;
 use serde_json::value::RawValue;
 
 use crate::llm::budget::Tokens;
 
-/// The text of a response, of its tools' arguments and of its reasoning, as far as it is shown.
+/// The text of a response, of its tool arguments and of its reasoning, as far as the provider sends
+/// it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OutputEstimate {
-    /// Texts that came in one piece.
+    /// The number of texts, each of which arrived in one piece.
     pieces: u64,
-    /// Their length in JSON, escapes included.
+    /// The length of the texts in JSON, including escapes, in bytes.
     bytes: u64,
-    /// Their length without escapes; an escaped character counts as three bytes.
+    /// The length of the texts without escapes, in bytes. An escaped character counts as three
+    /// bytes.
     decoded: u64,
-    /// Part of what was written is not shown.
+    /// True if part of the billed text is not sent.
     is_partial: bool,
-    /// Tokens of images and sound, on the high side.
+    /// The tokens of images and audio, on the high side.
     media: u32,
 }
 
 impl OutputEstimate {
-    /// Counts a JSON string and says whether it holds anything.
+    /// Counts a JSON string. Returns true if the string is not empty.
     pub(super) fn add_string(&mut self, text: Option<&RawValue>) -> bool {
         let text = text.and_then(|text| text.get().strip_prefix('"')?.strip_suffix('"'));
         text.is_some_and(|text| self.add_text(text.as_bytes()))
     }
 
-    /// Counts the inside of a JSON string and says whether it holds anything.
+    /// Counts the inside of a JSON string. Returns true if the string is not empty.
     pub(super) fn add_text(&mut self, text: &[u8]) -> bool {
         if text.is_empty() {
             return false;
@@ -50,54 +54,61 @@ impl OutputEstimate {
         self.decoded = self.decoded.saturating_add(bytes);
     }
 
-    /// Counts images and sound. No two providers bill them alike: they are in the estimate alone.
+    /// Counts images and audio. Providers charge them differently, so they count only in the upper
+    /// estimate.
     pub(super) fn add_media(&mut self, tokens: u64) {
         self.media = self.media.saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
     }
 
-    /// Reasoning is billed in full and shown as a summary, in part, or not at all.
+    /// Records that part of the text is hidden. Providers charge reasoning in full and send it as a
+    /// summary, in part, or not at all.
     pub(super) fn mark_partial(&mut self) {
         self.is_partial = true;
     }
 
-    /// Length of the text so far, in JSON.
+    /// Returns the length of the text so far in JSON, in bytes.
     pub(super) fn text_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Texts so far: it grows with each event that brings one.
+    /// Returns the number of texts so far. The number grows with each event that contains text.
     pub(super) fn text_count(&self) -> u64 {
         self.pieces
     }
 
-    /// A lower bound: an honest stream is never cut by it.
+    /// Returns a lower bound of the tokens. The bound never truncates an honest stream.
     ///
-    /// A stream of one token an event, as OpenAI, vLLM and llama.cpp send, is caught at twice what
-    /// was granted; one of many tokens an event, as Anthropic and Gemini send, at 16 bytes to each
-    /// granted token, which measures three to four and a half times that in English and Chinese.
-    /// Only a text that is mostly longer tokens than that (rulers, blanks) could be cut too early.
+    /// A stream with one token per event, as OpenAI, vLLM and llama.cpp send, is truncated at twice
+    /// the granted output. A stream with many tokens per event, as Anthropic and Gemini send, is
+    /// truncated at 16 bytes per granted token. In English and Chinese that measures three to four
+    /// and a half times the granted output. Only a text that consists mostly of longer tokens
+    /// (rulers, blanks) could be truncated too early.
     pub(super) fn lower_bound(&self) -> Tokens {
         Tokens((self.pieces / MAX_PIECES_PER_TOKEN).max(self.bytes / MAX_BYTES_PER_TOKEN))
     }
 
-    /// An estimate on the high side; all there is (the reservation bounds it) where part is hidden.
+    /// Returns an estimate on the high side. If part of the text is hidden, returns the maximum,
+    /// which the reservation then bounds.
     pub(super) fn upper_estimate(&self) -> Tokens {
         if self.is_partial {
             return Tokens(u64::MAX);
         }
+        // Each piece has at least one token, so many short pieces count by their number.
         let text = self.pieces.max(self.decoded.div_ceil(MIN_BYTES_PER_TOKEN));
         Tokens(text.saturating_add(self.media.into()))
     }
 }
 
-/// The length of a JSON string's inside once its escapes are decoded, on the high side.
+/// Returns the length of a JSON string's inside after decoding its escapes, on the high side.
 fn decoded_length(text: &[u8]) -> usize {
-    // Short ones are most: a search that is fast for long ones costs more to begin.
+    // Most texts are short, and `memchr` costs more to start than a short scan takes.
     if text.len() < MAX_BYTEWISE_SCAN && !text.contains(&b'\\') {
         return text.len();
     }
     let (mut length, mut rest) = (text.len(), text);
     while let Some(at) = memchr(b'\\', rest) {
+        // `\uXXXX` takes 6 bytes and decodes to at most 3 in UTF-8; every other escape takes 2 and
+        // decodes to 1.
         let (escape, character) = if rest.get(at + 1) == Some(&b'u') { (6, 3) } else { (2, 1) };
         length -= escape - character;
         rest = rest.get(at + escape..).unwrap_or_default();
@@ -105,16 +116,19 @@ fn decoded_length(text: &[u8]) -> usize {
     length
 }
 
-/// LiteLLM plays a stream for models that have none, in pieces of 5 characters (`o1-pro`) or 3 (its
-/// mocks): a token of English is up to one and a half of them.
+/// The maximum number of pieces per token. LiteLLM simulates a stream for models without streaming,
+/// in pieces of 5 characters (`o1-pro`) or 3 (its mocks). A token of English is up to one and a
+/// half such pieces.
 const MAX_PIECES_PER_TOKEN: u64 = 2;
 
-/// No language measured averages more: in o200k Hindi comes to 7 bytes a token, which is 15 where
-/// every letter is escaped, as Python does. 16 blanks of indentation are one token.
+/// The maximum average length of a token in bytes. No measured language averages more: in o200k,
+/// Hindi has 7 bytes per token, and 15 if every letter is escaped, as Python does. 16 blanks of
+/// indentation are one token.
 const MAX_BYTES_PER_TOKEN: u64 = 16;
 
-/// As for the input: English has 4 bytes to a token, code and most other languages near 3.
+/// The minimum average length of a token in bytes, as in the input estimate: English has 4 bytes
+/// per token, code and most other languages near 3.
 const MIN_BYTES_PER_TOKEN: u64 = 3;
 
-/// Bytes of a text that are looked at one by one.
+/// The length up to which a text is scanned byte by byte, in bytes.
 const MAX_BYTEWISE_SCAN: usize = 16;

@@ -1,10 +1,11 @@
-//! Splits a stream of server-sent events into blocks, by the WHATWG rules, wherever it was cut.
+//! Splits a stream of server-sent events into blocks, by the WHATWG rules, at any frame boundaries.
 //!
-//! A block is what goes on or is withheld as one: the lines of an event with the empty line that
-//! ends them, or what stands between events (a comment, an empty line, a byte order mark).
+//! A block is the unit that is forwarded or withheld: the lines of an event with the empty line
+//! that ends them, or the bytes between events (a comment, an empty line, a byte order mark).
 //!
-//! **Invariant:** the blocks are the same however the stream is split into frames, and all that is
-//! kept between frames is an event that has begun and not ended, at most [`MAX_EVENT_BYTES`] bytes of it.
+//! **Invariant:** the blocks are the same however the stream is split into frames. Between frames,
+//! the parser stores only an event that has begun and not ended, at most [`MAX_EVENT_BYTES`] bytes
+//! of it.
 
 use std::borrow::Cow;
 use std::mem;
@@ -13,50 +14,56 @@ use memchr::memchr2;
 
 use super::{EventTooLargeError, MAX_EVENT_BYTES};
 
-/// A stream that is read frame by frame.
+/// A parser that reads a stream frame by frame.
 #[derive(Debug, Default)]
 pub(super) struct SseParser {
     splitter: SseBlockSplitter,
-    /// The begun event, or the one that was read last if `is_spent`.
+    /// The bytes of the begun event, or of the last event if `is_spent` is set.
     carry: Vec<u8>,
     is_spent: bool,
 }
 
-/// A whole block.
+/// A complete block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SseBlock<'a> {
     pub(super) kind: SseBlockKind,
-    /// All of it for an event, the last part of it for anything else.
+    /// All bytes of an event. Only the last part of any other block.
     bytes: &'a [u8],
-    /// How many of its bytes came with this frame.
+    /// The number of the block's bytes that arrived in the current frame.
     pub(super) taken: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SseBlockKind {
-    /// So many lines, the empty one left out.
+    /// An event with this number of lines, without the empty line.
     Event { lines: u32 },
     /// A byte order mark, a comment or an empty line between events.
     Filler,
-    /// The line feed of the CR LF whose carriage return ended the block before: part of that.
+    /// The line feed of a CR LF whose carriage return ended the previous block. The line feed
+    /// belongs to that block.
     LineFeed,
 }
 
-/// What an event says. Other fields (`id`, `retry`) do not matter to us.
+/// The fields of an event. The fields `id` and `retry` have no meaning for the gateway.
 #[derive(Debug)]
 pub(super) struct SseEvent<'a> {
-    /// The last `event` field, empty where there is none.
+    /// The last `event` field, or empty if there is none.
     pub(super) name: &'a [u8],
     pub(super) data: Cow<'a, [u8]>,
 }
 
 impl SseParser {
-    /// The next block that ends in `rest`, the part of the frame that has not been read. `None`
-    /// after the last: what follows it has been kept for the next frame.
+    /// Returns the next block that ends in `rest`, the unread part of the frame. Returns `None`
+    /// after the last block, and stores the bytes behind it for the next frame.
+    ///
+    /// # Errors
+    /// Returns [`EventTooLargeError`] if an event exceeds [`MAX_EVENT_BYTES`].
     pub(super) fn next_block<'a>(
         &'a mut self,
         rest: &'a [u8],
     ) -> Result<Option<SseBlock<'a>>, EventTooLargeError> {
+        // The previous block was returned as a borrow of `carry`, so `carry` can only be cleared
+        // here.
         if mem::take(&mut self.is_spent) {
             self.clear_carry();
         }
@@ -65,6 +72,7 @@ impl SseParser {
             return Ok(None);
         };
         let bytes = &rest[..taken];
+        // The usual case: the block began in this frame, so no byte is copied.
         if self.carry.is_empty() {
             let is_event = matches!(kind, SseBlockKind::Event { .. });
             return if is_event && taken > MAX_EVENT_BYTES {
@@ -73,25 +81,28 @@ impl SseParser {
                 Ok(Some(SseBlock { kind, bytes, taken }))
             };
         }
+        // The block began in an earlier frame: its last part is joined to the stored bytes.
         self.carry_bytes(bytes)?;
         self.is_spent = true;
         Ok(Some(SseBlock { kind, bytes: &self.carry, taken }))
     }
 
-    /// Whether nothing has begun and not ended: the next byte begins a block.
+    /// Returns true if no block is open, so that the next byte begins a block.
     pub(super) fn is_between_blocks(&mut self) -> bool {
         if mem::take(&mut self.is_spent) {
             self.clear_carry();
         }
+        // After a carriage return, a line feed may still belong to the previous block.
         self.splitter.place == SseSplitterState::Between && !self.splitter.after_return
     }
 
-    /// The bytes of the event that has begun and not ended; `None` in a comment, which nobody needs.
+    /// Returns the bytes of the event that has begun and not ended. Returns `None` inside a
+    /// comment, whose bytes are not stored.
     pub(super) fn partial_event(&self) -> Option<&[u8]> {
         (self.splitter.place != SseSplitterState::Comment).then_some(&self.carry)
     }
 
-    /// Whether an event has begun and not ended.
+    /// Returns true if an event has begun and not ended.
     pub(super) fn is_in_event(&self) -> bool {
         !self.is_spent && !self.carry.is_empty()
     }
@@ -106,7 +117,7 @@ impl SseParser {
             return Err(EventTooLargeError);
         }
         if length > self.carry.capacity() {
-            // Doubled like any vector, but never past the bound.
+            // The capacity doubles like that of any vector, but never beyond the limit.
             let capacity = length.max(2 * self.carry.capacity()).min(MAX_EVENT_BYTES);
             self.carry.reserve_exact(capacity - self.carry.len());
         }
@@ -114,7 +125,8 @@ impl SseParser {
         Ok(())
     }
 
-    /// Keeps the space for the next cut event, unless one large event left a lot of it.
+    /// Clears the stored bytes. The allocation is kept for the next split event, unless a large
+    /// event made it too big.
     fn clear_carry(&mut self) {
         if self.carry.capacity() > RETAINED_CARRY_BYTES {
             self.carry = Vec::new();
@@ -124,7 +136,7 @@ impl SseParser {
 }
 
 impl<'a> SseBlock<'a> {
-    /// The bytes that came with earlier frames.
+    /// Returns the bytes that arrived in earlier frames.
     pub(super) fn carried_bytes(&self) -> &'a [u8] {
         &self.bytes[..self.bytes.len() - self.taken]
     }
@@ -143,14 +155,14 @@ impl<'a> SseBlock<'a> {
 }
 
 impl<'a> SseEvent<'a> {
-    /// The usual event: one line, so its end is found without looking for it.
+    /// Parses an event of one line, the usual form. The line's end is found from the back.
     fn from_line(block: &'a [u8]) -> Option<Self> {
         let last = block.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r'))?;
         let data = Cow::Borrowed(field_value(&block[..=last], b"data")?);
         Some(Self { name: b"", data }).filter(Self::has_data)
     }
 
-    /// Reads all fields. A block without data is no event, whatever its name.
+    /// Parses all fields. A block without data is no event, whatever its name.
     pub(super) fn from_lines(mut block: &'a [u8]) -> Option<Self> {
         let mut name: &[u8] = b"";
         let mut data: Option<Cow<'a, [u8]>> = None;
@@ -161,6 +173,7 @@ impl<'a> SseEvent<'a> {
             if let Some(value) = field_value(line, b"data") {
                 match &mut data {
                     None => data = Some(Cow::Borrowed(value)),
+                    // Several data lines are joined with line feeds, as the WHATWG rules require.
                     Some(lines) => {
                         let lines = lines.to_mut();
                         lines.push(b'\n');
@@ -179,36 +192,41 @@ impl<'a> SseEvent<'a> {
     }
 }
 
-/// The value of the line's field, if that is its name. One space after the colon does not count.
+/// Returns the value of the line's field, if the field has this name. One space after the colon
+/// does not count.
 fn field_value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let rest = line.strip_prefix(name)?;
     match rest.split_first() {
+        // A line without a colon is a field with an empty value.
         None => Some(rest),
         Some((b':', value)) => Some(value.strip_prefix(b" ").unwrap_or(value)),
         Some(_) => None,
     }
 }
 
-/// Finds where blocks end; remembers where it is, so that a byte is looked at once.
+/// A state machine that finds the ends of blocks. It keeps its state between frames, so each byte
+/// is read once.
 #[derive(Debug, Default)]
 struct SseBlockSplitter {
     place: SseSplitterState,
-    /// The last byte was the carriage return of a line's end: a line feed now belongs to it.
+    /// True if the last byte was the carriage return of a line's end. A following line feed belongs
+    /// to that line end.
     after_return: bool,
-    /// Lines of the present event that have ended.
+    /// The number of finished lines of the current event.
     lines: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SseSplitterState {
-    /// So far into a byte order mark, which only a stream's very start can have.
+    /// The number of matched bytes of a byte order mark. Only the very start of a stream can have
+    /// one.
     Mark(u8),
-    /// Between blocks.
+    /// Between two blocks.
     Between,
     Comment,
-    /// In a line of an event.
+    /// Inside a line of an event.
     Line,
-    /// At the start of a line of an event, not the first.
+    /// At the start of a later line of an event.
     Margin,
 }
 
@@ -219,11 +237,15 @@ impl Default for SseSplitterState {
 }
 
 impl SseBlockSplitter {
-    /// The kind of the block that ends in `bytes`, and how many of them belong to it.
+    /// Returns the kind of the block that ends in `bytes`, and the number of its bytes in `bytes`.
+    /// Returns `None` if no block ends there.
     fn find_block_end(&mut self, bytes: &[u8]) -> Option<(SseBlockKind, usize)> {
+        // States: Mark → Between at the stream's start; Between → Comment or Line by the first
+        // byte; Line → Margin at a line end; Margin → Line, or an empty line that ends the event.
         let mut at = 0;
         loop {
             let byte = *bytes.get(at)?;
+            // True for the line feed of a CR LF pair whose carriage return already ended a line.
             let is_pair = mem::take(&mut self.after_return) && byte == b'\n';
             let is_empty_line = matches!(byte, b'\n' | b'\r');
             match self.place {
@@ -233,11 +255,13 @@ impl SseBlockSplitter {
                     return Some((self.finish_block(byte), at + 1));
                 }
                 SseSplitterState::Between if byte == b':' => self.place = SseSplitterState::Comment,
+                // The byte belongs to a line; the next iteration searches for the line's end.
                 SseSplitterState::Between | SseSplitterState::Margin => {
                     self.place = SseSplitterState::Line;
                 }
                 SseSplitterState::Comment | SseSplitterState::Line => {
                     at += memchr2(b'\n', b'\r', &bytes[at..])?;
+                    // A comment ends with its line; an event's line only leads to the margin.
                     if self.place == SseSplitterState::Comment {
                         return Some((self.finish_block(bytes[at]), at + 1));
                     }
@@ -253,7 +277,9 @@ impl SseBlockSplitter {
                             self.place = SseSplitterState::Mark(matched + 1);
                             at += 1;
                         }
+                        // No byte order mark: the same byte is read again as ordinary text.
                         _ if matched == 0 => self.place = SseSplitterState::Between,
+                        // A partial mark is not a mark: its bytes are the start of an event's line.
                         _ => self.place = SseSplitterState::Line,
                     }
                 }
@@ -273,5 +299,6 @@ impl SseBlockSplitter {
 
 const BYTE_ORDER_MARK: [u8; 3] = [0xEF, 0xBB, 0xBF];
 
-/// What an open stream may keep for the next cut event: a delta is a few hundred bytes.
+/// The maximum capacity that an open stream keeps for the next split event, in bytes. A delta is a
+/// few hundred bytes long.
 const RETAINED_CARRY_BYTES: usize = 2048;

@@ -1,9 +1,10 @@
-//! Takes the usage chunk that we asked for, and the client did not, out of a chat stream.
+//! Removes the usage chunk from a chat stream if the gateway requested the chunk and the client did
+//! not.
 //!
-//! Everything else goes on byte for byte. A frame from which nothing is taken goes on as it is;
-//! bytes are held back only while they may be the beginning of that chunk.
+//! All other bytes are forwarded unchanged. A frame from which nothing is removed is forwarded
+//! without a copy. Bytes are held back only while they may be the beginning of that chunk.
 //!
-//! **Invariant:** what goes on is the same however the stream was split into frames.
+//! **Invariant:** the forwarded bytes are the same however the stream was split into frames.
 
 use std::mem;
 use std::ops::Range;
@@ -15,17 +16,20 @@ use super::EventTooLargeError;
 use super::report::{ResponseReport, StreamEventClass};
 use super::sse::{SseBlockKind, SseEvent, SseParser};
 
-/// The events of a stream, less the usage chunk.
+/// A filter that forwards a stream's events without the usage chunk.
 #[derive(Debug, Default)]
 pub(super) struct UsageChunkFilter {
     blocks: SseParser,
-    /// The block before was taken out.
+    /// True if the previous block was removed.
     has_hidden: bool,
-    /// The begun event goes on: it cannot be the usage chunk.
+    /// True if the begun event is being forwarded, because it cannot be the usage chunk.
     has_let_go: bool,
 }
 
 impl UsageChunkFilter {
+    // Each round handles one block: 1. match a repeated event, or parse the block; 2. forward or
+    // remove it; 3. stop if the budget truncates the stream. After the last block, the begun event
+    // is released if it cannot be the usage chunk.
     pub(super) fn filter_frame(
         &mut self,
         frame: Bytes,
@@ -38,7 +42,7 @@ impl UsageChunkFilter {
             if is_between && at == frame.len() {
                 break;
             }
-            // Between two blocks nothing is held back, and nothing has been let go.
+            // Between two blocks, no bytes are held back and no event is being forwarded.
             if is_between && let Some(taken) = report.on_repeated_event(&frame[at..]) {
                 self.has_hidden = false;
                 passed.forward_range(&frame, at..at + taken);
@@ -48,14 +52,20 @@ impl UsageChunkFilter {
                 let had_let_go = mem::take(&mut self.has_let_go);
                 let bytes = block.bytes();
                 self.has_hidden = match (block.kind, block.parse_event()) {
+                    // The line feed of a CR LF pair shares the fate of the block that it belongs
+                    // to.
                     (SseBlockKind::LineFeed, _) => self.has_hidden,
                     (_, Some(event)) => {
+                        // Both checks must agree. The second makes the decision the same as the one
+                        // that `release_held` takes on a beginning of the event.
                         report.on_event(&event, bytes).is_usage_chunk() && may_be_usage_chunk(bytes)
                     }
                     (_, None) => false,
                 };
                 let end = at + block.taken;
                 if !self.has_hidden {
+                    // Carried bytes were held back in earlier frames, unless `release_held` already
+                    // forwarded them.
                     if !had_let_go {
                         passed.forward_copy(&frame, block.carried_bytes());
                     }
@@ -72,7 +82,8 @@ impl UsageChunkFilter {
         Ok(passed.into_forwarded(frame))
     }
 
-    /// Lets the begun event go as soon as it cannot be the usage chunk; `frame[at..]` is its latest part.
+    /// Forwards the begun event as soon as it cannot be the usage chunk. `frame[at..]` is the
+    /// event's latest part.
     fn release_held(&mut self, frame: &Bytes, at: usize, passed: &mut ForwardedBytes) {
         if at == frame.len() {
             return;
@@ -83,18 +94,19 @@ impl UsageChunkFilter {
             if may_be_usage_chunk(begun) {
                 return;
             }
+            // Held bytes of earlier frames come first. The part of this frame follows as a range.
             passed.forward_copy(frame, &begun[..begun.len() - (frame.len() - at)]);
         }
         self.has_let_go = true;
         passed.forward_range(frame, at..frame.len());
     }
 
-    /// See [`SseParser::is_in_event`].
+    /// Returns [`SseParser::is_in_event`] of the inner parser.
     pub(super) fn is_in_event(&self) -> bool {
         self.blocks.is_in_event()
     }
 
-    /// Reads an event that the stream's end has ended, and returns it if it was held back.
+    /// Reads an event that the stream's end completes, and returns the event if it was held back.
     pub(super) fn end_of_stream(&mut self, report: &mut ResponseReport) -> Option<Bytes> {
         let begun = self.blocks.partial_event()?;
         let heard = SseEvent::from_lines(begun)
@@ -109,15 +121,17 @@ impl UsageChunkFilter {
     }
 }
 
-/// Whether a block that begins so may be taken out.
+/// Returns true if a block with this beginning may be removed.
 ///
-/// If it says no to a beginning, it says no to everything that begins so: that is what lets us
-/// forward the beginning of an event before its end is known, and still always decide alike.
+/// If the result is `false` for a beginning, the result is `false` for every continuation. So the
+/// filter can forward the beginning of an event before its end is known, and the decision is the
+/// same for every split.
 fn may_be_usage_chunk(beginning: &[u8]) -> bool {
     if beginning.len() > MAX_USAGE_CHUNK_BYTES {
         return false;
     }
     let Some(at) = memmem::find(beginning, CHOICES_KEY) else { return true };
+    // The beginning may stop anywhere inside `"choices":[]`; an unfinished match stays possible.
     let mut rest = &beginning[at + CHOICES_KEY.len()..];
     for expected in *b":[]" {
         rest = rest.trim_ascii_start();
@@ -130,15 +144,17 @@ fn may_be_usage_chunk(beginning: &[u8]) -> bool {
     true
 }
 
-/// What of a frame goes on: a range of it as long as that will do, a copy otherwise.
+/// The forwarded part of a frame: a range of the frame as long as one range suffices, otherwise a
+/// copy.
 #[derive(Debug, Default)]
 struct ForwardedBytes {
     copied: Vec<u8>,
-    /// Goes on after what was copied.
+    /// The range to forward behind the copied bytes.
     range: Range<usize>,
 }
 
 impl ForwardedBytes {
+    // Adjacent ranges merge. A gap forces the earlier range into the copy.
     fn forward_range(&mut self, frame: &Bytes, range: Range<usize>) {
         if self.range.end == range.start && !self.range.is_empty() {
             self.range.end = range.end;
@@ -147,7 +163,7 @@ impl ForwardedBytes {
         }
     }
 
-    /// Bytes that are not in this frame go on.
+    /// Forwards bytes that are not part of this frame.
     fn forward_copy(&mut self, frame: &Bytes, held: &[u8]) {
         if !held.is_empty() {
             self.copied.extend_from_slice(&frame[mem::take(&mut self.range)]);
@@ -166,5 +182,6 @@ impl ForwardedBytes {
 
 const CHOICES_KEY: &[u8] = b"\"choices\"";
 
-/// Real usage chunks are under 2 KiB, LiteLLM's cost breakdown included.
+/// The maximum length of a usage chunk in bytes. Real usage chunks are under 2 KiB, including
+/// LiteLLM's cost breakdown.
 const MAX_USAGE_CHUNK_BYTES: usize = 16 * 1024;

@@ -1,11 +1,14 @@
-//! Reads a unary JSON body that came in one frame: the same as [`body`](super::json_usage) reads frame by frame, in one
-//! walk from string to string.
+//! Reads a unary JSON body that arrived in one frame. The result equals that of
+//! [`json_usage`](super::json_usage), which reads frame by frame; this module needs one walk from
+//! string to string.
 //!
-//! A report of usage is found by its key at the top level, so all that stands before it is walked through. To look
-//! for it from the end would be quicker, and would prove less: that the text stands in the body, not that it is the
-//! body's own report and not one in a part of a body that broke off.
+//! The usage report is found by its key at the top level, so the walk covers everything before the
+//! report. A search from the end would be faster but would prove less. It would prove that the text
+//! stands in the body. It would not prove that the text is the body's own report, and not one
+//! inside a truncated body.
 //!
-//! **Invariant:** where it answers, the reading frame by frame finds the same, and nothing has been heard twice.
+//! **Invariant:** if this module accepts a body, the reading frame by frame finds the same. If it
+//! declines a body, it has reported nothing.
 
 use std::ops::Range;
 
@@ -14,26 +17,28 @@ use super::json_usage::{KEY_BYTES, MAX_USAGE_BYTES, has_text_under};
 use super::report::ResponseReport;
 use crate::base::json::split_string;
 
-/// What was found in a body.
+/// The findings of a body's walk.
 #[derive(Default)]
 struct WholeBodyFindings {
     usage: Option<Range<usize>>,
     has_error: bool,
-    /// Length of the texts of the answer.
+    /// The length of the answer's texts, in bytes.
     texts: u64,
 }
 
-/// Where in the top-level object the walk is.
+/// The position of the walk in the top-level object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WholeBodyPosition {
     Key,
     Value,
-    /// In the value of `usage`, which begins there.
+    /// In the value of `usage`, which begins at this offset.
     Usage(usize),
 }
 
-/// Reads a body that is one object and nothing else; says no to any other, of which nothing has been heard then.
+/// Reads a body that is one object and nothing else. Returns `false` for any other body, after
+/// reporting nothing.
 pub(super) fn read_whole_body(bytes: &[u8], report: &mut ResponseReport) -> bool {
+    // The walk only collects; the report is changed after the whole body is accepted.
     let Some(found) = scan_body(bytes) else { return false };
     if found.has_error {
         report.on_end(StreamEnd::Errored);
@@ -47,11 +52,13 @@ pub(super) fn read_whole_body(bytes: &[u8], report: &mut ResponseReport) -> bool
 }
 
 fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
-    // The first part of a body that is longer ends elsewhere.
+    // If the frame is only the first part of a longer body, it rarely ends with the closing brace.
     bytes.trim_ascii_end().strip_suffix(b"}").filter(|_| bytes.len() <= MAX_WALK_BYTES)?;
     let mut found = WholeBodyFindings::default();
+    // The opening brace is read below, so the depth starts at 1.
     let (mut place, mut depth) = (WholeBodyPosition::Key, 1_u32);
-    // In the value of a key that has an answer; under a key there that has text.
+    // `is_answer`: the walk is in the value of a key that holds an answer. `is_text`: the last key
+    // in that value has text under it.
     let (mut is_answer, mut is_text) = (false, false);
     let mut at = skip_space(bytes, 0);
     if bytes.get(at) != Some(&b'{') {
@@ -63,7 +70,8 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
             b'"' => {
                 let (inside, rest) = split_string(&bytes[at + 1..]);
                 at = bytes.len() - rest.len();
-                // Past its end there is nothing but the quote that is missing.
+                // If the string has no end, `rest` is empty and the look-up below fails, so the
+                // body is declined.
                 let next = skip_space(bytes, at);
                 let is_key = *bytes.get(next)? == b':';
                 if depth == 1 && place == WholeBodyPosition::Key {
@@ -77,10 +85,12 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
                         [b"choic", b"conte", b"outpu"].iter().any(|key| inside.starts_with(*key));
                     if inside == b"usage" {
                         place = WholeBodyPosition::Usage(at);
+                        // A second report is ambiguous, so the frame-by-frame reader decides.
                         if found.usage.is_some() {
                             return None;
                         }
                     }
+                    // The value `null` begins with `n` and states no error.
                     found.has_error |= inside == b"error" && first != b'n';
                 } else if is_answer && is_key {
                     is_text = has_text_under(inside);
@@ -92,12 +102,14 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
             b'{' | b'[' => depth += 1,
             b'}' | b']' if depth > 1 => depth -= 1,
             byte @ (b',' | b'}') if depth == 1 => {
+                // A longer report is not read; the other reader then gives the same result.
                 if let WholeBodyPosition::Usage(start) = place {
                     let is_short = at - start <= MAX_USAGE_BYTES;
                     found.usage = Some(start..at).filter(|_| is_short);
                     found.usage.as_ref()?;
                 }
                 if byte == b'}' {
+                    // Bytes behind the object make it a body of another form.
                     return (skip_space(bytes, at + 1) == bytes.len()).then_some(found);
                 }
                 place = WholeBodyPosition::Key;
@@ -117,10 +129,13 @@ fn skip_space(bytes: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Numbers are passed byte by byte: a long list of them, as embeddings are, is quicker read by pieces.
+/// The maximum length of a body for this walk, in bytes. The walk reads numbers byte by byte;
+/// [`json_usage`](super::json_usage) reads long lists of numbers, as embeddings are, faster in
+/// blocks.
 const MAX_WALK_BYTES: usize = 64 * 1024;
 
-/// All keys that the top level is searched for are as long as their beginnings in the reading frame by frame.
+/// The other reader compares top-level keys by their first `KEY_BYTES` bytes. The literals in this
+/// file have that length.
 const _: () = assert!(KEY_BYTES == 5);
 
 #[cfg(test)]
