@@ -1,8 +1,9 @@
-//! What a response says about itself: the tokens it used, what it cost, how it ended.
+//! Collects the facts that a response states: the tokens it used, their cost, and how the response
+//! ended.
 //!
-//! Most events say none of that and are recognised by a look at their name, or by what they do not
-//! contain; only the few that may are parsed. Counts are taken where the protocol puts them and
-//! nowhere else: a tool's arguments may well hold a `usage` of their own.
+//! Most events state none of these. The gateway recognizes such events by their name, or by keys
+//! that are absent, and parses only the others. Counts are read only where the protocol defines
+//! them: a tool's arguments may contain a `usage` of their own.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -20,7 +21,7 @@ use super::{StreamEnd, delta, unknown_text};
 use crate::llm::budget::{Nanodollars, TokenUsage};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 
-/// What has been heard so far.
+/// The facts reported so far.
 #[derive(Debug)]
 pub(super) struct ResponseReport {
     route: GatewayRoute,
@@ -28,16 +29,16 @@ pub(super) struct ResponseReport {
     tally: UsageAccumulator,
     written: OutputEstimate,
     pattern: Option<Box<EventPattern>>,
-    /// `None` where the output is not limited: then only few events are parsed.
+    /// The output limit. `None` if the output is unlimited; then only few events are parsed.
     limit: Option<Box<OutputLimiter>>,
-    /// A Responses stream has ended by its own word, which is an error.
+    /// True if a Responses stream ended itself with a failure.
     has_failed: bool,
 }
 
-/// What an event turned out to be.
+/// The class of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamEventClass {
-    /// Of a chat stream: usage and no choices, the chunk that `include_usage` asks for.
+    /// The usage chunk of a chat stream, requested by `include_usage`: usage without choices.
     UsageChunk,
     Other,
 }
@@ -55,14 +56,17 @@ impl ResponseReport {
         }
     }
 
-    /// See [`OutputLimiter::new`].
+    /// Limits the output; see [`OutputLimiter::new`].
     pub(super) fn set_allowance(&mut self, allowance: CallAllowance, shows_usage: bool) {
         self.limit = Some(Box::new(OutputLimiter::new(self.route, allowance, shows_usage)));
     }
 
-    /// What ends the stream after the event that was heard last, if that was one too many.
+    /// Returns the bytes that end the stream after the last event, if that event exceeded the
+    /// limit.
     pub(super) fn truncation_bytes(&mut self) -> Option<Vec<u8>> {
         let limit = self.limit.as_mut()?;
+        // The gateway's own lower bound and the provider's running count both may exceed the limit;
+        // the larger one counts.
         let written = self.written.lower_bound();
         if limit.allows_output(written.max(self.tally.total_output())) {
             return None;
@@ -78,7 +82,7 @@ impl ResponseReport {
         self.limit.is_some()
     }
 
-    /// The text that was seen.
+    /// Returns the estimate of the text seen so far.
     pub(super) fn output_estimate(&self) -> &OutputEstimate {
         &self.written
     }
@@ -96,18 +100,19 @@ impl ResponseReport {
         self.tally.reported_cost()
     }
 
-    /// Whatever has been reported, with zeros for what has not; `None` where nothing has.
+    /// Returns the usage reported so far, with zero for missing counts. Returns `None` if nothing
+    /// was reported.
     pub(super) fn partial_usage(&self) -> Option<TokenUsage> {
         self.tally.total_usage(self.route.protocol())
     }
 
-    /// The report, if it is whole. A turn that read nothing is a placeholder, not a report.
+    /// Returns the reported usage if it is complete. A report with zero input is a placeholder.
     pub(super) fn reported_usage(&self) -> Option<TokenUsage> {
         let is_whole = self.tally.has_output() || !self.route.counts_as_turn();
         self.partial_usage().filter(|usage| is_whole && !usage.input.is_zero())
     }
 
-    /// Hears an event; `block` is all of it.
+    /// Reads an event. `block` is the whole event with its empty line.
     pub(super) fn on_event(&mut self, event: &SseEvent<'_>, block: &[u8]) -> StreamEventClass {
         let protocol = self.route.protocol();
         let (heard, lone) = match protocol {
@@ -116,6 +121,8 @@ impl ResponseReport {
                 (StreamEventClass::Other, self.on_named_event(event))
             }
         };
+        // Only data on one line lies in the block unchanged, so only such an event can become a
+        // pattern.
         if let (Some(lone), Cow::Borrowed(data)) = (lone, &event.data) {
             let pattern = self.pattern.get_or_insert_default();
             pattern.keep_event(block, data, &lone, protocol == LlmProtocol::Responses);
@@ -123,8 +130,8 @@ impl ResponseReport {
         heard
     }
 
-    /// Hears the event that `rest` begins with, if it differs in its text alone from one that said nothing else.
-    /// Returns its length.
+    /// Reads the event at the start of `rest`, if the event repeats the stored pattern with another
+    /// text. Returns the event's length.
     pub(super) fn on_repeated_event(&mut self, rest: &[u8]) -> Option<usize> {
         let repeated = self.pattern.as_ref()?.match_repeated(rest)?;
         self.written.add_text(repeated.text);
@@ -134,17 +141,18 @@ impl ResponseReport {
         Some(repeated.taken)
     }
 
-    /// Reads the text of a usage object; says no to anything else.
+    /// Reads the text of a usage object. Returns `false` if the text is not a usage object.
     pub(super) fn parse_usage(&mut self, usage: &[u8]) -> bool {
         self.tally.read_usage(self.route.protocol(), usage)
     }
 
-    /// Whether an error was heard, be it the orderly end of the stream.
+    /// Returns true if the response reported an error, including an orderly end with a failure.
     pub(super) fn has_error(&self) -> bool {
         self.has_failed || self.finish == StreamEnd::Errored
     }
 
-    /// LiteLLM ends a failed chat stream with `[DONE]`: an error stays an error.
+    /// Records the end of the response. An error stays an error: LiteLLM ends a failed chat stream
+    /// with `[DONE]`.
     pub(super) fn on_end(&mut self, finish: StreamEnd) {
         self.finish = self.finish.max(finish);
     }
@@ -153,7 +161,7 @@ impl ResponseReport {
         self.parse_usage(usage.get().as_bytes())
     }
 
-    /// Counts what a chunk writes; returns its text, if it is one.
+    /// Counts the text of a chunk. Returns the text if the chunk has exactly one.
     fn count_chunk(&mut self, data: &[u8]) -> Option<LoneText> {
         if let Some(limit) = &mut self.limit {
             return limit.on_event(b"", data, &mut self.written);
@@ -163,8 +171,8 @@ impl ResponseReport {
         LoneText::from_offset(start, data, TextEventEffect::None)
     }
 
-    /// Counts the text of an event beyond what was `counted` before it and has been counted of it. The event's `lone`
-    /// text stays so where it is all of its text.
+    /// Counts the text of an event beyond the part that was already counted. `counted` is the
+    /// length of all text before the event. Returns `lone` if it is the event's only text.
     fn count_unknown(
         &mut self,
         name: &[u8],
@@ -179,6 +187,7 @@ impl ResponseReport {
             self.written.mark_partial();
         }
         self.written.add_media(carried.media);
+        // The ordinary count of this event is the difference to `counted`; only the rest is new.
         let rest = carried.bytes.saturating_sub(self.written.text_bytes() - counted);
         if rest > 0 {
             self.written.add_length(rest);
@@ -189,7 +198,7 @@ impl ResponseReport {
         lone.filter(|lone| carried.only == Some(lone.place.start))
     }
 
-    /// Counts the output that the last event of a response has beyond what was seen.
+    /// Counts the output of a response's last event, as far as it exceeds the text seen so far.
     fn count_output(&mut self, response: Option<&RawValue>) {
         let output = response
             .and_then(|response| parse_object::<NestedPayload<'_>>(response.get().as_bytes()));
@@ -198,7 +207,8 @@ impl ResponseReport {
         self.written.add_length(length.saturating_sub(self.written.text_bytes()));
     }
 
-    /// Hears a chunk; returns its text, if it is one and the chunk says nothing else.
+    /// Reads a chunk. Returns the chunk's text if the chunk has exactly one text and states nothing
+    /// else.
     fn on_chunk(&mut self, event: &SseEvent<'_>) -> (StreamEventClass, Option<LoneText>) {
         let data = &*event.data;
         let counted = self.written.text_bytes();
@@ -208,6 +218,7 @@ impl ResponseReport {
             self.on_end(StreamEnd::Terminated);
         } else if event.name == b"error" {
             self.on_end(StreamEnd::Errored);
+        // The byte search may find a key of an inner object. The parser below then decides.
         } else if has_non_null_key(data, &USAGE_KEY) || has_non_null_key(data, &ERROR_KEY) {
             let Some(chunk) = parse_object::<EventPayload<'_>>(data) else {
                 return (StreamEventClass::Other, None);
@@ -225,10 +236,11 @@ impl ResponseReport {
         (StreamEventClass::Other, None)
     }
 
-    /// Responses and Messages name their events, on a line of their own and in the data. Returns the text of one that
-    /// says nothing else.
+    /// Reads an event of Responses or Messages. These protocols name their events, on a line of
+    /// their own and in the data. Returns the event's text if the event states nothing else.
     fn on_named_event(&mut self, event: &SseEvent<'_>) -> Option<LoneText> {
         let data = &*event.data;
+        // Some upstreams omit the `event` line, so the name is taken from the data.
         let name = match event.name {
             b"" | b"message" => leading_type(data).or_else(|| any_type(data)),
             name => Some(name),
@@ -240,7 +252,7 @@ impl ResponseReport {
         };
         let lone = self.count_unknown(name.unwrap_or_default(), data, counted, lone);
         match name {
-            // Whatever its data.
+            // An `error` event is an error whatever its data contains.
             Some(b"error") => self.on_end(StreamEnd::Errored),
             Some(b"response.failed") => {
                 self.has_failed = true;
@@ -249,6 +261,7 @@ impl ResponseReport {
             Some(b"message_stop" | b"response.completed" | b"response.incomplete") => {
                 self.on_payload(data, StreamEnd::Terminated);
             }
+            // An event without a name is parsed too, so that its usage is not lost.
             Some(b"message_start" | b"message_delta") | None => {
                 self.on_payload(data, StreamEnd::Unfinished);
             }
@@ -257,11 +270,11 @@ impl ResponseReport {
         lone
     }
 
-    /// Counts what an event of Responses or Messages writes; returns its text, if it is one and such events say
-    /// nothing else.
+    /// Counts the text of an event of Responses or Messages. Returns the text if the event has
+    /// exactly one and such events state nothing else.
     fn count_named(&mut self, name: &[u8], data: &[u8]) -> Option<LoneText> {
         match name {
-            // A summary is not what was written.
+            // A summary shows only a part of the billed reasoning.
             b"response.reasoning_summary_text.delta" => self.written.mark_partial(),
             b"content_block_start" => {
                 if THINKING_TYPE.find(data).is_some() {
@@ -281,7 +294,8 @@ impl ResponseReport {
         None
     }
 
-    /// An event whose data is cut short says nothing, not even the end.
+    /// Reads the parsed members of an event. An event whose data is incomplete states nothing, not
+    /// even the end.
     fn on_payload(&mut self, data: &[u8], finish: StreamEnd) {
         let Some(payload) = parse_object::<EventPayload<'_>>(data) else { return };
         self.on_end(finish);
@@ -289,12 +303,13 @@ impl ResponseReport {
             self.on_end(StreamEnd::Errored);
         }
         if let Some(usage) = nested_usage(payload.message) {
-            // `message_delta` has the output.
+            // The final output count comes with `message_delta`.
             self.tally.read_initial_usage(self.route.protocol(), usage.get().as_bytes());
         }
         if self.route.protocol() == LlmProtocol::Responses {
             self.count_output(payload.response);
         }
+        // The usage in a nested response takes precedence over a usage beside it.
         if let Some(usage) = nested_usage(payload.response).or(payload.usage) {
             self.on_usage(usage);
         }
@@ -307,25 +322,25 @@ impl StreamEventClass {
     }
 }
 
-/// The members that matter, of whichever event has them.
+/// The members that matter, from any kind of event.
 #[derive(Deserialize)]
 struct EventPayload<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
-    /// Chat.
+    /// The choices of a chat chunk.
     #[serde(borrow)]
     choices: Option<&'a RawValue>,
-    /// Messages: of `message_start`.
+    /// The message in a Messages `message_start`.
     #[serde(borrow)]
     message: Option<&'a RawValue>,
-    /// Responses: of the last event.
+    /// The response in the last event of a Responses stream.
     #[serde(borrow)]
     response: Option<&'a RawValue>,
 }
 
-/// A message or a response.
+/// A message or a response inside an event.
 #[derive(Deserialize)]
 struct NestedPayload<'a> {
     #[serde(borrow)]
@@ -348,8 +363,9 @@ fn is_empty_array(value: &RawValue) -> bool {
     value.get().strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
 }
 
-/// Whether the JSON text seems to have the key with a value other than null. It may be the key of
-/// an inner object, but not a piece of a string: there its quotes would be escaped.
+/// Returns true if the JSON text seems to have the key with a value other than null. The key may
+/// belong to an inner object. It cannot be a piece of a string, because there its quotes would be
+/// escaped.
 fn has_non_null_key(mut json: &[u8], key: &Finder<'_>) -> bool {
     while let Some(at) = key.find(json) {
         json = &json[at + key.needle().len()..];
@@ -362,7 +378,7 @@ fn has_non_null_key(mut json: &[u8], key: &Finder<'_>) -> bool {
     false
 }
 
-/// The value of `type` if that is the first key, as it nearly always is.
+/// Returns the value of `type` if it is the first key, as it nearly always is.
 fn leading_type(json: &[u8]) -> Option<&[u8]> {
     let mut rest = json;
     for expected in [&b"{"[..], b"\"type\"", b":", b"\""] {
@@ -371,19 +387,19 @@ fn leading_type(json: &[u8]) -> Option<&[u8]> {
     rest.split(|byte| *byte == b'"').next()
 }
 
-/// The value of `type` wherever it stands.
+/// Returns the value of `type` at any position in the object.
 fn any_type(json: &[u8]) -> Option<&[u8]> {
     let name = parse_object::<TypedPayload<'_>>(json)?.r#type?.get();
     name.strip_prefix('"')?.strip_suffix('"').map(str::as_bytes)
 }
 
-/// Immutable, and costly enough to build that it pays to do so once.
+/// Finders of keys. They are immutable, and building one takes long enough that it is done once.
 static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 static CONTENT_BLOCK_KEY: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("\"content_block\""));
 static DELTA_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\""));
 static TEXT_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"text\""));
-/// The types of blocks and items with reasoning in them.
+/// Finders of the types of blocks and items that contain reasoning.
 static THINKING_TYPE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("thinking\""));
 static REASONING_TYPE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"reasoning\""));
 static ERROR_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));

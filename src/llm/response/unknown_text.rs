@@ -1,10 +1,12 @@
-//! Measures what an event carries that is not counted as text: members that no protocol has, text in a place of its
-//! own, data that is no JSON object.
+//! Measures the content of an event that is not counted as text elsewhere: members that no protocol
+//! defines, text under unusual keys, data that is no JSON object.
 //!
-//! All strings of an event are text, but for those under the names that are known to hold none. What the ordinary way
-//! has counted of them is taken off. So a provider's new member costs something from its first day.
+//! All strings of an event count as text, except those under keys that are known to hold none. The
+//! caller subtracts the text that the ordinary count has already covered. So a provider's new
+//! member costs something from its first day.
 //!
-//! **Invariant:** one walk from string to string, without a stack; of data that is no array or object all is text.
+//! **Invariant:** one walk from string to string suffices, without a stack. Data that is no array
+//! or object counts entirely as text.
 
 use std::sync::LazyLock;
 
@@ -13,20 +15,21 @@ use memchr::memmem::Finder;
 use crate::base::json::split_string;
 use crate::llm::protocol::LlmProtocol;
 
-/// What an event carries.
+/// The measured content of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnknownTextMeasure {
-    /// Bytes of text.
+    /// The length of the text, in bytes.
     pub(super) bytes: u64,
-    /// Where its text begins, behind the quote, if it is one string.
+    /// The offset of the text behind its quote, if the event has exactly one text.
     pub(super) only: Option<usize>,
-    /// Part of the reasoning is sealed, or may be.
+    /// True if part of the reasoning is encrypted, or may be.
     pub(super) is_partial: bool,
-    /// Tokens of images and sound, on the high side.
+    /// The tokens of images and audio, on the high side.
     pub(super) media: u64,
 }
 
-/// Measures the text in an event; `name` is the event's, empty in chat.
+/// Measures the text in an event. `name` is the event's name, or empty in chat. Returns `None` if
+/// the event brings no new text.
 pub(super) fn measure_event(
     protocol: LlmProtocol,
     name: &[u8],
@@ -48,24 +51,25 @@ pub(super) fn measure_event(
     Some(UnknownTextMeasure { only: carried.only.filter(|_| is_json), ..carried })
 }
 
-/// Bytes of text in the `output` of a response, which repeats all that was written.
+/// Returns the bytes of text in the `output` of a response, which repeats the whole generated text.
 pub(super) fn output_text_bytes(output: &[u8]) -> u64 {
     let mut walk = EventTextWalker::new(EventKeyKind::classify_output_key, false);
     if walk.walk_strings(output) { walk.to_measure().bytes } else { 0 }
 }
 
-/// Whether the event is one that brings text for the first time. The others repeat it, or tell of the request.
+/// Returns true if the event brings text for the first time. Other events repeat text or describe
+/// the request.
 fn brings_new_text(protocol: LlmProtocol, name: &[u8], data: &[u8]) -> bool {
     match (protocol, name) {
         (LlmProtocol::Chat, _) => data != b"[DONE]",
         (_, b"error" | b"ping" | b"keepalive") => false,
-        // A result is read, not written.
+        // The model read the result of a tool; it did not write the result.
         (LlmProtocol::Messages, b"content_block_start") => TOOL_RESULT_TYPE.find(data).is_none(),
         (LlmProtocol::Messages, name) => !matches!(
             name,
             b"message_start" | b"message_delta" | b"message_stop" | b"content_block_stop"
         ),
-        // A summary is not what was written.
+        // A reasoning summary is not the billed reasoning.
         (_, b"response.reasoning_summary_text.delta") => false,
         (LlmProtocol::Responses, name) => {
             name.ends_with(b".delta") || !name.starts_with(b"response.")
@@ -73,51 +77,52 @@ fn brings_new_text(protocol: LlmProtocol, name: &[u8], data: &[u8]) -> bool {
     }
 }
 
-/// A walk from string to string.
+/// A walk through an event from string to string.
 struct EventTextWalker {
     kind: fn(&[u8]) -> EventKeyKind,
     is_chat: bool,
     depth: usize,
-    /// The depth of the value that is passed over, 0 outside of one.
+    /// The depth of the value that is being skipped; 0 if none is.
     skipped: usize,
     key: EventKeyKind,
     is_after_key: bool,
-    /// The value that holds reasoning: its depth and its place.
+    /// The value that holds reasoning: its depth, and its index in `reasonings`.
     reasoning: Option<(usize, usize)>,
     texts: u64,
-    /// By name: the same reasoning under several names counts once.
+    /// The bytes of reasoning by the key's name. The same reasoning under several names counts
+    /// once.
     reasonings: [u64; 4],
     /// The depth of the value that repeats reasoning beside other text.
     beside: Option<usize>,
-    /// The value that holds images or sound, by its depth.
+    /// The value that holds images or audio, by its depth.
     media: Option<(usize, BilledMedium)>,
     media_tokens: u64,
-    /// Strings with text.
+    /// The number of strings with text.
     pieces: usize,
     start: usize,
     is_partial: bool,
 }
 
-/// What stands under a key.
+/// The kind of value under a key.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum EventKeyKind {
     #[default]
     Text,
-    /// A string that is no text.
+    /// A string that is not text.
     Name,
-    /// No text, however deep.
+    /// A value without text at any depth.
     Nothing,
-    /// Reasoning, by its place.
+    /// Reasoning, with its index in `reasonings`.
     Reasoning(usize),
-    /// A value with text of its own, and reasoning once more.
+    /// A value with its own text that also repeats reasoning.
     Beside,
-    /// A value with images or sound in it.
+    /// A value that contains images or audio.
     Media(BilledMedium),
     /// Bytes, or an address.
     Data,
 }
 
-/// What is no text and is billed.
+/// A medium that is not text and that the provider charges.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BilledMedium {
     Image,
@@ -145,7 +150,8 @@ impl EventTextWalker {
         }
     }
 
-    /// Says whether the data is one array or object and nothing else. What stands behind it is text.
+    /// Walks through the data. Returns true if the data is one array or object and nothing else.
+    /// Bytes behind it count as text.
     fn walk_strings(&mut self, data: &[u8]) -> bool {
         let mut rest = data;
         while let Some((byte, after)) = rest.split_first() {
@@ -155,6 +161,8 @@ impl EventTextWalker {
                     let start = data.len() - rest.len();
                     let (text, after) = split_string(rest);
                     rest = after;
+                    // Data that was cut inside a string has no closing quote. A value cut this way
+                    // still counts, a possible key does not.
                     let is_ended = start + text.len() < data.len();
                     if rest.trim_ascii_start().starts_with(b":") {
                         self.key = (self.kind)(text);
@@ -165,6 +173,7 @@ impl EventTextWalker {
                 }
                 b'{' | b'[' => self.open_container(),
                 b'}' | b']' if self.depth > 1 => self.close_container(),
+                // The outermost container closes: the walk ends here.
                 b'}' | b']' => {
                     self.texts += rest.trim_ascii().len() as u64;
                     return rest.trim_ascii().is_empty();
@@ -175,8 +184,10 @@ impl EventTextWalker {
         false
     }
 
+    /// Enters an array or object and remembers by depth what its content means.
     fn open_container(&mut self) {
         self.depth += 1;
+        // Containers in an array have no key: the meaning of the array's key continues to apply.
         let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
         match self.key {
             EventKeyKind::Nothing if is_member => self.skipped = self.depth,
@@ -208,7 +219,7 @@ impl EventTextWalker {
         }
         self.is_partial |=
             self.reasoning.is_some_and(|(_, place)| place == REASONING_DETAILS_INDEX);
-        // An id that a provider puts beside the choices of each chunk is no text.
+        // A provider's id beside the choices of a chunk is not text.
         let is_id = self.is_chat && self.depth == 1 && text.len() <= MAX_ID_BYTES;
         if is_id || matches!(self.key, EventKeyKind::Name | EventKeyKind::Nothing) {
             return;
@@ -219,6 +230,8 @@ impl EventTextWalker {
         }
         let length = text.len() as u64;
         match (self.reasoning, self.key) {
+            // Reasoning that LiteLLM repeats beside the choices has its own slot, so it is not
+            // added to the original.
             (Some((_, place)), _) | (None, EventKeyKind::Reasoning(place)) => {
                 let place = if self.beside.is_some() { BESIDE } else { place };
                 self.reasonings[place] += length;
@@ -229,7 +242,7 @@ impl EventTextWalker {
         self.start = start;
     }
 
-    /// Counts what is no text: an image whole, whatever else is billed by its length.
+    /// Counts data that is not text: an image by a fixed amount, all other data by its length.
     fn data(&mut self, text: &[u8]) {
         let is_address = text.starts_with(b"http");
         let within = match self.key {
@@ -239,13 +252,14 @@ impl EventTextWalker {
         self.media_tokens += match within {
             Some(BilledMedium::Image) => IMAGE_TOKENS,
             _ if IMAGES.iter().any(|start| text.starts_with(start)) => IMAGE_TOKENS,
-            // The address of a source.
+            // The address of a source costs nothing.
             None if is_address => 0,
             _ => (text.len() as u64).div_ceil(SOUND_BYTES),
         };
     }
 
     fn to_measure(&self) -> UnknownTextMeasure {
+        // Several names carry the same reasoning, so only the longest counts.
         let reasoning = self.reasonings.iter().copied().max().unwrap_or(0);
         UnknownTextMeasure {
             bytes: self.texts + reasoning,
@@ -257,7 +271,7 @@ impl EventTextWalker {
 }
 
 impl EventKeyKind {
-    /// Of an event that brings text.
+    /// Classifies a key of an event that brings text.
     fn classify_event_key(name: &[u8]) -> Self {
         match name {
             b"reasoning_content" | b"thinking" => Self::Reasoning(0),
@@ -282,13 +296,13 @@ impl EventKeyKind {
             | b"tool_use_id"
             | b"item_id"
             | b"obfuscation"
-            // Sealed, and what is no text.
+            // Encrypted values and padding are not text.
             | b"signature" | b"thought_signature" | b"thought_signatures" | b"encrypted_content" => Self::Name,
             b"data" | b"url" | b"b64_json" => Self::Data,
             b"provider_specific_fields" => Self::Beside,
             b"images" | b"image" | b"image_url" => Self::Media(BilledMedium::Image),
             b"audio" => Self::Media(BilledMedium::Audio),
-            // What is said of the text, and what the model read.
+            // Facts about the text, and content that the model read.
             b"usage"
             | b"x_groq"
             | b"error"
@@ -305,13 +319,14 @@ impl EventKeyKind {
             | b"search_results"
             | b"web_search_results"
             | b"tool_results"
-            // Once more what stands beside them.
+            // A repetition of the reasoning that stands beside it.
             | b"thinking_blocks" => Self::Nothing,
             _ => Self::Text,
         }
     }
 
-    /// Of the output of a response: its tools' results were read, and summaries are counted by nobody.
+    /// Classifies a key of a response's output. The model read its tools' results, and summaries
+    /// are not billed.
     fn classify_output_key(name: &[u8]) -> Self {
         match name {
             b"text" | b"refusal" | b"arguments" | b"input" | b"code" => Self::Text,
@@ -322,24 +337,25 @@ impl EventKeyKind {
     }
 }
 
-/// What Gemini bills for an image of its usual size.
+/// The tokens of an image of the usual size, as Gemini charges it.
 const IMAGE_TOKENS: u64 = 1290;
 
-/// Base64 to a token of sound: speech at 16 kbit/s has 2,700 bytes a second, and Gemini bills 25 tokens for that.
+/// The bytes of base64 per token of audio. Speech at 16 kbit/s has 2,700 bytes of base64 a second,
+/// for which Gemini charges 25 tokens.
 const SOUND_BYTES: u64 = 100;
 
-/// How images begin: as an address, and the base64 of PNG, JPEG, GIF and WebP.
+/// Prefixes of images: a `data:` address, and the base64 of PNG, JPEG, GIF and WebP.
 const IMAGES: [&[u8]; 5] = [b"data:image/", b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR"];
 
-/// The place of `reasoning_details`.
+/// The index of `reasoning_details` in `reasonings`.
 const REASONING_DETAILS_INDEX: usize = 2;
 
-/// The place of reasoning among the fields that LiteLLM puts beside the protocol's.
+/// The index in `reasonings` of reasoning in the fields that LiteLLM adds to the protocol's fields.
 const BESIDE: usize = 3;
 
-/// Bytes of an id.
+/// The maximum length of a value that may be an id, in bytes. Our choice.
 const MAX_ID_BYTES: usize = 64;
 
-/// The types of blocks that hold what a tool of the provider returned.
+/// Finds the types of blocks that hold the result of a provider's tool.
 static TOOL_RESULT_TYPE: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("_tool_result\""));

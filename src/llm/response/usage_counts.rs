@@ -1,8 +1,8 @@
 //! Reads usage objects of the three protocols into one set of counts.
 //!
-//! All three report running totals, never differences, and may repeat themselves in part: for each
-//! count the highest value wins, because what one answer used only grows. What is not a whole number
-//! of at least zero is no count, and is passed over.
+//! All three protocols report running totals, never differences, and may repeat a part of the
+//! totals. For each count the highest value wins, because the usage of one answer only grows. A
+//! value that is not a whole number of at least zero is no count and is ignored.
 
 mod fast_path;
 
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use crate::llm::budget::{Nanodollars, TokenUsage, Tokens, UsageSource};
 use crate::llm::protocol::LlmProtocol;
 
-/// The counts as the protocol has them.
+/// The counts in the protocol's own meaning.
 #[derive(Debug, Default)]
 pub(super) struct UsageAccumulator {
     input: Option<u64>,
@@ -21,12 +21,12 @@ pub(super) struct UsageAccumulator {
     cache_write: Option<u64>,
     cache_write_1h: Option<u64>,
     reasoning: Option<u64>,
-    /// What few answers have.
+    /// Counts that few answers have, boxed to keep the usual case small.
     rare: Option<Box<RareUsage>>,
     cost: Option<Nanodollars>,
 }
 
-/// What one usage object says.
+/// The content of one usage object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ReportedUsage {
     input: Option<u64>,
@@ -46,7 +46,7 @@ struct ReportedUsage {
 struct RareUsage {
     audio_input: u64,
     audio_output: u64,
-    /// What stands beside the counts and is billed as well.
+    /// Counts beside the main counts that the provider also charges.
     extra: UnsummedUsage,
 }
 
@@ -61,17 +61,19 @@ struct UnsummedUsage {
 }
 
 impl UsageAccumulator {
-    /// Reads what had been used when a message began: its output is not the answer's. Says no to what is not a usage
-    /// object.
+    /// Reads the usage at the start of a message, whose output is not that of the answer. Returns
+    /// `false` if `usage` is not a usage object.
     pub(super) fn read_initial_usage(&mut self, protocol: LlmProtocol, usage: &[u8]) -> bool {
+        // The output at the start is a placeholder, so the previous value is restored.
         let output = self.output;
         let is_read = self.read_usage(protocol, usage);
         self.output = output;
         is_read
     }
 
-    /// Says no to what is not a usage object.
+    /// Reads a usage object. Returns `false` if `usage` is not a usage object.
     pub(super) fn read_usage(&mut self, protocol: LlmProtocol, usage: &[u8]) -> bool {
+        // The fast path declines anything unusual, and the parser then decides.
         let Some(said) = fast_path::read_usual_usage(protocol, usage)
             .or_else(|| ReportedUsage::parse_usage(protocol, usage))
         else {
@@ -92,8 +94,8 @@ impl UsageAccumulator {
         true
     }
 
-    /// The counts as we have them: the input includes the cache, and no part is more than its whole.
-    /// `None` where none has been reported.
+    /// Returns the counts in the gateway's meaning: the input includes the cache, and no part
+    /// exceeds its whole. Returns `None` if no count was reported.
     pub(super) fn total_usage(&self, protocol: LlmProtocol) -> Option<TokenUsage> {
         let RareUsage { audio_input, audio_output, extra } =
             self.rare.as_deref().copied().unwrap_or_default();
@@ -101,7 +103,8 @@ impl UsageAccumulator {
         let cache_write = self.cache_write.unwrap_or(0);
         let input = match (protocol, self.input, self.output) {
             (_, None, None) => return None,
-            // Anthropic leaves the cache out. LiteLLM has these counts in chat too, included.
+            // Anthropic leaves the cache out of its input. LiteLLM reports cache counts in chat
+            // too, but there the input includes them.
             (LlmProtocol::Messages, input, _) => {
                 input.unwrap_or(0).saturating_add(cache_read).saturating_add(cache_write)
             }
@@ -111,7 +114,7 @@ impl UsageAccumulator {
         let output = self.output.unwrap_or(0).saturating_add(extra.output);
         let cache_read = cache_read.saturating_add(extra.cache_read);
         let cache_write = cache_write.saturating_add(extra.cache_write);
-        // No part is more than its whole, of the passes beside the counts neither.
+        // No part may exceed its whole. The passes outside the counts are limited separately.
         let cache_write_1h = self.cache_write_1h.unwrap_or(0).min(self.cache_write.unwrap_or(0));
         let cache_write_1h = cache_write_1h.saturating_add(extra.cache_write_1h);
         let cache_read = cache_read.min(input);
@@ -129,7 +132,7 @@ impl UsageAccumulator {
         })
     }
 
-    /// The output that [`Self::total_usage`] tells.
+    /// Returns the output of [`Self::total_usage`].
     pub(super) fn total_output(&self) -> Tokens {
         if self.input.is_none() && self.output.is_none() {
             return Tokens::ZERO;
@@ -138,6 +141,7 @@ impl UsageAccumulator {
         Tokens(self.output.unwrap_or(0).saturating_add(extra))
     }
 
+    /// Keeps the larger of each rare count. An answer without such counts allocates nothing.
     fn read_rare_counts(
         &mut self,
         heard: Option<u64>,
@@ -163,14 +167,16 @@ impl UsageAccumulator {
 }
 
 impl ReportedUsage {
-    /// All that was written, where `input` was read. OpenAI has the reasoning in the output; Gemini's and xAI's forms of
-    /// its API leave the reasoning out, and have it in the total alone or in a detail above the output.
+    /// Returns the whole output, given that `input` was read. OpenAI includes the reasoning in the
+    /// output. The compatible APIs of Gemini and xAI leave the reasoning out of the output. They
+    /// report it only in the total, or in a detail that exceeds the output.
     fn whole_output(&self, input: Option<u64>) -> Option<u64> {
         let written = self.output.unwrap_or(0);
+        // A detail larger than the output cannot be a part of the output, so the two are added.
         let beside = self.reasoning.filter(|reasoning| *reasoning > written);
         let summed = beside.map(|reasoning| written.saturating_add(reasoning));
         let rest = self.total.map(|total| total.saturating_sub(input.unwrap_or(0)));
-        // Embeddings have a total and no output.
+        // Embeddings report a total and no output, so a difference of zero is not an output.
         self.output.max(summed).max(rest.filter(|rest| *rest > 0))
     }
 
@@ -196,6 +202,7 @@ impl ReportedUsage {
         let (input, output) = (parse_count(input), parse_count(output));
         let (written, written_1h) = cache_writes(counts.cache_creation);
         let (detailed, detailed_1h) = cache_writes(input_details.cache_creation_token_details);
+        // Providers report the same cache writes under several names; the largest value counts.
         let cache_write = [
             parse_count(counts.cache_creation_input_tokens),
             parse_count(input_details.cache_creation_tokens),
@@ -206,16 +213,16 @@ impl ReportedUsage {
         let cache_write = cache_write.into_iter().max().flatten();
         let cache_read = parse_count(counts.cache_read_input_tokens)
             .or(parse_count(input_details.cached_tokens));
-        // Anthropic's cache is beside its input.
+        // Anthropic's cache is not part of its input, so it gives no lower bound for the input.
         let cached = cache_read.unwrap_or(0).saturating_add(cache_write.unwrap_or(0));
         let cached = if protocol == LlmProtocol::Messages { 0 } else { cached };
         let is_counted = input.is_some() || output.is_some();
-        // In a Messages stream LiteLLM's figure leaves the input out.
+        // In a Messages stream, LiteLLM's cost figure leaves the input out.
         let cost = counts.cost.filter(|_| protocol != LlmProtocol::Messages);
         Some(Self {
             input: at_least(input, input_details.sum().max(cached), is_counted),
             output: at_least(output, output_details.sum(), is_counted),
-            // Anthropic has none.
+            // Anthropic reports no total.
             total: parse_count(counts.total_tokens).filter(|_| protocol != LlmProtocol::Messages),
             cache_read,
             cache_write,
@@ -241,13 +248,15 @@ impl UnsummedUsage {
     }
 }
 
-/// The sum of the passes that are not in the counts beside them. Those of type `message` are.
+/// Returns the sum of the passes outside the main counts. Passes of type `message` are inside the
+/// main counts.
 fn unsummed_usage(iterations: &RawValue) -> Option<UnsummedUsage> {
     let iterations: Vec<&RawValue> = serde_json::from_str(iterations.get()).ok()?;
     let mut extra = UnsummedUsage::default();
     for pass in
         iterations.iter().filter_map(|pass| parse_object::<RawUsagePass<'_>>(pass.get().as_bytes()))
     {
+        // A pass without a type counts as a `message`, so no token is charged twice.
         if pass.r#type.is_none_or(|kind| kind.get() == "\"message\"") {
             continue;
         }
@@ -261,6 +270,7 @@ fn unsummed_usage(iterations: &RawValue) -> Option<UnsummedUsage> {
         let (written, hour) = cache_writes(pass.cache_creation);
         let write = write.max(written.unwrap_or(0));
         let hour = hour.unwrap_or(0).min(write);
+        // Anthropic's input of a pass excludes the cache; the gateway's input includes it.
         let whole = input.saturating_add(read).saturating_add(write);
         extra.input = extra.input.saturating_add(whole);
         extra.output = extra.output.saturating_add(output);
@@ -271,7 +281,8 @@ fn unsummed_usage(iterations: &RawValue) -> Option<UnsummedUsage> {
     Some(extra)
 }
 
-/// The tokens that were written to a cache, by how long they stay there: the sum, and those of an hour.
+/// Returns the tokens written to a cache: the sum over both lifetimes, and those with a lifetime of
+/// one hour.
 fn cache_writes(writes: Option<&RawValue>) -> (Option<u64>, Option<u64>) {
     let writes =
         writes.and_then(|writes| parse_object::<RawCacheCreation<'_>>(writes.get().as_bytes()));
@@ -283,7 +294,7 @@ fn cache_writes(writes: Option<&RawValue>) -> (Option<u64>, Option<u64>) {
     (add(short, hour), hour)
 }
 
-/// The sum of two counts, where one of them is there.
+/// Returns the sum of two counts, or the only count that exists.
 fn add(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.saturating_add(other)),
@@ -291,19 +302,21 @@ fn add(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     }
 }
 
-/// A sum that is reported, or that of its parts where the sum is missing or nothing. Parts alone are no report: what they
-/// leave out is charged as reserved.
+/// Returns the reported sum, or the sum of its parts if the reported sum is missing or zero. Parts
+/// alone are no report: without any reported count, the call is charged as reserved.
 fn at_least(sum: Option<u64>, parts: u64, is_counted: bool) -> Option<u64> {
     let is_missing = sum.unwrap_or(0) == 0 && parts > 0 && is_counted;
     if is_missing { Some(parts) } else { sum }
 }
 
-/// Reads an object; serde alone would take an array for one, by position.
+/// Parses a JSON object. Without the check of the first byte, serde would also accept an array, by
+/// position.
 pub(super) fn parse_object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
     json.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(json).ok())?
 }
 
-/// A usage object of any protocol; each member's text, because one that is wrong spoils no other.
+/// A usage object of any protocol. Each member is kept as text, so that an invalid member does not
+/// invalidate the others.
 #[derive(Deserialize)]
 struct RawUsage<'a> {
     #[serde(borrow)]
@@ -332,12 +345,12 @@ struct RawUsage<'a> {
     cache_creation: Option<&'a RawValue>,
     #[serde(borrow)]
     iterations: Option<&'a RawValue>,
-    /// LiteLLM's own, in dollars.
+    /// LiteLLM's own cost figure, in dollars.
     #[serde(borrow)]
     cost: Option<&'a RawValue>,
 }
 
-/// How long Anthropic keeps what was written to the cache.
+/// The cache writes, by the lifetime of the entries at Anthropic.
 #[derive(Deserialize)]
 struct RawCacheCreation<'a> {
     #[serde(borrow)]
@@ -346,7 +359,7 @@ struct RawCacheCreation<'a> {
     ephemeral_1h_input_tokens: Option<&'a RawValue>,
 }
 
-/// One of the passes that Anthropic made for a call.
+/// One pass that Anthropic made for a call.
 #[derive(Deserialize)]
 struct RawUsagePass<'a> {
     #[serde(borrow)]
@@ -377,18 +390,19 @@ struct RawUsageDetails<'a> {
     image_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     video_tokens: Option<&'a RawValue>,
-    /// LiteLLM's name.
+    /// LiteLLM's name for cache writes.
     #[serde(borrow)]
     cache_creation_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     cache_creation_token_details: Option<&'a RawValue>,
-    /// `OpenRouter`'s name.
+    /// `OpenRouter`'s name for cache writes.
     #[serde(borrow)]
     cache_write_tokens: Option<&'a RawValue>,
 }
 
 impl RawUsageDetails<'_> {
-    /// Sums the parts that have nothing in common: the cache is a part of each of them.
+    /// Returns the sum of the disjoint parts. Cached tokens are a part of each of them and are not
+    /// added.
     fn sum(&self) -> u64 {
         let parts = [
             self.text_tokens,

@@ -1,12 +1,14 @@
-//! Reads the usual usage object in one walk, without a parser.
+//! Reads a usual usage object in one walk, without a parser.
 //!
-//! **Invariant:** where it answers, the object is JSON and the parser says the same of it.
+//! **Invariant:** if this module returns a result, the object is valid JSON and the parser returns
+//! the same result.
 
 use super::ReportedUsage;
 use crate::base::json::JsonCursor;
 use crate::llm::protocol::LlmProtocol;
 
-/// What a usage object says that has whole numbers, and details of whole numbers; `None` for any other.
+/// Reads a usage object that has only whole numbers and details of whole numbers. Returns `None`
+/// for any other object.
 pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<ReportedUsage> {
     let mut found = UsageMemberCounts::default();
     let mut cursor = JsonCursor::new(usage);
@@ -30,7 +32,7 @@ pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<Re
                 return found.read_details(UsageDetailsMember::Output, value);
             }
             b"cache_creation" => return found.read_details(UsageDetailsMember::CacheWrite, value),
-            // What they say is not said by counts alone.
+            // These members contain more than counts, so the parser reads the object.
             b"iterations" | b"cost" => return None,
             _ => return value.skip_scalar(),
         };
@@ -40,7 +42,7 @@ pub(super) fn read_usual_usage(protocol: LlmProtocol, usage: &[u8]) -> Option<Re
     found.to_reported_usage(protocol)
 }
 
-/// A member that counts.
+/// A member that is a count.
 #[derive(Clone, Copy)]
 enum UsageMember {
     PromptTokens,
@@ -50,11 +52,11 @@ enum UsageMember {
     TotalTokens,
     CacheRead,
     CacheWrite,
-    /// The first of those in the details of each [`UsageDetailsMember`].
+    /// The first slot of the details of each [`UsageDetailsMember`].
     Details,
 }
 
-/// A member that holds details.
+/// A member that contains details.
 #[derive(Clone, Copy)]
 enum UsageDetailsMember {
     Prompt,
@@ -64,13 +66,15 @@ enum UsageDetailsMember {
     CacheWrite,
 }
 
-/// The counts by their place: first those of [`UsageMember`], then [`COUNTS_PER_DETAILS`] of each side.
+/// The counts by slot: first those of [`UsageMember`], then [`COUNTS_PER_DETAILS`] slots for each
+/// details member.
 #[derive(Default)]
 struct UsageMemberCounts {
     counts: [Option<u64>; COUNT_SLOTS],
-    /// A bit for each place that was filled, by null as well: a parser takes no member twice.
+    /// One bit for each slot that was filled, even by null. The parser rejects a repeated member,
+    /// so this walk must too.
     seen: u32,
-    /// A bit for each side.
+    /// One bit for each details member that was read.
     seen_sides: u32,
 }
 
@@ -100,7 +104,8 @@ impl UsageMemberCounts {
             b"cached_tokens" => self.take_count(first, value),
             b"audio_tokens" => self.take_count(first + 1, value),
             b"reasoning_tokens" => self.take_count(first + 2, value),
-            // Whoever has one of them has no other.
+            // A provider uses only one of these two names. Both fill one slot, so an object with
+            // both goes to the parser.
             b"cache_creation_tokens" | b"cache_write_tokens" => self.take_count(first + 3, value),
             _ => value.skip_scalar(),
         })
@@ -117,7 +122,8 @@ impl UsageMemberCounts {
         Some(())
     }
 
-    /// `None` where a side has details and no sum, which is then that of all its details.
+    /// Returns the counts in the protocol's meaning. Returns `None` if a details member exists
+    /// without its sum: the parser then adds up the details.
     fn to_reported_usage(&self, protocol: LlmProtocol) -> Option<ReportedUsage> {
         let count = |name: UsageMember| self.counts[name as usize];
         let detail = |side: UsageDetailsMember, at: usize| {
@@ -149,7 +155,8 @@ impl UsageMemberCounts {
         let cache_write =
             count(UsageMember::CacheWrite).max(detail(heard, 3)).max(super::add(hour, short));
         let cache_read = count(UsageMember::CacheRead).or(detail(heard, 0));
-        // What is beside the input of Messages is a part of it elsewhere.
+        // In Messages the cache is not part of the input. In the other protocols it is, so an input
+        // of zero needs the parser's rule.
         let is_cached = cache_read.max(cache_write).is_some_and(|cached| cached > 0);
         if is_cached && protocol != LlmProtocol::Messages && count(input).unwrap_or(0) == 0 {
             return None;
@@ -170,7 +177,7 @@ impl UsageMemberCounts {
     }
 }
 
-/// Counts in the details of one side.
+/// The number of counts in each details member.
 const COUNTS_PER_DETAILS: usize = 4;
 
 const COUNT_SLOTS: usize = UsageMember::Details as usize + COUNTS_PER_DETAILS * 5;
