@@ -1,6 +1,7 @@
-//! The composition root: a configuration becomes bound sockets, and those a service that drains.
+//! The composition root: builds bound sockets from a configuration, and from the sockets a server that drains.
 //!
-//! Bind first, serve later, and tell the address: what fails, fails before anyone depends on it.
+//! The process binds first, reports its addresses, and serves last. A part that cannot start therefore fails before any
+//! client depends on the process.
 
 mod background;
 mod control;
@@ -35,7 +36,7 @@ pub use run_manager::{RunClosingState, RunManager};
 
 use listener::{GatewayListener, WorkerFuture};
 
-/// One run's gateway or that of many, bound and ready to serve.
+/// The gateway of one run or of many runs, bound and ready to serve.
 pub struct GatewayProcess {
     config: Box<GatewayConfig>,
     runs: RunManager,
@@ -48,8 +49,9 @@ impl GatewayProcess {
     /// Opens the logs and binds the sockets. Must be called within a runtime.
     ///
     /// # Errors
-    /// What cannot be opened or bound, and why.
+    /// Returns an error if a log cannot be opened, or a socket cannot be bound.
     pub fn build_process(config: GatewayConfig) -> anyhow::Result<Self> {
+        // The runs come first: the listener opens the configured runs while it binds.
         let tasks = TaskGroup::default();
         let runs = RunManager::new(&config, tasks.clone())?;
         let front = GatewayListener::bind_listener(&config, &runs, &tasks)?;
@@ -58,23 +60,24 @@ impl GatewayProcess {
         Ok(Self { config, runs, front, metrics_listener, tasks })
     }
 
-    /// The run's socket, where the process has one run.
+    /// Returns the path of the run's socket; `None` if runs share a listener.
     pub fn socket_path(&self) -> Option<&Path> {
         self.front.socket_path()
     }
 
-    /// What log lines are within, where the process has one run.
+    /// Returns the span for log lines about the run. The span is empty if runs share a listener.
     pub fn log_span(&self) -> tracing::Span {
         let run = self.socket_path().and_then(|_| self.runs.list_runs().pop());
         run.map_or_else(tracing::Span::none, |run| run.log_span())
     }
 
-    /// Where runs share a listener, with the port that was chosen for port 0.
+    /// Returns the address of the shared listener, with the port that the system chose for port 0. `None` if the
+    /// process serves one run's socket.
     pub fn listen_address(&self) -> Option<SocketAddr> {
         self.front.listen_address()
     }
 
-    /// Where metrics are served, with the port that was chosen for port 0.
+    /// Returns the address of the metrics listener, with the port that the system chose for port 0.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics_listener.as_ref().and_then(|listener| listener.local_addr().ok())
     }
@@ -83,13 +86,13 @@ impl GatewayProcess {
         Arc::new(self.runs.access_log_handle().clone())
     }
 
-    /// To open, close and change runs while they are served.
+    /// Returns the handle that opens, closes and changes runs while the process serves them.
     pub fn run_manager(&self) -> &RunManager {
         &self.runs
     }
 
-    /// Puts a configuration in force that was read again: what runs are judged by, and where they share a
-    /// listener its keys and certificates. After an error nothing has changed.
+    /// Returns a function that puts a configuration in force that was read again. The function changes the policy of
+    /// all runs and, for a shared listener, its keys and certificates. After an error nothing has changed.
     pub fn config_reloader(
         &self,
     ) -> impl Fn(ChangeSource, anyhow::Result<GatewayConfig>) -> anyhow::Result<()> + Send + Sync + use<>
@@ -97,30 +100,35 @@ impl GatewayProcess {
         let (runs, renewal) = (self.runs.clone(), self.front.tls_reloader());
         move |by, fresh| {
             let reload = |fresh| {
+                // Everything that can fail comes first: reading keys and certificates, then the runs. `renew` cannot
+                // fail.
                 let renew = renewal(&fresh)?;
                 runs.reload_runs(by, fresh)?;
                 renew();
                 Ok(())
             };
             let done = fresh.and_then(reload);
+            // A configuration that could not even be read counts as a failed reload, too.
             runs.metrics().set_reload_status(done.is_ok());
             done
         }
     }
 
-    /// Serves until `shutdown`, lets open calls finish within the drain timeout, and closes the records.
+    /// Serves until `shutdown` is cancelled, lets open calls finish within the drain timeout, and closes the records.
     ///
     /// # Errors
-    /// A listener could not be served, or an audit log not be closed.
+    /// Returns an error if a listener cannot be served, or if an audit log cannot be closed.
     pub async fn serve_until_cancelled(self, shutdown: CancellationToken) -> anyhow::Result<()> {
         self.serve_in_two_steps(RunShutdown::single_step(shutdown)).await
     }
 
-    /// Serves as [`serve`](Self::serve_until_cancelled) does, and ends in two steps.
+    /// Serves like [`serve_until_cancelled`](Self::serve_until_cancelled), but ends in two steps: first the calls, then
+    /// the records.
     ///
     /// # Errors
-    /// A listener could not be served, or an audit log not be closed.
+    /// Returns an error if a listener cannot be served, or if an audit log cannot be closed.
     pub async fn serve_in_two_steps(mut self, closing: RunShutdown) -> anyhow::Result<()> {
+        // The address is read before `serve_metrics` takes the listener.
         let metrics = self.metrics_address().map(tracing::field::display);
         self.serve_metrics();
         let workers = self.start_workers()?;
@@ -134,20 +142,27 @@ impl GatewayProcess {
             upstream = %self.config.upstream.url,
             "ready"
         );
+        // 1. Serve. The workers run as tasks and threads; this task only waits for the end.
         let only = runs.first().filter(|_| self.socket_path().is_some()).cloned();
         drop(runs);
         closing.calls.cancelled().await;
         tracing::info!("draining");
-        // Who comes now is refused at once, instead of waiting in the backlog for nobody.
+        // 2. Close the listener. A client that connects now is refused at once, instead of waiting in a backlog that no
+        // worker serves.
         drop(self.front);
+        // 3. Let open calls finish. This task is no member of the group, so it can wait for all of the group's tasks.
         let drained = self.tasks.shut_down(self.config.drain_timeout).await;
         if drained == ShutdownOutcome::Cut {
             tracing::warn!(timeout = ?self.config.drain_timeout, "calls were still open and have been cut");
         }
+        // 4. The other workers' threads end when the last task has ended. Joining blocks, so it must not run on this
+        // thread.
         for worker in workers {
             let _ = tokio::task::spawn_blocking(move || worker.join()).await;
         }
+        // 5. No call runs any more. The caller may still write records until it cancels `records`.
         closing.quiet.cancel();
+        // The flush task of the run has ended with the group, so this task writes out the buffered records instead.
         if let Some(run) = only {
             background::flush_until(&run, &closing.records).await;
         }
@@ -156,7 +171,7 @@ impl GatewayProcess {
         Ok(())
     }
 
-    /// The first worker is the current thread; the others have threads and runtimes of their own.
+    /// Starts the workers. The first worker is the current thread; the others have threads and runtimes of their own.
     fn start_workers(&self) -> io::Result<Vec<thread::JoinHandle<()>>> {
         let mut threads = vec![];
         for worker in 0..self.config.workers {
@@ -188,31 +203,31 @@ impl GatewayProcess {
     }
 }
 
-/// The end of a run's gateway in two steps: first its calls, then its records. What becomes of the run's work is written
-/// to them in between, while nothing of the run's is served any more.
+/// The end of a run's gateway in two steps: first its calls, then its records. Between the steps the caller records the
+/// result of the run's work, while the gateway no longer serves the run.
 #[derive(Clone, Debug, Default)]
 pub struct RunShutdown {
-    /// Cancelled when no call may begin any more; open calls may end within the drain timeout.
+    /// Cancelled when no call may start any more. Open calls may finish within the drain timeout.
     pub calls: CancellationToken,
-    /// Cancelled by the gateway, when its listener is closed and the last call has ended.
+    /// Cancelled by the gateway when its listener is closed and the last call has ended.
     pub quiet: CancellationToken,
-    /// Cancelled when the records may be closed.
+    /// Cancelled when the gateway may close the records.
     pub records: CancellationToken,
 }
 
 impl RunShutdown {
-    /// Ends both at the same time.
+    /// Ends the calls and the records at the same time.
     pub fn single_step(shutdown: CancellationToken) -> Self {
         Self { calls: shutdown.clone(), records: shutdown, ..Self::default() }
     }
 }
 
-/// That somebody wants the process to end.
+/// The operator's request that the process ends.
 #[derive(Clone, Debug, Default)]
 pub struct StopRequest {
-    /// As soon as what is under way has ended.
+    /// Cancelled by the first request: the process ends as soon as the work in progress has ended.
     pub shutdown: CancellationToken,
-    /// They have asked again, and do not want to wait.
+    /// Cancelled by the second request: the operator does not want to wait.
     pub hurry: CancellationToken,
 }
 
@@ -223,8 +238,8 @@ impl StopRequest {
     }
 }
 
-/// The signals that a process obeys. From the registration on, none of them ends the process, and each that comes before
-/// [`obey`](Self::handle_signals) is remembered once.
+/// The signals that a process obeys. After the registration no such signal ends the process. A signal that arrives
+/// before [`handle_signals`](Self::handle_signals) is remembered once.
 #[derive(Debug)]
 pub struct ServerSignals {
     terminate: Signal,
@@ -238,7 +253,7 @@ impl ServerSignals {
     /// Registers the handlers. Must be called within a runtime, and before anything that takes time.
     ///
     /// # Errors
-    /// A handler cannot be installed.
+    /// Returns an error if a handler cannot be installed.
     pub fn register_handlers() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -249,8 +264,7 @@ impl ServerSignals {
         })
     }
 
-    /// Turns signals into what they ask for: to stop, to open the logs anew after a rotation, or to read the
-    /// configuration again.
+    /// Obeys signals: stops the process, reopens the access log after a rotation, or reads the configuration again.
     pub async fn handle_signals(
         mut self,
         stop: StopRequest,
@@ -263,9 +277,10 @@ impl ServerSignals {
                 _ = self.interrupt.recv() => stop.request_stop(),
                 _ = self.quit.recv() => stop.request_stop(),
                 _ = self.reopen.recv() => if let Err(error) = access_log.reopen_file() {
-                    tracing::error!(%error, "cannot open the access log anew");
+                    tracing::error!(%error, "cannot reopen the access log");
                 },
                 _ = self.hangup.recv() => if let Err(error) = reload() {
+                    // The process goes on with the configuration in force. A bad file must not end a server.
                     tracing::error!("nothing has changed: {error:#}");
                 },
             }
@@ -273,23 +288,24 @@ impl ServerSignals {
     }
 }
 
+/// Serves on one worker. An error is logged, and the other workers go on.
 async fn run_worker(serving: WorkerFuture) {
     if let Err(error) = serving.await {
         tracing::error!(%error, "cannot serve the listener");
     }
 }
 
-/// Binds the listener that Prometheus scrapes at. Must be called within a runtime.
+/// Binds the listener for Prometheus. Must be called within a runtime.
 ///
 /// # Errors
-/// It cannot be bound.
+/// Returns an error if the address cannot be bound.
 pub fn bind_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
     listener::bind_tcp(address)
         .and_then(TcpListener::from_std)
         .with_context(|| format!("`METRICS_ADDR` is `{address}`, which cannot be bound"))
 }
 
-/// A worker with a runtime of its own, which lives until all tasks have ended.
+/// Starts a worker on a thread with a runtime of its own. The thread lives until all tasks of the group have ended.
 fn start_thread(
     worker: usize,
     tasks: TaskGroup,
@@ -299,6 +315,7 @@ fn start_thread(
     thread::Builder::new().name(format!("worker-{worker}")).spawn(move || {
         runtime.block_on(async move {
             serve.await;
+            // Calls of other tasks may still run on this runtime. Dropping the runtime would cut them.
             tasks.wait_ended().await;
         });
     })

@@ -1,10 +1,10 @@
-//! The model provider: where it is, how long it may take, and the calls to it.
+//! The client of the model provider: its address, its timeouts, and the calls to it.
 //!
-//! Plain HTTP/1.1, which is how LiteLLM is reached, has a client of our own: hyper's hands each chunk
-//! from task to task, which costs a third of a call and 35 KiB per open stream (measured). TLS and
-//! HTTP/2 go through hyper's client, where encryption dwarfs that.
+//! LiteLLM is reached over plain HTTP/1.1, which has a client of our own. hyper's client hands each chunk from task to
+//! task; that costs a third of a call and 35 KiB per open stream (measured). TLS and HTTP/2 go through hyper's client,
+//! because the cost of encryption dwarfs the cost of the hand-over.
 //!
-//! **Invariant:** a call is sent again only if it is certain that nothing of it was delivered.
+//! **Invariant:** the gateway sends a call again only if it is certain that no part of the call was delivered.
 
 pub mod check;
 mod chunked;
@@ -39,33 +39,33 @@ use crate::base::secret::SecretString;
 use outage::FailureLog;
 pub use url::{UpstreamScheme, UpstreamUrl};
 
-/// How the provider is reached.
+/// The address, the credential and the timeouts of the provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct UpstreamConfig {
-    /// `host:port` (plain HTTP) or a URL.
+    /// The provider's address: `host:port` (plain HTTP) or a URL.
     pub url: UpstreamUrl,
     pub kind: UpstreamKind,
-    /// The credential; comes from the environment or a file, never from this configuration.
+    /// The credential. The value comes from the environment or from a file, never from this configuration.
     #[serde(skip)]
     pub api_key: SecretString,
-    /// PEM file of authorities to trust instead of the system's.
+    /// A PEM file of certificate authorities that the client trusts instead of the system's authorities.
     #[serde(serialize_with = "serialize_path")]
     pub ca_file: Option<PathBuf>,
     #[serde(with = "humantime_serde")]
     pub connect_timeout: Duration,
-    /// From sending the request to the head of the response.
+    /// The longest time from sending the request to the head of the response.
     #[serde(with = "humantime_serde")]
     pub first_byte_timeout: Duration,
-    /// Between two reads of one response.
+    /// The longest time between two reads of one response.
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Duration,
-    /// How long an unused connection is kept.
+    /// The time after which the client closes an unused connection.
     #[serde(with = "humantime_serde")]
     pub pool_idle_timeout: Duration,
 }
 
-/// What answers at the upstream, which decides the credential's header.
+/// The software at the upstream's address. The kind decides which header carries the credential.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UpstreamKind {
@@ -75,7 +75,7 @@ pub enum UpstreamKind {
     Anthropic,
 }
 
-/// Writes a path as text, whatever its bytes are.
+/// Serializes a path as text. Bytes that are not UTF-8 become replacement characters.
 #[expect(clippy::ref_option, reason = "serde hands references")]
 fn serialize_path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
@@ -91,7 +91,7 @@ impl UpstreamKind {
     }
 }
 
-/// One provider and the connections to it. Each worker thread has its own.
+/// One provider and the connections to the provider. Each worker thread has its own client.
 pub struct UpstreamClient {
     client: UpstreamTransport,
     failures: Arc<FailureLog>,
@@ -102,23 +102,23 @@ enum UpstreamTransport {
     Tls(Box<hyper_client::HyperClient>),
 }
 
-/// A call on its way: what to send, and when it must be over.
+/// A call that is ready to be sent: its head, its body and its deadline.
 pub struct UpstreamCall {
     pub head: UpstreamRequestHead,
     pub body: SplicedBytes,
-    /// The run's deadline.
+    /// The run's deadline, at which the client aborts the call.
     pub deadline: Option<Instant>,
 }
 
-/// What a call was answered.
+/// The response of the provider to one call.
 pub struct ProviderAnswer {
     pub status: StatusCode,
-    /// Only what [`headers::kept_header_name`].
+    /// The response headers that [`headers::kept_header_name`] knows, and no others.
     pub fields: HeaderLines,
     pub body: UpstreamBody,
 }
 
-/// A response body as it arrives, one frame per read of the socket.
+/// A response body. The body yields one frame per read of the socket.
 pub enum UpstreamBody {
     Plain(http1::Http1Body),
     Tls(Box<hyper_client::HyperBody>),
@@ -147,16 +147,18 @@ pub enum UpstreamError {
 }
 
 impl UpstreamClient {
+    /// Creates a client with a failure log of its own.
+    ///
     /// # Errors
-    /// The authorities cannot be read, or there are none.
+    /// Returns an error if the certificate authorities cannot be read, or if there are none.
     pub fn new(config: &UpstreamConfig) -> io::Result<Self> {
         Self::sharing(config, Arc::new(FailureLog::new(&config.url)))
     }
 
-    /// As [`new`](Self::new), for one of several workers, which tell of failures together.
+    /// Creates the client of one of several workers. The workers share the log of failures.
     ///
     /// # Errors
-    /// As there.
+    /// Returns an error if the certificate authorities cannot be read, or if there are none.
     pub fn sharing(config: &UpstreamConfig, failures: Arc<FailureLog>) -> io::Result<Self> {
         let client = match config.url.scheme() {
             UpstreamScheme::Http => {
@@ -169,8 +171,9 @@ impl UpstreamClient {
         Ok(Self { client, failures })
     }
 
-    /// Closes connections that were idle for too long, for as long as it is polled: the provider would close them, and they
-    /// hold a descriptor each until then. Where there is TLS, hyper's client does so by itself.
+    /// Closes connections that were idle for too long, as long as the caller polls this future. The provider would
+    /// close such connections, and each holds a descriptor until then. hyper's client closes its idle connections by
+    /// itself, so for TLS this future does nothing.
     pub async fn close_idle_connections(&self) -> Infallible {
         match &self.client {
             UpstreamTransport::Plain(client) => client.close_idle_connections().await,
@@ -178,7 +181,7 @@ impl UpstreamClient {
         }
     }
 
-    /// What answers there.
+    /// Returns the kind of software at the upstream.
     pub fn kind(&self) -> UpstreamKind {
         match &self.client {
             UpstreamTransport::Plain(client) => client.kind(),
@@ -186,13 +189,14 @@ impl UpstreamClient {
         }
     }
 
-    /// What the operator is told of calls that fail.
+    /// Returns the log that reports failed calls to the operator.
     pub fn failures(&self) -> &FailureLog {
         &self.failures
     }
 
     /// Sends a call and waits for the head of its response. Dropping the future cancels the call.
     pub async fn send_call(&self, call: UpstreamCall) -> Result<ProviderAnswer, UpstreamError> {
+        // Two clients, one contract: each applies the same timeouts and returns the same kind of body.
         match &self.client {
             UpstreamTransport::Plain(client) => client.send_call(call).await,
             UpstreamTransport::Tls(client) => client.send_call(call).await,
@@ -201,7 +205,7 @@ impl UpstreamClient {
 }
 
 impl UpstreamError {
-    /// The stable code that clients, audit and metrics see.
+    /// Returns the stable error code that clients, the audit log and the metrics show.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Connect(_) => "upstream_unreachable",
@@ -214,8 +218,9 @@ impl UpstreamError {
         }
     }
 
-    /// Whether it is certain that nothing was delivered, so that nothing was spent.
+    /// Returns true if it is certain that nothing was delivered, and therefore that nothing was spent.
     pub fn is_certainly_undelivered(&self) -> bool {
+        // Only errors before the first byte count. A timeout after that may have cost tokens.
         matches!(self, Self::Connect(_) | Self::ConnectTimeout(_))
     }
 }
@@ -237,6 +242,7 @@ impl hyper::body::Body for UpstreamBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Plain(body) => body.is_end_stream(),
+            // hyper's body needs one more poll to learn of its end.
             Self::Tls(_) => false,
         }
     }
@@ -257,10 +263,11 @@ impl Default for UpstreamConfig {
             api_key: SecretString::default(),
             ca_file: None,
             connect_timeout: Duration::from_secs(5),
-            // Reasoning models think for minutes before the first byte.
+            // Reasoning models think for minutes before they send the first byte.
             first_byte_timeout: Duration::from_mins(10),
             idle_timeout: Duration::from_mins(5),
-            // LiteLLM's server closes idle connections after 5 s; ours go first.
+            // LiteLLM's server closes idle connections after 5 s. The client closes them first, so no call meets a
+            // closed one.
             pool_idle_timeout: Duration::from_secs(4),
         }
     }

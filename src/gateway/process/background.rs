@@ -10,16 +10,17 @@ use crate::base::task_group::TaskGroup;
 use crate::gateway::run::AgentRun;
 use crate::gateway::upstream::UpstreamClient;
 
-/// Writes out what is buffered, until the run ends.
+/// Starts a task that writes out a run's buffered audit records until the run ends.
 pub(super) fn spawn_flush_loop(run: Arc<AgentRun>, tasks: &TaskGroup) {
     let closing = tasks.shutdown_token().clone();
     tasks.spawn_task(async move { flush_until(&run, &closing).await });
 }
 
-/// Writes out what is buffered of a run, until `end`.
+/// Writes out a run's buffered audit records until `end` is cancelled.
 pub(super) async fn flush_until(run: &AgentRun, end: &CancellationToken) {
     let flush = async {
         loop {
+            // The loop sleeps while the buffer is empty. The delay then collects several records for one write.
             run.audit.wait_for_data().await;
             sleep(FLUSH_INTERVAL).await;
             run.audit.flush_buffered();
@@ -28,7 +29,7 @@ pub(super) async fn flush_until(run: &AgentRun, end: &CancellationToken) {
     end.run_until_cancelled(flush).await;
 }
 
-/// Closes connections that nobody has used for too long, until the process ends.
+/// Starts a task that closes idle upstream connections until the process ends.
 pub(super) fn spawn_idle_closer(upstream: Arc<UpstreamClient>, tasks: &TaskGroup) {
     let closing = tasks.shutdown_token().clone();
     tasks.spawn_task(async move {
@@ -36,5 +37,5 @@ pub(super) fn spawn_idle_closer(upstream: Arc<UpstreamClient>, tasks: &TaskGroup
     });
 }
 
-/// How late a record may reach the kernel when nothing pushes it out before.
+/// The longest time that a record waits for its write to the kernel, unless another write takes it along before.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
-//! Changing what a served run is judged by, while it is served.
+//! Changes the policy and the limits of a run while the run is served.
 //!
-//! A change is checked as a whole and put in force at once; after an error everything is as it was.
-//! Calls that are open end under the policy they began under, and what is spent stays spent.
+//! A change is checked as a whole and put in force at once. After an error everything is as before. Open calls end
+//! under the policy that they started under, and the amount spent stays spent.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,28 +15,29 @@ use crate::gateway::upstream::headers::InjectedHeaders;
 use crate::llm::budget::PriceTable;
 use crate::telemetry::audit::records::PolicyChangedRecord;
 
-/// A handle on a served run, for its operator.
+/// The operator's handle on a served run.
 pub struct ServedRunHandle {
     run: Arc<AgentRun>,
     policy: Arc<SharedPolicy>,
     state: Mutex<ServedRunState>,
 }
 
+/// The configurations of a served run and the number of changes.
 struct ServedRunState {
-    /// What is in force.
+    /// The configuration in force.
     config: GatewayConfig,
-    /// What was read last, without an operator's changes to this run.
+    /// The configuration that was read last, without an operator's changes to this run.
     given: GatewayConfig,
-    /// How often it has been changed.
+    /// The number of changes so far.
     version: u64,
 }
 
-/// Where a change comes from.
+/// The origin of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeSource {
-    /// SIGHUP: the files were read again.
+    /// SIGHUP: the process reads the files again.
     Signal,
-    /// The admin socket.
+    /// A request on the admin socket.
     Admin,
 }
 
@@ -50,16 +51,19 @@ impl ServedRunHandle {
         Self { run, policy, state: Mutex::new(ServedRunState { config, given, version: 0 }) }
     }
 
-    /// Changes the configuration in force, and returns how often that has been done.
+    /// Changes the configuration in force, and returns the number of changes so far.
     ///
     /// # Errors
-    /// What is wrong with the new one, or cannot change while a run is served; nothing has changed.
+    /// Returns an error if the new configuration is not valid, or changes a setting that cannot change while a run is
+    /// served. In this case nothing has changed.
     pub fn change_config(
         &self,
         by: ChangeSource,
         change: impl FnOnce(&mut GatewayConfig) -> anyhow::Result<()>,
     ) -> anyhow::Result<u64> {
+        // The lock is held over the whole change. Two changes at once would otherwise lose one of them.
         let mut state = self.lock_state();
+        // The change works on a copy, so an error leaves the configuration in force untouched.
         let mut config = state.config.clone();
         change(&mut config)?;
         config.validate()?;
@@ -68,19 +72,22 @@ impl ServedRunHandle {
         Ok(self.swap_policy(&mut state, by, config, policy))
     }
 
-    /// Says whether a configuration may follow the one in force.
+    /// Checks that a configuration may follow the configuration in force.
     ///
     /// # Errors
-    /// What cannot change while a run is served.
+    /// Returns an error that names a setting that cannot change while a run is served.
     pub(super) fn check_change(&self, config: &GatewayConfig) -> anyhow::Result<()> {
         check_immutable_settings(&self.lock_state().config, config)
     }
 
-    /// Lays over a configuration that is read again what an operator has changed of this run: limits, models and aliases.
+    /// Returns a configuration that was read again, with the operator's changes to this run applied: limits, models and
+    /// aliases.
     pub(super) fn merge_operator_changes(&self, fresh: &GatewayConfig) -> GatewayConfig {
         let state = self.lock_state();
+        // An operator's change is a difference between the configuration in force and the one that was read last.
         let (set, old) = (&state.config, &state.given);
         let mut config = fresh.clone();
+        // A limit that an operator has changed stays, but it never becomes more than the file allows.
         config.budget = set.budget.merge_operator_limits(&old.budget, &fresh.budget);
         let (body, set, old) = (&mut config.policy.body, &set.policy.body, &old.policy.body);
         if set.models != old.models {
@@ -96,8 +103,8 @@ impl ServedRunHandle {
         config
     }
 
-    /// Puts a configuration in force that was found good, with the policy that it describes. `given` is what was read,
-    /// without an operator's changes.
+    /// Puts a checked configuration in force, with the policy that it describes. `given` is the configuration as it was
+    /// read, without an operator's changes.
     pub(super) fn install_config(
         &self,
         by: ChangeSource,
@@ -109,6 +116,7 @@ impl ServedRunHandle {
         self.swap_policy(&mut state, by, config, policy);
     }
 
+    /// Records a change, then puts the policy, the limits and the configuration in force. Returns the new version.
     fn swap_policy(
         &self,
         state: &mut ServedRunState,
@@ -118,12 +126,15 @@ impl ServedRunHandle {
     ) -> u64 {
         state.version += 1;
         let (version, digest) = (state.version, config.digest());
+        // The record comes before the change: every call under the new policy has the policy's digest before it in the
+        // log.
         self.run.audit.record_operator_action(&PolicyChangedRecord {
             version,
             policy: &digest,
             prices: policy.prices.digest(),
             by: by.as_str(),
         });
+        // Calls read the policy once at their start, so open calls keep the old one.
         self.policy.store(Arc::new(policy));
         self.run.ledger.set_limits(config.budget.clone());
         state.config = config;
@@ -132,13 +143,13 @@ impl ServedRunHandle {
         version
     }
 
-    /// Tells whether an operator's changes to this run are in force beside what was read.
+    /// Returns true if an operator's changes to this run are in force.
     pub fn is_overridden(&self) -> bool {
         let state = self.lock_state();
         state.config != state.given
     }
 
-    /// What is in force, and how often it has been changed.
+    /// Returns the configuration in force, and the number of changes so far.
     pub fn config_and_version(&self) -> (GatewayConfig, u64) {
         let state = self.lock_state();
         (state.config.clone(), state.version)
@@ -162,10 +173,10 @@ impl ChangeSource {
     }
 }
 
-/// The policy that a configuration describes.
+/// Compiles the policy that a configuration describes.
 ///
 /// # Errors
-/// What it names cannot be read, or does not hold together.
+/// Returns an error if a file that the configuration names cannot be read, or if the policy contradicts itself.
 pub fn compile_policy(config: &GatewayConfig) -> anyhow::Result<GatewayPolicy> {
     let overwrites =
         InjectedHeaders::new(&config.upstream, &config.identity, &config.policy.headers)?;
@@ -178,18 +189,20 @@ pub fn compile_policy(config: &GatewayConfig) -> anyhow::Result<GatewayPolicy> {
     })
 }
 
-/// The policy of a run that is configured much like another. What both have in common is shared: prices are those that
-/// were read for the other.
+/// Compiles the policy of a run that is configured much like another run. The two policies share their common parts. If
+/// both configure the same prices, the prices are those that were read for the other run.
 ///
 /// # Errors
-/// What is the run's own cannot be read, or does not hold together.
+/// Returns an error if the run's own part cannot be read, or contradicts itself.
 pub(super) fn compile_policy_sharing(
     (like, policy): (&GatewayConfig, &GatewayPolicy),
     config: &GatewayConfig,
 ) -> anyhow::Result<GatewayPolicy> {
+    // Other prices are rare. Everything is read then, as for a first run.
     if like.prices != config.prices {
         return compile_policy(config);
     }
+    // Cloning copies four counted references, not the tables behind them.
     let mut policy = policy.clone();
     if like.policy.rules != config.policy.rules {
         policy.rules = Arc::new(RuleSet::compile_rules(&config.policy.rules)?);
@@ -197,13 +210,15 @@ pub(super) fn compile_policy_sharing(
     if like.policy != config.policy {
         policy.config = Arc::new(config.policy.with_granted_betas());
     }
+    // The headers carry the run's identity, so they are never shared.
     let overwrites =
         InjectedHeaders::new(&config.upstream, &config.identity, &config.policy.headers)?;
     policy.overwrites = Arc::new(overwrites);
     Ok(policy)
 }
 
-/// Sockets are bound, files are open, and records say who the run is: these cannot change under it.
+/// Checks that a change leaves the immutable settings alone. Sockets are bound, files are open, and the records carry
+/// the run's identity, so these settings cannot change under a run.
 pub(super) fn check_immutable_settings(
     old: &GatewayConfig,
     new: &GatewayConfig,

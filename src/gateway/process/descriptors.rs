@@ -1,23 +1,24 @@
-//! Shares out the descriptors of the process, so that no run takes those of the others or of the service.
+//! Divides the process's file descriptors, so that no run uses up those of other runs or of the service.
 //!
-//! A request holds two at most beside its connection: one to the upstream, and one while its client does not read.
+//! A request holds at most two descriptors beside its connection: one for the upstream, and one while its client does
+//! not read.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::gateway::config::GatewayConfig;
 
-/// The most that runs may hold, by what the process has.
+/// The limits of each run and of all runs, derived from the descriptors of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorShare {
-    /// Connections of one run, on each worker.
+    /// The largest number of connections of one run, on each worker.
     pub run_connections: usize,
-    /// Requests in flight of one run.
+    /// The largest number of requests in flight of one run.
     pub run_requests: u64,
-    /// Requests in flight of all runs.
+    /// The largest number of requests in flight of all runs.
     pub process_requests: u64,
 }
 
-/// Raises the number of descriptors that this process may have to the most that it may give itself.
+/// Raises the process's limit of open files to its hard limit.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
@@ -29,8 +30,9 @@ pub fn raise_descriptor_limit() {
 }
 
 impl DescriptorShare {
-    /// The share of each run under the limit that is in force.
+    /// Returns the share of each run under the limit in force, and warns if the share is less than configured.
     pub fn from_current_limit(config: &GatewayConfig) -> Self {
+        // `None` means that the system sets no limit.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let share = Self::from_limit(limit, config);
         let wanted = (config.server.max_connections, config.server.max_requests);
@@ -46,19 +48,25 @@ impl DescriptorShare {
         share
     }
 
+    /// Returns the share of each run under a limit of open files.
     fn from_limit(limit: u64, config: &GatewayConfig) -> Self {
         let api = config.service_size.map_or(0, |service| service.max_connections as u64);
+        // A quarter at most is reserved: under a small limit the runs still get most of the descriptors.
         let reserve = (RESERVED_DESCRIPTORS + api).min(limit / 4);
         let free = limit - reserve;
-        // The runs of a shared listener come and go; eight at their limit leave no descriptor to a ninth.
+        // The runs of a shared listener come and go. Eight runs at full load may use all descriptors; a ninth then has
+        // none.
         let runs = match (&config.service_size, &config.shared) {
             (Some(service), _) => service.max_runs as u64,
             (None, Some(_)) => MAX_RUNS_AT_FULL_LOAD,
             (None, None) => 1,
         };
+        // Each request is counted with the most descriptors that it can hold.
         let each = free / runs.max(1) / DESCRIPTORS_PER_REQUEST;
         let workers = config.workers.max(1) as u64;
+        // A run has its connections on every worker, so its share is divided by the workers.
         let connections = usize::try_from(each / workers).unwrap_or(usize::MAX);
+        // The configured limits are upper bounds. The floor keeps every run usable, even if the sum is then too large.
         Self {
             run_connections: config
                 .server
@@ -70,15 +78,18 @@ impl DescriptorShare {
     }
 }
 
-/// A connection, the call that it makes, and the second descriptor of a connection that cannot be written to.
+/// The descriptors of one request: its connection, its upstream call, and the second descriptor of a connection that
+/// cannot be written to.
 const DESCRIPTORS_PER_REQUEST: u64 = 3;
 
-/// Of the process itself: logs, databases, programs that it starts.
+/// The descriptors of the process itself: logs, databases, and programs that the process starts. The value is our
+/// choice.
 const RESERVED_DESCRIPTORS: u64 = 256;
 
+/// The number of runs on a shared listener that can be at full load at the same time. The value is our choice.
 const MAX_RUNS_AT_FULL_LOAD: u64 = 8;
 
-/// An agent must be able to call at all.
+/// The smallest share of a run. An agent must be able to make calls at all.
 const MIN_REQUESTS_PER_RUN: usize = 4;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Many runs in one process, each on a socket of its own: what a service has in place of one [`App`](super::GatewayProcess) for
-//! each.
+//! Many runs in one process, each with a socket of its own. A service uses this host instead of one
+//! [`GatewayProcess`](super::GatewayProcess) for each run.
 
 use std::fmt;
 use std::path::Path;
@@ -22,16 +22,17 @@ use crate::gateway::run::AgentRun;
 use crate::telemetry::access_log;
 use crate::telemetry::metrics::MetricsRegistry;
 
-/// Where runs get their gateways. They share its upstream connections, metrics and access log; each has its own
-/// policy, budget and records. Clones are the same.
+/// A host for the gateways of many runs. The runs share the host's upstream connections, metrics and access log; each
+/// run has its own policy, budget and records. Clones share the host.
 #[derive(Clone)]
 pub struct GatewayHost {
     runs: RunManager,
     target: ScrapeTarget,
 }
 
-/// One run, whose socket is bound and whose log is open. Where it is dropped and not served, that blocks on the disk.
-#[must_use = "whoever connects waits until it is served"]
+/// The gateway of one run, with its socket bound and its audit log open. Dropping a gateway that was never served
+/// blocks on the disk.
+#[must_use = "a client that connects waits until the gateway is served"]
 pub struct HostedGateway {
     held: OpenRunGuard,
     listener: UnixListenerGuard,
@@ -40,11 +41,12 @@ pub struct HostedGateway {
 }
 
 impl GatewayHost {
-    /// For runs whose settings begin with these. Must be called within a runtime.
+    /// Creates a host. The settings are the defaults of the runs. Must be called within a runtime.
     ///
     /// # Errors
-    /// What cannot be opened or compiled.
+    /// Returns an error if a log cannot be opened, or if the policy cannot be compiled.
     pub fn new(config: &GatewayConfig) -> anyhow::Result<Self> {
+        // Each hosted gateway is served by tasks of the caller's runtime, so one worker is enough.
         let config = GatewayConfig { workers: 1, ..config.clone() };
         let target = ScrapeTarget {
             address: config.metrics.advertise.clone(),
@@ -53,17 +55,20 @@ impl GatewayHost {
         Ok(Self { runs: RunManager::with_private_sockets(&config, TaskGroup::default())?, target })
     }
 
-    /// Binds a run's socket and opens its log. Blocks on the disk; must be called within a runtime.
+    /// Binds a run's socket and opens its audit log. Blocks on the disk; must be called within a runtime.
     ///
     /// # Errors
-    /// What cannot be bound, opened or compiled, or the run is open already.
+    /// Returns an error if the socket cannot be bound, the log cannot be opened, the policy cannot be compiled, or the
+    /// run is open already.
     pub fn open_gateway(&self, config: GatewayConfig) -> anyhow::Result<HostedGateway> {
-        // First: who finds another process on the socket must not touch its records.
+        // The socket comes first. If another process serves the socket, this process must not touch that process's
+        // records.
         let listener = UnixListenerGuard::bind_socket(
             &config.listen.socket_path,
             config.listen.socket_permissions(),
         )?;
         let gateways = self.runs.open_hosted(config.clone())?;
+        // From here on the guard closes the run, even if the caller drops the gateway without serving it.
         let held = OpenRunGuard {
             runs: self.runs.clone(),
             run: config.identity.run.clone(),
@@ -74,38 +79,39 @@ impl GatewayHost {
         Ok(HostedGateway { held, listener, gateway, config })
     }
 
-    /// Puts other settings in force for runs that are opened from now on. Those that have the same rules and prices have
-    /// them as they are read here.
+    /// Puts other settings in force for runs that are opened from now on. Runs with the same rules and prices share the
+    /// rules and prices that are read here.
     ///
     /// # Errors
-    /// What cannot be compiled; nothing has changed.
+    /// Returns an error if the settings cannot be compiled. In this case nothing has changed.
     pub fn reload_defaults(&self, config: &GatewayConfig) -> anyhow::Result<()> {
         self.runs.reload_defaults(ChangeSource::Signal, config)
     }
 
-    /// Closes the records of a run whose process has ended without doing so: what was open is settled as it is after
+    /// Closes the records of a run whose process ended without closing them. Calls that were open are settled as after
     /// any crash.
     ///
     /// # Errors
-    /// They cannot be opened or closed, or the run is open here.
+    /// Returns an error if the records cannot be opened or closed, or if the run is open here.
     pub async fn close_abandoned_run(&self, config: GatewayConfig) -> anyhow::Result<()> {
         let (run, runs) = (config.identity.run.clone(), self.runs.clone());
+        // Opening the log settles the open calls of the dead process; closing it then writes the end of the run.
         tokio::task::spawn_blocking(move || runs.open_hosted(config)).await??;
         self.runs.close_run(&run).await?;
         Ok(())
     }
 
-    /// To look at the open runs, and change them.
+    /// Returns the handle that lists and changes the open runs.
     pub fn run_manager(&self) -> &RunManager {
         &self.runs
     }
 
-    /// Of all runs, and of the process.
+    /// Returns the metrics of all runs and of the process.
     pub fn metrics(&self) -> &Arc<MetricsRegistry> {
         self.runs.metrics()
     }
 
-    /// What Prometheus may ask for.
+    /// Returns the pages that Prometheus may request.
     pub fn metrics_pages(&self) -> Vec<HttpPage> {
         let runs = self.runs.clone();
         vec![
@@ -114,15 +120,15 @@ impl GatewayHost {
         ]
     }
 
-    /// Of all runs, to be opened anew after a rotation.
+    /// Returns the access log of all runs, so that the caller can reopen it after a rotation.
     pub fn access_log(&self) -> Arc<access_log::AccessLog> {
         Arc::new(self.runs.access_log_handle().clone())
     }
 
-    /// Sends out what was measured and logged, when all runs have ended.
+    /// Exports the remaining measurements and log lines, when all runs have ended.
     ///
     /// # Errors
-    /// The records of a run that had not ended could not be closed.
+    /// Returns an error if the records of a run that had not ended cannot be closed.
     pub async fn finish_all(&self) -> anyhow::Result<()> {
         self.runs.finish_all().await
     }
@@ -130,7 +136,7 @@ impl GatewayHost {
 
 impl fmt::Debug for GatewayHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seats").finish_non_exhaustive()
+        f.debug_struct("GatewayHost").finish_non_exhaustive()
     }
 }
 
@@ -143,22 +149,25 @@ impl HostedGateway {
         self.listener.path()
     }
 
-    /// Serves until `stop`, lets open calls finish within the drain timeout, and closes the run's records.
+    /// Serves until `stop` is cancelled, lets open calls finish within the drain timeout, and closes the run's records.
     ///
     /// # Errors
-    /// The listener could not be served, or the records not be closed.
+    /// Returns an error if the listener cannot be served, or if the records cannot be closed.
     pub async fn serve_until_cancelled(self, stop: CancellationToken) -> anyhow::Result<()> {
         Box::pin(self.serve_in_two_steps(RunShutdown::single_step(stop))).await
     }
 
-    /// Serves as [`serve`](Self::serve_until_cancelled) does, and ends in two steps.
+    /// Serves like [`serve_until_cancelled`](Self::serve_until_cancelled), but ends in two steps: first the calls, then
+    /// the records.
     ///
     /// # Errors
-    /// The listener could not be served, or the records not be closed.
+    /// Returns an error if the listener cannot be served, or if the records cannot be closed.
     pub async fn serve_in_two_steps(self, closing: RunShutdown) -> anyhow::Result<()> {
         let Self { mut held, listener, gateway, config } = self;
         let own = Arc::clone(&gateway);
         let (handle, tasks) = (listener.accept_handle()?, gateway.tasks.clone());
+        // From here on tasks use the run. A drop of this future must wait for them, so the guard closes in the
+        // background.
         held.stage = OpenRunStage::Served;
         let (server, uids) = (Arc::new(config.server), config.listen.require_uid.into());
         tasks.spawn_task(async move {
@@ -167,16 +176,18 @@ impl HostedGateway {
             }
         });
         closing.calls.cancelled().await;
-        // Who comes now is refused at once, instead of waiting in the backlog for nobody.
+        // A client that connects now is refused at once, instead of waiting in a backlog that no task serves.
         drop(listener);
         held.runs.end_run_calls(&own).await;
+        // No call runs any more. The caller may still write records until it cancels `records`.
         closing.quiet.cancel();
+        // The run's flush task has ended with the calls, so this task writes out the buffered records instead.
         flush_until(&own.run, &closing.records).await;
         held.close_run().await
     }
 }
 
-/// An open run. Whatever becomes of whoever has it, it is closed.
+/// A guard of an open run. The guard closes the run on every path, also if its owner is dropped.
 struct OpenRunGuard {
     runs: RunManager,
     run: String,
@@ -184,6 +195,7 @@ struct OpenRunGuard {
     runtime: Handle,
 }
 
+/// The progress of an open run, which decides how the guard closes the run.
 enum OpenRunStage {
     Unserved,
     Served,
@@ -191,7 +203,9 @@ enum OpenRunStage {
 }
 
 impl OpenRunGuard {
+    /// Closes the run and returns the result, which a drop could only log.
     async fn close_run(mut self) -> anyhow::Result<()> {
+        // The stage is set before the await: if this future is dropped, the closing goes on by itself.
         self.stage = OpenRunStage::Closed;
         let closed = self.runs.close_run(&self.run).await;
         closed.map(|_| ()).with_context(|| format!("run `{}`", self.run))
@@ -202,16 +216,17 @@ impl Drop for OpenRunGuard {
     fn drop(&mut self) {
         let run = &self.run;
         let closed = match self.stage {
-            // At once: whoever could not go on with it looks at its records next.
+            // The run is closed at once, because the caller that failed to serve it inspects its records next.
             OpenRunStage::Unserved => self.runs.close_unserved_run(run),
             OpenRunStage::Served => {
+                // A drop may run outside the runtime, and closing spawns a task.
                 let _within = self.runtime.enter();
                 self.runs.start_close(run).map(drop)
             }
             OpenRunStage::Closed => Ok(()),
         };
         if let Err(error) = closed {
-            tracing::error!(run, "a run that is given up could not be closed: {error:#}");
+            tracing::error!(run, "cannot close an abandoned run: {error:#}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a process listens on: one run's socket, or an address that many runs share.
+//! The listener of a process: one run's socket, or an address that many runs share.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -18,7 +18,7 @@ use crate::gateway::pipeline::registry::PerWorkerGateways;
 use crate::gateway::pipeline::run_token_auth::RunTokenAuth;
 use crate::gateway::pipeline::server::{self, run_socket};
 
-/// A bound listener, and what is behind it.
+/// A bound listener and the parts that serve its connections.
 pub(super) enum GatewayListener {
     Socket {
         listener: UnixListenerGuard,
@@ -33,11 +33,11 @@ pub(super) enum GatewayListener {
     },
 }
 
-/// The work of one worker.
+/// The serving loop of one worker.
 pub(super) type WorkerFuture = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
 impl GatewayListener {
-    /// Binds what the configuration names, and opens its runs.
+    /// Binds the listener that the configuration names, and opens the configured runs.
     pub(super) fn bind_listener(
         config: &GatewayConfig,
         runs: &RunManager,
@@ -50,7 +50,8 @@ impl GatewayListener {
     }
 
     fn bind_socket(config: &GatewayConfig, runs: &RunManager) -> anyhow::Result<Self> {
-        // First: who finds another process on the socket must not touch its records.
+        // The socket comes first. If another process serves the socket, this process must not touch that process's
+        // records.
         let listener = UnixListenerGuard::bind_socket(
             &config.listen.socket_path,
             config.listen.socket_permissions(),
@@ -66,6 +67,7 @@ impl GatewayListener {
         runs: &RunManager,
         tasks: &TaskGroup,
     ) -> anyhow::Result<Self> {
+        // Certificates and keys are read before anything is bound or opened, so a bad file leaves no trace.
         let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
         let door = RunTokenAuth {
             keys: ArcSwap::from_pointee(shared.token_keys()?),
@@ -77,6 +79,7 @@ impl GatewayListener {
         let listener = bind_tcp(shared.listen).with_context(|| {
             format!("`shared.listen` is `{}`, which cannot be bound", shared.listen)
         })?;
+        // The runs are opened before the first connection is accepted, so no token meets an unknown run.
         for spec in &shared.runs {
             let opened = runs.open_run(spec.clone());
             opened.with_context(|| format!("run `{}` cannot be opened", spec.run_id))?;
@@ -92,10 +95,11 @@ impl GatewayListener {
         Ok(Self::Shared { listener, config: shared.clone(), shared: Arc::new(served) })
     }
 
-    /// What one worker has to do.
+    /// Returns the serving loop of one worker.
     pub(super) fn worker_future(&self, worker: usize) -> io::Result<WorkerFuture> {
         Ok(match self {
             Self::Socket { listener, run, config, uids } => {
+                // Each worker has a gateway of its own for the run, and its own handle on the shared socket.
                 let (run, config) = (Arc::clone(&run[worker]), Arc::clone(config));
                 Box::pin(run_socket::serve_run_socket(
                     listener.accept_handle()?,
@@ -105,13 +109,15 @@ impl GatewayListener {
                 ))
             }
             Self::Shared { listener, shared, .. } => {
+                // The clones share one queue of connections in the kernel, which spreads connections over the workers.
                 let (listener, shared) = (listener.try_clone()?, Arc::clone(shared));
                 Box::pin(server::shared_listener::serve_shared_listener(listener, worker, shared))
             }
         })
     }
 
-    /// Reads keys and certificates again, and returns what puts them in force.
+    /// Returns a function that reads keys and certificates again. Its result is a second function that puts them in
+    /// force.
     pub(super) fn tls_reloader(
         &self,
     ) -> impl Fn(&GatewayConfig) -> anyhow::Result<Box<dyn FnOnce()>> + use<> {
@@ -120,12 +126,14 @@ impl GatewayListener {
             Self::Shared { shared, config, .. } => Some((Arc::clone(shared), config.clone())),
         };
         move |fresh| {
+            // A run's own socket has neither keys nor certificates, so there is nothing to reload.
             let (Some((current, old)), Some(shared)) = (current.clone(), &fresh.shared) else {
                 return Ok(Box::new(|| ()));
             };
             check_listener_unchanged(&old, shared)?;
             let keys = shared.token_keys()?;
             let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
+            // The values are complete and checked at this point, so putting them in force cannot fail half-way.
             Ok(Box::new(move || {
                 current.door.keys.store(Arc::new(keys));
                 if let (Some(current), Some(tls)) = (&current.tls, tls) {
@@ -150,7 +158,7 @@ impl GatewayListener {
     }
 }
 
-/// Keys and certificates may change behind a listener; the listener itself is bound.
+/// Checks that a configuration changes only keys and certificates. The listener itself is bound and cannot change.
 fn check_listener_unchanged(
     old: &SharedListenerConfig,
     new: &SharedListenerConfig,
@@ -168,7 +176,7 @@ fn check_listener_unchanged(
     }
 }
 
-/// A listening socket that does not block, and can be bound again at once.
+/// Binds a TCP listener that does not block. The address can be bound again at once after the process has ended.
 pub(super) fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;

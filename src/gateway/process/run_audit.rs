@@ -1,4 +1,4 @@
-//! The audit log of a run, from its first record to its last.
+//! The start and the end of a run's audit log.
 
 use anyhow::Context;
 
@@ -9,7 +9,7 @@ use crate::telemetry::audit::records::RunStartedRecord;
 use crate::telemetry::audit::{self, RecoveredRun};
 use crate::telemetry::trace::RunTrace;
 
-/// Opens the audit log of a run, and continues the log of an earlier process.
+/// Opens the audit log of a run, and continues the log of an earlier process if there is one.
 pub(super) fn open_audit_log(
     config: &GatewayConfig,
     policy: &GatewayPolicy,
@@ -25,6 +25,7 @@ pub(super) fn open_audit_log(
         trace: trace.map(|trace| trace.trace_id().to_string()),
         upstream: config.upstream.kind.name(),
     };
+    // Opening a log also recovers it: a torn end is cut, and calls that were open are settled.
     let (log, recovered) = audit::AuditLog::open_log(&config.audit, &started)?;
     if recovered.resumed {
         tracing::info!(run = started.run, spent = ?recovered.spent, crashed = recovered.crashed, torn_bytes = recovered.torn_bytes, "resumed the audit log");

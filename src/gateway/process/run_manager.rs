@@ -1,4 +1,4 @@
-//! The runs of a process: each with its own budget, records and metrics, on connections that they share.
+//! The runs of a process: each has its own budget, records and metrics, and all share the upstream connections.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -31,68 +31,68 @@ use crate::telemetry::access_log;
 use crate::telemetry::metrics::{self, MetricsRegistry};
 use crate::telemetry::trace::ProcessTracer;
 
-/// A handle to the runs of a process, by which they are opened, changed and closed while it serves.
+/// A handle to the runs of a process. The handle opens, changes and closes runs while the process serves them.
 #[derive(Clone)]
 pub struct RunManager(Arc<RunManagerShared>);
 
-/// What the runs of a process share.
+/// The state that the runs of a process share.
 struct RunManagerShared {
     base: Mutex<Arc<RunDefaults>>,
-    /// Whether runs come and go; a run on a socket of its own ends with its process.
+    /// True if runs come and go. A run on a socket of its own ends with its process.
     has_many: bool,
     audit_dir: Option<PathBuf>,
     drain_timeout: Duration,
     server: server::HttpServerConfig,
-    /// What one run may hold of the process's descriptors.
+    /// The limits of one run on the process's descriptors.
     share: DescriptorShare,
     capacity: Arc<ProcessCapacity>,
-    /// One for each worker.
+    /// The upstream clients, one for each worker.
     upstreams: Vec<Arc<UpstreamClient>>,
     metrics: Arc<MetricsRegistry>,
     tracer: ProcessTracer,
-    /// For what is of no run; those of the runs go to the same place.
+    /// The access log for lines that belong to no run. The runs' lines go to the same file.
     access_log: access_log::AccessLog,
     registry: Arc<GatewayRegistry>,
     open: Mutex<HashMap<String, OpenRun>>,
-    /// Those whose records are being opened, which takes a while.
+    /// The names of runs whose records are being opened, which takes a while.
     opening: Mutex<HashSet<String>>,
-    /// Those that are no longer open, and whose records are not closed yet.
+    /// The runs that are no longer open and whose records are not closed yet.
     closing: Mutex<HashMap<String, RunClosingState>>,
     tasks: TaskGroup,
 }
 
-/// What a run has that says nothing else.
+/// The settings of a run whose description says nothing else.
 struct RunDefaults {
     config: GatewayConfig,
     policy: GatewayPolicy,
-    /// Who has put it in force since the start.
+    /// The origin of these settings; `None` for the settings of the start.
     by: Option<ChangeSource>,
 }
 
-/// A run that is open, for its operator.
+/// An open run, with the operator's handle on it.
 #[derive(Clone)]
 struct OpenRun {
     control: Arc<ServedRunHandle>,
-    /// How it was described, where there are others.
+    /// The run's description, for a run on a shared listener.
     spec: Option<SharedRunConfig>,
 }
 
-/// How far the closing of a run has come.
+/// The progress of closing a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunClosingState {
-    /// Its calls are waited for, or its records are being written for the first time.
+    /// The process waits for the run's calls, or writes the end of the run's records for the first time.
     Draining,
-    /// The end of its records could not be written. It is kept in memory, and tried again until that works.
+    /// The end of the run's records could not be written. The process holds the end in memory and retries the write.
     Unwritten,
 }
 
 impl RunManager {
-    /// No runs yet, and what they will share. `tasks` are those of the process. Must be called within a runtime.
+    /// Creates a manager without runs. `tasks` is the process's task group. Must be called within a runtime.
     pub(super) fn new(config: &GatewayConfig, tasks: TaskGroup) -> anyhow::Result<Self> {
         Self::with_sockets(config, config.shared.is_some(), tasks)
     }
 
-    /// As [`new`](Self::new), for runs that come and go with sockets of their own.
+    /// Creates a manager for runs that come and go and have sockets of their own. Must be called within a runtime.
     pub(super) fn with_private_sockets(
         config: &GatewayConfig,
         tasks: TaskGroup,
@@ -107,6 +107,7 @@ impl RunManager {
     ) -> anyhow::Result<Self> {
         let base = RunDefaults::new(config, None)?;
         let failures = Arc::new(FailureLog::new(&config.upstream.url));
+        // A client belongs to one worker's thread. All clients share one log of failures, so a failure is logged once.
         let upstreams = (0..config.workers)
             .map(|_| UpstreamClient::sharing(&config.upstream, Arc::clone(&failures)).map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
@@ -123,7 +124,7 @@ impl RunManager {
         let capacity = ProcessCapacity::new(&config.server, share.process_requests, has_many);
         let capacity = Arc::new(capacity);
         tasks.spawn_task(Arc::clone(&capacity).trim_freed_memory(tasks.clone()));
-        let nobody = access_log::AccessLogIdentity { run: "-", attempt: "-" };
+        let no_run = access_log::AccessLogIdentity { run: "-", attempt: "-" };
         Ok(Self(Arc::new(RunManagerShared {
             base: Mutex::new(Arc::new(base)),
             has_many,
@@ -137,7 +138,7 @@ impl RunManager {
             tracer,
             access_log: access_log::AccessLog::open_with_max_size(
                 &config.access_log,
-                &nobody,
+                &no_run,
                 config.access_log_max_bytes,
             )?,
             registry: Arc::default(),
@@ -151,7 +152,8 @@ impl RunManager {
     /// Opens a run. Blocks on the disk; must be called within a runtime.
     ///
     /// # Errors
-    /// This process serves one run only, the run is open already, its description is not good, or its records cannot be opened.
+    /// Returns an error if this process serves one run only, the run is open already, its description is not valid, or
+    /// its records cannot be opened.
     pub fn open_run(&self, spec: SharedRunConfig) -> anyhow::Result<Arc<AgentRun>> {
         self.check_can_open_runs()?;
         let base = Arc::clone(&self.0.lock_defaults());
@@ -160,30 +162,31 @@ impl RunManager {
         Ok(Arc::clone(&gateways[0].run))
     }
 
-    /// Closes a run. New calls are refused at once; those that are open may end within the drain timeout,
-    /// then they are cut. Then its records are closed, and some minutes later its metrics go away.
+    /// Closes a run. New calls are refused at once; open calls may finish within the drain timeout and are then
+    /// aborted. After that, the process closes the run's records, and removes the run's metrics some minutes later.
     ///
-    /// It goes on where nobody waits for it. Records that cannot be closed, since the disk is full, are tried again in the
-    /// background until they can, or the process ends.
+    /// The closing goes on if the caller stops waiting. If the records cannot be closed, for example because the disk
+    /// is full, the process retries in the background until the write succeeds or the process ends.
     ///
     /// # Errors
-    /// This process serves one run only, there is no such run, or its records could not be closed at once.
+    /// Returns an error if this process serves one run only, the run is not open, or its records cannot be closed at
+    /// once.
     pub async fn close_run(&self, run: &str) -> anyhow::Result<ShutdownOutcome> {
         self.check_can_open_runs()?;
         self.start_close(run)?.await.context("closing the run was given up")?
     }
 
-    /// Has a run closed as [`close`](Self::close_run) does. Must be called within a runtime.
+    /// Starts closing a run, and returns a receiver of the result. Must be called within a runtime.
     ///
     /// # Errors
-    /// There is no such run.
+    /// Returns an error if the run is not open.
     pub(super) fn start_close(
         &self,
         run: &str,
     ) -> anyhow::Result<oneshot::Receiver<anyhow::Result<ShutdownOutcome>>> {
         let (host, name) = (Arc::clone(&self.0), run.to_owned());
         let gateways = {
-            // Locked meanwhile: a run is never neither open nor closing before its records are closed.
+            // One lock covers both changes: until its records are closed, a run is always seen as open or as closing.
             let mut closing = host.lock_closing();
             let gateways = host.registry.remove(run);
             let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
@@ -191,13 +194,15 @@ impl RunManager {
             gateways
         };
         let (done, closed) = oneshot::channel();
+        // A task of the process, not of the caller: the closing must not stop with a request that is dropped.
         self.0.tasks.spawn_task(async move {
             let first = Arc::clone(&host).close_gateways(Arc::clone(&gateways)).await;
             let is_closed = first.is_ok();
             if !is_closed {
+                // The state is set before the caller gets the error, so a caller that polls sees `Unwritten`.
                 host.lock_closing().insert(name.clone(), RunClosingState::Unwritten);
             }
-            let _nobody_waits = done.send(first);
+            let _receiver_is_gone = done.send(first);
             if !is_closed {
                 host.retry_writing_end(&gateways).await;
             }
@@ -206,13 +211,13 @@ impl RunManager {
         Ok(closed)
     }
 
-    /// How far the closing of a run has come; `None` where it is open, closed, or was never there.
+    /// Returns the progress of closing a run; `None` if the run is open, closed or unknown.
     pub fn closing_state(&self, run: &str) -> Option<RunClosingState> {
         self.0.lock_closing().get(run).copied()
     }
 
-    /// Ends the calls of a run, whose records stay open: new calls are refused at once, and open ones end within the drain
-    /// timeout. Then the run may be [closed](Self::close_run).
+    /// Ends the calls of a run. New calls are refused at once, and open calls may finish within the drain timeout. The
+    /// run's records stay open, so the caller must [close](Self::close_run) the run afterwards.
     pub(super) async fn end_run_calls(&self, gateway: &RunGateway) -> ShutdownOutcome {
         self.0.end_calls(gateway).await
     }
@@ -220,17 +225,17 @@ impl RunManager {
     /// Closes a run that was opened and never served. Blocks on the disk.
     ///
     /// # Errors
-    /// There is no such run, or its records could not be closed.
+    /// Returns an error if the run is not open, or if its records cannot be closed.
     pub(super) fn close_unserved_run(&self, run: &str) -> anyhow::Result<()> {
         let gateways = self.0.registry.remove(run);
         let gateways = gateways.ok_or_else(|| anyhow!("run `{run}` is not open"))?;
         self.0.close_unserved(&gateways)
     }
 
-    /// Says whether runs can be opened and closed here.
+    /// Checks that runs can be opened and closed in this process.
     ///
     /// # Errors
-    /// This process serves one run only.
+    /// Returns an error if this process serves one run only.
     pub fn check_can_open_runs(&self) -> anyhow::Result<()> {
         if self.0.has_many {
             return Ok(());
@@ -238,34 +243,36 @@ impl RunManager {
         bail!("this process serves one run, on its own socket; the run begins and ends with it")
     }
 
-    /// The runs that are open, in no order.
+    /// Returns the open runs, in no particular order.
     pub fn list_runs(&self) -> Vec<Arc<AgentRun>> {
         self.0.registry.all_runs().iter().map(|gateways| Arc::clone(&gateways[0].run)).collect()
     }
 
-    /// The operator's handles on all runs, in no order.
+    /// Returns the operator's handles on all runs, in no particular order.
     pub fn list_handles(&self) -> Vec<Arc<ServedRunHandle>> {
         self.0.lock_opened().values().map(|open| Arc::clone(&open.control)).collect()
     }
 
-    /// The operator's handle on one run.
+    /// Returns the operator's handle on one run.
     pub fn find_handle(&self, run: &str) -> Option<Arc<ServedRunHandle>> {
         self.0.lock_opened().get(run).map(|open| Arc::clone(&open.control))
     }
 
-    /// Puts another configuration in force for every run, or for none. Runs that it describes anew are
-    /// changed; they are opened and closed only by [`RunManager::open_run`] and [`RunManager::close_run`]. One that is just being opened has it
-    /// when it is open.
+    /// Puts another configuration in force for every run, or for none; no run is opened or closed. A run that is being
+    /// opened at this time receives the configuration before it is open.
     ///
     /// # Errors
-    /// What is wrong with it, or cannot change while runs are served.
+    /// Returns an error if the configuration is not valid, or changes a setting that a reload cannot change.
     pub fn reload_runs(&self, by: ChangeSource, fresh: GatewayConfig) -> anyhow::Result<()> {
+        // 1. Hold the lock of the defaults: a run that is being opened must wait, or it would miss this reload.
         let mut base = self.0.lock_defaults();
         let next = RunDefaults::new(&fresh, Some(by))?;
         control::check_immutable_settings(&base.config, &next.config)?;
         let described = fresh.shared.map(|shared| shared.runs).unwrap_or_default();
+        // 2. Check and compile the configuration of every run. Any error ends the function with nothing changed.
         let mut changes = vec![];
         for OpenRun { control, spec } in self.0.lock_opened().values().cloned() {
+            // A run that the file no longer describes keeps its old description.
             let again = described.iter().find(|new| new.run_id == control.run().identity.run);
             let config = match again.cloned().or(spec) {
                 Some(spec) => self.0.config_for(&spec, &next)?,
@@ -276,6 +283,7 @@ impl RunManager {
             let policy = next.policy_for(&in_force)?;
             changes.push((control, config, (in_force, policy)));
         }
+        // 3. Put the changes in force. No step can fail from here on.
         for (control, given, in_force) in changes {
             control.install_config(by, given, in_force);
         }
@@ -286,7 +294,7 @@ impl RunManager {
     /// Puts another configuration in force for runs that are opened from now on.
     ///
     /// # Errors
-    /// What is wrong with it; nothing has changed.
+    /// Returns an error if the configuration is not valid. In this case nothing has changed.
     pub(super) fn reload_defaults(
         &self,
         by: ChangeSource,
@@ -309,24 +317,24 @@ impl RunManager {
         &self.0.registry
     }
 
-    /// Opens the one run of a process that has no others.
+    /// Opens the run of a process that serves one run only.
     pub(super) fn open_single(&self) -> anyhow::Result<PerWorkerGateways> {
         let base = Arc::clone(&self.0.lock_defaults());
         self.0.open_with_config(base.config.clone(), None, &base)
     }
 
-    /// Opens a run whose socket is its own.
+    /// Opens a run that has a socket of its own.
     pub(super) fn open_hosted(&self, config: GatewayConfig) -> anyhow::Result<PerWorkerGateways> {
         let base = Arc::clone(&self.0.lock_defaults());
         self.0.open_with_config(config, None, &base)
     }
 
-    /// Closes the records of all runs, whose calls have ended, and sends out what was measured and logged.
+    /// Closes the records of all runs, whose calls have ended, and exports the remaining measurements and log lines.
     ///
     /// # Errors
-    /// One that could not be closed; the others are.
+    /// Returns the error of a run whose records could not be closed. The records of the other runs are closed.
     pub(super) async fn finish_all(&self) -> anyhow::Result<()> {
-        // Those that are just being closed are in no list.
+        // Runs that are being closed are no longer registered. Their closing is a task of the process, which ends here.
         self.0.tasks.shut_down(self.0.drain_timeout).await;
         for gateways in self.0.registry.all_runs() {
             gateways[0].access_log.write_repeats();
@@ -338,7 +346,8 @@ impl RunManager {
         finished
     }
 
-    /// Side by side: each waits for the disk, and a thousand in a row take longer than a container has to stop.
+    /// Closes the records of all runs at the same time. Each run waits for the disk, and a thousand runs in sequence
+    /// would take longer than the grace period of a stopping container.
     async fn finish_all_records(&self) -> anyhow::Result<()> {
         let finish = |run: Arc<AgentRun>| tokio::task::spawn_blocking(move || finish_run(&run));
         let finishing: Vec<_> = self.list_runs().into_iter().map(finish).collect();
@@ -349,7 +358,7 @@ impl RunManager {
         finished
     }
 
-    /// Everything there is to scrape.
+    /// Returns the text of all metrics.
     pub(super) fn render_metrics(&self) -> Vec<u8> {
         for gateways in self.0.registry.all_runs() {
             let gateway = &gateways[0];
@@ -368,8 +377,8 @@ impl RunDefaults {
         Ok(Self { policy: control::compile_policy(&config)?, config, by })
     }
 
-    /// The policy of a run. Rules are compiled, and prices read, once for all that have the same: what becomes of a file
-    /// meanwhile is no run's business before it is read again.
+    /// Compiles the policy of a run. Rules are compiled and prices are read once for all runs with the same settings. A
+    /// changed file takes effect only when the process reads its configuration again.
     fn policy_for(&self, config: &GatewayConfig) -> anyhow::Result<GatewayPolicy> {
         control::compile_policy_sharing((&self.config, &self.policy), config)
     }
@@ -384,6 +393,7 @@ impl RunManagerShared {
         spec.clone().resolve_config(&base.config, self.audit_dir.as_deref())
     }
 
+    /// Opens a run in six steps, and registers the run last.
     fn open_with_config(
         &self,
         config: GatewayConfig,
@@ -391,36 +401,43 @@ impl RunManagerShared {
         base: &Arc<RunDefaults>,
     ) -> anyhow::Result<PerWorkerGateways> {
         let name = config.identity.run.clone();
-        let _turn = self.acquire_opening(&name)?;
+        // 1. Reserve the name, so that no second caller opens the same log.
+        let _opening = self.acquire_opening(&name)?;
+        // 2. Compile the policy before anything is opened.
         let policy = base.policy_for(&config)?;
         let trace = self.tracer.start_run_trace(config.identity.trace_context());
+        // 3. Open the records. A log of an earlier process is continued, with the amount spent so far.
         let (audit, recovered) = open_audit_log(&config, &policy, trace.as_deref())?;
         let past = PriorUsage { spent: recovered.spent, age: recovered.age };
         let ledger = BudgetLedger::new(config.budget.clone(), past);
         let run = Arc::new(AgentRun::new(config.identity.clone(), ledger, audit).with_trace(trace));
         let policy = Arc::new(policy::SharedPolicy::from_pointee(policy));
+        // 4. Make one gateway for each worker, and start the background flush.
         let gateways = self.per_worker_gateways(&run, &policy);
         spawn_flush_loop(Arc::clone(&run), &gateways[0].tasks);
         let control = Arc::new(ServedRunHandle::new(run, policy, config));
-        // Held until it is in the list: a reload finds the run there, or is found here.
+        // 5. Apply a reload that happened in between. The lock is held until the run is registered: a reload either
+        // finds the run in the list, or is found here.
         let current = self.lock_defaults();
         if let Some(spec) = spec.as_ref().filter(|_| !Arc::ptr_eq(base, &current)) {
             let caught_up = self.apply_missed_reload(&control, spec, &current);
             caught_up.or_else(|error| self.close_unserved(&gateways).and(Err(error)))?;
         }
+        // 6. Register the run: first for the operator, then for the clients.
         self.lock_opened().insert(name.clone(), OpenRun { control, spec });
         self.registry.insert(&name, Arc::clone(&gateways));
         drop(current);
         Ok(gateways)
     }
 
-    /// Gives a run what was put in force while it was being opened.
+    /// Applies a configuration to a run that was put in force while the run was being opened.
     fn apply_missed_reload(
         &self,
         control: &ServedRunHandle,
         spec: &SharedRunConfig,
         base: &RunDefaults,
     ) -> anyhow::Result<()> {
+        // The defaults of the start have no origin. They cannot be newer than this run.
         let Some(by) = base.by else { return Ok(()) };
         let config = self.config_for(spec, base)?;
         control.check_change(&config)?;
@@ -429,8 +446,9 @@ impl RunManagerShared {
         Ok(())
     }
 
-    /// Nobody else opens the run of this name meanwhile.
+    /// Reserves the name of a run that is being opened. No other caller can open this run until the guard is dropped.
     fn acquire_opening(&self, name: &str) -> anyhow::Result<RunOpeningGuard<'_>> {
+        // Lock order: `opening` before `open`. The lock is released on return, but the name stays reserved.
         let mut opening = self.lock_opening();
         if self.lock_opened().contains_key(name) || !opening.insert(name.to_owned()) {
             bail!("run `{name}` is open already");
@@ -453,9 +471,11 @@ impl RunManagerShared {
             None => access_log,
         });
         let metrics = self.metrics.run_metrics(&run.identity.run, &run.ledger);
+        // The group is within the process's group: the run can end before the process, but not after it.
         let tasks = self.tasks.child_group();
         let process = Arc::clone(&self.capacity);
         let capacity = Arc::new(RunCapacity::new(&self.server, self.share.run_requests, process));
+        // Budget, policy, metrics and limits belong to the run; only the upstream client belongs to the worker.
         let gateway = |upstream: &Arc<UpstreamClient>| {
             Arc::new(RunGateway {
                 run: Arc::clone(run),
@@ -483,13 +503,16 @@ impl RunManagerShared {
         Ok(drained)
     }
 
-    /// Refuses new calls of a run, and waits for those that are open, within the drain timeout.
+    /// Refuses new calls of a run, and waits for open calls within the drain timeout.
     async fn end_calls(&self, RunGateway { run, tasks, .. }: &RunGateway) -> ShutdownOutcome {
+        // The state comes first: after this line no call can start, so the number of open calls only falls.
         run.gate.set_state(RunControlState::Draining);
-        // On a listener that is shared, calls are told by their run that the time is up.
+        // Connections of a shared listener belong to the process, not to the run. Their calls learn from the run that
+        // the time is up.
         let cut = async {
             tasks.abort_token().cancelled().await;
             run.gate.abort_calls();
+            // This branch never wins. It only runs beside the shutdown, until the last call has ended.
             std::future::pending().await
         };
         tokio::select! {
@@ -498,44 +521,46 @@ impl RunManagerShared {
         }
     }
 
-    /// Writes the end of a run's records again and again, until it is written or the process ends.
+    /// Retries writing the end of a run's records until the write succeeds or the process ends.
     async fn retry_writing_end(&self, gateways: &PerWorkerGateways) {
         let RunGateway { run, metrics, .. } = &*gateways[0];
-        let mut pause = INITIAL_RETRY_DELAY;
+        let mut delay = INITIAL_RETRY_DELAY;
         loop {
+            // If the process ends during the delay, one last attempt is made at once.
             let is_last =
-                self.tasks.shutdown_token().run_until_cancelled(sleep(pause)).await.is_none();
+                self.tasks.shutdown_token().run_until_cancelled(sleep(delay)).await.is_none();
             let records = Arc::clone(run);
             let written = tokio::task::spawn_blocking(move || records.audit.write_and_sync()).await;
             metrics.set_audit_lag(&run.audit.lag());
             let name = &run.identity.run;
             match written.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
-                Ok(()) => return tracing::info!(run = name, "the end of its audit log is written"),
+                Ok(()) => return tracing::info!(run = name, "the end of the audit log is written"),
                 Err(error) if is_last => {
-                    tracing::error!(run = name, "the end of its audit log is lost: {error:#}");
+                    tracing::error!(run = name, "the end of the audit log is lost: {error:#}");
                     return;
                 }
-                Err(_) => pause = (pause * 2).min(MAX_RETRY_DELAY),
+                Err(_) => delay = (delay * 2).min(MAX_RETRY_DELAY),
             }
         }
     }
 
-    /// Closes a run that nobody could call yet. Blocks on the disk.
+    /// Closes a run that no client could call yet. Blocks on the disk.
     fn close_unserved(&self, gateways: &PerWorkerGateways) -> anyhow::Result<()> {
         gateways[0].run.gate.set_state(RunControlState::Draining);
         gateways[0].tasks.shutdown_token().cancel();
         self.finish_run_records(gateways)
     }
 
-    /// Ends the records of a run whose calls have ended. Blocks on the disk.
+    /// Closes the records of a run whose calls have ended. Blocks on the disk.
     fn finish_run_records(&self, gateways: &PerWorkerGateways) -> anyhow::Result<()> {
         let RunGateway { run, metrics, access_log, .. } = &*gateways[0];
         access_log.write_repeats();
         let name = &run.identity.run;
-        // Nobody may change it any more: what ends its records is the last of them.
+        // The operator's handle goes first: no change may be recorded behind the final record.
         self.lock_opened().remove(name);
         let finished = finish_run(run);
         metrics.set_audit_lag(&run.audit.lag());
+        // The series stay for a while, so that Prometheus scrapes the final values.
         self.metrics.schedule_removal(name, Instant::now() + metrics::SERIES_RETENTION);
         finished
     }
@@ -557,7 +582,7 @@ impl RunManagerShared {
     }
 }
 
-/// The right to open a run.
+/// A guard of the right to open the run of a name. Dropping the guard frees the name.
 struct RunOpeningGuard<'a> {
     host: &'a RunManagerShared,
     name: String,
@@ -569,6 +594,7 @@ impl Drop for RunOpeningGuard<'_> {
     }
 }
 
-/// Before the end of a run's records is written again.
+/// The delay before the first retry of writing the end of a run's records. The delay doubles with each retry.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The largest delay between two retries.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);

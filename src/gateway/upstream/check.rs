@@ -1,4 +1,4 @@
-//! Whether the upstream can be reached, and accepts our key: asked without a call that costs anything.
+//! A free probe of the upstream: can the upstream be reached, and does the upstream accept the gateway's key?
 
 use http::StatusCode;
 
@@ -6,19 +6,19 @@ use super::models::{self, list_models};
 use super::outage::{FailureCause, KEY_HINT, innermost};
 use super::{UpstreamConfig, UpstreamError};
 
-/// Why calls would fail.
+/// The reason why calls to the upstream would fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
-    /// No answer comes. With what the operator can know of it.
+    /// The upstream does not answer. `cause` and `detail` are for the operator.
     Unreachable { cause: FailureCause, detail: String },
-    /// The answer says that the key is not accepted.
+    /// The upstream answers that the key is not accepted. The value is the HTTP status.
     KeyRefused(u16),
 }
 
-/// Asks an upstream for its models. One that has no list of them is reached all the same.
+/// Requests the upstream's list of models. An upstream that answers without such a list is reachable, too.
 ///
 /// # Errors
-/// The upstream is not reached, or does not accept the key.
+/// Returns an error if the upstream is not reached, or does not accept the key.
 pub async fn probe(config: &UpstreamConfig) -> Result<(), ProbeError> {
     match Box::pin(list_models(config)).await {
         Err(models::ModelListError::Upstream(error)) => Err(ProbeError::of(&error)),
@@ -26,9 +26,11 @@ pub async fn probe(config: &UpstreamConfig) -> Result<(), ProbeError> {
             let detail = models::ModelListError::Late.to_string();
             Err(ProbeError::Unreachable { cause: FailureCause::Timeout, detail })
         }
+        // The call was never sent: the local settings cannot be used.
         Err(
             error @ (models::ModelListError::Authorities(_) | models::ModelListError::Headers(_)),
         ) => Err(ProbeError::Unreachable { cause: FailureCause::Other, detail: innermost(&error) }),
+        // Only these two statuses speak about the key. Any other status still proves that the upstream answers.
         Err(models::ModelListError::Refused(
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN),
         )) => Err(ProbeError::KeyRefused(status.as_u16())),
@@ -43,7 +45,7 @@ impl ProbeError {
         Self::Unreachable { cause: FailureCause::of(error), detail: innermost(error) }
     }
 
-    /// Says what is wrong to everybody: without where the upstream is.
+    /// Returns a message for any reader. The message does not contain the upstream's address.
     pub fn public(&self) -> String {
         match self {
             Self::Unreachable { cause, .. } => format!("upstream_unreachable: {cause}"),
@@ -53,15 +55,19 @@ impl ProbeError {
         }
     }
 
-    /// Says what is wrong to the operator.
+    /// Returns a message for the operator.
     pub fn found(&self) -> String {
         match self {
-            Self::Unreachable { cause, detail } => format!("it is not reached ({cause}): {detail}"),
-            Self::KeyRefused(status) => format!("it answers {status}: the key is not accepted"),
+            Self::Unreachable { cause, detail } => {
+                format!("cannot reach the upstream ({cause}): {detail}")
+            }
+            Self::KeyRefused(status) => {
+                format!("the upstream answers {status}: the key is not accepted")
+            }
         }
     }
 
-    /// What the operator can do about it.
+    /// Returns the advice for the operator.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Unreachable { cause, .. } => cause.hint(),

@@ -1,36 +1,37 @@
-//! The chunked transfer coding, decoded in place (RFC 9112, section 7.1).
+//! A decoder for the chunked transfer coding that works in place (RFC 9112, section 7.1).
 
-/// Decodes a chunked body, whatever the pieces it arrives in.
+/// A decoder for a chunked body. The body may arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub(super) struct ChunkedDecoder {
     state: ChunkDecoderState,
-    /// Bytes of framing since the last payload byte, so that framing alone cannot go on for ever.
+    /// The bytes of framing since the last payload byte. The count bounds a body that consists of framing only.
     overhead: usize,
 }
 
-/// What one buffer held.
+/// The result of decoding one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DecodedChunk {
-    /// Payload, moved to the front of the buffer.
+    /// The number of payload bytes, which are moved to the front of the buffer.
     pub(super) payload: usize,
-    /// Bytes taken from the buffer; what follows belongs to the next response.
+    /// The number of bytes taken from the buffer. Bytes behind them belong to the next response.
     pub(super) consumed: usize,
-    /// Whether the body is complete.
+    /// True if the body is complete.
     pub(super) complete: bool,
 }
 
+/// A position in the framing: size, payload and line end for each chunk, then the trailers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkDecoderState {
-    /// Reading a chunk's size: digits so far, and their value.
+    /// Reading a chunk's size: the number of digits so far, and their value.
     Size {
         digits: u8,
         size: u64,
     },
-    /// Skipping a chunk extension.
+    /// Skipping a chunk extension, up to its carriage return.
     Extension {
         size: u64,
     },
-    /// The line feed after a size.
+    /// Expecting the line feed behind a size.
     SizeEnd {
         size: u64,
     },
@@ -39,7 +40,7 @@ enum ChunkDecoderState {
     },
     PayloadCr,
     PayloadLf,
-    /// At the start of a trailer line, or of the empty line that ends the body.
+    /// The start of a trailer line, or of the empty line that ends the body.
     TrailerStart,
     Trailer,
     End,
@@ -47,21 +48,24 @@ enum ChunkDecoderState {
 }
 
 impl ChunkedDecoder {
-    /// Takes what it can from `buffer`, moving the payload of all its chunks together at the front.
+    /// Decodes as much as possible of `buffer`, and moves the payload of all its chunks together to the front.
     ///
     /// # Errors
-    /// What is wrong with the framing.
+    /// Returns a message if the framing is not valid.
     pub(super) fn decode_buffer(
         &mut self,
         buffer: &mut [u8],
     ) -> Result<DecodedChunk, &'static str> {
         let (mut read, mut payload) = (0, 0);
         while read < buffer.len() && self.state != ChunkDecoderState::Complete {
+            // Payload is moved as a block; only framing is read byte by byte.
             if let ChunkDecoderState::Payload { left } = self.state {
                 let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len() - read);
+                // `payload <= read` always, so the copy never overwrites bytes that are not read yet.
                 buffer.copy_within(read..read + length, payload);
                 read += length;
                 payload += length;
+                // Payload is progress, so the allowance for framing starts again.
                 self.overhead = 0;
                 let left = left - length as u64;
                 self.state = if left == 0 {
@@ -81,12 +85,14 @@ impl ChunkedDecoder {
         })
     }
 
+    /// Reads one byte of framing and returns the next state.
     fn decode_byte(&mut self, byte: u8) -> Result<ChunkDecoderState, &'static str> {
         self.overhead += 1;
         if self.overhead > MAX_OVERHEAD_BYTES {
             return Err("chunk framing is too long");
         }
         match (self.state, byte) {
+            // 1. The size line: hexadecimal digits, then an optional extension, which has no meaning here.
             (ChunkDecoderState::Size { digits, size }, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 if digits == MAX_SIZE_DIGITS {
                     return Err("chunk size is too large");
@@ -102,6 +108,7 @@ impl ChunkedDecoder {
                 ChunkDecoderState::Size { size, .. } | ChunkDecoderState::Extension { size },
                 b'\r',
             ) => Ok(ChunkDecoderState::SizeEnd { size }),
+            // Servers disagree on a bare line feed here. That difference allows smuggling, so the decoder rejects it.
             (ChunkDecoderState::Extension { .. }, b'\n') => {
                 Err("bare line feed in a chunk extension")
             }
@@ -110,11 +117,14 @@ impl ChunkedDecoder {
                 Ok(ChunkDecoderState::Extension { size })
             }
             (ChunkDecoderState::Size { .. }, _) => Err("chunk size is not a number"),
+            // 2. A size above 0 starts a chunk. The chunk's payload is followed by a line end.
             (ChunkDecoderState::SizeEnd { size: left @ 1.. }, b'\n') => {
                 Ok(ChunkDecoderState::Payload { left })
             }
+            // The next chunk starts with its size again.
             (ChunkDecoderState::PayloadCr, b'\r') => Ok(ChunkDecoderState::PayloadLf),
             (ChunkDecoderState::PayloadLf, b'\n') => Ok(ChunkDecoderState::default()),
+            // 3. A size of 0 ends the chunks. Trailer lines are skipped up to an empty line.
             (ChunkDecoderState::TrailerStart, b'\r') => Ok(ChunkDecoderState::End),
             (ChunkDecoderState::SizeEnd { size: 0 } | ChunkDecoderState::Trailer, b'\n') => {
                 Ok(ChunkDecoderState::TrailerStart)
@@ -134,8 +144,10 @@ impl Default for ChunkDecoderState {
     }
 }
 
-/// Fifteen digits are 2^60 bytes; one more could overflow sums.
+/// The largest number of hexadecimal digits in a size. Fifteen digits are 2^60 bytes; one digit more could overflow
+/// sums.
 const MAX_SIZE_DIGITS: u8 = 15;
 
-/// Room for extensions and trailers that nobody sends; hyper allows 16 KiB of each.
+/// The largest number of framing bytes in a row. Real servers send no extensions or trailers of that size; hyper allows
+/// 16 KiB of each.
 const MAX_OVERHEAD_BYTES: usize = 16 * 1024;

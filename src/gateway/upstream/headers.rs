@@ -1,7 +1,7 @@
-//! Which headers pass, and which are ours.
+//! The headers of a call in both directions: the client's headers that pass, and the headers that the gateway sets.
 //!
-//! **Invariant:** nothing a client sends can reach the upstream's authentication, attribution or
-//! routing: a header passes only if it stands in a short list, everything else is written by us.
+//! **Invariant:** nothing a client sends can reach the upstream's authentication, attribution or routing. A client's
+//! header passes only if a short list names the header. The gateway writes all other headers.
 
 use std::sync::Arc;
 
@@ -15,42 +15,43 @@ use crate::gateway::upstream::redactor::SecretRedactor;
 use crate::gateway::upstream::{self, UpstreamKind, UpstreamUrl};
 use crate::llm::protocol::GatewayRoute;
 
-/// What an operator may change about headers.
+/// The operator's settings for headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeaderConfig {
-    /// Values of `anthropic-beta` that pass; others are taken out of the list. One list for all runs that have the same.
+    /// The values of `anthropic-beta` that pass. Other values are removed from the header. Runs with equal lists share
+    /// one list.
     #[serde(deserialize_with = "read_shared_list", serialize_with = "write_shared_list")]
     pub anthropic_beta: Arc<Vec<String>>,
-    /// Values of `openai-beta` that pass.
+    /// The values of `openai-beta` that pass.
     pub openai_beta: Vec<String>,
-    /// Query strings that pass, whole; any other is dropped.
+    /// The query strings that pass. A query is compared as a whole; any other query is dropped.
     pub queries: Vec<String>,
-    /// Sent as `x-litellm-tags`.
+    /// The tags that the gateway sends as `x-litellm-tags`.
     pub tags: Vec<String>,
-    /// Whether the upstream is told of the run's trace, where the run is part of one.
+    /// A switch: true sends the run's trace to the upstream, provided that the run belongs to a trace.
     pub traceparent: bool,
-    /// Whether the client may see `x-litellm-response-cost`.
+    /// A switch: true lets the client see `x-litellm-response-cost`.
     pub expose_response_cost: bool,
 }
 
-/// The headers that we set, the same for each call of a run, made once.
+/// The headers that the gateway sets. They are equal for each call of a run, so the run makes them once.
 #[derive(Debug)]
 pub struct InjectedHeaders {
     fields: HeaderMap,
-    /// The same as text, for HTTP/1.1.
+    /// The headers of `fields` as text, for HTTP/1.1.
     text: Vec<u8>,
     kind: UpstreamKind,
     redactor: SecretRedactor,
 }
 
-/// The head of a client's request, as far as anything in it may go upstream.
+/// The parts of a client's request head that may go upstream.
 pub trait ClientHead {
     fn path(&self) -> &str;
 
     fn query(&self) -> Option<&str>;
 
-    /// The values of a field, in their order.
+    /// Returns the values of a field, in the order of the request.
     fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]>;
 }
 
@@ -58,15 +59,15 @@ pub trait ClientHead {
 #[derive(Clone, Debug)]
 pub struct UpstreamRequestHead {
     route: GatewayRoute,
-    /// Of a route whose path ends with a name: the name.
+    /// The name at the end of the path, for a route whose path ends with a name.
     name: Option<Box<str>>,
     query: Option<Box<str>>,
     overwrites: Arc<InjectedHeaders>,
-    /// What differs from call to call.
+    /// The header lines that differ from call to call.
     fields: HeaderLines,
 }
 
-/// A run's identity that cannot be written as headers.
+/// An error for a part of a run's identity that cannot be written as a header.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} cannot be sent as a header; use printable ASCII without line breaks")]
 pub struct IdentityHeaderError {
@@ -74,8 +75,10 @@ pub struct IdentityHeaderError {
 }
 
 impl InjectedHeaders {
+    /// Makes the headers of a run from its identity and the operator's settings.
+    ///
     /// # Errors
-    /// A value that no header can hold.
+    /// Returns an error if a value cannot be a header value.
     pub fn new(
         upstream: &upstream::UpstreamConfig,
         identity: &RunIdentity,
@@ -86,17 +89,20 @@ impl InjectedHeaders {
         let mut set = |name: &'static str, what, value: &str, is_secret| {
             let mut value =
                 HeaderValue::from_str(value).map_err(|_| IdentityHeaderError { what })?;
+            // A sensitive value never appears in debug output, and HTTP/2 does not index it.
             value.set_sensitive(is_secret);
             fields.insert(HeaderName::from_static(name), value);
             Ok(())
         };
         set("host", "the upstream's address", upstream.url.authority().as_str(), false)?;
         set("user-agent", "our name", USER_AGENT, false)?;
+        // The gateway reads usage from the body, so the upstream must not compress it.
         set("accept-encoding", "the encoding", "identity", false)?;
         match kind {
             UpstreamKind::Anthropic => {
                 set("x-api-key", "the upstream's key", key.expose_secret(), true)?;
             }
+            // An upstream without a key gets no header at all, instead of an empty credential.
             _ if key.is_empty() => {}
             _ => set(
                 "authorization",
@@ -105,6 +111,7 @@ impl InjectedHeaders {
                 true,
             )?,
         }
+        // Only LiteLLM knows these headers. Another provider would receive the account and metadata for no reason.
         if kind == UpstreamKind::Litellm {
             set("x-litellm-end-user-id", "the billing account", &identity.account, false)?;
             set(
@@ -117,6 +124,7 @@ impl InjectedHeaders {
                 set("x-litellm-tags", "a tag", &config.tags.join(","), false)?;
             }
         }
+        // The text is made once, so that an HTTP/1.1 call copies it without formatting.
         let mut text = Vec::new();
         for (name, value) in &fields {
             push_line(&mut text, name.as_str(), value.as_bytes());
@@ -124,19 +132,20 @@ impl InjectedHeaders {
         Ok(Self { fields, text, kind, redactor: SecretRedactor::new(key) })
     }
 
-    /// Masks our credential in what the upstream says.
+    /// Returns a redactor that masks the gateway's credential in a response body.
     pub fn redactor(&self) -> SecretRedactor {
         self.redactor.clone()
     }
 
-    /// Takes the headers out of a response whose values hold our credential: their client must not have it, nor our logs.
+    /// Removes the headers of a response whose values contain the gateway's credential. Neither the client nor the logs
+    /// may see the credential.
     pub fn remove_reflected(&self, fields: &mut HeaderLines) {
         fields.retain(|_, value| !self.redactor.contains_secret(value));
     }
 }
 
 impl UpstreamRequestHead {
-    /// The head for a call: our headers, and those of the client's that pass.
+    /// Makes the head for one call from the gateway's headers and the client's headers that pass.
     pub fn new(
         route: GatewayRoute,
         request: &impl ClientHead,
@@ -144,12 +153,15 @@ impl UpstreamRequestHead {
         overwrites: Arc<InjectedHeaders>,
         request_id: &RequestId,
     ) -> Self {
+        // The whole query must be listed: a single unknown parameter could change the routing of the call.
         let query =
             request.query().filter(|query| config.queries.iter().any(|listed| listed == query));
         let mut fields = forwarded_headers(request, config);
+        // The request id becomes LiteLLM's call id, so that the spend logs and the audit log can be joined.
         if overwrites.kind == UpstreamKind::Litellm {
             fields.push(CALL_ID_HEADER, request_id.as_str().as_bytes());
         }
+        // The API rejects a call without a version, and some clients send none.
         if overwrites.kind == UpstreamKind::Anthropic && fields.get(ANTHROPIC_VERSION).is_none() {
             fields.push(ANTHROPIC_VERSION, OLDEST_ANTHROPIC_VERSION);
         }
@@ -160,32 +172,35 @@ impl UpstreamRequestHead {
         Self { route, name, query: query.map(Into::into), overwrites, fields }
     }
 
-    /// Adds a header that is none of ours: a rule of the operator has seen to that.
+    /// Adds a header that the gateway does not set. An operator's rule has checked the name and the value.
     pub fn push(&mut self, name: &HeaderName, value: &HeaderValue) {
         self.fields.push(name.as_str(), value.as_bytes());
     }
 
-    /// Says which span the call is.
+    /// Adds the `traceparent` header, which names the span of this call.
     pub fn set_traceparent(&mut self, traceparent: &HeaderValue) {
         self.fields.push(TRACEPARENT_HEADER, traceparent.as_bytes());
     }
 
-    /// The head as HTTP/1.1 text, with the length of the body that follows.
+    /// Returns the head as HTTP/1.1 text, with the length of the body that follows.
     pub fn to_http1_bytes(&self, body_length: u64) -> Vec<u8> {
         let mut text = Vec::new();
         self.write_http1(body_length, &mut text);
         text
     }
 
-    /// Adds the head as HTTP/1.1 text, with the length of the body that follows.
+    /// Appends the head as HTTP/1.1 text, with the length of the body that follows.
     pub fn write_http1(&self, body_length: u64, text: &mut Vec<u8>) {
         let query = self.query.as_deref();
         let mut digits = itoa::Buffer::new();
+        // The gateway writes both fields itself. The client's `content-length` is wrong after any edit of the body.
         let (kind, length) = if self.route.method() == http::Method::POST {
             ("content-type: application/json\r\ncontent-length: ", digits.format(body_length))
         } else {
             ("", "")
         };
+        // Each line of `overwrites.text` and `fields` ends with a line break. The last part ends the head with an empty
+        // line.
         let parts: [&[u8]; 12] = [
             self.route.method().as_str().as_bytes(),
             b" ",
@@ -200,13 +215,14 @@ impl UpstreamRequestHead {
             length.as_bytes(),
             if length.is_empty() { b"\r\n" } else { b"\r\n\r\n" },
         ];
+        // One allocation at most: the parts are summed before they are copied.
         text.reserve(parts.iter().map(|part| part.len()).sum());
         for part in parts {
             text.extend_from_slice(part);
         }
     }
 
-    /// The head as hyper wants it.
+    /// Returns the head as hyper expects it.
     pub fn to_hyper_request(
         &self,
         target: &UpstreamUrl,
@@ -218,6 +234,7 @@ impl UpstreamRequestHead {
             target.route_uri(self.route.path(), self.name.as_deref(), self.query.as_deref());
         let fields = request.headers_mut();
         fields.clone_from(&self.overwrites.fields);
+        // hyper writes the host from the URI, as `host` or as `:authority`.
         fields.remove(header::HOST);
         fields.extend(self.fields.clone().into_headers());
         if self.route.method() == http::Method::POST {
@@ -242,14 +259,16 @@ impl<B> ClientHead for Request<B> {
     }
 }
 
-/// The client's headers that go upstream.
+/// Returns the client's headers that go upstream.
 fn forwarded_headers(request: &impl ClientHead, config: &HeaderConfig) -> HeaderLines {
     let mut passed = HeaderLines::with_capacity(PASSED_BYTES);
+    // `accept` and the API version have no effect on account or routing, so their values pass unchecked.
     for name in [header::ACCEPT.as_str(), ANTHROPIC_VERSION] {
         if let Some(value) = request.values(name).next() {
             passed.push(name, value);
         }
     }
+    // A beta header can switch on features, so only listed values pass.
     for (name, listed) in
         [(ANTHROPIC_BETA, &*config.anthropic_beta), (OPENAI_BETA, &config.openai_beta)]
     {
@@ -260,10 +279,10 @@ fn forwarded_headers(request: &impl ClientHead, config: &HeaderConfig) -> Header
     passed
 }
 
-/// The listed ones among the values of a header that may be repeated and holds comma lists.
+/// Returns the listed values of a header that may occur several times and may hold comma lists.
 fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) -> Option<String> {
     let mut kept = String::new();
-    // What is no ASCII text is nobody's value.
+    // A beta value is ASCII text. Other bytes are dropped.
     let values =
         values.filter(|value| value.is_ascii()).filter_map(|value| str::from_utf8(value).ok());
     for value in values.flat_map(|value| value.split(',')).map(str::trim) {
@@ -272,24 +291,25 @@ fn listed_values<'a>(values: impl Iterator<Item = &'a [u8]>, listed: &[String]) 
             kept.push_str(value);
         }
     }
+    // A header without any listed value is not sent at all.
     (!kept.is_empty()).then_some(kept)
 }
 
-/// The name under which a header of the upstream's response is kept, if it is.
+/// Returns the name under which a response header of the upstream is kept; `None` if the header is dropped.
 ///
-/// [`filter_for_client`] takes those out again that only the audit wants.
+/// [`filter_for_client`] removes the headers again that only the audit log needs.
 pub fn kept_header_name(name: &str) -> Option<&'static str> {
     KEPT_RESPONSE_HEADERS.into_iter().find(|kept| kept.eq_ignore_ascii_case(name))
 }
 
-/// What the upstream said about the call itself, for the records.
+/// The upstream's statements about a call, for the records.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseMetadata {
     pub call_id: Option<Box<str>>,
     pub response_cost: Option<Box<str>>,
 }
 
-/// Takes the facts out of a response's kept headers and leaves what the client may see.
+/// Extracts the metadata of a response's kept headers, and removes the headers that the client may not see.
 pub fn filter_for_client(fields: &mut HeaderLines, config: &HeaderConfig) -> ResponseMetadata {
     let fact = |name: &str| {
         let value = fields.get(name).filter(|value| value.is_ascii())?;
@@ -299,6 +319,8 @@ pub fn filter_for_client(fields: &mut HeaderLines, config: &HeaderConfig) -> Res
         call_id: fact(CALL_ID_HEADER),
         response_cost: fact(RESPONSE_COST_HEADER),
     };
+    // The call id stays, because a client may quote it. The cost is the operator's business unless the settings expose
+    // it.
     if !config.expose_response_cost {
         fields.retain(|name, _| name != RESPONSE_COST_HEADER.as_bytes());
     }
@@ -324,7 +346,7 @@ impl Default for HeaderConfig {
         Self {
             anthropic_beta: Arc::new(owned(&DEFAULT_BETAS)),
             openai_beta: vec!["responses=experimental".to_owned()],
-            // Claude Code asks for `/v1/messages?beta=true`.
+            // Claude Code calls `/v1/messages?beta=true`.
             queries: vec!["beta=true".to_owned()],
             tags: vec![],
             traceparent: true,
@@ -333,8 +355,9 @@ impl Default for HeaderConfig {
     }
 }
 
-/// Betas that have the provider do nothing outside, keep nothing and choose no other model, account or speed: of those that
-/// the Anthropic SDK 2.12 lists and Claude Code 2.1.330 knows. Betas of a capability pass where that is granted.
+/// The `anthropic-beta` values that pass by default, out of those that the Anthropic SDK 2.12 lists and Claude Code
+/// 2.1.330 knows. With these values the provider does nothing outside, stores nothing, and chooses no other model,
+/// account or speed. Betas of a capability pass where the operator has granted the capability.
 const DEFAULT_BETAS: [&str; 36] = [
     "advanced-tool-use-2025-11-20",
     "claude-code-20250219",
@@ -374,10 +397,10 @@ const DEFAULT_BETAS: [&str; 36] = [
     "tool-search-tool-2025-10-19",
 ];
 
-/// Response headers that are kept; of these, [`RESPONSE_COST_HEADER`] stays inside.
+/// The response headers that are kept. [`RESPONSE_COST_HEADER`] stays inside the gateway.
 const KEPT_RESPONSE_HEADERS: [&str; 10] = [
     "content-type",
-    // We ask for none; an upstream that encodes all the same must say so to the client, too.
+    // The gateway asks for no encoding. An upstream that encodes nevertheless must tell the client so.
     "content-encoding",
     "cache-control",
     "retry-after",
@@ -396,11 +419,14 @@ const CALL_ID_HEADER: &str = "x-litellm-call-id";
 const RESPONSE_COST_HEADER: &str = "x-litellm-response-cost";
 const TRACEPARENT_HEADER: &str = "traceparent";
 
-/// The API demands a version; this one has been valid from the start.
+/// The version that the gateway sends if the client sends none. The API demands a version, and this version has been
+/// valid from the start.
 const OLDEST_ANTHROPIC_VERSION: &[u8] = b"2023-06-01";
 
-/// LiteLLM turns a client's own `User-Agent` into tags and into changes of behaviour.
+/// The gateway's `User-Agent`. The client's own would not pass, because LiteLLM turns it into tags and changes of
+/// behaviour.
 const USER_AGENT: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
 
-/// The call's id and what passes, in one allocation in nearly every case.
+/// The initial capacity for the call id and the passed headers, in bytes. One allocation is enough in nearly every
+/// case.
 const PASSED_BYTES: usize = 192;

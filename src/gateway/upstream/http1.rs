@@ -1,7 +1,7 @@
-//! Our own HTTP/1.1 client: one write for a request, one frame for each read of a response.
+//! The gateway's own HTTP/1.1 client: one write for a request, one frame for each read of a response.
 //!
-//! A read waits for data with no buffer in hand, then borrows the worker's scratch buffer, decodes in
-//! place and hands on one contiguous slice. An open stream therefore holds no read buffer at all.
+//! A read waits for data without a buffer. When data is there, the read borrows the worker's scratch buffer, decodes in
+//! place and hands on one contiguous slice. An open stream that waits therefore holds no read buffer.
 
 mod body;
 mod head;
@@ -32,32 +32,33 @@ use crate::base::time::MAX_TIME;
 pub(super) use body::Http1Body;
 use head::ResponseHead;
 
-/// Calls over plain HTTP/1.1, with the connections of one worker.
+/// A client for plain HTTP/1.1, with the connections of one worker.
 pub(super) struct Http1Client {
     config: UpstreamConfig,
     worker: Arc<WorkerConnections>,
 }
 
-/// What the calls of one worker share.
+/// The state that the calls of one worker share.
 #[derive(Debug)]
 struct WorkerConnections {
     pool: UpstreamConnectionPool,
     scratch: ScratchBuffer,
     alarms: Arc<TimerPool>,
-    /// For requests, between two of them.
+    /// A buffer for the text of the next request. The buffer is empty and unused between two requests.
     text: Mutex<Vec<u8>>,
 }
 
-/// A request on its way: a short one as one text, in a buffer that the worker keeps, a long one in its pieces.
+/// A request that is being sent. A short request is one text in the worker's buffer; a long request is a list of
+/// pieces.
 struct RequestBytes<'a> {
     worker: &'a WorkerConnections,
     text: Vec<u8>,
-    /// Bytes of the text.
+    /// The number of bytes of `text` that are written.
     written: usize,
     pieces: ByteRope,
 }
 
-/// The head of a response, the connection it came on, and what came with it.
+/// The head of a response, its connection, and the bytes that arrived behind the head.
 struct ResponseStart {
     stream: TcpStream,
     head: ResponseHead,
@@ -85,14 +86,18 @@ impl Http1Client {
     ) -> Result<ProviderAnswer, UpstreamError> {
         let deadline = call.deadline;
         let limit = self.config.first_byte_timeout;
+        // The earlier of the two limits counts. `MAX_TIME` keeps the sum from overflowing.
         let until = min_deadline(Instant::now() + limit.min(MAX_TIME), deadline);
         let mut alarm = Alarm::new(&self.worker.alarms);
         let answer = {
             let mut answer = pin!(self.round_trip(call));
+            // The answer is polled first: an answer that is ready wins over a timer that rang at the same time.
             poll_fn(|cx| {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                     return Poll::Ready(answer);
                 }
+                // The call is pending, so the alarm wakes this task at the limit. Returning drops the call and its
+                // connection.
                 ready!(alarm.poll(until, cx));
                 let is_deadline = deadline == Some(until);
                 Poll::Ready(Err(if is_deadline {
@@ -104,6 +109,7 @@ impl Http1Client {
             .await
         };
         let ResponseStart { stream, head, rest } = answer?;
+        // The alarm goes on with the body, so a stream needs one timer for its whole life.
         let timing = body::BodyTimeouts { idle: self.config.idle_timeout, deadline };
         let body = Http1Body::new((stream, rest), &head, timing, alarm, Arc::clone(&self.worker));
         let body = super::UpstreamBody::Plain(body);
@@ -113,17 +119,20 @@ impl Http1Client {
     async fn round_trip(&self, call: UpstreamCall) -> Result<ResponseStart, UpstreamError> {
         let UpstreamCall { head, body, .. } = call;
         let mut request = RequestBytes::new(&self.worker, &head, body);
+        // The head is copied into the request's text, so the client's values need not live through the call.
         drop(head);
         self.send_on_pooled_or_new(&mut request).await
     }
 
-    /// Sends a request on an idle connection or, where that turns out dead before it took a byte, on a
-    /// new one.
+    /// Sends a request on an idle connection or on a new one. If an idle connection proves dead before it took a byte
+    /// of the request, the client sends the request on a new connection.
     async fn send_on_pooled_or_new(
         &self,
         request: &mut RequestBytes<'_>,
     ) -> Result<ResponseStart, UpstreamError> {
+        // The number of unwritten bytes is compared below to prove that nothing was delivered.
         let whole = request.remaining();
+        // One idle connection at most is tried; `idle` is empty in every later round, so the loop ends.
         let mut idle = self.worker.pool.take_connection();
         loop {
             let was_idle = idle.is_some();
@@ -133,35 +142,42 @@ impl Http1Client {
             };
             match self.write_and_read_head(&mut stream, request).await {
                 Ok((head, rest)) => return Ok(ResponseStart { stream, head, rest }),
+                // The server closed the idle connection, and the kernel took no byte. Sending again cannot charge
+                // twice.
                 Err(_dead) if was_idle && request.remaining() == whole => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Sends a request and reads the head of its answer, which may come before all is sent.
+    /// Sends a request and reads the head of the response, which may come before the request is fully sent.
     async fn write_and_read_head(
         &self,
         stream: &mut TcpStream,
         request: &mut RequestBytes<'_>,
     ) -> Result<(ResponseHead, BytesMut), UpstreamError> {
         let (mut reader, mut writer) = stream.split();
+        // Reading runs beside writing: a server may refuse a long request early and stop reading it.
         let mut reading = pin!(self.read_head(&mut reader));
         let (written, early) = tokio::select! {
+            // Writing is polled first. The usual order is the request, then the response.
             biased;
             written = request.write_to(&mut writer) => (Some(written), None),
             early = reading.as_mut() => (None, Some(early)),
         };
         let read = match early {
             Some(early) => early,
+            // The request is written, or writing failed. In both cases the server may still have sent a response.
             None => reading.await,
         };
         match (read, written) {
             (Ok((mut head, rest)), written) => {
-                // A server that has not read the whole request is in no state to be used again.
+                // A server that did not read the whole request cannot be used again: the rest would be taken for a new
+                // request.
                 head.keeps_alive &= matches!(written, Some(Ok(())));
                 Ok((head, rest))
             }
+            // Both directions failed. The write error is the cause, the read error its consequence.
             (Err(_), Some(Err(write_error))) => Err(UpstreamError::Io(write_error)),
             (Err(read_error), _) => Err(read_error),
         }
@@ -176,7 +192,7 @@ impl Http1Client {
         }
     }
 
-    /// The head of the response, and what came with it.
+    /// Reads the head of the response, and returns the bytes behind the head, too.
     async fn read_head(
         &self,
         stream: &mut ReadHalf<'_>,
@@ -184,9 +200,11 @@ impl Http1Client {
         let mut seen = BytesMut::new();
         let mut interim = 0;
         loop {
+            // Bytes behind an interim response are parsed before the next read.
             let parsed = if seen.is_empty() { Ok(None) } else { head::parse_head(&seen) };
             if let Some((head, length)) = parsed.map_err(UpstreamError::Malformed)? {
                 seen.advance(length);
+                // The client never asks for another protocol, so the bytes that follow would not be HTTP.
                 if head.status == StatusCode::SWITCHING_PROTOCOLS {
                     return Err(UpstreamError::Malformed("the protocol was switched, unasked"));
                 }
@@ -205,6 +223,7 @@ impl Http1Client {
                 if more.is_empty() {
                     return Err(UpstreamError::Closed);
                 }
+                // The first read is used without a copy. A head in several reads is rare and is joined.
                 if seen.is_empty() { seen = more } else { seen.extend_from_slice(&more) }
             }
         }
@@ -214,6 +233,8 @@ impl Http1Client {
 impl<'a> RequestBytes<'a> {
     fn new(worker: &'a WorkerConnections, head: &UpstreamRequestHead, body: SplicedBytes) -> Self {
         let length = body.len();
+        // The buffer is taken, not locked: two requests at once get a buffer each, and the lock is never held over an
+        // await.
         let mut text = std::mem::take(&mut *worker.text());
         head.write_http1(length, &mut text);
         if length <= JOINED_BYTES {
@@ -227,12 +248,12 @@ impl<'a> RequestBytes<'a> {
         Self { worker, text: Vec::new(), written: 0, pieces }
     }
 
-    /// Bytes that were not written yet.
+    /// Returns the number of bytes that are not written yet.
     fn remaining(&self) -> usize {
         self.text.len() - self.written + self.pieces.remaining()
     }
 
-    /// Writes all of it; what is written is held no longer.
+    /// Writes the whole request. Pieces that are written are freed at once.
     async fn write_to(&mut self, writer: &mut WriteHalf<'_>) -> io::Result<()> {
         while self.written < self.text.len() {
             let written = writer.write(&self.text[self.written..]).await?;
@@ -241,14 +262,17 @@ impl<'a> RequestBytes<'a> {
             }
             self.written += written;
         }
+        // The text is written, so the next request can use the buffer while this call waits for its response.
         self.give_back();
         writer.write_all_buf(&mut self.pieces).await
     }
 
+    /// Gives the text buffer back to the worker, unless the buffer has grown too large.
     fn give_back(&mut self) {
         let mut text = std::mem::take(&mut self.text);
         self.written = 0;
         text.clear();
+        // Capacity 0 means that the buffer was given back before or became the first piece.
         if (1..=KEPT_BYTES).contains(&text.capacity()) {
             *self.worker.text() = text;
         }
@@ -266,7 +290,8 @@ impl WorkerConnections {
         self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One read; empty at the end. Takes the scratch buffer only once there is something to read.
+    /// Reads once; the result is empty at the end of the stream. The scratch buffer is taken only when there is data to
+    /// read.
     fn poll_read(
         &self,
         stream: &mut ReadHalf<'_>,
@@ -277,7 +302,7 @@ impl WorkerConnections {
     }
 }
 
-/// Resolves the name anew and takes the first address that answers.
+/// Resolves the name again and connects to the first address that accepts the connection.
 async fn resolve_and_connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let unknown = |error| io::Error::other(LookupError(error));
     let addresses = tokio::net::lookup_host((host, port)).await.map_err(unknown)?;
@@ -286,19 +311,23 @@ async fn resolve_and_connect(host: &str, port: u16) -> io::Result<TcpStream> {
         return Err(unknown(io::ErrorKind::NotFound.into()));
     }
     let stream = TcpStream::connect(&addresses[..]).await?;
+    // A request is one write, so delaying small packets would only add latency.
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
+/// Returns the earlier of an instant and an optional deadline.
 pub(super) fn min_deadline(a: Instant, b: Option<Instant>) -> Instant {
     b.map_or(a, |b| a.min(b))
 }
 
-/// A body up to this size is copied behind its head: cheaper than a piece each for the system call.
+/// The size up to which a body is copied behind its head, in bytes. Up to this size, a copy is cheaper than a piece of
+/// its own in the system call.
 const JOINED_BYTES: u64 = 16 * 1024;
 
-/// The buffer that is kept between two requests has no more room than that.
+/// The largest capacity of the buffer that the worker keeps between two requests, in bytes.
 const KEPT_BYTES: usize = 32 * 1024;
 
-/// `100 Continue` and `103 Early Hints` are skipped, but not for ever.
+/// The largest number of interim responses (`100 Continue`, `103 Early Hints`) that a call skips. The value is our
+/// choice.
 const MAX_INTERIM_RESPONSES: u8 = 8;

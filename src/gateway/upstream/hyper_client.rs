@@ -1,4 +1,4 @@
-//! Calls over TLS or HTTP/2, through hyper's client.
+//! The client for calls over TLS or HTTP/2, built on hyper's client.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,13 +26,13 @@ use crate::base::header_lines::HeaderLines;
 use crate::base::time::MAX_TIME;
 use crate::gateway::upstream::headers;
 
-/// Calls to one provider; hyper's client keeps its connections.
+/// A client for one provider. hyper's client holds the connections.
 pub(super) struct HyperClient {
     config: UpstreamConfig,
     client: legacy::Client<HttpsConnector<HttpConnector>, HyperRequestBody>,
 }
 
-/// A body that hyper reads, with the timeouts that ours has.
+/// A body that hyper reads, with the same timeouts as the body of the plain client.
 pub struct HyperBody {
     incoming: Incoming,
     alarm: Pin<Box<Sleep>>,
@@ -45,6 +45,7 @@ type HyperRequestBody = UnsyncBoxBody<Bytes, Infallible>;
 impl HyperClient {
     pub(super) fn new(config: UpstreamConfig) -> io::Result<Self> {
         let mut connector = HttpConnector::new();
+        // The TLS connector wraps this one, which would otherwise reject `https` URLs.
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(config.connect_timeout));
@@ -58,7 +59,7 @@ impl HyperClient {
             .pool_idle_timeout(config.pool_idle_timeout)
             .pool_timer(TokioTimer::new())
             .http2_only(config.url.scheme() == UpstreamScheme::H2c)
-            // Only what hyper hands back unsent, because the idle connection was closed.
+            // Resends only a request that hyper returns unsent, because the server had closed the idle connection.
             .retry_canceled_requests(true)
             .build(connector);
         Ok(Self { config, client })
@@ -80,7 +81,10 @@ impl HyperClient {
         *request.body_mut() = Some(call.body.into_rope());
         let request = request.map(|body| body.unwrap_or_default().boxed_unsync());
         let response = match tokio::time::timeout_at(until, self.client.request(request)).await {
+            // A connection attempt counts toward this limit, too. hyper's connector has its own, shorter timeout for
+            // that.
             Ok(response) => response.map_err(map_hyper_error)?,
+            // `until` is the earlier of the two limits. Equal to the deadline, it means that the run's time is up.
             Err(_elapsed) if deadline == Some(until) => return Err(UpstreamError::Deadline),
             Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout(limit)),
         };
@@ -94,6 +98,7 @@ impl HyperClient {
     ) -> ProviderAnswer {
         let (head, incoming) = response.into_parts();
         let mut fields = HeaderLines::default();
+        // Only known headers are copied, as in the plain client.
         for (name, value) in &head.headers {
             if let Some(name) = headers::kept_header_name(name.as_str()) {
                 fields.push(name, value.as_bytes());
@@ -113,9 +118,11 @@ impl HyperBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        // Frames that are ready are taken before the alarm is polled: data wins over a timer.
         while let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) {
             match frame {
                 Some(Ok(frame)) => {
+                    // Trailers are skipped: the loop polls for the next frame.
                     let Ok(data) = frame.into_data() else { continue };
                     let due = super::http1::min_deadline(Instant::now() + self.idle, self.deadline);
                     self.alarm.as_mut().reset(due);
@@ -127,7 +134,9 @@ impl HyperBody {
                 None => return Poll::Ready(None),
             }
         }
+        // The body is pending. Polling the alarm registers this task's waker with the timer.
         ready!(self.alarm.as_mut().poll(cx));
+        // The alarm was set to the earlier of two instants; the clock decides which of them has come.
         let is_deadline = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         let error = if is_deadline {
             UpstreamError::Deadline
@@ -142,13 +151,14 @@ impl HyperBody {
     }
 }
 
-/// A client configuration that trusts the authorities in one PEM file and no others.
+/// Makes a TLS configuration that trusts the authorities in one PEM file and no others.
 fn tls_config_with_ca(path: &Path) -> io::Result<rustls::ClientConfig> {
     let roots = base::tls::load_root_store(path).map_err(io::Error::other)?;
     Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
 fn map_hyper_error(error: legacy::Error) -> UpstreamError {
+    // A failed connect proves that nothing was sent. Everything later may have cost tokens.
     if error.is_connect() {
         UpstreamError::Connect(io::Error::other(error))
     } else {

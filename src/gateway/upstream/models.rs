@@ -1,4 +1,4 @@
-//! The models that an upstream says it has.
+//! The list of models that an upstream offers.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::base::rope::SplicedBytes;
 use crate::gateway::run::{RequestId, RunIdentity};
 use crate::llm::protocol::GatewayRoute;
 
-/// Why it is not known which models there are.
+/// An error of a request for the upstream's list of models.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelListError {
     #[error(transparent)]
@@ -24,11 +24,11 @@ pub enum ModelListError {
     Authorities(#[from] io::Error),
     #[error(transparent)]
     Upstream(#[from] super::UpstreamError),
-    #[error("the upstream has not told its models within {} s", MODEL_LIST_TIMEOUT.as_secs())]
+    #[error("the upstream has not sent its list of models within {} s", MODEL_LIST_TIMEOUT.as_secs())]
     Late,
-    #[error("the upstream's answer is {0}, and no list of models")]
+    #[error("the upstream's answer is {0} instead of a list of models")]
     Refused(StatusCode),
-    #[error("the upstream's answer is no list of models")]
+    #[error("the upstream's answer is not a list of models")]
     Unreadable,
 }
 
@@ -42,11 +42,13 @@ struct ListedModel {
     id: String,
 }
 
-/// Asks for the ids of all of them, in the upstream's order.
+/// Requests the ids of all models, in the upstream's order.
 ///
 /// # Errors
-/// It does not say.
+/// Returns an error if the upstream is not reached, answers with an error, or sends no list within
+/// [`MODEL_LIST_TIMEOUT`].
 pub async fn list_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {
+    // One timeout over all steps: connecting, the head and the body. The call's own timeouts are far longer.
     let deadline = Instant::now() + MODEL_LIST_TIMEOUT;
     timeout_at(deadline, Box::pin(request_models(config)))
         .await
@@ -54,13 +56,14 @@ pub async fn list_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelLi
 }
 
 async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {
-    let (upstream, of_nobody) = (UpstreamClient::new(config)?, headers::HeaderConfig::default());
-    let overwrites = Arc::new(InjectedHeaders::new(config, &RunIdentity::default(), &of_nobody)?);
+    // No run stands behind this request, so the identity and the header settings are empty defaults.
+    let (upstream, no_settings) = (UpstreamClient::new(config)?, headers::HeaderConfig::default());
+    let overwrites = Arc::new(InjectedHeaders::new(config, &RunIdentity::default(), &no_settings)?);
     let request = Request::new(());
     let head = UpstreamRequestHead::new(
         GatewayRoute::Models,
         &request,
-        &of_nobody,
+        &no_settings,
         overwrites,
         &RequestId::new(),
     );
@@ -70,6 +73,7 @@ async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelLis
     if !response.status.is_success() {
         return Err(ModelListError::Refused(response.status));
     }
+    // The limit protects the process from an upstream that sends without end.
     let body = Limited::new(response.body, MAX_MODEL_LIST_BYTES).collect().await;
     let body = body.map_err(|_| ModelListError::Unreadable)?.to_bytes();
     let list: ModelListBody =
@@ -77,8 +81,8 @@ async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelLis
     Ok(list.data.into_iter().map(|model| model.id).collect())
 }
 
-/// For the list. Ours: whoever needs it can do without.
+/// The longest time for the whole request. Our choice: every caller can do without the list.
 const MODEL_LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Of the list. A thousand models are some hundred kilobytes.
+/// The largest list that is read, in bytes. A thousand models are some hundred kilobytes.
 const MAX_MODEL_LIST_BYTES: usize = 4 << 20;

@@ -1,6 +1,6 @@
-//! What the operator is told of an upstream that fails: a line a minute for each kind of failure, with its cause.
+//! The operator's log of upstream failures: at most one line a minute for each kind of failure, with its cause.
 //!
-//! Clients are told a code only: where the upstream is, and why it is not reached, is the operator's business.
+//! Clients receive a code only. The upstream's address and the cause of the failure are reported to the operator.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -11,41 +11,41 @@ use std::time::{Duration, Instant};
 
 use super::{UpstreamError, UpstreamUrl};
 
-/// The failures of one upstream, for the log. All workers of a process share one.
+/// The log of one upstream's failures. All workers of a process share one log.
 #[derive(Debug)]
 pub struct FailureLog {
     target: UpstreamUrl,
     told: Mutex<BTreeMap<&'static str, LoggedFailure>>,
 }
 
-/// A kind of failure that the log has had.
+/// A kind of failure that was logged at least once.
 #[derive(Debug)]
 struct LoggedFailure {
     at: Instant,
-    /// Failures of this kind since then, which the log has not had.
+    /// The number of failures of this kind since `at` that were not logged.
     more: u64,
 }
 
-/// Why an upstream is not reached, or does not answer.
+/// The reason why an upstream is not reached or does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureCause {
-    /// Its name has no address.
+    /// The upstream's name has no address.
     Dns,
-    /// Nothing listens at its port.
+    /// No process listens at the upstream's port.
     Refused,
-    /// There is no way to its address.
+    /// There is no route to the upstream's address.
     NoRoute,
-    /// Its certificate is not accepted, or it does not speak TLS.
+    /// The upstream's certificate is not accepted, or the upstream does not speak TLS.
     Tls,
     Timeout,
-    /// The connection ended in the midst of a call.
+    /// The connection ended in the middle of a call.
     Closed,
-    /// It does not speak HTTP.
+    /// The upstream does not speak HTTP.
     NotHttp,
     Other,
 }
 
-/// A name that has no address.
+/// An error for a name that has no address.
 #[derive(Debug, thiserror::Error)]
 #[error("the name has no address: {0}")]
 pub(super) struct LookupError(pub(super) io::Error);
@@ -55,7 +55,7 @@ impl FailureLog {
         Self { target: target.clone(), told: Mutex::default() }
     }
 
-    /// Tells of a call that failed. A run's deadline is no failure of the upstream's.
+    /// Logs a failed call. A run's deadline is no failure of the upstream and is not logged.
     pub fn failed(&self, error: &UpstreamError) {
         if matches!(error, UpstreamError::Deadline) {
             return;
@@ -68,7 +68,7 @@ impl FailureLog {
         tracing::warn!(%upstream, code, %cause, detail, more, hint, "upstream failure");
     }
 
-    /// Tells that the upstream does not accept our key.
+    /// Logs that the upstream does not accept the gateway's key.
     pub fn key_refused(&self, status: u16) {
         const CODE: &str = "upstream_auth";
         let Some(more) = self.is_due(CODE) else { return };
@@ -76,15 +76,18 @@ impl FailureLog {
         tracing::warn!(%upstream, code = CODE, status, more, hint, "upstream refuses the gateway's key");
     }
 
-    /// Returns how many failures of this kind the log has not had, where it is to have this one.
+    /// Returns the number of unlogged failures of this kind if this failure is to be logged; `None` if it is only
+    /// counted.
     fn is_due(&self, code: &'static str) -> Option<u64> {
         let now = Instant::now();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         match told.get_mut(code) {
+            // A line of this kind is younger than the interval: count, and report the count with the next line.
             Some(last) if now.duration_since(last.at) < TOLD_EVERY => {
                 last.more += 1;
                 None
             }
+            // The first failure of this kind, or the interval is over.
             last => {
                 let more = last.map_or(0, |last| last.more);
                 told.insert(code, LoggedFailure { at: now, more: 0 });
@@ -95,7 +98,7 @@ impl FailureLog {
 }
 
 impl FailureCause {
-    /// The cause of a failed call, by the types of what has led to it.
+    /// Returns the cause of a failed call, judged by the types of the errors in its source chain.
     pub fn of(error: &UpstreamError) -> Self {
         match error {
             UpstreamError::ConnectTimeout(_)
@@ -104,6 +107,7 @@ impl FailureCause {
             | UpstreamError::Deadline => Self::Timeout,
             UpstreamError::Closed => Self::Closed,
             UpstreamError::Malformed(_) => Self::NotHttp,
+            // The outer error says only that connecting failed. The first error in the chain with a known type decides.
             UpstreamError::Connect(_) => causes(error).find_map(Self::known).unwrap_or(Self::Other),
             UpstreamError::Io(_) | UpstreamError::Hyper(_) => {
                 causes(error).find_map(Self::known).unwrap_or(Self::Closed)
@@ -112,7 +116,7 @@ impl FailureCause {
     }
 
     fn known(error: &(dyn StdError + 'static)) -> Option<Self> {
-        // hyper-util has no type for this one.
+        // hyper-util has no public type for a failed lookup, so its message decides.
         if error.is::<LookupError>() || error.to_string() == "dns error" {
             return Some(Self::Dns);
         }
@@ -143,25 +147,29 @@ impl FailureCause {
         }
     }
 
-    /// What the operator can do about it.
+    /// Returns the advice for the operator.
     pub fn hint(self) -> &'static str {
         match self {
-            Self::Dns => "its name does not resolve here; see LITELLM_HOST, and this machine's DNS",
-            Self::Refused => "nothing listens at its port; start it, or see LITELLM_HOST",
+            Self::Dns => {
+                "the upstream's name does not resolve here; check LITELLM_HOST and this machine's DNS"
+            }
+            Self::Refused => {
+                "nothing listens at the upstream's port; start the upstream, or check LITELLM_HOST"
+            }
             Self::NoRoute => {
-                "there is no way to its address from here; see LITELLM_HOST, and this machine's network"
+                "there is no route to the upstream's address; check LITELLM_HOST and this machine's network"
             }
             Self::Tls => {
-                "TLS fails; see the scheme in LITELLM_HOST, and UPSTREAM_CA_FILE for a private authority"
+                "TLS fails; check the scheme in LITELLM_HOST, and set UPSTREAM_CA_FILE for a private authority"
             }
             Self::Timeout => {
-                "it does not answer in time; see whether it is overloaded, or a firewall is in between"
+                "the upstream does not answer in time; check its load, and any firewall in between"
             }
-            Self::Closed => "it has ended the connection; see its own log",
+            Self::Closed => "the upstream has ended the connection; check the upstream's own log",
             Self::NotHttp => {
-                "what answers there does not speak HTTP; see LITELLM_HOST, and its scheme"
+                "the server at the upstream's address does not speak HTTP; check LITELLM_HOST and its scheme"
             }
-            Self::Other => "see LITELLM_HOST",
+            Self::Other => "check LITELLM_HOST",
         }
     }
 }
@@ -172,7 +180,8 @@ impl fmt::Display for FailureCause {
     }
 }
 
-/// An error and all that has led to it. An I/O error hides the error that it was made of from `source`.
+/// Iterates over an error and its causes, outermost first. The source of an I/O error skips the error that the I/O
+/// error wraps, so that error is taken from `get_ref`.
 fn causes<'e>(
     error: &'e (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
@@ -183,16 +192,17 @@ fn causes<'e>(
     })
 }
 
-/// The first cause of an error, in its own words: those above it only say that there was one.
+/// Returns the message of the innermost cause. The errors above it only repeat that something failed.
 pub(super) fn innermost(error: &(dyn StdError + 'static)) -> String {
     causes(error).last().map(ToString::to_string).unwrap_or_default()
 }
 
-/// What to do where the upstream does not accept our key.
+/// The advice if the upstream does not accept the gateway's key.
 pub(super) const KEY_HINT: &str =
-    "it does not accept the key; see LITELLM_MASTER_KEY, or its file, and UPSTREAM_KIND";
+    "the upstream does not accept the key; check LITELLM_MASTER_KEY or its file, and UPSTREAM_KIND";
 
-/// Ours: an operator who looks sees it, and a client that calls on cannot fill the log.
+/// The interval between two log lines of one kind. Our choice: an operator who watches sees a failure, and a client
+/// that calls in a loop cannot fill the log.
 const TOLD_EVERY: Duration = Duration::from_mins(1);
 
 #[cfg(test)]
@@ -204,7 +214,7 @@ mod tests {
         let log = FailureLog::new(&UpstreamUrl::default());
         assert_eq!(log.is_due("upstream_closed"), Some(0));
         assert_eq!((log.is_due("upstream_closed"), log.is_due("upstream_auth")), (None, Some(0)));
-        let mut told = log.told.lock().expect("nobody has panicked");
+        let mut told = log.told.lock().expect("no thread has panicked");
         let last = told.get_mut("upstream_closed").expect("it was told");
         last.at = last.at.checked_sub(TOLD_EVERY).expect("the clock has run so long");
         drop(told);

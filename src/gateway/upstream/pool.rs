@@ -1,4 +1,4 @@
-//! Idle connections, newest first.
+//! The idle connections of one worker, newest first.
 
 use std::convert::Infallible;
 use std::io;
@@ -9,12 +9,12 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// Connections whose last response was read to its end.
+/// A pool of connections whose last response was read completely.
 #[derive(Debug)]
 pub(super) struct UpstreamConnectionPool {
     idle: Mutex<Vec<IdleUpstreamConnection>>,
     idle_timeout: Duration,
-    /// Told when there is one again.
+    /// Notified when the pool gets its first connection.
     filled: Notify,
 }
 
@@ -29,12 +29,12 @@ impl UpstreamConnectionPool {
         Self { idle: Mutex::default(), idle_timeout, filled: Notify::new() }
     }
 
-    /// The connection used last, if it is still open and silent.
+    /// Returns the connection that was used last and is still open and silent.
     pub(super) fn take_connection(&self) -> Option<TcpStream> {
         let now = Instant::now();
         let mut idle = self.lock_idle();
         while let Some(IdleUpstreamConnection { stream, since }) = idle.pop() {
-            // The newest is the last: where its time is over, that of all others is.
+            // The newest connection is popped first. If its time is over, the time of all older ones is over, too.
             if now - since >= self.idle_timeout {
                 idle.clear();
             } else if is_reusable(&stream) {
@@ -46,26 +46,32 @@ impl UpstreamConnectionPool {
 
     pub(super) fn put_connection(&self, stream: TcpStream) {
         let mut idle = self.lock_idle();
+        // A full pool closes the connection: `stream` is dropped here.
         if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push(IdleUpstreamConnection { stream, since: Instant::now() });
         }
         let is_first = idle.len() == 1;
+        // The lock is released before the waiting task is woken, so the task does not run into it.
         drop(idle);
         if is_first {
             self.filled.notify_one();
         }
     }
 
-    /// Closes connections when their time is over, for as long as it is polled. It sleeps until the oldest is due, and for
-    /// good while there is none.
+    /// Closes expired connections, as long as the caller polls this future. The future sleeps until the oldest
+    /// connection expires. While the pool is empty, the future sleeps until a connection arrives.
     pub(super) async fn close_expired(&self) -> Infallible {
         loop {
+            // The lock is held for this line only, never across an await.
             let oldest = self.lock_idle().first().map(|idle| idle.since + self.idle_timeout);
             match oldest {
+                // `notify_one` stores a permit, so a connection that arrives between the look and the wait is not
+                // missed.
                 None => self.filled.notified().await,
                 Some(due) => {
                     sleep_until(due).await;
                     let now = Instant::now();
+                    // The calls may have taken the oldest connection, so each one is checked again.
                     self.lock_idle().retain(|idle| now - idle.since < self.idle_timeout);
                 }
             }
@@ -77,10 +83,12 @@ impl UpstreamConnectionPool {
     }
 }
 
-/// A readable idle connection was closed by its server, or says what nobody asked for.
+/// Returns true if an idle connection is still open and silent. A connection that can be read was closed by its server,
+/// or holds bytes that no request asked for.
 fn is_reusable(stream: &TcpStream) -> bool {
     matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Per worker; more than this many calls at once is rare enough to pay for a new connection.
+/// The largest number of idle connections per worker. More calls at once are so rare that a new connection is
+/// affordable.
 const MAX_IDLE_CONNECTIONS: usize = 256;

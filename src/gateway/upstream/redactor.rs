@@ -1,4 +1,4 @@
-//! Masks our credential in a body that passes frame by frame, and finds it in a header.
+//! Masks the gateway's credential in a body that passes frame by frame, and finds the credential in a header.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
@@ -6,16 +6,16 @@ use memchr::memmem;
 use crate::base::hex;
 use crate::base::secret::SecretString;
 
-/// Replaces each byte of the secrets by an asterisk, so that the length of the body stays what was told.
+/// A filter that replaces each byte of the secrets by an asterisk, so that the announced length of the body stays true.
 #[derive(Clone, Debug)]
 pub struct SecretRedactor {
     secrets: Vec<SecretString>,
-    /// The end of what has passed, as far as a secret may begin in it.
+    /// The end of the body so far, if a secret may begin there. These bytes wait for the next frame.
     held: BytesMut,
 }
 
 impl SecretRedactor {
-    /// Masks a key, and its digest, by which LiteLLM names keys.
+    /// Creates a redactor for a key and for the key's digest, by which LiteLLM names keys.
     pub(super) fn new(key: &SecretString) -> Self {
         let secrets = if key.expose_secret().len() < MIN_SECRET_BYTES {
             vec![]
@@ -25,7 +25,7 @@ impl SecretRedactor {
         Self { secrets, held: BytesMut::new() }
     }
 
-    /// Whether a secret stands in a text.
+    /// Returns true if a text contains a secret.
     pub(super) fn contains_secret(&self, text: &[u8]) -> bool {
         self.secrets
             .iter()
@@ -33,16 +33,19 @@ impl SecretRedactor {
             .any(|secret| text.len() >= secret.len() && memmem::find(text, secret).is_some())
     }
 
-    /// Returns what may pass of the body so far.
+    /// Returns the part of the body so far that is free of secrets and may pass.
     pub fn redact_frame(&mut self, frame: &[u8]) -> Bytes {
+        // The bytes that were held back come first, so a secret over two frames is found as a whole.
         self.held.extend_from_slice(frame);
         for secret in &self.secrets {
             let secret = secret.expose_secret().as_bytes();
+            // The positions are collected first, because the search borrows the bytes that are overwritten next.
             let found: Vec<_> = memmem::find_iter(&self.held, secret).collect();
             for at in found {
                 self.held[at..at + secret.len()].fill(b'*');
             }
         }
+        // The end may be the beginning of one secret or the other. The longer one decides how much is held back.
         let begun = self
             .secrets
             .iter()
@@ -51,21 +54,23 @@ impl SecretRedactor {
         self.held.split_to(self.held.len() - kept).freeze()
     }
 
-    /// Returns the rest.
+    /// Returns the bytes that were held back. The body has ended, so they cannot become a secret any more.
     pub fn redact_rest(self) -> Bytes {
         self.held.freeze()
     }
 }
 
-/// How many bytes at the end may be the beginning of a secret.
+/// Returns the number of bytes at the end that may be the beginning of a secret.
 fn partial_secret_length(bytes: &[u8], secret: &[u8]) -> usize {
+    // A whole secret would have been masked before, so one byte less than a secret is the longest candidate.
     let start = bytes.len().saturating_sub(secret.len() - 1);
     let tail = &bytes[start..];
-    let places = memchr::memchr_iter(secret[0], tail);
-    places.map(|at| &tail[at..]).find(|rest| secret.starts_with(rest)).map_or(0, <[u8]>::len)
+    let candidates = memchr::memchr_iter(secret[0], tail);
+    // The first match is the longest one.
+    candidates.map(|at| &tail[at..]).find(|rest| secret.starts_with(rest)).map_or(0, <[u8]>::len)
 }
 
-/// A shorter key is no secret, and stands in any text.
+/// The shortest key that is masked, in bytes. A shorter key is no secret and would occur in any text.
 const MIN_SECRET_BYTES: usize = 6;
 
 #[cfg(test)]

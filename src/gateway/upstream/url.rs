@@ -1,4 +1,4 @@
-//! Where the upstream is.
+//! The upstream's address.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use http::Uri;
 use http::uri::{Authority, PathAndQuery};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A scheme, a host and a port: everything of the upstream's URL that is not the route.
+/// A scheme, a host and a port: the upstream's URL without the route.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UpstreamUrl {
     scheme: UpstreamScheme,
@@ -16,15 +16,15 @@ pub struct UpstreamUrl {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamScheme {
-    /// HTTP/1.1 in the clear.
+    /// HTTP/1.1 without encryption.
     Http,
-    /// HTTP/2 with prior knowledge, in the clear.
+    /// HTTP/2 with prior knowledge, without encryption.
     H2c,
-    /// TLS, with HTTP/2 where the server offers it.
+    /// TLS, with HTTP/2 if the server offers HTTP/2.
     Https,
 }
 
-/// Why a text is not a target.
+/// An error for a text that is not a valid upstream address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{given}` is not an upstream: {why}; give `host:port`, `http://host:port`, `https://host[:port]` or `h2c://host:port`"
@@ -50,11 +50,12 @@ impl UpstreamUrl {
         })
     }
 
-    /// The absolute URL of one of our routes, with the name that its path ends with where it does; the query comes from
-    /// configuration.
+    /// Returns the absolute URL of a route. `name` is the end of the path for routes that end with a name; `query`
+    /// comes from the configuration.
     pub fn route_uri(&self, path: &'static str, name: Option<&str>, query: Option<&str>) -> Uri {
         let scheme = if self.scheme == UpstreamScheme::Https { "https" } else { "http" };
         let path = match (name, query) {
+            // The usual case: the path is static, so nothing is copied or checked.
             (None, None) => PathAndQuery::from_static(path),
             (name, query) => {
                 let (name, mark) =
@@ -71,7 +72,7 @@ impl UpstreamUrl {
             .expect("a scheme, an authority and a path make a URL")
     }
 
-    /// `host[:port]` as it stands in the `Host` header.
+    /// Returns `host[:port]` in the form of the `Host` header.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
@@ -89,10 +90,12 @@ impl FromStr for UpstreamUrl {
             Some(("h2c", rest)) => (UpstreamScheme::H2c, rest),
             Some(_) => return Err(invalid("the scheme is unknown")),
         };
+        // One slash at the end is a common spelling and means no path.
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         if rest.contains(['/', '?', '#']) {
             return Err(invalid("a path is not allowed, the gateway adds its own"));
         }
+        // A password in the URL would be displayed with every error and in the logs.
         if rest.contains('@') {
             return Err(invalid("credentials do not belong here"));
         }
@@ -100,6 +103,8 @@ impl FromStr for UpstreamUrl {
         if authority.host().is_empty() {
             return Err(invalid("the host is missing"));
         }
+        // `Authority` accepts a port that is out of range or empty and then returns no port. Without this check, such a
+        // port would become the default port. A colon within `[…]` belongs to an IPv6 address.
         if rest.rsplit_once(':').is_some_and(|(host, port)| {
             !host.ends_with(':') && !rest.ends_with(']') && port.parse::<u16>().is_err()
         }) {
@@ -110,7 +115,7 @@ impl FromStr for UpstreamUrl {
 }
 
 impl Default for UpstreamUrl {
-    /// Where LiteLLM listens in the deployment that this replaces.
+    /// Returns LiteLLM's address in the deployment that this gateway replaces.
     fn default() -> Self {
         Self { scheme: UpstreamScheme::Http, authority: Authority::from_static("litellm:4000") }
     }

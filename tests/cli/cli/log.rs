@@ -200,8 +200,8 @@ async fn the_doctor_asks_the_upstream() {
     });
     assert!(told[0].starts_with("ok       upstream           http://HOST answers"), "{}", told[0]);
     insta::assert_snapshot!(told[1], @r"
-    missing  upstream           http://127.0.0.1:9: it is not reached (connection_refused): Connection refused (os error 111)
-                                nothing listens at its port; start it, or see LITELLM_HOST
+    missing  upstream           http://127.0.0.1:9: cannot reach the upstream (connection_refused): Connection refused (os error 111)
+                                nothing listens at the upstream's port; start the upstream, or check LITELLM_HOST
     ");
-    assert!(told[2].contains("it is not reached (dns)"), "{}", told[2]);
+    assert!(told[2].contains("cannot reach the upstream (dns)"), "{}", told[2]);
 }

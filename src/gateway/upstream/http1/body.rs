@@ -1,4 +1,4 @@
-//! The body of a response, read as it arrives.
+//! The body of a response, decoded as the body arrives.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -15,11 +15,11 @@ use super::{UpstreamError, WorkerConnections, min_deadline};
 use crate::base::alarm::Alarm;
 use crate::base::time::MAX_TIME;
 
-/// A body on its connection. Dropped before its end, it closes the connection, which cancels the call.
+/// A body and its connection. A body that is dropped before its end closes the connection, which cancels the call.
 pub struct Http1Body {
     stream: Option<TcpStream>,
     progress: BodyProgress,
-    /// Read from the socket but not decoded yet.
+    /// Bytes that were read from the socket and are not decoded yet.
     rest: BytesMut,
     timing: BodyTimeouts,
     last_read: Instant,
@@ -28,7 +28,7 @@ pub struct Http1Body {
     reusable: bool,
 }
 
-/// How long a body may be silent, and when it must be over.
+/// The longest silence of a body, and the instant at which the body must be complete.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BodyTimeouts {
     pub(super) idle: Duration,
@@ -60,6 +60,7 @@ impl Http1Body {
         let (last_read, reusable) = (Instant::now(), head.keeps_alive);
         let stream = Some(stream);
         let mut body = Self { stream, progress, rest, timing, last_read, alarm, worker, reusable };
+        // A body of length 0 needs no read, so its connection goes back to the pool at once.
         if body.is_end_stream() {
             body.finish_body();
         }
@@ -70,9 +71,12 @@ impl Http1Body {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        // Each round: 1. decode bytes that are there, 2. stop at the end, 3. read, 4. if no data came, check the
+        // timeouts.
         loop {
             if !self.rest.is_empty() {
                 match self.decode_payload() {
+                    // The bytes were framing only. An empty frame is no progress for the reader, so the loop goes on.
                     Ok(payload) if payload.is_empty() => {}
                     frame => return Poll::Ready(Some(frame)),
                 }
@@ -87,6 +91,7 @@ impl Http1Body {
                     return Poll::Ready(self.handle_eof().transpose());
                 }
                 Poll::Ready(Ok(read)) => {
+                    // The bytes are decoded in the next round. Any byte counts as a sign of life, framing included.
                     self.rest = read;
                     self.last_read = Instant::now();
                 }
@@ -94,6 +99,8 @@ impl Http1Body {
                     return Poll::Ready(Some(Err(self.fail_body(UpstreamError::Io(error)))));
                 }
                 Poll::Pending => {
+                    // Polling the alarm registers this task's waker with the timer, as the read above did with the
+                    // socket.
                     let error = ready!(self.poll_timeout(cx));
                     return Poll::Ready(Some(Err(self.fail_body(error))));
                 }
@@ -113,13 +120,14 @@ impl Http1Body {
         }
     }
 
-    /// The payload in what was read last, as one slice.
+    /// Decodes the bytes of the last read and returns their payload as one slice.
     fn decode_payload(&mut self) -> Result<Bytes, UpstreamError> {
         let mut read = std::mem::take(&mut self.rest);
         let (payload, complete) = match &mut self.progress {
             BodyProgress::Chunked(decoder) => {
                 let result = decoder.decode_buffer(&mut read);
                 let chunks = result.map_err(|why| self.fail_body(UpstreamError::Malformed(why)))?;
+                // Bytes behind the end belong to no request of ours. A connection with such bytes is not used again.
                 self.reusable &= chunks.consumed == read.len();
                 (chunks.payload, chunks.complete)
             }
@@ -129,10 +137,12 @@ impl Http1Body {
                 *left -= payload as u64;
                 (payload, *left == 0)
             }
+            // The server ends such a body by closing, so the connection cannot be used again in any case.
             BodyProgress::UntilClose => (read.len(), false),
             BodyProgress::Complete => (0, true),
         };
         read.truncate(payload);
+        // The connection goes back before the last frame is handed on: the next call need not wait for a slow client.
         if complete {
             self.finish_body();
         }
@@ -140,6 +150,7 @@ impl Http1Body {
     }
 
     fn handle_eof(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        // The server has closed its side. Whether that is the end of the body or an error depends on the framing.
         self.reusable = false;
         if matches!(self.progress, BodyProgress::UntilClose) {
             self.finish_body();
@@ -148,7 +159,7 @@ impl Http1Body {
         Err(self.fail_body(UpstreamError::Closed))
     }
 
-    /// Ready with the reason when the upstream has been silent for too long.
+    /// Becomes ready with the error when the upstream has been silent for too long or the deadline has passed.
     fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamError> {
         let BodyTimeouts { idle, deadline } = self.timing;
         let due = min_deadline(self.last_read + idle.min(MAX_TIME), deadline);
@@ -160,13 +171,16 @@ impl Http1Body {
         })
     }
 
+    /// Marks the body as complete, and gives a clean connection back to the pool.
     fn finish_body(&mut self) {
         self.progress = BodyProgress::Complete;
+        // `rest` must be empty: undecoded bytes would be read as the start of the next response.
         if let Some(stream) = self.stream.take().filter(|_| self.reusable && self.rest.is_empty()) {
             self.worker.pool.put_connection(stream);
         }
     }
 
+    /// Closes the connection, so that no later poll reads from a broken stream, and returns the error.
     fn fail_body(&mut self, error: UpstreamError) -> UpstreamError {
         self.stream = None;
         self.progress = BodyProgress::Complete;
@@ -174,8 +188,8 @@ impl Http1Body {
     }
 }
 
-/// A small frame gets memory of its own size: a slow reader with a queue of them would otherwise hold
-/// a whole scratch buffer for each.
+/// Copies a small frame into memory of its own size. A slow reader with a queue of small frames would otherwise hold a
+/// whole scratch buffer for each.
 fn compact_frame(payload: BytesMut) -> Bytes {
     if payload.len() < COPY_BELOW_BYTES {
         Bytes::copy_from_slice(payload.chunk())
@@ -184,4 +198,5 @@ fn compact_frame(payload: BytesMut) -> Bytes {
     }
 }
 
+/// The size below which a frame is copied, in bytes. The value is our choice.
 const COPY_BELOW_BYTES: usize = 4 * 1024;

@@ -1,4 +1,4 @@
-//! The head of a response: status, the headers worth keeping, and how the body is framed.
+//! The head of a response: the status, the headers that are kept, and the framing of the body.
 
 use std::mem::MaybeUninit;
 
@@ -7,17 +7,17 @@ use http::StatusCode;
 use crate::base::header_lines::HeaderLines;
 use crate::gateway::upstream::headers;
 
-/// What the head says.
+/// A parsed response head.
 #[derive(Debug)]
 pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
-    /// Only what [`headers::kept_header_name`]; the rest is never copied.
+    /// The fields that [`headers::kept_header_name`] knows. Other fields are never copied.
     pub(super) fields: HeaderLines,
     pub(super) framing: BodyFraming,
     pub(super) keeps_alive: bool,
 }
 
-/// How the end of the body is told.
+/// The way in which the end of the body is marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyFraming {
     Length(u64),
@@ -25,11 +25,12 @@ pub(super) enum BodyFraming {
     UntilClose,
 }
 
-/// Parses a head and says how many bytes it took; `None` while it is incomplete.
+/// Parses a head and returns it with its length in bytes; `None` while the head is incomplete.
 ///
 /// # Errors
-/// What makes it not HTTP, or its framing ambiguous.
+/// Returns an error if the head is not HTTP, or if its framing is ambiguous.
 pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(ResponseHead, usize)>, &'static str> {
+    // httparse writes the fields that it finds, so the array on the stack is not initialized first.
     let mut fields = [const { MaybeUninit::uninit() }; MAX_HEAD_FIELDS];
     let mut response = httparse::Response::new(&mut []);
     let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
@@ -48,12 +49,15 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(ResponseHead, usize)>, 
     let mut head = ResponseHead {
         status,
         fields: HeaderLines::with_capacity(FIELDS_ROOM_BYTES),
+        // The default of HTTP/1.1 without length fields. A length field below replaces it.
         framing: BodyFraming::UntilClose,
+        // `version` is the minor version. HTTP/1.0 closes after each response.
         keeps_alive: response.version == Some(1),
     };
     for field in response.headers.iter() {
         head.read_field(field)?;
     }
+    // Only now: the status decides over the fields, whatever their order was.
     head.settle_framing();
     Ok(Some((head, length)))
 }
@@ -78,9 +82,12 @@ impl ResponseHead {
     }
 
     fn read_content_length(&mut self, value: &[u8]) -> Result<(), &'static str> {
+        // `parse` accepts a leading `+`, which is not valid here. Different readings of a length allow response
+        // smuggling.
         let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
         let length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         let length = length.filter(|_| digits).ok_or("content-length is not a number")?;
+        // RFC 9112, section 6.3: a response with two different lengths, or with both framings, must not be trusted.
         match self.framing {
             BodyFraming::Length(other) if other != length => Err("content-length is given twice"),
             BodyFraming::Chunked => Err("both content-length and transfer-encoding are given"),
@@ -95,6 +102,7 @@ impl ResponseHead {
         if self.framing != BodyFraming::UntilClose {
             return Err("the body's length is given twice");
         }
+        // The gateway asks for no other coding, so any other value is an error and not a list to decode.
         if !value.eq_ignore_ascii_case(b"chunked") {
             return Err("transfer-encoding is not `chunked`");
         }
@@ -102,17 +110,23 @@ impl ResponseHead {
         Ok(())
     }
 
+    /// Applies the rules of the status to the framing.
     fn settle_framing(&mut self) {
+        // These two never have a body, even if a length field announces one (RFC 9110, section 6.4.1).
         if matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
             self.framing = BodyFraming::Length(0);
         }
+        // The end of the connection marks the end of such a body.
         self.keeps_alive &= self.framing != BodyFraming::UntilClose;
     }
 }
 
-/// LiteLLM sends about 40 fields in 3 KiB; this is an order of magnitude more.
+/// The largest head that is accepted, in bytes. LiteLLM sends about 40 fields in 3 KiB; the value is an order of
+/// magnitude more.
 pub(super) const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// The largest number of fields in a head. LiteLLM sends about 40.
 const MAX_HEAD_FIELDS: usize = 128;
 
-/// What is kept, and what we add for the client, in one allocation in nearly every case.
+/// The initial capacity for header lines, in bytes. The kept fields and those that the gateway adds for the client fit
+/// in nearly every case, so one allocation is enough.
 const FIELDS_ROOM_BYTES: usize = 384;
