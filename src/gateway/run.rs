@@ -1,7 +1,7 @@
-//! A run's identity and the handles its calls share.
+//! The state of one agent run that all calls of the run share.
 //!
-//! **Invariant:** a run is known by the socket its calls come in on or, where runs share a listener, by
-//! a token that the host has signed; never by what the calls say.
+//! **Invariant:** the gateway knows a run by the socket of its calls or, if runs share a listener, by a token that the
+//! host has signed. The gateway never trusts the content of a call for that.
 
 pub mod control;
 mod identity;
@@ -20,25 +20,25 @@ use crate::telemetry::trace::RunTrace;
 pub use control::RunControl;
 pub use identity::{NAME_RULE, RequestId, RunIdentity, RunIdentityError, is_name, is_reserved_key};
 
-/// One agent run: who it is, what it may spend, and where it is written down.
+/// One agent run: its identity, its budget and its records.
 pub struct AgentRun {
     pub identity: RunIdentity,
     pub ledger: Arc<BudgetLedger>,
     pub audit: AuditLog,
     pub counts: CallCounts,
     pub gate: RunControl,
-    /// Places for calls that are read on after their client has left.
+    /// Permits for calls that the gateway reads to the end after the client has left.
     pub drains: Arc<Semaphore>,
-    /// The run's place in its trace, if it has one.
+    /// The run's span in its trace, if the run belongs to a trace.
     pub trace: Option<Arc<RunTrace>>,
 }
 
-/// How many requests were let through and how many were not.
+/// The numbers of admitted and refused requests of a run.
 #[derive(Debug, Default)]
 pub struct CallCounts {
     pub admitted: AtomicU64,
     pub refused: AtomicU64,
-    /// Calls that did not reach the upstream.
+    /// The number of calls that did not reach the upstream.
     pub unreached: AtomicU64,
 }
 
@@ -69,7 +69,7 @@ impl AgentRun {
         }
     }
 
-    /// The same run, as a part of a trace.
+    /// Returns the run as a part of a trace.
     #[must_use]
     pub fn with_trace(self, trace: Option<Arc<RunTrace>>) -> Self {
         if let Some(trace) = &trace {
@@ -79,17 +79,18 @@ impl AgentRun {
         Self { trace, ..self }
     }
 
-    /// What log lines are within that are about the run.
+    /// Returns the span for log lines about the run.
     pub fn log_span(&self) -> tracing::Span {
         let trace_id = self.trace.as_ref().map(|trace| tracing::field::display(trace.trace_id()));
         tracing::info_span!("run", run = self.identity.run, trace_id)
     }
 
-    /// Closes the run's record, and ends its span.
+    /// Closes the run's records, and ends its span.
     ///
     /// # Errors
-    /// The log cannot be written.
+    /// Returns an error if the audit log cannot be written.
     pub fn finish_run(&self) -> Result<(), audit::AuditError> {
+        // The span ends first. It is exported even if the audit log cannot be written.
         if let Some(trace) = &self.trace {
             let spent = self.ledger.spent_amount();
             trace.set_attribute("gen_ai.usage.input_tokens", spent.input.0);
@@ -106,5 +107,6 @@ impl AgentRun {
     }
 }
 
-/// Each holds an upstream connection and little memory; what finds no place is charged as reserved.
+/// The largest number of calls that are read on at the same time after their clients have left. Each holds an upstream
+/// connection and little memory. A call without a permit is charged as reserved.
 const MAX_DRAINS: usize = 64;

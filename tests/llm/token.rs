@@ -255,7 +255,7 @@ fn mint_prints_a_token_and_inspect_reads_it() {
     let (code, text, _) = cogni(&["inspect", "--keys-file", path, "--audience", "eu-1"], &token);
     assert!(code == 0 && text.contains("audience eu-1\n"), "{text}");
     let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
-    assert!(code == 1 && text.contains("valid    no: it is for another installation"), "{text}");
+    assert!(code == 1 && text.contains("valid    no: the token is for another installation"), "{text}");
     let (code, _, said) = cogni(&["inspect"], "sk-1234");
     insta::assert_snapshot!(format!("{code}: {said}"), @"2: error: this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)");
     let (code, _, said) = cogni(&["mint", "--run-id", "run-1", "--ttl", "1h"], "");
@@ -287,8 +287,8 @@ fn inspect_says_whether_a_token_is_valid() {
     valid    yes
     ");
     let last = |keys, now| inspected(keys, now).lines().last().unwrap().to_owned();
-    insta::assert_snapshot!(last(Some(&ours), NOW + 3600), @"valid    no: it has expired");
-    insta::assert_snapshot!(last(Some(&theirs), NOW), @"valid    no: it was not signed with the key it names");
+    insta::assert_snapshot!(last(Some(&ours), NOW + 3600), @"valid    no: the token has expired");
+    insta::assert_snapshot!(last(Some(&theirs), NOW), @"valid    no: the token was not signed with the key that it names");
     insta::assert_snapshot!(last(None, NOW), @"valid    not known; name the keys with --keys-file");
 }
 

@@ -1,4 +1,4 @@
-//! An operator's hand on a run: whether new calls may begin, and the end of those that are open.
+//! The operator's control over a run: may new calls start, and must open calls end?
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,27 +6,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-/// Lets calls begin, or not.
+/// The switch that admits or rejects new calls of a run, and aborts open ones.
 #[derive(Debug, Default)]
 pub struct RunControl {
     state: AtomicU8,
-    /// Cancelled to cut the calls that are open, and then replaced for those to come.
+    /// The token of the open calls. It is cancelled to abort them, and then replaced for later calls.
     cut: Mutex<CancellationToken>,
 }
 
-/// Whether calls may begin.
+/// The operator's decision about new calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunControlState {
     #[default]
     Open,
-    /// Not now; open calls go on.
+    /// New calls are refused until the operator resumes the run. Open calls go on.
     Paused,
-    /// Never again; open calls go on.
+    /// New calls are refused for good. Open calls go on.
     Draining,
 }
 
-/// A call that may not begin.
+/// The reason why a call may not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAcceptingError {
     #[error("an operator has paused this run; try again later")]
@@ -44,8 +44,10 @@ impl RunControl {
         }
     }
 
+    /// Checks that a new call may start.
+    ///
     /// # Errors
-    /// No call may begin.
+    /// Returns an error if the run is paused or has ended.
     pub fn check_accepting(&self) -> Result<(), NotAcceptingError> {
         match self.state() {
             RunControlState::Open => Ok(()),
@@ -54,24 +56,27 @@ impl RunControl {
         }
     }
 
-    /// Lets calls begin or not, from now on. A run that drains stays so; `false` says that.
+    /// Sets the state for new calls from now on. A draining run stays draining; the function returns `false` if it
+    /// refuses the change.
     pub fn set_state(&self, state: RunControlState) -> bool {
         let new = match state {
             RunControlState::Open => STATE_OPEN,
             RunControlState::Paused => STATE_PAUSED,
             RunControlState::Draining => STATE_DRAINING,
         };
+        // Draining is final: an operator's late resume must not reopen a run whose records are being closed.
         let replace = |old| (old != STATE_DRAINING || new == STATE_DRAINING).then_some(new);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace).is_ok()
     }
 
-    /// Ends the calls that are open now.
+    /// Aborts the calls that are open now.
     pub fn abort_calls(&self) {
+        // The token is replaced under the lock and cancelled after it, so a call that starts now gets the new token.
         let calls = std::mem::take(&mut *self.lock_token());
         calls.cancel();
     }
 
-    /// Cancelled when a call that begins now is to end.
+    /// Returns a token that is cancelled when a call that starts now must end.
     pub fn abort_token(&self) -> CancellationToken {
         self.lock_token().clone()
     }

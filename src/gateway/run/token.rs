@@ -1,17 +1,16 @@
-//! Run tokens: who a caller is where the socket cannot tell, because many runs share a listener.
+//! Run tokens, which identify the run of a client. The socket cannot identify it if many runs share a listener.
 //!
 //! ```text
 //! cgr1.<key id>.<claims>.<mac>
 //! ```
 //!
-//! The claims are JSON in base64: the run, the installation that serves it where that has a name, when the
-//! token was issued, when it expires; nothing in them is secret. The last part is the HMAC-SHA256 of
-//! everything before it. The whole fits into an API key's field and into a header, which is where an
-//! unmodified client puts it.
+//! The claims are JSON in base64: the run, the name of the installation that serves the run if it has a name, the time
+//! of issue and the time of expiry. The claims contain no secret. The last part is the HMAC-SHA256 of everything before
+//! it. The whole fits into the field of an API key and into a header, where an unmodified client puts it.
 //!
-//! **Invariant:** nothing of a token is interpreted before its signature holds, except the id of the key.
+//! **Invariant:** the gateway interprets no part of a token before its signature is verified, except the id of the key.
 //!
-//! **Invariant:** a token has one spelling. Whoever changes a byte of it, anywhere, has no token.
+//! **Invariant:** a token has one spelling. A token with any byte changed is no token.
 
 mod keys;
 
@@ -25,42 +24,42 @@ use crate::base::b64;
 
 pub use keys::{RunTokenKeys, RunTokenKeysError};
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTokenClaims {
     pub run: String,
-    /// The installation that the token is for. Two that share keys and a run's id are told apart by it.
+    /// The installation that the token is for. The name distinguishes two installations that share keys and a run's id.
     #[serde(rename = "aud", default, skip_serializing_if = "Option::is_none")]
     pub audience: Option<String>,
-    /// In seconds since 1970, as all times here.
+    /// The time of issue, in seconds since 1970, like all times here.
     #[serde(rename = "iat")]
     pub issued: u64,
-    /// The first second at which the token is worth nothing.
+    /// The first second at which the token is not valid any more.
     #[serde(rename = "exp")]
     pub expires: u64,
 }
 
-/// Why a token proves nothing.
+/// The reason why a token is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunTokenError {
-    #[error("it does not have the form of a run token")]
+    #[error("the text does not have the form of a run token")]
     Form,
-    #[error("it names a key that is not among ours")]
+    #[error("the token names a key that is not in the key file")]
     UnknownKey,
-    #[error("it was not signed with the key it names")]
+    #[error("the token was not signed with the key that it names")]
     Signature,
     #[error(
-        "it is for another installation; compare `shared.token_audience` with the token's `aud`"
+        "the token is for another installation; compare `shared.token_audience` with the token's `aud`"
     )]
     Audience,
-    #[error("it was issued in the future; compare the clocks of the two machines")]
+    #[error("the token was issued in the future; compare the clocks of the two machines")]
     Future,
-    #[error("it has expired")]
+    #[error("the token has expired")]
     Expired,
 }
 
-/// Why a token cannot be made.
+/// The reason why a token cannot be made.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunTokenMintError {
     #[error("`{given}` is not a valid run id; {}", super::NAME_RULE)]
@@ -74,10 +73,11 @@ pub enum RunTokenMintError {
 }
 
 impl RunTokenKeys {
-    /// Makes a token for `run` that is valid for `ttl`, signed with the named key or the first.
+    /// Makes a token for `run` that is valid for `ttl`, signed with the named key or, without a name, with the first
+    /// key.
     ///
     /// # Errors
-    /// The run has no valid name, there is no such key, or the time is out of bounds.
+    /// Returns an error if the run's name is not valid, the key does not exist, or the time is out of bounds.
     pub fn mint_token(
         &self,
         run: &str,
@@ -104,10 +104,10 @@ impl RunTokenKeys {
         self.sign_claims(&claims, key_id)
     }
 
-    /// Signs claims as they are.
+    /// Signs claims without checking them.
     ///
     /// # Errors
-    /// There is no such key.
+    /// Returns an error if the key does not exist.
     pub fn sign_claims(
         &self,
         claims: &RunTokenClaims,
@@ -121,6 +121,7 @@ impl RunTokenKeys {
             Some(id) => self.find_key(id).ok_or_else(|| unknown(id))?,
             None => self.signing_key(),
         };
+        // The prefix and the key's id are signed, too: neither can be changed without the signature failing.
         let mut token = format!("{TOKEN_PREFIX}{}.", key.id());
         let claims = serde_json::to_vec(claims).expect("text and numbers are JSON");
         b64::encode_base64(&claims, &mut token);
@@ -130,10 +131,11 @@ impl RunTokenKeys {
         Ok(token)
     }
 
-    /// What a token says, if it may be believed now.
+    /// Verifies a token for the current time, and returns its claims.
     ///
     /// # Errors
-    /// Why it may not.
+    /// Returns an error if the token is not for this installation, was not signed by one of these keys, or is not valid
+    /// now.
     pub fn verify_token(
         &self,
         token: &str,
@@ -144,20 +146,23 @@ impl RunTokenKeys {
         Ok(claims)
     }
 
-    /// What one of our keys has signed for this installation, be it valid now or not.
+    /// Verifies the signature and the installation of a token, and returns its claims, expired or not.
     ///
     /// # Errors
-    /// The token was not signed by us, or is for another installation.
+    /// Returns an error if the token was not signed by one of these keys, or is for another installation.
     pub fn verify_signature(&self, token: &str) -> Result<RunTokenClaims, RunTokenError> {
         let parts = RunTokenParts::split_token(token)?;
+        // 1. The key's id is the one part that is used unverified. It only selects among the gateway's own keys.
         let key = self.find_key(parts.key_id).ok_or(RunTokenError::UnknownKey)?;
+        // 2. A signature of another length is no signature: a shorter one would be easier to guess.
         let mut mac = [0; MAC_BYTES];
         if b64::decode_base64(parts.mac, &mut mac) != Some(MAC_BYTES) {
             return Err(RunTokenError::Form);
         }
-        // Takes the same time wherever the two differ.
+        // 3. The comparison is constant in time, so its duration tells nothing about the right signature.
         hmac::verify(key.hmac(), parts.signed.as_bytes(), &mac)
             .map_err(|_| RunTokenError::Signature)?;
+        // 4. The claims are verified now and may be parsed.
         let claims = parts.decode_claims().ok_or(RunTokenError::Form)?;
         if claims.audience.as_deref() != self.audience() {
             return Err(RunTokenError::Audience);
@@ -167,18 +172,20 @@ impl RunTokenKeys {
 }
 
 impl RunTokenClaims {
-    /// What a token says of itself and its key, for a person to read: it proves nothing.
+    /// Returns the key id and the claims of a token without verification. The result is for display and proves nothing.
     pub fn decode_unverified(token: &str) -> Option<(&str, Self)> {
         let parts = RunTokenParts::split_token(token).ok()?;
         Some((parts.key_id, parts.decode_claims()?))
     }
 
-    /// Whether this is the time for the token.
+    /// Checks that a token is valid at a time.
     ///
     /// # Errors
-    /// It is over, to the second; or it has not begun, by more than clocks differ.
+    /// Returns [`RunTokenError::Expired`] from the second of expiry on, and [`RunTokenError::Future`] if the time of
+    /// issue is ahead by more than [`MAX_CLOCK_SKEW`].
     pub fn check_validity_period(&self, now: SystemTime) -> Result<(), RunTokenError> {
         let now = unix_seconds(now);
+        // No tolerance here: an expired token must not be accepted, whatever the clocks of the two machines are.
         if now >= self.expires {
             return Err(RunTokenError::Expired);
         }
@@ -189,9 +196,9 @@ impl RunTokenClaims {
     }
 }
 
-/// A token taken apart, and nothing of it believed.
+/// The parts of a token. No part is verified.
 struct RunTokenParts<'a> {
-    /// Everything that the signature is of.
+    /// The signed part: everything before the last dot.
     signed: &'a str,
     key_id: &'a str,
     claims: &'a str,
@@ -200,9 +207,11 @@ struct RunTokenParts<'a> {
 
 impl<'a> RunTokenParts<'a> {
     fn split_token(token: &'a str) -> Result<Self, RunTokenError> {
+        // The length is checked first. Unauthenticated input bounds neither the work nor the buffer below.
         if token.len() > MAX_TOKEN_BYTES {
             return Err(RunTokenError::Form);
         }
+        // From the right: the signature covers everything before the last dot, whatever the claims contain.
         let (signed, mac) = token.rsplit_once('.').ok_or(RunTokenError::Form)?;
         let rest = signed.strip_prefix(TOKEN_PREFIX).ok_or(RunTokenError::Form)?;
         let (key_id, claims) = rest.split_once('.').ok_or(RunTokenError::Form)?;
@@ -210,37 +219,42 @@ impl<'a> RunTokenParts<'a> {
     }
 
     fn decode_claims(&self) -> Option<RunTokenClaims> {
+        // The decoded claims are shorter than the token, which is at most this long.
         let mut json = [0; MAX_TOKEN_BYTES];
         let length = b64::decode_base64(self.claims, &mut json)?;
         let claims: RunTokenClaims = serde_json::from_slice(&json[..length]).ok()?;
+        // Only our keys can sign, but a name with other characters would break log lines and headers.
         is_name(&claims.run).then_some(claims)
     }
 }
 
-/// Tells whether a text can name an installation in tokens.
+/// Returns true if a text can name an installation in tokens.
 pub fn is_audience(name: &str) -> bool {
     is_name(name) && name.len() <= MAX_AUDIENCE_BYTES
 }
 
-/// Before 1970 nothing was issued, and nothing has expired.
+/// Returns the seconds since 1970. A time before 1970 counts as 0.
 fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What every token begins with: the kind and its version.
+/// The start of every token: its kind and its version.
 pub const TOKEN_PREFIX: &str = "cgr1.";
 
-/// Longer than any token that we make: the longest run id, key id and audience are under 450 bytes. Ours.
+/// The largest token that is accepted, in bytes. The longest run id, key id and audience give a token under 450 bytes;
+/// the value is our choice.
 pub const MAX_TOKEN_BYTES: usize = 512;
 
-/// No run lasts longer, and a token that leaks should not outlive its run by much. Ours.
+/// The longest lifetime of a token. No run lasts longer, and a leaked token should not outlive its run by much. The
+/// value is our choice.
 pub const MAX_TOKEN_LIFETIME: Duration = Duration::from_hours(30 * 24);
 
-/// How far ahead of us the clock of the machine that issues tokens may be. Being early harms nobody; at
-/// the other end, where it would, a token is worth nothing from its last second on. Ours.
+/// The largest lead of the issuing machine's clock over this machine's clock. A token that is used a little early harms
+/// no one; expiry has no such tolerance. The value is our choice.
 pub const MAX_CLOCK_SKEW: Duration = Duration::from_mins(1);
 
-/// The longest name of an installation. Ours: a host's name has 63 bytes between its dots.
+/// The longest name of an installation, in bytes. Our choice: a label of a host name has at most 63 bytes.
 pub const MAX_AUDIENCE_BYTES: usize = 64;
 
+/// The length of a token's HMAC-SHA256, in bytes.
 const MAC_BYTES: usize = 32;

@@ -1,8 +1,8 @@
-//! The keys that sign run tokens, and the file they stand in.
+//! The keys that sign run tokens, and the file that contains them.
 //!
 //! ```text
-//! # The first key signs; every key verifies. To rotate: put a new one first, and take the old one out
-//! # when the last token that it has signed has expired.
+//! # The first key signs; every key verifies. To rotate the keys: put a new key first, and remove the old key
+//! # when the last token that the old key has signed has expired.
 //! 2026-11 = 6f1e…  (32 bytes as 64 hexadecimal digits, or as base64)
 //! 2026-10 = 90aa…
 //! ```
@@ -16,19 +16,19 @@ use ring::hmac;
 
 use crate::base::{b64, hex};
 
-/// At least one key; the first signs. Tokens are for one audience, or for nobody by name.
+/// At least one key for tokens; the first key signs. The tokens are for one named audience, or for no audience.
 pub struct RunTokenKeys {
     keys: Vec<RunTokenKey>,
     audience: Option<Box<str>>,
 }
 
-/// A key and the name that tokens call it by.
+/// A key, and the id that tokens name it by.
 pub(super) struct RunTokenKey {
     id: Box<str>,
     hmac: hmac::Key,
 }
 
-/// Why there are no keys. A key itself is never shown.
+/// The reason why the keys cannot be used. An error never contains a key.
 #[derive(Debug, thiserror::Error)]
 pub enum RunTokenKeysError {
     #[error("the run token keys in `{}` cannot be read", path.display())]
@@ -42,7 +42,7 @@ pub enum RunTokenKeysError {
          bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)"
     )]
     Key { line: usize, id: String, characters: usize },
-    #[error("line {line} of the run token keys: `{id}` is there already; give each key its own id")]
+    #[error("line {line} of the run token keys: `{id}` occurs twice; give each key its own id")]
     Twice { line: usize, id: String },
     #[error(
         "there are no run token keys; write `id = key`, with 64 hexadecimal digits (`openssl rand -hex 32`)"
@@ -51,8 +51,10 @@ pub enum RunTokenKeysError {
 }
 
 impl RunTokenKeys {
+    /// Reads the keys from a file.
+    ///
     /// # Errors
-    /// The file cannot be read or understood.
+    /// Returns an error if the file cannot be read or parsed.
     pub fn read_file(path: &Path) -> Result<Self, RunTokenKeysError> {
         let read = fs::read_to_string(path);
         Self::parse_keys(
@@ -60,15 +62,17 @@ impl RunTokenKeys {
         )
     }
 
-    /// Reads lines of `id = key`; empty lines and those that begin with `#` say nothing.
+    /// Parses lines of the form `id = key`. Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// The first line that is wrong.
+    /// Returns an error for the first invalid line, or if there is no key.
     pub fn parse_keys(text: &str) -> Result<Self, RunTokenKeysError> {
         let mut keys = Self { keys: vec![], audience: None };
+        // The line numbers start at 1, as editors count.
         for (number, line) in (1..).zip(text.lines().map(str::trim)) {
             if !line.is_empty() && !line.starts_with('#') {
                 let key = RunTokenKey::parse_line(number, line)?;
+                // A second key of the same id would never be found, and its tokens would be rejected without a reason.
                 if keys.find_key(&key.id).is_some() {
                     return Err(RunTokenKeysError::Twice { line: number, id: key.id.into() });
                 }
@@ -78,8 +82,8 @@ impl RunTokenKeys {
         if keys.keys.is_empty() { Err(RunTokenKeysError::Empty) } else { Ok(keys) }
     }
 
-    /// Names the installation that tokens are for. Keys with a name make and take tokens of that name only, and keys without
-    /// a name those without.
+    /// Sets the installation that tokens are for. Keys with an audience make and accept only tokens of that audience.
+    /// Keys without an audience make and accept only tokens without one.
     #[must_use]
     pub fn for_audience(self, audience: Option<&str>) -> Self {
         Self { audience: audience.map(Into::into), ..self }
@@ -90,6 +94,7 @@ impl RunTokenKeys {
     }
 
     pub(super) fn signing_key(&self) -> &RunTokenKey {
+        // `parse_keys` is the only way to make keys, and it rejects an empty file.
         self.keys.first().expect("there is at least one key")
     }
 
@@ -97,7 +102,7 @@ impl RunTokenKeys {
         self.keys.iter().find(|key| &*key.id == id)
     }
 
-    /// The ids, as a list to read.
+    /// Returns the ids of the keys as a list for messages.
     pub(super) fn format_ids(&self) -> String {
         let ids: Vec<_> = self.keys.iter().map(|key| format!("`{}`", key.id)).collect();
         ids.join(", ")
@@ -111,8 +116,10 @@ impl RunTokenKey {
         if !is_id(id) {
             return Err(RunTokenKeysError::Id { line, id: id.to_owned() });
         }
+        // 64 hexadecimal digits are valid base64, too, so hexadecimal is tried first.
         let bytes: Option<[u8; 32]> = hex::decode_hex(key).or_else(|| b64::decode_any_base64(key));
         let bytes = bytes.ok_or_else(|| {
+            // The error states the length only. The key itself must not get into a log.
             let characters = key.chars().count();
             RunTokenKeysError::Key { line, id: id.to_owned(), characters }
         })?;
@@ -130,15 +137,18 @@ impl RunTokenKey {
 
 impl fmt::Debug for RunTokenKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The ids only: a key must not get into debug output.
         f.debug_list().entries(self.keys.iter().map(|key| &key.id)).finish()
     }
 }
 
-/// An id stands in each token between two dots.
+/// Returns true if a text is a valid key id. An id is between two dots in each token, so it must not contain a dot.
 fn is_id(id: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
     (1..=MAX_KEY_ID_BYTES).contains(&id.len()) && id.bytes().all(allowed)
 }
 
+/// The rule that [`is_id`] checks, for error messages.
 const KEY_ID_RULE: &str = "use 1 to 32 letters, digits, `_` or `-`";
+/// The largest length of a key's id, in bytes. The value is our choice.
 const MAX_KEY_ID_BYTES: usize = 32;
