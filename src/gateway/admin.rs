@@ -1,10 +1,11 @@
-//! The operator's socket: look at the runs of a process, and change them while they are served.
+//! The operator's socket, through which an operator inspects the runs of a process and changes them while they are
+//! served.
 //!
-//! It is a unix socket of its own, open to its owner only and never mounted into a sandbox: who can
-//! connect may do everything here. Each change is in the audit log of its run, with the user whose
-//! process asked for it.
+//! The socket is a unix socket of its own. Only its owner may open it, and it is never mounted into a sandbox: a
+//! process that can connect may do everything here. The audit log of a run records each change with the user of the
+//! process that requested the change.
 //!
-//! Read [`routes`] first: it is the whole interface.
+//! Read [`routes`] first: the module is the whole interface.
 
 mod error;
 mod patch;
@@ -22,39 +23,40 @@ use crate::base::unix::{self, PeerCredentials, SocketPermissions, UnixListenerGu
 use crate::gateway::config::AdminConfig as Config;
 use crate::gateway::process::RunManager;
 
-/// The bound socket. Dropping it removes its path.
+/// The bound socket. Dropping the socket removes its path.
 pub struct AdminSocket {
     listener: UnixListenerGuard,
 }
 
-/// What the handlers work on.
+/// The state that the handlers share.
 struct AdminState {
     runs: RunManager,
-    /// Reads the configuration again and puts it in force.
+    /// A function that reads the configuration again and puts it in force.
     reload: Box<dyn Fn() -> anyhow::Result<()> + Send + Sync>,
 }
 
-/// The user whose process is connected.
+/// The user of the connected process.
 #[derive(Clone, Copy, Debug)]
 struct OperatorCredentials {
     uid: Option<u32>,
 }
 
 impl AdminSocket {
-    /// Binds the socket, if one is configured.
+    /// Binds the socket if the configuration names one.
     ///
     /// # Errors
-    /// The path cannot be bound, or another process serves it.
+    /// Returns an error if the path cannot be bound, or if another process serves it.
     pub fn bind_socket(config: &Config) -> Result<Option<Self>, unix::UnixListenerError> {
         let Some(path) = &config.socket_path else { return Ok(None) };
+        // The permissions are the only authentication here, so they are not configurable.
         let owner_only = SocketPermissions { mode: 0o600, uid: None, gid: None };
         UnixListenerGuard::bind_socket(path, owner_only).map(|listener| Some(Self { listener }))
     }
 
-    /// Serves until `closing`, which lets open requests end.
+    /// Serves requests until `closing` is ready. Requests in progress may then finish.
     ///
     /// # Errors
-    /// The socket cannot be registered with the runtime.
+    /// Returns an error if the socket cannot be registered with the runtime.
     pub async fn serve_requests(
         &self,
         runs: RunManager,
@@ -64,7 +66,7 @@ impl AdminSocket {
         let listener = self.listener.accept_handle()?;
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
-        tracing::info!(socket = %self.listener.path().display(), "operators are served");
+        tracing::info!(socket = %self.listener.path().display(), "the admin socket is ready");
         let desk = Arc::new(AdminState { runs, reload: Box::new(reload) });
         let service =
             routes::admin_router(desk).into_make_service_with_connect_info::<OperatorCredentials>();
@@ -75,6 +77,7 @@ impl AdminSocket {
 impl Connected<IncomingStream<'_, UnixListener>> for OperatorCredentials {
     fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
         use std::os::fd::AsFd;
+        // The kernel reports the user. Without credentials the audit log records an action without a user.
         Self { uid: PeerCredentials::from_socket(stream.io().as_fd()).ok().map(|peer| peer.uid) }
     }
 }

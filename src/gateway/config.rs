@@ -1,7 +1,7 @@
-//! What the operator wants: defaults, then a TOML file, then the environment, then flags.
+//! The operator's configuration: defaults, then a TOML file, then the environment, then flags.
 //!
-//! A room's own `Config` is composed here and imported by nothing below. Secrets come from the
-//! environment or from files named there, never from the TOML file and never from flags.
+//! Each module has its own `Config`; this module composes them, and no lower module imports this one. Secrets come from
+//! the environment or from files that the environment names, never from the TOML file and never from flags.
 
 mod misspelling;
 pub mod setting;
@@ -35,24 +35,25 @@ pub use misspelling::check_variable_names;
 pub use setting::{ConfigSetting, SETTINGS};
 pub use shared_listener::{SharedListenerConfig, SharedRunConfig};
 
-/// Everything a gateway needs to know.
+/// The complete configuration of a gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
     #[serde(skip)]
     pub identity: RunIdentity,
-    /// The files that all of this was read from, those of secrets among them, and others that are kept from sandboxes.
+    /// The files that the configuration was read from, including the files of secrets, and other files that sandboxes
+    /// must not see.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
     #[serde(skip_serializing)]
     pub listen: ListenConfig,
-    /// Many runs behind one listener, in place of one run on its socket.
+    /// The listener of many runs. If it is set, the process serves many runs instead of one run on its own socket.
     #[serde(skip_serializing)]
     pub shared: Option<SharedListenerConfig>,
     /// True if the file has a `[serve]` table. The service reads that table itself, from [`GatewayConfig::service_file`].
     #[serde(rename = "serve", skip_serializing, deserialize_with = "deserialize_presence")]
     pub has_service_table: bool,
-    /// The file that has the `[serve]` table.
+    /// The file that contains the `[serve]` table.
     #[serde(skip)]
     pub service_file: Option<ConfigFile>,
     /// The size of the service around the runs; `None` without a service.
@@ -66,7 +67,8 @@ pub struct GatewayConfig {
     pub audit: audit::AuditConfig,
     #[serde(skip_serializing)]
     pub access_log: AccessLogDestination,
-    /// Bytes of an access log that is a file. At the limit it is moved to its name with `.1`, and begun anew.
+    /// The largest size of the access log in bytes, if the log is a file. At this size the file is renamed with the
+    /// suffix `.1`, and a new file begins.
     pub access_log_max_bytes: u64,
     #[serde(skip_serializing)]
     pub metrics: MetricsConfig,
@@ -74,9 +76,9 @@ pub struct GatewayConfig {
     pub telemetry: trace::TracingConfig,
     #[serde(skip_serializing)]
     pub admin: AdminConfig,
-    /// Threads that serve connections; each has its own runtime and upstream connections.
+    /// The number of threads that serve connections. Each thread has its own runtime and upstream connections.
     pub workers: usize,
-    /// How long open calls may go on after SIGTERM. Fits into the 10 s of `docker stop`.
+    /// The time for open calls to end after SIGTERM. The default fits into the 10 s of `docker stop`.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
 }
@@ -88,56 +90,59 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// The runs and connections of a service, which share the descriptors of its process.
+/// The numbers of runs and connections of a service, which share the descriptors of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceSize {
     pub max_runs: usize,
-    /// Connections to the service's API.
+    /// The number of connections to the service's API.
     pub max_connections: usize,
 }
 
-/// The run's socket.
+/// The settings of the run's socket.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ListenConfig {
     pub socket_path: PathBuf,
-    /// Octal, as a text: `"0600"`.
+    /// The socket's permissions, as an octal text: `"0600"`.
     #[serde(deserialize_with = "deserialize_mode")]
     pub socket_mode: u32,
-    /// Needs the right to change owners.
+    /// The socket's owner. Setting an owner needs the right to change owners.
     pub socket_uid: Option<u32>,
     pub socket_gid: Option<u32>,
-    /// Whose processes may connect; empty is whoever can reach the socket.
+    /// The users whose processes may connect. Empty admits every process that can reach the socket.
     pub require_uid: Vec<u32>,
 }
 
-/// The operator's socket; none by default.
+/// The settings of the operator's socket; by default there is no such socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminConfig {
-    /// Who can open it may change every run. Never in a directory that a sandbox sees.
+    /// The socket's path. A process that can open the socket may change every run, so the path must not be in a
+    /// directory that a sandbox sees.
     pub socket_path: Option<PathBuf>,
 }
 
-/// Where Prometheus scrapes; nowhere by default.
+/// The settings of the metrics listener; by default there is no such listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
     pub address: Option<SocketAddr>,
-    /// What `/sd` says, where Prometheus reaches this process at another address than it is asked at.
+    /// The address in the `/sd` document, if Prometheus reaches this process at another address than that of the
+    /// request.
     pub advertise: Option<String>,
 }
 
 impl GatewayConfig {
-    /// Reads a TOML file; what it leaves out keeps its default.
+    /// Reads a TOML file. Settings that the file omits keep their defaults.
     ///
     /// # Errors
-    /// The file cannot be read, or says what is not understood; the error shows where.
+    /// Returns an error if the file cannot be read, or is not a valid configuration. The error shows the line.
     pub fn read_file(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read `{}`", path.display()))?;
         let mut config: Self = serde_words::from_toml(&text)
             .map_err(|said| anyhow!("`{}` is not a valid configuration: {said}", path.display()))?;
+        // The service reads its own table later, from the text as it was now: both readers see one version of the file.
         if config.has_service_table {
             config.service_file = Some(ConfigFile { path: path.to_owned(), text });
         }
@@ -149,13 +154,13 @@ impl GatewayConfig {
         self.has_service_table || self.service_size.is_some()
     }
 
-    /// Returns a digest of the settings that judge a run's calls, so that the records of two runs can be compared. Secrets, the
-    /// run's identity, the places of its files and sockets, and the service around it are no part of it.
+    /// Returns a digest of the settings that judge a run's calls, so that the records of two runs can be compared. The
+    /// digest does not cover secrets, the run's identity, the paths of its files and sockets, or the service around it.
     pub fn digest(&self) -> String {
         canonical::digest("config 1", self).expect("each setting has a form in JSON")
     }
 
-    /// What is read and written here for us alone.
+    /// Returns the paths of the files that only the gateway may read or write.
     pub fn private_paths(&self) -> impl Iterator<Item = &Path> {
         let access_log = match &self.access_log {
             AccessLogDestination::File(path) => Some(path),
@@ -167,17 +172,18 @@ impl GatewayConfig {
         self.files.iter().chain(written.into_iter().flatten()).map(PathBuf::as_path)
     }
 
-    /// Checks the whole.
+    /// Checks the whole configuration.
     ///
     /// # Errors
-    /// What is missing or does not fit together, and what to do about it.
+    /// Returns an error if a setting is missing or contradicts another one. The error says what to do.
     pub fn validate(&self) -> anyhow::Result<()> {
+        // The kinds of process have different duties: one run, many runs, or a service that describes its runs itself.
         match (&self.shared, self.is_service()) {
             (None, false) => self.validate_identity()?,
             (Some(shared), false) => shared.validate()?,
             (None, true) => self.validate_service()?,
             (Some(_), true) => {
-                bail!("both `[shared]` and `[serve]` are given; one process is one of them")
+                bail!("both `[shared]` and `[serve]` are given; remove one of the two tables")
             }
         }
         if self.upstream.api_key.is_empty() {
@@ -185,6 +191,8 @@ impl GatewayConfig {
                 "`LITELLM_MASTER_KEY` is not set; give the upstream's key there, or its file in `LITELLM_MASTER_KEY_FILE`"
             );
         }
+        // The directory of the run's socket is mounted into the sandbox. The admin socket there would give the agent
+        // control.
         let sandboxed = self.listen.socket_path.parent();
         if let Some(admin) = self.admin.socket_path.as_deref()
             && admin.parent() == sandboxed
@@ -202,11 +210,12 @@ impl GatewayConfig {
         self.check_models()?;
         self.server.validate()?;
         self.telemetry.validate()?;
+        // The rules are compiled for their errors only; each policy compiles them again.
         RuleSet::compile_rules(&self.policy.rules)?;
         Ok(())
     }
 
-    /// A service has no operator's socket, and its threads are those of the machine.
+    /// Checks the settings of a service. A service has no operator's socket, and one thread for each processor.
     fn validate_service(&self) -> anyhow::Result<()> {
         if self.admin != AdminConfig::default() {
             bail!(
@@ -223,7 +232,7 @@ impl GatewayConfig {
         Ok(())
     }
 
-    /// Clocks must be able to count to each time.
+    /// Checks that no duration is too long for the clocks to count to.
     fn validate_times(&self) -> anyhow::Result<()> {
         let times = [
             ("budget.deadline", self.budget.deadline.unwrap_or_default()),
@@ -247,7 +256,7 @@ impl GatewayConfig {
         }
     }
 
-    /// A body of the size that is allowed must have room.
+    /// Checks that the memory limits have room for one body of the largest size.
     fn validate_body_limits(&self) -> anyhow::Result<()> {
         let most = self.policy.max_body_bytes;
         let bounds = [
@@ -263,7 +272,8 @@ impl GatewayConfig {
         }
     }
 
-    /// What a request may not name is of no use in a list, and the upstream would read it in a way of its own.
+    /// Checks the names of models. A request cannot name a model outside of this rule, and the upstream would interpret
+    /// such a name in its own way.
     fn check_models(&self) -> anyhow::Result<()> {
         let request::BodyPolicy { models, aliases, .. } = &self.policy.body;
         let mut names = models.iter().chain(aliases.keys()).chain(aliases.values());
@@ -276,9 +286,10 @@ impl GatewayConfig {
         }
     }
 
-    /// Says which models search the web although the run may not, as their operator has named them.
+    /// Warns about models that search the web on their own, although the operator has not granted that to the run.
     pub fn warn_of_searching_models(&self) {
         let request::BodyPolicy { models, aliases, capabilities, .. } = &self.policy.body;
+        // Aliases are names that clients use; their targets are the models that the upstream runs.
         for model in models.iter().chain(aliases.values()) {
             if let Some(capability) = capability_of_model(model)
                 && !capabilities.contains(&capability)
@@ -286,23 +297,24 @@ impl GatewayConfig {
                 tracing::warn!(
                     model,
                     capability = capability.name(),
-                    "a model does by itself what the run is not granted, and the gateway cannot keep it from that; \
-                     take it out of the list, or grant the capability"
+                    "a model uses by itself a capability that the run is not granted, and the gateway cannot prevent that; \
+                     remove the model from the list, or grant the capability"
                 );
             }
         }
     }
 
-    /// Says whether budgets outlast a restart, as they do by the audit logs of their runs.
+    /// Checks that budgets outlast a restart. They do so if their runs have audit logs.
     ///
     /// # Errors
-    /// They do not, and nothing allows that.
+    /// Returns an error if the budgets do not outlast a restart, and the settings do not allow that.
     pub fn check_budgets_durable(&self) -> anyhow::Result<()> {
         let (name, is_recorded) = match &self.shared {
             Some(shared) => ("shared.audit_dir", shared.audit_dir.is_some()),
             None => ("AUDIT_LOG_PATH", self.audit.path.is_some()),
         };
         let runs = self.shared.iter().flat_map(|shared| &shared.runs);
+        // Only limits that add up over time are lost in a restart. A limit of concurrent calls starts at 0 in any case.
         let is_limited = self.budget.counts_spending()
             || runs.into_iter().any(|run| run.budget.counts_spending());
         if is_recorded || !is_limited {
@@ -362,6 +374,7 @@ impl Default for GatewayConfig {
             telemetry: trace::TracingConfig::default(),
             admin: AdminConfig::default(),
             workers: 1,
+            // Two seconds are left of the 10 s of `docker stop` for closing the records.
             drain_timeout: Duration::from_secs(8),
         }
     }
@@ -383,14 +396,15 @@ fn deserialize_mode<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
     setting::parse_mode(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
-/// Reads over a table that another reader takes, and returns that it is there.
+/// Skips a table that another reader parses, and returns that the table exists.
 fn deserialize_presence<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<bool, D::Error> {
     serde::de::IgnoredAny::deserialize(deserializer).map(|_| true)
 }
 
-/// Each is a thread with a runtime and connections of its own; more than a machine has processors help nobody.
+/// The largest number of workers. Each worker is a thread with its own runtime and connections; more workers than
+/// processors gain nothing.
 const MAX_WORKERS: usize = 1024;
 
 #[cfg(test)]

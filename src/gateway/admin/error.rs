@@ -1,4 +1,4 @@
-//! What an operator is told when something cannot be done.
+//! The errors that an operator receives when a request cannot be done.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -8,18 +8,18 @@ use serde_json::json;
 use crate::base::json::JsonError;
 use crate::base::serde_words::JsonInputError;
 
-/// Why a request of an operator was not done. Operators are trusted with every word of it.
+/// The reason why an operator's request was not done. Operators are trusted, so the message hides nothing.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AdminError {
     #[error("run `{0}` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are")]
     NoSuchRun(String),
-    #[error("run `{0}` is ending, which cannot be taken back")]
+    #[error("run `{0}` is ending and cannot be opened again")]
     Ending(String),
     #[error("the body cannot be used: {0}")]
     Invalid(JsonInputError),
     #[error("the body cannot be used: {0}")]
     Ambiguous(JsonError),
-    /// Nothing has changed.
+    /// The change was rejected, and nothing has changed.
     #[error("{0:#}")]
     Refused(anyhow::Error),
 }

@@ -1,20 +1,20 @@
-//! What an operator can ask for.
+//! The routes of the operator's socket.
 //!
-//! | method and path | what it does |
+//! | method and path | effect |
 //! |---|---|
-//! | `GET /runs` | every open run: who it is, what it may and did spend, whether calls may begin |
-//! | `GET /runs/{id}` | one of them |
-//! | `POST /runs` | opens a run, described as in `[[shared.runs]]`; where runs share a listener |
-//! | `DELETE /runs/{id}` | closes a run: open calls may end, then its records are closed |
-//! | `POST /runs/{id}/pause` | lets no call begin, until `resume` |
-//! | `POST /runs/{id}/resume` | lets calls begin again |
-//! | `POST /runs/{id}/drain` | lets no call begin any more; those that are open go on |
-//! | `POST /runs/{id}/cut` | ends the calls that are open |
-//! | `PATCH /runs/{id}/budget` | changes limits; `null` lifts one |
+//! | `GET /runs` | lists every open run: its identity, its limits and spending, and its state |
+//! | `GET /runs/{id}` | returns one run of that list |
+//! | `POST /runs` | opens a run, described as in `[[shared.runs]]`; only if runs share a listener |
+//! | `DELETE /runs/{id}` | closes a run: open calls may end, then the run's records are closed |
+//! | `POST /runs/{id}/pause` | rejects new calls until `resume` |
+//! | `POST /runs/{id}/resume` | admits new calls again |
+//! | `POST /runs/{id}/drain` | rejects new calls for good; open calls go on |
+//! | `POST /runs/{id}/cut` | aborts the open calls |
+//! | `PATCH /runs/{id}/budget` | changes limits; `null` removes a limit |
 //! | `PATCH /runs/{id}/models` | changes `models` and `aliases` |
 //! | `POST /reload` | reads the configuration again, as SIGHUP does |
 //!
-//! A run's id stands in a path with its `/` as `%2F`.
+//! In a path, each `/` of a run's id is written as `%2F`.
 
 use std::sync::Arc;
 
@@ -55,6 +55,7 @@ pub(super) fn admin_router(desk: Arc<AdminState>) -> Router {
 }
 
 async fn list_runs(State(desk): State<Arc<AdminState>>) -> Json<Value> {
+    // The map has no order; sorted output lets operators compare two answers.
     let mut runs: Vec<_> =
         desk.runs.list_handles().iter().map(|control| run_status_json(control)).collect();
     runs.sort_by(|one, other| one["run_id"].as_str().cmp(&other["run_id"].as_str()));
@@ -72,6 +73,7 @@ async fn open_run(
 ) -> Result<(StatusCode, Json<Value>), AdminError> {
     let spec: SharedRunConfig = parse_json(&body)?;
     let (runs, id) = (desk.runs.clone(), spec.run_id.clone());
+    // Opening waits for the disk, which must not stop this worker's connections.
     let opened = tokio::task::spawn_blocking(move || runs.open_run(spec)).await;
     opened.map_err(Into::into).flatten().map_err(AdminError::Refused)?;
     let control = desk.find_run(&id)?;
@@ -84,8 +86,9 @@ async fn close_run(
     ConnectInfo(operator): OperatorInfo,
     Path(id): Path<String>,
 ) -> AdminResult {
+    // This check is first, so that a process with one run records no action that it cannot do.
     desk.runs.check_can_open_runs().map_err(AdminError::Refused)?;
-    // While its records are open.
+    // The record must come first: after the closing the log accepts no record.
     operator.record_action("close", &*desk.find_run(&id)?);
     let drained = desk.runs.close_run(&id).await.map_err(AdminError::Refused)?;
     Ok(Json(json!({"run_id": id, "closed": true, "calls_cut": drained == ShutdownOutcome::Cut})))
@@ -122,6 +125,7 @@ fn set_run_state(
     (action, state): (&'static str, control::RunControlState),
 ) -> AdminResult {
     let control = desk.find_run(&id)?;
+    // A draining run refuses every other state. The record is written only for a change that happened.
     if !control.run().gate.set_state(state) {
         return Err(AdminError::Ending(id));
     }
@@ -135,6 +139,7 @@ async fn abort_calls(
     Path(id): Path<String>,
 ) -> AdminResult {
     let control = desk.find_run(&id)?;
+    // The record comes before the abort, so that the log shows the reason before the ends of the calls.
     operator.record_action("cut", &control);
     control.run().gate.abort_calls();
     Ok(Json(run_status_json(&control)))
@@ -192,11 +197,13 @@ async fn reload_config(
     State(desk): State<Arc<AdminState>>,
     ConnectInfo(operator): OperatorInfo,
 ) -> AdminResult {
+    // The reload is done for all runs or for none, so each open run records it.
     (desk.reload)().map_err(AdminError::Refused)?;
     let controls = desk.runs.list_handles();
     for control in &controls {
         operator.record_action("reload", control);
     }
+    // These runs still differ from the files. The operator learns which, because a reload does not undo such changes.
     let mut changed: Vec<_> = controls.iter().filter(|control| control.is_overridden()).collect();
     changed.sort_by(|one, other| one.run().identity.run.cmp(&other.run().identity.run));
     let changed: Vec<_> = changed.iter().map(|control| &control.run().identity.run).collect();
@@ -210,7 +217,7 @@ impl AdminState {
 }
 
 impl OperatorCredentials {
-    /// Writes into a run's audit log what was done to it, and by whom.
+    /// Records an operator's action in the run's audit log, with the user of the operator's process.
     fn record_action(self, action: &'static str, control: &ServedRunHandle) {
         let run = control.run();
         run.audit.record_operator_action(&OperatorActedRecord { action, uid: self.uid });
@@ -218,13 +225,15 @@ impl OperatorCredentials {
     }
 }
 
-/// Reads a body, whatever its content type says: who types a command by hand leaves that out.
+/// Parses a JSON body of any content type, because operators who type a command by hand omit the content type.
 fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AdminError> {
     let read = serde_words::from_slice(body).map_err(AdminError::Invalid)?;
+    // Checked after the types: a document with a key twice is ambiguous, and parsers disagree on its meaning.
     check_document(body).map_err(AdminError::Ambiguous)?;
     Ok(read)
 }
 
+/// Returns the state, the settings in force and the spending of a run.
 fn run_status_json(control: &ServedRunHandle) -> Value {
     let run = control.run();
     let (config, version) = control.config_and_version();

@@ -1,11 +1,15 @@
-//! Finds variables that are nearly one of ours: a limit under a misspelt name is no limit, and nothing else would say so.
+//! Finds environment variables that are nearly a setting. A limit under a misspelt name is no limit, and no other check
+//! would notice.
 
 use anyhow::bail;
 
 use super::setting::SETTINGS;
 
+/// Checks the names of all environment variables.
+///
 /// # Errors
-/// A variable's name differs from one of ours in a single letter, or has two of them swapped.
+/// Returns an error if a name differs from a setting's name in a single letter, or has two neighbouring letters
+/// swapped.
 pub fn check_variable_names<'a>(given: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
     let ours = || {
         SETTINGS.iter().flat_map(|setting| {
@@ -13,6 +17,7 @@ pub fn check_variable_names<'a>(given: impl Iterator<Item = &'a str>) -> anyhow:
             std::iter::once(setting.name.to_owned()).chain(file)
         })
     };
+    // A name that is a setting itself is fine, even if it is nearly another setting.
     for name in given.filter(|name| ours().all(|own| own != *name)) {
         if let Some(own) = ours().find(|own| is_nearly(own, name)) {
             bail!(
@@ -23,15 +28,17 @@ pub fn check_variable_names<'a>(given: impl Iterator<Item = &'a str>) -> anyhow:
     Ok(())
 }
 
-/// Whether two names differ in one letter: another, one more, one less, or two that changed places.
+/// Returns true if two names differ in one letter: replaced, added, removed, or swapped with its neighbour.
 fn is_nearly(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     if one.len().abs_diff(other.len()) > 1 {
         return false;
     }
+    // The names are compared from their first difference on, so one edit must explain the whole rest.
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
     let (one, other) = (&one[same..], &other[same..]);
     match (one, other) {
+        // The cases: swapped letters, one letter replaced, one more in `other`, one more in `one`.
         ([a, b, one @ ..], [c, d, other @ ..]) if (a, b) == (d, c) && one == other => true,
         ([_, rest @ ..], [_, others @ ..]) if rest == others => true,
         ([_, rest @ ..], longer) if rest == longer => true,

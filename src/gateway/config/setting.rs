@@ -1,4 +1,4 @@
-//! The settings that have a name: each is an environment variable and, unless it is a secret, a flag.
+//! The named settings. Each setting is an environment variable and a flag; the flag of a secret names a file.
 
 use std::fs;
 use std::str::FromStr;
@@ -17,37 +17,39 @@ use crate::llm::budget::{Nanodollars, Tokens};
 use crate::llm::request::ProviderCapability;
 use crate::telemetry::trace::collector;
 
-/// One setting: how it is called, what it is for, and how it changes the configuration.
+/// One setting: its name, its purpose, and its effect on the configuration.
 pub struct ConfigSetting {
-    /// The environment variable. The flag is the same in small letters with dashes.
+    /// The environment variable. The flag is the same name in small letters with dashes.
     pub name: &'static str,
-    /// What stands for the value in the help.
+    /// The placeholder for the value in the help.
     pub value: &'static str,
     pub help: &'static str,
-    /// Arguments are visible to every process, so a secret's flag takes the path of its file.
+    /// True if the value is a secret. Arguments are visible to every process, so a secret's flag takes the path of its
+    /// file.
     pub is_secret: bool,
     set: fn(&mut GatewayConfig, &str) -> Result<(), String>,
 }
 
 impl ConfigSetting {
-    /// Sets what was given; an empty text is as good as nothing.
+    /// Applies a value to the configuration. An empty text changes nothing.
     ///
     /// # Errors
-    /// Names the variable, what was given (unless it is secret) and what is allowed.
+    /// Returns an error that names the variable, its value (unless it is secret) and the allowed values.
     pub fn apply_value(&self, config: &mut GatewayConfig, given: &str) -> anyhow::Result<()> {
         if given.is_empty() {
             return Ok(());
         }
+        // The error may reach a log, so a secret's value must not be in it.
         let shown = if self.is_secret { "***" } else { given };
         (self.set)(config, given)
             .map_err(|allowed| anyhow!("`{}` is `{shown}`; {allowed}", self.name))
     }
 
-    /// The value: from the flag or, where there is none, from the environment. A secret's flag names
-    /// its file, and so does its variable `NAME_FILE`.
+    /// Finds the value in the flag or, without a flag, in the environment. A secret's flag names its file, and so does
+    /// the variable `NAME_FILE`.
     ///
     /// # Errors
-    /// The file cannot be read, or the secret is given twice.
+    /// Returns an error if the file cannot be read, or if the secret is given twice.
     pub fn find_value(
         &self,
         flag: Option<String>,
@@ -57,11 +59,12 @@ impl ConfigSetting {
             && self.name == "LITELLM_HOST"
             && variable(self.name).as_deref() == Some("")
         {
-            // Whoever composed that meant another place than the default.
+            // The operator who set an empty address meant another address than the default.
             return Err(anyhow!(
                 "`LITELLM_HOST` is empty; give the upstream's address, or unset it"
             ));
         }
+        // For all other settings an empty variable counts as unset.
         let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
         if !self.is_secret {
             return Ok(flag.or_else(|| variable(self.name)));
@@ -73,10 +76,11 @@ impl ConfigSetting {
         }
         let text = fs::read_to_string(&path)
             .with_context(|| format!("`{file_name}` is `{path}`, which cannot be read"))?;
+        // Editors end a file with a line break, which is no part of the secret.
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
     }
 
-    /// The file that a secret is in, where it is in one.
+    /// Returns the path of a secret's file, if the secret is in a file.
     pub fn secret_file(
         &self,
         flag: Option<String>,
@@ -86,43 +90,49 @@ impl ConfigSetting {
         flag.or_else(|| variable(&file_name)).filter(|path| !path.is_empty())
     }
 
-    /// Whether it is about the one run of a process, so that it means nothing where there are many.
+    /// Returns true if the setting belongs to the single run of a process. Such a setting has no meaning in a process
+    /// with many runs.
     pub fn is_per_run(&self) -> bool {
         PER_RUN_SETTINGS.contains(&self.name)
     }
 
-    /// Whether it is for the operator of a gateway that is served by itself, and not by whoever begins its runs.
+    /// Returns true if only the operator of a stand-alone gateway may set it, and not the process that starts a run.
     pub fn is_operator_only(&self) -> bool {
         matches!(self.name, "ADMIN_SOCKET_PATH" | "ALLOW_BUDGET_RESET")
     }
 
-    /// The flag's name: the variable's in small letters.
+    /// Returns the flag's name: the variable's name in small letters.
     pub fn flag_name(&self) -> String {
         let flag = self.name.to_ascii_lowercase().replace('_', "-");
         if self.is_secret { flag + "-file" } else { flag }
     }
 
-    /// The environment variables that set it.
+    /// Returns the environment variables that set the setting.
     pub fn variable_names(&self) -> String {
         let name = self.name;
         if self.is_secret { format!("{name} or {name}_FILE") } else { name.to_owned() }
     }
 }
 
-/// All settings, in the order of the help.
+/// The list of all settings, in the order of the help.
 pub const SETTINGS: &[ConfigSetting] = &[
     text_setting("SOCKET_PATH", "PATH", "The run's socket", |config, given| {
         config.listen.socket_path = given.into();
         Ok(())
     }),
-    text_setting("SOCKET_MODE", "OCTAL", "Its permissions [default: 0600]", |config, given| {
-        config.listen.socket_mode = parse_mode(given)?;
-        Ok(())
-    }),
+    text_setting(
+        "SOCKET_MODE",
+        "OCTAL",
+        "The socket's permissions [default: 0600]",
+        |config, given| {
+            config.listen.socket_mode = parse_mode(given)?;
+            Ok(())
+        },
+    ),
     text_setting(
         "SOCKET_OWNER",
         "UID[:GID]",
-        "Its owner, where we may set one",
+        "The socket's owner, if the process may change owners",
         |config, given| {
             let (uid, gid) =
                 given.split_once(':').map_or((given, None), |(uid, gid)| (uid, Some(gid)));
@@ -136,7 +146,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "SOCKET_REQUIRE_UID",
         "UID,…",
-        "Whose processes may connect [default: anyone's]",
+        "Users whose processes may connect [default: any user]",
         |config, given| {
             let uids = given.split(',').map(|uid| uid.trim().parse());
             config.listen.require_uid =
@@ -152,16 +162,22 @@ pub const SETTINGS: &[ConfigSetting] = &[
         config.identity.attempt = parse_name(given)?;
         Ok(())
     }),
-    text_setting("BILLING_ACCOUNT_ID", "ID", "Who pays; LiteLLM's end user", |config, given| {
-        config.identity.account = parse_name(given)?;
-        Ok(())
-    }),
+    text_setting(
+        "BILLING_ACCOUNT_ID",
+        "ID",
+        "The account that pays; LiteLLM's end user",
+        |config, given| {
+            config.identity.account = parse_name(given)?;
+            Ok(())
+        },
+    ),
     text_setting(
         "LITELLM_METADATA_JSON",
         "JSON",
         "More for LiteLLM's spend logs: graph_id, existing_trace_id, session_id, trace_user_id",
         |config, given| {
             let read = serde_json::from_str(given).ok();
+            // A JSON object with a key twice would mean different things to the gateway and to LiteLLM.
             let is_plain = check_document(given.as_bytes()).is_ok();
             config.identity.metadata = read
                 .filter(|_| is_plain)
@@ -172,7 +188,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "TRACEPARENT",
         "TRACEPARENT",
-        "The span that the run is part of [default: none, or the trace existing_trace_id]",
+        "The span that the run belongs to [default: none, or the trace existing_trace_id]",
         |config, given| {
             config.identity.trace = Some(
                 given
@@ -218,7 +234,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "MODELS",
         "NAME,…",
-        "Models that may be used [default: any]",
+        "Models that the run may use [default: any]",
         |config, given| {
             config.policy.body.models = parse_list(given).collect();
             Ok(())
@@ -227,7 +243,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "CAPABILITIES",
         "NAME,…",
-        "What providers may do for the run, such as web_search [default: nothing]",
+        "Capabilities granted to providers, such as web_search [default: nothing]",
         |config, given| {
             config.policy.body.capabilities = parse_list(given)
                 .map(|name| parse_enum(&name).ok_or_else(capability_names))
@@ -238,7 +254,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "UNKNOWN_FIELDS",
         "POLICY",
-        "reject, drop or pass what is not known in a body [default: drop]",
+        "reject, drop or pass unknown fields of a body [default: drop]",
         |config, given| {
             config.policy.body.unknown_fields =
                 parse_enum(given).ok_or("give reject, drop or pass")?;
@@ -281,7 +297,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "RUN_DEADLINE_SECONDS",
         "SECONDS",
-        "How long the run may last",
+        "The longest duration of the run",
         |config, given| {
             config.budget.deadline = Some(Duration::from_secs(parse_positive(given)?.into()));
             Ok(())
@@ -312,7 +328,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "AUDIT_DURABILITY",
         "POLICY",
-        "os, group or fsync: what survives what [default: os]",
+        "os, group or fsync: how records survive a crash [default: os]",
         |config, given| {
             config.audit.durability = parse_enum(given).ok_or("give os, group or fsync")?;
             Ok(())
@@ -329,7 +345,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "ALLOW_BUDGET_RESET",
         "BOOL",
-        "Whether budgets may go without an audit log [default: false]",
+        "Allow budgets without an audit log [default: false]",
         |config, given| {
             config.audit.allow_budget_reset =
                 given.parse().map_err(|_| "give true or false".to_owned())?;
@@ -348,7 +364,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "METRICS_ADDR",
         "IP:PORT",
-        "Where Prometheus scrapes [default: off]",
+        "The address that Prometheus scrapes [default: off]",
         |config, given| {
             config.metrics.address = Some(
                 given
@@ -361,7 +377,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "URL",
-        "The OpenTelemetry collector that is sent spans, over HTTP [default: none]",
+        "The OpenTelemetry collector that receives spans over HTTP [default: none]",
         |config, given| {
             let address =
                 given.parse().map_err(|error: collector::CollectorUrlError| error.to_string())?;
@@ -371,7 +387,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     ),
     secret_setting(
         "OTEL_EXPORTER_OTLP_HEADERS",
-        "File with what is sent to the collector, name=value,…",
+        "File with the headers for the collector, name=value,…",
         |config, given| {
             config.telemetry.otlp_headers = SecretString::new(given);
             Ok(())
@@ -380,7 +396,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "OTEL_SERVICE_NAME",
         "NAME",
-        "Who we are in spans [default: cogni-gateway]",
+        "The service name in spans [default: cogni-gateway]",
         |config, given| {
             config.telemetry.service_name = parse_name(given)?;
             Ok(())
@@ -389,7 +405,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "OTEL_TRACES_SAMPLER_ARG",
         "SHARE",
-        "How many of the runs without a TRACEPARENT are traced [default: 1.0]",
+        "The share of runs without a TRACEPARENT that is traced [default: 1.0]",
         |config, given| {
             let share = given.parse().ok().filter(|share| (0.0..=1.0).contains(share));
             config.telemetry.sample_ratio = share.ok_or("give a share from 0 to 1")?;
@@ -410,7 +426,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
         "COUNT",
         "Threads that serve connections [default: 1]",
         |config, given| {
-            // What is too many is told by the check of the whole.
+            // The check of the whole configuration reports a number that is too large.
             config.workers = parse_positive(given)? as usize;
             Ok(())
         },
@@ -418,7 +434,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     text_setting(
         "DRAIN_TIMEOUT_SECONDS",
         "SECONDS",
-        "How long open calls may go on after SIGTERM [default: 8]",
+        "Time for open calls to end after SIGTERM [default: 8]",
         |config, given| {
             config.drain_timeout = Duration::from_secs(parse_number(given)?);
             Ok(())
@@ -426,6 +442,7 @@ pub const SETTINGS: &[ConfigSetting] = &[
     ),
 ];
 
+/// The names of the settings for which [`ConfigSetting::is_per_run`] is true.
 const PER_RUN_SETTINGS: &[&str] = &[
     "SOCKET_PATH",
     "SOCKET_MODE",
@@ -459,6 +476,7 @@ const fn secret_setting(
 }
 
 pub(super) fn parse_mode(given: &str) -> Result<u32, String> {
+    // Only permission bits: set-user-id and the like have no meaning for a socket.
     let mode = u32::from_str_radix(given, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "give permissions in octal, such as 0600".to_owned())
 }
@@ -472,7 +490,7 @@ fn capability_names() -> String {
     format!("give some of {}", names.join(", "))
 }
 
-/// One of a list of words, as the TOML file spells them.
+/// Parses one of a list of words, in the spelling of the TOML file.
 fn parse_enum<T: DeserializeOwned>(given: &str) -> Option<T> {
     let given: StrDeserializer<'_, serde::de::value::Error> = given.into_deserializer();
     T::deserialize(given).ok()

@@ -1,4 +1,4 @@
-//! Many runs in one process, behind one listener.
+//! The settings of many runs in one process, behind one listener.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,53 +18,53 @@ use crate::gateway::run::token::{
 use crate::gateway::upstream::UpstreamKind;
 use crate::llm::budget::BudgetLimits;
 
-/// The listener, and the runs that are there from the start.
+/// The listener, and the runs that are open from the start.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SharedListenerConfig {
     pub listen: SocketAddr,
     pub tls_cert_file: Option<PathBuf>,
     pub tls_key_file: Option<PathBuf>,
-    /// Authorities, one of which must have issued a client's certificate.
+    /// A file of certificate authorities, one of which must have issued a client's certificate.
     pub client_ca_file: Option<PathBuf>,
-    /// Serve without TLS, which only a loopback address may.
+    /// A switch that allows serving without TLS, which is permitted on a loopback address only.
     pub plaintext: bool,
-    /// Open at the same time, on each worker, all runs together; further ones are closed.
+    /// The largest number of open connections of all runs together, on each worker. Further connections are closed.
     pub max_connections: usize,
-    /// How long a client may take for its part of TLS.
+    /// The longest time for a client's TLS handshake.
     #[serde(with = "humantime_serde")]
     pub handshake_timeout: Duration,
-    /// Lines of `id = key`: the first signs run tokens, all of them verify.
+    /// A file with lines of `id = key`. The first key signs run tokens; all keys verify them.
     pub token_keys_file: PathBuf,
-    /// The name of this installation in run tokens. With a name, tokens of this name are taken, and no others.
+    /// The name of this installation in run tokens. With a name, only tokens of this name are accepted.
     pub token_audience: Option<String>,
-    /// Where each run has an audit log of its own, named after it.
+    /// The directory in which each run has an audit log, named after the run.
     pub audit_dir: Option<PathBuf>,
     pub runs: Vec<SharedRunConfig>,
 }
 
-/// One run: who it is, and what it may spend.
+/// The description of one run: its identity and its limits.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedRunConfig {
     pub run_id: String,
     #[serde(default = "first_attempt")]
     pub attempt: String,
-    /// The billing account.
+    /// The billing account of the run.
     #[serde(default)]
     pub account: String,
     #[serde(default)]
     pub metadata: Map<String, Value>,
-    /// The span that the run is part of, as a W3C `traceparent`.
+    /// The span that the run belongs to, as a W3C `traceparent`.
     #[serde(default)]
     pub traceparent: Option<trace_context::TraceContext>,
-    /// What it says wins over `[budget]`.
+    /// The run's own limits. A limit that is set here wins over `[budget]`.
     #[serde(default)]
     pub budget: BudgetLimits,
 }
 
 impl SharedListenerConfig {
-    /// The files that TLS needs; `None` without TLS.
+    /// Returns the files for TLS; `None` without TLS.
     pub fn tls_files(&self) -> Option<tls::TlsFiles<'_>> {
         Some(tls::TlsFiles {
             certificate: self.tls_cert_file.as_deref()?,
@@ -76,14 +76,16 @@ impl SharedListenerConfig {
     /// Reads the keys of run tokens, for this installation's audience.
     ///
     /// # Errors
-    /// The file cannot be read or understood.
+    /// Returns an error if the file cannot be read or parsed.
     pub fn token_keys(&self) -> Result<RunTokenKeys, RunTokenKeysError> {
         Ok(RunTokenKeys::read_file(&self.token_keys_file)?
             .for_audience(self.token_audience.as_deref()))
     }
 
+    /// Checks the settings of the listener.
+    ///
     /// # Errors
-    /// What is missing or does not fit together, and what to do about it.
+    /// Returns an error if a setting is missing or contradicts another one. The error says what to do.
     pub fn validate(&self) -> anyhow::Result<()> {
         if self.token_keys_file.as_os_str().is_empty() {
             bail!("`shared.token_keys_file` is not set; tokens tell the runs apart");
@@ -97,9 +99,11 @@ impl SharedListenerConfig {
         }
         let files = [&self.tls_cert_file, &self.tls_key_file, &self.client_ca_file];
         match (self.plaintext, self.tls_files().is_some()) {
+            // Both are given: the operator may believe that TLS is on, so the choice must be explicit.
             (true, _) if files.into_iter().any(Option::is_some) => bail!(
                 "`shared.plaintext` is `true` and files for TLS are given; take one of them out"
             ),
+            // A token in clear text is a credential that any host on the way can copy.
             (true, _) if !self.listen.ip().is_loopback() => bail!(
                 "`shared.plaintext` is `true` and `shared.listen` is `{}`; tokens must not cross a \
                  network in the clear: listen on 127.0.0.1, or give `shared.tls_cert_file` and \
@@ -122,10 +126,11 @@ impl SharedListenerConfig {
 }
 
 impl SharedRunConfig {
-    /// The configuration of this run in a process that has many; what it does not say is as in `base`.
+    /// Returns the configuration of this run in a process with many runs. Settings that the description omits are those
+    /// of `base`.
     ///
     /// # Errors
-    /// A name that is not valid, or missing.
+    /// Returns an error if a name is not valid, or is missing.
     pub fn resolve_config(
         self,
         base: &GatewayConfig,
@@ -135,6 +140,7 @@ impl SharedRunConfig {
         if base.upstream.kind == UpstreamKind::Litellm && account.is_empty() {
             bail!("run `{run_id}` has no `account`; LiteLLM bills it as the end user");
         }
+        // The deployment is the process's own. A description must not choose whose records its calls join.
         let deployment = base.identity.deployment.clone();
         let identity =
             RunIdentity { run: run_id, attempt, account, metadata, deployment, trace: traceparent };
@@ -146,8 +152,8 @@ impl SharedRunConfig {
     }
 }
 
-/// A file's name for a run. An id may hold `/`, which a name may not; `%` stands in no id, so no two runs
-/// get the same name.
+/// Returns the file name of a run's audit log. An id may contain `/`, which a file name must not. No id contains `%`,
+/// so no two runs get the same name.
 fn run_file_name(run: &str) -> String {
     run.replace('/', "%2F") + ".jsonl"
 }
@@ -164,7 +170,7 @@ impl Default for SharedListenerConfig {
             tls_key_file: None,
             client_ca_file: None,
             plaintext: false,
-            // Four for each of a thousand runs.
+            // Four connections for each of a thousand runs.
             max_connections: 4096,
             handshake_timeout: Duration::from_secs(10),
             token_keys_file: PathBuf::new(),
