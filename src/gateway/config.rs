@@ -50,7 +50,8 @@ pub struct GatewayConfig {
     /// The listener of many runs. If it is set, the process serves many runs instead of one run on its own socket.
     #[serde(skip_serializing)]
     pub shared: Option<SharedListenerConfig>,
-    /// True if the file has a `[serve]` table. The service reads that table itself, from [`GatewayConfig::service_file`].
+    /// True if the file has a `[serve]` table. The service parses that table itself, from
+    /// [`GatewayConfig::service_file`].
     #[serde(rename = "serve", skip_serializing, deserialize_with = "deserialize_presence")]
     pub has_service_table: bool,
     /// The file that contains the `[serve]` table.

@@ -1,19 +1,19 @@
-//! The access log: one line of `key=value` pairs per request, for the readers nginx had (G2).
+//! The access log: one line of `key=value` pairs per request, for readers that parsed nginx's log before (G2).
 //!
 //! ```text
 //! time=2026-11-21T22:53:07.412Z runId=run-7 attempt=0 method=POST uri=/v1/chat/completions status=200 …
 //! ```
 //!
-//! A request appends its line to a buffer and goes on. One thread takes what has come together, after
-//! 64 KiB or 100 ms, and writes it with one call: a disk that is slow or a pipe nobody reads holds up
-//! that thread and no request. What cannot be written is lost, counted, and warned about once.
+//! A request appends its line to a buffer and continues. A thread of the log takes the collected lines after 64 KiB or
+//! 100 ms, and writes them in one call. A slow disk or a pipe without a reader therefore delays that thread and no
+//! request. Lines that cannot be written are lost and counted; a warning is logged once.
 //!
-//! Requests that make no call, answered by us or refused, can come by the ten thousand a second, and nothing limits
-//! them. Of a run's, the first of each second have lines; then one line with `outcome=repeated` has `repeats=`, the
-//! number of the others, at its end.
+//! Requests that make no call, because the gateway answers or refuses them itself, can arrive by the ten thousand a
+//! second without a limit. The first such requests of a run in each second have lines of their own. One further line
+//! with `outcome=repeated` has the number of the others in `repeats=` at its end.
 //!
-//! **Invariant:** every line has every key of [`FIELD_KEYS`], in that order, and no value holds a space, a
-//! quote, `=` or a control character, whatever a client or an upstream sent.
+//! **Invariant:** every line has every key of [`FIELD_KEYS`] in that order. No value contains a space, a quote, `=` or
+//! a control character, whatever a client or an upstream has sent.
 
 mod entry;
 mod flood_limiter;
@@ -39,17 +39,17 @@ use entry::AccessLogRunFields;
 use flood_limiter::LineFloodLimiter;
 use writer::{AccessLogRotation, AccessLogWriter};
 
-/// The access log of one run. Clones, and logs of other runs made from it, share the destination.
+/// The access log of one run. Clones, and the logs of other runs made from this log, share the destination.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
     constant: AccessLogRunFields,
     destination: AccessLogDestination,
     writer: Option<Arc<AccessLogWriter>>,
-    /// Of requests that made no call.
+    /// The limiter for lines of requests that made no call.
     flood: Arc<LineFloodLimiter>,
 }
 
-/// Where the lines go.
+/// The destination of the lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AccessLogDestination {
     Off,
@@ -59,7 +59,7 @@ pub enum AccessLogDestination {
     File(PathBuf),
 }
 
-/// Whose requests are logged.
+/// The run whose requests are logged.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessLogIdentity<'a> {
     pub run: &'a str,
@@ -77,10 +77,10 @@ pub enum AccessLogError {
 }
 
 impl AccessLog {
-    /// Opens the destination; a file is appended to, or created with mode 0640.
+    /// Opens the destination. An existing file is appended to; a new file gets mode 0640.
     ///
     /// # Errors
-    /// The destination cannot be opened, or the writer's thread not be started.
+    /// Returns an error if the destination cannot be opened, or if the writer's thread cannot be started.
     pub fn open_log(
         destination: &AccessLogDestination,
         identity: &AccessLogIdentity<'_>,
@@ -88,15 +88,16 @@ impl AccessLog {
         Self::open_with_max_size(destination, identity, MAX_FILE_BYTES)
     }
 
-    /// Opens the destination. A file of `max_bytes` is moved to its name with `.1`, and begun anew.
+    /// Opens the destination. A file that reaches `max_bytes` is renamed with the suffix `.1`, and a new file begins.
     ///
     /// # Errors
-    /// As for [`open`](Self::open_log).
+    /// Returns an error if the destination cannot be opened, or if the writer's thread cannot be started.
     pub fn open_with_max_size(
         destination: &AccessLogDestination,
         identity: &AccessLogIdentity<'_>,
         max_bytes: u64,
     ) -> Result<Self, AccessLogError> {
+        // Only a file can be renamed; a pipe has no size to limit.
         let rotation = destination
             .file_path()
             .map(|path| AccessLogRotation { path: path.to_owned(), max_bytes });
@@ -112,29 +113,32 @@ impl AccessLog {
         Ok(Self { constant, destination: destination.clone(), writer, flood })
     }
 
-    /// A log for another run, to the same destination.
+    /// Returns a log for another run with the same destination.
     #[must_use]
     pub fn for_run(&self, identity: &AccessLogIdentity<'_>) -> Self {
         let constant =
             AccessLogRunFields { identity: identity.run_fields(), ..self.constant.clone() };
+        // Each run has a limiter of its own, so a run that floods the log does not suppress lines of others.
         Self { constant, flood: Arc::default(), ..self.clone() }
     }
 
-    /// The same log of a run that is part of a trace.
+    /// Returns the log for a run that belongs to a trace.
     #[must_use]
     pub fn with_trace(mut self, trace: &TraceId) -> Self {
         self.constant.trace = trace.to_string().into();
         self
     }
 
-    /// Appends a line. Never waits for the destination. Of requests that made no call, only the first of each
-    /// second have a line; the others are counted in one more.
+    /// Appends a line and never waits for the destination. For requests that made no call, only the first of each
+    /// second have a line; the others are counted in one further line.
     pub fn write_entry(&self, line: &AccessLogEntry<'_>) {
         let Some(writer) = &self.writer else { return };
         let mut is_written = true;
+        // Without upstream time, no call was made: the request cost nothing, and only the limiter bounds it.
         if line.upstream_time.is_none() {
             let repeats;
             (is_written, repeats) = self.flood.count_line(line.time);
+            // The count of the last second comes first, so the lines stay in the order of time.
             self.append_repeats(line.time, repeats);
         }
         if is_written {
@@ -142,7 +146,7 @@ impl AccessLog {
         }
     }
 
-    /// Writes down what is counted and has no line yet, at the end of a run.
+    /// Writes the count of requests that have no line yet, at the end of a run.
     pub fn write_repeats(&self) {
         self.append_repeats(SystemTime::now(), self.flood.take_suppressed());
     }
@@ -156,29 +160,31 @@ impl AccessLog {
         }
     }
 
-    /// Has everything written that was appended so far, and waits for it, a second at most.
+    /// Waits until all lines appended so far are written, for at most a second.
     pub fn flush_log(&self) {
         if let Some(writer) = &self.writer {
             writer.wait_flushed();
         }
     }
 
-    /// Opens a file again under its name, after a rotation has moved it; stdout stays what it is.
+    /// Opens the file again under its name after a rotation has renamed it. Standard output and standard error stay
+    /// unchanged.
     ///
     /// # Errors
-    /// The file cannot be opened; lines go on into the old one.
+    /// Returns an error if the file cannot be opened. Lines then still go to the old file.
     pub fn reopen_file(&self) -> Result<(), AccessLogError> {
         let (AccessLogDestination::File(_), Some(writer)) = (&self.destination, &self.writer)
         else {
             return Ok(());
         };
+        // The new file is open before the old one is given up, so no line is without a destination.
         if let Some(output) = self.destination.open_output()? {
             writer.replace_file(output);
         }
         Ok(())
     }
 
-    /// Lines that could not be written so far.
+    /// Returns the number of lines that could not be written so far.
     pub fn lost_lines(&self) -> u64 {
         self.writer.as_ref().map_or(0, |writer| writer.lost_lines())
     }
@@ -192,8 +198,8 @@ impl AccessLogDestination {
         }
     }
 
-    /// Stdout is duplicated, not opened by name: behind `/dev/stdout` of a container is a pipe or a
-    /// socket that belongs to someone else, which a user without rights cannot open again.
+    /// Opens the destination. Standard output is duplicated and not opened by name: in a container, `/dev/stdout` is a
+    /// pipe or a socket of another user, which an unprivileged user cannot open again.
     fn open_output(&self) -> Result<Option<File>, AccessLogError> {
         let opened = match self {
             Self::Off => return Ok(None),
@@ -207,7 +213,7 @@ impl AccessLogDestination {
     }
 }
 
-/// `off`, `-` or `/dev/stdout`, `/dev/stderr`, else a path.
+/// Parses a destination: `off`, `-` or `/dev/stdout`, `/dev/stderr`, or else a path.
 impl From<&str> for AccessLogDestination {
     fn from(name: &str) -> Self {
         match name {
@@ -237,6 +243,7 @@ impl fmt::Display for AccessLogDestination {
 }
 
 impl AccessLogIdentity<'_> {
+    /// Returns the text of the fields that are equal in every line of a run, made once.
     fn run_fields(&self) -> Arc<str> {
         let Self { run, attempt } = self;
         format!(
@@ -252,11 +259,12 @@ fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)
 }
 
-/// Bytes of a log that is a file, and of the one before it. Ours: three million requests each.
+/// The largest size of the current file and of the file before it, in bytes. The value is our choice: three million
+/// requests each.
 pub const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
 
-/// As a line shows what there is not.
+/// The text for a missing trace, as for every missing value.
 const NO_TRACE: &str = "-";
 
-/// Readable for the group that collects logs, for nobody else.
+/// The mode of a new file: the group that collects logs may read it, other users may not.
 const FILE_MODE: u32 = 0o640;

@@ -1,13 +1,13 @@
-//! Traces: which span of whose trace a run and its calls are, and the spans themselves, sent to a collector over OTLP
-//! where one is configured.
+//! Traces: the spans of a run and its calls, and their export to a collector over OTLP if the configuration names one.
 //!
-//! A span is made when what it tells of has ended, and put into a bounded queue; a thread of its own sends what has
-//! come together. Nobody waits for it: a collector that is slow or gone costs spans, which are counted.
+//! A span is made when its work has ended, and is put into a bounded queue. A thread of its own sends the collected
+//! spans. No call waits for the export: a slow or unreachable collector costs spans, which are counted.
 //!
-//! OpenTelemetry's SDK is not used: its messages are. It reads an environment of its own, retries and logs as it likes,
-//! and makes spans for a context that follows the thread, where ours are known by the call that they tell of.
+//! The export uses the messages of OpenTelemetry, but not its SDK. The SDK reads an environment of its own, retries and
+//! logs by its own rules, and makes spans for a context that follows the thread. Here a span is known by its call.
 //!
-//! **Invariant:** no prompt, completion or secret is in a span: it holds ids, counts, codes, names, sizes and times.
+//! **Invariant:** no span contains a prompt, a completion or a secret. A span holds ids, counts, codes, names, sizes
+//! and times.
 
 mod call;
 pub mod collector;
@@ -33,22 +33,24 @@ pub use otlp::SpanAttributeValue;
 use collector::{CollectorClient, CollectorHeaders, CollectorUrl};
 use export::SpanExporter;
 
-/// Where spans go; nowhere by default.
+/// The settings of the export; by default spans are not exported.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TracingConfig {
-    /// The collector: OTLP over HTTP, in protobuf. `/v1/traces` is added.
+    /// The collector's URL, for OTLP over HTTP in protobuf. `/v1/traces` is appended.
     pub otlp_endpoint: Option<CollectorUrl>,
-    /// Sent with each request, as `name=value,…`; come from the environment or a file, never from this configuration.
+    /// The headers of each request, as `name=value,…`. They come from the environment or a file, never from this
+    /// configuration.
     #[serde(skip)]
     pub otlp_headers: SecretString,
-    /// Who we are, for whoever looks at the spans.
+    /// The name of this service in the spans.
     pub service_name: String,
-    /// The share of the runs without a trace of their host's that is recorded; such a trace says so itself.
+    /// The share of runs that are recorded, among runs without a trace of their host. A host's trace says itself if it
+    /// is recorded.
     pub sample_ratio: f64,
 }
 
-/// What makes the traces of a process. Clones share the queue.
+/// The source of all traces of a process. Clones share the queue.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessTracer {
     exporter: Option<SpanExporter>,
@@ -56,19 +58,19 @@ pub struct ProcessTracer {
     provider: &'static str,
 }
 
-/// A run's place in its trace. Its spans, and those of its calls, are told here.
+/// The span of a run in its trace. The run's span and the spans of its calls are recorded here.
 pub struct RunTrace {
     context: TraceContext,
-    /// The run's own.
+    /// The id of the run's own span.
     span: SpanId,
     started: SystemTime,
     provider: &'static str,
-    /// `None` where nobody records.
+    /// The queue for the spans; `None` if the trace is not recorded.
     exporter: Option<SpanExporter>,
     notes: Mutex<RunSpanAttributes>,
 }
 
-/// Something that has happened within a run and is over.
+/// A piece of work within a run that has ended.
 #[derive(Clone, Debug)]
 pub struct FinishedSpan {
     pub id: SpanId,
@@ -77,19 +79,19 @@ pub struct FinishedSpan {
     pub started: SystemTime,
     pub ended: SystemTime,
     pub attributes: Vec<(&'static str, SpanAttributeValue)>,
-    /// What went wrong: one of our own words, or the upstream's status.
+    /// The cause of a failure: one of the gateway's own words, or the upstream's status.
     pub error: Option<Cow<'static, str>>,
 }
 
-/// Whose work a span tells of.
+/// The kind of work that a span describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceSpanKind {
     Internal,
-    /// Something that we have asked of others.
+    /// A request from the gateway to another service.
     Client,
 }
 
-/// What the run's own span will say.
+/// The attributes of the run's own span, collected until the run ends.
 #[derive(Debug, Default)]
 struct RunSpanAttributes {
     attributes: Vec<(&'static str, SpanAttributeValue)>,
@@ -97,19 +99,21 @@ struct RunSpanAttributes {
     is_over: bool,
 }
 
-/// A span with its place, as it waits to be sent.
+/// A span with its trace and its parent, waiting to be sent.
 #[derive(Debug)]
 struct QueuedSpan {
     trace: TraceId,
     parent: Option<SpanId>,
-    /// The parent is a span of our host's.
+    /// True if the parent is a span of the host.
     is_parent_remote: bool,
     span: FinishedSpan,
 }
 
 impl TracingConfig {
+    /// Checks the settings.
+    ///
     /// # Errors
-    /// What is not valid, and what would be.
+    /// Returns an error that names the invalid setting and the valid values.
     pub fn validate(&self) -> anyhow::Result<()> {
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             anyhow::bail!(
@@ -122,15 +126,17 @@ impl TracingConfig {
 }
 
 impl ProcessTracer {
-    /// Without a collector, only what a host says of its traces is passed on. `provider` is the upstream's kind.
+    /// Starts the export of a process. Without a collector, the gateway only passes on the host's traces. `provider` is
+    /// the upstream's kind.
     ///
     /// # Errors
-    /// The system's authorities cannot be read, or the thread not be started.
+    /// Returns an error if the system's certificate authorities cannot be read, or if the thread cannot be started.
     pub fn start_tracer(
         config: &TracingConfig,
         provider: &'static str,
         counts: SpanCounters,
     ) -> io::Result<Self> {
+        // The collector's client reads certificate authorities, so it is made only if there is a collector.
         let start = |address| {
             let collector = CollectorClient::new(address, config)?;
             SpanExporter::start_thread(collector, counts)
@@ -139,10 +145,11 @@ impl ProcessTracer {
         Ok(Self { exporter, sample_ratio: config.sample_ratio, provider })
     }
 
-    /// A run's place in the trace it was given or, where spans are recorded, in one of its own.
+    /// Places a run in the host's trace or, if spans are exported, in a new trace. Returns `None` if there is neither.
     pub fn start_run_trace(&self, given: Option<TraceContext>) -> Option<Arc<RunTrace>> {
         let fresh = || {
             let trace = TraceId::random();
+            // The decision depends on the trace's id alone, so every service of the trace decides alike.
             TraceContext::root_context(trace, trace.is_sampled_at(self.sample_ratio))
         };
         let context = given.or_else(|| self.exporter.is_some().then(fresh))?;
@@ -151,12 +158,13 @@ impl ProcessTracer {
             span: SpanId::random(),
             started: SystemTime::now(),
             provider: self.provider,
+            // A trace that is not sampled is passed on to the upstream, but its spans are not exported.
             exporter: self.exporter.clone().filter(|_| context.is_sampled),
             notes: Mutex::default(),
         }))
     }
 
-    /// Sends what is waiting. A collector that does not take it in time loses it.
+    /// Sends the waiting spans. Spans that the collector does not take in time are lost.
     pub async fn finish_export(&self) {
         if let Some(exporter) = &self.exporter {
             exporter.finish_export().await;
@@ -169,51 +177,54 @@ impl RunTrace {
         &self.context.trace
     }
 
-    /// Whether somebody will look at the spans.
+    /// Returns true if the spans of this trace are exported.
     pub fn is_recorded(&self) -> bool {
         self.exporter.is_some()
     }
 
-    /// What a call of the run tells the upstream.
+    /// Returns the `traceparent` header that a call of the run sends to the upstream.
     pub fn traceparent(&self, call: &SpanId) -> HeaderValue {
         format_traceparent(&self.context.trace, call, self.context.is_sampled)
     }
 
-    /// Tells of something that has happened within the run.
+    /// Records a piece of work within the run.
     pub fn record_span(&self, span: FinishedSpan) {
         self.enqueue_span(Some(self.span), false, span);
     }
 
-    /// Tells of a call. Whoever minds what that costs asks first whether [anybody records](Self::is_recorded).
+    /// Records a call. A caller for whom making the span is too expensive checks [`is_recorded`](Self::is_recorded)
+    /// first.
     pub fn record_call(&self, call: &TracedCall<'_>) {
         self.record_span(call.to_span(self.provider));
     }
 
-    /// Adds to what the run's own span will say.
+    /// Adds an attribute to the run's own span.
     pub fn set_attribute(&self, name: &'static str, value: impl Into<SpanAttributeValue>) {
         if self.is_recorded() {
             self.with_run_attributes(|notes| notes.attributes.push((name, value.into())));
         }
     }
 
-    /// Says that the run has gone wrong.
+    /// Marks the run's own span as failed.
     pub fn mark_failed(&self, error: &'static str) {
         self.with_run_attributes(|notes| notes.error = Some(error.into()));
     }
 
-    /// Tells of the run itself, which is over; it is told once.
+    /// Ends and exports the run's own span. Further calls do nothing.
     pub fn finish_run_span(&self) {
+        // Several paths may end a run. The flag is set under the lock, so exactly one of them exports the span.
         let Some((attributes, error)) = self.with_run_attributes(|notes| {
             let was_over = std::mem::replace(&mut notes.is_over, true);
             (!was_over).then(|| (std::mem::take(&mut notes.attributes), notes.error.take()))
         }) else {
             return;
         };
+        // The run's span keeps the id that its children named as their parent; the id of `span_since` is replaced.
         let span = FinishedSpan { attributes, error, ..self.span_since("run", self.started) };
         self.enqueue_span(self.context.parent, true, FinishedSpan { id: self.span, ..span });
     }
 
-    /// A span of ours that began at `started` and ends now.
+    /// Returns a span of the gateway that started at `started` and ends now.
     pub fn span_since(&self, name: &str, started: SystemTime) -> FinishedSpan {
         FinishedSpan {
             id: SpanId::random(),

@@ -1,4 +1,4 @@
-//! One line.
+//! One line of the access log.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,7 +8,7 @@ use crate::base::timestamp::TimestampFormatter;
 use crate::llm::budget::TokenUsage;
 use crate::llm::protocol::GatewayRoute;
 
-/// The keys of every line, in order. Readers may rely on it: keys are added at the end, never moved.
+/// The keys of every line, in order. Readers may rely on the order: a new key is added at the end, and no key moves.
 pub const FIELD_KEYS: [&str; 20] = [
     "time",
     "runId",
@@ -32,50 +32,51 @@ pub const FIELD_KEYS: [&str; 20] = [
     "trace_id",
 ];
 
-/// What is known of a request when it has ended.
+/// The facts about a request at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessLogEntry<'a> {
-    /// When the request ended.
+    /// The time when the request ended.
     pub time: SystemTime,
     pub method: &'a str,
-    /// `None` where the path is not served: a client's own text is never logged.
+    /// The route of the request; `None` if the path is not served. The log never contains a client's own path.
     pub route: Option<GatewayRoute>,
-    /// The status sent; nginx writes 499 where the client left before one was.
+    /// The status that was sent. As in nginx, 499 means that the client left before the gateway sent a status.
     pub status: u16,
-    /// Bytes of the response body that were sent.
+    /// The bytes of the response body that were sent.
     pub bytes: u64,
-    /// Bytes of the request body that were read.
+    /// The bytes of the request body that were read.
     pub request_bytes: u64,
     pub model: Option<&'a str>,
-    /// Ours, which LiteLLM is asked to use as its call id.
+    /// The gateway's request id, which LiteLLM is told to use as its call id.
     pub request_id: &'a str,
-    /// As the upstream sent it.
+    /// The call id in the upstream's response.
     pub litellm_call_id: Option<&'a str>,
-    /// As the upstream sent it, in dollars.
+    /// The cost in the upstream's response, in dollars.
     pub litellm_response_cost: Option<&'a str>,
-    /// From sending the request upstream to the last byte of its response.
+    /// The time from sending the request upstream to the last byte of its response.
     pub upstream_time: Option<Duration>,
-    /// From the start of the request to the first byte of the response body.
+    /// The time from the start of the request to the first byte of the response body.
     pub first_byte_time: Option<Duration>,
     pub request_time: Duration,
     pub usage: Option<&'a TokenUsage>,
-    /// How the call ended, or the code it was refused with.
+    /// The outcome of the call, or the code that the request was refused with.
     pub outcome: &'static str,
 }
 
-/// What is the same in every line of a run.
+/// The fields that are equal in every line of a run.
 #[derive(Clone, Debug)]
 pub(super) struct AccessLogRunFields {
     /// `runId=… attempt=…`.
     pub(super) identity: Arc<str>,
-    /// The trace that the run is part of, or `-`.
+    /// The trace that the run belongs to, or `-`.
     pub(super) trace: Arc<str>,
 }
 
 impl AccessLogEntry<'_> {
-    /// The line that stands for a number of others.
+    /// Returns the line that stands for a number of suppressed lines.
     pub(super) fn for_repeats(time: SystemTime) -> Self {
         Self {
+            // Every key must be present, so keys without a meaning here get `-`, 0 or zero time.
             time,
             method: "-",
             route: None,
@@ -94,13 +95,14 @@ impl AccessLogEntry<'_> {
         }
     }
 
-    /// Appends the line with its end. `clock` makes its time text.
+    /// Appends the whole line with its line end. `clock` formats the time.
     pub(super) fn append_to(
         &self,
         constant: &AccessLogRunFields,
         clock: &mut TimestampFormatter,
         buffer: &mut Vec<u8>,
     ) {
+        // The order of the calls below is the order of `FIELD_KEYS`. Text from outside goes through `push_text`.
         let mut line = AccessLogFieldWriter(buffer);
         line.0.extend_from_slice(b"time=");
         line.0.extend_from_slice(clock.format_time(self.time));
@@ -127,25 +129,26 @@ impl AccessLogEntry<'_> {
     }
 }
 
-/// Adds the number of repeated lines to the line that was appended last.
+/// Adds the number of suppressed lines to the line that was appended last.
 pub(super) fn append_repeats(repeats: u64, buffer: &mut Vec<u8>) {
+    // The line end is removed and written again behind the new field.
     buffer.pop();
     let mut line = AccessLogFieldWriter(buffer);
     line.push_number(" repeats=", Some(repeats));
     line.0.push(b'\n');
 }
 
-/// Appends keys and values, each in its form, without an allocation.
+/// A writer of keys and values. Each value has its own form, and no value needs an allocation.
 struct AccessLogFieldWriter<'a>(&'a mut Vec<u8>);
 
 impl AccessLogFieldWriter<'_> {
-    /// A word of our own.
+    /// Appends a word of the gateway's own, which needs no escaping.
     fn push_word(&mut self, key: &str, word: &str) {
         self.0.extend_from_slice(key.as_bytes());
         self.0.extend_from_slice(word.as_bytes());
     }
 
-    /// Text from outside.
+    /// Appends text from outside, sanitized.
     fn push_text(&mut self, key: &str, text: Option<&str>) {
         self.0.extend_from_slice(key.as_bytes());
         SanitizedText(text.unwrap_or("-")).append_to(self.0);
@@ -158,11 +161,12 @@ impl AccessLogFieldWriter<'_> {
         }
     }
 
-    /// Seconds with three decimals, as nginx writes `$request_time`.
+    /// Appends seconds with three decimals, as nginx writes `$request_time`.
     fn push_seconds(&mut self, key: &str, time: Option<Duration>) {
         let Some(time) = time else { return self.push_word(key, "-") };
         self.push_word(key, itoa::Buffer::new().format(time.as_secs()));
         let millis = time.subsec_millis();
+        // Three digits with leading zeros, which a number formatter would drop.
         let digit = |place: u32| b"0123456789"[(millis / place % 10) as usize];
         self.0.extend_from_slice(&[b'.', digit(100), digit(10), digit(1)]);
     }

@@ -3,25 +3,28 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Counts what comes in one second. Threads that meet at the end of a second may write some lines more.
+/// A counter of the lines in the current second. Threads that race at the end of a second may write a few lines more.
 #[derive(Debug, Default)]
 pub(super) struct LineFloodLimiter {
-    /// Since 1970.
+    /// The current second, since 1970.
     second: AtomicU64,
-    /// Those of this second.
+    /// The number of lines of the current second, written or not.
     lines: AtomicU64,
-    /// Those without a line that no line has counted yet.
+    /// The number of suppressed lines that no line reports yet.
     repeats: AtomicU64,
 }
 
 impl LineFloodLimiter {
-    /// Counts a line; tells whether it is to be written, and how many before it were not.
+    /// Counts a line. Returns true if the line is to be written, and the number of suppressed lines to report before
+    /// it.
     pub(super) fn count_line(&self, time: SystemTime) -> (bool, u64) {
         let second = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        // A new second. Only the thread that stores it first reports the count of the second before.
         if self.second.swap(second, Ordering::Relaxed) != second {
             self.lines.store(1, Ordering::Relaxed);
             return (true, self.take_suppressed());
         }
+        // `Relaxed` is enough: an exact limit is not needed, and no other memory depends on these counters.
         let is_written = self.lines.fetch_add(1, Ordering::Relaxed) < LINES_PER_SECOND;
         if !is_written {
             self.repeats.fetch_add(1, Ordering::Relaxed);
@@ -29,13 +32,14 @@ impl LineFloodLimiter {
         (is_written, 0)
     }
 
-    /// Takes the number of those that were not written.
+    /// Returns the number of suppressed lines and resets the number.
     pub(super) fn take_suppressed(&self) -> u64 {
         self.repeats.swap(0, Ordering::Relaxed)
     }
 }
 
-/// Lines a second of requests that made no call. Ours: more than all health checks, and 10 KB.
+/// The number of lines a second for requests that made no call. Our choice: more than all health checks need, and about
+/// 10 KB.
 const LINES_PER_SECOND: u64 = 32;
 
 #[cfg(test)]

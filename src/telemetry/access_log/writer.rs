@@ -1,9 +1,10 @@
-//! The buffer that requests append to, and the thread that empties it.
+//! The buffer that requests append to, and the thread that empties the buffer.
 //!
-//! The thread is there for a destination that takes its time: a worker that wrote would hold up every stream on it, and neither
-//! a disk nor a pipe that other processes share can be told not to block. Under load the thread is woken for full batches only: it
-//! waits for lines by itself, and sleeps when none has come for an interval. A line so costs 0.33 µs beside its text (330 bytes, one
-//! busy CPU); written by the worker in batches as large, it would be 0.26 µs, in nginx' batches of 16 KiB 0.36 µs.
+//! The thread exists because a destination may be slow. A worker that writes would delay each of its streams, and
+//! neither a disk nor a pipe shared with other processes can be made non-blocking. Under load the thread is woken for
+//! full batches only. Otherwise the thread waits for lines by itself, and sleeps when no line has come for an interval.
+//! A line costs 0.33 µs beside its text (330 bytes, one busy CPU). Batches of this size written by the worker would
+//! cost 0.26 µs, batches of 16 KiB like nginx's 0.36 µs.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -17,7 +18,7 @@ use std::time::Duration;
 use super::open_file;
 use crate::base::timestamp::TimestampFormatter;
 
-/// Owns the thread. Dropped, it has written what was left.
+/// The owner of the writing thread. Dropping the writer writes the remaining lines.
 #[derive(Debug)]
 pub(super) struct AccessLogWriter {
     shared: Arc<AccessLogWriterShared>,
@@ -27,9 +28,9 @@ pub(super) struct AccessLogWriter {
 #[derive(Debug)]
 struct AccessLogWriterShared {
     queue: Mutex<LineQueue>,
-    /// There is a first line, a full batch, a flush, another file, or the end.
+    /// Notified for a first line, a full batch, a flush, another file, or the end.
     wanted: Condvar,
-    /// A batch has been written or given up.
+    /// Notified when a batch has been written or abandoned.
     done: Condvar,
     lost: AtomicU64,
 }
@@ -38,35 +39,35 @@ struct AccessLogWriterShared {
 struct LineQueue {
     lines: Vec<u8>,
     clock: TimestampFormatter,
-    /// The thread waits for a first line, and not for an interval's end.
+    /// True while the thread waits for a first line, and not for the end of an interval.
     is_asleep: bool,
     replacement: Option<File>,
     is_urgent: bool,
     is_closed: bool,
-    /// Batches taken, and those of them that are done: a flush waits until they are equal.
+    /// The number of batches that the thread has taken. A flush waits until `done` is equal.
     taken: u64,
     done: u64,
 }
 
-/// When a file is moved away, and which.
+/// The rule for renaming a full file.
 #[derive(Debug)]
 pub(super) struct AccessLogRotation {
     pub(super) path: PathBuf,
     pub(super) max_bytes: u64,
 }
 
-/// Where the thread writes, and what it remembers of the last write.
+/// The destination of the thread, with the state of its last write.
 #[derive(Debug)]
 struct LineBatchSink<W> {
     out: W,
-    /// Bytes in it.
+    /// The number of bytes in the destination.
     len: u64,
-    /// The last write ended within a line.
+    /// True if the last write ended within a line.
     is_torn: bool,
     is_failing: bool,
 }
 
-/// Why a batch is not written, and how many of its lines are not.
+/// The error of a batch, with the number of its lost lines.
 #[derive(Debug)]
 struct BatchWriteError {
     lost: usize,
@@ -87,33 +88,39 @@ impl AccessLogWriter {
             done: Condvar::new(),
             lost: AtomicU64::new(0),
         });
+        // The thread holds only the shared part, so dropping the writer can end the thread.
         let worker = Arc::clone(&shared);
         let work = move || worker.run_writer_loop(LineBatchSink::for_file(file), rotation.as_ref());
         let thread = thread::Builder::new().name("access-log".into()).spawn(work)?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Lets `write` append a line. The lock is held for that, never for a write to the file.
+    /// Calls `write` to append a line. The lock is held during that call, and never during a write to the file.
     pub(super) fn append_line(&self, write: impl FnOnce(&mut Vec<u8>, &mut TimestampFormatter)) {
         let mut guard = self.shared.lock_queue();
         let queue = &mut *guard;
         let before = queue.lines.len();
+        // The destination has not kept up. Losing this line keeps the memory of the process bounded.
         if before >= MAX_BACKLOG_BYTES {
             drop(guard);
             return self.shared.count_lost_lines(1);
         }
         write(&mut queue.lines, &mut queue.clock);
+        // The thread is woken only when it must act: for the line that completes a batch, or for a first line while it
+        // sleeps.
         let fills_batch = before < MIN_BATCH_BYTES && queue.lines.len() >= MIN_BATCH_BYTES;
         let is_first = mem::take(&mut queue.is_asleep);
+        // The lock is released first, so that the woken thread does not wait for it.
         drop(guard);
         if is_first || fills_batch {
             self.shared.wanted.notify_one();
         }
     }
 
-    /// Waits until what was appended before is written, but not for longer than [`FLUSH_TIMEOUT`].
+    /// Waits until the lines appended before are written, for at most [`FLUSH_TIMEOUT`].
     pub(super) fn wait_flushed(&self) {
         let mut queue = self.shared.lock_queue();
+        // Lines in the queue form one more batch. Without such lines, only a batch in progress is waited for.
         queue.is_urgent = !queue.lines.is_empty();
         let batch = queue.taken + u64::from(queue.is_urgent);
         self.shared.wanted.notify_one();
@@ -121,8 +128,9 @@ impl AccessLogWriter {
         drop(self.shared.done.wait_timeout_while(queue, FLUSH_TIMEOUT, is_undone));
     }
 
-    /// What is appended from now on goes into `file`.
+    /// Switches to `file` for all lines that are appended from now on.
     pub(super) fn replace_file(&self, file: File) {
+        // The lines up to now belong to the old file.
         self.wait_flushed();
         self.shared.lock_queue().replacement = Some(file);
         self.shared.wanted.notify_one();
@@ -134,11 +142,12 @@ impl AccessLogWriter {
 }
 
 impl Drop for AccessLogWriter {
-    /// A destination that takes nothing for [`FLUSH_TIMEOUT`] is left to itself: the end of the process must
-    /// not hang on a pipe that nobody reads.
+    /// Flushes, closes the queue and joins the thread. If the destination takes nothing for [`FLUSH_TIMEOUT`], the
+    /// thread is left running: the end of the process must not hang on a pipe without a reader.
     fn drop(&mut self) {
         self.shared.lock_queue().is_closed = true;
         self.wait_flushed();
+        // A thread that is not idle hangs in a write, and joining it would hang, too.
         let is_idle = self.shared.lock_queue().is_idle();
         if let Some(thread) = self.thread.take().filter(|_| is_idle) {
             drop(thread.join());
@@ -147,6 +156,7 @@ impl Drop for AccessLogWriter {
 }
 
 impl AccessLogWriterShared {
+    /// Writes batches until the queue is closed.
     fn run_writer_loop(
         &self,
         mut output: LineBatchSink<File>,
@@ -161,14 +171,17 @@ impl AccessLogWriterShared {
                 rotation.rotate_file(&mut output);
             }
             batch.clear();
+            // Only now: a flush waits until the batch is in the file, also if its lines were lost.
             self.lock_queue().done += 1;
             self.done.notify_all();
         }
     }
 
-    /// Swaps the appended lines for the empty `batch` once they are worth a write; false at the end.
+    /// Swaps the appended lines for the empty `batch` once they are worth a write. Returns false at the end.
     fn take_batch(&self, batch: &mut Vec<u8>, output: &mut LineBatchSink<File>) -> bool {
+        // 1. Give lines an interval to gather, unless the queue must be written at once.
         let mut queue = self.wait_for_more_lines(self.lock_queue());
+        // 2. No line came within the interval: end, or sleep until the first line. Large buffers are shrunk before.
         while queue.has_no_pending_lines() {
             if queue.is_closed {
                 return false;
@@ -176,16 +189,18 @@ impl AccessLogWriterShared {
             batch.shrink_to(BUFFER_CAPACITY_BYTES);
             queue = self.wait_for_more_lines(self.wait_for_first_line(queue));
         }
+        // 3. Switch the file. The lines before the switch were flushed by `replace_file`.
         if let Some(file) = queue.replacement.take() {
             *output = LineBatchSink::for_file(file);
         }
+        // 4. Take the lines by a swap: requests append to the other buffer while this thread writes.
         mem::swap(&mut queue.lines, batch);
         queue.taken += 1;
         queue.is_urgent = false;
         true
     }
 
-    /// Waits for an interval, in which more lines may come, or until what there is has to be written.
+    /// Waits for an interval in which more lines may come, or until the lines must be written.
     fn wait_for_more_lines<'a>(
         &self,
         queue: MutexGuard<'a, LineQueue>,
@@ -195,12 +210,13 @@ impl AccessLogWriterShared {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits for a first line, or the end. Buffers that a busy time has made large are given back.
+    /// Waits for a first line, or for the end. Buffers that a busy time has enlarged are shrunk.
     fn wait_for_first_line<'a>(
         &self,
         mut queue: MutexGuard<'a, LineQueue>,
     ) -> MutexGuard<'a, LineQueue> {
         queue.lines.shrink_to(BUFFER_CAPACITY_BYTES);
+        // The next line's request sees this flag and wakes the thread.
         queue.is_asleep = true;
         let is_idle = |queue: &mut LineQueue| queue.has_no_pending_lines() && !queue.is_closed;
         let waited = self.wanted.wait_while(queue, is_idle);
@@ -219,30 +235,33 @@ impl AccessLogWriterShared {
 }
 
 impl LineQueue {
+    /// Returns true if there is nothing to write and no file to switch to.
     fn has_no_pending_lines(&self) -> bool {
         self.lines.is_empty() && self.replacement.is_none()
     }
 
+    /// Returns true if the queue may wait for more lines.
     fn has_room(&self) -> bool {
         let is_wanted_now = self.is_urgent || self.replacement.is_some() || self.is_closed;
         self.lines.len() < MIN_BATCH_BYTES && !is_wanted_now
     }
 
+    /// Returns true if every appended line is written or counted as lost.
     fn is_idle(&self) -> bool {
         self.lines.is_empty() && self.done == self.taken
     }
 }
 
 impl AccessLogRotation {
-    /// Moves the file to its name with `.1`, in the place of the one there, and begins it anew.
+    /// Renames the full file with the suffix `.1`, which replaces an older one, and begins a new file.
     fn rotate_file(&self, output: &mut LineBatchSink<File>) {
         let mut old = self.path.clone().into_os_string();
         old.push(".1");
         match fs::rename(&self.path, old).and_then(|()| open_file(&self.path)) {
             Ok(file) => *output = LineBatchSink::for_file(file),
             Err(error) => {
-                tracing::warn!(%error, "cannot move the full access log away; it goes on growing");
-                // Tried again when as much is written once more.
+                tracing::warn!(%error, "cannot rename the full access log; the file keeps growing");
+                // Retried when another `max_bytes` bytes are written, not after each batch.
                 output.len = 0;
             }
         }
@@ -261,13 +280,13 @@ impl<W: Write> LineBatchSink<W> {
         Self { out, len: 0, is_torn: false, is_failing: false }
     }
 
-    /// Writes a batch, and says in the program's own log when that begins and ceases to fail.
+    /// Writes a batch. The program's own log reports when writing starts to fail and when it works again.
     fn write_batch(&mut self, batch: &[u8]) -> Result<(), BatchWriteError> {
         let written = self.try_write_batch(batch);
         let was_failing = mem::replace(&mut self.is_failing, written.is_err());
         match &written {
             Err(BatchWriteError { source, .. }) if !was_failing => {
-                tracing::warn!(error = %source, "cannot write the access log; lines are lost until it can be");
+                tracing::warn!(error = %source, "cannot write the access log; lines are lost until writing works again");
             }
             Ok(()) if was_failing => tracing::info!("the access log is written again"),
             _ => (),
@@ -278,7 +297,7 @@ impl<W: Write> LineBatchSink<W> {
     fn try_write_batch(&mut self, batch: &[u8]) -> Result<(), BatchWriteError> {
         let lines = |bytes: &[u8]| memchr::memchr_iter(b'\n', bytes).count();
         if self.is_torn {
-            // Or the next line would be read as the end of the torn one.
+            // Without this line end, the next line would look like the end of the torn line.
             let ended = self.out.write_all(b"\n");
             ended.map_err(|source| BatchWriteError { lost: lines(batch), source })?;
             self.is_torn = false;
@@ -293,7 +312,7 @@ impl<W: Write> LineBatchSink<W> {
                     self.len += taken as u64;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => (),
-                // Some supervisors hand out a stdout that does not block.
+                // Some supervisors hand out a non-blocking stdout. A full pipe is then an error and not a wait.
                 Err(error)
                     if error.kind() == ErrorKind::WouldBlock && pauses < MAX_WRITE_RETRIES =>
                 {
@@ -306,6 +325,7 @@ impl<W: Write> LineBatchSink<W> {
         Ok(())
     }
 
+    /// Ends a batch after an error. The lines without their line end in the file are lost.
     fn abandon_batch(&mut self, batch: &[u8], rest: &[u8], source: io::Error) -> BatchWriteError {
         let written = &batch[..batch.len() - rest.len()];
         self.is_torn = written.last().is_some_and(|last| *last != b'\n');
@@ -313,30 +333,34 @@ impl<W: Write> LineBatchSink<W> {
     }
 }
 
-/// Bytes that are worth a write of their own. Ours: two hundred lines, so that they share what it costs to wake the thread.
+/// The size of the queue that is worth a write of its own, in bytes. Our choice: two hundred lines, which share the
+/// cost of waking the thread.
 const MIN_BATCH_BYTES: usize = 64 * 1024;
 
-/// How long a line waits for others. Ours, as nginx' `flush=100ms`.
+/// The time that a line waits for further lines. Our choice, equal to nginx's `flush=100ms`.
 const BATCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the buffers are made with, and what an idle log keeps of them.
+/// The initial capacity of the buffers, to which an idle log shrinks them, in bytes.
 const BUFFER_CAPACITY_BYTES: usize = 16 * 1024;
 
-/// Bytes waiting for a slow destination; a line past that is lost. Ours: three thousand lines.
+/// The largest size of lines that wait for a slow destination, in bytes. Further lines are lost. Our choice: three
+/// thousand lines.
 const MAX_BACKLOG_BYTES: usize = 1024 * 1024;
 
-/// How long a flush waits for the destination. Ours: well under the ten seconds Docker grants a stop.
+/// The longest time that a flush waits for the destination. Our choice: well under the ten seconds that Docker grants a
+/// stop.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often, and how long each time, a stdout that is full for now is waited for: a second in all.
+/// The largest number of waits for a stdout that is full. With [`WRITE_RETRY_DELAY`], the waits are a second in all.
 const MAX_WRITE_RETRIES: u32 = 100;
+/// The duration of one wait for a stdout that is full.
 const WRITE_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Takes `room` bytes, then is full.
+    /// A destination that takes `room` bytes, and then is full.
     struct Disk {
         written: Vec<u8>,
         room: usize,

@@ -1,4 +1,4 @@
-//! The span of a call, by the OpenTelemetry conventions for generative AI (status: development).
+//! The span of a call, after the OpenTelemetry conventions for generative AI (status: development).
 
 use std::time::SystemTime;
 
@@ -13,11 +13,11 @@ use crate::telemetry::metrics::{SettledCall, operation_name};
 #[derive(Clone, Copy, Debug)]
 pub struct TracedCall<'a> {
     pub span: SpanId,
-    /// Ours, which LiteLLM knows as its call id.
+    /// The gateway's request id, which LiteLLM uses as its call id.
     pub request_id: &'a str,
-    /// As the client asked for it.
+    /// The model's name in the client's request.
     pub model: Option<&'a str>,
-    /// Why it did not end well, by our own code.
+    /// The gateway's code for the reason why the call did not end well.
     pub code: Option<&'static str>,
     pub settled: &'a SettledCall<'a>,
 }
@@ -25,7 +25,9 @@ pub struct TracedCall<'a> {
 impl TracedCall<'_> {
     pub(super) fn to_span(self, provider: &'static str) -> FinishedSpan {
         let SettledCall { route, status, outcome, duration, .. } = *self.settled;
+        // Routes that no convention names keep the gateway's own name.
         let operation = operation_name(route).unwrap_or(route.name());
+        // The model's name is the client's text, so control characters must not reach the collector.
         let model = self.model.map(|model| SanitizedText(model).to_text());
         let ended = SystemTime::now();
         let is_ok = self.settled.is_success();
@@ -39,6 +41,7 @@ impl TracedCall<'_> {
             started: ended.checked_sub(duration).unwrap_or(ended),
             ended,
             attributes: self.attributes(provider, operation, model.as_deref(), status),
+            // The most precise cause: the gateway's code, else the upstream's status, else the outcome.
             error: (!is_ok).then(|| match self.code {
                 Some(code) => code.into(),
                 None if outcome == CallOutcome::Completed => status.to_string().into(),
@@ -63,6 +66,7 @@ impl TracedCall<'_> {
             ("cogni.route", self.settled.route.name().into()),
         ]);
         attributes.extend(model.map(|model| ("gen_ai.request.model", model.into())));
+        // Status 0 means that the upstream sent no response.
         if status != 0 {
             attributes.push(("http.response.status_code", u64::from(status).into()));
         }
@@ -75,12 +79,13 @@ impl TracedCall<'_> {
                 ("gen_ai.usage.reasoning.output_tokens", usage.reasoning),
             ]
             .into_iter()
-            // The conventions forbid to report tokens that nobody counted.
+            // The conventions forbid reporting tokens that were only estimated.
             .filter(|(_, tokens)| usage.source != UsageSource::Estimated && !tokens.is_zero())
             .map(|(name, tokens)| (name, tokens.0.into())),
         );
         attributes.push(("cogni.usage.source", usage.source.as_str().into()));
         attributes.extend(cost.map(|cost| ("cogni.cost_usd", cost.to_dollars().into())));
+        // A call that is not streamed has no first chunk.
         if let Some(first_byte) = first_byte.filter(|_| *is_stream) {
             let seconds = first_byte.as_secs_f64();
             attributes.push(("gen_ai.response.time_to_first_chunk", seconds.into()));

@@ -1,4 +1,4 @@
-//! Where spans are sent: an OpenTelemetry collector, by HTTP.
+//! The client of an OpenTelemetry collector, over HTTP.
 
 use std::fmt;
 use std::io;
@@ -23,26 +23,26 @@ use super::otlp::{self, ExportRequestBuilder};
 use super::{QueuedSpan, TracingConfig};
 use crate::base::secret::SecretString;
 
-/// A collector's URL, `/v1/traces` included.
+/// A collector's URL, including `/v1/traces`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectorUrl(Uri);
 
-/// What is sent with each request.
+/// The headers of each request to the collector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CollectorHeaders(HeaderMap);
 
-/// A collector, and what is said to it each time.
+/// A collector, and the constant part of each request to it.
 #[derive(Debug)]
 pub(super) struct CollectorClient {
     address: Uri,
     headers: HeaderMap,
     frame: ExportRequestBuilder,
     client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    /// It did not take what it was sent last.
+    /// True if the collector did not take the last batch.
     is_failing: bool,
 }
 
-/// A text that is no collector's URL.
+/// An error for a text that is no valid URL of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give a URL, such as http://collector:4318")]
 pub struct CollectorUrlError;
@@ -53,17 +53,19 @@ impl CollectorClient {
         config: &TracingConfig,
     ) -> io::Result<Self> {
         let mut connector = HttpConnector::new();
+        // The TLS connector wraps this one, which would otherwise reject `https` URLs.
         connector.enforce_http(false);
         let builder = HttpsConnectorBuilder::new();
         let builder = if address.scheme() == Some(&Scheme::HTTPS) {
             builder.with_native_roots()?
         } else {
-            // An image need not have authorities for what is in the clear.
+            // Plain HTTP needs no certificate authorities, and an image may have none. Loading them would fail there.
             let none = RootCertStore::empty();
             let config = ClientConfig::builder().with_root_certificates(none);
             builder.with_tls_config(config.with_no_client_auth())
         };
         let connector = builder.https_or_http().enable_http1().wrap_connector(connector);
+        // The configuration was checked before, so the default is never used.
         let CollectorHeaders(mut headers) =
             CollectorHeaders::parse_headers(&config.otlp_headers).unwrap_or_default();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
@@ -76,8 +78,8 @@ impl CollectorClient {
         })
     }
 
-    /// Sends so many spans, once, and says how many of them were taken. What goes wrong is told when it begins, not each
-    /// time.
+    /// Sends a batch once, and returns the number of spans that the collector took. A failure is logged when it begins,
+    /// and not for each batch.
     pub(super) async fn send_batch(
         &mut self,
         spans: impl ExactSizeIterator<Item = QueuedSpan>,
@@ -95,14 +97,16 @@ impl CollectorClient {
         sent.map_or(0, |refused| count.saturating_sub(refused))
     }
 
-    /// Tells how many the collector did not want.
+    /// Posts a batch, and returns the number of spans that the collector rejected.
     async fn post_batch(&self, body: Vec<u8>) -> anyhow::Result<usize> {
         let mut request = Request::post(self.address.clone()).body(Full::from(body))?;
         request.headers_mut().clone_from(&self.headers);
+        // One timeout over connecting, the request and the response. The thread serves no one else meanwhile.
         let answer = timeout(REQUEST_TIMEOUT, async {
             let response = self.client.request(request).await?;
             let status = response.status();
             let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+            // A broken body is no failure: the status has decided, and the body only counts rejected spans.
             anyhow::Ok((status, body.map(Collected::to_bytes).unwrap_or_default()))
         });
         let (status, body) = answer.await.context("the collector does not answer")??;
@@ -114,16 +118,17 @@ impl CollectorClient {
 }
 
 impl CollectorHeaders {
-    /// Reads `name=value,…`, as OpenTelemetry's variable has it: percent-encoded values.
+    /// Parses `name=value,…` in the format of OpenTelemetry's variable, with percent-encoded values.
     ///
     /// # Errors
-    /// It is not of that form. What it says is not repeated.
+    /// Returns an error if the text does not have that format. The error does not contain the text.
     pub fn parse_headers(given: &SecretString) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
         for pair in given.expose_secret().split(',').filter(|pair| !pair.trim().is_empty()) {
             let read = pair.split_once('=').and_then(|(name, value)| {
                 let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
                 let mut value = HeaderValue::from_bytes(&percent_decode(value.trim())).ok()?;
+                // These headers usually carry a token, which debug output must not show.
                 value.set_sensitive(true);
                 Some((name, value))
             });
@@ -136,7 +141,7 @@ impl CollectorHeaders {
     }
 }
 
-/// With `%41` as `A`; what is not of that form stays as it is.
+/// Decodes `%41` as `A`. A percent sign without two hexadecimal digits stays unchanged.
 fn percent_decode(text: &str) -> Vec<u8> {
     let mut rest = text.as_bytes();
     let mut decoded = Vec::with_capacity(rest.len());
@@ -144,6 +149,7 @@ fn percent_decode(text: &str) -> Vec<u8> {
         let byte = (first == b'%').then(|| std::str::from_utf8(more.get(..2)?).ok()).flatten();
         let byte = byte.and_then(crate::base::hex::decode_hex::<1>);
         decoded.push(byte.map_or(first, |[byte]| byte));
+        // The two digits are skipped only if they were decoded.
         rest = if byte.is_some() { &more[2..] } else { more };
     }
     decoded
@@ -161,7 +167,7 @@ impl FromStr for CollectorUrl {
         };
         let url: Uri = url.parse().map_err(|_| CollectorUrlError)?;
         let is_http = matches!(url.scheme_str(), Some("http" | "https"));
-        // Who is named before an `@` would stand in logs.
+        // A user name or password before an `@` would appear in the logs.
         let is_plain = url.authority().is_some_and(|authority| !authority.as_str().contains('@'));
         if is_http && is_plain && url.query().is_none() {
             Ok(Self(url))
@@ -183,11 +189,11 @@ impl fmt::Display for CollectorUrl {
     }
 }
 
-/// Of OTLP over HTTP.
+/// The path of OTLP over HTTP for traces.
 const OTLP_TRACES_PATH: &str = "/v1/traces";
 
-/// For one request, connection included. OpenTelemetry's default.
+/// The longest time for one request, including the connection. The value is OpenTelemetry's default.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// It says what it has not taken, which is short.
+/// The largest response that is read, in bytes. The response only reports rejected spans, which is short.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;

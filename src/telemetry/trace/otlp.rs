@@ -1,4 +1,4 @@
-//! Spans as OTLP has them.
+//! Converts spans to OTLP messages.
 
 mod message;
 
@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::{FinishedSpan, QueuedSpan, TraceSpanKind};
 
-/// What an attribute may be.
+/// The value of a span's attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SpanAttributeValue {
     Text(String),
@@ -22,7 +22,7 @@ pub enum SpanAttributeValue {
     Is(bool),
 }
 
-/// What is the same in every request: who we are.
+/// A builder of requests. The builder holds the part that is equal in every request: this service's name and version.
 #[derive(Clone, Debug)]
 pub(super) struct ExportRequestBuilder {
     resource: OtlpResource,
@@ -42,25 +42,28 @@ impl ExportRequestBuilder {
         }
     }
 
-    /// The body of a request that tells of these spans.
+    /// Returns the body of a request that carries these spans.
     pub(super) fn encode_request(&self, spans: impl Iterator<Item = QueuedSpan>) -> Vec<u8> {
         let scope = Some(self.scope.clone());
         let spans = spans.map(message::OtlpSpan::from).collect();
         let scope_spans = vec![ScopeSpans { scope, spans, schema_url: SCHEMA_URL.to_owned() }];
         let resource = Some(self.resource.clone());
-        let of_us = ResourceSpans { resource, scope_spans, schema_url: SCHEMA_URL.to_owned() };
-        ExportTraceServiceRequest { resource_spans: vec![of_us] }.encode_to_vec()
+        let this_service =
+            ResourceSpans { resource, scope_spans, schema_url: SCHEMA_URL.to_owned() };
+        ExportTraceServiceRequest { resource_spans: vec![this_service] }.encode_to_vec()
     }
 }
 
 impl From<QueuedSpan> for message::OtlpSpan {
     fn from(QueuedSpan { trace, parent, is_parent_remote, span }: QueuedSpan) -> Self {
         let FinishedSpan { id, name, kind, started, ended, mut attributes, error } = span;
+        // The conventions want the cause as an attribute and in the status.
         attributes.extend(error.as_deref().map(|word| ("error.type", word.into())));
         Self {
             trace_id: trace.as_bytes().to_vec(),
             span_id: id.as_bytes().to_vec(),
             parent_span_id: parent.map(|span| span.as_bytes().to_vec()).unwrap_or_default(),
+            // Only sampled spans reach the queue, so the flag is constant.
             flags: SAMPLED_FLAG
                 | message::HAS_IS_REMOTE_FLAG
                 | if is_parent_remote { message::IS_REMOTE_FLAG } else { 0 },
@@ -70,6 +73,7 @@ impl From<QueuedSpan> for message::OtlpSpan {
                 TraceSpanKind::Client => OtlpSpanKind::Client.into(),
             },
             start_time_unix_nano: unix_nanoseconds(started),
+            // A clock that was set back must not make a span end before its start.
             end_time_unix_nano: unix_nanoseconds(ended.max(started)),
             attributes: attributes.into_iter().map(|(key, value)| key_value(key, value)).collect(),
             status: error.map(|word| OtlpStatus {
@@ -100,6 +104,7 @@ impl From<&str> for SpanAttributeValue {
 
 impl From<u64> for SpanAttributeValue {
     fn from(count: u64) -> Self {
+        // OTLP has signed integers only.
         Self::Count(i64::try_from(count).unwrap_or(i64::MAX))
     }
 }
@@ -116,8 +121,9 @@ impl From<f64> for SpanAttributeValue {
     }
 }
 
-/// How many spans a collector's answer says it did not want.
+/// Returns the number of spans that a collector rejects in its response.
 pub(super) fn rejected_spans(answer: &[u8]) -> usize {
+    // A response that cannot be decoded says nothing about rejected spans, so all count as taken.
     let read = ExportTraceServiceResponse::decode(answer).ok();
     let refused = read.and_then(|answer| Some(answer.partial_success?.rejected_spans));
     refused.and_then(|spans| usize::try_from(spans).ok()).unwrap_or_default()
@@ -132,8 +138,8 @@ fn unix_nanoseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The flag of W3C's Trace Context.
+/// The flag for a sampled trace in W3C Trace Context.
 const SAMPLED_FLAG: u32 = 1;
 
-/// The version of the conventions that the attributes' names are from.
+/// The version of the conventions that define the attributes' names.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.38.0";

@@ -1,7 +1,9 @@
-//! The messages of OTLP that carry spans, with the fields that we set, and its answer with the one that we read.
+//! The OTLP messages that carry spans, with the fields that the gateway sets, and the response with the field that it
+//! reads.
 //!
 //! Numbers and types are those of `opentelemetry/proto/{collector/trace,trace,resource,common}/v1/*.proto`, version 1.
-//! OpenTelemetry's own crate has them all, but brings its SDK. Tests read what we write by that crate.
+//! OpenTelemetry's own crate contains all messages, but depends on the SDK. The tests decode the gateway's messages
+//! with that crate.
 
 use prost::{Message, Oneof};
 
@@ -130,7 +132,7 @@ pub(super) enum OtlpStatusCode {
     Error = 2,
 }
 
-/// The flag of a span that knows whether its parent is remote.
+/// The flag that marks a span whose flags tell if its parent is remote.
 pub(super) const HAS_IS_REMOTE_FLAG: u32 = 0x100;
 
 /// The flag of a span whose parent is remote.
