@@ -46,7 +46,7 @@ struct ListedModel {
 ///
 /// # Errors
 /// Returns an error if the upstream is not reached, answers with an error, or sends no list within
-/// [`MODEL_LIST_TIMEOUT`].
+/// `MODEL_LIST_TIMEOUT`.
 pub async fn list_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {
     // One timeout over all steps: connecting, the head and the body. The call's own timeouts are far longer.
     let deadline = Instant::now() + MODEL_LIST_TIMEOUT;

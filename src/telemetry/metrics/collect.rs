@@ -1,9 +1,9 @@
-//! Turns what runs and models counted into families, once per scrape.
+//! Converts the counts of runs and models into metric families, once per scrape.
 //!
-//! Runs and models come and go, and there may be thousands: they hold plain atomics, and one
-//! collector walks over them. The crate's labelled vectors would keep a few hundred bytes for each
-//! series, look series up by a hash in which `("ab", "c")` equals `("a", "bc")`, and bring a series
-//! back to life when a late call counts into it.
+//! Runs and models come and go, and there may be thousands of them. They hold plain atomics, and one collector walks
+//! over them. The labelled vectors of the `prometheus` crate would keep a few hundred bytes for each series. They also
+//! look series up by a hash in which `("ab", "c")` equals `("a", "bc")`, and revive a removed series when a late call
+//! counts into it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricT
 
 use super::table::{MetricFamilySpec, MetricKind};
 
-/// What a scrape walks over.
+/// A source of series that a scrape walks over.
 pub(super) trait SeriesSource: Send + Sync {
     fn collect_series(&self, into: &mut SeriesBuilder);
 }
 
-/// Registers a [`SeriesSource`] as the source of some families.
+/// A collector that registers a [`SeriesSource`] as the source of some families.
 pub(super) struct SourceCollector<C> {
     descs: Vec<Desc>,
     source: Arc<C>,
 }
 
-/// The series gathered so far, by the name of their family.
+/// The series collected so far, by the name of their family.
 #[derive(Default)]
 pub(super) struct SeriesBuilder(BTreeMap<&'static str, MetricFamily>);
 
@@ -50,7 +50,7 @@ impl<C: SeriesSource> Collector for SourceCollector<C> {
 }
 
 impl SeriesBuilder {
-    /// Adds one sample of a counter or a gauge; the label values are in the table's order.
+    /// Adds one sample of a counter or a gauge. The label values are in the table's order.
     pub(super) fn push_sample(
         &mut self,
         family: &'static MetricFamilySpec,
@@ -70,13 +70,14 @@ impl SeriesBuilder {
         self.push_metric(family, values, metric);
     }
 
-    /// Adds a ready-made metric, such as a histogram's.
+    /// Adds a finished metric, such as a histogram's.
     pub(super) fn push_metric(
         &mut self,
         family: &'static MetricFamilySpec,
         values: &[&str],
         mut metric: Metric,
     ) {
+        // A wrong number of values is a mistake in this program; `zip` would hide it.
         debug_assert_eq!(family.labels.len(), values.len(), "{}", family.name);
         metric.set_label(
             family.labels.iter().zip(values).map(|(name, value)| label_pair(name, value)).collect(),

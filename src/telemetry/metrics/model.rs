@@ -1,4 +1,4 @@
-//! Series of one model, and of everything the OpenTelemetry conventions ask for.
+//! The series of one model, and the metrics of the OpenTelemetry conventions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -17,11 +17,11 @@ use crate::llm::budget::UsageSource;
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::audit::records::CallOutcome;
 
-/// Models with series of their own, `other` not counted. Ours: a catalogue has a few dozen, and each
-/// model costs about 200 series.
+/// The largest number of models with series of their own, without `other`. Our choice: a catalogue has a few dozen
+/// models, and each model costs about 200 series.
 pub const MAX_MODELS: usize = 64;
 
-/// A model's counters. Resolved once per call; counting into it takes no lock.
+/// The counters of one model. A call looks its model up once; counting takes no lock.
 #[derive(Debug)]
 pub struct ModelMetrics {
     name: String,
@@ -35,7 +35,7 @@ pub struct ModelMetrics {
     operations: [OnceLock<OperationMetrics>; OPERATION_NAMES.len()],
 }
 
-/// The models seen so far, and `other` for those there is no room for.
+/// The models that have series, and `other` for all further models.
 #[derive(Debug)]
 pub(super) struct ModelMetricsTable {
     provider: String,
@@ -66,7 +66,7 @@ impl ModelMetrics {
 
     pub(super) fn record_settled_call(&self, call: &SettledCall<'_>) {
         self.calls[call.outcome as usize].add_count(1);
-        // What is no operation (`models`, `count_tokens`) has neither tokens nor a price.
+        // A route that is no operation (`models`, `count_tokens`) has neither tokens nor a price.
         let Some(operation) = operation_index(call.route) else { return };
         self.sources[call.usage.source as usize].add_count(1);
         self.tokens.add_usage(call.usage);
@@ -74,6 +74,7 @@ impl ModelMetrics {
             Some(cost) => self.cost.add_count(cost.0),
             None => self.without_cost.add_count(1),
         }
+        // The histograms of an operation are made with its first call: most models have one operation only.
         self.operations[operation].get_or_init(OperationMetrics::new).record_settled_call(call);
     }
 
@@ -106,6 +107,7 @@ impl ModelMetrics {
         for (kind, tokens) in self.tokens.counts_by_kind() {
             into.push_sample(&table::MODEL_TOKENS, &[model, kind], tokens);
         }
+        // The counter holds nanodollars.
         into.push_sample(&table::MODEL_COST, &[model], self.cost.as_float() / 1e9);
         into.push_sample(&table::MODEL_UNPRICED, &[model], self.without_cost.as_float());
         into.push_metric(&table::MODEL_FIRST_BYTE, &[model], self.first_byte.metric());
@@ -124,11 +126,14 @@ impl ModelMetricsTable {
     }
 
     pub(super) fn get_or_insert(&self, name: &str) -> Arc<ModelMetrics> {
+        // The name comes from outside and becomes a label, so it is sanitized first.
         let name = SanitizedText(name).to_text();
+        // The read lock is enough for a known model, which is nearly every call.
         if let Some(model) = self.find_model(&name) {
             return model;
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have added the name between the two locks.
         let is_room = known.len() < MAX_MODELS || known.contains_key(name.as_ref());
         if !is_room {
             self.dropped.inc();
@@ -161,6 +166,7 @@ impl SeriesSource for ModelMetricsTable {
     fn collect_series(&self, into: &mut SeriesBuilder) {
         let known: Vec<_> =
             self.known.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        // The lock is released here: a scrape of many models must not stop calls that use a new model.
         for model in known {
             model.collect_model(&self.provider, into);
         }
@@ -181,7 +187,7 @@ impl OperationMetrics {
 
     fn record_settled_call(&self, call: &SettledCall<'_>) {
         let (usage, is_success) = (call.usage, call.is_success());
-        // The conventions forbid to report tokens that nobody counted.
+        // The conventions forbid reporting tokens that were only estimated.
         let is_counted = usage.source != UsageSource::Estimated;
         if is_counted {
             self.input.observe(count_as_f64(usage.input.0));
@@ -189,9 +195,11 @@ impl OperationMetrics {
         }
         let duration = if is_success { &self.completed } else { &self.failed };
         duration.observe(call.duration.as_secs_f64());
+        // Only a complete stream tells how fast the model writes.
         if let Some(first) = call.first_byte.filter(|_| is_success && call.is_stream) {
             self.first_token.observe(first.as_secs_f64());
             let writing = call.duration.saturating_sub(first).as_secs_f64();
+            // The first token is part of the time to the first token, so the rest is divided by one token less.
             if is_counted && usage.output.0 > 1 {
                 self.per_token.observe(writing / count_as_f64(usage.output.0 - 1));
             }
@@ -200,13 +208,13 @@ impl OperationMetrics {
 
     fn collect_operation(&self, labels: [&str; 3], into: &mut SeriesBuilder) {
         let [name, provider, model] = labels;
-        let mut put = |family, last, histogram: &Histogram| {
+        let mut push = |family, last, histogram: &Histogram| {
             into.push_metric(family, &[name, provider, model, last], histogram.metric());
         };
-        put(&table::GEN_AI_TOKENS, "input", &self.input);
-        put(&table::GEN_AI_TOKENS, "output", &self.output);
-        put(&table::GEN_AI_DURATION, NO_ERROR_TYPE, &self.completed);
-        put(&table::GEN_AI_DURATION, OTHER_ERROR_TYPE, &self.failed);
+        push(&table::GEN_AI_TOKENS, "input", &self.input);
+        push(&table::GEN_AI_TOKENS, "output", &self.output);
+        push(&table::GEN_AI_DURATION, NO_ERROR_TYPE, &self.completed);
+        push(&table::GEN_AI_DURATION, OTHER_ERROR_TYPE, &self.failed);
         into.push_metric(&table::GEN_AI_TIME_TO_FIRST_TOKEN, &labels, self.first_token.metric());
         into.push_metric(&table::GEN_AI_TIME_PER_TOKEN, &labels, self.per_token.metric());
     }
@@ -217,7 +225,7 @@ fn new_histogram(family: &MetricFamilySpec) -> Histogram {
         .expect("the table's buckets ascend, a test sees to it")
 }
 
-/// The index in [`OPERATION_NAMES`] of what a route does, if the conventions have a word for it.
+/// Returns the index in [`OPERATION_NAMES`] of a route's operation, if the conventions name the operation.
 fn operation_index(route: GatewayRoute) -> Option<usize> {
     match route {
         GatewayRoute::ChatCompletions | GatewayRoute::Responses | GatewayRoute::Messages => Some(0),
@@ -231,20 +239,20 @@ fn operation_index(route: GatewayRoute) -> Option<usize> {
     }
 }
 
-/// What the conventions call what a route does, if they have a word for it.
+/// Returns the conventions' name of a route's operation, if there is one.
 pub fn operation_name(route: GatewayRoute) -> Option<&'static str> {
     operation_index(route).map(|operation| OPERATION_NAMES[operation])
 }
 
-/// Values of `gen_ai.operation.name`.
+/// The values of `gen_ai.operation.name`.
 const OPERATION_NAMES: [&str; 3] = ["chat", "text_completion", "embeddings"];
 
-/// An empty `error_type` is an absent one.
+/// The value for a call without an error. Prometheus treats an empty label as an absent one.
 const NO_ERROR_TYPE: &str = "";
 
-/// The conventions' word for an error without a value of its own; which error it was is in
-/// `cogni_gateway_calls_total` and `cogni_gateway_upstream_errors_total`.
+/// The conventions' value for an error that has no value of its own. The exact error is in `cogni_gateway_calls_total`
+/// and `cogni_gateway_upstream_errors_total`.
 const OTHER_ERROR_TYPE: &str = "_OTHER";
 
-/// Stands for every model there is no room for, and for names no upstream has accepted.
+/// The name that stands for every model beyond the limit, and for names that no upstream has accepted.
 const OTHER_MODEL: &str = "other";

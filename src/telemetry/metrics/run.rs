@@ -1,4 +1,4 @@
-//! Series of one run: plain atomics, read when a scrape comes.
+//! The series of one run: plain atomics, read at each scrape.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,10 @@ use crate::llm::budget::{BudgetLedger, Tokens};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::audit::AuditLag;
 
-/// Runs with series of their own. Ours: ten thousand are about 16 MB of text in a scrape.
+/// The largest number of runs with series of their own. Our choice: ten thousand are about 16 MB of text in a scrape.
 pub const MAX_RUNS: usize = 10_000;
 
-/// A run's counters. Resolved once per run; counting into it takes no lock, refusals excepted.
+/// The counters of one run. The run is looked up once; counting takes no lock, except for refusals.
 #[derive(Debug)]
 pub struct RunMetrics {
     name: String,
@@ -38,14 +38,14 @@ pub struct RunMetrics {
     audit_failing: AtomicCounter,
 }
 
-/// A request being served. It counts as such until this is dropped.
+/// A request that is being served. The request counts as in flight until the guard is dropped.
 #[derive(Debug)]
 pub struct InFlightGuard(Arc<RunMetrics>);
 
 /// The runs that have series.
 #[derive(Debug)]
 pub(super) struct RunMetricsTable {
-    /// In order, as a scrape shows them: the registry sorts, and what is sorted already costs little.
+    /// The runs in the order of a scrape. The registry sorts series, and sorting sorted series costs little.
     live: Mutex<BTreeMap<String, RunMetricsEntry>>,
     totals: Arc<TotalMetrics>,
     models: Arc<ModelMetricsTable>,
@@ -54,32 +54,33 @@ pub(super) struct RunMetricsTable {
 #[derive(Debug)]
 struct RunMetricsEntry {
     run: Arc<RunMetrics>,
-    /// When the series go away; `None` while the run is served.
+    /// The time when the series are removed; `None` while the run is served.
     due: Option<Instant>,
 }
 
 impl RunMetrics {
-    /// Counts a request as being served for as long as the guard lives.
+    /// Counts a request as in flight until the guard is dropped.
     pub fn track_request(self: &Arc<Self>) -> InFlightGuard {
         self.in_flight.add_count(1);
         self.totals.in_flight.inc();
         InFlightGuard(Arc::clone(self))
     }
 
-    /// The counters of a model that the upstream has accepted, made on first sight.
+    /// Returns the counters of a model that the upstream has accepted, made on first use.
     ///
-    /// Past [`super::MAX_MODELS`] it is `other`'s. So that a client cannot fill the table with names it
-    /// made up, a name that only the client vouches for goes to [`RunMetrics::existing_model_metrics`].
+    /// Beyond [`super::MAX_MODELS`] models, the counters are those of `other`. A name that only the client has given
+    /// goes to [`RunMetrics::existing_model_metrics`] instead, so that a client cannot fill the table with invented
+    /// names.
     pub fn model_metrics(&self, name: &str) -> Arc<ModelMetrics> {
         self.models.get_or_insert(name)
     }
 
-    /// The counters of a model seen before; `other`'s if there are none.
+    /// Returns the counters of a known model, or those of `other` for an unknown model.
     pub fn existing_model_metrics(&self, name: &str) -> Arc<ModelMetrics> {
         self.models.get_or_other(name)
     }
 
-    /// Counts a frame of a response body that was passed on; `gap` is the time since the one before.
+    /// Counts a frame of a response body that was passed on. `gap` is the time since the frame before.
     pub fn record_frame(&self, model: Option<&ModelMetrics>, gap: Option<Duration>, bytes: usize) {
         self.response_bytes.add_count(bytes as u64);
         if let (Some(model), Some(gap)) = (model, gap) {
@@ -91,6 +92,7 @@ impl RunMetrics {
     pub fn record_settled_call(&self, call: &SettledCall<'_>) {
         self.totals.record_settled_call(call);
         call.model.record_settled_call(call);
+        // Response bytes are absent here: `record_frame` has counted them already.
         self.statuses[status_class_index(call.status)].add_count(1);
         self.tokens.add_usage(call.usage);
         self.cost.add_count(call.cost.unwrap_or_default().0);
@@ -104,32 +106,34 @@ impl RunMetrics {
         *self.lock_refusals().entry(refused.code).or_default() += 1;
     }
 
-    /// Counts a field that was left out of a body, by the word for the reason.
+    /// Counts a field that was dropped from a body, by the reason.
     pub fn record_dropped_field(&self, route: GatewayRoute, why: &'static str) {
         self.totals.record_dropped_field(route, why);
     }
 
-    /// Counts a request that ended without a call to settle or a refusal: what we answer ourselves, and
-    /// what could not be delivered to the upstream.
+    /// Counts a request that ended without a settled call and without a refusal: the gateway answered it, or could not
+    /// deliver it to the upstream.
     pub fn record_local_answer(&self, route: Option<GatewayRoute>, status: u16) {
         self.totals.record_request(route, status);
         self.statuses[status_class_index(status)].add_count(1);
     }
 
-    /// Counts a failure of the upstream; `kind` is one of our own words.
+    /// Counts a failure of the upstream. `kind` is one of the gateway's own words.
     pub fn record_upstream_error(&self, kind: &'static str) {
         self.totals.upstream_errors.with_label_values(&[kind]).inc();
     }
 
-    /// Counts a client that left before there was a call to settle; a settled call with that outcome
-    /// is counted by itself.
+    /// Counts a client that left before there was a call to settle. A settled call with that outcome is counted with
+    /// the call.
     pub fn record_client_gone(&self) {
         self.totals.clients_gone.inc();
     }
 
-    /// Sets how far the run's audit log is behind. For a ticker; once a second will do.
+    /// Sets the lag of the run's audit log. The caller should do that about once a second.
     pub fn set_audit_lag(&self, lag: &AuditLag) {
         let AuditLag { records, bytes, failing } = *lag;
+        // Each swap returns the value that this run has contributed so far, so the sums stay right with several
+        // callers.
         let before = [
             self.audit_lag_records.replace_count(records),
             self.audit_lag_bytes.replace_count(bytes),
@@ -141,6 +145,7 @@ impl RunMetrics {
     fn collect_run(&self, into: &mut SeriesBuilder) {
         let run = self.name.as_str();
         for (class, requests) in STATUS_CLASSES.into_iter().zip(&self.statuses) {
+            // An absent series is cheaper than a zero, but a rate needs a zero before the first increase.
             if requests.as_float() > 0.0 || LABELS_SHOWN_AT_ZERO.contains(&class) {
                 into.push_sample(&table::RUN_REQUESTS, &[run, class], requests.as_float());
             }
@@ -163,6 +168,7 @@ impl RunMetrics {
 
     fn collect_budget(&self, into: &mut SeriesBuilder) {
         let run = self.name.as_str();
+        // The lock is released at once: the ledger must not be asked under it.
         let budget = Arc::clone(&self.budget.lock().unwrap_or_else(PoisonError::into_inner));
         let status = budget.budget_status();
         if let Some(turns) = status.turns_left {
@@ -193,6 +199,7 @@ impl RunMetrics {
 
 impl Drop for RunMetrics {
     fn drop(&mut self) {
+        // The sums over all runs still include this run's lag. Setting the lag to zero removes it from them.
         self.set_audit_lag(&AuditLag::default());
     }
 }
@@ -210,9 +217,11 @@ impl RunMetricsTable {
     }
 
     pub(super) fn get_or_insert(&self, name: &str, budget: &Arc<BudgetLedger>) -> Arc<RunMetrics> {
+        // The name becomes a label, so it is sanitized, here and in the functions below.
         let name = SanitizedText(name).to_text();
         let mut live = self.lock_runs();
         if let Some(slot) = live.get_mut(name.as_ref()) {
+            // The run is served again before its removal: the old series go on, with the new ledger.
             slot.due = None;
             *slot.run.budget.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(budget);
             return Arc::clone(&slot.run);
@@ -221,6 +230,7 @@ impl RunMetricsTable {
         if live.len() < MAX_RUNS {
             live.insert(name.into_owned(), RunMetricsEntry { run: Arc::clone(&run), due: None });
             self.totals.set_run_count(live.len());
+        // The run works without series of its own, and its calls still count into the totals.
         } else {
             self.totals.runs_dropped.inc();
         }
@@ -271,6 +281,7 @@ impl RunMetricsTable {
 
 impl SeriesSource for RunMetricsTable {
     fn collect_series(&self, into: &mut SeriesBuilder) {
+        // The lock is released before the runs are asked, so a scrape does not stop runs that start.
         let live: Vec<_> = self.lock_runs().values().map(|slot| Arc::clone(&slot.run)).collect();
         for run in live {
             run.collect_run(into);
@@ -278,13 +289,14 @@ impl SeriesSource for RunMetricsTable {
     }
 }
 
-/// The index in [`STATUS_CLASSES`].
+/// Returns the index in [`STATUS_CLASSES`].
 fn status_class_index(status: u16) -> usize {
     usize::from(display_status(status) / 100).clamp(1, STATUS_CLASSES.len()) - 1
 }
 
-/// Values of the label `status` of a run's requests. The exact status is in the totals.
+/// The values of the label `status` of a run's requests. The exact status is in the totals.
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// Shown at zero, so that a rate sees the first increase; the rest appears with its first count.
+/// The label values that are shown at zero, so that a rate sees the first increase. Other series appear with their
+/// first count.
 const LABELS_SHOWN_AT_ZERO: [&str; 5] = ["2xx", "4xx", "5xx", "input", "output"];

@@ -1,4 +1,4 @@
-//! Series of a service: its runs by agent, what it turns away, and what waits for a receipt.
+//! The series of a service: its runs by agent, its refusals, and its calls without a receipt.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -15,16 +15,16 @@ use super::counters::AtomicCounter;
 use super::table::{self, MetricFamilySpec};
 use crate::base::metrics::count_as_f64;
 
-/// Agents with series of their own, `other` not counted. Ours: a catalogue has a dozen, and each agent costs about 25
-/// series.
+/// The largest number of agents with series of their own, without `other`. Our choice: a catalogue has a dozen agents,
+/// and each agent costs about 25 series.
 pub const MAX_AGENTS: usize = 64;
 
-/// A run that is live. It counts as such until this is dropped.
+/// A live run. The run counts as live until the guard is dropped.
 #[must_use = "dropped at once, the run does not count as live"]
 #[derive(Debug)]
 pub struct LiveRunGuard(Arc<AgentMetrics>);
 
-/// What a service counts that is not about one agent.
+/// The series of a service that do not belong to one agent.
 #[derive(Debug)]
 pub(super) struct ServiceMetrics {
     pub(super) agents: Arc<AgentMetricsTable>,
@@ -41,22 +41,22 @@ pub(super) struct ServiceMetrics {
     state_failures: IntCounter,
 }
 
-/// How a service's books stand.
+/// The state of a service's billing records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BillingGauges {
-    /// Calls that used tokens and have no receipt although their time is over.
+    /// The number of calls that used tokens and have no receipt although their time is over.
     pub unreceipted_calls: u64,
-    /// Runs that have such calls.
+    /// The number of runs that have such calls.
     pub unreceipted_runs: u64,
-    /// Calls that used tokens and have no receipt yet.
+    /// The number of calls that used tokens and have no receipt yet.
     pub pending: u64,
-    /// Calls that used tokens and were charged nothing: their model has no price.
+    /// The number of calls that used tokens and were charged nothing, because their model has no price.
     pub unpriced: u64,
-    /// Calls of which two accounts differ.
+    /// The number of calls with two accounts that differ.
     pub conflicting: u64,
 }
 
-/// The agents of the catalog, and `other` for whatever is not in it.
+/// The agents of the catalog, and `other` for every agent outside of the catalog.
 #[derive(Debug, Default)]
 pub(super) struct AgentMetricsTable(RwLock<BTreeMap<String, Arc<AgentMetrics>>>);
 
@@ -143,8 +143,9 @@ impl ServiceMetrics {
         self.events_dropped.inc_by(events);
     }
 
-    /// What is to be told of each write to the state.
+    /// Returns a function that records the duration and the success of each write to the state.
     pub(super) fn state_write_recorder(&self) -> impl FnMut(Duration, bool) + Send + use<> {
+        // The counters are shared handles, so the function does not borrow the registry.
         let (writes, failures) = (self.state_writes.clone(), self.state_failures.clone());
         move |took, is_written| {
             writes.observe(took.as_secs_f64());
@@ -154,9 +155,10 @@ impl ServiceMetrics {
 }
 
 impl AgentMetricsTable {
-    /// Gives an agent series of its own, from zero on, while there is room.
+    /// Gives an agent series of its own, which start at zero, unless the limit is reached.
     pub(super) fn register_agent(&self, name: &str) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        // `other` takes no place from the catalog.
         let count = known.len() - usize::from(known.contains_key(OTHER_AGENT));
         if count < MAX_AGENTS {
             known.entry(name.to_owned()).or_insert_with(|| Arc::new(AgentMetrics::new()));
@@ -180,6 +182,7 @@ impl AgentMetricsTable {
         if let Some(agent) = known.get(name) {
             return Arc::clone(agent);
         }
+        // The read lock must be released before the write lock is taken, or this thread would wait for itself.
         drop(known);
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(
@@ -193,6 +196,7 @@ impl AgentMetrics {
         let durations = Histogram::with_opts(table::SANDBOX_RUN_DURATION.histogram_opts());
         Self {
             live: AtomicCounter::default(),
+            // The series of successful runs starts at zero, so that a rate sees the first one.
             outcomes: Mutex::new(BTreeMap::from([("ok", 0)])),
             durations: durations.expect("the table's buckets ascend, a test sees to it"),
         }
@@ -211,6 +215,7 @@ impl Drop for LiveRunGuard {
 
 impl SeriesSource for AgentMetricsTable {
     fn collect_series(&self, into: &mut SeriesBuilder) {
+        // The map is copied, so that counting goes on during a scrape.
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         for (name, agent) in known {
             for (outcome, runs) in agent.lock_outcomes().iter() {
@@ -230,5 +235,5 @@ fn register_metric<M: Collector + Clone + 'static>(
     Ok(metric)
 }
 
-/// Stands for every agent that is not in the catalog.
+/// The name that stands for every agent outside of the catalog.
 const OTHER_AGENT: &str = "other";

@@ -6,8 +6,8 @@ use prometheus::IntCounter;
 #[derive(Clone, Debug)]
 pub struct SpanCounters {
     pub exported: IntCounter,
-    /// Lost because too many were waiting.
+    /// Spans that were lost because too many were waiting.
     pub overflowed: IntCounter,
-    /// Lost because the collector did not take them.
+    /// Spans that were lost because the collector did not take them.
     pub refused: IntCounter,
 }

@@ -1,8 +1,8 @@
-//! Every family there is: name, labels, help, and the OpenTelemetry metric it stands for.
+//! The table of all metric families: name, labels, help, and the corresponding OpenTelemetry metric.
 //!
-//! Names end in their unit. The `gen_ai_*` families follow the OpenTelemetry semantic conventions for
-//! generative AI (status: development) in Prometheus' spelling: dots become underscores, the unit is
-//! appended, attributes become labels. Should the conventions change, this file does.
+//! Names end in their unit. The `gen_ai_*` families follow the OpenTelemetry semantic conventions for generative AI
+//! (status: development) in Prometheus' spelling. Dots become underscores, the unit is appended, and attributes become
+//! labels. If the conventions change, this file must change, too.
 
 use prometheus::{HistogramOpts, Opts};
 
@@ -13,7 +13,7 @@ pub struct MetricFamilySpec {
     pub kind: MetricKind,
     pub labels: &'static [&'static str],
     pub help: &'static str,
-    /// The name in the OpenTelemetry conventions, where there is one.
+    /// The name in the OpenTelemetry conventions, if there is one.
     pub otel: Option<&'static str>,
 }
 
@@ -21,11 +21,11 @@ pub struct MetricFamilySpec {
 pub enum MetricKind {
     Counter,
     Gauge,
-    /// With the upper bounds of its buckets.
+    /// A histogram, with the upper bounds of its buckets.
     Histogram(&'static [f64]),
 }
 
-/// Series of the process as a whole. They never go away.
+/// The series of the process as a whole. They exist as long as the process.
 pub static TOTAL_FAMILIES: &[&MetricFamilySpec] = &[
     &ACCESS_LOG_LOST,
     &AUDIT_FAILING,
@@ -48,7 +48,7 @@ pub static TOTAL_FAMILIES: &[&MetricFamilySpec] = &[
     &UPSTREAM_ERRORS,
 ];
 
-/// Series of one run, all with `run`. They go away some minutes after it ends.
+/// The series of one run, all with the label `run`. They are removed some minutes after the run ends.
 pub static RUN_FAMILIES: &[&MetricFamilySpec] = &[
     &RUN_AUDIT_LAG_RECORDS,
     &RUN_COST,
@@ -64,7 +64,7 @@ pub static RUN_FAMILIES: &[&MetricFamilySpec] = &[
     &RUN_TURNS_LEFT,
 ];
 
-/// Series of one model. A bounded number of models has them.
+/// The series of one model. A bounded number of models has such series.
 pub static MODEL_FAMILIES: &[&MetricFamilySpec] = &[
     &MODEL_CALLS,
     &MODEL_COST,
@@ -79,7 +79,7 @@ pub static MODEL_FAMILIES: &[&MetricFamilySpec] = &[
     &GEN_AI_TOKENS,
 ];
 
-/// Series of a service as a whole. They never go away.
+/// The series of a service as a whole. They exist as long as the process.
 pub static SERVICE_FAMILIES: &[&MetricFamilySpec] = &[
     &ADMISSIONS_REFUSED,
     &API_REQUESTS,
@@ -94,7 +94,7 @@ pub static SERVICE_FAMILIES: &[&MetricFamilySpec] = &[
     &RECONCILE_FAILED,
 ];
 
-/// Series of one agent of the catalog. A bounded number of agents has them.
+/// The series of one agent of the catalog. A bounded number of agents has such series.
 pub static AGENT_FAMILIES: &[&MetricFamilySpec] =
     &[&SANDBOX_RUN_DURATION, &SANDBOX_RUNS_LIVE, &SANDBOX_RUNS];
 
@@ -106,7 +106,7 @@ pub static ACCESS_LOG_LOST: MetricFamilySpec = counter_family(
 pub static RELOAD_FAILED: MetricFamilySpec = gauge_family(
     "cogni_gateway_reload_failed",
     &[],
-    "1 where the configuration was last read again in vain, so that an older one is in force.",
+    "1 if the last reload of the configuration failed, so that an older one is in force.",
 );
 pub static AUDIT_FAILING: MetricFamilySpec = gauge_family(
     "cogni_gateway_audit_failing_runs",
@@ -183,7 +183,7 @@ pub static SPANS_EXPORTED: MetricFamilySpec = counter_family(
 pub static SPANS_LOST: MetricFamilySpec = counter_family(
     "cogni_gateway_spans_lost_total",
     &["reason"],
-    "Spans that nobody will see: too many were waiting, or the collector did not take them.",
+    "Spans that were lost: too many were waiting, or the collector did not take them.",
 );
 pub static UPSTREAM_ERRORS: MetricFamilySpec = counter_family(
     "cogni_gateway_upstream_errors_total",
@@ -282,12 +282,12 @@ pub static MODEL_TOKENS: MetricFamilySpec = counter_family(
 pub static MODEL_UNPRICED: MetricFamilySpec = counter_family(
     "cogni_gateway_calls_without_cost_total",
     &["model"],
-    "Calls whose cost nobody reported, so that the cost counters do not cover them.",
+    "Calls without a reported cost, so that the cost counters do not cover them.",
 );
 pub static MODEL_USAGE_SOURCES: MetricFamilySpec = counter_family(
     "cogni_gateway_usage_reports_total",
     &["model", "source"],
-    "Calls by who counted their tokens: the provider, the provider after the client left, or we by estimate.",
+    "Calls by the source of their token counts: the provider, the provider after the client left, or an estimate.",
 );
 
 pub static ADMISSIONS_REFUSED: MetricFamilySpec = counter_family(
@@ -422,14 +422,14 @@ const TOKEN_BUCKETS: &[f64] = &[
     67_108_864.0,
 ];
 
-/// The conventions' boundaries up to 82 s, and ours above: an agent's calls take minutes.
+/// The conventions' boundaries up to 82 s. The boundaries above are our choice: an agent's calls take minutes.
 const DURATION_BUCKETS: &[f64] = &[
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
     327.68, 655.36,
 ];
 
-/// The conventions' boundaries up to 10 s, and ours above: a reasoning model thinks for minutes before
-/// it writes, and the default first-byte timeout is ten.
+/// The conventions' boundaries up to 10 s. The boundaries above are our choice: a reasoning model thinks for minutes
+/// before it writes, and the default first-byte timeout is ten minutes.
 const FIRST_BYTE_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     30.0, 60.0, 120.0, 300.0, 600.0,
@@ -439,26 +439,28 @@ const FIRST_BYTE_BUCKETS: &[f64] = &[
 const TIME_PER_TOKEN_BUCKETS: &[f64] =
     &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 
-/// Ours: from a provider that sends as fast as it can (tens of microseconds) to the idle timeout of
-/// five minutes, dense around the 10 to 100 ms at which models write.
+/// Boundaries of our choice. They reach from a provider that sends as fast as it can (tens of microseconds) to the idle
+/// timeout of five minutes, and are dense around the 10 to 100 ms at which models write.
 const FRAME_GAP_BUCKETS: &[f64] = &[
     0.0001, 0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0,
 ];
 
-/// Ours: from an answer at once to the two hours of a long task.
+/// Boundaries of our choice, from an immediate answer to the two hours of a long task.
 const RUN_DURATION_BUCKETS: &[f64] =
     &[1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
 
-/// Ours: a kept sandbox takes milliseconds, an embedded one tens of them, a container hundreds.
+/// Boundaries of our choice. A warm sandbox takes milliseconds, an embedded one tens of milliseconds, a container
+/// hundreds.
 const SANDBOX_START_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// Ours: from a disk with a battery to the ten seconds for which another process is waited for.
+/// Boundaries of our choice, from a disk with a battery-backed cache to the ten seconds that a write waits for another
+/// process.
 const STATE_WRITE_BUCKETS: &[f64] =
     &[0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
 
 impl MetricFamilySpec {
-    /// Every family of the table.
+    /// Returns every family of the table.
     pub fn all_families() -> impl Iterator<Item = &'static Self> {
         [TOTAL_FAMILIES, RUN_FAMILIES, MODEL_FAMILIES, SERVICE_FAMILIES, AGENT_FAMILIES]
             .into_iter()

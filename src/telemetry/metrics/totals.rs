@@ -1,4 +1,4 @@
-//! Series of the process as a whole.
+//! The series of the process as a whole.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::telemetry::audit::records::CallOutcome;
 
 /// Counters and gauges that every run adds to.
 ///
-/// The labelled ones take only our own words, of fixed sets.
+/// The labels take only the gateway's own words, from fixed sets.
 #[derive(Debug)]
 pub(super) struct TotalMetrics {
     audit_failing: IntGauge,
@@ -33,9 +33,10 @@ pub(super) struct TotalMetrics {
     pub(super) spans: SpanCounters,
     pub(super) upstream_errors: IntCounterVec,
     access_log_lost: IntCounter,
+    /// The number of lost lines that `access_log_lost` includes already.
     access_log_told: AtomicU64,
     requests: IntCounterVec,
-    /// Those of `requests` with the usual status, by route, as soon as there is one.
+    /// The counters of `requests` for the status 200, by route. Each is made with its first request.
     usual: [OnceLock<IntCounter>; GatewayRoute::ALL.len()],
 }
 
@@ -100,6 +101,7 @@ impl TotalMetrics {
     }
 
     pub(super) fn record_request(&self, route: Option<GatewayRoute>, status: u16) {
+        // Nearly every request has status 200, and its counter is found without a hash lookup.
         match (route, status) {
             (Some(route), 200) => {
                 self.usual[route as usize]
@@ -116,10 +118,12 @@ impl TotalMetrics {
         self.requests.with_label_values(&[route.map_or("-", GatewayRoute::name), status])
     }
 
-    /// Moves the sums over all runs by what one run's records, bytes and failing have changed.
+    /// Adjusts the sums over all runs by the change of one run's records, bytes and failure.
     pub(super) fn update_audit_lag(&self, before: [u64; 3], now: [u64; 3]) {
         let sums = [&self.audit_lag_records, &self.audit_lag_bytes, &self.audit_failing];
         for ((sum, before), now) in sums.into_iter().zip(before).zip(now) {
+            // The difference may be negative, and a gauge is signed. Wrapping keeps the sum right in any order of
+            // updates.
             sum.add(now.cast_signed().wrapping_sub(before.cast_signed()));
         }
     }
@@ -129,6 +133,7 @@ impl TotalMetrics {
     }
 
     pub(super) fn set_lost_access_log_lines(&self, lines: u64) {
+        // The log reports its total, and a counter takes increments only.
         let told = self.access_log_told.swap(lines, Ordering::Relaxed);
         self.access_log_lost.inc_by(lines.saturating_sub(told));
     }
