@@ -1,12 +1,15 @@
-//! Holds what a stream writes against what was granted to it, and ends it where it writes more.
+//! Compares the output of a stream with the granted output, and ends a stream that exceeds it.
 //!
-//! The upstream is told its limit and an honest one keeps it. This is for the others, so it goes by
-//! what must have been written at least ([`OutputEstimate::lower_bound`]): no honest stream is cut. The client
-//! sees the end that a model makes at its limit. Inside of a tool call, which must not be executed in
-//! part, or of reasoning, which cannot be sent back without its signature, it sees an error.
+//! The upstream receives the limit in the request, and an honest upstream keeps it. This module is
+//! for upstreams that do not. It uses the lower bound of the output
+//! ([`OutputEstimate::lower_bound`]), so no honest stream is truncated. The client receives the
+//! ending that a model produces at its limit. Inside a tool call or inside reasoning the client
+//! receives an error instead. A tool call must not be executed in part, and reasoning cannot be
+//! sent back without its signature.
 //!
-//! **Invariant:** a stream is cut between two events, wherever its frames were split, and only while
-//! something in it is open. What has gone on by then exceeds what was granted by one event at most.
+//! **Invariant:** a stream is truncated between two events, however it was split into frames, and
+//! only while a part of it is open. The output forwarded by then exceeds the granted output by at
+//! most one event.
 
 mod chat;
 mod messages;
@@ -23,42 +26,44 @@ use super::output_estimate::OutputEstimate;
 use crate::llm::budget::{TokenUsage, Tokens};
 use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 
-/// What a call was granted.
+/// The tokens that a call was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallAllowance {
-    /// What its client is told of the input where the upstream has not reported it.
+    /// The input that the client is shown if the upstream has not reported it.
     pub input: Tokens,
-    /// For all of its answers together.
+    /// The maximum output of all answers together.
     pub output: Tokens,
     pub cutoff: CutoffMode,
 }
 
-/// How a stream is cut that writes more than it was granted.
+/// The way to truncate a stream that exceeds its granted output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutoffMode {
-    /// As by a model at its limit, where that is safe: measured clients then go on, and their next
-    /// call is refused. After an error they send the same call again, up to eight times.
+    /// The stream ends as if the model had reached its limit, if that is safe. The clients that
+    /// were measured then continue, and their next call is refused. After an error they repeat the
+    /// same call up to eight times.
     #[default]
     Graceful,
-    /// By an error event, always.
+    /// The stream always ends with an error event.
     Error,
 }
 
-/// The code in records and in the error that a client sees.
+/// The code in records and in the error that a client receives.
 pub const OUTPUT_LIMIT_REACHED_CODE: &str = "output_limit_reached";
 
-/// One stream and its allowance.
+/// The state of one stream and its allowance.
 #[derive(Debug)]
 pub(super) struct OutputLimiter {
     allowance: CallAllowance,
     progress: ProtocolState,
-    /// The latest event had text that no protocol has: something goes on, whatever is open.
+    /// True if the latest event contained text that no protocol defines. Such a stream continues,
+    /// even if no known part is open.
     is_unknown: bool,
     is_cut: bool,
 }
 
-/// What is open in the stream, as its protocol has it.
+/// The open parts of the stream, by protocol.
 #[derive(Debug)]
 enum ProtocolState {
     Chat(chat::ChatStreamState),
@@ -66,28 +71,28 @@ enum ProtocolState {
     Responses(responses::ResponsesStreamState),
 }
 
-/// What an event that brings one text, and nothing else, does to a stream's progress.
+/// The effect on a stream's state of an event that contains one text and nothing else.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum TextEventEffect {
-    /// The stream is not limited, or the text is all.
+    /// No effect: the stream is unlimited, or the event only adds text.
     #[default]
     None,
     Choice(chat::ChoiceAdvance),
     Part(responses::OutputPartPosition),
 }
 
-/// Where a stream stands between two events.
+/// The position of a stream between two events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CutSafety {
-    /// Nothing is open.
+    /// No part is open.
     Ended,
-    /// In text, or between two parts: a model at its limit stops so, too.
+    /// In text, or between two parts. A model at its limit stops at the same position.
     Sound,
-    /// In a part that is worth nothing, or is dangerous, without its rest.
+    /// In a part that is useless or dangerous if it is incomplete.
     Halfway,
 }
 
-/// The error of a stream that was cut.
+/// The error of a truncated stream.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("output limit reached: this call was granted {} tokens and the model went on", granted.0)]
 struct LimitReachedError {
@@ -95,7 +100,8 @@ struct LimitReachedError {
 }
 
 impl OutputLimiter {
-    /// `shows_usage` says whether a chat client asked for the usage chunk.
+    /// Creates the state of a stream. `shows_usage` is true if a chat client requested the usage
+    /// chunk.
     pub(super) fn new(route: GatewayRoute, allowance: CallAllowance, shows_usage: bool) -> Self {
         let progress = match route.protocol() {
             LlmProtocol::Chat => {
@@ -111,8 +117,8 @@ impl OutputLimiter {
         Self { allowance, progress, is_unknown: false, is_cut: false }
     }
 
-    /// Follows an event, and counts what it writes. Chat's have no name. Returns the text of an event that brings one
-    /// and nothing else.
+    /// Updates the state by an event and counts the event's text. Chat events have no name. Returns
+    /// the text if the event contains one text and nothing else.
     pub(super) fn on_event(
         &mut self,
         name: &[u8],
@@ -127,12 +133,13 @@ impl OutputLimiter {
         }
     }
 
-    /// The event that was heard last has text that no protocol has.
+    /// Records that the last event contained text that no protocol defines.
     pub(super) fn on_unknown_text(&mut self) {
         self.is_unknown = true;
     }
 
-    /// Follows an event like one that has been heard, with another text, which is counted already.
+    /// Updates the state by an event that repeats an earlier one with another text. The text is
+    /// already counted.
     pub(super) fn on_repeated_event(&mut self, event: &RepeatedEvent<'_>) {
         self.is_unknown = false;
         match (&mut self.progress, event.effect) {
@@ -147,23 +154,28 @@ impl OutputLimiter {
         }
     }
 
-    /// Whether a stream may have so much output.
+    /// Returns true if the stream may have this much output.
     pub(super) fn allows_output(&self, output: Tokens) -> bool {
         output <= self.allowance.output
     }
 
-    /// What ends a stream here that has outrun its allowance, by what was written at least or by what the upstream has
-    /// `reported` so far; `None` where nothing in it is open.
+    /// Returns the bytes that end the stream here. The caller has found that the stream exceeds its
+    /// allowance, by its own lower bound or by the usage `reported` so far. Returns `None` if no
+    /// part of the stream is open.
     pub(super) fn truncation_bytes(&mut self, reported: Option<TokenUsage>) -> Option<Vec<u8>> {
         let output = reported.map_or(Tokens::ZERO, |usage| usage.output);
         let state = self.cut_safety();
+        // An ended stream is complete for the client: there is nothing to truncate.
         if state == CutSafety::Ended {
             return None;
         }
+        // The usage in the ending never shows less output than was granted, because that is what
+        // the run is charged.
         self.is_cut = true;
         let reported = reported.unwrap_or_default();
         let input = if reported.input.is_zero() { self.allowance.input } else { reported.input };
         let usage = TokenUsage { input, output: output.max(self.allowance.output), ..reported };
+        // A graceful ending is only correct where a model could stop.
         let is_clean = state == CutSafety::Sound && self.allowance.cutoff == CutoffMode::Graceful;
         Some(if is_clean { self.graceful_ending(&usage) } else { self.error_ending(&usage) })
     }
@@ -178,6 +190,8 @@ impl OutputLimiter {
             ProtocolState::Messages(message) => message.cut_safety(),
             ProtocolState::Responses(response) => response.cut_safety(),
         };
+        // Unknown text shows that the stream goes on, but not in which part; the safe ending is an
+        // error.
         if state == CutSafety::Ended && self.is_unknown { CutSafety::Halfway } else { state }
     }
 
@@ -205,7 +219,7 @@ impl OutputLimiter {
     }
 }
 
-/// Puts an event, with its name where the protocol gives it one.
+/// Appends a server-sent event, with its name if the protocol names events.
 fn push_event(end: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize) {
     if let Some(name) = name {
         end.extend_from_slice(b"event: ");
@@ -217,7 +231,7 @@ fn push_event(end: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize) {
     end.extend_from_slice(b"\n\n");
 }
 
-/// An array; that of one element, as nearly all are, takes no memory.
+/// A JSON array. An array of one element, the usual case, allocates nothing.
 #[derive(Debug)]
 struct OneOrMany<T> {
     first: Option<T>,

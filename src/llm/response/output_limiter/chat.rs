@@ -1,4 +1,4 @@
-//! Chat completions, and the older completions beside them.
+//! The state and the endings of a chat completions stream, and of the older completions.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -14,19 +14,20 @@ use crate::llm::response::event_pattern::LoneText;
 use crate::llm::response::output_estimate::OutputEstimate;
 use crate::llm::response::usage_counts::parse_object;
 
-/// What is open in a stream of chunks.
+/// The open parts in a stream of chunks.
 #[derive(Debug)]
 pub(super) struct ChatStreamState {
     route: GatewayRoute,
     shows_usage: bool,
-    /// Of the first chunk that has choices: Azure sends one without before it, with an empty id.
+    /// The common members, from the first chunk that has choices. Azure sends an earlier chunk
+    /// without choices and with an empty id.
     envelope: Option<ChunkEnvelope>,
     choices: Vec<ChoiceState>,
-    /// There are more choices than we follow.
+    /// True if the stream has more than [`MAX_CHOICES`] choices.
     has_more: bool,
 }
 
-/// What all chunks of a stream have alike.
+/// The members that all chunks of a stream have in common.
 #[derive(Debug, Default, Deserialize)]
 struct ChunkEnvelope {
     #[serde(default)]
@@ -43,7 +44,7 @@ struct ChoiceState {
     part: ChoicePart,
 }
 
-/// What a chunk says of one choice.
+/// The facts that a chunk states about one choice.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(in crate::llm::response) struct ChoiceAdvance {
@@ -54,16 +55,16 @@ pub(in crate::llm::response) struct ChoiceAdvance {
     is_finished: bool,
 }
 
-/// What a choice is in the midst of.
+/// The part of the answer that a choice is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChoicePart {
     Text,
-    /// Reasoning that goes back signed, as LiteLLM has it of Claude.
+    /// Reasoning that the client sends back with a signature, as LiteLLM does for Claude.
     Thinking,
-    /// One call or several: only the reason to finish tells that the last of them is whole.
+    /// One tool call or several. Only the finish reason shows that the last call is complete.
     ToolCalls,
     Finished,
-    /// Text came after the reason to finish: nobody can tell whether the choice ends at all.
+    /// Text came after the finish reason, so the end of the choice is unknown.
     Resumed,
 }
 
@@ -72,7 +73,8 @@ impl ChatStreamState {
         Self { route, shows_usage, envelope: None, choices: Vec::new(), has_more: false }
     }
 
-    /// Follows a chunk; returns its text, if it is one, of one choice.
+    /// Updates the state by a chunk. Returns the chunk's text if it is the only text and belongs to
+    /// one choice.
     pub(super) fn on_chunk(
         &mut self,
         data: &[u8],
@@ -88,16 +90,21 @@ impl ChatStreamState {
         if self.envelope.is_none() && !self.choices.is_empty() {
             self.envelope = parse_object(data);
         }
+        // An event can become a pattern only after the envelope is known: repeated events are not
+        // parsed again.
         let is_lone = written.text_count() == before + 1 && choices.more.is_empty();
         let (update, advance) = last.filter(|_| is_lone && self.envelope.is_some())?;
         let text = update.counted_texts().find(|text| text.get().len() > EMPTY_STRING_BYTES)?;
         LoneText::from_json_text(text.get(), data, TextEventEffect::Choice(advance))
     }
 
-    /// Takes a choice further.
+    /// Updates the state of a choice.
     pub(super) fn advance_choice(&mut self, advance: ChoiceAdvance) {
         let ChoiceAdvance { index, is_text, is_call, is_thinking, is_finished } = advance;
         let Some(part) = self.choice_part(index) else { return };
+        // Order of the arms: 1. a resumed choice stays resumed; 2. content after the finish reason
+        // resumes the choice; 3. a finish reason ends it; 4. tool calls last until the finish; 5.
+        // thinking and text replace each other.
         *part = match *part {
             ChoicePart::Resumed => ChoicePart::Resumed,
             ChoicePart::Finished if is_call || is_thinking || is_text => ChoicePart::Resumed,
@@ -110,7 +117,8 @@ impl ChatStreamState {
         };
     }
 
-    /// What the choice is in; one that is new is in nothing yet.
+    /// Returns the part that the choice is in. A new choice starts as text. Returns `None` past
+    /// [`MAX_CHOICES`].
     fn choice_part(&mut self, index: u64) -> Option<&mut ChoicePart> {
         let known = self.choices.iter().position(|choice| choice.index == index);
         let at = known.unwrap_or(self.choices.len());
@@ -122,6 +130,7 @@ impl ChatStreamState {
         self.choices.get_mut(at).map(|choice| &mut choice.part)
     }
 
+    /// Returns the safety of a truncation here. One unsafe choice makes the whole stream unsafe.
     pub(super) fn cut_safety(&self) -> CutSafety {
         let is_in =
             |parts: &[ChoicePart]| self.choices.iter().any(|choice| parts.contains(&choice.part));
@@ -136,6 +145,8 @@ impl ChatStreamState {
         }
     }
 
+    /// Appends the ending of a model at its limit: a finish reason for each open choice, the usage
+    /// if requested, and `[DONE]`.
     pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
         for choice in self.choices.iter().filter(|choice| choice.part != ChoicePart::Finished) {
             let mut last =
@@ -173,12 +184,13 @@ impl ChatStreamState {
     }
 }
 
-/// Some upstreams send an empty reason with every chunk.
+/// Returns true if a finish reason is not empty. Some upstreams send an empty reason with every
+/// chunk.
 fn is_finish_reason(reason: &RawValue) -> bool {
     reason.get() != r#""""#
 }
 
-/// An error, and no `[DONE]` after it: that would look like success.
+/// Appends an error without `[DONE]`, because `[DONE]` would look like success.
 pub(super) fn write_error_ending(reached: LimitReachedError, end: &mut Vec<u8>) {
     let error = json!({
         "message": reached.to_string(),
@@ -195,13 +207,13 @@ struct ChatStreamChunk<'a> {
     choices: Option<OneOrMany<ChoiceUpdate<'a>>>,
 }
 
-/// One choice's part of a chunk.
+/// The part of a chunk that belongs to one choice.
 #[derive(Deserialize)]
 struct ChoiceUpdate<'a> {
     index: Option<u64>,
     #[serde(borrow)]
     delta: Option<ChoiceDelta<'a>>,
-    /// Of the older completions.
+    /// The text of the older completions.
     #[serde(borrow)]
     text: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -214,13 +226,13 @@ struct ChoiceDelta<'a> {
     content: Option<&'a RawValue>,
     #[serde(borrow)]
     refusal: Option<&'a RawValue>,
-    /// The name that vLLM and LiteLLM have for it.
+    /// The reasoning, by the name that vLLM and LiteLLM use.
     #[serde(borrow)]
     reasoning_content: Option<&'a RawValue>,
-    /// Ollama's name.
+    /// The reasoning, by the name that Ollama uses.
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
-    /// LiteLLM's, beside `reasoning_content`: the same with its signature.
+    /// LiteLLM's copy of `reasoning_content` with its signature.
     thinking_blocks: Option<OneOrMany<IgnoredAny>>,
     #[serde(borrow)]
     tool_calls: Option<OneOrMany<ToolCallDelta<'a>>>,
@@ -247,9 +259,10 @@ struct ToolCallTarget<'a> {
 }
 
 impl<'a> ChoiceUpdate<'a> {
-    /// Counts what is written, and says what becomes of the choice.
+    /// Counts the text of the update, and returns its effect on the choice.
     fn count_update(&self, written: &mut OutputEstimate) -> ChoiceAdvance {
         let delta = self.delta.as_ref();
+        // `|` instead of `||`: every text must be counted, even after the first.
         let is_text = written.add_string(self.text)
             | delta.is_some_and(|delta| {
                 written.add_string(delta.content) | written.add_string(delta.refusal)
@@ -263,7 +276,7 @@ impl<'a> ChoiceUpdate<'a> {
         }
     }
 
-    /// The strings that are counted.
+    /// Returns the strings that are counted.
     fn counted_texts(&self) -> impl Iterator<Item = &'a RawValue> {
         let delta = self.delta.iter().flat_map(|delta| {
             let reasoning = delta.reasoning_content.or(delta.reasoning);
@@ -288,7 +301,7 @@ impl<'a> ChoiceDelta<'a> {
         called.chain([&self.function_call]).flatten()
     }
 
-    /// Counts the calls, and says whether there are any. Some upstreams send an empty list.
+    /// Counts the tool calls. Returns true if there are any; some upstreams send an empty list.
     fn count_calls(&self, written: &mut OutputEstimate) -> bool {
         for text in self.called_functions().flat_map(ToolCallTarget::argument_texts) {
             written.add_string(Some(text));
@@ -297,8 +310,9 @@ impl<'a> ChoiceDelta<'a> {
             || self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
     }
 
-    /// Counts the reasoning, and says whether it is of the kind that is signed.
+    /// Counts the reasoning. Returns true if it is of the signed kind.
     fn count_reasoning(&self, written: &mut OutputEstimate) -> bool {
+        // Upstreams that send both names repeat the same reasoning, so only one is counted.
         if written.add_string(self.reasoning_content.or(self.reasoning)) {
             written.mark_partial();
         }
@@ -310,8 +324,8 @@ impl<'a> ChoiceDelta<'a> {
     }
 }
 
-/// Length of a JSON string that is empty.
+/// The length of an empty JSON string, in bytes.
 const EMPTY_STRING_BYTES: usize = 2;
 
-/// The most that OpenAI allows of `n`.
+/// The maximum number of choices. OpenAI allows the same number for `n`.
 const MAX_CHOICES: usize = 128;

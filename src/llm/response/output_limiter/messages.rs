@@ -1,4 +1,4 @@
-//! Anthropic Messages.
+//! The state and the endings of an Anthropic Messages stream.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -10,16 +10,16 @@ use crate::llm::response::event_pattern::LoneText;
 use crate::llm::response::output_estimate::OutputEstimate;
 use crate::llm::response::usage_counts::parse_object;
 
-/// What is open in a stream of one message.
+/// The open parts in a stream of one message.
 #[derive(Debug, Default)]
 pub(super) struct MessagesStreamState {
     is_started: bool,
-    /// The reason to stop has been told.
+    /// True if the stream has stated its stop reason.
     is_stopped: bool,
     block: Option<OpenContentBlock>,
 }
 
-/// The open content block. There is one at a time.
+/// The open content block. Only one block is open at a time.
 #[derive(Clone, Copy, Debug)]
 struct OpenContentBlock {
     index: u64,
@@ -27,7 +27,7 @@ struct OpenContentBlock {
 }
 
 impl MessagesStreamState {
-    /// Follows an event; returns its text, if it is one.
+    /// Updates the state by an event. Returns the event's text if it contains exactly one.
     pub(super) fn on_event(
         &mut self,
         name: &[u8],
@@ -40,6 +40,7 @@ impl MessagesStreamState {
             b"content_block_delta" => {
                 let delta = parse_object::<MessageStreamEvent<'_>>(data)?.delta?;
                 let texts = [delta.text, delta.partial_json, delta.thinking];
+                // `filter` counts each text as a side effect, so the iterator must run to its end.
                 let mut counted = texts.into_iter().filter(|text| written.add_string(*text));
                 let (first, more) = (counted.next(), counted.count());
                 self.on_repeated_delta();
@@ -50,6 +51,7 @@ impl MessagesStreamState {
             b"message_delta" => {
                 let delta =
                     parse_object::<MessageStreamEvent<'_>>(data).and_then(|event| event.delta);
+                // Some upstreams send an empty stop reason, which is none.
                 self.is_stopped |= delta
                     .and_then(|delta| delta.stop_reason)
                     .is_some_and(|reason| reason.get() != r#""""#);
@@ -60,7 +62,7 @@ impl MessagesStreamState {
         None
     }
 
-    /// A delta has come.
+    /// Records a delta: the message continues, whatever was stated before.
     pub(super) fn on_repeated_delta(&mut self) {
         self.is_stopped = false;
     }
@@ -80,8 +82,9 @@ impl MessagesStreamState {
             Some(OpenContentBlock { index: event.index.unwrap_or(0), is_text: is("text") });
     }
 
-    /// Of all kinds of blocks only text may be cut short: a tool must not be called with half of its
-    /// input, and the API takes no thinking back without the signature at its end.
+    /// Returns the safety of a truncation here. Only text may be truncated. A tool must not be
+    /// called with half of its input, and the API accepts no thinking without the signature at its
+    /// end.
     pub(super) fn cut_safety(&self) -> CutSafety {
         if self.is_stopped {
             CutSafety::Ended
@@ -93,6 +96,7 @@ impl MessagesStreamState {
     }
 
     pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
+        // The protocol requires this order: close the block, state the reason, stop the message.
         if let Some(block) = self.block {
             let stop = json!({ "type": "content_block_stop", "index": block.index });
             push_event(end, Some("content_block_stop"), &stop);
@@ -131,7 +135,7 @@ struct ContentBlockStart<'a> {
     r#type: Option<&'a RawValue>,
     #[serde(borrow)]
     text: Option<&'a RawValue>,
-    /// Of a tool.
+    /// The name of the tool in a tool block.
     #[serde(borrow)]
     name: Option<&'a RawValue>,
 }

@@ -1,7 +1,8 @@
-//! OpenAI Responses.
+//! The state and the endings of an OpenAI Responses stream.
 //!
-//! The last event repeats the whole output, and so does the end of each item. To cut a stream we have
-//! to say them, so what is in the open items is kept, within [`MAX_KEPT_BYTES`].
+//! The last event repeats the whole output, and the end of each item repeats the item. The ending
+//! of a truncated stream must contain these repetitions, so the content of the items is stored, up
+//! to [`MAX_KEPT_BYTES`].
 
 use std::borrow::Cow;
 
@@ -15,21 +16,21 @@ use crate::llm::response::event_pattern::LoneText;
 use crate::llm::response::output_estimate::OutputEstimate;
 use crate::llm::response::usage_counts::parse_object;
 
-/// What is open in a stream of one response.
+/// The open parts in a stream of one response.
 #[derive(Debug, Default)]
 pub(super) struct ResponsesStreamState {
     head: Option<ResponseIdentity>,
-    /// The number of the event that comes next.
+    /// The sequence number of the next event.
     sequence: u64,
     items: Vec<OutputItem>,
-    /// Bytes in `items`.
+    /// The number of bytes stored in `items`.
     kept: usize,
-    /// There was more in the items than is kept.
+    /// True if the items exceeded the storage limit and were discarded.
     is_lost: bool,
     is_ended: bool,
 }
 
-/// What identifies the response.
+/// The members that identify the response.
 #[derive(Clone, Debug, Deserialize)]
 struct ResponseIdentity {
     id: Value,
@@ -39,13 +40,13 @@ struct ResponseIdentity {
     model: Value,
 }
 
-/// A part of the output: a message, reasoning, a tool call.
+/// One item of the output: a message, reasoning or a tool call.
 #[derive(Debug)]
 struct OutputItem {
     index: u64,
     kind: OutputItemKind,
     is_done: bool,
-    /// As it was added or, later, as it was done.
+    /// The item as it was added or, after its end, as it was finished.
     json: Box<str>,
     parts: Vec<OutputItemPart>,
 }
@@ -54,20 +55,20 @@ struct OutputItem {
 enum OutputItemKind {
     Message,
     Reasoning,
-    /// Tool calls of all kinds.
+    /// A tool call of any kind.
     Other,
 }
 
-/// Where a text belongs.
+/// The position of a text in the output.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::llm::response) struct OutputPartPosition {
     item: u64,
     part: u64,
-    /// The end of the stream says it once more.
+    /// True if the end of the stream repeats the text.
     is_repeated: bool,
 }
 
-/// A part of a message.
+/// A content part of a message.
 #[derive(Debug)]
 struct OutputItemPart {
     index: u64,
@@ -77,7 +78,7 @@ struct OutputItemPart {
 }
 
 impl ResponsesStreamState {
-    /// Follows an event; returns its text, if it is one.
+    /// Updates the state by an event. Returns the event's text if it contains exactly one.
     pub(super) fn on_event(
         &mut self,
         name: &[u8],
@@ -109,7 +110,7 @@ impl ResponsesStreamState {
                     part.is_done = true;
                 }
             }
-            // A summary is not what was written; that stays hidden.
+            // A summary is shorter than the billed reasoning, which stays hidden.
             b"response.reasoning_summary_text.delta" => written.mark_partial(),
             name if name.ends_with(b".delta") && written.add_string(event.delta) => {
                 let place = OutputPartPosition {
@@ -129,7 +130,8 @@ impl ResponsesStreamState {
         None
     }
 
-    /// Follows an event like one before, with another text: the inside of a JSON string.
+    /// Updates the state by an event that repeats an earlier one with another text. `text` is the
+    /// inside of a JSON string.
     pub(super) fn on_repeated_delta(
         &mut self,
         sequence: Option<u64>,
@@ -140,6 +142,7 @@ impl ResponsesStreamState {
             self.sequence = sequence.saturating_add(1);
         }
         let Ok(text) = str::from_utf8(text) else { return };
+        // Only a text with escapes needs the JSON decoder.
         if text.contains('\\') {
             self.extend_text(place, &format!("\"{text}\""));
         } else {
@@ -160,6 +163,7 @@ impl ResponsesStreamState {
             written.mark_partial();
         }
         let (index, json) = (event.output_index.unwrap_or(0), item.get().into());
+        // The limit is checked before the item is stored, so the memory is bounded.
         if self.reserve_kept_bytes(item.get().len()) {
             self.items.push(OutputItem { index, kind, is_done: false, json, parts: Vec::new() });
         }
@@ -169,6 +173,7 @@ impl ResponsesStreamState {
         let Some(item) = event.item else { return };
         let Some(open) = self.find_item(event.output_index.unwrap_or(0)) else { return };
         let texts: usize = open.parts.iter().map(|part| part.text.len()).sum();
+        // The finished item replaces its first form and its parts; their bytes are given back.
         let freed = texts + open.json.len();
         open.is_done = true;
         open.json = item.get().into();
@@ -183,6 +188,7 @@ impl ResponsesStreamState {
         let is_refusal =
             typed.and_then(|typed| typed.r#type).is_some_and(|kind| kind.get() == "\"refusal\"");
         let index = event.content_index.unwrap_or(0);
+        // Empty parts count by the size of their record, so many parts cannot evade the limit.
         if self.reserve_kept_bytes(size_of::<OutputItemPart>())
             && let Some(item) = self.find_item(event.output_index.unwrap_or(0))
         {
@@ -195,7 +201,7 @@ impl ResponsesStreamState {
         }
     }
 
-    /// Goes on with a text, which is a JSON string.
+    /// Appends a text, given as a JSON string, to its part.
     fn extend_text(&mut self, place: OutputPartPosition, text: &str) {
         self.is_ended = false;
         if place.is_repeated
@@ -205,7 +211,8 @@ impl ResponsesStreamState {
         }
     }
 
-    /// Keeps the text of a message; that of a tool call or of reasoning is never repeated.
+    /// Stores the text of a message. The text of a tool call or of reasoning is never repeated, so
+    /// it is not stored.
     fn push_item(&mut self, place: OutputPartPosition, text: &str) {
         if place.is_repeated
             && self.reserve_kept_bytes(text.len())
@@ -215,9 +222,12 @@ impl ResponsesStreamState {
         }
     }
 
-    /// Whether there is room for so much more.
+    /// Reserves storage for `bytes` more bytes. Returns false if the limit is exceeded, now or
+    /// before.
     fn reserve_kept_bytes(&mut self, bytes: usize) -> bool {
         self.kept = self.kept.saturating_add(bytes);
+        // Past the limit the items are useless, because the ending would be incomplete. `is_lost`
+        // makes every ending an error.
         if self.kept > MAX_KEPT_BYTES {
             self.is_lost = true;
             self.items = Vec::new();
@@ -234,6 +244,8 @@ impl ResponsesStreamState {
         parts.iter_mut().rev().find(|part| part.index == place.part)
     }
 
+    /// Returns the safety of a truncation here. Without the identity or the items no graceful
+    /// ending can be written.
     pub(super) fn cut_safety(&self) -> CutSafety {
         let is_call = |item: &OutputItem| !item.is_done && item.kind == OutputItemKind::Other;
         if self.is_ended {
@@ -245,8 +257,9 @@ impl ResponsesStreamState {
         }
     }
 
-    /// Open messages are closed and so are whole. Open reasoning is left out: nobody takes an item
-    /// before it is done.
+    /// Appends the ending of a model at its limit. Open messages are closed and become part of the
+    /// output. Open reasoning is left out, because clients accept an item only after it is
+    /// finished.
     pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
         let mut events = ClosingEventWriter { end, sequence: self.sequence };
         let mut output = Vec::with_capacity(self.items.len());
@@ -263,7 +276,7 @@ impl ResponsesStreamState {
         events.push_event("response.incomplete", json!({ "response": response }));
     }
 
-    /// Codex stops at this code; at others it sends the call again.
+    /// Appends an error ending. Codex stops at this code; after other codes it repeats the call.
     pub(super) fn write_error_ending(
         &self,
         reached: LimitReachedError,
@@ -272,6 +285,7 @@ impl ResponsesStreamState {
     ) {
         let mut events = ClosingEventWriter { end, sequence: self.sequence };
         let error = json!({ "code": "insufficient_quota", "message": reached.to_string() });
+        // Without the response's identity, only a bare error event can be written.
         if self.head.is_none() {
             events.push_event("error", error);
             return;
@@ -316,7 +330,7 @@ impl ResponsesStreamState {
 }
 
 impl OutputItem {
-    /// Ends a message with its open parts, and returns it as it has become.
+    /// Appends the events that end a message and its open parts, and returns the finished message.
     fn close_item(&self, mut item: Value, events: &mut ClosingEventWriter<'_>) -> Value {
         for part in self.parts.iter().filter(|part| !part.is_done) {
             let name = if part.is_refusal { "refusal" } else { "output_text" };
@@ -357,7 +371,7 @@ impl OutputItemPart {
     }
 }
 
-/// Events in their order.
+/// A writer of closing events that numbers them in order.
 struct ClosingEventWriter<'a> {
     end: &'a mut Vec<u8>,
     sequence: u64,
@@ -371,7 +385,7 @@ impl ClosingEventWriter<'_> {
     }
 }
 
-/// One object with the members of both.
+/// Returns one object with the members of both.
 fn merge_objects(mut object: Value, more: Value) -> Value {
     if let (Some(object), Value::Object(more)) = (object.as_object_mut(), more) {
         object.extend(more);
@@ -403,6 +417,6 @@ struct OutputItemType<'a> {
 #[derive(Deserialize)]
 struct BorrowedJsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Of one stream: the longest answers of today's models are half of it. Past that the stream is cut
-/// by an error, which has to repeat nothing.
+/// The maximum number of bytes stored for one stream. The longest answers of today's models need
+/// half of it. Past the limit, a truncation writes an error, which repeats nothing.
 const MAX_KEPT_BYTES: usize = 1024 * 1024;
