@@ -1,4 +1,4 @@
-//! Money, counted in whole units so small that nothing is lost.
+//! Money, counted in whole units small enough for exact prices.
 
 use std::fmt::{self, Display, Formatter};
 use std::ops::Add;
@@ -6,7 +6,8 @@ use std::ops::Add;
 use serde::de::{Expected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Billionths of a US dollar. Shown, written and read in dollars, without loss. Sums saturate.
+/// Billionths of a US dollar. The amount is displayed, written and read in dollars, without loss.
+/// Sums saturate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanodollars(pub u64);
 
@@ -15,10 +16,11 @@ impl Nanodollars {
 
     const PER_DOLLAR: u64 = 1_000_000_000;
 
-    /// Reads a decimal number of dollars, exponent allowed, rounded to the nearest billionth.
-    /// It never passes through a float, so what LiteLLM bills is what is compared.
+    /// Parses a decimal number of dollars, with an optional exponent, rounded to the nearest
+    /// billionth. No float is involved, so the result is exactly the amount that LiteLLM charges.
     ///
-    /// `None` for what is negative, no number, or too large.
+    /// Returns `None` for a negative number, for a text that is no number, and for a number that is
+    /// too large.
     ///
     /// ```
     /// use cogni_gateway::llm::budget::Nanodollars;
@@ -37,9 +39,14 @@ impl Nanodollars {
             let value = char::from(digit).to_digit(10)?;
             digits = digits.checked_mul(10)?.checked_add(value.into())?;
         }
+        // The digits are an integer now. The power of ten to apply is the exponent, less the digits
+        // after the point, plus nine for billionths.
         let point = i32::try_from(fraction.len()).ok()?;
         let scale = exponent.parse::<i32>().ok()?.checked_sub(point)?.checked_add(9)?;
         let power = 10_u128.checked_pow(scale.unsigned_abs());
+        // Four cases: zero stays zero whatever its exponent; a positive scale multiplies; a
+        // negative scale divides with rounding; a power too large for 128 bits is zero or an
+        // overflow.
         let nanodollars = match power {
             _ if digits == 0 => 0,
             Some(power) if scale >= 0 => digits.checked_mul(power)?,
@@ -50,18 +57,20 @@ impl Nanodollars {
         u64::try_from(nanodollars).ok().map(Self)
     }
 
-    /// Appends the amount as it is shown, without what formatting costs.
+    /// Appends the amount in its displayed form, without the overhead of `fmt`.
     pub fn append_to(self, text: &mut Vec<u8>) {
         text.extend_from_slice(itoa::Buffer::new().format(self.0 / Self::PER_DOLLAR).as_bytes());
         let (digits, length) = self.fraction_digits();
         text.extend_from_slice(&digits[..length]);
     }
 
-    /// The point and the digits after it, and how many of these bytes are shown.
+    /// Returns the point and the digits after it, and the number of these bytes to display.
     fn fraction_digits(self) -> ([u8; 10], usize) {
         let mut digits = *b".000000000";
         let mut rest = self.0 % Self::PER_DOLLAR;
         let mut length = 0;
+        // The digits are written from the last one. `length` is set at the first digit that is not
+        // zero, so trailing zeros are cut off.
         for place in (1..digits.len()).rev() {
             digits[place] = b"0123456789"[(rest % 10) as usize];
             rest /= 10;
@@ -76,7 +85,7 @@ impl Nanodollars {
         self.0 == 0
     }
 
-    /// Dollars, for where a float will do: metrics.
+    /// Returns the amount in dollars as a float, for metrics.
     #[expect(clippy::cast_precision_loss, reason = "a gauge is read by people")]
     pub fn to_dollars(self) -> f64 {
         self.0 as f64 / Self::PER_DOLLAR as f64
@@ -96,21 +105,22 @@ impl Add for Nanodollars {
     }
 }
 
-/// A text, because a JSON number is a float to many readers.
+/// Serializes as a string, because many readers take a JSON number for a float.
 impl Serialize for Nanodollars {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-/// A text or a number; of a float, the digits that it was written with.
+/// Deserializes a string or a number. A float is read by the digits of its shortest form.
 impl<'de> Deserialize<'de> for Nanodollars {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(DollarsVisitor)
     }
 }
 
-/// Reads an amount in place, so that a value of another kind costs no memory, however large it is.
+/// A visitor that reads an amount in place, so that a value of another type costs no memory,
+/// however large the value is.
 struct DollarsVisitor;
 
 impl Visitor<'_> for DollarsVisitor {

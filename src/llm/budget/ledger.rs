@@ -1,4 +1,4 @@
-//! The one ledger of a run: an atomic reservation before a call, one settlement after it.
+//! The only ledger of a run: an atomic reservation before a call, one settlement after it.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,33 +14,33 @@ use super::price::ModelPrice;
 use super::rate::RunRateLimits;
 use super::usage::{BudgetAmount, TokenUsage, Tokens};
 
-/// The budgets that a call draws on.
+/// The kind of a call, by the budgets that the call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
-    /// The model generates: a turn, its tokens and its cost.
+    /// The model generates: the call uses a turn, tokens and money.
     Turn,
-    /// The model reads: tokens and cost, and no turn.
+    /// The model only reads: the call uses tokens and money, but no turn.
     Tokens,
     /// The provider charges nothing: only the rate of such calls is limited.
     Free,
 }
 
-/// What one call asks for.
+/// The resources that one call requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReserveRequest {
-    /// Whether the call makes a model generate.
+    /// True if the call makes a model generate.
     pub is_turn: bool,
-    /// Estimated from the size of the request.
+    /// The input, estimated from the size of the request.
     pub input: Tokens,
-    /// What the client allows the model to write; `None` where it set no limit.
+    /// The maximum output that the client allows. `None` if the client set no limit.
     pub output: Option<Tokens>,
-    /// How many answers the model writes; 0 is as good as 1.
+    /// The number of answers that the model writes; 0 means the same as 1.
     pub choices: u32,
-    /// What the model's tokens cost; `None` where nobody knows, or nothing is to be counted.
+    /// The price of the model's tokens. `None` if the price is unknown or the call is not to be charged.
     pub price: Option<Arc<ModelPrice>>,
 }
 
-/// Why a call may not begin.
+/// The limit that prevents a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BudgetError {
     #[error("turn budget exhausted: {spent} of {limit} turns are spent")]
@@ -63,14 +63,14 @@ pub enum BudgetError {
     Rate { kind: &'static str, limit: u32, retry_after: Duration },
 }
 
-/// What a run has spent, holds reserved and may still spend.
+/// The amounts that a run has spent, has reserved and may still spend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BudgetStatus {
     pub limits: BudgetLimits,
     pub spent: BudgetAmount,
     pub reserved: BudgetAmount,
     pub open_calls: u32,
-    /// Turns that may still be reserved.
+    /// The number of turns that can still be reserved.
     pub turns_left: Option<u64>,
     pub input_tokens_left: Option<Tokens>,
     pub output_tokens_left: Option<Tokens>,
@@ -80,12 +80,12 @@ pub struct BudgetStatus {
     pub time_left: Option<Duration>,
 }
 
-/// A run's budget. Limits and counters change under one lock, which is never held across an await.
+/// The budget of a run. Limits and counters change under one lock, which is never held across an await.
 #[derive(Debug)]
 pub struct BudgetLedger {
     started: Instant,
     exhausted: CancellationToken,
-    /// Woken when a call is closed.
+    /// Notified when a call is closed.
     closed: Notify,
     state: Mutex<LedgerState>,
 }
@@ -100,23 +100,23 @@ struct LedgerState {
     is_denied: bool,
 }
 
-/// What earlier processes of a run have left behind.
+/// The usage by earlier processes of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorUsage {
     pub spent: BudgetAmount,
-    /// Time since the run began.
+    /// The time since the run began.
     pub age: Duration,
 }
 
-/// A call's place among the open calls, taken before its body is read. Dropped, it is free again.
+/// A permit for one open call, taken before the call's body is read. Dropping the permit releases it.
 #[derive(Debug)]
 pub struct OpenCallPermit {
-    /// `None` once the place belongs to a reservation.
+    /// `None` after the permit has moved into a reservation.
     ledger: Option<Arc<BudgetLedger>>,
     kind: CallKind,
 }
 
-/// What a call may spend. Dropped unsettled, it is charged in full.
+/// A reservation of budget for one call. A reservation that is dropped unsettled is charged in full.
 #[derive(Debug)]
 pub struct BudgetReservation {
     ledger: Arc<BudgetLedger>,
@@ -143,13 +143,13 @@ impl BudgetLedger {
         }
     }
 
-    /// Lets a call in whose body is not read yet: what is spent for good, the deadline, the rates of calls
-    /// and the number of open calls are looked at, and a place among the open calls is taken.
+    /// Admits a call whose body is not yet read. Checks the limits that are spent permanently, the deadline, the
+    /// rates of calls and the number of open calls, and takes a permit for an open call.
     ///
-    /// `must_pay` says that no model is without a price, so that none can be called when all money is spent.
+    /// `must_pay` states that every model has a price, so that no call is possible when all money is spent.
     ///
     /// # Errors
-    /// The limit that stands in the way, as for [`OpenCallPermit::reserve_budget`].
+    /// Returns the limit that prevents the call, as [`OpenCallPermit::reserve_budget`] does.
     pub fn enter_call(
         self: &Arc<Self>,
         kind: CallKind,
@@ -162,7 +162,7 @@ impl BudgetLedger {
         self.enter_call_needing(state, kind, &kind.minimal_request())
     }
 
-    /// As [`enter`](Self::enter_call), for a call that needs no less than `least`.
+    /// Admits a call as [`enter_call`](Self::enter_call) does, but for a call that needs at least `least`.
     fn enter_call_needing(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, LedgerState>,
@@ -183,6 +183,8 @@ impl BudgetLedger {
         kind: CallKind,
         least: &ReserveRequest,
     ) -> Result<(), BudgetError> {
+        // The order decides which error the client receives: spent limits come before limits that time lifts. The rate
+        // comes last, because its check also takes from the bucket.
         self.check_deadline(&state.limits)?;
         state.grant_request(least)?;
         if let Some(limit) = state.limits.max_concurrent.filter(|limit| state.open_calls >= *limit)
@@ -194,10 +196,11 @@ impl BudgetLedger {
         Ok(())
     }
 
-    /// Reserves everything a call asks for, or nothing: [`enter`](Self::enter_call) and [`OpenCallPermit::reserve_budget`] in one.
+    /// Reserves everything that a call requests, or nothing. The function combines [`enter_call`](Self::enter_call)
+    /// and [`OpenCallPermit::reserve_budget`].
     ///
     /// # Errors
-    /// The limit that stands in the way; what is spent for good comes before what only needs time.
+    /// Returns the limit that prevents the call. Permanent limits take precedence over temporary ones.
     pub fn reserve_call(
         self: &Arc<Self>,
         ask: &ReserveRequest,
@@ -210,7 +213,7 @@ impl BudgetLedger {
         self.enter_call_needing(self.lock_state(), kind, ask)?.reserve_budget(ask)
     }
 
-    /// Notes why a call may not begin, and that no other may, where that is so.
+    /// Records a refusal. If no other call is possible either, marks the run's budget as exhausted.
     fn record_denial(
         &self,
         state: &mut LedgerState,
@@ -223,7 +226,7 @@ impl BudgetLedger {
         }
     }
 
-    /// Refuses where all of a money limit is spent.
+    /// Returns an error if all of a money limit is spent.
     fn check_money_left(&self, state: &mut LedgerState) -> Result<(), BudgetError> {
         let spent = state.spent.cost;
         match state.limits.max_cost_usd.filter(|limit| spent >= *limit) {
@@ -236,19 +239,19 @@ impl BudgetLedger {
         }
     }
 
-    /// Whether money is limited, so that a model's price has to be known.
+    /// Returns true if money is limited, so that the price of a model must be known.
     pub fn counts_cost(&self) -> bool {
         self.lock_state().limits.max_cost_usd.is_some()
     }
 
-    /// Changes the limits. What is spent stays spent, and calls still open keep what they have.
+    /// Changes the limits. Spent amounts stay spent, and open calls keep their reservations.
     pub fn set_limits(&self, limits: BudgetLimits) {
         let mut state = self.lock_state();
         state.rates.set_limits(&limits, Instant::now());
         state.limits = limits;
     }
 
-    /// When the run must be over. A deadline that no clock can count to is none.
+    /// Returns the time at which the run must end. Returns `None` for a deadline beyond the range of the clock.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline_under(&self.lock_state().limits)
     }
@@ -257,18 +260,20 @@ impl BudgetLedger {
         self.started.checked_add(limits.deadline?)
     }
 
-    /// Cancelled when a call is refused and no other could be let through either: not when one is too large for what is
-    /// left, and not when the last turn is taken, after which a run may still have things to say.
+    /// Returns a token that is cancelled when a call is refused and no other call is possible either. A call that is
+    /// merely too large for the rest does not cancel it. Nor does taking the last turn, because the run may still
+    /// need its answer.
     pub fn exhausted_token(&self) -> &CancellationToken {
         &self.exhausted
     }
 
-    /// Waits until a call is closed: settled, or given back. For one who waits; several calls may be closed by then.
+    /// Waits until a call is settled or released. Each notification wakes one waiter; several calls may have closed
+    /// by then.
     pub async fn wait_for_close(&self) {
         self.closed.notified().await;
     }
 
-    /// Whether the last call that asked was refused because what it needs is spent for good.
+    /// Returns true if the most recent request was refused because its budget is spent permanently.
     pub fn was_last_call_denied(&self) -> bool {
         self.lock_state().is_denied
     }
@@ -281,7 +286,7 @@ impl BudgetLedger {
         self.status_excluding(BudgetAmount::default())
     }
 
-    /// The same, as if a call that is still open had not reserved `own`.
+    /// Returns the status as if an open call had not reserved `own`.
     pub fn status_excluding(&self, own: BudgetAmount) -> BudgetStatus {
         let state = self.lock_state();
         let held = (state.spent + state.reserved).saturating_sub(own);
@@ -317,15 +322,17 @@ impl BudgetLedger {
         state.spent = state.spent + charge;
         let age = now.saturating_duration_since(begun);
         state.rates.settle_tokens(granted.total_tokens(), charge.total_tokens(), age, now);
+        // Only the settlement shows that a call was free of charge, for example because the upstream refused it.
         if kind != CallKind::Free && state.is_charge_free(charge) {
             state.rates.settle_uncharged(now);
         }
         self.leave_call(state);
     }
 
-    /// Frees a place among the open calls.
+    /// Releases a permit for an open call.
     fn leave_call(&self, mut state: MutexGuard<'_, LedgerState>) {
         state.open_calls = state.open_calls.saturating_sub(1);
+        // The lock is released first, so that the woken task does not wait for it.
         drop(state);
         self.closed.notify_one();
     }
@@ -336,7 +343,8 @@ impl BudgetLedger {
 }
 
 impl BudgetError {
-    /// Whether the same call cannot be let through later either. A deadline is told by [`BudgetLedger::deadline`].
+    /// Returns true if the same call cannot be admitted later either. The deadline is reported by
+    /// [`BudgetLedger::deadline`].
     fn is_permanent(&self) -> bool {
         match self {
             Self::Turns { .. } | Self::Tokens { .. } | Self::Cost { .. } => true,
@@ -349,18 +357,20 @@ impl BudgetError {
 }
 
 impl LedgerState {
-    /// What a call would be granted now, were no other call in its way; and the most that it may
-    /// write, where a limit says so.
+    /// Returns the amount that a call would be granted now if no other call were waiting, and the maximum output if a
+    /// limit bounds it.
     fn grant_request(
         &self,
         ask: &ReserveRequest,
     ) -> Result<(BudgetAmount, Option<Tokens>), BudgetError> {
+        // 1. Check the turns. 2. Determine the wanted and the minimal output. 3. Collect the bounds of tokens and
+        //    money. 4. Grant the wanted output or the lowest bound.
         let turns = u64::from(ask.is_turn);
         self.check_turns(turns)?;
         let choices = u64::from(ask.choices.max(1));
         let wanted = match (ask.is_turn, ask.output) {
             (true, None) => Tokens(DEFAULT_OUTPUT_TOKENS.0.saturating_mul(choices)),
-            // Some upstreams take a limit of 0 for none.
+            // Some upstreams take an output limit of 0 for no limit, so at least one token per answer counts.
             (true, Some(asked)) => asked.max(Tokens(choices)),
             (false, asked) => asked.unwrap_or_default(),
         };
@@ -379,9 +389,11 @@ impl LedgerState {
         Ok((BudgetAmount { turns, input: ask.input, output, cost }, bound.filter(|_| ask.is_turn)))
     }
 
-    /// Whether not even the smallest answer of this price could be asked for, were all calls still open given back.
+    /// Returns true if not even the smallest answer at this price would be admitted, with all reservations given
+    /// back.
     fn is_exhausted_for(&mut self, price: Option<Arc<ModelPrice>>) -> bool {
         let (input, output) = (Tokens(1), Some(Tokens(1)));
+        // The reservations are set to zero for the check and restored afterwards; the caller holds the lock.
         let least = ReserveRequest { is_turn: true, input, output, choices: 1, price };
         let reserved = mem::take(&mut self.reserved);
         let granted = self.grant_request(&least);
@@ -389,7 +401,7 @@ impl LedgerState {
         granted.is_err()
     }
 
-    /// Whether a charge leaves all that is limited as it was. A turn bounds nothing where turns have no limit.
+    /// Returns true if a charge changes no limited amount. A turn counts only if turns are limited.
     fn is_charge_free(&self, charge: BudgetAmount) -> bool {
         let counts_turn = charge.turns > 0 && self.limits.max_turns.is_some();
         charge.total_tokens().is_zero() && charge.cost.is_zero() && !counts_turn
@@ -397,12 +409,13 @@ impl LedgerState {
 
     fn check_turns(&self, turns: u64) -> Result<(), BudgetError> {
         let Some(limit) = self.limits.max_turns.filter(|_| turns > 0) else { return Ok(()) };
-        // A turn held by an open call comes back only if that call is never delivered: not worth a wait.
+        // An open call gives its turn back only if it is never delivered, so a wait would rarely help. The turn
+        // counts as spent.
         let spent = self.spent.turns + self.reserved.turns;
         if spent < limit { Ok(()) } else { Err(BudgetError::Turns { spent, limit }) }
     }
 
-    /// What is free of a kind of tokens, if it is limited and at least `needed` is.
+    /// Returns the free tokens of a kind if that kind is limited. Returns an error if fewer than `needed` are free.
     fn remaining_tokens(
         &self,
         kind: TokenLimitKind,
@@ -417,6 +430,7 @@ impl LedgerState {
         };
         let Some(limit) = limit else { return Ok(None) };
         let (spent, reserved) = (of(&self.spent), of(&self.reserved));
+        // Spent tokens never come back, so this refusal is permanent. The next one only needs open calls to close.
         if spent + needed > limit {
             let (Tokens(spent), Tokens(limit), Tokens(needed)) = (spent, limit, needed);
             return Err(BudgetError::Tokens { kind: name, spent, limit, needed });
@@ -427,7 +441,8 @@ impl LedgerState {
         Ok(Some(limit.saturating_sub(spent + reserved)))
     }
 
-    /// The output that the money left pays for, if it is limited and pays for `least`.
+    /// Returns the output that the remaining money pays for, if money is limited. Returns an error if it does not pay
+    /// for `least`.
     fn affordable_output(
         &self,
         ask: &ReserveRequest,
@@ -438,8 +453,8 @@ impl LedgerState {
         };
         let needed = price.max_cost(ask.input, least);
         let (spent, reserved) = (self.spent.cost, self.reserved.cost);
-        // Where nothing is left, a call that costs nothing is refused, too: who has a budget of $0
-        // wants no calls.
+        // If the whole limit is spent, a call without cost is refused too: an operator who sets a budget of $0 wants
+        // no calls.
         if spent >= limit || spent + needed > limit {
             return Err(BudgetError::Cost { spent, limit, needed });
         }
@@ -451,7 +466,7 @@ impl LedgerState {
 }
 
 impl CallKind {
-    /// The smallest call of the kind, for a look at what is left before its body is read.
+    /// Returns the smallest request of this kind, for a check of the remaining budget before the body is read.
     fn minimal_request(self) -> ReserveRequest {
         let input = if self == Self::Free { Tokens::ZERO } else { Tokens(1) };
         let output = (self == Self::Turn).then_some(Tokens(1));
@@ -460,17 +475,17 @@ impl CallKind {
 }
 
 impl OpenCallPermit {
-    /// Reserves everything the call asks for, or nothing.
+    /// Reserves everything that the call requests, or nothing.
     ///
     /// # Errors
-    /// The limit that stands in the way; what is spent for good comes before what only needs time.
+    /// Returns the limit that prevents the call. Permanent limits take precedence over temporary ones.
     pub fn reserve_budget(
         mut self,
         ask: &ReserveRequest,
     ) -> Result<BudgetReservation, BudgetError> {
         let begun = Instant::now();
         let reserved = self.try_reserve(ask, begun);
-        // After an error the place is given back only when `self` is dropped.
+        // On an error the permit stays in `self` and is released when `self` is dropped.
         let (granted, output_limit) = reserved?;
         let ledger = self.ledger.take().expect("a place is there until it is used");
         let (kind, price) = (self.kind, ask.price.clone());
@@ -511,12 +526,12 @@ impl BudgetReservation {
         self.granted
     }
 
-    /// The most that all answers of the call together may have, where a budget limits them.
+    /// Returns the maximum output of all answers of the call together, if a budget limits it.
     pub fn output_limit(&self) -> Option<Tokens> {
         self.output_limit
     }
 
-    /// Charges what was used, and gives back the rest.
+    /// Charges the usage and gives back the rest of the reservation.
     #[must_use = "the charge belongs into the audit"]
     pub fn settle_usage(mut self, usage: &TokenUsage) -> BudgetAmount {
         let cost = self.price.as_ref().map(|price| price.call_cost(usage)).unwrap_or_default();
@@ -531,7 +546,7 @@ impl BudgetReservation {
         charge
     }
 
-    /// Gives everything back: it is proved that nothing was delivered upstream.
+    /// Gives the whole reservation back. The caller has proof that no byte of the call was delivered upstream.
     pub fn release_unspent(mut self) {
         self.open = false;
         self.ledger.close_reservation(&self, BudgetAmount::default());
@@ -554,11 +569,11 @@ enum TokenLimitKind {
     Total,
 }
 
-/// Calls a minute that cost nothing. Ours: ten a second are more than an agent counts tokens, and in the
-/// audit log less than 10 KB a second.
+/// The default maximum of calls per minute that cost nothing. Our choice: ten calls a second exceed an agent's token
+/// counting, and write less than 10 KB a second to the audit log.
 pub const FREE_CALLS_PER_MINUTE: u32 = 600;
 
-/// Reserved for each answer whose client set no limit, and what is left where that is less; with a
-/// budget it becomes the answer's limit. Ours: Codex sets none, and its longest turns, reasoning
-/// included, stay under it.
+/// The output reserved for each answer without a client limit, or the remaining budget if that is less. With a
+/// budget, the reserved output becomes the answer's limit. Our choice: Codex sets no limit, and its longest turns,
+/// including reasoning, stay below this value.
 const DEFAULT_OUTPUT_TOKENS: Tokens = Tokens(16 * 1024);

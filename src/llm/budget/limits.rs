@@ -1,4 +1,5 @@
-//! The limits of a run: what an operator or a grant sets, and how two sets are combined.
+//! The limits of a run: the values that an operator or a grant sets, and the combination of two
+//! sets.
 
 use std::time::Duration;
 
@@ -7,32 +8,33 @@ use serde::{Deserialize, Serialize};
 use super::cost::Nanodollars;
 use super::usage::Tokens;
 
-/// What a run may spend. `None` is no limit.
+/// The limits on a run's spending. `None` means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BudgetLimits {
-    /// Calls that make a model generate.
+    /// The maximum number of calls that make a model generate.
     pub max_turns: Option<u64>,
     pub max_total_tokens: Option<Tokens>,
     pub max_input_tokens: Option<Tokens>,
     pub max_output_tokens: Option<Tokens>,
-    /// By our own price table, in dollars.
+    /// The maximum cost in dollars, by the gateway's own price table.
     pub max_cost_usd: Option<Nanodollars>,
-    /// Calls open at the same time.
+    /// The maximum number of calls open at the same time.
     pub max_concurrent: Option<u32>,
     pub requests_per_minute: Option<u32>,
     pub tokens_per_minute: Option<u32>,
-    /// Calls that cost no tokens and no turn that is limited, such as `count_tokens` and what the upstream refuses;
-    /// [`FREE_CALLS_PER_MINUTE`](super::FREE_CALLS_PER_MINUTE) where nothing is said.
+    /// The maximum number of calls per minute that cost no tokens and no limited turn, such as
+    /// `count_tokens` and calls that the upstream refuses. The default is
+    /// [`FREE_CALLS_PER_MINUTE`](super::FREE_CALLS_PER_MINUTE).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_calls_per_minute: Option<u32>,
-    /// Time from the start of the run to its end.
+    /// The maximum time from the start of the run to its end.
     #[serde(with = "humantime_serde")]
     pub deadline: Option<Duration>,
 }
 
 impl BudgetLimits {
-    /// These limits, and those of `base` where these set none.
+    /// Returns these limits, with the limits of `base` in place of missing ones.
     #[must_use]
     pub fn or_defaults(self, base: &Self) -> Self {
         Self {
@@ -49,7 +51,8 @@ impl BudgetLimits {
         }
     }
 
-    /// Whether there is a limit to what is spent over the whole run.
+    /// Returns true if any limit applies to the whole run, rather than to a minute or to open
+    /// calls.
     pub fn counts_spending(&self) -> bool {
         let Self { max_turns, max_cost_usd, deadline, .. } = self;
         let tokens = [self.max_total_tokens, self.max_input_tokens, self.max_output_tokens];
@@ -57,7 +60,7 @@ impl BudgetLimits {
         is_set.contains(&true) || tokens.iter().any(Option::is_some)
     }
 
-    /// Of each limit the lower one, where both set it.
+    /// Returns the lower of each pair of limits.
     #[must_use]
     pub fn capped_by(&self, ceiling: &Self) -> Self {
         Self {
@@ -78,7 +81,7 @@ impl BudgetLimits {
     }
 }
 
-/// `None` is no limit.
+/// Returns the lower of two limits. `None` means no limit.
 pub(super) fn min_limit<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),

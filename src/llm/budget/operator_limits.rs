@@ -1,11 +1,13 @@
-//! Limits that an operator has changed, when the configuration is read again.
+//! Combines limits that an operator changed in a running process with limits that are read again
+//! from the configuration.
 
 use super::BudgetLimits;
 use super::limits::min_limit;
 
 impl BudgetLimits {
-    /// The limits after `fresh` was read where `old` was read before: a limit that an operator has changed meanwhile stays
-    /// as it is in force, and is lowered where the fresh one is another than before, and lower.
+    /// Returns the limits to use after `fresh` was read in place of `old`. A limit that an operator
+    /// changed at run time stays in force. If the fresh value differs from the old one, the lower
+    /// of the operator's and the fresh value applies.
     #[must_use]
     pub fn merge_operator_limits(&self, old: &Self, fresh: &Self) -> Self {
         Self {
@@ -55,12 +57,14 @@ impl BudgetLimits {
     }
 }
 
-/// Lays a limit that was set over one that is read again; see [`BudgetLimits::merge_operator_limits`].
+/// Merges one limit; see [`BudgetLimits::merge_operator_limits`].
 fn merge_operator_limit<T: Ord + Copy>(
     set: Option<T>,
     old: Option<T>,
     fresh: Option<T>,
 ) -> Option<T> {
+    // First entry: the limit in force is still the one of the old configuration, so the operator
+    // did not change it. Second entry: the configuration did not change.
     match (set == old, fresh == old) {
         (true, _) => fresh,
         (false, true) => set,

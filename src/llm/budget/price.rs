@@ -1,10 +1,10 @@
-//! What tokens cost: a table of prices by model, versioned by whoever keeps it.
+//! Token prices: a table of prices by model, with a version that the maintainer of the table sets.
 //!
-//! The table only enforces budgets; what is billed is LiteLLM's to say. Its digest stands in the
-//! audit, so that an old charge can be computed again.
+//! The table only enforces budgets; the amount that is billed is LiteLLM's. The table's digest is
+//! written to the audit log, so that an old charge can be recomputed.
 //!
-//! The table that is built in is `config/prices.toml` as the compiler likes it: to read the text would be half of what a
-//! start costs.
+//! The built-in table is `config/prices.toml` in compiled form. Parsing the text would take half of
+//! the time of a start.
 
 mod built_in;
 
@@ -21,7 +21,7 @@ use super::cost::Nanodollars;
 use super::usage::{TokenUsage, Tokens};
 use crate::base::hex;
 
-/// Prices by model.
+/// A table of prices by model.
 #[derive(Debug)]
 pub struct PriceTable {
     version: Cow<'static, str>,
@@ -32,26 +32,26 @@ pub struct PriceTable {
 
 #[derive(Debug)]
 enum PriceTableModels {
-    /// Those of [`built_in`], in its order, each from when it was first looked up.
+    /// The prices of [`built_in`], in its order. Each entry is filled at its first look-up.
     BuiltIn(Box<[OnceLock<Arc<ModelPrice>>]>),
     Read {
         models: BTreeMap<String, Arc<ModelPrice>>,
-        /// Names without their `*`, the longest first.
+        /// Model families: names without their `*`, the longest first.
         families: Vec<(String, Arc<ModelPrice>)>,
     },
 }
 
-/// Where the prices are, and what to do about a model that has none.
+/// The source of the prices, and the treatment of a model without a price.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PriceConfig {
-    /// The table; without one, the one that is built in.
+    /// The path of the price table. The built-in table is used if the path is absent.
     #[serde(skip_serializing)]
     pub file: Option<PathBuf>,
     pub unknown: UnknownPricePolicy,
 }
 
-/// A table that cannot be used.
+/// The error for a price table that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PriceTableError {
     #[error("the price table `{}` cannot be read", path.display())]
@@ -60,7 +60,7 @@ pub enum PriceTableError {
     Invalid(#[from] toml::de::Error),
 }
 
-/// A model without a price, in a run that counts money.
+/// The error for a model without a price in a run that has a cost budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "model `{}` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`",
@@ -70,7 +70,7 @@ pub struct UnknownPriceError {
     model: Box<str>,
 }
 
-/// The table as the file has it.
+/// The price table as the file states it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawPriceTable {
@@ -78,30 +78,31 @@ struct RawPriceTable {
     models: BTreeMap<String, Arc<ModelPrice>>,
 }
 
-/// Dollars for a million tokens of each kind.
+/// The prices of a model's tokens, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "RawPrice")]
 pub struct ModelPrice {
     base: TokenRates,
-    /// What a call costs instead once its input is longer than so many tokens.
+    /// The rates that apply instead if the input is longer than this number of tokens.
     long: Option<(Tokens, TokenRates)>,
 }
 
-/// What a model without a price means for a run that has a cost budget.
+/// The treatment of a model without a price, in a run that has a cost budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownPricePolicy {
-    /// It cannot be used: a budget that does not count is none.
+    /// The model cannot be used, because a budget that does not count the model's cost would limit
+    /// nothing.
     #[default]
     Reject,
-    /// It costs nothing here; the token budgets still hold.
+    /// The model costs nothing in this ledger. The token budgets still apply.
     TokensOnly,
-    /// It costs what the price given with this says.
+    /// The model costs the price given here.
     #[serde(untagged)]
     Price(Arc<ModelPrice>),
 }
 
-/// Nanodollars for a million tokens.
+/// The rates in nanodollars per million tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct TokenRates {
     input: u64,
@@ -114,7 +115,7 @@ struct TokenRates {
     audio_output: u64,
 }
 
-/// A price as the file has it.
+/// A price as the file states it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawPrice {
@@ -127,16 +128,16 @@ struct RawPrice {
     reasoning: Option<Nanodollars>,
     audio_input: Option<Nanodollars>,
     audio_output: Option<Nanodollars>,
-    /// Only within `long`.
+    /// The threshold of the long rates. Only allowed within `long`.
     above_input_tokens: Option<Tokens>,
     long: Option<Box<Self>>,
 }
 
 impl PriceTable {
-    /// The table that the configuration names.
+    /// Loads the table that the configuration names.
     ///
     /// # Errors
-    /// The file cannot be read, or is no table of prices.
+    /// Returns an error if the file cannot be read or is not a valid price table.
     pub fn load_table(config: &PriceConfig) -> Result<Self, PriceTableError> {
         let Some(path) = &config.file else {
             return Ok(Self::built_in_table(config.unknown.clone()));
@@ -146,7 +147,7 @@ impl PriceTable {
         Self::parse_table(&text, config.unknown.clone())
     }
 
-    /// The table that is built in: `config/prices.toml`.
+    /// Returns the built-in table, compiled from `config/prices.toml`.
     fn built_in_table(unknown: UnknownPricePolicy) -> Self {
         let models = PriceTableModels::BuiltIn(
             built_in::MODEL_PRICES.iter().map(|_| OnceLock::new()).collect(),
@@ -159,16 +160,18 @@ impl PriceTable {
         }
     }
 
-    /// Reads a table.
+    /// Parses a table.
     ///
     /// # Errors
-    /// What is wrong with it, and on which line.
+    /// Returns [`PriceTableError::Invalid`] with the line of the mistake if the text is not a valid
+    /// price table.
     pub fn parse_table(text: &str, unknown: UnknownPricePolicy) -> Result<Self, PriceTableError> {
         let RawPriceTable { version, models } = toml::from_str(text)?;
         let family = |(name, price): (&String, &Arc<ModelPrice>)| {
             Some((name.strip_suffix('*')?.to_owned(), Arc::clone(price)))
         };
         let mut families: Vec<_> = models.iter().filter_map(family).collect();
+        // The longest prefix comes first, so that the most specific family matches.
         families.sort_by_key(|(prefix, _)| Reverse(prefix.len()));
         let digest = hex::sha256_hex(text.as_bytes()).into();
         Ok(Self {
@@ -179,11 +182,12 @@ impl PriceTable {
         })
     }
 
-    /// What a model's tokens cost, by the upstream's name of the model; `None` where nobody knows
-    /// and nobody has to.
+    /// Returns the price of a model, by the upstream's name of the model. Returns `None` if no
+    /// price is known and none is required.
     ///
     /// # Errors
-    /// Nobody knows, and the run `counts_cost`.
+    /// Returns [`UnknownPriceError`] if no price is known, the run `counts_cost`, and the policy is
+    /// [`UnknownPricePolicy::Reject`].
     pub fn price_for(
         &self,
         model: &str,
@@ -199,27 +203,28 @@ impl PriceTable {
         }
     }
 
-    /// Whether a run that counts money has no call whose cost is not counted.
+    /// Returns true if a run with a cost budget can make no call whose cost is not counted.
     pub fn prices_every_model(&self) -> bool {
         self.unknown != UnknownPricePolicy::TokensOnly
     }
 
-    /// The price in the table. A name that is not there is looked up once more without its
-    /// provider's prefix (`openai/gpt-5`).
+    /// Returns the price in the table. If the name is not in the table, the function tries the name
+    /// without the provider's prefix (`openai/gpt-5`).
     pub fn find_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
         self.find_exact_price(model).or_else(|| self.find_exact_price(model.split_once('/')?.1))
     }
 
-    /// What the file calls this state of the table.
+    /// Returns the version that the file states.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// SHA-256 of the file, in hexadecimal.
+    /// Returns the SHA-256 of the file, in hexadecimal.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
+    /// Returns the price of a name without any change to the name, from an entry or from a family.
     fn find_exact_price(&self, model: &str) -> Option<Arc<ModelPrice>> {
         match &self.models {
             PriceTableModels::BuiltIn(prices) => {
@@ -236,14 +241,16 @@ impl PriceTable {
 }
 
 impl ModelPrice {
-    /// What a call costs that used so much, rounded up to the next billionth.
+    /// Returns the cost of a call with this usage, rounded up to the next billionth.
     ///
-    /// A long input makes the whole call dearer, not only what is beyond the threshold: that is how
-    /// Anthropic and Google bill it.
+    /// A long input raises the rates of the whole call, not only of the part beyond the threshold.
+    /// Anthropic and Google charge this way.
     pub fn call_cost(&self, usage: &TokenUsage) -> Nanodollars {
+        // The usage is split into disjoint parts, each with one rate: fresh, cached and audio
+        // input; written, reasoning and audio output.
         let rates = self.rates_for(usage.input);
         let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
-        // Sound that came from the cache is billed as such.
+        // Audio from the cache is charged as cached input, so audio is limited to the fresh part.
         let heard = usage.audio_input.min(fresh);
         let fresh = fresh.saturating_sub(heard);
         let write = usage.cache_write.saturating_sub(usage.cache_write_1h);
@@ -262,15 +269,16 @@ impl ModelPrice {
         ])
     }
 
-    /// The most that a call of this size can cost, whatever part of it is cached or reasoning.
+    /// Returns the maximum cost of a call of this size, whatever part of it is cached or reasoning.
     pub fn max_cost(&self, input: Tokens, output: Tokens) -> Nanodollars {
         let rates = self.rates_for(input);
         total_cost(&[(input, rates.max_input_rate()), (output, rates.max_output_rate())])
     }
 
-    /// The most output that `money` pays for beside so much input.
+    /// Returns the maximum output that `money` pays for, beside this input.
     pub fn affordable_output(&self, money: Nanodollars, input: Tokens) -> Tokens {
         let rates = self.rates_for(input);
+        // The input's maximum cost is set aside first. A rate of zero allows unlimited output.
         let left = money.saturating_sub(self.max_cost(input, Tokens::ZERO));
         let tokens = (u128::from(left.0) * TOKENS_PER_PRICE_UNIT)
             .checked_div(rates.max_output_rate().into());
@@ -286,7 +294,7 @@ impl ModelPrice {
 }
 
 impl TokenRates {
-    /// In the order of the fields.
+    /// Creates rates from a list in the order of the fields.
     const fn from_list(rates: [u64; 8]) -> Self {
         let [input, output, cache_read, cache_write, cache_write_1h, ..] = rates;
         let [.., reasoning, audio_input, audio_output] = rates;
@@ -345,13 +353,14 @@ impl From<&RawPrice> for TokenRates {
     }
 }
 
+// The products are summed before one rounding up, so a call is never undercharged by rounding.
 fn total_cost(parts: &[(Tokens, u64)]) -> Nanodollars {
     let parts = parts.iter().map(|(tokens, rate)| u128::from(tokens.0) * u128::from(*rate));
     let total: u128 = parts.fold(0, u128::saturating_add);
     Nanodollars(u64::try_from(total.div_ceil(TOKENS_PER_PRICE_UNIT)).unwrap_or(u64::MAX))
 }
 
-/// Prices are quoted for a million tokens.
+/// The number of tokens for which prices are quoted.
 const TOKENS_PER_PRICE_UNIT: u128 = 1_000_000;
 
 #[cfg(test)]
@@ -360,7 +369,7 @@ mod tests {
 
     use super::*;
 
-    /// G9: what is built in is what the file says, in the order in which it is looked up.
+    /// G9: the built-in table equals the file, in the order that the look-up needs.
     #[test]
     fn the_table_that_is_built_in_is_the_files() {
         let text = include_str!("../../../config/prices.toml");
@@ -393,13 +402,13 @@ mod tests {
              use super::{{ModelPrice, TokenRates, Tokens}};\n\n\
              pub(super) const PRICE_TABLE_VERSION: &str = \"{version}\";\n\n\
              pub(super) const PRICE_TABLE_DIGEST: &str =\n    \"{digest}\";\n\n\
-             /// In the order of their bytes.\n#[rustfmt::skip]\n\
+             /// The models' names, in the order of their bytes.\n#[rustfmt::skip]\n\
              pub(super) static MODEL_NAMES: &[&str] = &[\n"
         );
         for name in models.keys() {
             writeln!(source, "    {name:?},").unwrap();
         }
-        source += "];\n\n/// In the order of the names.\n#[rustfmt::skip]\npub(super) static MODEL_PRICES: &[ModelPrice] = &[\n";
+        source += "];\n\n/// The models' prices, in the order of the names.\n#[rustfmt::skip]\npub(super) static MODEL_PRICES: &[ModelPrice] = &[\n";
         for price in models.values() {
             let long = price.long.as_ref().map_or("None".to_owned(), |(threshold, rates)| {
                 format!("Some((Tokens({}), {}))", grouped(threshold.0), list_source(rates))

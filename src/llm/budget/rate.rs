@@ -1,10 +1,11 @@
-//! Requests, tokens and calls without a charge per minute: token buckets that hold one minute's worth.
+//! Limits per minute on requests, on tokens and on calls without a charge: token buckets with a
+//! capacity of one minute.
 //!
-//! A bucket remembers what was taken and has not come back with time. Its limit may change meanwhile, and a debt stays
-//! until time has paid it off.
+//! A bucket stores the amount that was taken and that time has not yet refilled. The limit may
+//! change meanwhile, and a debt remains until time has paid it off.
 //!
-//! **Invariant:** what the calls of any minute use is within twice the limit, but for one call that alone asks for
-//! more than a minute's worth, and for what a call uses beyond its reservation.
+//! **Invariant:** the calls of any minute use at most twice the limit. Two exceptions exist: a
+//! single call that needs more than a minute's capacity, and usage beyond a call's reservation.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -18,20 +19,21 @@ use super::usage::Tokens;
 pub(super) struct RunRateLimits {
     requests: RateLimiter,
     tokens: RateLimiter,
-    /// Calls that are free by their route.
+    /// The bucket for calls that are free by their route.
     free: RateLimiter,
-    /// Calls of other routes whose settlement charged nothing that is limited. Apart from `free`, so that a client that
-    /// counts tokens too often can still ask its model.
+    /// The bucket for calls of other routes whose settlement charged nothing that is limited. It is
+    /// separate from `free`, so that a client that counts tokens too often can still call its
+    /// model.
     uncharged: RateLimiter,
 }
 
 #[derive(Debug)]
 struct RateLimiter {
-    /// `None` is no limit: nothing is counted.
+    /// The limit per minute. `None` means no limit; then the bucket counts nothing.
     limit: Option<NonZeroU32>,
-    /// Parts that were taken and have not come back; a unit has [`PARTS_PER_UNIT`] of them.
+    /// The parts that were taken and not yet refilled. One unit has [`PARTS_PER_UNIT`] parts.
     taken: u128,
-    /// When `taken` was brought up to date.
+    /// The time up to which `taken` includes the refill.
     updated: Instant,
 }
 
@@ -42,7 +44,7 @@ impl RunRateLimits {
         Self { requests, tokens, free, uncharged }
     }
 
-    /// Changes the limits. What was taken stays taken.
+    /// Changes the limits. Amounts that were taken stay taken.
     pub(super) fn set_limits(&mut self, limits: &BudgetLimits, now: Instant) {
         let Self { requests, tokens, free, uncharged } = self;
         let rates = [requests, tokens, free, uncharged];
@@ -52,13 +54,15 @@ impl RunRateLimits {
         }
     }
 
-    /// Takes one request out of the minute, or says how long to wait. A call that is free by its route takes its place
-    /// among those, too; any other call may turn out to be uncharged, and only looks whether there is a place for that.
+    /// Takes one request from the minute, or returns the time to wait. A call that is free by its
+    /// route also takes a place in the free bucket. Any other call may turn out to be uncharged, so
+    /// the function only checks that the uncharged bucket has a place.
     ///
-    /// The requests come before the tokens: a client that hammers at one limit must not use up a minute of tokens with
-    /// calls that are never made.
+    /// Requests are checked before tokens. Otherwise a client that repeats calls at one limit would
+    /// use up a minute of tokens with calls that are never made.
     pub(super) fn take_request(&mut self, is_free: bool, now: Instant) -> Result<(), BudgetError> {
         let unpaid = if is_free { &mut self.free } else { &mut self.uncharged };
+        // Both checks come before both takes: a refused call must not consume anything.
         unpaid.check_available("calls without a charge", 1, now)?;
         self.requests.check_available("requests", 1, now)?;
         self.requests.take_count(1, now);
@@ -68,7 +72,7 @@ impl RunRateLimits {
         Ok(())
     }
 
-    /// Takes all tokens that a call may use out of the minute, or says how long to wait.
+    /// Takes all tokens that a call may use from the minute, or returns the time to wait.
     pub(super) fn take_tokens(&mut self, tokens: Tokens, now: Instant) -> Result<(), BudgetError> {
         if tokens.is_zero() {
             return Ok(());
@@ -78,7 +82,7 @@ impl RunRateLimits {
         Ok(())
     }
 
-    /// Charges the tokens that a call used, of which `reserved` were taken `age` ago.
+    /// Charges the tokens that a call used. `reserved` tokens were taken `age` ago.
     pub(super) fn settle_tokens(
         &mut self,
         reserved: Tokens,
@@ -86,19 +90,20 @@ impl RunRateLimits {
         age: Duration,
         now: Instant,
     ) {
+        // At most one of the two differences is above zero.
         self.tokens.take_count(used.saturating_sub(reserved).0, now);
         self.tokens.return_count(reserved.saturating_sub(used).0, age, now);
     }
 
-    /// Counts a call that might have had a charge, and had none.
+    /// Counts a call that could have had a charge and had none.
     pub(super) fn settle_uncharged(&mut self, now: Instant) {
         self.uncharged.take_count(1, now);
     }
 }
 
 impl RateLimiter {
-    /// Whether `count` may be taken. More than a whole minute's worth can never be had at once: it waits for a whole
-    /// minute, and is paid off in the minutes that follow.
+    /// Returns an error with the time to wait if `count` cannot be taken now. A count above the
+    /// capacity of a minute waits for a full bucket, and the minutes that follow pay off the debt.
     fn check_available(
         &mut self,
         kind: &'static str,
@@ -106,8 +111,11 @@ impl RateLimiter {
         now: Instant,
     ) -> Result<(), BudgetError> {
         self.refill_to(now);
+        // One nanosecond refills `limit` parts, so the missing parts divided by the limit are the
+        // nanoseconds to wait, rounded up.
         let Some(limit) = self.limit else { return Ok(()) };
         let (limit, capacity) = (limit.get(), to_parts(limit.get().into()));
+        // `min(capacity)`: a call larger than the bucket needs only a full bucket.
         let missing = (self.taken + to_parts(count).min(capacity))
             .saturating_sub(capacity)
             .div_ceil(limit.into());
@@ -125,7 +133,8 @@ impl RateLimiter {
         }
     }
 
-    /// Gives back what was taken `age` ago, less what has come back with time since: that is there already.
+    /// Gives back an amount that was taken `age` ago, less the part that time has refilled since
+    /// then.
     fn return_count(&mut self, count: u64, age: Duration, now: Instant) {
         self.refill_to(now);
         let unused = to_parts(count).saturating_sub(self.parts_refilled(age));
@@ -134,22 +143,25 @@ impl RateLimiter {
 
     fn refill_to(&mut self, now: Instant) {
         if self.limit.is_none() {
+            // Without a limit nothing is owed, so a limit that is set later starts with a full
+            // bucket.
             (self.taken, self.updated) = (0, self.updated.max(now));
             return;
         }
         let refilled = self.parts_refilled(now.saturating_duration_since(self.updated));
         self.taken = self.taken.saturating_sub(refilled);
-        // Threads read the clock before they have the lock: no time may count twice.
+        // Threads read the clock before they take the lock, so `now` can lie in the past. The time
+        // must not move back, or an interval would refill twice.
         self.updated = self.updated.max(now);
     }
 
-    /// Parts that come back in some time.
+    /// Returns the parts that time refills.
     fn parts_refilled(&self, time: Duration) -> u128 {
         self.limit.map_or(u128::MAX, |limit| time.as_nanos().saturating_mul(limit.get().into()))
     }
 }
 
-/// The limits of requests, of tokens, and of the two kinds of calls without a charge.
+/// Returns the limits of requests, of tokens, and of the two kinds of calls without a charge.
 fn limits_per_minute(limits: &BudgetLimits) -> [Option<NonZeroU32>; 4] {
     let free = limits.free_calls_per_minute.or(Some(FREE_CALLS_PER_MINUTE));
     [limits.requests_per_minute, limits.tokens_per_minute, free, free]
@@ -160,7 +172,8 @@ fn to_parts(count: u64) -> u128 {
     u128::from(count) * PARTS_PER_UNIT
 }
 
-/// A limit's worth of parts comes back in each nanosecond: a unit is as many as there are nanoseconds in a minute.
+/// The number of parts in one unit: the nanoseconds in a minute. So each nanosecond refills as many
+/// parts as the limit per minute.
 const PARTS_PER_UNIT: u128 = 60_000_000_000;
 
 #[cfg(test)]

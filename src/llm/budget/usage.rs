@@ -1,4 +1,4 @@
-//! Tokens, and who counted them.
+//! Tokens, and the source of their count.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -7,15 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use super::cost::Nanodollars;
 
-/// A number of tokens. Sums saturate: a hostile count cannot wrap a budget round to zero.
+/// A number of tokens. Sums saturate, so that a hostile count cannot wrap a budget around to zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Tokens(pub u64);
 
-/// What one call used, normalised over the three protocols.
+/// The usage of one call, in one form for the three protocols.
 ///
-/// `input` is everything the model read, cached parts included (OpenAI counts so; Anthropic's
-/// `input_tokens` excludes the cache and is added up). `output` includes reasoning.
+/// `input` is all text that the model read, including cached parts. OpenAI counts this way;
+/// Anthropic's `input_tokens` excludes the cache, so the cache is added. `output` includes
+/// reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenUsage {
     pub input: Tokens,
@@ -26,41 +27,43 @@ pub struct TokenUsage {
     /// The part of `input` that was written to a cache.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub cache_write: Tokens,
-    /// The part of `cache_write` that is kept for an hour; the rest is kept for five minutes.
+    /// The part of `cache_write` with a lifetime of one hour. The rest has a lifetime of five
+    /// minutes.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub cache_write_1h: Tokens,
     /// The part of `output` that was reasoning.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub reasoning: Tokens,
-    /// The part of `input` that was sound.
+    /// The part of `input` that was audio.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub audio_input: Tokens,
-    /// The part of `output` that was sound.
+    /// The part of `output` that was audio.
     #[serde(default, skip_serializing_if = "Tokens::is_zero")]
     pub audio_output: Tokens,
     pub source: UsageSource,
 }
 
-/// Who counted the tokens.
+/// The source of a token count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UsageSource {
-    /// The provider, in the response that was delivered.
+    /// The provider reported the count in the delivered response.
     Provider,
-    /// The provider, in the rest of a stream that was read after the client had left.
+    /// The provider reported the count in the rest of a stream, which the gateway read after the
+    /// client had disconnected.
     Drained,
-    /// We did, from bytes, because nobody reported.
+    /// The gateway estimated the count from bytes, because the provider reported none.
     #[default]
     Estimated,
 }
 
-/// An amount of what is limited: spent, reserved or left.
+/// An amount of the limited resources: spent, reserved or remaining.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetAmount {
     pub turns: u64,
     pub input: Tokens,
     pub output: Tokens,
-    /// By our own price table; zero where the model stands in none.
+    /// The cost by the gateway's own price table. Zero if the table does not contain the model.
     #[serde(default, rename = "cost_usd", skip_serializing_if = "Nanodollars::is_zero")]
     pub cost: Nanodollars,
 }

@@ -86,9 +86,9 @@ pub(super) enum TextEventEffect {
 enum CutSafety {
     /// No part is open.
     Ended,
-    /// In text, or between two parts. A model at its limit stops at the same position.
+    /// Text is open, or the stream is between two parts. A model at its limit stops at the same position.
     Sound,
-    /// In a part that is useless or dangerous if it is incomplete.
+    /// A part is open that is useless or dangerous if it is incomplete.
     Halfway,
 }
 

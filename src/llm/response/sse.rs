@@ -27,7 +27,7 @@ pub(super) struct SseParser {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SseBlock<'a> {
     pub(super) kind: SseBlockKind,
-    /// All bytes of an event. Only the last part of any other block.
+    /// The whole event, or only the last part of any other block.
     bytes: &'a [u8],
     /// The number of the block's bytes that arrived in the current frame.
     pub(super) taken: usize,
@@ -221,12 +221,12 @@ enum SseSplitterState {
     /// The number of matched bytes of a byte order mark. Only the very start of a stream can have
     /// one.
     Mark(u8),
-    /// Between two blocks.
+    /// The gap between two blocks.
     Between,
     Comment,
-    /// Inside a line of an event.
+    /// The inside of a line of an event.
     Line,
-    /// At the start of a later line of an event.
+    /// The start of a later line of an event.
     Margin,
 }
 

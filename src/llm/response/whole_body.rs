@@ -31,7 +31,7 @@ struct WholeBodyFindings {
 enum WholeBodyPosition {
     Key,
     Value,
-    /// In the value of `usage`, which begins at this offset.
+    /// The value of `usage`, which begins at this offset.
     Usage(usize),
 }
 

@@ -7,7 +7,7 @@ pub(super) const PRICE_TABLE_VERSION: &str = "litellm-1.106.2";
 pub(super) const PRICE_TABLE_DIGEST: &str =
     "c5675438e249ab59ed404e9e20c83a77de601c10eb2f8616f9067741ca8fe71f";
 
-/// In the order of their bytes.
+/// The models' names, in the order of their bytes.
 #[rustfmt::skip]
 pub(super) static MODEL_NAMES: &[&str] = &[
     "chat-latest",
@@ -151,7 +151,7 @@ pub(super) static MODEL_NAMES: &[&str] = &[
     "text-embedding-ada-002-v2",
 ];
 
-/// In the order of the names.
+/// The models' prices, in the order of the names.
 #[rustfmt::skip]
 pub(super) static MODEL_PRICES: &[ModelPrice] = &[
     ModelPrice { base: TokenRates::from_list([5_000_000_000, 30_000_000_000, 500_000_000, 5_000_000_000, 5_000_000_000, 30_000_000_000, 5_000_000_000, 30_000_000_000]), long: None },
