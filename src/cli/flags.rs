@@ -1,4 +1,4 @@
-//! Flags made from the table of settings, and the configuration made from them.
+//! Flags that are made from the table of settings, and the configuration that is read with them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use clap::{Arg, ArgMatches};
 use crate::base::time::MAX_TIME;
 use crate::gateway::config::{ConfigSetting, GatewayConfig, check_variable_names};
 
-/// One flag for each setting, and `--config`.
+/// Returns one flag for each setting, and `--config`.
 pub fn flags_for(
     settings: impl Iterator<Item = &'static ConfigSetting>,
 ) -> impl Iterator<Item = Arg> {
@@ -25,10 +25,10 @@ pub fn flags_for(
     std::iter::once(config).chain(flags)
 }
 
-/// The configuration, not checked yet: the file, then the environment, then the flags.
+/// Reads the configuration: the file, then the environment, then the flags. The result is not validated yet.
 ///
 /// # Errors
-/// A file cannot be read, or a value is wrong.
+/// Returns an error if a file cannot be read or a value is invalid.
 pub fn read_config(
     settings: impl Iterator<Item = &'static ConfigSetting>,
     matches: &ArgMatches,
@@ -37,10 +37,10 @@ pub fn read_config(
     read_config_with(settings, matches, variable, |_| ())
 }
 
-/// The same, with something that is said between the file and the environment.
+/// Reads the configuration like [`read_config`], and calls `between` after the file and before the environment.
 ///
 /// # Errors
-/// A file cannot be read, or a value is wrong.
+/// Returns an error if a file cannot be read or a value is invalid.
 pub fn read_config_with(
     settings: impl Iterator<Item = &'static ConfigSetting>,
     matches: &ArgMatches,
@@ -54,6 +54,7 @@ pub fn read_config_with(
     )?;
     between(&mut config);
     config.files.extend(config_file_path(matches, &variable).map(PathBuf::from));
+    // A later source overrides an earlier one; `find_value` prefers the flag to the variable.
     for setting in settings {
         let secret = setting.secret_file(matches.get_one(setting.name).cloned(), &variable);
         config.files.extend(secret.map(PathBuf::from));
@@ -63,7 +64,7 @@ pub fn read_config_with(
     Ok(config)
 }
 
-/// What was given by flag or variable, as it was given; secrets are left out.
+/// Returns the values that flags and variables set, as text. Secrets are left out.
 pub fn explicit_settings(
     settings: impl Iterator<Item = &'static ConfigSetting>,
     matches: &ArgMatches,
@@ -77,52 +78,52 @@ pub fn explicit_settings(
     Ok(given)
 }
 
-/// Checks the environment for variables that are nearly ours.
+/// Checks the environment for variables whose names are almost those of settings.
 ///
 /// # Errors
-/// There is one.
+/// Returns an error if there is such a variable.
 pub fn check_environment() -> anyhow::Result<()> {
     let given = std::env::vars_os().filter(|(_, value)| !value.is_empty());
     let names: Vec<_> = given.filter_map(|(name, _)| name.into_string().ok()).collect();
     check_variable_names(names.iter().map(String::as_str))
 }
 
-/// A time, as people write it.
+/// Parses a duration such as `1h 30m`.
 ///
 /// # Errors
-/// It is none.
+/// Returns a hint if the text is not a duration or is longer than a hundred years.
 pub fn parse_duration(given: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(given);
     let time = time.map_err(|_| "give a time, such as 30s, 5m or 1h 30m")?;
     if time <= MAX_TIME { Ok(time) } else { Err("give a hundred years at most") }
 }
 
-/// A whole number, whose type says how large it may be.
+/// Parses a whole number, limited by its type.
 ///
 /// # Errors
-/// It is none, or too large.
+/// Returns a hint if the text is not a whole number or is too large.
 pub fn count<T: FromStr>(given: &str) -> Result<T, &'static str> {
     given.parse().map_err(|_| "give a whole number, such as 20")
 }
 
-/// A number of processors, of which a part may be meant.
+/// Parses a number of processors, which may be a fraction.
 ///
 /// # Errors
-/// It is none.
+/// Returns a hint if the text is not a positive number.
 pub fn processors(given: &str) -> Result<f64, &'static str> {
     const RULE: &str = "give a number of processors, such as 2 or 0.5";
     given.parse().ok().filter(|count: &f64| count.is_finite() && *count > 0.0).ok_or(RULE)
 }
 
-/// An address and a port to listen on.
+/// Parses an address and a port to listen on.
 ///
 /// # Errors
-/// It is none.
+/// Returns a hint if the text is not an address with a port.
 pub fn address(given: &str) -> Result<SocketAddr, &'static str> {
     given.parse().map_err(|_| "give an IP address and a port, such as 127.0.0.1:4000")
 }
 
-/// The file with further settings, if one was given.
+/// Returns the configuration file that a flag or a variable names.
 pub fn config_file_path(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
@@ -131,5 +132,6 @@ pub fn config_file_path(
     file.filter(|file: &String| !file.is_empty())
 }
 
-/// What `DRAIN_TIMEOUT_SECONDS` means where runs end before their gateways do.
-pub const DRAIN_TIMEOUT_HELP: &str = "How long calls may go on that are open at a run's end [default: 8] [env: DRAIN_TIMEOUT_SECONDS]";
+/// The help of `DRAIN_TIMEOUT_SECONDS` for commands whose runs end before their gateways do.
+pub const DRAIN_TIMEOUT_HELP: &str =
+    "Time for calls that are open at a run's end [default: 8] [env: DRAIN_TIMEOUT_SECONDS]";

@@ -1,4 +1,4 @@
-//! `cogni-gateway forget`: what agents keep from run to run, and its end.
+//! `cogni-gateway forget`: shows or deletes the workspaces that agents keep between runs.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,32 +15,34 @@ use crate::runner::long_running::workspace_store::{
 };
 use crate::runner::quota::HumanBytes;
 
+/// The flags of `forget`.
 #[derive(Debug, clap::Args)]
 pub struct ForgetArgs {
     #[command(flatten)]
     state: StateDirArgs,
 
-    /// What is to be forgotten; without one, all that the flags let through
+    /// Ids of the workspaces [default: all that the other flags select]
     ids: Vec<String>,
 
-    /// Only what this agent keeps
+    /// Only workspaces of this agent
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
 
-    /// Only what nobody has used for so long
+    /// Only workspaces that were not used for this time
     #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::parse_duration)]
     older_than: Option<Duration>,
 
-    /// Remove it; without this it is only shown
+    /// Delete the workspaces [default: only show them]
     #[arg(long)]
     apply: bool,
 }
 
-/// Exit status 1 where something is still there that was to go.
+/// Runs the command. The exit status is 1 if a workspace that was to be deleted still exists.
 pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    // Deleting every workspace must be said explicitly.
     if args.apply && !args.has_selection() {
         bail!(
-            "`--apply` would forget everything; name what is to go, or give `--agent` or `--older-than`"
+            "`--apply` alone would delete every workspace; give ids, `--agent` or `--older-than`"
         );
     }
     let state = args.state.path();
@@ -48,11 +50,12 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
     let chosen =
         args.select_workspaces(shelf.list().with_context(|| read_error_message(&state))?)?;
     let outbox = state.join(OUTBOX_FILE);
-    // To look is not to make one.
+    // A command that only reads must not create a database.
     let outbox = outbox.exists().then(|| DeliveryOutbox::open(&outbox)).transpose()?;
     let is_awaited = |line: &StoredBranchRef| {
         outbox.as_ref().is_some_and(|outbox| workspace_store::has_pending_delivery(outbox, line))
     };
+    // The age is checked again under the workspace's lock, because a run may have used the workspace since the listing.
     let age = args.older_than.unwrap_or_default();
     let (mut left, mut gone) = (0, 0);
     for kept in &chosen {
@@ -93,7 +96,7 @@ impl ForgetArgs {
 
     fn select_workspaces(&self, all: Vec<StoredWorkspace>) -> anyhow::Result<Vec<StoredWorkspace>> {
         if let Some(unknown) = self.ids.iter().find(|id| all.iter().all(|kept| kept.id != **id)) {
-            bail!("nothing is kept as `{unknown}`; without a name, all that is kept is shown");
+            bail!("no workspace has the id `{unknown}`; without an id, all workspaces are shown");
         }
         let is_chosen = |kept: &StoredWorkspace| {
             let of_agent =
@@ -126,8 +129,8 @@ fn time_since_use(kept: &StoredWorkspace) -> Duration {
 fn outcome_label(fate: &PruneOutcome) -> String {
     match fate {
         PruneOutcome::InUse => "in use".to_owned(),
-        PruneOutcome::Awaited => "kept: the relay has work of this branch under way".to_owned(),
-        PruneOutcome::Young => "kept: it was used meanwhile".to_owned(),
+        PruneOutcome::Awaited => "kept: a delivery for this branch is pending".to_owned(),
+        PruneOutcome::Young => "kept: it was used since".to_owned(),
         PruneOutcome::Unused => "not in use".to_owned(),
         PruneOutcome::Forgotten => "forgotten".to_owned(),
         PruneOutcome::Stuck(error) => format!("cannot be removed: {error}"),
@@ -135,5 +138,5 @@ fn outcome_label(fate: &PruneOutcome) -> String {
 }
 
 fn read_error_message(state: &Path) -> String {
-    format!("cannot read what is kept in `{}`", state.display())
+    format!("cannot read the workspaces in `{}`", state.display())
 }

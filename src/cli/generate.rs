@@ -1,4 +1,4 @@
-//! `cogni-gateway completions` and `cogni-gateway man`: what shells and `man` read of this command, made from its flags.
+//! `cogni-gateway completions` and `cogni-gateway man`: shell completions and manual pages, generated from the flags.
 
 use std::fs;
 use std::io::Write;
@@ -12,12 +12,14 @@ use clap_mangen::Man;
 
 use super::command;
 
+/// The flags of `completions`.
 #[derive(Debug, clap::Args)]
 pub struct Completions {
     /// The shell, such as `bash`: `cogni-gateway completions bash >/etc/bash_completion.d/cogni-gateway`
     shell: Shell,
 }
 
+/// The flags of `man`.
 #[derive(Debug, clap::Args)]
 pub struct ManualPages {
     /// The directory, such as `/usr/local/share/man/man1`
@@ -25,19 +27,20 @@ pub struct ManualPages {
     directory: PathBuf,
 }
 
-/// Prints the completions of a shell.
+/// Prints the completions for a shell.
 pub fn completions(wanted: &Completions, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    // The generator panics if a write fails, so that it writes to memory first.
     let mut script = vec![];
     clap_complete::generate(wanted.shell, &mut command(), NAME, &mut script);
     out.write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a page for each command, and says how many.
+/// Writes a page for each command, and prints the number of pages.
 pub fn manual_pages(wanted: &ManualPages, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let directory = &wanted.directory;
     fs::create_dir_all(directory)
-        .with_context(|| format!("directory `{}` cannot be made", directory.display()))?;
+        .with_context(|| format!("cannot create the directory `{}`", directory.display()))?;
     let mut command = command();
     command.build();
     let written = write_page(&command, NAME, directory)?;
@@ -45,7 +48,7 @@ pub fn manual_pages(wanted: &ManualPages, out: &mut impl Write) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of a command, and of all below it. Returns how many.
+/// Writes the page of a command and the pages of its subcommands. Returns the number of pages.
 fn write_page(command: &Command, name: &str, directory: &Path) -> anyhow::Result<usize> {
     let path = directory.join(format!("{name}.1"));
     let mut page = vec![];

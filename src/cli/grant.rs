@@ -1,4 +1,4 @@
-//! `cogni-gateway grant`: who may ask the service for what, beside the running service or before its first start.
+//! `cogni-gateway grant`: manages the grants of a service, while the service runs or before its first start.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -21,52 +21,52 @@ use crate::service::auth::{
 use crate::service::config::ServiceConfig;
 use crate::service::store::{self, GrantSpending, RunStore, SpendingCaps, SpendingStatus};
 
-/// Where the service has them.
+/// The flags for the location of the grants.
 #[derive(Debug, clap::Args)]
 pub struct GrantStoreArgs {
     #[command(flatten)]
     state: StateDirArgs,
 
-    /// The service's file: its `serve.state_dir` counts where no other is given
+    /// The service's file: its `serve.state_dir` counts if no `--state-dir` is given
     #[arg(long, value_name = "FILE", env = "CONFIG")]
     config: Option<PathBuf>,
 }
 
-/// What can be done with grants.
+/// The subcommands of `grant`.
 #[derive(Debug, Subcommand)]
 pub enum GrantCommand {
-    /// Make a grant, and print its token, which is shown this once
+    /// Make a grant, and print its token, which is displayed only now
     Mint(Box<MintGrantArgs>),
     /// Show all grants
     List {
         #[command(flatten)]
         place: GrantStoreArgs,
 
-        /// Those that are worth nothing any more, too
+        /// Also list expired and revoked grants
         #[arg(long)]
         all: bool,
 
-        /// A line of JSON for each
+        /// Print a line of JSON for each grant
         #[arg(long)]
         json: bool,
     },
-    /// Show one grant, all that it allows, and what is left of its money
+    /// Show one grant, its terms, and the rest of its money
     Show {
         #[command(flatten)]
         place: GrantStoreArgs,
 
-        /// The grant, as `grant list` names it
+        /// The grant, as listed by `grant list`
         id: String,
     },
-    /// Make a grant worthless; a running service knows within half a second
+    /// Revoke a grant; a running service notices within half a second
     Revoke {
         #[command(flatten)]
         place: GrantStoreArgs,
 
-        /// The grant, as `grant list` names it
+        /// The grant, as listed by `grant list`
         id: String,
 
-        /// End its runs that are under way, too; a running service does so within some seconds
+        /// Also end its runs; a running service does so within some seconds
         #[arg(long)]
         cancel_runs: bool,
     },
@@ -78,39 +78,39 @@ pub struct MintGrantArgs {
     #[command(flatten)]
     place: GrantStoreArgs,
 
-    /// Who has it, for people
+    /// Name of the holder, for people
     #[arg(long)]
     name: String,
 
-    /// What it is for: read, runs, billing, admin
+    /// Kinds of access: read, runs, billing, admin
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "read,runs")]
     access: Vec<GrantScope>,
 
-    /// Let it run agents in sandboxes
+    /// Allow agents in sandboxes
     #[arg(long)]
     allow_sandbox: bool,
 
-    /// An agent that it may run, such as `sandbox:agent`; a `*` at the end stands for any rest
+    /// Agent that the grant may run, such as `sandbox:agent`; a `*` at the end matches any rest
     #[arg(long = "agent", value_name = "NAME")]
     agents: Vec<GrantPattern>,
 
-    /// Who may be made to pay; the first does where nobody is named
+    /// Account that may pay; the first is used if a run names none
     #[arg(long = "account", value_name = "ACCOUNT")]
     accounts: Vec<GrantPattern>,
 
-    /// A repository that it may have worked on, such as `https://github.com/acme/*`
+    /// Repository that the grant's runs may use, such as `https://github.com/acme/*`
     #[arg(long = "repo", value_name = "URL")]
     repositories: Vec<GrantPattern>,
 
-    /// When it ends by itself, such as 90d [default: never]
+    /// Time until the grant expires, such as 90d [default: never]
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     ttl: Option<Duration>,
 
-    /// Runs that it may have at the same time
+    /// Maximum number of concurrent runs
     #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u32>)]
     max_runs: Option<u32>,
 
-    /// The grant and its token as JSON, in place of the token alone
+    /// Print the grant and its token as JSON, in place of the token alone
     #[arg(long)]
     json: bool,
 
@@ -124,9 +124,9 @@ pub struct MintGrantArgs {
     money: GrantSpendingArgs,
 }
 
-/// What one run may spend at most.
+/// The limits of one run.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "What one run may spend at most")]
+#[command(next_help_heading = "Limits of one run")]
 struct RunBudgetArgs {
     /// Calls that make a model generate
     #[arg(long, value_name = "COUNT", value_parser = crate::cli::flags::count::<u64>)]
@@ -140,16 +140,16 @@ struct RunBudgetArgs {
     #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     max_cost_usd: Option<Nanodollars>,
 
-    /// How long it may last
+    /// Maximum duration
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     deadline: Option<Duration>,
 }
 
-/// What all its runs may spend together.
+/// The limits of all runs of the grant together.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "What all its runs may spend together")]
+#[command(next_help_heading = "Limits of all runs of the grant")]
 struct GrantSpendingArgs {
-    /// Money of all its runs, by the price table [default: no limit]
+    /// Money of all runs, by the price table [default: no limit]
     #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     max_cost_usd_total: Option<Nanodollars>,
 
@@ -207,7 +207,7 @@ async fn mint_grant(wanted: MintGrantArgs, out: &mut impl Write) -> anyhow::Resu
         max_cost_usd_total,
         max_cost_usd_per_day,
     };
-    // Before the file is made: who asks for nonsense should leave nothing.
+    // The terms are checked before the database is created: an invalid request must leave no file.
     terms.validate().map_err(flagged)?;
     if wanted.ttl.is_some_and(|ttl| ttl.is_zero() || ttl > MAX_TTL) {
         bail!("--ttl is from 1s to 10y; leave it out for a grant that does not end by itself");
@@ -241,6 +241,7 @@ async fn list_grants(
             .iter()
             .try_for_each(|grant| writeln!(out, "{}", grant_json(grant, now)))?);
     }
+    // The hint is for people only; JSON output stays empty.
     if grants.is_empty() {
         writeln!(out, "there is no grant; `cogni-gateway grant mint` makes one")?;
     }
@@ -265,6 +266,7 @@ async fn show_grant(place: &GrantStoreArgs, id: &str) -> anyhow::Result<Value> {
     let mut all = grant_json(&grant, SystemTime::now());
     let GrantTerms { max_cost_usd_total: total, max_cost_usd_per_day: per_day, .. } = grant.terms;
     let caps = SpendingCaps { total, per_day };
+    // Reading the run records is only needed for caps.
     if !caps.is_none() {
         let file = place.state_dir()?.join("state.db");
         let journal = RunStore::new(SqliteDatabase::open_database(&file, &[store::SCHEMA])?);
@@ -273,7 +275,7 @@ async fn show_grant(place: &GrantStoreArgs, id: &str) -> anyhow::Result<Value> {
     Ok(all)
 }
 
-/// A grant's caps of money, and what is left of them.
+/// Formats a grant's spending caps, with the charged, the reserved and the remaining amount.
 fn spending_json(caps: &SpendingCaps, standing: &SpendingStatus) -> Value {
     let of = |cap: Nanodollars, spending: &GrantSpending| {
         json!({
@@ -290,7 +292,7 @@ fn spending_json(caps: &SpendingCaps, standing: &SpendingStatus) -> Value {
     })
 }
 
-/// What is wrong with terms, with the flag that mends it.
+/// Formats an error in the terms, with the flag that corrects it.
 fn flagged(invalid: GrantTermsError) -> anyhow::Error {
     let flag = match invalid {
         GrantTermsError::Access => "--access",
@@ -305,7 +307,7 @@ fn flagged(invalid: GrantTermsError) -> anyhow::Error {
     anyhow!("{invalid} (`{flag}`)")
 }
 
-/// Checks that each pattern names an agent of the catalog that the service has.
+/// Checks that each pattern matches an agent in the service's catalog.
 fn check_agents(
     patterns: &[GrantPattern],
     given: &AgentsDirArgs,
@@ -317,18 +319,18 @@ fn check_agents(
     let is_known = |pattern: &&GrantPattern| known.iter().any(|name| pattern.matches(name));
     let Some(unknown) = patterns.iter().find(|pattern| !is_known(pattern)) else { return Ok(()) };
     bail!(
-        "`--agent {unknown}` names no agent of the catalog, which has `{}`; give one of them or `*`, or name the \
+        "`--agent {unknown}` names no agent of the catalog, which has `{}`; give one of these or `*`, or name the \
          service's catalog with `--agents-dir`",
         known.join("`, `")
     )
 }
 
-/// Checks that each pattern can name a repository, or all of an owner's, of a host's or all there are.
+/// Checks that each pattern can match a repository, all repositories of an owner or a host, or all repositories.
 fn check_repositories(patterns: &[GrantPattern]) -> anyhow::Result<()> {
     let is_sound = |pattern: &&GrantPattern| {
         let text = pattern.as_str();
         let Some(beginning) = text.strip_suffix('*') else {
-            // The service compares it with the one spelling that every URL has there.
+            // The service compares the pattern with the normalized URL, so that another spelling would never match.
             return RepositoryUrl::parse(text).is_ok_and(|found| {
                 found.clone_url().trim_end_matches(".git") == text.trim_end_matches(".git")
             });
@@ -349,12 +351,12 @@ fn check_repositories(patterns: &[GrantPattern]) -> anyhow::Result<()> {
     bail!("`--repo {malformed}` names no repository; {hint}")
 }
 
-/// The grants that there are. To look at them is not to make a place for them.
+/// Opens the existing grants. Listing grants must not create a database.
 fn find(place: &GrantStoreArgs) -> anyhow::Result<GrantStore> {
     let file = place.state_dir()?.join("state.db");
     if !file.exists() {
         bail!(
-            "there are no grants here: there is no `{}`; see `--state-dir`, or make one with `cogni-gateway grant mint`",
+            "no grants found: `{}` does not exist; see `--state-dir`, or make a grant with `cogni-gateway grant mint`",
             file.display()
         );
     }
@@ -369,7 +371,7 @@ fn open_store(place: &GrantStoreArgs) -> anyhow::Result<GrantStore> {
 }
 
 impl GrantStoreArgs {
-    /// As the service itself finds it.
+    /// Returns the state directory by the same rules as the service.
     fn state_dir(&self) -> anyhow::Result<PathBuf> {
         if let Some(given) = self.state.explicit_path() {
             return Ok(given);
@@ -377,7 +379,7 @@ impl GrantStoreArgs {
         Ok(self.serve()?.unwrap_or_default().state_directory())
     }
 
-    /// The settings of the service, where its file is given.
+    /// Returns the service's settings if its file is given.
     fn serve(&self) -> anyhow::Result<Option<ServiceConfig>> {
         let file = self.config.as_deref().filter(|file| !file.as_os_str().is_empty());
         let Some(config) = file.map(GatewayConfig::read_file).transpose()? else { return Ok(None) };
@@ -415,5 +417,5 @@ fn format_date(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Ours: who needs more than that means one that does not end.
+/// The longest validity of a grant. Our choice: a grant for more than ten years should not expire at all.
 const MAX_TTL: Duration = Duration::from_hours(10 * 8766);

@@ -1,4 +1,4 @@
-//! `cogni-gateway health`: asks a served socket whether it answers, for container health checks.
+//! `cogni-gateway health`: checks that a gateway's socket answers, for container health checks.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-/// Ask a served socket whether it answers, for a container's health check.
+/// The flags of `health`.
 #[derive(Debug, clap::Args)]
 pub struct HealthArgs {
-    /// The run's socket.
+    /// The run's socket
     #[arg(long, env = "SOCKET_PATH", value_name = "PATH", default_value = "/llm-sock/llm.sock")]
     socket_path: PathBuf,
 }
 
-/// Exit status 0 where `GET /health` is answered with 200, else 1: containers' health checks know no other.
+/// Runs the check. The exit status is 0 if `GET /health` is answered with 200, otherwise 1, because container health
+/// checks know no other status.
 pub fn run(args: &HealthArgs) -> anyhow::Result<ExitCode> {
     match check_health(args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -30,7 +31,7 @@ pub fn run(args: &HealthArgs) -> anyhow::Result<ExitCode> {
 fn check_health(args: &HealthArgs) -> anyhow::Result<()> {
     let path = args.socket_path.display();
     let mut socket = UnixStream::connect(&args.socket_path)
-        .with_context(|| format!("nothing answers on `{path}`"))?;
+        .with_context(|| format!("no process answers on `{path}`"))?;
     socket.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     socket.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
     let mut answer = String::new();
@@ -44,5 +45,7 @@ fn check_health(args: &HealthArgs) -> anyhow::Result<()> {
     }
 }
 
+/// The time that the socket has to answer. Our choice.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum size of the answer. Our choice: the body is a few bytes.
 const MAX_RESPONSE_BYTES: u64 = 4096;

@@ -1,4 +1,4 @@
-//! Our own log, on standard error. Whoever reads it may be slow, or not read at all: that holds nobody here.
+//! This process's own log, on standard error. A slow reader of standard error never blocks the process.
 
 mod json;
 
@@ -10,25 +10,26 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::JsonFields;
 
-/// What waits to be written, until it is finished.
+/// The log's queue, and its thread.
 pub(super) struct StderrLog {
     lines: SyncSender<LogCommand>,
 }
 
-/// One line at a time, as the subscriber writes them.
+/// A writer that queues one line per call, as the subscriber writes.
 #[derive(Clone)]
 struct LogLineWriter(SyncSender<LogCommand>);
 
 enum LogCommand {
     Line(Vec<u8>),
-    /// Say when everything before is written.
+    /// Reports that every earlier line is written.
     Finish(SyncSender<()>),
 }
 
 impl StderrLog {
-    /// Readable on a terminal, JSON for machines if `LOG_FORMAT=json`. What a flag asks for wins over `LOG`, and both
-    /// over what the command logs by default.
+    /// Starts the log: readable text, or JSON if `LOG_FORMAT=json`. A level of a flag overrides `LOG`, and `LOG`
+    /// overrides the command's default level.
     pub(super) fn start(asked: Option<&str>, level: &str) -> io::Result<Self> {
+        // A bounded queue to a thread: only that thread waits for standard error.
         let (lines, orders) = sync_channel(MAX_QUEUED_LINES);
         thread::Builder::new().name("log".to_owned()).spawn(move || write_lines(&orders))?;
         let filter = match asked {
@@ -46,13 +47,14 @@ impl StderrLog {
         Ok(Self { lines })
     }
 
-    /// The last words of this process, and a moment for all that was said before.
+    /// Writes the last line of this process, and waits up to [`FLUSH_TIMEOUT`] for the queue.
     pub(super) fn finish(self, last: Option<String>) {
         let (done, is_done) = sync_channel(1);
         let mut lines = LogLineWriter(self.lines);
         if let Some(last) = last {
             let _ = writeln!(lines, "{last}");
         }
+        // The queue is ordered, so that the answer comes after all earlier lines.
         if lines.0.try_send(LogCommand::Finish(done)).is_ok() {
             let _ = is_done.recv_timeout(FLUSH_TIMEOUT);
         }
@@ -61,7 +63,7 @@ impl StderrLog {
 
 impl Write for LogLineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // What does not fit is lost, as it would be on a screen that nobody looks at.
+        // A line that does not fit is lost. Blocking here would stop the gateway because of its log.
         let _ = self.0.try_send(LogCommand::Line(line.to_vec()));
         Ok(line.len())
     }
@@ -71,8 +73,8 @@ impl Write for LogLineWriter {
     }
 }
 
-/// Ours at a level, and errors of the crates below us: h2, hyper and rustls warn of what a client does, who could fill the
-/// log with that.
+/// Returns the filter for a level. Other crates only log errors: h2, hyper and rustls warn about clients' behaviour,
+/// and a client could fill the log with such warnings.
 fn filter_at(level: &str) -> EnvFilter {
     EnvFilter::new(format!("error,cogni_gateway={level}"))
 }
@@ -86,8 +88,8 @@ fn write_lines(orders: &Receiver<LogCommand>) {
     }
 }
 
-/// Waiting to be written.
+/// The maximum number of lines that wait to be written. Our choice.
 const MAX_QUEUED_LINES: usize = 1024;
 
-/// For what is on its way when the process ends.
+/// The time to write the remaining lines when the process ends. Our choice.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);

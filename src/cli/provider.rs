@@ -1,4 +1,4 @@
-//! `cogni-gateway provider`: a fake model provider that does as it is told.
+//! `cogni-gateway provider`: a fake model provider that follows a script.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fakes::model_provider::{FakeProvider, ProviderScript, script};
 
-/// Run a fake model provider for demos, tests and benches.
+/// The flags of `provider`.
 ///
-/// It has the shapes of OpenAI and Anthropic and the headers of LiteLLM. Once it listens it says so in one line: `provider listening on http://127.0.0.1:PORT`. It ends
-/// on SIGTERM or SIGINT and cuts what is open.
+/// The provider answers in the formats of OpenAI and Anthropic, with the headers of LiteLLM. Once it listens it prints
+/// one line: `provider listening on http://127.0.0.1:PORT`. On SIGTERM or SIGINT it aborts open connections and ends.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = after_help())]
 pub struct ProviderArgs {
@@ -25,7 +25,7 @@ pub struct ProviderArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = crate::cli::flags::address)]
     pub listen: SocketAddr,
 
-    /// How to answer, as in `chunks=100,interval=20ms`; requests may turn knobs in their model's name.
+    /// Script for the answers, such as `chunks=100,interval=20ms`; a request may override it in its model's name.
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     pub script: ProviderScript,
 
@@ -40,11 +40,13 @@ pub fn command() -> Command {
         .defer(<ProviderArgs as clap::Args>::augment_args)
 }
 
-/// Serves until a signal.
+/// Serves until SIGTERM or SIGINT.
 pub fn run(args: ProviderArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
+        // The handlers are registered before the address is announced, because a caller may send a signal right after
+        // that line.
         let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
         let mut serving = pin!(serve(args, out, shutdown.clone()));
@@ -59,7 +61,7 @@ pub fn run(args: ProviderArgs, out: &mut impl Write) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Serves until `shutdown`, having announced its address on `out`.
+/// Prints its address to `out`, and serves until `shutdown`.
 pub async fn serve(
     args: ProviderArgs,
     mut out: impl Write,

@@ -1,4 +1,4 @@
-//! `cogni-gateway proxy`: serves one run, in place of the nginx container that did it before.
+//! `cogni-gateway proxy`: serves one run on a unix socket. It replaces the nginx container of earlier installations.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -14,7 +14,7 @@ use crate::gateway::admin::AdminSocket;
 use crate::gateway::config::{GatewayConfig, SETTINGS};
 use crate::gateway::process::{ChangeSource, GatewayProcess, RunManager, StopRequest, descriptors};
 
-/// The command and its flags: one for each setting.
+/// Builds the command, with one flag for each setting.
 pub fn command() -> Command {
     Command::new("proxy")
         .about("Serve one run on a unix socket")
@@ -28,7 +28,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     serve_runs(move || load_config(&matches, |name| std::env::var(name).ok()))
 }
 
-/// Serves what is configured until a signal ends it; another signal configures it anew.
+/// Serves the configured runs until a signal ends the process. SIGHUP reads the configuration again.
 pub(super) fn serve_runs(
     configure: impl Fn() -> anyhow::Result<GatewayConfig> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<ExitCode> {
@@ -38,9 +38,10 @@ pub(super) fn serve_runs(
     descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // A signal that comes before the process is ready must not end it half-way.
+        // A signal that arrives before the process is ready must not end a half-started process.
         let signals = crate::gateway::process::ServerSignals::register_handlers()?;
-        // First of all else: who finds another process at its place must not touch the runs' records.
+        // The operator's socket is bound before everything else: if another process has it, this process must not touch
+        // the runs' records.
         let admin = AdminSocket::bind_socket(&config.admin)?;
         let app = GatewayProcess::build_process(config)?;
         let stop = StopRequest::default();
@@ -53,6 +54,7 @@ pub(super) fn serve_runs(
             signals.handle_signals(stop.clone(), app.access_log(), by(ChangeSource::Signal));
         let span = app.log_span();
         let operators = serve_admin(admin.as_ref(), runs, by(ChangeSource::Admin));
+        // `biased`: a finished server ends the process before a further signal is handled.
         tokio::select! {
             biased;
             served = app.serve_until_cancelled(stop.shutdown).instrument(span) => served?,
@@ -63,8 +65,8 @@ pub(super) fn serve_runs(
     })
 }
 
-/// Serves the operator's socket, where there is one, for as long as the runs are served: what is
-/// draining may still have to be cut.
+/// Serves the operator's socket, if one is configured, as long as the runs are served: an operator may have to abort
+/// calls while the process drains.
 async fn serve_admin(
     admin: Option<&AdminSocket>,
     runs: RunManager,
@@ -73,12 +75,13 @@ async fn serve_admin(
     if let Some(admin) = admin
         && let Err(error) = admin.serve_requests(runs, reload, pending()).await
     {
+        // The runs are served on without the socket; the error is only logged.
         tracing::error!(%error, "cannot serve the operator's socket");
     }
     pending().await
 }
 
-/// The configuration: the file, then the environment, then the flags.
+/// Loads the configuration: the file, then the environment, then the flags.
 pub fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,

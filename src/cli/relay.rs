@@ -1,4 +1,4 @@
-//! `cogni-gateway relay`: work that is on its way to a branch, or was held back.
+//! `cogni-gateway relay`: shows and manages deliveries of work to branches, and work that was held.
 
 mod relay_options;
 mod verify;
@@ -25,90 +25,90 @@ use crate::runner::branch_delivery;
 
 pub use relay_options::{RelayArgs, RunSecrets, StateDirArgs};
 
-/// What can be done with it.
+/// The subcommands of `relay`.
 #[derive(Debug, Subcommand)]
 pub enum RelayCommand {
-    /// Show what is not delivered, and why
+    /// Show pending deliveries, and the reasons
     Status {
         #[command(flatten)]
         state: StateDirArgs,
 
-        /// What is delivered, too
+        /// Also show finished deliveries
         #[arg(long)]
         all: bool,
 
-        /// A line of JSON for each
+        /// Print a line of JSON for each delivery
         #[arg(long)]
         json: bool,
     },
-    /// Deliver what is due, or one relay, now
+    /// Deliver all that is due, or one delivery now
     Retry {
         #[command(flatten)]
         setup: Box<RelayArgs>,
 
-        /// One relay, also where its time has not come, or it was held or failed
+        /// Delivery to retry now, even if it is not due, was held or has failed
         #[arg(required_unless_present = "due")]
         id: Option<String>,
 
-        /// Judge it by this host's rules as they are now, and not as they were when it came out; its agent's own stay
+        /// Re-check against this host's current rules instead of the stored ones; the agent's stored rules still apply
         #[arg(long, conflicts_with = "due")]
         new_rules: bool,
 
-        /// All whose time has come, on every branch that no run is at
+        /// Retry all due deliveries, on every branch that no run uses
         #[arg(long, conflicts_with = "id")]
         due: bool,
     },
-    /// Show the rules that work is judged by, as they were when it came out; their SHA-256 is in its statement
+    /// Show the stored rules of a delivery; their SHA-256 is in its statement
     Rules {
         #[command(flatten)]
         state: StateDirArgs,
 
-        /// The relay, as `relay status` names it
+        /// The delivery, as listed by `relay status`
         id: String,
     },
-    /// Remove rows of what is delivered, directories that no row names, and mirrors that nobody uses; held work and kept
-    /// workspaces stay, unless something says how old they may be
+    /// Remove delivered rows, orphaned directories and unused mirrors; held work and kept workspaces stay, unless an
+    /// age for them is given
     Sweep {
         #[command(flatten)]
         state: StateDirArgs,
 
-        /// Throw away held and failed work, and workspaces that were left, that are older than `kept.age` of this file
+        /// Delete held and failed work and kept workspaces older than `kept.age` of this file
         #[arg(long, value_name = "FILE", env = "COGNI_RELAY_CONFIG")]
         relay_config: Option<PathBuf>,
 
-        /// What is younger stays
+        /// Keep everything newer than this
         #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = crate::cli::flags::parse_duration)]
         older_than: Duration,
 
-        /// Throw away held and failed work, and workspaces that were left, that are older than this
+        /// Delete held and failed work and kept workspaces older than this
         #[arg(long, value_name = "DURATION", value_parser = crate::cli::flags::parse_duration)]
         kept_older_than: Option<Duration>,
     },
-    /// Bring work that is not at its branch into the repository in the current directory, as a branch of its own
+    /// Fetch undelivered work into the repository in the current directory, as its own branch
     Apply {
         #[command(flatten)]
         state: StateDirArgs,
 
-        /// The relay, as `relay status` names it
+        /// The delivery, as listed by `relay status`
         id: String,
 
-        /// Only show the line that does it
+        /// Only print the command
         #[arg(long)]
         print: bool,
     },
-    /// Prove the statement beside a commit, in the repository in the current directory
+    /// Verify the statement of a commit, in the repository in the current directory
     Verify(verify::VerifyStatementArgs),
-    /// Throw away work that was held or has failed, or a workspace that was kept, with all that is in it
+    /// Delete held or failed work, or a kept workspace, with all of its files
     Discard {
         #[command(flatten)]
         state: StateDirArgs,
 
-        /// The relay, as `relay status` names it
+        /// The delivery, as listed by `relay status`
         id: String,
     },
 }
 
-/// Exit status 1 where something is not delivered.
+/// Runs the command. The exit status is 1 if a delivery is not finished.
 pub fn run(command: RelayCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     match command {
         RelayCommand::Status { state, all, json } => print_all(&state, all, json, out),
@@ -119,13 +119,14 @@ pub fn run(command: RelayCommand, out: &mut impl Write) -> anyhow::Result<ExitCo
         RelayCommand::Rules { state, id } => {
             let rules = open_outbox(&state)?.get(&id)?.order.rules;
             let rules =
-                rules.context("it is of an earlier version, and judged by the rules of now")?;
+                rules.context("this delivery has no stored rules: an earlier version made it, so the current rules apply")?;
             write!(out, "{}", rules.as_str())?;
             Ok(ExitCode::SUCCESS)
         }
         RelayCommand::Sweep { state, relay_config, older_than, kept_older_than } => {
             let configured =
                 relay_config.as_deref().map(relay_options::load_relay_config).transpose()?;
+            // A flag overrides the file.
             let age = kept_older_than.or(configured.map(|config| config.kept.age));
             sweep_state(&state, (older_than, age), out)
         }
@@ -133,7 +134,7 @@ pub fn run(command: RelayCommand, out: &mut impl Write) -> anyhow::Result<ExitCo
         RelayCommand::Verify(args) => Ok(exit_code(verify::run(&args, out)?)),
         RelayCommand::Discard { state, id } => {
             open_outbox(&state)?.discard_item(&id)?;
-            writeln!(out, "it is gone")?;
+            writeln!(out, "deleted")?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -148,7 +149,7 @@ fn sweep_state(
     let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
     if let Some(before) = before {
         let kept = outbox.expire_retained(before)?;
-        writeln!(out, "thrown away: {kept} that were held, had failed or were left")?;
+        writeln!(out, "deleted: {kept} held or failed deliveries and kept workspaces")?;
     }
     let swept = sweep::sweep_relay_state(&state.path(), &outbox, older_than)?;
     let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
@@ -187,17 +188,19 @@ fn print_all(
     Ok(exit_code(is_well && desks.iter().all(|seen| seen.goes_on)))
 }
 
-/// A workspace whose work is not out, and whether its run is still at it.
+/// A workspace whose work is not collected yet, and whether its run is still going.
 struct WorkspaceView {
     desk: WorkspaceRow,
     goes_on: bool,
 }
 
 impl WorkspaceView {
-    /// Whoever is at the branch is the run, or takes out what that left.
+    /// Checks whether the branch is leased. The holder of the lease is the run itself, or a process that collects the
+    /// run's work.
     fn from_row(desk: WorkspaceRow, state: &Path) -> anyhow::Result<Self> {
         let DeliveryPlan { repository, state: branch, .. } = &desk.plan;
         let is_taken = || RepoMirror::is_leased(state, repository, branch.branch.key());
+        // A recorded reason means that the run has ended, even if a process holds the lease.
         let goes_on = desk.left.is_none() && is_taken()?;
         Ok(Self { desk, goes_on })
     }
@@ -219,7 +222,7 @@ fn retry_delivery(
     let retried =
         build_runtime()?.block_on(branch_delivery::retry_delivery(&relay, id, new_rules))?;
     let Some(delivered) = retried else {
-        bail!("another process is at this branch; wait for it");
+        bail!("another process uses this branch; retry after it has finished");
     };
     write_json(&delivered, out)?;
     Ok(exit_code(delivered.is_complete()))
@@ -228,6 +231,7 @@ fn retry_delivery(
 fn retry_due_deliveries(setup: RelayArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let relay = Arc::new(setup.open_service(read_env, RunSecrets::default())?);
     let delivered = build_runtime()?.block_on(async {
+        // The work of dead runs is collected first, so that it can be delivered in the same call.
         branch_delivery::recover_all(&relay).await?;
         anyhow::Ok(relay.resume_due_jobs(&CancellationToken::new()).await?)
     })?;
@@ -244,11 +248,12 @@ fn apply_bundle(
     let job = open_outbox(state)?.get(id)?;
     let state = state.path();
     if job.step == DeliveryStep::Done {
-        bail!("it is delivered: `{}` has it", job.order.branch());
+        bail!("this delivery is already in the branch `{}`", job.order.branch());
     }
+    // The files may be malformed on purpose. Only a bundle that git itself has accepted may enter a clone.
     if !job.can_be_applied() {
         bail!(
-            "git does not accept what is in it, so no clone should; it is in `{}`",
+            "git does not accept this delivery's content, so it must not enter a clone; its files are in `{}`",
             job.order.artifacts.display()
         );
     }
@@ -258,17 +263,23 @@ fn apply_bundle(
         writeln!(out, "{line}")?;
         return Ok(ExitCode::SUCCESS);
     }
+    // The audit log is opened before the fetch: work that cannot be recorded is not applied.
     let record =
         JobAuditLog::open(&state, &job, Some(relay_options::load_signing_key(&read_env, &state)?))?;
+    // The printed command reports its progress; here only errors matter.
     let quiet = line.replacen(" fetch ", " fetch --quiet ", 1);
     let done =
         process::Command::new("sh").arg("-c").arg(quiet).status().context("`sh` is missing")?;
     if !done.success() {
-        bail!("git has not taken it; this is the line: {line}");
+        bail!("git has rejected the work; the command was: {line}");
     }
     record.record_applied(&job);
     record.finish()?;
-    writeln!(out, "it is the branch `{}` here", held_branch_name(job.order.branch(), &job.id))?;
+    writeln!(
+        out,
+        "the work is in the branch `{}` of this repository",
+        held_branch_name(job.order.branch(), &job.id)
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -282,9 +293,9 @@ fn build_runtime() -> io::Result<Runtime> {
 
 fn open_outbox(state: &StateDirArgs) -> anyhow::Result<DeliveryOutbox> {
     let path = state.path().join(OUTBOX_FILE);
-    // To look is not to make one.
+    // A command that only reads must not create a database.
     if !path.exists() {
-        bail!("nothing was ever relayed here: there is no `{}`; see `--state-dir`", path.display());
+        bail!("no deliveries found: `{}` does not exist; see `--state-dir`", path.display());
     }
     Ok(DeliveryOutbox::open(&path)?)
 }
@@ -308,6 +319,7 @@ fn print_job(
     if audit.exists() {
         writeln!(out, "    {}", audit.display())?;
     }
+    // The commands that make sense in this step.
     let retried: &[&str] = match step {
         DeliveryStep::Done => return Ok(()),
         DeliveryStep::Held | DeliveryStep::Failed if !job.can_be_retried() => &[],
@@ -320,7 +332,7 @@ fn print_job(
     show_commands(commands, id, flag, out)
 }
 
-/// Shows the lines that somebody can paste.
+/// Prints commands that the operator can paste.
 fn show_commands<'c>(
     mut commands: impl Iterator<Item = &'c str>,
     id: &str,
@@ -371,8 +383,8 @@ fn exit_code(is_well: bool) -> ExitCode {
     if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What is said of a run that has left something, and did not end by itself.
+/// The message for a run whose process died before the run's work was collected.
 const RUN_DIED_MESSAGE: &str =
-    "its run was ended with its process, and what it has left is not taken out yet";
+    "its process died during the run, and the run's work is not collected yet";
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;

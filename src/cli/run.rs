@@ -1,4 +1,4 @@
-//! `cogni-gateway run`: one run in a sandbox, with its gateway in this process.
+//! `cogni-gateway run`: one run in a sandbox, with its gateway in this process or in a container.
 
 mod help;
 pub mod output_renderer;
@@ -41,14 +41,14 @@ use crate::sandbox::{InitBinary, UserRange};
 use crate::telemetry::access_log::AccessLogDestination;
 use repository::RepositoryRequest;
 
-/// The command and its flags: its own, and one for each setting of the gateway.
+/// Builds the command: its own flags, and one flag for each setting of the gateway.
 pub fn command() -> Command {
     Command::new("run").about(ABOUT).defer(add_arguments)
 }
 
 fn add_arguments(command: Command) -> Command {
     let command = command.override_usage(USAGE).after_help(EXAMPLE);
-    // What a newcomer needs first comes first.
+    // The flags that a new user needs first come first.
     let mut gateway: Vec<_> = flags::flags_for(run_settings()).collect();
     gateway.sort_by_key(|arg| help::rank(arg.get_id().as_str()));
     let command = <RunArgs as clap::Args>::augment_args(command).args(gateway);
@@ -65,20 +65,21 @@ fn add_arguments(command: Command) -> Command {
         .mut_arg("DRAIN_TIMEOUT_SECONDS", |arg| arg.help(flags::DRAIN_TIMEOUT_HELP))
 }
 
+/// The flags of `run`.
 #[derive(Debug, clap::Args)]
 struct RunArgs {
-    /// A file that says what to run; what is given beside it wins
+    /// File that describes the run; flags override its settings
     #[arg(long, value_name = "FILE")]
     spec: Option<PathBuf>,
 
-    /// An agent of the catalog, in place of a program: `cogni-gateway agents` lists them
+    /// Agent of the catalog, in place of a program; see `cogni-gateway agents`
     #[arg(long, value_name = "NAME", conflicts_with = "argv")]
     agent: Option<String>,
 
     #[command(flatten)]
     agents: AgentsDirArgs,
 
-    /// What the agent is to answer; `-` reads it from standard input
+    /// Message for the agent; `-` reads it from standard input
     #[arg(long, value_name = "TEXT")]
     message: Option<String>,
 
@@ -86,15 +87,15 @@ struct RunArgs {
     #[arg(long, value_name = "NAME", env = MODEL_VARIABLE)]
     model: Option<String>,
 
-    /// The image, by name or id; it has to be on this machine
+    /// Image, by name or id; it must be on this machine
     #[arg(long, env = "COGNI_IMAGE")]
     image: Option<String>,
 
-    /// An unpacked root to take instead; with neither, the programs of this machine are taken
+    /// Unpacked root directory; without image and root, the programs of this machine are used
     #[arg(long, value_name = "DIR")]
     rootfs: Option<PathBuf>,
 
-    /// Who makes the sandbox: `docker`, `embedded`, which needs nothing else installed, or `auto`, which is Docker where
+    /// Driver of the sandbox: `docker`, `embedded`, which needs nothing else installed, or `auto`, which is Docker if
     /// there is an image [default: auto]
     #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
     driver: Option<DriverChoice>,
@@ -102,23 +103,23 @@ struct RunArgs {
     #[command(flatten)]
     proxy: GatewayPlacementArgs,
 
-    /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
+    /// Let the embedded driver run without limits on memory, processes and processors if it may not set them
     #[arg(long)]
     allow_unlimited: bool,
 
-    /// What stands at /workspace, and whether the program may write there, `ro` where nothing is said; `none` for nothing
+    /// Directory to mount at /workspace, read-only unless `:rw` is given; `none` mounts nothing
     #[arg(long, value_name = "DIR[:ro|rw|none]")]
     workspace: Option<String>,
 
-    /// The workspace and the root have to be below one of these [default: the current directory]
+    /// Directory that workspace and root must be below [default: the current directory]
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
 
-    /// A variable for the program
+    /// Variable for the program
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
 
-    /// When the sandbox is ended [default: 10m]
+    /// Time after which the sandbox is ended [default: 10m]
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     max_runtime: Option<Duration>,
 
@@ -134,15 +135,15 @@ struct RunArgs {
     #[arg(long, value_name = "COUNT", value_parser = flags::processors)]
     cpus: Option<f64>,
 
-    /// What the result keeps of each of stdout and stderr [default: 1m]
+    /// Bytes of stdout, and of stderr, that the result contains [default: 1m]
     #[arg(long, value_name = "SIZE")]
     max_output: Option<ByteSize>,
 
-    /// What a workspace may hold that is made for the run [default: 4g]
+    /// Maximum size of a workspace that is made for the run [default: 4g]
     #[arg(long, value_name = "SIZE")]
     max_workspace: Option<ByteSize>,
 
-    /// Between SIGTERM and SIGKILL [default: 10s]
+    /// Time between SIGTERM and SIGKILL [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
     grace: Option<Duration>,
 
@@ -150,15 +151,15 @@ struct RunArgs {
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
-    /// A few lines on how it goes, on standard error, in place of the log
+    /// Show a few lines of progress on standard error, in place of the log
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
 
-    /// The users of this machine that sandboxes run as, each its own; one number is one user for all
+    /// Users of this machine for the sandboxes, one for each; a single number is one user for all
     #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS", default_value_t)]
     uids: UserRange,
 
-    /// The user of this machine that the sandbox runs as, such as the owner of a workspace to write [default: one of `--uids`]
+    /// User of this machine for the sandbox, such as the owner of a writable workspace [default: one of `--uids`]
     #[arg(long, value_name = "UID", value_parser = user, conflicts_with = "uids")]
     uid: Option<UserRange>,
 
@@ -168,15 +169,15 @@ struct RunArgs {
     #[command(flatten)]
     repository: repository::RunRepositoryArgs,
 
-    /// The program and its arguments, executed as they stand
+    /// The program and its arguments, passed on without interpretation
     #[arg(last = true)]
     argv: Vec<String>,
 }
 
-/// Which agents there are.
+/// The flag for the agents' catalog.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AgentsDirArgs {
-    /// The catalog: a directory with a file for each agent [default: the agents that this program brings along]
+    /// Catalog: a directory with a file for each agent [default: the built-in agents]
     #[arg(long, value_name = "DIR", env = "COGNI_AGENTS_DIR")]
     agents_dir: Option<PathBuf>,
 }
@@ -186,7 +187,7 @@ impl AgentsDirArgs {
         self.catalog_of(None)
     }
 
-    /// The catalog, by a directory that a file names where no other is given.
+    /// Loads the catalog from the flag's directory, from `in_file`, or from the built-in agents, in this order.
     pub(super) fn catalog_of(&self, in_file: Option<PathBuf>) -> anyhow::Result<AgentCatalog> {
         match self.agents_dir.clone().or(in_file) {
             Some(directory) => Ok(AgentCatalog::load_directory(&directory)?),
@@ -195,7 +196,7 @@ impl AgentsDirArgs {
     }
 }
 
-/// Where sandboxes are made, and their runs have their directories.
+/// The flags for the container engine and the runs' directories.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct SandboxPathArgs {
     /// Docker Engine's socket, or Podman's [default: where Docker's own command line looks]
@@ -208,15 +209,15 @@ pub(super) struct SandboxPathArgs {
     )]
     pub(super) docker_socket: PathBuf,
 
-    /// Where runs have their directories
+    /// Directory for the directories of runs
     #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR", default_value = "/run/cogni")]
     pub(super) run_dir: PathBuf,
 }
 
-/// Who serves the gateway.
+/// The flags for the place where the gateway runs.
 #[derive(Clone, Debug, clap::Args)]
 struct GatewayPlacementArgs {
-    /// Who serves the gateway
+    /// Place where the gateway runs
     #[arg(long, value_enum, default_value_t = GatewayPlacement::Process, env = "COGNI_PROXY")]
     proxy: GatewayPlacement,
 
@@ -238,13 +239,13 @@ struct GatewayPlacementArgs {
 enum GatewayPlacement {
     /// This process
     Process,
-    /// A container of Docker Engine's, which alone has the upstream's key
+    /// A container of Docker Engine, which alone has the upstream's key
     Container,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum ProgressMode {
-    /// Where standard error is a terminal
+    /// Only if standard error is a terminal
     #[default]
     Auto,
     Always,
@@ -257,8 +258,8 @@ impl ProgressMode {
     }
 }
 
-/// Prints the result, and says by the exit status whether it is ok: 0 it is, 1 it is not, 3 it is, and its work is not
-/// delivered.
+/// Runs the program and prints the result. The exit status is 0 if the run is ok, 1 if it is not, and 3 if it is ok but
+/// its work is not delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = parse_run(matches, |name| env::var(name).ok())?;
     runner::check_run_dir(&order.run_dir)?;
@@ -266,6 +267,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         let sweep = order.leftover_sweeper();
+        // Dropping the guard ends the sweeper, also if the run fails early.
         let ended = CancellationToken::new();
         let run = async {
             let _ended = ended.clone().drop_guard();
@@ -278,7 +280,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
             }
             let mut result = Box::pin(run_with_signals(order, progress)).await?;
             result.relay = result.relay.or(skipped);
-            // The run has been, and nothing was wrong about how it was asked for.
+            // The run has ended and its request was valid, so that this error is not a usage error.
             if let Err(error) = print_result(&result, out) {
                 tracing::error!(run = result.run_id, %error, "the result cannot be written");
                 return Ok(ExitCode::FAILURE);
@@ -293,11 +295,11 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
                 (false, _) => ExitCode::FAILURE,
             })
         };
-        // Beside the run, which it must not hold: its result is told before the last sweep is done.
+        // The sweeper runs beside the run and must not delay it: the result is printed before the last sweep ends.
         let (run, ()) = tokio::join!(run, sweep.run_periodically(SWEEP_INTERVAL, ended.clone()));
         run
     });
-    // What is still being shown may wait for somebody who does not look.
+    // Output may still wait for a reader that does not read; the process must not wait for it.
     runtime.shutdown_background();
     done
 }
@@ -318,7 +320,7 @@ async fn run_with_signals(order: RunPlan, progress: ProgressMode) -> anyhow::Res
     let place = OpenLineFlag::default();
     if !is_shown {
         let live = open_stderr()?;
-        // A file is given every byte, a terminal none that it would obey.
+        // A file receives every byte; a terminal must not receive bytes that it would interpret.
         return Ok(if io::stderr().is_terminal() {
             run_until_cancelled(prepared, OutputRenderer::for_text(live, place), signals).await
         } else {
@@ -342,8 +344,8 @@ async fn run_with_signals(order: RunPlan, progress: ProgressMode) -> anyhow::Res
     Ok(result)
 }
 
-/// Runs to the end. Whoever asks for it is given that with the program's grace, and whoever asks twice at once; what is on
-/// its way to a branch by then is left to `relay retry`.
+/// Runs to completion. The first signal cancels the run within the program's grace period. The second signal kills the
+/// program at once and leaves a running delivery to `relay retry`.
 async fn run_until_cancelled(
     prepared: PreparedRun,
     live: impl AsyncWrite + Unpin,
@@ -354,6 +356,7 @@ async fn run_until_cancelled(
     let output = OutputCapture::new(prepared.max_output_bytes(), live);
     let reins = RunHandles { cancel: cancel.clone(), leave: leave.clone(), answered: None };
     let run = Box::pin(prepared.run_with_output(output, reins));
+    // 1. The first signal cancels. 2. The second one stops waiting. 3. Further signals change nothing.
     let asked = async {
         signals.next().await;
         cancel.cancel();
@@ -368,12 +371,12 @@ async fn run_until_cancelled(
     }
 }
 
-/// Whether progress is shown, in place of this process's own log.
+/// Returns true if progress is displayed, in place of this process's log.
 pub fn shows_progress(matches: &ArgMatches) -> bool {
     matches.get_one("progress").is_some_and(|when: &ProgressMode| when.is_enabled())
 }
 
-/// What the flags, variables and files ask for.
+/// Builds the plan that the flags, variables and files describe.
 pub fn plan_from_args(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
@@ -411,7 +414,7 @@ fn parse_run(
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
     let order = RunPlan { proxy, ..request.resolve(config, host, &catalog)? };
-    // The agent would be paid for work in a workspace that has nothing of the repository in it.
+    // The agent would be paid for work in a workspace without the repository's files.
     if matches!(asked, RepositoryRequest::Skipped)
         && matches!(order.spec.workspace, WorkspaceMount::None | WorkspaceMount::Fresh)
     {
@@ -451,7 +454,8 @@ impl RunArgs {
     }
 }
 
-/// The gateway's configuration. Standard output is the result's, so the access log is not written there.
+/// Loads the gateway's configuration. Standard output is reserved for the result, so that no access log is written
+/// there.
 fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
@@ -477,7 +481,8 @@ fn load_config(
     Ok(config)
 }
 
-/// Where the socket is and whose, the runner decides; and whoever runs it can end it.
+/// Returns the gateway's settings without those for the socket and the operator: the runner chooses the socket, and the
+/// caller can end the run.
 fn run_settings() -> impl Iterator<Item = &'static ConfigSetting> {
     let is_here = |setting: &&ConfigSetting| {
         !setting.name.starts_with("SOCKET_") && !setting.is_operator_only()
@@ -485,13 +490,14 @@ fn run_settings() -> impl Iterator<Item = &'static ConfigSetting> {
     SETTINGS.iter().filter(is_here)
 }
 
-/// Where Docker's own command line would look, as far as that is a socket of this machine.
+/// Returns the engine's socket where Docker's command line looks, if that is a unix socket.
 fn default_docker_socket() -> PathBuf {
     let host = env::var("DOCKER_HOST").unwrap_or_default();
     host.strip_prefix("unix://").unwrap_or("/var/run/docker.sock").into()
 }
 
 fn parse_workspace(given: &str) -> WorkspaceMount {
+    // Only the text after the last colon is a mode; every other colon belongs to the path.
     let (path, access) = match given.rsplit_once(':') {
         None if given == "none" => return WorkspaceMount::None,
         Some((_, "none")) => return WorkspaceMount::None,
@@ -509,8 +515,8 @@ fn read_message(given: String) -> anyhow::Result<String> {
     io::read_to_string(io::stdin()).context("the message cannot be read from standard input")
 }
 
-/// Returns the first process of sandboxes: the file that the operator has named, or the built-in one, which is written to the
-/// state directory.
+/// Returns the first process of sandboxes: the file that the operator has named, or the built-in one, which is written
+/// to the state directory.
 pub(super) fn resolve_init_binary(
     given: Option<PathBuf>,
     state_dir: PathBuf,
@@ -522,14 +528,14 @@ pub(super) fn resolve_init_binary(
     let found = path.canonicalize().ok().filter(|found| found.is_file());
     let found = found.with_context(|| {
         format!(
-            "there is no `{}`; leave `--init` out for the cogni-init that this program carries, or say `--init none` for an image with a bridge of its own",
+            "`{}` does not exist; leave `--init` out for the built-in cogni-init, or give `--init none` for an image with its own bridge",
             path.display()
         )
     })?;
     Ok(InitBinary::Given(found))
 }
 
-/// How this process is asked to end.
+/// The signals that end this process.
 struct TerminationSignals([Signal; 3]);
 
 impl TerminationSignals {
@@ -549,7 +555,7 @@ impl TerminationSignals {
     }
 }
 
-/// Standard error as a file, whose writes wait on a thread of their own: the gateway is not held by a terminal.
+/// Opens standard error as a file, whose writes wait on their own thread: a slow terminal never blocks the gateway.
 fn open_stderr() -> io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(File::from(io::stderr().as_fd().try_clone_to_owned()?)))
 }
@@ -564,8 +570,8 @@ fn parse_variable(given: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// 2 is for what could not begin.
+/// The exit status for a run that is ok and whose work is not delivered. 2 is for runs that could not begin.
 const EXIT_NOT_DELIVERED: u8 = 3;
 
-/// How often a long run looks for what others have left.
+/// The interval at which a long run removes leftovers of other runs.
 const SWEEP_INTERVAL: Duration = Duration::from_mins(5);

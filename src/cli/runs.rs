@@ -1,4 +1,4 @@
-//! `cogni-gateway runs`: the runs of a service, looked at and ended from a shell.
+//! `cogni-gateway runs`: shows and ends the runs of a service from a shell.
 
 mod client;
 mod events;
@@ -17,7 +17,7 @@ use super::run::output_renderer::escape_for_terminal;
 use client::{ServiceArgs, ServiceClient};
 use events::{RunEvent, RunEventStream};
 
-/// What can be asked of a service about its runs.
+/// The subcommands of `runs`.
 #[derive(Debug, Subcommand)]
 pub enum RunsCommand {
     /// List runs, newest first
@@ -29,19 +29,19 @@ pub enum RunsCommand {
         #[arg(long, value_name = "NAME")]
         agent: Option<String>,
 
-        /// Only runs that have come so far: queued, running or ended
+        /// Only runs in this state: queued, running or ended
         #[arg(long, value_name = "STATE", value_parser = ["queued", "running", "ended"])]
         state: Option<String>,
 
-        /// How many at most, 1 to 200
+        /// Maximum number of runs, 1 to 200
         #[arg(long, value_name = "COUNT", default_value = "50", value_parser = crate::cli::flags::count::<u32>)]
         limit: u32,
 
-        /// The service's answer as JSON
+        /// Print the service's answer as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show a run, and what came of it
+    /// Show a run and its result
     Show {
         #[command(flatten)]
         service: ServiceArgs,
@@ -49,11 +49,11 @@ pub enum RunsCommand {
         #[arg(help = RUN)]
         run: String,
 
-        /// The service's answer as JSON
+        /// Print the service's answer as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Follow a run to its end
+    /// Follow a run until it ends
     Watch {
         #[command(flatten)]
         service: ServiceArgs,
@@ -61,7 +61,7 @@ pub enum RunsCommand {
         #[arg(help = RUN)]
         run: String,
 
-        /// A line of JSON for each event
+        /// Print a line of JSON for each event
         #[arg(long)]
         json: bool,
     },
@@ -73,7 +73,7 @@ pub enum RunsCommand {
         #[arg(help = RUN)]
         run: String,
     },
-    /// Print what a run's program has printed
+    /// Print the output of a run's program
     Output {
         #[command(flatten)]
         service: ServiceArgs,
@@ -87,7 +87,7 @@ pub enum RunsCommand {
     },
 }
 
-/// Runs the command. Exit status 1 where the run that is shown or watched is not ok.
+/// Runs the command. The exit status is 1 if the displayed or watched run is not ok.
 pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -112,7 +112,7 @@ pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCod
                 let shown = service.client()?.json(Method::POST, &path_of(&run, "/cancel")).await?;
                 let state = match shown["state"].as_str() {
                     Some("ended") => "had ended already",
-                    _ => "is told to end",
+                    _ => "is being ended",
                 };
                 writeln!(out, "run {} {state}", text(&shown["id"]))?;
                 Ok(ExitCode::SUCCESS)
@@ -120,7 +120,7 @@ pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCod
             RunsCommand::Output { service, run, stderr } => {
                 let printed = service.client()?.json(Method::GET, &path_of(&run, "/output")).await?;
                 if printed["complete"] != true {
-                    bail!("run `{run}` has not ended, and its output is kept at its end; follow it with `cogni-gateway runs watch {run}`");
+                    bail!("run `{run}` has not ended, and its output is stored when it ends; follow it with `cogni-gateway runs watch {run}`");
                 }
                 let stream = if stderr { "stderr" } else { "stdout" };
                 let printed = printed[stream].as_str().unwrap_or_default();
@@ -131,7 +131,7 @@ pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCod
     })
 }
 
-/// Prints what happens, until the run's end; takes up the stream again where it breaks off.
+/// Prints the events of a run until its end. Reconnects where the stream breaks off.
 async fn watch(
     client: &ServiceClient,
     run: &str,
@@ -143,6 +143,7 @@ async fn watch(
         let path = format!("{}?after={last}", path_of(run, "/events"));
         let mut events = RunEventStream::new(client.send(Method::GET, &path).await?);
         while let Some(event) = events.next().await? {
+            // An event resets the count: only streams that bring nothing are counted.
             (last, tries) = (event.id.unwrap_or(last), 0);
             if json {
                 writeln!(out, "{}", event.to_json())?;
@@ -157,7 +158,7 @@ async fn watch(
         tries += 1;
         if tries > TRIES {
             bail!(
-                "run `{run}`: the service ends the stream of its events again and again; see `cogni-gateway runs show {run}`"
+                "run `{run}`: the service keeps closing the event stream; see `cogni-gateway runs show {run}`"
             );
         }
         sleep(PAUSE).await;
@@ -193,7 +194,7 @@ fn print_event(RunEvent { name, data, .. }: &RunEvent, out: &mut impl Write) -> 
 fn print_list(listed: &Value, out: &mut impl Write) -> anyhow::Result<()> {
     let runs = listed["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
     if runs.is_empty() {
-        writeln!(out, "there is no such run that this grant can see")?;
+        writeln!(out, "no run that this grant may see matches")?;
         return Ok(());
     }
     writeln!(
@@ -214,7 +215,7 @@ fn print_list(listed: &Value, out: &mut impl Write) -> anyhow::Result<()> {
         )?;
     }
     if !listed["next"].is_null() {
-        writeln!(out, "there are older ones; `--limit` shows up to 200")?;
+        writeln!(out, "older runs exist; `--limit` shows up to 200")?;
     }
     Ok(())
 }
@@ -268,7 +269,7 @@ fn code(result: &Value) -> ExitCode {
     if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// A value as people read it.
+/// Formats a value for people.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -281,7 +282,7 @@ fn path_of(run: &str, what: &str) -> String {
     format!("/api/v1/runs/{}{what}", encoded(run))
 }
 
-/// A text as it stands in a URL.
+/// Encodes a text for a URL.
 fn encoded(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()
@@ -292,8 +293,8 @@ fn encoded(text: &str) -> String {
         .collect()
 }
 
-const RUN: &str = "The run's id, as `runs list` shows it";
+const RUN: &str = "The run's id, as listed by `runs list`";
 
-/// Streams in a row that bring nothing.
+/// The maximum number of streams in a row without an event. Our choice.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! `cogni-gateway serve`: agents, chats, runs and what they cost, as a service over HTTP.
+//! `cogni-gateway serve`: a service for agents, chats, runs and their costs over HTTP.
 
 mod options;
 mod reload;
@@ -38,13 +38,13 @@ pub use options::ServeOptions;
 
 use reload::{ReconcileRunner, ServiceReloader};
 
-/// The command and its flags: its own, and one for each setting that is not about one run.
+/// Builds the command: its own flags, and one flag for each setting that is not about one run.
 pub fn command() -> Command {
     Command::new("serve").about(ABOUT).defer(add_arguments)
 }
 
 fn add_arguments(command: Command) -> Command {
-    // The words about it come last: flags that are put in bring their own.
+    // The description is set last, because the flags' type brings its own.
     let command = options::add_flags(
         command.after_help(AFTER_HELP).args(flags::flags_for(service_settings())),
     );
@@ -62,7 +62,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     process::descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(Box::pin(run_service(given, read)));
-    // What git is still at is in the outbox.
+    // Deliveries that git still works on are in the outbox, and the next process continues them.
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served.map(|()| ExitCode::SUCCESS)
 }
@@ -72,12 +72,13 @@ async fn run_service(
     read: impl Fn() -> anyhow::Result<ServeOptions>,
 ) -> anyhow::Result<()> {
     let serve = given.serve.clone();
-    // A signal that comes before the service is ready must not end it half-way.
+    // A signal that arrives before the service is ready must not end a half-started service.
     let signals = ServerSignals::register_handlers()?;
-    // First of all else: who finds another process at its place must not touch its records.
+    // The listener is bound before everything else: if another process has the address, this process must not touch
+    // that process's records.
     let listener = ApiListener::bind_listener(&serve.listen)?;
     let metrics = given.config.metrics.address.map(process::bind_metrics).transpose()?;
-    // And who finds another at its state must not bring that to another version.
+    // The lock comes before the database: another process's state must not be migrated to another version.
     let lock = StateDirLock::acquire(&serve.state_directory()).await?;
     create_run_dir(&serve.run_dir)?;
     let schemas = [auth::GRANT_SCHEMA, store::SCHEMA, billing::SCHEMA];
@@ -125,6 +126,7 @@ async fn run_service(
         seats.metrics().set_reload_status(done.is_ok());
         done
     };
+    // From here on signals are handled: TERM drains, HUP reloads.
     let signals = signals.handle_signals(stop.clone(), seats.access_log(), reload);
     let service = RunningService {
         listener,
@@ -134,6 +136,7 @@ async fn run_service(
         api,
         bookkeeper,
     };
+    // `biased`: the end of the service is noticed before a further signal.
     tokio::select! {
         biased;
         served = service.run(stop, serve.drain_timeout) => served,
@@ -141,7 +144,7 @@ async fn run_service(
     }
 }
 
-/// All that runs until it is told to end.
+/// The parts of a service that run until shutdown.
 struct RunningService {
     listener: ApiListener,
     metrics: Option<TcpListener>,
@@ -168,10 +171,13 @@ impl RunningService {
             let Some(metrics) = metrics else { return };
             crate::base::metrics::serve_pages(metrics, pages, stop.cancelled()).await;
         };
+        // The order of the shutdown: 1. wait for the signal, 2. drain the runs, 3. stop the maintenance and the metrics
+        // page, 4. give the API's answers some time.
         let ended = async {
             told.shutdown.cancelled().await;
             tracing::info!(runs = supervisor.live_count(), "draining");
-            // Who asks whether we are ready is answered, and who watches a run sees its end.
+            // During the drain the API still answers: `/readyz` reports the drain, and watchers receive the end of
+            // their runs.
             supervisor.drain(Instant::now() + patience, &told.hurry).await;
             stop.cancel();
             tasks.shut_down(CLOSE_TIMEOUT).await;
@@ -187,8 +193,8 @@ impl RunningService {
     }
 }
 
-/// A service without git has no repositories; whoever asks for one is told. What else is wrong with a relay is put right
-/// before anybody depends on it.
+/// Opens the relay. A service without git works without repositories, and refuses requests that name one. Every other
+/// error must be corrected before the service starts.
 fn open_delivery_service(given: &ServeOptions) -> anyhow::Result<Option<Arc<DeliveryService>>> {
     let keys = RunSecrets::from_config(&given.config);
     match given.relay.clone().open_service(|name| std::env::var(name).ok(), keys) {
@@ -208,14 +214,14 @@ fn is_without_git(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(without_git)
 }
 
-/// Where runs have their directories. Others may pass through, and see nothing.
+/// Creates the directory for the runs' directories. Other users may pass through the directory but not list it.
 fn create_run_dir(run_dir: &Path) -> anyhow::Result<()> {
     let unusable = || format!("`serve.run_dir` is `{}`, which cannot be used", run_dir.display());
     private_dir::make(run_dir, 0o711).with_context(unusable)?;
     runner::check_run_dir(run_dir).with_context(unusable)
 }
 
-/// What this machine has for agents.
+/// Returns what this machine offers to agents.
 fn host_capabilities(settings: &RunServiceConfig) -> HostCapabilities {
     HostCapabilities {
         docker_socket: settings.host.docker_socket.clone(),
@@ -225,7 +231,8 @@ fn host_capabilities(settings: &RunServiceConfig) -> HostCapabilities {
     }
 }
 
-/// Proofs of audit logs at the same time: each takes a processor for as long as it reads.
+/// Returns the number of concurrent proofs of audit logs. A proof occupies a processor, so that half of the processors
+/// stay free.
 fn proof_concurrency() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / 2).max(1)
@@ -236,27 +243,30 @@ fn service_settings() -> impl Iterator<Item = &'static ConfigSetting> {
     SETTINGS.iter().filter(is_here).filter(|setting| setting.name != "WORKERS")
 }
 
-/// Lists and proofs of one grant at the same time; the database has four connections for long reads of all grants.
+/// The maximum number of concurrent long reads, such as lists and proofs, of one grant. The database has four
+/// connections for the long reads of all grants.
 const MAX_LONG_READS_PER_GRANT: usize = 2;
 
-/// Files that are sent to one grant at the same time, and to all. Ours: a client needs one.
+/// The maximum number of files that are sent at the same time to one grant. Our choice: a client needs one.
 const MAX_DOWNLOADS_PER_GRANT: usize = 4;
+/// The maximum number of files that are sent at the same time to all grants. Our choice.
 const MAX_DOWNLOADS: usize = 64;
 
-/// Reports of costs that are received at the same time, of a grant and of all: each may have 16 MiB.
+/// The maximum number of cost reports that are received at the same time from one grant. A report may have 16 MiB.
 const MAX_REPORTS_PER_GRANT: usize = 2;
+/// The maximum number of cost reports that are received at the same time from all grants. Our choice.
 const MAX_REPORTS: usize = 4;
 
-/// For answers that are being written when the last run has ended.
+/// The time for answers that are still being written after the last run has ended. Our choice.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-const ABOUT: &str = "Serve agents, chats and runs over HTTP, for those who hold a grant";
+const ABOUT: &str = "Serve agents, chats and runs over HTTP, to clients with a grant";
 
 const AFTER_HELP: &str = "\
-The service's own settings stand in the file's `[serve]`; the others are what a run has that says nothing else.
+The service's own settings are in the file's `[serve]`; all others are defaults of runs.
 
-SIGTERM drains: `/readyz` says so, nothing new is accepted, and runs may end within `serve.drain_timeout`. SIGHUP reads
-configuration, agents and the relay's files again; runs that are accepted from then on have the new ones.
+SIGTERM drains: `/readyz` reports it, no new run is accepted, and runs may end within
+`serve.drain_timeout`. SIGHUP reads configuration, agents and the relay's files again, for new runs.
 
 Example:
   cogni-gateway grant mint --name me --allow-sandbox --agent '*' --account acct-1

@@ -1,4 +1,4 @@
-//! `cogni-gateway shared`: serves many runs on one address, told apart by their tokens.
+//! `cogni-gateway shared`: serves many runs on one address. Run tokens tell the runs apart.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use clap::{ArgMatches, Command};
 use super::{flags, proxy};
 use crate::gateway::config::{ConfigSetting, GatewayConfig, SETTINGS};
 
-/// The command and its flags: one for each setting that is not about one run.
+/// Builds the command, with one flag for each setting that is not about one run.
 pub fn command() -> Command {
     Command::new("shared")
         .about("Serve many runs on one address, told apart by run tokens")
@@ -22,7 +22,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     proxy::serve_runs(move || load_config(&matches, |name| std::env::var(name).ok()))
 }
 
-/// The configuration: the file, then the environment, then the flags.
+/// Loads the configuration: the file, then the environment, then the flags.
 pub fn load_config(
     matches: &ArgMatches,
     variable: impl Fn(&str) -> Option<String>,
@@ -40,8 +40,8 @@ fn shared_settings() -> impl Iterator<Item = &'static ConfigSetting> {
 }
 
 const AFTER_HELP: &str = "\
-The listener, its keys and the runs stand in the file's `[shared]`. Budgets and policy are what a
-run has that says nothing else. A client is given its run's token as its API key.
+The listener, its keys and the runs are in the file's `[shared]`. Budgets and policy are the
+defaults of runs. A client uses its run's token as its API key.
 
 Example:
   cogni-gateway shared --config gateway.toml --litellm-master-key-file /run/secrets/litellm

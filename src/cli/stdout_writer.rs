@@ -1,14 +1,14 @@
-//! Standard output, and what has become of it: whoever reads it may have gone, or its disk be full.
+//! Standard output, with its first error: the reader may have closed the pipe, or a disk may be full.
 
 use std::io::{self, IsTerminal, StdoutLock, Write};
 
 use super::run::output_renderer::escape_for_terminal;
 
-/// What a command prints. On a terminal, nothing in it is a command to that.
+/// The output of a command. On a terminal, control characters are replaced.
 pub(super) struct StdoutWriter {
     to: StdoutLock<'static>,
     is_terminal: bool,
-    /// Why something was not written.
+    /// The first error of a write.
     failed: Option<io::Error>,
 }
 
@@ -18,9 +18,9 @@ impl StdoutWriter {
         Self { is_terminal: to.is_terminal(), to, failed: None }
     }
 
-    /// Whether all of it was written.
+    /// Flushes the output, and returns its first error.
     pub(super) fn finish(mut self) -> io::Result<()> {
-        // Kept, too.
+        // `flush` stores its error in `failed`.
         let _ = self.flush();
         self.failed.map_or(Ok(()), Err)
     }
@@ -28,6 +28,7 @@ impl StdoutWriter {
     fn remember_error<T>(&mut self, done: io::Result<T>) -> io::Result<T> {
         done.map_err(|error| {
             let kind = error.kind();
+            // An interrupted write is repeated by the caller.
             if kind != io::ErrorKind::Interrupted {
                 self.failed.get_or_insert(error);
             }
@@ -39,6 +40,7 @@ impl StdoutWriter {
 impl Write for StdoutWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = if self.is_terminal {
+            // A terminal obeys escapes, and some of the output was chosen by a client.
             let text = escape_for_terminal(&String::from_utf8_lossy(bytes));
             self.to.write_all(text.as_bytes()).map(|()| bytes.len())
         } else {

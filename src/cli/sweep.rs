@@ -1,4 +1,4 @@
-//! `cogni-gateway sweep`: what crashed runs have left behind, and its end.
+//! `cogni-gateway sweep`: shows or removes the leftovers of crashed runs.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -12,34 +12,37 @@ use crate::runner::sweep::{
     EngineSweepStatus, LeftoverKind, LeftoverSweeper, SweepItem, SweepOutcome, SweepReport,
 };
 
+/// The flags of `sweep`.
 #[derive(Debug, clap::Args)]
 pub struct SweepArgs {
     #[command(flatten)]
     places: SandboxPathArgs,
 
-    /// Remove what is orphaned; without this it is only shown
+    /// Remove orphaned items [default: only show them]
     #[arg(long)]
     apply: bool,
 
-    /// Show containers of runs with another run directory, too; they are never removed
+    /// Also show containers of other run directories; they are never removed
     #[arg(long)]
     all: bool,
 }
 
-/// Exit status 1 where something is still left behind, or could not be looked at.
+/// Runs the command. The exit status is 1 if a leftover remains or could not be inspected.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let args = SweepArgs::from_arg_matches(matches)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let SandboxPathArgs { docker_socket, run_dir } = args.places.clone();
     let socket = docker_socket.display().to_string();
     let sweep = LeftoverSweeper { docker_socket, run_dir, apply: args.apply, all: args.all };
+    // A missing default directory is normal: no run was ever made. A missing directory that the operator named is a
+    // mistake.
     let is_named = matches.value_source("run_dir") == Some(ValueSource::CommandLine);
     let is_missing = is_named && !sweep.run_dir.exists();
     let SweepReport { found, engine } = runtime.block_on(sweep.sweep())?;
-    // After a reboot only the engine may still have something of a directory's runs.
+    // After a reboot only the engine may still have containers of that directory's runs.
     if is_missing && found.is_empty() {
         bail!(
-            "run directory `{}` is not there, and no container is of its runs; give the `--run-dir` that the runs had",
+            "run directory `{}` does not exist, and no container belongs to its runs; give the runs' own `--run-dir`",
             sweep.run_dir.display()
         );
     }
@@ -54,7 +57,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
     match &engine {
         EngineSweepStatus::Asked => (),
         EngineSweepStatus::Absent => {
-            writeln!(out, "engine {socket}: not there, and so are no containers")?;
+            writeln!(out, "engine {socket}: not found, so it has no containers")?;
         }
         EngineSweepStatus::Failed(error) => writeln!(out, "engine {socket}: {error:#}")?,
     }
@@ -77,7 +80,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
 fn describe_outcome(fate: &SweepOutcome) -> String {
     match fate {
         SweepOutcome::InUse => "in use".to_owned(),
-        SweepOutcome::Unclear => "kept: nobody can tell whose it is".to_owned(),
+        SweepOutcome::Unclear => "kept: its owner is unknown".to_owned(),
         SweepOutcome::Elsewhere(run_dir) => format!("kept: of the runs in `{run_dir}`"),
         SweepOutcome::Orphaned => "orphaned".to_owned(),
         SweepOutcome::Removed => "removed".to_owned(),

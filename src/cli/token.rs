@@ -1,4 +1,4 @@
-//! `cogni-gateway token`: make run tokens, and look into them.
+//! `cogni-gateway token`: makes run tokens and shows their contents.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::gateway::run::token::{
     MAX_AUDIENCE_BYTES, MAX_TOKEN_BYTES, RunTokenClaims, RunTokenKeys, is_audience,
 };
 
-/// Make run tokens, or look into them.
+/// The subcommands of `token`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TokenCommand {
     /// Print a token that a run's client uses as its API key.
@@ -19,10 +19,10 @@ pub enum TokenCommand {
         /// The run that the token stands for.
         #[arg(long, value_name = "ID")]
         run_id: String,
-        /// How long it is valid, such as `1h` or `30m`.
+        /// Time that the token is valid, such as `1h` or `30m`
         #[arg(long, value_name = "TIME", value_parser = crate::cli::flags::parse_duration)]
         ttl: Duration,
-        /// The key that signs it [default: the first of the file].
+        /// The key that signs the token [default: the first key of the file]
         #[arg(long, value_name = "ID")]
         key_id: Option<String>,
         /// The installation that serves the run, as its `shared.token_audience` [default: none].
@@ -32,18 +32,18 @@ pub enum TokenCommand {
         #[arg(long, env = "RUN_TOKEN_KEYS_FILE", value_name = "PATH")]
         keys_file: PathBuf,
     },
-    /// Read a token from standard input; print what it says, and whether it is valid now.
+    /// Read a token from standard input, and print its contents and validity
     Inspect {
         /// The installation that the token must be for [default: none].
         #[arg(long, env = "RUN_TOKEN_AUDIENCE", value_name = "NAME", value_parser = audience)]
         audience: Option<String>,
-        /// File with lines of `id = key`; without it nothing is proved.
+        /// File with lines of `id = key`; without it the token is not verified
         #[arg(long, env = "RUN_TOKEN_KEYS_FILE", value_name = "PATH")]
         keys_file: Option<PathBuf>,
     },
 }
 
-/// Runs the command. The exit code is 1 where a token can be read and is not valid.
+/// Runs the command. The exit status is 1 if a token can be read but is not valid.
 pub fn run(
     command: &TokenCommand,
     input: impl Read,
@@ -65,7 +65,7 @@ pub fn run(
     }
 }
 
-/// Says what a token says, and whether it may be believed at `now`.
+/// Prints the contents of a token, and whether it is valid at `now`.
 pub fn inspect_token(
     token: &str,
     keys: Option<&RunTokenKeys>,
@@ -75,6 +75,7 @@ pub fn inspect_token(
     let Some((key_id, claims)) = RunTokenClaims::decode_unverified(token) else {
         bail!(NOT_A_TOKEN_MESSAGE)
     };
+    // These lines are claims of the token; only the last line states whether they are proved.
     writeln!(out, "run      {}", claims.run)?;
     if let Some(audience) = &claims.audience {
         writeln!(out, "audience {audience}")?;
@@ -98,7 +99,7 @@ pub fn inspect_token(
     }
 }
 
-/// A token and a line end, but not more than that: what is no token is not read to its end.
+/// Reads at most a token and a line end, so that input that is not a token is not read to its end.
 fn read_token(input: impl Read) -> anyhow::Result<String> {
     let mut token = String::new();
     let limit = MAX_TOKEN_BYTES as u64 + 2;
@@ -123,5 +124,5 @@ fn format_date(seconds: u64) -> String {
 const NOT_A_TOKEN_MESSAGE: &str =
     "this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)";
 
-/// The last second that RFC 3339 can write.
+/// The last second that RFC 3339 can express.
 const MAX_RFC3339_SECONDS: u64 = 253_402_300_799;

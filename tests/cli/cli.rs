@@ -48,7 +48,7 @@ fn wrong_use_is_explained() {
     ");
     insta::assert_snapshot!(wrong(&["proxy"], &[]), @"2: error: `RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`");
     insta::assert_snapshot!(wrong(&["proxy"], &[("RUN_ID", "r"), ("MAX_TURNS", "some")]), @"2: error: `MAX_TURNS` is `some`; give a whole number");
-    insta::assert_snapshot!(wrong(&["health", "--socket-path", "/nowhere/llm.sock"], &[]), @"1: error: nothing answers on `/nowhere/llm.sock`: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["health", "--socket-path", "/nowhere/llm.sock"], &[]), @"1: error: no process answers on `/nowhere/llm.sock`: No such file or directory (os error 2)");
 }
 
 /// G1: where the socket's owner cannot be set nothing is served, and nothing is left behind.

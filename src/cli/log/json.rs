@@ -1,5 +1,5 @@
-//! A log line as one flat JSON object: when, how bad, what, and all that is known of it, the run's id and its trace's
-//! included where the line is about a run.
+//! Log lines as flat JSON objects: time, level, target, message and all fields. A line about a run also has the run's
+//! id and its trace's id.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -11,10 +11,10 @@ use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
-/// The format. What a line says itself wins over what its span says.
+/// The line format. A field of the event overrides a field of its spans.
 pub(super) struct JsonLogFormat;
 
-/// Fields as JSON has them.
+/// The fields of a line as JSON values.
 struct JsonLogFields(Map<String, Value>);
 
 impl<S> FormatEvent<S, JsonFields> for JsonLogFormat
@@ -30,6 +30,7 @@ where
         let metadata = event.metadata();
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let mut line = JsonLogFields(Map::new());
+        // From the outermost span to the event, so that an inner value replaces an outer one.
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let told = extensions.get::<FormattedFields<JsonFields>>();
@@ -37,6 +38,7 @@ where
             line.0.extend(told.unwrap_or_else(Map::new));
         }
         event.record(&mut line);
+        // These names are written last: no field may replace them.
         line.0.insert("time".to_owned(), time.into());
         line.0.insert("level".to_owned(), metadata.level().as_str().into());
         line.0.insert("target".to_owned(), metadata.target().into());

@@ -1,4 +1,4 @@
-//! The relay's flags, wherever there is one.
+//! The flags of the relay, for every command that has them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,25 +20,26 @@ use crate::relay::repo::review::SHORTEST_KNOWN;
 use crate::service::config::default_state_directory;
 use crate::telemetry::audit;
 
-/// Where the relay keeps what outlives a run.
+/// The flag for the directory of persistent state.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StateDirArgs {
-    /// What outlives a run: grants, records, books, mirrors, work that is not delivered yet [default: /var/lib/cogni, or a user's own state directory]
+    /// Directory of persistent state: grants, records, books, mirrors, pending deliveries [default: /var/lib/cogni, or
+    /// a user's own state directory]
     #[arg(long, value_name = "DIR", env = "COGNI_STATE_DIR")]
     state_dir: Option<PathBuf>,
 }
 
-/// Everything that a relay is made of. Its secrets are in variables, or in files.
+/// The flags of the relay. The relay's secrets come from variables or files.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RelayArgs {
     #[command(flatten)]
     state: StateDirArgs,
 
-    /// What is welcome, and what is held; what it does not say is as in config/relay.toml
+    /// File with the review rules; missing settings are as in config/relay.toml
     #[arg(long, value_name = "FILE", env = "COGNI_RELAY_CONFIG")]
     relay_config: Option<PathBuf>,
 
-    /// Who makes the relay's commits
+    /// Committer of the relay's commits
     #[arg(
         long,
         value_name = "NAME <EMAIL>",
@@ -56,7 +57,7 @@ pub struct RelayArgs {
     )]
     github_api_url: Uri,
 
-    /// PEM file of authorities to trust instead of the system's, for the API and for git. Both go by `HTTPS_PROXY` and
+    /// PEM file of authorities to trust instead of the system's, for the API and for git. Both use `HTTPS_PROXY` and
     /// `NO_PROXY`
     #[arg(long, value_name = "PATH", env = "GITHUB_CA_FILE")]
     github_ca_file: Option<PathBuf>,
@@ -74,11 +75,11 @@ pub struct RelayArgs {
     github_app_key_file: Option<PathBuf>,
 }
 
-/// The keys that a run's own configuration has, by a flag, a file or a variable.
+/// The secrets of a run's own configuration, from a flag, a file or a variable.
 #[derive(Clone, Debug, Default)]
 pub struct RunSecrets {
     pub upstream: Option<SecretString>,
-    /// What audit logs are signed with, and so statements.
+    /// The key that signs audit logs and provenance statements.
     pub signing: Option<SecretString>,
 }
 
@@ -92,7 +93,7 @@ impl RunSecrets {
 }
 
 impl StateDirArgs {
-    /// Where somebody says.
+    /// Returns the directory that the flag or the variable names.
     pub fn explicit_path(&self) -> Option<PathBuf> {
         self.state_dir.clone()
     }
@@ -101,8 +102,8 @@ impl StateDirArgs {
         self.state_dir.clone().unwrap_or_else(default_state_directory)
     }
 
-    /// Returns what a command that is printed for pasting needs, so that it looks at the same place: nothing where that is
-    /// the default.
+    /// Returns the flag that a printed command needs to find the same state directory, or nothing for the default
+    /// directory.
     pub fn flag(&self) -> String {
         let given = self.state_dir.as_ref();
         given.map_or_else(String::new, |path| {
@@ -112,22 +113,22 @@ impl StateDirArgs {
 }
 
 impl RelayArgs {
-    /// Where it is told to keep what outlives a run.
+    /// Returns the state directory that the flag or the variable names.
     pub fn state_dir(&self) -> Option<PathBuf> {
         self.state.state_dir.clone()
     }
 
-    /// Where it keeps what outlives a run.
+    /// Returns the state directory, named or default.
     pub fn state_path(&self) -> PathBuf {
         self.state.path()
     }
 
-    /// As [`StateDirArgs::flag`].
+    /// Returns the flag for a printed command, like [`StateDirArgs::flag`].
     pub fn state_flag(&self) -> String {
         self.state.flag()
     }
 
-    /// What is read and written here for us alone.
+    /// Returns the paths that only this process may read or write: no run may mount them.
     pub fn private_paths(&self, variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
         let of_a_secret = |name: &str| variable(name).filter(|path| !path.is_empty());
         let token = self.github_token_file.clone();
@@ -136,17 +137,17 @@ impl RelayArgs {
         given.into_iter().flatten().chain([self.state.path()]).collect()
     }
 
-    /// Has it keep that in a directory, whatever it was told.
+    /// Replaces the state directory.
     #[must_use]
     pub fn with_state_dir(self, state_dir: PathBuf) -> Self {
         Self { state: StateDirArgs { state_dir: Some(state_dir) }, ..self }
     }
 
-    /// Opens the relay. The secrets of this host that must not be in anybody's work are found here: `keys`, where they are
-    /// given, else those of their variables. Blocks.
+    /// Opens the relay. Collects the secrets of this host that must not appear in delivered work: `keys` if given,
+    /// otherwise the secrets of the variables. The function blocks.
     ///
     /// # Errors
-    /// A file cannot be read, or what is in it is not what it should be.
+    /// Returns an error if a file cannot be read or has invalid content.
     pub fn open_service(
         self,
         variable: impl Fn(&str) -> Option<String>,
@@ -159,6 +160,7 @@ impl RelayArgs {
             Some(path) => load_relay_config(path)?,
             None => review::RelayConfig::default(),
         };
+        // The signing key is also a secret that work must not contain, so it is resolved first.
         let signing_key = match non_empty_secret(keys.signing) {
             None => load_signing_key(&variable, &state)?,
             Some(given) => given,
@@ -176,7 +178,8 @@ impl RelayArgs {
         Ok(DeliveryService::open(settings)?)
     }
 
-    /// All but the token, which comes and goes: the one that work is delivered with must not be in it in any case.
+    /// Collects the secrets to search for in work. The forge's token is not among them: tokens change, and the token of
+    /// a delivery is always searched for.
     fn collect_known_secrets(
         &self,
         variable: &impl Fn(&str) -> Option<String>,
@@ -197,11 +200,13 @@ impl RelayArgs {
             ("HTTPS_PROXY", password),
         ];
         let known = all.into_iter().filter_map(|(name, secret)| Some((name, secret?)));
+        // A short secret would be found in ordinary text.
         let known = known.filter(|(_, secret)| secret.expose_secret().len() >= SHORTEST_KNOWN);
         Ok(known.map(|(name, secret)| KnownSecret { name, secret }).collect())
     }
 
-    /// The variables are those that everybody sets; they are not flags, since a proxy's address may hold a password.
+    /// Reads the network settings from the standard variables. They are not flags, because a proxy's address may
+    /// contain a password.
     fn network_config(
         &self,
         variable: &impl Fn(&str) -> Option<String>,
@@ -217,7 +222,7 @@ impl RelayArgs {
         Ok(OutboundConfig { ca_file, proxy: proxy.context("`HTTPS_PROXY`")? })
     }
 
-    /// It becomes a line of a commit.
+    /// Checks the committer, because the text becomes a line of a commit object.
     fn parse_committer(&self) -> anyhow::Result<String> {
         let given = &self.relay_committer;
         let parts = given.strip_suffix('>').and_then(|rest| rest.split_once(" <"));
@@ -230,15 +235,16 @@ impl RelayArgs {
         }
     }
 
-    /// The forge, and what the relay shows to it, where anything is given.
+    /// Returns the forge's API and the relay's credential, or `None` if no credential is given.
     ///
     /// # Errors
-    /// A file cannot be read, or what is in it is not what it should be.
+    /// Returns an error if a file cannot be read or has invalid content.
     pub fn forge_access(
         &self,
         variable: &impl Fn(&str) -> Option<String>,
     ) -> anyhow::Result<Option<ForgeAccess>> {
         let token = read_secret(self.github_token_file.as_deref(), "GITHUB_TOKEN", variable)?;
+        // An app's key file without its id is refused by the flags' own rules.
         let credential = match (token, &self.github_app_id, &self.github_app_key_file) {
             (Some(_), Some(_), _) => bail!("both a token and an app are given; give one of them"),
             (Some(token), None, _) => ForgeCredential::Token(token),
@@ -262,7 +268,7 @@ impl RelayArgs {
             network: self.network_config(variable)?,
             ..GithubConfig::default()
         };
-        let api = GithubClient::new(config).context("the authorities that GitHub is checked by cannot be read; name a PEM file of them in `GITHUB_CA_FILE`")?;
+        let api = GithubClient::new(config).context("cannot read the certificate authorities for GitHub; name a PEM file in `GITHUB_CA_FILE`")?;
         Ok(Some(ForgeAccess { api, credential }))
     }
 }
@@ -271,7 +277,7 @@ fn non_empty_secret(key: Option<SecretString>) -> Option<SecretString> {
     key.filter(|key| !key.is_empty())
 }
 
-/// Without symlinks, as the outbox writes it down.
+/// Returns the directory without symlinks, as the outbox stores it.
 fn canonical_state_dir(state: &Path) -> anyhow::Result<PathBuf> {
     let real = state.canonicalize()?;
     if real.to_str().is_none() {
@@ -280,16 +286,17 @@ fn canonical_state_dir(state: &Path) -> anyhow::Result<PathBuf> {
     Ok(real)
 }
 
-/// Reads a file of rules and limits.
+/// Reads a file of review rules and limits.
 ///
 /// # Errors
-/// The file cannot be read, or is not what it should be.
+/// Returns an error if the file cannot be read or has invalid content.
 pub(super) fn load_relay_config(path: &Path) -> anyhow::Result<review::RelayConfig> {
     review::RelayConfig::parse(&read_text_file(path)?)
         .with_context(|| format!("`{}`", path.display()))
 }
 
-/// What signs statements and logs: as for the gateway, else what is kept with them.
+/// Returns the key that signs statements and logs: the gateway's key, or the key in the state directory, which is
+/// created if it is missing.
 pub(super) fn load_signing_key(
     variable: &impl Fn(&str) -> Option<String>,
     state: &Path,
@@ -300,7 +307,7 @@ pub(super) fn load_signing_key(
     }
 }
 
-/// A secret: from the file that a flag or the variable `NAME_FILE` names, or from the variable itself.
+/// Reads a secret from the file that a flag or the variable `NAME_FILE` names, or from the variable itself.
 fn read_secret(
     flag: Option<&Path>,
     name: &str,
@@ -309,6 +316,7 @@ fn read_secret(
     let variable = |name: &str| variable(name).filter(|given| !given.is_empty());
     let file =
         flag.map(Path::to_owned).or_else(|| variable(&format!("{name}_FILE")).map(PathBuf::from));
+    // Two sources may contradict each other, so both together are an error.
     let text = match (file, variable(name)) {
         (Some(_), Some(_)) => bail!("both `{name}` and its file are given; give one of them"),
         (Some(path), None) => Some(read_text_file(&path)?),

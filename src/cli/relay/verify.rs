@@ -1,4 +1,4 @@
-//! `cogni-gateway relay verify`: what a relay has said beside a commit, and whether it has.
+//! `cogni-gateway relay verify`: verifies the provenance statement of a commit.
 
 use std::io::Write;
 use std::process::Command;
@@ -9,6 +9,7 @@ use crate::relay::delivery::statement::{ProvenanceStatement, StatementError};
 use crate::relay::repo::ObjectId;
 use crate::telemetry::audit::AuditPublicKey;
 
+/// The flags of `relay verify`.
 #[derive(Debug, clap::Args)]
 pub struct VerifyStatementArgs {
     /// A commit of the repository in the current directory
@@ -19,10 +20,13 @@ pub struct VerifyStatementArgs {
     public_key: String,
 }
 
-/// Prints the statement, where it is theirs and about this commit; else why nothing is proved. Returns whether it is.
+/// Prints the statement if it is valid and about this commit, otherwise the reason. Returns true if the statement is
+/// valid.
 pub(super) fn run(args: &VerifyStatementArgs, out: &mut impl Write) -> anyhow::Result<bool> {
     let VerifyStatementArgs { commit, public_key } = args;
     let key = AuditPublicKey::parse_public_key(public_key).context("--public-key")?;
+    // `^{commit}` resolves a tag to its commit, and `--end-of-options` keeps a name that begins with a dash from being
+    // a flag.
     let named =
         run_git(&["rev-parse", "--verify", "--end-of-options", &format!("{commit}^{{commit}}")])?;
     let named = named.with_context(|| format!("there is no commit `{commit}` here"))?;
@@ -40,16 +44,16 @@ pub(super) fn run(args: &VerifyStatementArgs, out: &mut impl Write) -> anyhow::R
     }
 }
 
-/// Why nothing is proved about a commit.
+/// The reason why a commit has no valid statement.
 #[derive(Debug, thiserror::Error)]
 enum VerifyStatementError {
     #[error(
-        "there is no statement beside it; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them"
+        "the commit has no statement here; fetch it with `git fetch origin refs/notes/cogni:refs/notes/cogni`"
     )]
     Nothing,
-    #[error("what is beside it proves nothing: {0}")]
+    #[error("the commit's note is not a valid statement: {0}")]
     Invalid(#[from] StatementError),
-    #[error("the statement beside it is about another commit, `{0}`")]
+    #[error("the commit's statement is about another commit, `{0}`")]
     Other(ObjectId),
 }
 
@@ -59,6 +63,7 @@ fn verify_note(
     key: &AuditPublicKey,
 ) -> Result<ProvenanceStatement, VerifyStatementError> {
     let note = note.ok_or(VerifyStatementError::Nothing)?;
+    // A valid note can be copied to another commit, so that its commit must match too.
     let statement = ProvenanceStatement::verify(note.trim_end(), key)?;
     if statement.head.to_string() == commit {
         Ok(statement)
@@ -67,7 +72,7 @@ fn verify_note(
     }
 }
 
-/// What git says, where it does not fail.
+/// Runs git, and returns its output if it succeeds.
 fn run_git(words: &[&str]) -> anyhow::Result<Option<String>> {
     let output = Command::new("git").args(words).output().context("`git` is missing")?;
     Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))

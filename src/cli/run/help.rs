@@ -1,8 +1,8 @@
-//! The help of `cogni-gateway run`: its sections, in the order in which a newcomer needs them, and its texts.
+//! The help of `cogni-gateway run`: its sections, in the order in which a new user needs them, and its texts.
 
 use crate::gateway::config::SETTINGS;
 
-/// Returns the section of the help that an argument stands in, where its own definition names none.
+/// Returns the section of an argument in the help, if the argument's own definition names none.
 pub(super) fn section(id: &str) -> Option<&'static str> {
     Some(match id {
         "spec" | "agent" | "agents_dir" | "message" | "model" | "image" | "rootfs"
@@ -29,7 +29,7 @@ pub(super) fn section(id: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the place of a setting's section among those of the gateway.
+/// Returns the rank of a setting's section among the sections of the gateway.
 pub(super) fn rank(id: &str) -> usize {
     let section = section(id);
     let first = [Some(UPSTREAM), Some(BUDGET)];
@@ -48,10 +48,10 @@ cogni-gateway run [--image IMAGE | --rootfs DIR] [OPTIONS] -- PROGRAM [ARGUMENT]
        cogni-gateway run --spec FILE [OPTIONS]";
 
 pub(super) const EXAMPLE: &str = "\
-What the program prints is shown on standard error as it comes; standard output has the result, one
-JSON object, and nothing else. Exit status: 0 the run was ok, 1 it was not, or its result could not
-be written, 2 it could not begin: wrong use, or what it needs was not there, 3 it was ok, and its
-work is not delivered: not at its branch, or its pull request or statement is still to come (see
+The program's output is shown on standard error as it comes; standard output has only the result,
+one JSON object. Exit status: 0 the run was ok; 1 the run was not ok, or its result could not be
+written; 2 the run could not begin: wrong usage, or a requirement is missing; 3 the run was ok, but
+its work is not delivered: it is not in its branch, or its pull request or statement is missing (see
 `cogni-gateway relay status`).
 
 The gateway's settings are those of `cogni-gateway proxy`, with the same flags and variables. The

@@ -1,7 +1,7 @@
-//! What comes out of a sandbox, for whoever watches: of an agent of ours its text as text, and its uses of the tool as a
-//! shell would show them; of every other program, and of lines that are none of the agent's, what it prints.
+//! Rendering of a sandbox's output for a person who watches. Of an agent's events it shows the text, and each tool call
+//! like a shell would show it. Output of other programs, and lines that are not events, are shown as they are.
 //!
-//! **Invariant:** nothing that a sandbox prints, and nothing that a model says, reaches the terminal as a command to it.
+//! **Invariant:** no output of a sandbox, and no text of a model, reaches the terminal as a command to the terminal.
 
 use std::io;
 use std::mem;
@@ -16,29 +16,29 @@ use tokio::io::AsyncWrite;
 
 use crate::runner::AgentEnvelope;
 
-/// Takes a program's output, and writes what there is to see of it.
+/// A writer that receives a program's output and writes what a person should see of it.
 #[derive(Debug)]
 pub struct OutputRenderer<W> {
     out: W,
     what: RenderMode,
-    /// A line, or of a program a character, that has not ended yet.
+    /// The incomplete end of the input: a line of events, or a character of text.
     line: Vec<u8>,
-    /// Made, and not written yet.
+    /// Rendered bytes that are not written yet.
     pending: Vec<u8>,
     written: usize,
     place: OpenLineFlag,
 }
 
-/// What it is that is shown.
+/// The format of the rendered output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RenderMode {
-    /// Lines that say what an agent does.
+    /// Lines of JSON that describe an agent's actions.
     Events,
-    /// Text, as it comes.
+    /// Text, shown as it arrives.
     Text,
 }
 
-/// Whether the last thing shown has left a line open; known to all who write there.
+/// A flag that is true if the last output has left a line open. All writers to the terminal share it.
 #[derive(Clone, Debug, Default)]
 pub struct OpenLineFlag(Arc<AtomicBool>);
 
@@ -51,12 +51,12 @@ enum AgentEventLine {
 }
 
 impl<W> OutputRenderer<W> {
-    /// Of an agent of ours.
+    /// Renders the events of an agent.
     pub fn for_events(out: W, place: OpenLineFlag) -> Self {
         Self { out, what: RenderMode::Events, line: vec![], pending: vec![], written: 0, place }
     }
 
-    /// Of any program.
+    /// Renders the text of any program.
     pub fn for_text(out: W, place: OpenLineFlag) -> Self {
         Self { what: RenderMode::Text, ..Self::for_events(out, place) }
     }
@@ -69,6 +69,7 @@ impl<W> OutputRenderer<W> {
     }
 
     fn render_text(&mut self, chunk: &[u8]) {
+        // An incomplete character at the end waits for its remaining bytes.
         self.line.extend_from_slice(chunk);
         let rest = self.line.split_off(self.line.len() - incomplete_suffix_len(&self.line));
         let text = mem::replace(&mut self.line, rest);
@@ -78,6 +79,7 @@ impl<W> OutputRenderer<W> {
     fn render_lines(&mut self, chunk: &[u8]) {
         for part in chunk.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(part);
+            // A line without an end is rendered in pieces, so that memory stays bounded.
             if part.ends_with(b"\n") || self.line.len() > MAX_LINE_BYTES {
                 let line = mem::take(&mut self.line);
                 self.render_line(&String::from_utf8_lossy(&line));
@@ -99,7 +101,7 @@ impl<W> OutputRenderer<W> {
             Ok(AgentEventLine::ToolResult { exit_code: None }) => {
                 self.queue_line("killed, or not started\n");
             }
-            // The answer is in the result.
+            // The answer is in the run's result, and is not shown twice.
             Err(_) if AgentEnvelope::parse(line).is_ok() => self.queue_line(""),
             Err(_) => self.queue_line(line),
         }
@@ -119,7 +121,7 @@ impl<W> OutputRenderer<W> {
 }
 
 impl OpenLineFlag {
-    /// What has to be written before a new line; it is taken as written.
+    /// Returns the line break that is needed before a new line, and takes it as written.
     pub fn take_line_break(&self) -> &'static str {
         if self.0.swap(false, Ordering::Relaxed) { "\n" } else { "" }
     }
@@ -146,6 +148,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for OutputRenderer<W> {
         context: &mut Context<'_>,
         chunk: &[u8],
     ) -> Poll<io::Result<usize>> {
+        // Earlier output is written before more is accepted: this is the back pressure for the program.
         ready!(self.poll_drain(context))?;
         self.render_chunk(chunk);
         Poll::Ready(Ok(chunk.len()))
@@ -157,6 +160,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for OutputRenderer<W> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // 1. Write what is rendered. 2. Render the incomplete rest, which never gets an end. 3. Shut the output down.
         ready!(self.poll_drain(context))?;
         if !self.line.is_empty() {
             let line = mem::take(&mut self.line);
@@ -170,23 +174,25 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for OutputRenderer<W> {
     }
 }
 
-/// As it may be written to a terminal: what would be a command to it is seen, and not obeyed.
+/// Replaces control characters, so that a terminal shows them and does not obey them.
 pub fn escape_for_terminal(text: &str) -> String {
     let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
     text.replace("\r\n", "\n").replace(is_command, "\u{fffd}")
 }
 
-/// How many bytes at the end are the beginning of something: of a character, or of a line's end in two characters.
+/// Returns the number of bytes at the end that may be incomplete: the start of a character, or the first half of a
+/// two-character line end.
 fn incomplete_suffix_len(bytes: &[u8]) -> usize {
     if bytes.ends_with(b"\r") {
         return 1;
     }
+    // `error_len` is `None` only if more bytes could complete the character.
     let last = bytes.utf8_chunks().last().map(|chunk| chunk.invalid()).unwrap_or_default();
     let is_cut = str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
     if is_cut { last.len() } else { 0 }
 }
 
-/// As it could be typed.
+/// Quotes a word as it could be typed in a shell.
 pub fn quote_word(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@%+,".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {
@@ -195,5 +201,5 @@ pub fn quote_word(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A line that does not end is shown in pieces.
+/// The maximum length of a line. A longer line is shown in pieces. Our choice.
 const MAX_LINE_BYTES: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! A few lines for whoever watches a run: what begins, each call as it is settled, and how it ends.
+//! Progress lines for a person who watches a run: its start, each settled call, and its end.
 
 use std::convert::Infallible;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use crate::relay::delivery::DeliveryStatus;
 use crate::runner::branch_delivery::DeliveryReport;
 use crate::runner::{RunPlan, RunResult};
 
-/// What begins.
+/// Returns the line for the start of a run.
 pub(super) fn start_line(order: &RunPlan) -> String {
     let agent = order.agent.as_ref().map(|agent| agent.entry.name.as_str());
     let what = agent.or(order.spec.argv.first().map(String::as_str)).unwrap_or_default();
@@ -28,11 +28,11 @@ pub(super) fn start_line(order: &RunPlan) -> String {
     )
 }
 
-/// Writes a line for each call.
+/// A printer of a line for each settled call.
 pub(super) struct ProgressPrinter<W> {
     ledger: Option<Arc<BudgetLedger>>,
     told: BudgetAmount,
-    /// `None` once nobody looks any more.
+    /// `None` after a write has failed or timed out.
     out: Option<W>,
     place: OpenLineFlag,
 }
@@ -43,7 +43,7 @@ impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
         Self { ledger, told, out: Some(out), place }
     }
 
-    /// For as long as it is polled.
+    /// Prints a line after each settled call, as long as the future is polled.
     pub(super) async fn follow_calls(&mut self) -> Infallible {
         while let Some(ledger) = &self.ledger {
             ledger.wait_for_close().await;
@@ -52,7 +52,7 @@ impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
         pending().await
     }
 
-    /// What is not told yet.
+    /// Prints the calls that are not printed yet.
     pub(super) async fn print_new_calls(&mut self) {
         let Some(ledger) = &self.ledger else { return };
         let status = ledger.budget_status();
@@ -63,7 +63,7 @@ impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
         }
     }
 
-    /// Nobody may be looking, which is no reason to end the run, or to wait for long.
+    /// Writes lines. A missing or slow reader does not end the run, and only delays it by [`WRITE_TIMEOUT`].
     pub(super) async fn write_lines(&mut self, lines: &str) {
         let Some(out) = &mut self.out else { return };
         let text = format!("{}{}", self.place.take_line_break(), escape_for_terminal(lines));
@@ -72,12 +72,13 @@ impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
             out.flush().await
         };
         if !matches!(timeout(WRITE_TIMEOUT, written).await, Ok(Ok(()))) {
+            // One failure ends the output for good: each further line would cost the same time.
             self.out = None;
         }
     }
 }
 
-/// What has been spent since; nothing, if that is nothing.
+/// Returns a line about the amount spent since `before`, or an empty text if nothing was spent.
 fn call_line(before: BudgetAmount, now: &BudgetStatus) -> String {
     let spent = now.spent.saturating_sub(before);
     if spent == BudgetAmount::default() {
@@ -102,7 +103,7 @@ fn call_line(before: BudgetAmount, now: &BudgetStatus) -> String {
     line + "\n"
 }
 
-/// How it ended.
+/// Returns the lines for the end of a run.
 pub(super) fn end_line(result: &RunResult) -> String {
     let RunResult { exit_code, error_code, error, usage, timings, .. } = result;
     let mut line = error_code.map_or_else(|| "ok".to_owned(), |code| code.to_string());
@@ -121,7 +122,7 @@ pub(super) fn end_line(result: &RunResult) -> String {
     lines
 }
 
-/// What has become of the work: its branch, the verdict, and where it can be looked at.
+/// Returns the lines about the work: its branch, the verdict, and its address.
 fn work(relayed: &DeliveryReport) -> String {
     let DeliveryReport::Delivered(delivered) = relayed else {
         return match relayed {
@@ -169,5 +170,5 @@ fn format_seconds(time: Duration) -> String {
     humantime::format_duration(Duration::from_secs(time.as_secs())).to_string()
 }
 
-/// For a line to be taken by whoever looks.
+/// The time that a reader has to take a line. Our choice.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);

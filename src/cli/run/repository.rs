@@ -1,4 +1,4 @@
-//! The flags of a run whose work goes to a branch.
+//! The flags of a run whose work is delivered to a branch.
 
 use std::env;
 use std::path::PathBuf;
@@ -16,34 +16,34 @@ use crate::runner::agents::AgentDefinition;
 use crate::runner::branch_delivery::DeliveryTarget;
 use crate::service::config::default_state_directory;
 
-/// Which repository the workspace is of, and where the work goes.
+/// The flags for the repository of the workspace, and for the branch of the work.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Options of a run with a repository")]
 #[group(id = "repository")]
 pub(super) struct RunRepositoryArgs {
-    /// The repository: `https://HOST/OWNER/NAME`, or `file:///PATH`. The workspace has it checked out, and what is
-    /// committed there goes to the branch `sandbox/KEY`
+    /// Repository: `https://HOST/OWNER/NAME`, or `file:///PATH`. It is checked out in the workspace, and commits there
+    /// go to the branch `sandbox/KEY`
     #[arg(long, value_name = "URL")]
     repo: Option<String>,
 
-    /// The key of the branch; runs with the same one append to it
+    /// Key of the branch; runs with the same key append to the branch
     #[arg(long, value_name = "KEY", requires = "repo")]
     branch_key: Option<String>,
 
-    /// The key where `--branch-key` is not given: what the run is about
+    /// Key if `--branch-key` is not given: the work item of the run
     #[arg(long, value_name = "KEY", requires = "repo")]
     work_item: Option<String>,
 
-    /// The key of the agent's state, which outlives the work that a branch is for: it names one with `--branch-by-state`
-    /// only, where neither of the others is given
+    /// Key of the agent's state, which outlives the work of a branch; it names the branch only with
+    /// `--branch-by-state`, and only if no other key is given
     #[arg(long, value_name = "KEY", requires = "repo")]
     state_key: Option<String>,
 
-    /// Take the state's key for the branch, where there is no other
+    /// Use the state's key for the branch if no other key is given
     #[arg(long, requires = "state_key")]
     branch_by_state: bool,
 
-    /// How long to wait for another run at the same branch
+    /// Time to wait for another run on the same branch
     #[arg(
         long,
         value_name = "DURATION",
@@ -53,11 +53,11 @@ pub(super) struct RunRepositoryArgs {
     )]
     branch_wait: Duration,
 
-    /// The branch that the work is for; else the repository's default branch
+    /// Branch that the work is for [default: the repository's default branch]
     #[arg(long, value_name = "REF", requires = "repo")]
     base: Option<String>,
 
-    /// Ask for the work to be pulled, where the run was ok
+    /// Open a pull request if the run was ok
     #[arg(long, requires = "repo")]
     pull_request: bool,
 
@@ -65,15 +65,15 @@ pub(super) struct RunRepositoryArgs {
     setup: RelayArgs,
 }
 
-/// What a run has to do with a repository.
+/// The repository part of a run's request.
 pub(super) enum RepositoryRequest {
     Nothing,
-    /// There is a repository, and no key: the run goes without.
+    /// A repository is given without a key: the run works without the repository.
     Skipped,
     Branch(Box<BranchRequest>),
 }
 
-/// A branch that a run is for.
+/// The branch of a run, with the flags to acquire it.
 pub(super) struct BranchRequest {
     repository: RepositoryUrl,
     key: BranchKey,
@@ -81,21 +81,23 @@ pub(super) struct BranchRequest {
 }
 
 impl RunRepositoryArgs {
-    /// Returns the directory of what outlives a run: the one that is given, or the default.
+    /// Returns the directory of persistent state, named or default.
     pub(super) fn state_dir(&self) -> PathBuf {
         self.setup.state_dir().unwrap_or_else(default_state_directory)
     }
 
-    /// What the relay reads and writes for itself alone.
+    /// Returns the paths that only the relay may read or write.
     pub(super) fn private_paths(&self) -> Vec<PathBuf> {
         self.setup.private_paths(|name| env::var(name).ok())
     }
 
+    /// Checks the flags and resolves the branch's key.
+    ///
     /// # Errors
-    /// The address or the key is none.
+    /// Returns an error if the URL or the key is invalid.
     pub(super) fn into_repository_request(self, run: &str) -> anyhow::Result<RepositoryRequest> {
         let Some(url) = &self.repo else { return Ok(RepositoryRequest::Nothing) };
-        // It is not repeated in errors: some people put a password there.
+        // Errors do not repeat the URL, because it may contain a password.
         let repository = RepositoryUrl::parse(url).context("`--repo` cannot be used")?;
         let sources = BranchKeySources {
             explicit: self.branch_key.as_deref(),
@@ -114,10 +116,11 @@ impl RunRepositoryArgs {
 }
 
 impl BranchRequest {
-    /// Makes the branch the run's. `keys` are secrets that must not be in anybody's work.
+    /// Leases the branch for the run. `keys` are secrets that must not appear in delivered work.
     ///
     /// # Errors
-    /// Another run has it, it cannot be looked up, or too much of earlier runs' work is kept.
+    /// Returns an error if another run has the branch, the branch cannot be looked up, or too much work of earlier runs
+    /// is stored.
     pub(super) async fn acquire_target(
         self,
         agent: Option<&AgentDefinition>,
@@ -138,6 +141,7 @@ impl BranchRequest {
                  relay retry` has one; set `GITHUB_TOKEN`"
             );
         }
+        // All checks come before the lease, so that a refused run blocks no branch.
         check_retention(&relay, &flag)?;
         if let Some(agent) = agent {
             relay.warn_ineffective_rules(&agent.name, agent.relay.as_ref());
@@ -153,7 +157,7 @@ impl BranchRequest {
     }
 }
 
-/// Tells how much of earlier runs' work is kept on this machine, which bounds how many may leave more.
+/// Warns about stored work of earlier runs. Returns an error if the limit of stored work is reached.
 fn check_retention(relay: &DeliveryService, flag: &str) -> anyhow::Result<()> {
     if let Some(why) = relay.retention_full_reason(None)? {
         bail!(

@@ -1,4 +1,4 @@
-//! Asks a service over HTTP, on TCP or on its unix socket, with a grant's token.
+//! A client of a service over HTTP, on TCP or on its unix socket, with a grant's token.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ use crate::base::secret::SecretString;
 use crate::base::task_group::TaskGroup;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
 
-/// Where the service is, and what lets us in.
+/// The flags for the service's address and the grant's token.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServiceArgs {
     /// The service: a URL, or `unix:/path`
@@ -44,7 +44,7 @@ pub struct ServiceArgs {
     ca_file: Option<PathBuf>,
 }
 
-/// Asks one service.
+/// A client of one service.
 pub(super) struct ServiceClient {
     place: ServiceAddress,
     token: Option<SecretString>,
@@ -58,7 +58,7 @@ enum ServiceAddress {
 }
 
 impl ServiceArgs {
-    /// Reads the token, and checks that it goes nowhere in the clear.
+    /// Reads the token, and refuses to send it over a network without encryption.
     pub(super) fn client(self) -> anyhow::Result<ServiceClient> {
         let place = match self.url.strip_prefix("unix:") {
             Some(path) => ServiceAddress::Unix(path.into()),
@@ -84,18 +84,21 @@ impl ServiceArgs {
 }
 
 impl ServiceClient {
-    /// Asks, and reads an answer of JSON.
+    /// Sends a request and reads the answer as JSON.
     pub(super) async fn json(&self, method: Method, path: &str) -> anyhow::Result<Value> {
         let body =
             Limited::new(self.send(method, path).await?.into_body(), MAX_BYTES).collect().await;
         let body =
             body.map_err(|error| anyhow!("{}: its answer breaks off: {error}", self.shown()))?;
         serde_json::from_slice(&body.to_bytes()).with_context(|| {
-            format!("{}: its answer is not JSON; is it a service of ours?", self.shown())
+            format!(
+                "{}: its answer is not JSON; check that `cogni-gateway serve` listens there",
+                self.shown()
+            )
         })
     }
 
-    /// Asks, and returns an answer that is a success.
+    /// Sends a request, and returns the answer if its status is a success.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -116,10 +119,11 @@ impl ServiceClient {
             return Ok(answer);
         }
         let status = answer.status();
+        // The body has the reason in the format of every error of the service.
         let body = Limited::new(answer.into_body(), MAX_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let said: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let message = said["error"]["message"].as_str().unwrap_or("it gives no reason");
+        let message = said["error"]["message"].as_str().unwrap_or("no reason given");
         let hint = match status {
             StatusCode::UNAUTHORIZED => {
                 "; give a grant's token in `COGNI_TOKEN`, or its file with `--token-file`"
@@ -143,7 +147,7 @@ impl ServiceClient {
                 builder.with_tls_config(config.with_no_client_auth())
             }
             None if target.scheme() == UpstreamScheme::Https => builder.with_native_roots()?,
-            // Where there is no TLS, a machine without authorities will do.
+            // Without TLS the client needs no certificate authorities, and the machine may have none.
             None => {
                 let none = rustls::RootCertStore::empty();
                 let config = rustls::ClientConfig::builder().with_root_certificates(none);
@@ -163,7 +167,7 @@ impl ServiceClient {
     ) -> anyhow::Result<Response<Incoming>> {
         let stream = UnixStream::connect(socket).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // What it fails of, the request fails of, too.
+        // An error of the connection also fails the request, which reports it.
         self.tasks.spawn_task(async { drop(connection.await) });
         let mut request = self.request(method, path)?;
         request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
@@ -174,7 +178,7 @@ impl ServiceClient {
         let mut request = Request::builder().method(method).uri(uri).body(Empty::new())?;
         if let Some(token) = &self.token {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))
-                .map_err(|_| anyhow!("the token has characters that no token has"))?;
+                .map_err(|_| anyhow!("the token has characters that a token cannot have"))?;
             value.set_sensitive(true);
             request.headers_mut().insert(AUTHORIZATION, value);
         }
@@ -189,7 +193,7 @@ impl ServiceClient {
     }
 }
 
-/// The token: from the file that the flag or `COGNI_TOKEN_FILE` names, or from `COGNI_TOKEN`.
+/// Reads the token from the file that the flag or `COGNI_TOKEN_FILE` names, or from `COGNI_TOKEN`.
 fn token(
     flag: Option<&Path>,
     variable: impl Fn(&str) -> Option<String>,
@@ -206,10 +210,10 @@ fn token(
     Ok(text.map(|text| SecretString::new(text.trim())))
 }
 
-/// Whether what is sent to a host never leaves this machine.
+/// Returns true if data for this host never leaves this machine.
 fn is_here(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Of one answer, but a stream's. A run's output is two megabytes at most.
+/// The maximum size of an answer that is not a stream. A run's output has at most two megabytes.
 const MAX_BYTES: usize = 16 << 20;

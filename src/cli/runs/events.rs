@@ -1,4 +1,4 @@
-//! The events of a run as a service sends them (server-sent events, WHATWG HTML).
+//! A reader for the events of a run as the service sends them (server-sent events, WHATWG HTML).
 
 use anyhow::bail;
 use bytes::{Buf, BytesMut};
@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
-/// One event.
+/// An event.
 #[derive(Debug, Default)]
 pub(super) struct RunEvent {
     pub(super) id: Option<u64>,
@@ -15,11 +15,12 @@ pub(super) struct RunEvent {
     pub(super) data: Value,
 }
 
-/// A stream of them. It is the service's own, so that lines end with `\n` and data is one line of JSON.
+/// The stream of a run's events. The service writes it, so that lines end with `\n` and the data of an event is one
+/// line of JSON.
 pub(super) struct RunEventStream {
     body: Incoming,
     buffer: BytesMut,
-    /// Bytes of the buffer that hold no line's end.
+    /// The number of bytes at the buffer's start that contain no line end.
     searched: usize,
 }
 
@@ -47,17 +48,19 @@ impl RunEventStream {
         Self { body: response.into_body(), buffer: BytesMut::new(), searched: 0 }
     }
 
-    /// Returns the next event; none at the stream's end, whether that is in order or not.
+    /// Returns the next event, or `None` at the end of the stream, even if the stream broke off.
     pub(super) async fn next(&mut self) -> anyhow::Result<Option<RunEvent>> {
         let mut event = RunEvent::default();
         loop {
             while let Some(line) = self.line() {
+                // An empty line ends an event. Comments, which keep the connection open, leave the event empty.
                 if !line.is_empty() {
                     event.read(&line);
                 } else if !event.is_empty() {
                     return Ok(Some(event));
                 }
             }
+            // The buffer holds an incomplete line here.
             if self.buffer.len() > MAX_LINE {
                 bail!("an event of the service is longer than {MAX_LINE} bytes");
             }
@@ -74,6 +77,7 @@ impl RunEventStream {
 
     fn line(&mut self) -> Option<String> {
         let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) else {
+            // The next search starts after the bytes that were searched already.
             self.searched = self.buffer.len();
             return None;
         };
@@ -84,5 +88,5 @@ impl RunEventStream {
     }
 }
 
-/// Longer than any event of the service.
+/// The maximum length of a line. Our choice: longer than any event of the service.
 const MAX_LINE: usize = 8 << 20;

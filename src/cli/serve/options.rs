@@ -1,4 +1,4 @@
-//! What a service is told: files, then variables, then flags.
+//! The options of a service, from files, variables and flags. Later sources override earlier ones.
 
 use std::path::PathBuf;
 
@@ -16,10 +16,10 @@ use crate::service::config::{ListenAddress, ServiceConfig};
 use crate::service::runs::RunServiceConfig;
 use crate::telemetry::audit;
 
-/// All of it, read and checked.
+/// The options of a service, read and checked.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// What a run has that says nothing else.
+    /// The defaults of runs.
     pub config: GatewayConfig,
     pub serve: ServiceConfig,
     pub catalog: AgentCatalog,
@@ -28,26 +28,26 @@ pub struct ServeOptions {
     pub init: InitBinary,
 }
 
-/// The flags that are the service's own. What they say wins over the file.
+/// The service's own flags. They override the file.
 #[derive(Clone, Debug, Args)]
 struct ServeArgs {
     /// An address and a port, or `unix:/path` [default: 127.0.0.1:7070]
     #[arg(long, value_name = "PLACE", env = "COGNI_LISTEN")]
     listen: Option<ListenAddress>,
 
-    /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket
+    /// Serve every client without a grant; only on a loopback address or a unix socket
     #[arg(long)]
     insecure_no_auth: bool,
 
-    /// Where runs have their directories [default: /run/cogni]
+    /// Directory for the directories of runs [default: /run/cogni]
     #[arg(long, value_name = "DIR", env = "COGNI_RUN_DIR")]
     run_dir: Option<PathBuf>,
 
-    /// A file for each agent [default: the agents that this program brings along]
+    /// Catalog: a directory with a file for each agent [default: the built-in agents]
     #[arg(long, value_name = "DIR", env = "COGNI_AGENTS_DIR")]
     agents_dir: Option<PathBuf>,
 
-    /// Who makes sandboxes for agents that do not say: docker, embedded or auto [default: auto]
+    /// Driver for agents that do not name one: docker, embedded or auto [default: auto]
     #[arg(long, value_name = "DRIVER", env = "COGNI_DRIVER")]
     driver: Option<DriverChoice>,
 
@@ -55,7 +55,7 @@ struct ServeArgs {
     #[arg(long, value_name = "PATH", env = "COGNI_DOCKER_SOCKET")]
     docker_socket: Option<PathBuf>,
 
-    /// Let the embedded driver do without limits on memory, processes and processors, where it may not set them
+    /// Let the embedded driver run without limits on memory, processes and processors if it may not set them
     #[arg(long)]
     allow_unlimited: bool,
 
@@ -63,7 +63,8 @@ struct ServeArgs {
     #[arg(long, value_name = "PATH", env = "COGNI_INIT")]
     init: Option<PathBuf>,
 
-    /// The users of this machine that sandboxes run as, each its own; one number is one user for all [default: 2100000000-2100065535]
+    /// Users of this machine for the sandboxes, one for each; a single number is one user for all [default:
+    /// 2100000000-2100065535]
     #[arg(long, value_name = "FIRST-LAST", env = "COGNI_UIDS")]
     uids: Option<UserRange>,
 
@@ -71,14 +72,16 @@ struct ServeArgs {
     relay: RelayArgs,
 }
 
-/// The command with these flags.
+/// Adds these flags to a command.
 pub(super) fn add_flags(command: Command) -> Command {
     ServeArgs::augment_args(command)
 }
 
 impl ServeOptions {
+    /// Reads and checks the options.
+    ///
     /// # Errors
-    /// What cannot be read, or does not fit together.
+    /// Returns an error if a file cannot be read, or if options contradict each other.
     pub fn load(
         matches: &ArgMatches,
         variable: impl Fn(&str) -> Option<String>,
@@ -91,6 +94,7 @@ impl ServeOptions {
         let (given, relay) = (flags.init.clone(), flags.relay.clone());
         let serve = flags.merged_with_file(ServiceConfig::from_gateway_config(&config)?);
         let init = resolve_init_binary(given, serve.state_directory())?;
+        // The checks of the configuration depend on the service's size.
         config.service_size = Some(serve.size());
         config.validate()?;
         serve.validate()?;
@@ -99,14 +103,16 @@ impl ServeOptions {
             None => AgentCatalog::builtin(),
         };
         let relay = relay.with_state_dir(serve.state_directory());
+        // No run may mount these files.
         config.files.extend(relay.private_paths(variable));
         Ok(Self { config, serve, catalog, relay, init })
     }
 
-    /// What the supervisor is to know. Where no key is configured to sign audit logs with, there is one from now on.
+    /// Returns the settings of the run service. If no key for signing audit logs is configured, one is created in the
+    /// state directory.
     ///
     /// # Errors
-    /// There is no key, and none can be made.
+    /// Returns an error if there is no key and none can be created.
     pub fn run_service_config(&self) -> anyhow::Result<RunServiceConfig> {
         let signing_key = match &self.config.audit.signing_key {
             Some(configured) => configured.clone(),
@@ -134,7 +140,7 @@ impl ServeOptions {
 impl ServeArgs {
     fn merged_with_file(self, file: Option<ServiceConfig>) -> ServiceConfig {
         let file = file.unwrap_or_default();
-        // So that it stays what it is, whoever reads it when.
+        // The directory is fixed here, because its default depends on the user and the environment.
         let state_dir = Some(self.relay.state_dir().unwrap_or_else(|| file.state_directory()));
         ServiceConfig {
             listen: self.listen.unwrap_or(file.listen),

@@ -1,4 +1,4 @@
-//! What a service takes over of files that were read again, and what it cannot.
+//! Reload of a service: the settings that take effect at run time, and those that need a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::service::billing::reconcile_task::ReconcileTask;
 use crate::service::runs::RunService;
 use crate::telemetry::metrics::MetricsRegistry;
 
-/// Puts in force what runs that come have of configuration, agents and relay. After an error nothing has changed.
+/// The reloader of configuration, agents and relay for new runs. An error leaves all settings unchanged.
 pub(super) struct ServiceReloader<'a> {
-    /// What the service was started with.
+    /// The options at the start of the service.
     pub(super) first: &'a ServeOptions,
     pub(super) supervisor: &'a RunService,
     pub(super) seats: &'a GatewayHost,
-    /// Where LiteLLM is asked what it has charged.
+    /// The settings for asking LiteLLM about its charges.
     pub(super) litellm: watch::Sender<Option<litellm::LitellmConfig>>,
 }
 
@@ -32,10 +32,12 @@ impl ServiceReloader<'_> {
         self.first.check_reloadable(&fresh)?;
         let relay = super::open_delivery_service(&fresh)?;
         let litellm = litellm_config(&fresh.config.upstream);
+        // The client is only built to find errors before anything changes.
         if let Some(settings) = litellm.clone() {
             build_client(settings)?;
         }
-        // The last of what may fail. A run that comes before the supervisor has the rest is opened as it is configured.
+        // This is the last step that may fail. A run that starts before the next line has the new defaults and the old
+        // catalog.
         self.seats.reload_defaults(&fresh.config)?;
         let agents = fresh.catalog.entries().len();
         self.supervisor.reload(fresh.config, fresh.catalog, relay);
@@ -46,11 +48,11 @@ impl ServiceReloader<'_> {
 }
 
 impl ServeOptions {
-    /// Says whether others may follow these while the service runs.
+    /// Checks that a running service can take over the new options.
     fn check_reloadable(&self, next: &Self) -> anyhow::Result<()> {
         self.serve.check_reloadable(&next.serve)?;
         let (old, new) = (&self.config, &next.config);
-        // A key that is changed is the next runs'; their connections are those that there are.
+        // A changed key is used by new runs; existing connections stay.
         let upstream = upstream::UpstreamConfig {
             api_key: old.upstream.api_key.clone(),
             ..new.upstream.clone()
@@ -63,18 +65,20 @@ impl ServeOptions {
             ("`[metrics]`", old.metrics != new.metrics),
             ("`[telemetry]`", old.telemetry != new.telemetry),
             ("`drain_timeout`", old.drain_timeout != new.drain_timeout),
-            ("cogni-init's place", self.init != next.init),
+            ("the path of cogni-init", self.init != next.init),
         ];
         match changed.into_iter().find(|(_, has_changed)| *has_changed) {
             Some((what, _)) => {
-                bail!("{what} cannot change while it serves; restart for that, or take it back")
+                bail!(
+                    "{what} cannot change while the service runs; restart the service, or undo the change"
+                )
             }
             None => Ok(()),
         }
     }
 }
 
-/// Keeps the books, and asks LiteLLM by the settings that are in force.
+/// The task that reconciles the books with LiteLLM, by the settings in force.
 pub(super) struct ReconcileRunner {
     books: BillingStore,
     metrics: Arc<MetricsRegistry>,
@@ -83,10 +87,10 @@ pub(super) struct ReconcileRunner {
 }
 
 impl ReconcileRunner {
-    /// With what changes the settings.
+    /// Creates the task, and the sender that changes its settings.
     ///
     /// # Errors
-    /// LiteLLM cannot be asked by those that there are.
+    /// Returns an error if a client cannot be built with the current settings.
     pub(super) fn new(
         (books, metrics): (BillingStore, Arc<MetricsRegistry>),
         config: &GatewayConfig,
@@ -100,7 +104,7 @@ impl ReconcileRunner {
         Ok((Self { books, metrics, every, litellm }, sender))
     }
 
-    /// Goes on until `stop`.
+    /// Reconciles until `stop`. New settings restart the inner task.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             let settings = self.litellm.borrow_and_update().clone();
@@ -110,7 +114,7 @@ impl ReconcileRunner {
             let watch = ReconcileTask { books, litellm, metrics, every };
             let until = stop.child_token();
             let changed = async {
-                // Who could change them is gone at the end only.
+                // The sender is dropped only when the service ends.
                 if !matches!(stop.run_until_cancelled(self.litellm.changed()).await, Some(Ok(()))) {
                     stop.cancelled().await;
                 }
@@ -121,7 +125,8 @@ impl ReconcileRunner {
     }
 }
 
-/// Where LiteLLM charges, it is asked for the receipts that its callback has not brought.
+/// Returns the settings for LiteLLM if it is the upstream. It is asked for receipts that its callback has not
+/// delivered.
 fn litellm_config(upstream: &upstream::UpstreamConfig) -> Option<litellm::LitellmConfig> {
     (upstream.kind == UpstreamKind::Litellm).then(|| {
         let (url, key) = (upstream.url.clone(), upstream.api_key.clone());

@@ -38,7 +38,10 @@ fn held_work_is_shown_and_applied() {
     let work = place.path().join("work");
     let (code, said) = relay(&state, &work, &["apply", &id]);
     let branch = format!("held/task-1-{}", &id[24..]);
-    assert_eq!((code, said), (0, format!("it is the branch `{branch}` here\n")));
+    assert_eq!(
+        (code, said),
+        (0, format!("the work is in the branch `{branch}` of this repository\n"))
+    );
     assert_eq!(git(&work, &["show", &format!("{branch}:made")]), "by an agent");
     let log = state.join("audit").join(format!("{id}.jsonl"));
     assert!(relay(&state, &work, &["status"]).1.contains(&log.display().to_string()));
@@ -59,7 +62,7 @@ fn an_empty_outbox_is_well() {
     let state = place.path().join("state");
     let (code, said) = relay(&state, place.path(), &["status"]);
     assert_eq!((code, state.exists()), (2, false), "to look is not to make one");
-    insta::assert_snapshot!(said.replace(&state.display().to_string(), "STATE"), @"error: nothing was ever relayed here: there is no `STATE/outbox.sqlite`; see `--state-dir`");
+    insta::assert_snapshot!(said.replace(&state.display().to_string(), "STATE"), @"error: no deliveries found: `STATE/outbox.sqlite` does not exist; see `--state-dir`");
     let (code, said) = relay(&state, place.path(), &["retry", "nobody"]);
     assert_eq!(code, 2);
     let status = relay(&state, place.path(), &["status"]);
@@ -76,7 +79,7 @@ fn held_work_can_be_thrown_away() {
     let place = tempfile::tempdir().unwrap();
     let (state, id) = held(&place);
     let (code, said) = relay(&state, place.path(), &["discard", &id]);
-    assert_eq!((code, said.as_str()), (0, "it is gone\n"));
+    assert_eq!((code, said.as_str()), (0, "deleted\n"));
     assert!(!place.path().join("artifacts").exists());
     assert_eq!(relay(&state, place.path(), &["status"]).0, 0);
     assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
@@ -120,9 +123,9 @@ fn a_sweep_with_the_relays_rules_throws_away_what_is_kept_too_long() {
         relay(&state, place.path(), &["sweep", "--relay-config", &rules.display().to_string()]).1
     };
     let removed = "removed: 0 delivered, 0 directories, 0 mirrors\n";
-    let thrown = "that were held, had failed or were left";
-    assert_eq!(sweep("1h"), format!("thrown away: 0 {thrown}\n{removed}"));
-    assert_eq!(sweep("0s"), format!("thrown away: 1 {thrown}\n{removed}"));
+    let deleted = "held or failed deliveries and kept workspaces";
+    assert_eq!(sweep("1h"), format!("deleted: 0 {deleted}\n{removed}"));
+    assert_eq!(sweep("0s"), format!("deleted: 1 {deleted}\n{removed}"));
     assert_eq!(relay(&state, place.path(), &["discard", &id]).0, 2);
 }
 

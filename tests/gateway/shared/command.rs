@@ -96,8 +96,8 @@ fn the_help_leaves_out_what_is_about_one_run() {
 
     […]
 
-    The listener, its keys and the runs stand in the file's `[shared]`. Budgets and policy are what a
-    run has that says nothing else. A client is given its run's token as its API key.
+    The listener, its keys and the runs are in the file's `[shared]`. Budgets and policy are the
+    defaults of runs. A client uses its run's token as its API key.
 
     Example:
       cogni-gateway shared --config gateway.toml --litellm-master-key-file /run/secrets/litellm

@@ -108,7 +108,7 @@ async fn a_row_is_begun_again_by_who_has_the_branch() {
     let (code, said) = retry(&forge, &[&held.id]).await;
     assert_eq!(
         (code, said.as_str()),
-        (Some(2), "error: another process is at this branch; wait for it\n")
+        (Some(2), "error: another process uses this branch; retry after it has finished\n")
     );
     assert_eq!(relay.outbox().get(&held.id).unwrap().step, DeliveryStep::Held);
     drop(begun);

@@ -33,7 +33,7 @@ async fn a_statement_is_proved_in_a_clone() {
         (code, said.as_str()),
         (
             1,
-            "UNPROVED: there is no statement beside it; `git fetch origin refs/notes/cogni:refs/notes/cogni` brings them\n"
+            "UNPROVED: the commit has no statement here; fetch it with `git fetch origin refs/notes/cogni:refs/notes/cogni`\n"
         )
     );
     let stranger = "1".repeat(64);

@@ -24,7 +24,7 @@ async fn what_a_killed_runner_leaves_is_delivered() {
     let (code, said) = place.relay(&["status"]);
     let begun = format!("{id} begun: sandbox/retried of ");
     assert!(
-        code == 1 && said.contains(&begun) && said.contains("ended with its process"),
+        code == 1 && said.contains(&begun) && said.contains("its process died during the run"),
         "{said}"
     );
     assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
@@ -174,7 +174,7 @@ async fn what_is_not_delivered_is_kept_and_shown() {
         assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
         let (code, said) = place.relay(&["retry", id]);
         assert!(code == 1 && said.contains(left), "{said}");
-        assert_eq!(place.relay(&["discard", id]), (0, "it is gone\n".to_owned()));
+        assert_eq!(place.relay(&["discard", id]), (0, "deleted\n".to_owned()));
         assert_eq!(place.relay(&["status"]).0, 0);
     }
     // What is ignored is not kept beside it.
@@ -231,7 +231,7 @@ async fn what_cannot_be_listed_is_kept_beside_what_is_delivered() {
     let kept = Path::new(left["workspace"].as_str().unwrap());
     assert!(kept.join(".git/refs/heads/other").exists(), "{left}");
     let id = left["id"].as_str().unwrap();
-    assert_eq!(place.relay(&["discard", id]), (0, "it is gone\n".to_owned()));
+    assert_eq!(place.relay(&["discard", id]), (0, "deleted\n".to_owned()));
     assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
 }
 

@@ -79,10 +79,7 @@ fn what_nobody_can_tell_the_owner_of_is_kept() {
     let runner = Sandboxed::new();
     fs::create_dir_all(runner.run_dir().join("somebody-elses")).unwrap();
     let said = sweep(&runner, &["--apply"]).1;
-    assert!(
-        said.contains("directory somebody-elses: kept: nobody can tell whose it is\n"),
-        "{said}"
-    );
+    assert!(said.contains("directory somebody-elses: kept: its owner is unknown\n"), "{said}");
     assert_eq!(entries(&runner.run_dir()), ["somebody-elses"]);
 }
 
@@ -97,7 +94,7 @@ fn an_engine_that_cannot_be_asked_is_told() {
     };
     insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
     0
-    engine SOCKET: not there, and so are no containers
+    engine SOCKET: not found, so it has no containers
     nothing is left behind
     ");
     fs::write(&socket, "").unwrap();

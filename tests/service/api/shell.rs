@@ -40,7 +40,7 @@ async fn a_run_is_ended_from_a_shell() {
     let (code, _, complaint) = cogni(&place, &other.token, &["cancel", &run]);
     assert!(code == 2 && complaint.contains("answers 404"), "{complaint}");
     let (code, said, _) = cogni(&place, &grant.token, &["cancel", &run]);
-    assert_eq!((code, said), (0, format!("run {run} is told to end\n")));
+    assert_eq!((code, said), (0, format!("run {run} is being ended\n")));
     let (code, watched, _) = cogni(&place, &grant.token, &["watch", &run]);
     assert!(code == 1 && watched.contains("cancelled"), "{watched}");
     let (code, _, complaint) = cogni(&place, "cgr_wrong", &["list"]);

@@ -199,7 +199,7 @@ async fn people_see_what_is_kept_and_make_an_end_of_it() {
     1 can be forgotten; name them, and `--apply`
     status 0
 
-    error: `--apply` would forget everything; name what is to go, or give `--agent` or `--older-than`
+    error: `--apply` alone would delete every workspace; give ids, `--agent` or `--older-than`
     status 2
 
     nothing of that is kept in `PLACE/state`
@@ -210,7 +210,7 @@ async fn people_see_what_is_kept_and_make_an_end_of_it() {
     1 can be forgotten; `--apply` does it
     status 0
 
-    error: nothing is kept as `nobody`; without a name, all that is kept is shown
+    error: no workspace has the id `nobody`; without an id, all workspaces are shown
     status 2
 
     ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: forgotten
