@@ -1,4 +1,5 @@
-//! Stand-ins for what runs call, as real servers on sockets: `demo`, `fake-provider` and the tests use them.
+//! Fake servers for the services that runs call, on real sockets. The commands `demo` and `provider` and the tests use
+//! them.
 
 pub mod github_server;
 pub mod model_provider;

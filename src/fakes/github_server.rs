@@ -1,12 +1,12 @@
-//! A stand-in for GitHub, for the demo and the tests: the part of its REST API that the relay calls, and git over
-//! HTTP, on one port of the loopback.
+//! A fake GitHub for the demo and the tests. It has the part of the REST API that the relay calls, and git over HTTP,
+//! on one port of the loopback interface.
 //!
-//! It keeps what it is told, demands a token for everything, and answers, refuses and limits in GitHub's own words and
-//! headers. What [`FakeGithubHandle`] is told in advance goes wrong: an answer is lost after its work was done, a request waits
-//! at the [gate](FakeGithubHandle::response_gate), a limit is reached. Repositories are bare ones on this disk, so a pull request needs a branch
-//! that was really pushed.
+//! The server stores what it receives, demands a token for every request, and answers, refuses and limits with GitHub's
+//! own texts and headers. [`FakeGithubHandle`] can inject failures: an answer is lost after its work was done, a
+//! request waits at the [gate](FakeGithubHandle::response_gate), or a limit is reached. Its repositories are bare ones
+//! on this disk, so a pull request needs a branch that was really pushed.
 //!
-//! **Invariant:** nothing but a request with a good token changes or shows a repository.
+//! **Invariant:** only a request with a valid token changes or reads a repository.
 
 mod access;
 mod fault;
@@ -43,7 +43,7 @@ pub use route::GithubOperation;
 use reply::FakeResponse;
 use route::FakeGithubRoute;
 
-/// A stand-in that listens, and does not answer yet.
+/// A fake GitHub that listens and does not answer yet.
 #[derive(Debug)]
 pub struct FakeGithub {
     listener: TcpListener,
@@ -51,33 +51,33 @@ pub struct FakeGithub {
     hub: FakeGithubHandle,
 }
 
-/// What a caller is given instead of an answer: the connection ends.
+/// The error that replaces an answer: the connection ends.
 #[derive(Debug, thiserror::Error)]
-#[error("the answer is lost, as was asked for")]
+#[error("the answer is lost, as the test has requested")]
 struct ReplyLostError;
 
 impl FakeGithub {
-    /// Listens on `addr`, with no repository and no token that it accepts.
+    /// Listens on `addr`, with no repository and no accepted token.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// Returns an error if the address cannot be bound.
     pub async fn bind(addr: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
         Ok(Self { listener, addr, hub: FakeGithubHandle::new(format!("http://{addr}")) })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the server listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// What it knows, to be told and asked.
+    /// Returns a handle to the server's state.
     pub fn github_handle(&self) -> FakeGithubHandle {
         self.hub.clone()
     }
 
-    /// Answers until `shutdown`, and then cuts what is open: a request at the gate would never end.
+    /// Serves until `shutdown`, and then aborts open connections, because a request at the gate would never end.
     pub async fn serve(self, shutdown: CancellationToken) {
         let drain = TaskGroup::default();
         while let Some(accepted) = shutdown.run_until_cancelled(self.listener.accept()).await {
@@ -91,7 +91,7 @@ impl FakeGithub {
                 }
             }
         }
-        // Nobody will open the gate any more.
+        // No test opens the gate after the shutdown, so the waiting requests are let through.
         self.hub.response_gate().allow_answers(Semaphore::MAX_PERMITS / 2);
         drain.shut_down(Duration::ZERO).await;
     }
@@ -103,7 +103,7 @@ async fn serve_connection(stream: TcpStream, hub: FakeGithubHandle, drain: TaskG
     let service = service_fn(move |request| {
         let hub = hub.clone();
         let (answered, answer) = oneshot::channel();
-        // What has been asked for is done, also where the one who asked has gone.
+        // The work is done in its own task, so that a client's disconnect does not undo or stop the work.
         working.spawn_task(async move { drop(answered.send(handle(&hub, request).await)) });
         async move { answer.await.unwrap_or(Err(ReplyLostError)) }
     });
@@ -115,7 +115,7 @@ async fn serve_connection(stream: TcpStream, hub: FakeGithubHandle, drain: TaskG
     }
 }
 
-/// Answers one request, unless it was told to lose the answer.
+/// Answers one request, or loses the answer if a fault says so.
 async fn handle(
     hub: &FakeGithubHandle,
     request: Request<Incoming>,
@@ -128,17 +128,21 @@ async fn handle(
     let Some(route) = FakeGithubRoute::match_route(&head) else {
         return Ok(FakeResponse::not_found().into_response());
     };
+    // 1. The call is recorded, also if a fault refuses it.
     hub.record_call(&route, &head, &body);
+    // 2. A fault before the work: an error answer, or a wait at the gate.
     let fault = hub.take_fault(route.operation());
     match fault {
         Some(InjectedFailure::Refuse(reply)) => return Ok(reply.into_response()),
         Some(InjectedFailure::HoldBefore) => hub.response_gate().wait_for_pass().await,
         _ => (),
     }
+    // 3. The work.
     let reply = match &route {
         FakeGithubRoute::Git(ask) => git::handle_git(hub, ask, &head, body).await,
         FakeGithubRoute::Rest(ask) => rest::handle_rest(hub, ask, &head, &body),
     };
+    // 4. A fault after the work: a lost answer, or a wait at the gate.
     match fault {
         Some(InjectedFailure::LoseReply) => return Err(ReplyLostError),
         Some(InjectedFailure::HoldAfter) => hub.response_gate().wait_for_pass().await,
@@ -147,7 +151,8 @@ async fn handle(
     Ok(reply.into_response())
 }
 
-/// A push of everything the tests have, many times over.
+/// The maximum size of a body. Our choice: many times the largest push of the tests.
 const MAX_BODY_BYTES: usize = 512 << 20;
 
+/// The pause after a failed accept, such as with no free file descriptor.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -1,16 +1,16 @@
 //! A fake model provider for the demo, the tests and the benches.
 //!
-//! It speaks chat completions, completions, Responses, Messages, embeddings and models as the real
-//! ones do behind `LiteLLM`, with `LiteLLM`'s headers, over HTTP/1.1 and HTTP/2 without TLS. What it
-//! says, how fast, and how it fails is a [`ProviderScript`]: the provider's own, with the knobs turned that a
-//! request names in its model, as in `"model": "fake/chunks=100,interval=20ms,fault=reset@3"`. A
-//! model's name is the one thing that passes through every proxy unharmed.
+//! The provider serves chat completions, completions, Responses, Messages, embeddings and models like the real
+//! providers behind `LiteLLM`, with `LiteLLM`'s headers, over HTTP/1.1 and HTTP/2 without TLS. A [`ProviderScript`]
+//! decides the content, the speed and the failures of answers. A request can override options of the provider's script
+//! in its model's name, as in `"model": "fake/chunks=100,interval=20ms,fault=reset@3"`. The model's name is the only
+//! field that every proxy passes on unchanged.
 //!
-//! What reached it is in [`ProviderRequestLog`], and over HTTP at `GET /_seen?last=N` (`DELETE` forgets). Answers
-//! that a script holds back wait at the [`ResponseGate`], which `POST /_gate` opens for one of them.
+//! [`ProviderRequestLog`] has the received requests, and `GET /_seen?last=N` returns them over HTTP (`DELETE` clears
+//! them). Answers that a script holds back wait at the [`ResponseGate`], which `POST /_gate` opens for one answer.
 //!
-//! **Invariant:** each event is written by a system call of its own, unless a script joins them or
-//! the client is too slow to take them singly.
+//! **Invariant:** each event is written by its own system call, unless a script joins events or the client reads too
+//! slowly.
 
 mod answer;
 mod breakable_socket;
@@ -49,7 +49,7 @@ pub use script::ProviderScript;
 use breakable_socket::{BreakableSocket, ConnectionBreaker};
 use server::ProviderShared;
 
-/// A provider that listens, and does not answer yet.
+/// A provider that listens and does not answer yet.
 #[derive(Debug)]
 pub struct FakeProvider {
     listener: TcpListener,
@@ -58,7 +58,7 @@ pub struct FakeProvider {
 }
 
 impl FakeProvider {
-    /// Listens on `addr`; requests that name no script of their own get `script`.
+    /// Listens on `addr`. Requests that name no script of their own use `script`.
     pub async fn bind(addr: SocketAddr, script: ProviderScript) -> io::Result<Self> {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
@@ -67,27 +67,27 @@ impl FakeProvider {
         Ok(Self { listener, addr, shared })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the provider listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// What reaches it.
+    /// Returns the log of received requests.
     pub fn request_log(&self) -> Arc<ProviderRequestLog> {
         self.shared.seen.clone()
     }
 
-    /// Lets the answers go on that a script holds back.
+    /// Returns the gate at which a script holds answers back.
     pub fn response_gate(&self) -> ResponseGate {
         self.shared.gate.clone()
     }
 
-    /// Writes each request to `file` when it has ended, as a line of JSON.
+    /// Writes each request to `file` after its end, as a line of JSON.
     pub fn record_requests_to(&self, file: File) {
         self.shared.seen.record_to(file);
     }
 
-    /// Answers until `shutdown`, and then cuts what is open: a scripted stall would never end.
+    /// Serves until `shutdown`, and then aborts open connections, because a scripted stall would never end.
     pub async fn serve(self, shutdown: CancellationToken) {
         let drain = TaskGroup::default();
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -96,12 +96,13 @@ impl FakeProvider {
         {
             drain.spawn_task(serve_connection(stream, place, self.shared.clone(), drain.clone()));
         }
+        // From here on an aborted answer is recorded as the provider's shutdown, and not as a client's disconnect.
         self.shared.seen.mark_closing();
         drain.shut_down(Duration::ZERO).await;
     }
 }
 
-/// Waits for a place and a connection, pausing while the process is out of file descriptors.
+/// Waits for a permit and then for a connection. Pauses while the process has no free file descriptor.
 async fn accept_connection(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
@@ -118,13 +119,14 @@ async fn accept_connection(
     }
 }
 
-/// Serves one connection to its end.
+/// Serves one connection until its end.
 async fn serve_connection(
     stream: TcpStream,
     _place: OwnedSemaphorePermit,
     shared: Arc<ProviderShared>,
     drain: TaskGroup,
 ) {
+    // Events are small; without this option the kernel would delay them.
     let _open = shared.seen.track_connection();
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "the connection ended before it began");
@@ -144,6 +146,8 @@ async fn serve_connection(
     }
 }
 
-/// More than any test or bench opens, fewer than a process may have files.
+/// The maximum number of connections. Our choice: more than any test or bench opens, and fewer than the usual limit of
+/// open files.
 const MAX_CONNECTIONS: usize = 20_000;
+/// The pause after a failed accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Who may ask: tokens, and apps that sign for themselves.
+//! Access control: tokens, and apps that sign their own requests.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,11 +10,11 @@ use serde::Deserialize;
 
 use crate::base::b64;
 
-/// The tokens that are good, and the apps that may have some.
+/// The accepted tokens, and the apps that can request tokens.
 #[derive(Debug)]
 pub(super) struct FakeAccess {
     tokens: Vec<String>,
-    /// Given to apps: what for, and until when.
+    /// The tokens issued to apps, with their repositories and their expiry.
     issued: BTreeMap<String, IssuedToken>,
     apps: Vec<FakeGithubApp>,
     pub(super) lifetime: u64,
@@ -34,7 +34,7 @@ pub(super) struct FakeGithubApp {
     pub(super) names: Vec<String>,
 }
 
-/// What an app says of itself.
+/// The claims of an app's JSON web token.
 #[derive(Deserialize)]
 struct AppClaims {
     iss: String,
@@ -66,7 +66,7 @@ impl FakeAccess {
         self.issued.clear();
     }
 
-    /// A new token for some repositories, and when it ends.
+    /// Issues a token for some repositories. Returns the token and its expiry in Unix seconds.
     pub(super) fn issue_token(&mut self, names: Vec<String>) -> (String, u64) {
         let expires = unix_seconds() + self.lifetime;
         let token = format!("ghs_standin{:03}", self.issued.len() + 1);
@@ -74,7 +74,7 @@ impl FakeAccess {
         (token, expires)
     }
 
-    /// Whether a request may see a repository.
+    /// Returns true if the request's token is valid for the repository.
     pub(super) fn can_access(&self, head: &Parts, name: &str) -> bool {
         bearer_token(head).is_some_and(|token| {
             let issued = self.issued.get(&token);
@@ -85,7 +85,8 @@ impl FakeAccess {
         })
     }
 
-    /// Whether a request has a token that was ever good; one without is not told that a repository is missing.
+    /// Returns true if the request's token is valid. A request without a valid token does not learn which repositories
+    /// exist.
     pub(super) fn knows_token(&self, head: &Parts) -> bool {
         bearer_token(head).is_some_and(|token| {
             let issued = self.issued.get(&token);
@@ -94,16 +95,17 @@ impl FakeAccess {
         })
     }
 
-    /// The app that signed a request.
+    /// Returns the app that signed the request.
     pub(super) fn find_app(&self, head: &Parts) -> Option<&FakeGithubApp> {
         let token = bearer_token(head)?;
+        // A JSON web token is `header.claims.signature`; the signature covers everything before the last dot.
         let (signed, signature) = token.rsplit_once('.')?;
         let claims: AppClaims =
             serde_json::from_slice(&base64url_decode(signed.split_once('.')?.1)?).ok()?;
         let app = self.apps.iter().find(|app| app.id == claims.iss)?;
         let key = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &app.public_key);
         key.verify(signed.as_bytes(), &base64url_decode(signature)?).ok()?;
-        // GitHub refuses what is signed for longer than ten minutes, and what is signed in the future.
+        // GitHub refuses signatures for longer than ten minutes, and signatures of the future.
         let is_timely = claims.iat <= unix_seconds()
             && claims.exp > unix_seconds()
             && claims.exp <= unix_seconds() + 600;
@@ -111,12 +113,13 @@ impl FakeAccess {
     }
 }
 
-/// The token of a request: GitHub's API takes it as a bearer's, and its git as a password.
+/// Returns the request's token. GitHub's API receives the token as a bearer token, and git sends it as a password.
 fn bearer_token(head: &Parts) -> Option<String> {
     let (kind, value) = head.headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     if kind.eq_ignore_ascii_case("bearer") || kind.eq_ignore_ascii_case("token") {
         return Some(value.to_owned());
     }
+    // Basic credentials use the standard base64 alphabet with padding; the decoder expects the URL alphabet without.
     let pair = base64url_decode(&value.trim_end_matches('=').replace('+', "-").replace('/', "_"))?;
     let pair = String::from_utf8(pair).ok()?;
     pair.split_once(':').map(|(_, password)| password.to_owned())

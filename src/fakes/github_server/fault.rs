@@ -1,34 +1,34 @@
-//! What goes wrong because it was asked for.
+//! Injected failures.
 
 use http::StatusCode;
 
 use super::reply::FakeResponse;
 use super::route::GithubOperation;
 
-/// Trouble for the next requests of one kind.
+/// A failure for the next requests of one operation.
 #[derive(Clone, Debug)]
 pub struct FaultRule {
     pub operation: GithubOperation,
     pub trouble: InjectedFailure,
-    /// How many requests meet it.
+    /// The number of requests that fail.
     pub times: u32,
 }
 
-/// How a request fails.
+/// The way in which a request fails.
 #[derive(Clone, Debug)]
 pub enum InjectedFailure {
     /// The work is done; then the connection ends without an answer.
     LoseReply,
-    /// Nothing is done, and this is the answer.
+    /// No work is done, and the client receives this answer.
     Refuse(FakeResponse),
-    /// The request waits at the gate before anything is done.
+    /// The request waits at the gate before any work is done.
     HoldBefore,
     /// The work is done; then the answer waits at the gate.
     HoldAfter,
 }
 
 impl InjectedFailure {
-    /// GitHub's secondary rate limit: too much at once, and when to come again.
+    /// Returns GitHub's secondary rate limit: too many requests at once, with the time to wait in seconds.
     pub fn secondary_limit(retry_after: u64) -> Self {
         let text = "You have exceeded a secondary rate limit. Please wait a few minutes before you try again.";
         Self::Refuse(
@@ -37,7 +37,7 @@ impl InjectedFailure {
         )
     }
 
-    /// GitHub's primary rate limit: nothing is left until a second of the epoch.
+    /// Returns GitHub's primary rate limit: no requests remain until a Unix time in seconds.
     pub fn primary_limit(reset: u64) -> Self {
         let text = "API rate limit exceeded for installation ID 1.";
         Self::Refuse(
@@ -47,12 +47,12 @@ impl InjectedFailure {
         )
     }
 
-    /// What an API that is ill answers.
+    /// Returns an error status of a failing API.
     pub fn error_status(status: StatusCode) -> Self {
         Self::Refuse(FakeResponse::error(status, status.canonical_reason().unwrap_or("Error")))
     }
 
-    /// What an app hears that may not do this.
+    /// Returns the answer for an app without the permission for an operation.
     pub fn not_permitted() -> Self {
         Self::Refuse(FakeResponse::error(
             StatusCode::FORBIDDEN,
@@ -60,12 +60,12 @@ impl InjectedFailure {
         ))
     }
 
-    /// What the API that is not REST says, with a status that says that all is well.
+    /// Returns an error of the GraphQL API, whose status is a success.
     pub fn graphql_error(kind: &str, message: &str) -> Self {
         Self::Refuse(FakeResponse::graphql_error(kind, message))
     }
 
-    /// What the API says while it does not yet know a branch that git has already taken.
+    /// Returns the answer of an API that does not know a branch yet, although git has accepted the push.
     pub fn unknown_head() -> Self {
         Self::Refuse(FakeResponse::invalid("PullRequest", "head"))
     }

@@ -1,4 +1,4 @@
-//! Git over HTTP: git's own server program, behind the same tokens.
+//! Git over HTTP: git's own server program, protected by the same tokens.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ pub(super) async fn handle_git(
 ) -> FakeResponse {
     let path = {
         let state = hub.lock_state();
+        // GitHub answers 401 for a private repository, so that git sends its credentials.
         if !state.access.can_access(head, &ask.name) {
             let realm = "Basic realm=\"GitHub\"".to_owned();
             return FakeResponse::bad_credentials().with_header("www-authenticate", realm);
@@ -28,6 +29,7 @@ pub(super) async fn handle_git(
         state.repositories.get(&ask.name).map(|repository| repository.path.clone())
     };
     let Some(path) = path else { return FakeResponse::not_found() };
+    // The backend is a child process, and its pipes block.
     let call = CgiRequest::new(&path, ask, head);
     let done = tokio::task::spawn_blocking(move || call.run_backend(&body)).await;
     match done.map_err(io::Error::other).and_then(|output| parse_cgi_output(&output?)) {
@@ -39,7 +41,7 @@ pub(super) async fn handle_git(
     }
 }
 
-/// What the program is told of a request (RFC 3875).
+/// The request in the form that the program expects (RFC 3875).
 struct CgiRequest {
     path: PathBuf,
     variables: Vec<(&'static str, String)>,
@@ -59,7 +61,7 @@ impl CgiRequest {
             ("HTTP_CONTENT_ENCODING", header("content-encoding")),
             ("GIT_PROTOCOL", header("git-protocol")),
             ("GIT_HTTP_EXPORT_ALL", "1".to_owned()),
-            // A user is who may push.
+            // Git permits a push only if the server names a user.
             ("REMOTE_USER", "x-access-token".to_owned()),
             ("REMOTE_ADDR", "127.0.0.1".to_owned()),
         ];
@@ -69,6 +71,7 @@ impl CgiRequest {
     fn run_backend(self, body: &[u8]) -> io::Result<Vec<u8>> {
         let mut child = Command::new("git")
             .arg("http-backend")
+            // The caller's environment and git configuration must not change the server's behaviour.
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("GIT_CONFIG_NOSYSTEM", "1")
@@ -84,7 +87,8 @@ impl CgiRequest {
         let mut stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut output = vec![];
         let read = thread::scope(|scope| {
-            // Whoever reads may answer before it has taken all.
+            // Git may write its answer before it has read the whole request, so that both pipes are served at the same
+            // time.
             scope.spawn(move || drop(stdin.write_all(body)));
             stdout.read_to_end(&mut output)
         });
@@ -93,7 +97,7 @@ impl CgiRequest {
     }
 }
 
-/// A program's answer: header lines, an empty one, the body.
+/// Parses a program's answer: header lines, an empty line, the body.
 fn parse_cgi_output(output: &[u8]) -> io::Result<FakeResponse> {
     let end = output.windows(4).position(|bytes| bytes == b"\r\n\r\n");
     let end = end.ok_or(io::ErrorKind::InvalidData)?;

@@ -1,4 +1,4 @@
-//! What the stand-in knows, shared by its connections and by whoever tells it what to know.
+//! The state of the fake server. Its connections and the test share it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use super::route::{FakeGithubRoute, GithubOperation};
 use crate::base::hex;
 use crate::base::response_gate::ResponseGate;
 
-/// A handle. Clones are the same stand-in.
+/// A handle to the state. Clones refer to the same server.
 #[derive(Clone, Debug)]
 pub struct FakeGithubHandle {
     url: Arc<str>,
@@ -24,12 +24,12 @@ pub struct FakeGithubHandle {
     state: Arc<Mutex<FakeGithubState>>,
 }
 
-/// A request that came, with what stood in it but for its token.
+/// A received request, without its token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedCall {
     pub operation: GithubOperation,
     pub path: String,
-    /// `Null` where it was none.
+    /// `Null` if the body was not JSON.
     pub body: Value,
     pub agent: String,
 }
@@ -37,7 +37,7 @@ pub struct RecordedCall {
 #[derive(Debug, Default)]
 pub(super) struct FakeGithubState {
     pub(super) repositories: BTreeMap<String, FakeRepository>,
-    /// From an old name to the id.
+    /// The old names of renamed repositories, with the repositories' ids.
     pub(super) moved: BTreeMap<String, u64>,
     pub(super) access: FakeAccess,
     faults: Vec<FaultRule>,
@@ -47,7 +47,7 @@ pub(super) struct FakeGithubState {
 #[derive(Debug)]
 pub(super) struct FakeRepository {
     pub(super) id: u64,
-    /// A bare repository on this disk.
+    /// The path of a bare repository on this disk.
     pub(super) path: PathBuf,
     pub(super) protected: Vec<String>,
     pub(super) pulls: Vec<FakePullRequest>,
@@ -58,12 +58,12 @@ impl FakeGithubHandle {
         Self { url: url.into(), gate: ResponseGate::default(), state: Arc::default() }
     }
 
-    /// Where its API is. Its repositories are at `URL/owner/name.git`.
+    /// Returns the URL of the API. The repositories are at `URL/owner/name.git`.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Where requests wait that were told to.
+    /// Returns the gate at which requests with a `Hold` fault wait.
     pub fn response_gate(&self) -> &ResponseGate {
         &self.gate
     }
@@ -77,7 +77,7 @@ impl FakeGithubHandle {
         state.repositories.insert(name.to_owned(), repository);
     }
 
-    /// Gives a repository another name. The old one leads to it, as GitHub does.
+    /// Renames a repository. The old name redirects to the new one, as on GitHub.
     pub fn rename_repository(&self, old: &str, new: &str) {
         let mut state = self.lock_state();
         if let Some(repository) = state.repositories.remove(old) {
@@ -86,39 +86,40 @@ impl FakeGithubHandle {
         }
     }
 
-    /// Protects a branch: nobody may push there.
+    /// Marks a branch as protected.
     pub fn protect_branch(&self, name: &str, branch: &str) {
         if let Some(repository) = self.lock_state().repositories.get_mut(name) {
             repository.protected.push(branch.to_owned());
         }
     }
 
-    /// Accepts a token for everything.
+    /// Accepts a token for all repositories.
     pub fn accept_token(&self, token: &str) {
         self.lock_state().access.accept_token(token);
     }
 
-    /// Accepts an app by its id and its public key (PKCS#1, DER), installed for some repositories.
+    /// Accepts an app with this id and public key (PKCS#1, DER), installed for some repositories.
     pub fn install_app(&self, app: &str, public_key: &[u8], names: &[&str]) {
         self.lock_state().access.install_app(app, public_key, names);
     }
 
-    /// Takes back every token that it gave an app.
+    /// Revokes every token that was issued to an app.
     pub fn revoke_tokens(&self) {
         self.lock_state().access.revoke_all();
     }
 
-    /// From now on a token of an app is good for so many seconds.
+    /// Sets the lifetime of tokens that are issued to apps from now on.
     pub fn set_token_lifetime(&self, seconds: u64) {
         self.lock_state().access.lifetime = seconds;
     }
 
-    /// Lets requests fail that come from now on. Faults of one kind are met in the order they were given.
+    /// Injects a failure into later requests. Failures of one operation happen in the order in which they were
+    /// injected.
     pub fn inject(&self, operation: GithubOperation, trouble: InjectedFailure, times: u32) {
         self.lock_state().faults.push(FaultRule { operation, trouble, times });
     }
 
-    /// The pull requests of a repository.
+    /// Returns the pull requests of a repository.
     pub fn pulls(&self, name: &str) -> Vec<FakePullRequest> {
         self.lock_state()
             .repositories
@@ -127,7 +128,7 @@ impl FakeGithubHandle {
             .unwrap_or_default()
     }
 
-    /// Changes a pull request as a person would on the page.
+    /// Changes a pull request as a person would on the web page.
     pub fn edit_pull(&self, name: &str, number: u64, change: impl FnOnce(&mut FakePullRequest)) {
         let mut state = self.lock_state();
         let pulls = state.repositories.get_mut(name).map(|found| &mut found.pulls);
@@ -137,12 +138,12 @@ impl FakeGithubHandle {
         }
     }
 
-    /// What was asked so far, in order.
+    /// Returns the received requests, in order.
     pub fn recorded_calls(&self) -> Vec<RecordedCall> {
         self.lock_state().calls.clone()
     }
 
-    /// How often one thing was asked.
+    /// Returns the number of requests for an operation.
     pub fn count_calls(&self, operation: GithubOperation) -> usize {
         self.lock_state().calls.iter().filter(|call| call.operation == operation).count()
     }
@@ -174,9 +175,10 @@ impl FakeGithubHandle {
 }
 
 impl FakeRepository {
-    /// What a branch points to, as git has it on the disk.
+    /// Returns the commit of a branch, read from the repository's files.
     pub(super) fn branch_tip(&self, name: &str) -> Option<String> {
         let reference = format!("refs/heads/{name}");
+        // Git stores a branch in its own file, or after `git pack-refs` as a line of `packed-refs`.
         let loose = fs::read_to_string(self.path.join(&reference)).ok();
         let packed = || fs::read_to_string(self.path.join("packed-refs")).ok();
         let sha = loose.map(|text| text.trim().to_owned()).or_else(|| {
@@ -187,7 +189,7 @@ impl FakeRepository {
         hex::decode_hex::<20>(&sha).map(|_| sha)
     }
 
-    /// The branch that `HEAD` names.
+    /// Returns the branch that `HEAD` names.
     pub(super) fn default_branch(&self) -> String {
         let head = fs::read_to_string(self.path.join("HEAD")).unwrap_or_default();
         head.trim().strip_prefix("ref: refs/heads/").unwrap_or("main").to_owned()

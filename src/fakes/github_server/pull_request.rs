@@ -1,8 +1,8 @@
-//! Pull requests, as they are kept and as they are shown.
+//! Pull requests, as they are stored and as the API returns them.
 
 use serde_json::{Value, json};
 
-/// One pull request.
+/// A pull request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakePullRequest {
     pub number: u64,
@@ -10,15 +10,15 @@ pub struct FakePullRequest {
     pub body: Option<String>,
     /// The branch with the work, in the same repository.
     pub head: String,
-    /// The branch it is meant for.
+    /// The branch into which the work is to be merged.
     pub base: String,
     pub is_draft: bool,
     pub is_open: bool,
-    /// Where the branch is, if not in the same repository; empty where that repository is gone.
+    /// The repository of the branch, if it is another one. The name is empty if that repository was deleted.
     pub fork: Option<String>,
 }
 
-/// Where a pull request is shown: what it does not know itself.
+/// The data around a pull request that its JSON needs.
 pub(super) struct PullRequestContext<'a> {
     pub(super) url: &'a str,
     pub(super) repository: &'a str,
@@ -28,7 +28,7 @@ pub(super) struct PullRequestContext<'a> {
 }
 
 impl FakePullRequest {
-    /// Its name among all that GitHub has, where `id` is its repository's.
+    /// Returns the global id of the pull request. `id` is the id of its repository.
     pub(super) fn node_id(&self, id: u64) -> String {
         format!("PR_{id}_{}", self.number)
     }

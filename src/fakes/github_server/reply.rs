@@ -1,4 +1,4 @@
-//! Answers in GitHub's shape.
+//! Answers in GitHub's format.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-/// A status, a body, and the headers that are not on every answer.
+/// An answer: a status, a body, and the headers that are not on every answer.
 #[derive(Clone, Debug)]
 pub struct FakeResponse {
     status: StatusCode,
@@ -36,7 +36,7 @@ impl FakeResponse {
         Self::json(status, &error_json(status, message))
     }
 
-    /// What a token that may not see a repository is told, too.
+    /// Returns the answer for a missing repository, and for a token without access to it.
     pub(super) fn not_found() -> Self {
         Self::error(StatusCode::NOT_FOUND, "Not Found")
     }
@@ -45,17 +45,17 @@ impl FakeResponse {
         Self::error(StatusCode::UNAUTHORIZED, "Bad credentials")
     }
 
-    /// A field that cannot be what it is.
+    /// Returns the error for a field with an invalid value.
     pub(super) fn invalid(resource: &str, field: &str) -> Self {
         Self::unprocessable(&json!({ "resource": resource, "field": field, "code": "invalid" }))
     }
 
-    /// A rule that a request as a whole offends.
+    /// Returns the error for a request that violates a rule as a whole.
     pub(super) fn refused(resource: &str, message: &str) -> Self {
         Self::unprocessable(&json!({ "resource": resource, "code": "custom", "message": message }))
     }
 
-    /// What is wrong with a query, with a status that says that all is well.
+    /// Returns an error of a GraphQL query. The status is a success.
     pub(super) fn graphql_error(kind: &str, message: &str) -> Self {
         let error =
             json!({ "type": kind, "path": ["convertPullRequestToDraft"], "message": message });
@@ -69,10 +69,10 @@ impl FakeResponse {
         Self::json(status, &body)
     }
 
-    /// The same with a header more.
+    /// Adds a header.
     #[must_use]
     pub(super) fn with_header(mut self, name: &'static str, value: String) -> Self {
-        let value = HeaderValue::try_from(value).expect("what the stand-in says is printable");
+        let value = HeaderValue::try_from(value).expect("the fake server's headers are printable");
         self.headers.push((HeaderName::from_static(name), value));
         self
     }
@@ -85,6 +85,7 @@ impl FakeResponse {
         headers.insert("x-github-media-type", HeaderValue::from_static("github.v3; format=json"));
         headers.insert("x-ratelimit-limit", HeaderValue::from_static("5000"));
         headers.insert("x-ratelimit-remaining", HeaderValue::from_static("4999"));
+        // A header of the answer replaces the general one, such as the remaining requests.
         for (name, value) in self.headers {
             headers.insert(name, value);
         }

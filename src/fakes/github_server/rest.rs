@@ -12,7 +12,7 @@ use super::pull_request::{FakePullRequest, PullRequestContext};
 use super::reply::FakeResponse;
 use super::route::{RestRoute, query_field};
 
-/// A pull request that is asked for.
+/// The body of a request for a new pull request.
 #[derive(Deserialize)]
 struct CreatePullBody {
     title: String,
@@ -23,7 +23,7 @@ struct CreatePullBody {
     draft: bool,
 }
 
-/// What is to change in one.
+/// The body of a request that changes a pull request.
 #[derive(Deserialize)]
 struct UpdatePullBody {
     title: Option<String>,
@@ -31,7 +31,7 @@ struct UpdatePullBody {
     state: Option<String>,
 }
 
-/// What an app's token is to be good for.
+/// The scope of the token that an app requests.
 #[derive(Default, Deserialize)]
 struct InstallationTokenScope {
     repositories: Option<Vec<String>>,
@@ -45,6 +45,7 @@ pub(super) fn handle_rest(
     body: &[u8],
 ) -> FakeResponse {
     let mut state = hub.lock_state();
+    // 1. Apps sign their requests, so that these routes have their own authentication.
     let name = match ask {
         RestRoute::AccessToken { installation } => {
             return issue_token_reply(&mut state, head, *installation, body);
@@ -63,12 +64,14 @@ pub(super) fn handle_rest(
         | RestRoute::GetPull { name, .. }
         | RestRoute::UpdatePull { name, .. } => name.clone(),
     };
+    // 2. An unknown token learns nothing, not even that a repository has moved.
     if !state.access.knows_token(head) {
         return FakeResponse::bad_credentials();
     }
     if let Some(id) = state.moved.get(&name) {
         return moved_reply(hub.url(), *id, head);
     }
+    // 3. A repository without access looks like a missing one, as on GitHub.
     if !state.access.can_access(head, &name) {
         return FakeResponse::not_found();
     }
@@ -95,7 +98,7 @@ pub(super) fn handle_rest(
     }
 }
 
-/// A repository with the address it is shown at.
+/// A repository, with the URL and the name of its answers.
 struct RepositoryView<'a> {
     url: &'a str,
     name: &'a str,
@@ -133,6 +136,7 @@ impl RepositoryView<'_> {
                 && from.as_ref().is_none_or(|from| *from == format!("{owner}:{}", pull.head))
                 && to.as_ref().is_none_or(|to| *to == pull.base)
         };
+        // GitHub lists the newest pull request first.
         let found = repository.pulls.iter().rev().filter(is_asked_for);
         FakeResponse::ok(&found.map(|pull| self.pull_json(repository, pull)).collect())
     }
@@ -147,6 +151,7 @@ impl RepositoryView<'_> {
         let Some(floor) = repository.branch_tip(&base) else {
             return FakeResponse::invalid("PullRequest", "base");
         };
+        // GitHub refuses a pull request without commits, and a second one for the same branches.
         if tip == floor {
             let message = format!("No commits between {base} and {head}");
             return FakeResponse::refused("PullRequest", &message);
@@ -191,14 +196,14 @@ impl RepositoryView<'_> {
     }
 }
 
-/// The one mutation that there is: it makes a pull request a draft.
+/// Executes the only supported GraphQL mutation: it makes a pull request a draft.
 fn convert_to_draft(state: &mut FakeGithubState, head: &Parts, body: &[u8]) -> FakeResponse {
     if !state.access.knows_token(head) {
         return FakeResponse::bad_credentials();
     }
     let asked: Value = serde_json::from_slice(body).unwrap_or_default();
     let is_known =
-        asked["query"].as_str().is_some_and(|it| it.contains("convertPullRequestToDraft"));
+        asked["query"].as_str().is_some_and(|query| query.contains("convertPullRequestToDraft"));
     let mut all = state.repositories.values_mut().flat_map(|repository| {
         let id = repository.id;
         repository.pulls.iter_mut().map(move |pull| (pull.node_id(id), pull))
@@ -228,7 +233,7 @@ fn branch_reply(repository: &FakeRepository, branch: &str) -> FakeResponse {
 }
 
 fn moved_reply(url: &str, id: u64, head: &Parts) -> FakeResponse {
-    // What stands below the repository's name stands below its id.
+    // The path below the repository's name is the same below its id.
     let rest = head.uri.path().splitn(5, '/').nth(4);
     let rest = rest.map_or_else(String::new, |rest| format!("/{rest}"));
     let location = format!("{url}/repositories/{id}{rest}");
@@ -262,6 +267,7 @@ fn issue_token_reply(
     let scope: InstallationTokenScope = serde_json::from_slice(body).unwrap_or_default();
     let names = match &scope.repositories {
         None => app.names,
+        // The scope has names without the owner.
         Some(asked) => {
             let is_asked_for =
                 |name: &&String| asked.iter().any(|one| name.ends_with(&format!("/{one}")));

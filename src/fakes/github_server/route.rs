@@ -1,9 +1,9 @@
-//! What a request is about.
+//! Routes: the operation that a request's method and path name.
 
 use http::Method;
 use http::request::Parts;
 
-/// What is asked for, as the log and a [`Fault`](super::FaultRule) name it.
+/// The operation of a request, as the log and a [`FaultRule`](super::FaultRule) name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GithubOperation {
     Repository,
@@ -13,17 +13,17 @@ pub enum GithubOperation {
     CreatePull,
     GetPull,
     UpdatePull,
-    /// A pull request is made a draft again.
+    /// A pull request becomes a draft again.
     Withdraw,
     Installation,
     AccessToken,
-    /// Git asks which branches there are: before a fetch, and before a push.
+    /// Git lists the branches: before a fetch, and before a push.
     Advertise,
     Fetch,
     Push,
 }
 
-/// A request's address, taken apart.
+/// The route of a request, with the parts of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FakeGithubRoute {
     Rest(RestRoute),
@@ -48,12 +48,12 @@ pub(super) enum RestRoute {
 pub(super) struct GitRoute {
     /// `owner/repository`, without `.git`.
     pub(super) name: String,
-    /// Below the repository, as git's own server program takes it.
+    /// The path below the repository, as git's server program expects it.
     pub(super) path: String,
 }
 
 impl FakeGithubRoute {
-    /// `None` where GitHub has something, and this stand-in has nothing.
+    /// Matches a request. Returns `None` for routes of GitHub that this fake server does not have.
     pub(super) fn match_route(head: &Parts) -> Option<Self> {
         let path = head.uri.path();
         if let Some((name, rest)) = path.split_once(".git/") {
@@ -61,7 +61,7 @@ impl FakeGithubRoute {
                 GitRoute { name: name.trim_start_matches('/').into(), path: format!("/{rest}") };
             return Some(Self::Git(git));
         }
-        // GitHub Enterprise has its API here.
+        // GitHub Enterprise has its API below this path.
         let path = path.strip_prefix("/api/v3").unwrap_or(path);
         let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
         match_rest(&head.method, &parts).map(Self::Rest)
@@ -93,6 +93,7 @@ fn match_rest(method: &Method, parts: &[&str]) -> Option<RestRoute> {
     Some(match (method.as_str(), parts) {
         ("GET", ["repos", owner, repo]) => RestRoute::Repository { name: name(owner, repo) },
         ("GET", ["repositories", id]) => RestRoute::RepositoryById { id: id.parse().ok()? },
+        // A branch's name may contain slashes, encoded or not.
         ("GET", ["repos", owner, repo, "branches", branch @ ..]) if !branch.is_empty() => {
             RestRoute::Branch {
                 name: name(owner, repo),
@@ -122,7 +123,7 @@ fn match_rest(method: &Method, parts: &[&str]) -> Option<RestRoute> {
     })
 }
 
-/// A part of a URL as it was meant: `%2F` is a slash, in a query `+` is a space.
+/// Decodes a part of a URL: `%2F` is a slash, and `+` is a space in a query.
 pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -142,7 +143,7 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The value of a query's field.
+/// Returns the decoded value of a query's field.
 pub(super) fn query_field(head: &Parts, name: &str) -> Option<String> {
     let query = head.uri.query()?;
     query

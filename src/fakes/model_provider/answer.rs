@@ -1,4 +1,4 @@
-//! What will be said, whatever the protocol: pieces of text or of a tool's arguments, and usage.
+//! The content of an answer, independent of the protocol: pieces of text or of a tool's arguments, and usage.
 
 use std::time::SystemTime;
 
@@ -12,24 +12,24 @@ use super::script::{ProviderScript, UsageReporting};
 #[derive(Debug)]
 pub(super) struct ScriptedAnswer {
     pub(super) script: ProviderScript,
-    /// Unique, without a protocol's prefix: `LiteLLM` keeps one spend row per id.
+    /// The unique id, without a protocol's prefix: `LiteLLM` stores one spend row per id.
     pub(super) id: String,
     pub(super) model: String,
-    /// Unix time in seconds.
+    /// The Unix time in seconds.
     pub(super) created: u64,
-    /// The name of the tool that is asked for.
+    /// The name of the tool that the answer calls.
     pub(super) tool: Option<String>,
     pieces: Vec<AnswerChunk>,
-    /// Content chunks in the stream; the pieces go round until there are so many.
+    /// The number of content chunks in the stream. The pieces repeat until the number is reached.
     pub(super) chunks: u32,
     pub(super) input: u64,
     pub(super) output: u64,
     pub(super) finish: FinishReason,
-    /// Whether a chat stream reports usage.
+    /// True if a chat stream reports usage.
     pub(super) reports: bool,
 }
 
-/// Why the model stopped.
+/// The reason why the model stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FinishReason {
     Stop,
@@ -47,14 +47,17 @@ struct AnswerChunk {
 
 impl ScriptedAnswer {
     pub(super) fn new(ask: &ProviderRequest<'_>, mut script: ProviderScript) -> Self {
+        // A conversation with a tool's result receives a text, so that an agent's loop ends.
         let tool = script.tool.clone().filter(|_| script.repeat || !ask.has_tool_result());
         if let Some(last) = ask.last_text().filter(|_| script.echo) {
             script.text = last;
         }
         let pieces = if tool.is_some() { argument_chunks(&script) } else { text_chunks(&script) };
+        // One token per chunk, unless the script sets the output.
         let words = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
         let chunks = if tool.is_some() { words } else { script.chunks.unwrap_or(words) };
         let output = script.output.unwrap_or(u64::from(chunks).saturating_add(script.reasoning));
+        // The limit counts only for scripts that obey it.
         let limit = ask.output_limit().filter(|limit| script.obey && *limit < output);
         Self {
             id: Uuid::now_v7().simple().to_string(),
@@ -76,8 +79,7 @@ impl ScriptedAnswer {
         }
     }
 
-    /// The content of the chunks, as far as they differ, marked for [`Event::new`]; each with the
-    /// length of its filler.
+    /// Returns the content of the distinct chunks, marked for [`Event::new`], each with the length of its filler.
     ///
     /// [`Event::new`]: super::event::RenderedEvent::new
     pub(super) fn chunk_contents(&self) -> impl Iterator<Item = (String, u64)> {
@@ -85,7 +87,7 @@ impl ScriptedAnswer {
         self.pieces.iter().take(chunks).map(|piece| (piece.with_marks(), piece.filler))
     }
 
-    /// All content in one, cut at [`MAX_FULL_CONTENT_BYTES`] bytes.
+    /// Returns the whole content as one text, cut at [`MAX_FULL_CONTENT_BYTES`] bytes.
     pub(super) fn full_content(&self) -> String {
         let mut whole = String::new();
         let chunks = usize::try_from(self.chunks).unwrap_or(usize::MAX);
@@ -93,6 +95,7 @@ impl ScriptedAnswer {
             if whole.len() + piece.text.len() > MAX_FULL_CONTENT_BYTES {
                 break;
             }
+            // A unary answer has no send time; zeros keep the length.
             if piece.stamped {
                 whole.push_str("t=0000000000000000000 ");
             }
@@ -104,12 +107,12 @@ impl ScriptedAnswer {
         whole
     }
 
-    /// What Anthropic calls input: not what came from the cache, nor what went into it.
+    /// Returns Anthropic's input count: the input tokens that were neither read from the cache nor written to it.
     pub(super) fn uncached_input(&self) -> u64 {
         self.input - self.script.cached - self.script.cache_write
     }
 
-    /// Dollars at one micro-dollar for a token read and two for a token written.
+    /// Returns the cost in dollars: one micro-dollar for an input token, two for an output token.
     pub(super) fn cost_dollars(&self) -> f64 {
         let micros = self.input.saturating_add(self.output.saturating_mul(2));
         format!("{micros}e-6").parse().expect("digits and an exponent are a number")
@@ -124,7 +127,7 @@ impl AnswerChunk {
     }
 }
 
-/// The words, each with the space after it; or so many letters.
+/// Returns the script's words, each with the space after it, or one chunk of the script's size.
 fn text_chunks(script: &ProviderScript) -> Vec<AnswerChunk> {
     let stamped = script.stamps;
     match script.size {
@@ -140,7 +143,7 @@ fn text_chunks(script: &ProviderScript) -> Vec<AnswerChunk> {
     }
 }
 
-/// The arguments in `chunks` pieces of about one length, never within a character.
+/// Splits the arguments into `chunks` pieces of about equal length, never within a character.
 fn argument_chunks(script: &ProviderScript) -> Vec<AnswerChunk> {
     let chars: Vec<char> = script.arguments.chars().collect();
     let pieces = script.chunks.map_or(DEFAULT_ARGUMENT_CHUNKS, |chunks| chunks.max(1) as usize);
@@ -154,9 +157,9 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// `t=`, 19 digits and a space.
+/// The length of a stamp: `t=`, 19 digits and a space.
 const STAMP_LENGTH: u64 = 22;
-/// The longest text that is repeated in one piece, by a unary answer or at the end of a stream.
+/// The maximum length of a text that is sent in one piece, by a unary answer or at the end of a stream. Our choice.
 const MAX_FULL_CONTENT_BYTES: usize = 16 << 20;
-/// Pieces of a tool's arguments where the script does not say.
+/// The number of pieces of a tool's arguments if the script does not set it.
 const DEFAULT_ARGUMENT_CHUNKS: usize = 4;

@@ -1,4 +1,4 @@
-//! A connection's socket, which a script may break in ways hyper never would.
+//! A connection's socket that a script can break in ways in which hyper never breaks one.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -15,7 +15,7 @@ pub(super) struct BreakableSocket {
     breaker: Arc<ConnectionBreaker>,
 }
 
-/// Says how a connection shall end once hyper lets go of it. By itself: with a FIN.
+/// The way in which a connection ends after hyper drops it. The default is a normal close (FIN).
 #[derive(Debug, Default)]
 pub(super) struct ConnectionBreaker {
     reset: AtomicBool,
@@ -29,7 +29,7 @@ impl BreakableSocket {
 }
 
 impl ConnectionBreaker {
-    /// Ends the connection with an RST.
+    /// Ends the connection with a reset (RST).
     pub(super) fn break_with_reset(&self) {
         self.reset.store(true, Relaxed);
     }
@@ -42,10 +42,11 @@ impl ConnectionBreaker {
 
 impl Drop for BreakableSocket {
     fn drop(&mut self) {
-        // There is nobody to tell when the peer is gone already.
+        // The writes may fail because the peer has disconnected, and such a failure does not matter.
         if self.breaker.garbage.load(Relaxed) {
             let _ = self.stream.try_write(b"\x00\xffthis is not HTTP\r\n\r\n");
         }
+        // With zero linger the close discards unsent data and sends an RST.
         if self.breaker.reset.load(Relaxed) {
             let _ = self.stream.set_zero_linger();
         }

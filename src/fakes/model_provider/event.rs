@@ -1,19 +1,19 @@
-//! Events rendered ahead of time, so that a fast stream costs a reference count per chunk.
+//! Events that are rendered in advance, so that a chunk of a fast stream costs only a reference count.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
-/// Stands in a rendered event for the time it is sent, zero-padded: `t=` and 19 digits.
+/// The mark for the send time in a rendered event: `t=` and 19 digits, padded with zeros.
 pub(super) const STAMP_MARK: &str = "\u{e000}";
-/// Stands, as a JSON string, for the event's number in its stream.
+/// The mark for the event's number in its stream, as a JSON string.
 pub(super) const SEQUENCE_MARK: &str = "\u{e001}";
-/// Stands for [`RenderedEvent`]'s filler.
+/// The mark for the filler of a [`RenderedEvent`].
 pub(super) const FILLER_MARK: &str = "\u{e002}";
-/// Filler up to this length is rendered ahead; a longer one is sent in pieces of it, so that an
-/// event of a gigabyte takes no memory.
+/// The maximum length of filler that is rendered in advance. Longer filler is sent in pieces of this length, so that an
+/// event of a gigabyte needs no memory.
 pub(super) const FILLER_CHUNK_BYTES: usize = 64 * 1024;
 
-/// One event, ready but for what is known only when it is sent.
+/// An event that is complete except for values that are known only when it is sent.
 #[derive(Clone, Debug)]
 pub(super) struct RenderedEvent {
     pub(super) parts: Vec<EventPart>,
@@ -24,12 +24,12 @@ pub(super) enum EventPart {
     Bytes(Bytes),
     Stamp,
     Sequence,
-    /// So many times the letter `x`.
+    /// The letter `x`, repeated this many times.
     Filler(u64),
 }
 
 impl RenderedEvent {
-    /// Splits a rendered event at its marks; `filler` is the length of each [`FILLER_MARK`].
+    /// Splits a rendered event at its marks. `filler` is the length of each [`FILLER_MARK`].
     pub(super) fn new(rendered: &str, filler: u64) -> Self {
         let sequence = format!("\"{SEQUENCE_MARK}\"");
         let marks = [
@@ -48,9 +48,11 @@ impl RenderedEvent {
                 .min_by_key(|(at, ..)| *at)
                 .map(|(at, length, part)| (at, length, part.clone()))
         };
+        // The marks are private-use characters, which ordinary text does not contain.
         while let Some((at, length, part)) = first(rest) {
             event.push_bytes(&rest.as_bytes()[..at]);
             match part {
+                // Short filler becomes part of the bytes.
                 EventPart::Filler(n) if n <= FILLER_CHUNK_BYTES as u64 => {
                     event.push_bytes(&filler_bytes(n));
                 }
@@ -62,7 +64,7 @@ impl RenderedEvent {
         event
     }
 
-    /// Appends to the last part where that is bytes too.
+    /// Appends the bytes, to the last part if that part has bytes too.
     fn push_bytes(&mut self, bytes: &[u8]) {
         if let Some(EventPart::Bytes(last)) = self.parts.last_mut() {
             let mut joined = BytesMut::with_capacity(last.len() + bytes.len());
@@ -75,7 +77,7 @@ impl RenderedEvent {
     }
 }
 
-/// At most one [`FILLER_CHUNK_BYTES`] of filler.
+/// Returns `length` bytes of filler, at most [`FILLER_CHUNK_BYTES`].
 pub(super) fn filler_bytes(length: u64) -> Bytes {
     static FILLER_CHUNK: [u8; FILLER_CHUNK_BYTES] = [b'x'; FILLER_CHUNK_BYTES];
     let length =

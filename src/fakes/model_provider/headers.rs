@@ -1,4 +1,4 @@
-//! The response headers `LiteLLM` sends, so that tests see what a gateway lets through.
+//! The response headers of `LiteLLM`, so that tests can check which headers a gateway passes on.
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, SERVER, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::script::ProviderScript;
 
-/// What `LiteLLM` 1.109 says of every call, the request's call id handed back.
+/// Returns the headers that `LiteLLM` 1.109 adds to every answer. The request's call id is returned.
 pub(super) fn litellm_headers(request: &HeaderMap) -> HeaderMap {
     let fresh = || header_value(&Uuid::now_v7().to_string());
     let call = request.get(&CALL_ID).cloned().unwrap_or_else(fresh);
@@ -25,7 +25,7 @@ pub(super) fn set_json(headers: &mut HeaderMap) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
 }
 
-/// Unary answers tell their cost.
+/// Adds the headers of a unary answer, which reports its cost.
 pub(super) fn set_unary(headers: &mut HeaderMap, cost: Option<f64>) {
     set_json(headers);
     if let Some(cost) = cost {
@@ -35,7 +35,7 @@ pub(super) fn set_unary(headers: &mut HeaderMap, cost: Option<f64>) {
     }
 }
 
-/// Streams do not: what they say of the cost is wrong.
+/// Adds the headers of a stream. `LiteLLM` does not know a stream's cost here, and sends 0.0, which is wrong.
 pub(super) fn set_stream(headers: &mut HeaderMap) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -53,7 +53,7 @@ pub(super) fn set_error(headers: &mut HeaderMap, script: &ProviderScript) {
     }
 }
 
-/// As Python's `repr`: `2.5e-05`, where Rust would say `0.000025`.
+/// Formats a number like Python's `repr`: `2.5e-05`, where Rust would print `0.000025`.
 fn python_float(number: f64) -> String {
     if number >= 1e-4 || number == 0.0 {
         return format!("{number:?}");
@@ -75,7 +75,7 @@ const COST_ORIGINAL: HeaderName = HeaderName::from_static("x-litellm-response-co
 const PROVIDER_REQUEST_ID: HeaderName = HeaderName::from_static("llm_provider-x-request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-/// The address and the key's spend are what must not reach a sandbox.
+/// Headers with fixed values. The provider's address and the key's spend must not reach a sandbox.
 const FIXED_HEADERS: [(&str, &str); 5] = [
     ("x-litellm-model-id", "5f2a7c1e9b3d4a68"),
     ("x-litellm-model-group", "fake"),

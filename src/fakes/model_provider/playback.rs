@@ -1,4 +1,4 @@
-//! Plays a script: what is sent when, where the answer waits, and where it breaks.
+//! Playback of a script: the frames and their times, the waits of an answer, and its failures.
 
 use std::fmt::Write as _;
 use std::future::pending;
@@ -18,18 +18,17 @@ use super::request_log::{AnswerEnd, RequestLogGuard};
 use super::script::{AnswerPosition, FaultKind, ProviderScript, ScriptedFault};
 use crate::base::response_gate::ResponseGate;
 
-/// Where one answer waits and where it fails.
+/// The positions at which an answer waits and fails.
 #[derive(Debug)]
 pub(super) struct FaultPlan {
     wait: Option<AnswerPosition>,
     fault: Option<ScriptedFault>,
     gate: ResponseGate,
-    /// None over HTTP/2, where a connection carries more answers than one: there every break is a
-    /// reset of the stream.
+    /// `None` over HTTP/2, where a connection carries several answers. Every break is a reset of the stream there.
     breaker: Option<Arc<ConnectionBreaker>>,
 }
 
-/// Writes frames as the script cuts and joins them.
+/// A writer that cuts and joins frames as the script says.
 pub(super) struct FrameWriter {
     pen: BodyWriter,
     coalesce: u32,
@@ -48,6 +47,7 @@ pub(super) async fn play_stream(
     ticket: RequestLogGuard,
 ) -> Result<(), BodyAbortedError> {
     let result = match play_events(protocol, &answer, &course, &mut out, &ticket).await {
+        // A truncated stream lacks its last events, but its HTTP body ends in order.
         Ok(()) | Err(FaultKind::Truncate) => Ok(()),
         Err(FaultKind::Error) => {
             for event in protocol.failure_events(&answer) {
@@ -57,12 +57,13 @@ pub(super) async fn play_stream(
         }
         Err(_) => Err(BodyAbortedError),
     };
+    // The frames before a break are still sent.
     out.flush().await;
     ticket.set_end(if result.is_ok() { AnswerEnd::Completed } else { AnswerEnd::Broken });
     result
 }
 
-/// The events, as far as the course goes.
+/// Writes the events until the end or until the plan's failure.
 async fn play_events(
     protocol: ProviderProtocol,
     answer: &ScriptedAnswer,
@@ -73,6 +74,7 @@ async fn play_events(
     for event in protocol.opening_events(answer) {
         out.write_event(&RenderedEvent::new(&event, 0)).await;
     }
+    // The distinct chunks are rendered once, and the stream repeats them.
     let chunks: Vec<RenderedEvent> = answer
         .chunk_contents()
         .map(|(content, filler)| {
@@ -81,6 +83,7 @@ async fn play_events(
         .collect();
     let schedule = WriteSchedule::new(&answer.script);
     for (sent, chunk) in (0..answer.chunks).zip(chunks.iter().cycle()) {
+        // The failure at position N comes after N chunks were sent.
         course.apply_at(AnswerPosition::Chunk(sent), out).await?;
         schedule.wait_until_due(sent, out).await;
         out.write_event(chunk).await;
@@ -93,7 +96,7 @@ async fn play_events(
     course.apply_at(AnswerPosition::End, out).await
 }
 
-/// Writes a unary body, in two halves where something happens between them.
+/// Writes a unary body, in two halves if a wait or a failure is planned between them.
 pub(super) async fn play_unary(
     mut body: Bytes,
     course: FaultPlan,
@@ -107,34 +110,35 @@ pub(super) async fn play_unary(
             return Err(BodyAbortedError);
         }
     }
-    // Nobody asks again after the last byte of a known length.
+    // The connection never asks for another frame after the last byte of a known length.
     out.send_last_frame(body).await;
     ticket.set_end(AnswerEnd::Completed);
     Ok(())
 }
 
 impl FaultPlan {
-    /// The course of a stream of so many `chunks`, or of a unary answer.
+    /// Creates the plan for a stream of `chunks` chunks, or for a unary answer.
     pub(super) fn new(
         script: &ProviderScript,
         chunks: Option<u32>,
         gate: ResponseGate,
         breaker: Option<Arc<ConnectionBreaker>>,
     ) -> Self {
+        // A position after the last chunk is the end of the content; a unary answer has only one position.
         let place = |position| match (position, chunks) {
             (AnswerPosition::Chunk(sent), Some(chunks)) => AnswerPosition::Chunk(sent.min(chunks)),
             (AnswerPosition::Chunk(_) | AnswerPosition::End, None) => UNARY_MIDDLE,
             (position, _) => position,
         };
         let fault = script.fault.map(|fault| match (fault.trouble, chunks) {
-            // A body cannot turn into an error half-way; a status can say it.
+            // A body that has begun cannot become an error, but a status can report one.
             (FaultKind::Error, None) => ScriptedFault { at: AnswerPosition::Head, ..fault },
             _ => ScriptedFault { at: place(fault.at), ..fault },
         });
         Self { wait: script.gate.map(place), fault, gate, breaker }
     }
 
-    /// Waits and fails before the response head, where the script says so.
+    /// Waits and fails before the response head, if the script says so.
     pub(super) async fn apply_before_head(&self) -> Result<(), FaultKind> {
         if self.applies_at(AnswerPosition::Head) {
             self.trigger(AnswerPosition::Head).await
@@ -143,7 +147,7 @@ impl FaultPlan {
         }
     }
 
-    /// The same in the midst of an answer; what is held is sent first.
+    /// Waits and fails at a position of the answer. Frames that are held back are sent first.
     async fn apply_at(&self, here: AnswerPosition, out: &mut FrameWriter) -> Result<(), FaultKind> {
         if self.applies_at(here) {
             out.flush().await;
@@ -156,6 +160,7 @@ impl FaultPlan {
         self.wait == Some(here) || self.fault.is_some_and(|fault| fault.at == here)
     }
 
+    // The wait comes before the failure if both are at one position.
     async fn trigger(&self, here: AnswerPosition) -> Result<(), FaultKind> {
         if self.wait == Some(here) {
             self.gate.wait_for_pass().await;
@@ -184,6 +189,7 @@ impl FrameWriter {
     }
 
     async fn write_event(&mut self, event: &RenderedEvent) {
+        // The usual case needs no copy: the event is one piece of bytes, and events are not joined.
         if let ([EventPart::Bytes(bytes)], 1) = (event.parts.as_slice(), self.coalesce) {
             return self.send_frame(bytes.clone()).await;
         }
@@ -212,6 +218,7 @@ impl FrameWriter {
     }
 
     async fn write_filler(&mut self, mut length: u64) {
+        // Filler may be too large for the buffer.
         self.flush().await;
         while length > 0 {
             let piece = filler_bytes(length);
@@ -243,8 +250,8 @@ impl FrameWriter {
     }
 }
 
-/// When each write is due. Kept from the start of the content, whatever the client does: a late
-/// chunk does not delay those after it, so that lag is measured and not hidden.
+/// The due time of each write, counted from the start of the content. A late chunk does not delay later chunks, so that
+/// a client measures the lag.
 struct WriteSchedule {
     start: Instant,
     interval: Duration,
@@ -257,23 +264,24 @@ impl WriteSchedule {
     }
 
     async fn wait_until_due(&self, sent: u32, out: &mut FrameWriter) {
+        // Joined events are written together, so that only the first event of a write has a due time.
         if self.interval.is_zero() || !sent.is_multiple_of(self.coalesce) {
             return;
         }
         out.flush().await;
         let due = self.start + self.interval * (sent / self.coalesce);
-        // The timer rounds up to its next millisecond, even for what is due already.
+        // The timer rounds up to its next millisecond, even for a time that has passed already.
         if due > Instant::now() {
             tokio::time::sleep_until(due).await;
         }
     }
 }
 
-/// The clock all processes of a machine share, so that a client can tell a chunk's age.
+/// Reads the clock that all processes of a machine share, so that a client can compute a chunk's age.
 fn monotonic_nanoseconds() -> u128 {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::try_from(now).map_or(0, |since_boot| since_boot.as_nanos())
 }
 
-/// The one place within a unary answer.
+/// The only position within a unary answer.
 const UNARY_MIDDLE: AnswerPosition = AnswerPosition::Chunk(0);

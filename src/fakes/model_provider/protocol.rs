@@ -1,4 +1,4 @@
-//! The shapes of the three protocols (and of the older completions), one file each.
+//! The formats of the three protocols and of the older completions, one file for each.
 
 mod chat;
 mod messages;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use super::answer::ScriptedAnswer;
 
-/// How an answer is put on the wire.
+/// The wire format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProviderProtocol {
     /// `OpenAI` chat completions.
     Chat,
-    /// The older completions, which know no tools.
+    /// The older completions, which have no tools.
     Completions,
     /// `OpenAI` Responses.
     Responses,
@@ -23,7 +23,7 @@ pub(super) enum ProviderProtocol {
 }
 
 impl ProviderProtocol {
-    /// The body of a unary answer.
+    /// Returns the body of a unary answer.
     pub(super) fn unary_body(self, answer: &ScriptedAnswer) -> Value {
         match self {
             Self::Chat | Self::Completions => chat::unary_body(answer, self == Self::Completions),
@@ -32,7 +32,7 @@ impl ProviderProtocol {
         }
     }
 
-    /// The events before the content.
+    /// Returns the events before the content.
     pub(super) fn opening_events(self, answer: &ScriptedAnswer) -> Vec<String> {
         match self {
             Self::Chat => chat::opening_events(answer),
@@ -42,7 +42,7 @@ impl ProviderProtocol {
         }
     }
 
-    /// The event with one chunk of content.
+    /// Returns the event with one chunk of content.
     pub(super) fn chunk_event(self, answer: &ScriptedAnswer, content: &str) -> String {
         match self {
             Self::Chat => chat::chunk_event(answer, content),
@@ -52,7 +52,7 @@ impl ProviderProtocol {
         }
     }
 
-    /// The events after the content.
+    /// Returns the events after the content.
     pub(super) fn closing_events(self, answer: &ScriptedAnswer) -> Vec<String> {
         match self {
             Self::Chat | Self::Completions => {
@@ -63,7 +63,7 @@ impl ProviderProtocol {
         }
     }
 
-    /// The events that end a stream that failed on the way, as `LiteLLM` passes them on.
+    /// Returns the events that end a failed stream, as `LiteLLM` passes them on.
     pub(super) fn failure_events(self, answer: &ScriptedAnswer) -> Vec<String> {
         match self {
             Self::Chat | Self::Completions => chat::failure_events(answer),
@@ -72,9 +72,9 @@ impl ProviderProtocol {
         }
     }
 
-    /// The body of an error.
+    /// Returns the body of an error.
     pub(super) fn error_body(self, status: StatusCode, message: &str) -> Value {
-        // LiteLLM says so of its own budgets, in this envelope on every route.
+        // LiteLLM reports its own exhausted budgets in this format on every route.
         let budget = status == StatusCode::UNPROCESSABLE_ENTITY;
         if self == Self::Messages && !budget {
             return json!({
@@ -92,12 +92,12 @@ impl ProviderProtocol {
     }
 }
 
-/// An event without a name.
+/// Formats an event without a name.
 fn data_event(data: &Value) -> String {
     format!("data: {data}\n\n")
 }
 
-/// An event named by its own `type`.
+/// Formats an event that is named by its own `type`.
 fn named_event(data: &Value) -> String {
     let name = data["type"].as_str().unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n")

@@ -1,4 +1,4 @@
-//! What a request asks for: the few fields of its body that change an answer.
+//! The fields of a request's body that change an answer.
 
 use memchr::memmem;
 use serde::Deserialize;
@@ -28,7 +28,7 @@ struct StreamOptionsField {
     include_usage: Option<bool>,
 }
 
-/// One turn of a conversation, as far as it is text.
+/// The text of one message of a conversation.
 #[derive(Debug, Deserialize)]
 struct ChatTurn {
     content: Option<String>,
@@ -44,18 +44,18 @@ impl<'a> ProviderRequest<'a> {
         self.stream == Some(true)
     }
 
-    /// Whether a chat stream shall end with a chunk of usage.
+    /// Returns true if a chat stream is to end with a chunk of usage.
     pub(super) fn wants_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage) == Some(true)
     }
 
-    /// The most output tokens the request allows.
+    /// Returns the request's limit of output tokens.
     pub(super) fn output_limit(&self) -> Option<u64> {
         self.max_completion_tokens.or(self.max_output_tokens).or(self.max_tokens)
     }
 
-    /// Whether the conversation holds a tool's result. Looks for the three protocols' words without
-    /// taking the conversation apart; that a user says them is a risk a fake can take.
+    /// Returns true if the conversation contains a tool's result. The search looks for the protocols' words in the raw
+    /// JSON. A user's text may contain the same words, which is acceptable for a fake provider.
     pub(super) fn has_tool_result(&self) -> bool {
         let words = ["\"tool\"", "\"tool_result\"", "\"function_call_output\""];
         [self.messages, self.input].into_iter().flatten().any(|conversation| {
@@ -64,7 +64,7 @@ impl<'a> ProviderRequest<'a> {
         })
     }
 
-    /// The text that the conversation ends with, of a user or a tool; none where it is no plain text.
+    /// Returns the text of the last message, of a user or a tool, or `None` if that message is not plain text.
     pub(super) fn last_text(&self) -> Option<String> {
         let conversation = self.messages.or(self.input)?;
         let mut turns: Vec<ChatTurn> = serde_json::from_str(conversation.get()).ok()?;
@@ -72,7 +72,8 @@ impl<'a> ProviderRequest<'a> {
         last.content.or(last.output).filter(|words| !words.is_empty())
     }
 
-    /// The script of a model named `fake/SCRIPT`, over the provider's own; of any other, that.
+    /// Returns the script of a model named `fake/SCRIPT`, based on the provider's script. Other models use the
+    /// provider's script.
     pub(super) fn resolve_script(
         &self,
         default: &ProviderScript,
@@ -84,5 +85,5 @@ impl<'a> ProviderRequest<'a> {
     }
 }
 
-/// A model name that begins so goes on as a script: names pass through any proxy unharmed.
+/// The prefix of a model name that contains a script. Every proxy passes model names on unchanged.
 const MODEL_PREFIX: &str = "fake/";

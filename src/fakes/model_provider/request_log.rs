@@ -1,4 +1,4 @@
-//! What the provider saw: the last requests, how each ended, and the connections they came over.
+//! The log of received requests: the last requests, their ends, and the connections.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,12 +12,12 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::watch;
 
-/// Requests that are kept; older ones are only counted.
+/// The maximum number of stored requests; older requests are only counted. Our choice.
 pub const MAX_KEPT_REQUESTS: usize = 256;
-/// Bodies up to this length are kept; of longer ones only the length.
+/// The maximum length of a stored body. Of a longer body only the length is stored. Our choice.
 pub const MAX_KEPT_BODY_BYTES: usize = 64 * 1024;
 
-/// The provider's memory. Shared with whoever asks what reached it.
+/// The provider's log. The tests and the control routes read it.
 #[derive(Debug, Default)]
 pub struct ProviderRequestLog {
     entries: Mutex<VecDeque<Arc<RequestLogEntry>>>,
@@ -29,52 +29,52 @@ pub struct ProviderRequestLog {
     file: Mutex<Option<File>>,
 }
 
-/// One request, as it was when it was asked for.
+/// A request with the state of its answer.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordedRequest {
-    /// Counts from 1.
+    /// The number of the request, from 1.
     pub number: u64,
     pub method: String,
-    /// Path and query as they came.
+    /// The path and the query, as received.
     pub path: String,
     pub version: String,
-    /// In the order they came, repeated names together; hyper writes names in lower case.
+    /// The headers in order of arrival, with repeated names together. hyper writes names in lower case.
     pub headers: Vec<(String, String)>,
     pub body_bytes: u64,
-    /// The body as it came, where it is text of at most [`MAX_KEPT_BODY_BYTES`] bytes.
+    /// The body as received, if it is text of at most [`MAX_KEPT_BODY_BYTES`] bytes.
     #[serde(skip)]
     pub text: Option<String>,
-    /// The same, where it is JSON.
+    /// The body, if it is JSON.
     pub body: Option<Value>,
-    /// What was answered; none before a response head, and none where there was to be none.
+    /// The status of the answer. `None` before a response head, and if the script breaks the connection before it.
     pub status: Option<u16>,
-    /// Content chunks handed to the connection so far.
+    /// The number of content chunks that the connection has received so far.
     pub sent: u64,
     pub ended: Option<AnswerEnd>,
 }
 
-/// How an answer ended.
+/// The end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerEnd {
-    /// All the script has was handed over, and the body ended in order.
+    /// The complete script was played, and the body ended in order.
     Completed,
     /// The script broke the connection.
     Broken,
-    /// The client left first.
+    /// The client disconnected first.
     ClientLeft,
     /// The provider was shut down.
     ShutDown,
 }
 
-/// One request's place in the memory; what is not said before it is dropped never happened.
+/// A request's entry in the log. An entry that is dropped without an end is recorded as a disconnect or a shutdown.
 #[derive(Debug)]
 pub(super) struct RequestLogGuard {
     seen: Arc<ProviderRequestLog>,
     entry: Arc<RequestLogEntry>,
 }
 
-/// Counts a connection as open until it is dropped.
+/// A guard that counts a connection as open until it is dropped.
 #[derive(Debug)]
 pub(super) struct OpenConnectionGuard(Arc<ProviderRequestLog>);
 
@@ -95,34 +95,34 @@ struct RequestLogState {
 }
 
 impl ProviderRequestLog {
-    /// The last [`MAX_KEPT_REQUESTS`] requests, oldest first.
+    /// Returns the last [`MAX_KEPT_REQUESTS`] requests, oldest first.
     pub fn requests(&self) -> Vec<RecordedRequest> {
         let entries: Vec<_> = lock_mutex(&self.entries).iter().cloned().collect();
         entries.iter().map(|entry| entry.to_request()).collect()
     }
 
-    /// The newest request.
+    /// Returns the newest request.
     pub fn last_request(&self) -> Option<RecordedRequest> {
         let entry = lock_mutex(&self.entries).back().cloned();
         entry.map(|entry| entry.to_request())
     }
 
-    /// Requests since the start, or since [`ProviderRequestLog::clear`].
+    /// Returns the number of requests since the start, or since [`ProviderRequestLog::clear`].
     pub fn request_count(&self) -> u64 {
         self.requests.load(Relaxed)
     }
 
-    /// Connections accepted since the start, or since [`ProviderRequestLog::clear`].
+    /// Returns the number of accepted connections since the start, or since [`ProviderRequestLog::clear`].
     pub fn connection_count(&self) -> u64 {
         self.connections.load(Relaxed)
     }
 
-    /// Connections open now.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> u64 {
         self.open.load(Relaxed)
     }
 
-    /// Forgets the requests and the counts; answers under way end unrecorded.
+    /// Clears the requests and the counts. Running answers end without a record.
     pub fn clear(&self) {
         lock_mutex(&self.entries).clear();
         self.requests.store(0, Relaxed);
@@ -130,17 +130,18 @@ impl ProviderRequestLog {
         self.changed.send_replace(());
     }
 
-    /// Waits until `holds`, asked again after each request, response head, end, and connection, but
-    /// not after each chunk.
+    /// Waits until `holds` returns true. The function is called after each request, response head, end and connection,
+    /// but not after each chunk.
     pub async fn wait_until(&self, mut holds: impl FnMut(&Self) -> bool) {
+        // Subscribed before the first check, so that no change between check and wait is lost.
         let mut changes = self.changed.subscribe();
         while !holds(self) {
-            // It fails when the sender is gone, and `self` holds it.
+            // The call fails only after the sender is dropped, and `self` owns the sender.
             let _ = changes.changed().await;
         }
     }
 
-    /// The counts and the last `limit` requests, for `GET /_seen`.
+    /// Returns the counts and the last `limit` requests, for `GET /_seen`.
     pub(super) fn summary_json(&self, limit: usize) -> Value {
         let mut requests = self.requests();
         requests.drain(..requests.len().saturating_sub(limit));
@@ -151,12 +152,12 @@ impl ProviderRequestLog {
         })
     }
 
-    /// Writes each request to `file` as a line of JSON when it has ended.
+    /// Writes each request to `file` after its end, as a line of JSON.
     pub(super) fn record_to(&self, file: File) {
         *lock_mutex(&self.file) = Some(file);
     }
 
-    /// From here on, what is cut is cut by the provider.
+    /// Marks the shutdown: from here on the provider itself aborts answers.
     pub(super) fn mark_closing(&self) {
         self.closing.store(true, Relaxed);
     }
@@ -187,21 +188,21 @@ impl ProviderRequestLog {
         RequestLogGuard { seen: self.clone(), entry }
     }
 
-    /// One `write` per line, so that lines of concurrent answers do not mix.
+    /// Writes a line with one `write`, so that lines of concurrent answers do not mix.
     fn write_record(&self, request: &RecordedRequest) {
         let mut file = lock_mutex(&self.file);
         let Some(open) = file.as_mut() else { return };
         let mut line = serde_json::to_vec(request).expect("a request has no map with other keys");
         line.push(b'\n');
         if let Err(error) = open.write_all(&line) {
-            tracing::warn!(%error, "recording stops: the file cannot be written");
+            tracing::warn!(%error, "cannot write the record file; recording stops");
             *file = None;
         }
     }
 }
 
 impl RecordedRequest {
-    /// The first value of a header; `name` in lower case.
+    /// Returns the first value of a header. `name` is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(is, _)| is == name).map(|(_, value)| value.as_str())
     }
@@ -227,7 +228,7 @@ impl RequestLogGuard {
         self.entry.sent.fetch_add(1, Relaxed);
     }
 
-    /// Says how it ended. Said once; what comes later is only the tidying up.
+    /// Records the end of the answer. Only the first call counts; later calls come from the clean-up.
     pub(super) fn set_end(&self, ended: AnswerEnd) {
         {
             let mut rest = lock_mutex(&self.entry.rest);
@@ -237,6 +238,7 @@ impl RequestLogGuard {
             rest.ended = Some(ended);
         }
         self.seen.changed.send_replace(());
+        // The record is only built if a file is open.
         if lock_mutex(&self.seen.file).is_some() {
             self.seen.write_record(&self.entry.to_request());
         }
@@ -285,7 +287,7 @@ impl RequestLogEntry {
     }
 }
 
-/// Locks are held for a few moves and a clone, so a poisoned one still holds whole values.
+/// Locks a mutex. Each lock is held for a few moves and a clone, so that a poisoned lock still holds whole values.
 fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

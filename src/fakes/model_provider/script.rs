@@ -1,17 +1,17 @@
-//! What the provider will do: a small language, spoken on the command line and in model names.
+//! The provider's behaviour as a small language, for the command line and for model names.
 //!
 //! ```text
 //! script = [ knob *( ( "," / ";" ) knob ) ]
 //! knob   = name "=" value
-//! where  = "head" / "end" / number        ; so many content chunks have been sent
+//! where  = "head" / "end" / number        ; this many content chunks have been sent
 //! ```
 //!
-//! [`SCRIPT_OPTIONS`] lists the knobs. `%` begins a percent-escape (`%2c` is a comma), so that any text fits;
-//! `;` separates as well as `,` does, for lists of models that use the comma themselves. A number past
-//! the last chunk means after the last one, before what ends the stream. A unary answer has three
-//! places: `head` is before its head, everything else is half-way through its body.
+//! [`SCRIPT_OPTIONS`] lists the knobs. `%` begins a percent-escape (`%2c` is a comma), so that any text is possible.
+//! `;` separates like `,` does, for lists of models that use the comma themselves. A number greater than the number of
+//! chunks means the end of the content, before the closing events. A unary answer has two positions: `head` is before
+//! its head, and every other position is in the middle of its body.
 //!
-//! A script prints as what it changes, and reads back as itself:
+//! A script prints the options that differ from the default, and parses back to the same script:
 //!
 //! ```
 //! # use cogni_gateway::fakes::model_provider::ProviderScript;
@@ -29,7 +29,7 @@ use std::time::Duration;
 use value::InvalidValueError;
 pub use value::{AnswerPosition, FaultKind, ScriptedFault, UsageReporting};
 
-/// How the provider answers. The default says five words, one chunk each, as fast as it can.
+/// The provider's behaviour. The default answers with five words, one chunk for each, without delays.
 #[expect(clippy::struct_excessive_bools, reason = "each is a knob of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderScript {
@@ -60,16 +60,16 @@ pub struct ProviderScript {
     pub(super) fault: Option<ScriptedFault>,
 }
 
-/// One thing a script can set.
+/// An option of a script.
 #[derive(Clone, Copy, Debug)]
 pub struct ScriptOption {
     pub name: &'static str,
-    /// What it takes, as help and errors put it.
+    /// The accepted values, as help and errors state them.
     pub takes: &'static str,
     pub meaning: &'static str,
 }
 
-/// What is wrong with a script.
+/// The reasons why a script is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScriptError {
     #[error("`{0}` is not `name=value`; a script looks like `chunks=3,interval=20ms`")]
@@ -85,7 +85,7 @@ pub enum ScriptError {
 }
 
 impl ProviderScript {
-    /// This script with the knobs of `text` turned.
+    /// Returns a copy of this script with the options of `text`.
     pub fn with_overrides(&self, text: &str) -> Result<Self, ScriptError> {
         let mut script = self.clone();
         let mut turned = Vec::new();
@@ -104,6 +104,7 @@ impl ProviderScript {
                 takes: knob.takes,
             })?;
         }
+        // The token counts are checked at the end, because their order in the text is free.
         script.validated()
     }
 
@@ -146,7 +147,7 @@ impl ProviderScript {
         Ok(())
     }
 
-    /// A knob's value as it is written.
+    /// Formats an option's value as it is written in a script.
     fn format_option(&self, name: &str) -> String {
         let yes = |on| if on { "yes" } else { "no" }.to_owned();
         let time = |time| humantime::format_duration(time).to_string();
@@ -180,7 +181,7 @@ impl ProviderScript {
         }
     }
 
-    /// Refuses numbers of tokens that no provider could report.
+    /// Refuses token counts that no provider could report.
     fn validated(self) -> Result<Self, ScriptError> {
         let over = |part, is: u64, whole, of: u64| {
             if is > of { Err(ScriptError::PartOverWhole { part, is, whole, of }) } else { Ok(()) }
@@ -248,7 +249,7 @@ impl fmt::Display for ProviderScript {
     }
 }
 
-/// The knobs and the words for their values as tables, for `--help`.
+/// Returns tables of the options and of the words for their values, for `--help`.
 pub fn options_help() -> String {
     let knobs = SCRIPT_OPTIONS
         .map(|knob| format!("  {:<13}{:<26}{}\n", knob.name, knob.takes, knob.meaning));
@@ -256,7 +257,7 @@ pub fn options_help() -> String {
     format!("{}\n{}", knobs.concat(), words.concat())
 }
 
-/// What the capital words in `takes` mean, for an error.
+/// Returns the meaning of the capital words in `takes`, for an error.
 fn value_legend(takes: &str) -> String {
     let mut legend = String::new();
     for (word, meaning) in VALUE_KINDS {
@@ -279,7 +280,7 @@ const fn script_option(
     ScriptOption { name, takes, meaning }
 }
 
-/// Every knob, in the order a script prints them.
+/// Every option, in the order in which a script prints them.
 pub const SCRIPT_OPTIONS: [ScriptOption; 25] = [
     script_option("text", "TEXT", "what the model says, one word a chunk, and over again"),
     script_option("chunks", "N or auto", "content chunks in a stream (auto: one a word)"),
@@ -312,7 +313,7 @@ pub const SCRIPT_OPTIONS: [ScriptOption; 25] = [
     script_option("fault", "KIND@WHERE or none", "go wrong there"),
 ];
 
-/// The words for values.
+/// The words for values, with their meaning.
 const VALUE_KINDS: [(&str, &str); 9] = [
     ("N", "a whole number"),
     ("BYTES", "a size of at most 1GiB, as in `200` or `64KiB`"),

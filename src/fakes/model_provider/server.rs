@@ -1,4 +1,4 @@
-//! Answers requests: finds the route, waits or fails before the head, hands over to the play.
+//! The answers to requests: the route, the waits and failures before the head, and the start of the playback.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::script::{FaultKind, ProviderScript};
 use super::{embeddings, headers};
 use crate::base::response_gate::ResponseGate;
 
-/// What all connections share.
+/// The data that all connections share.
 #[derive(Debug)]
 pub(super) struct ProviderShared {
     pub(super) script: ProviderScript,
@@ -28,7 +28,7 @@ pub(super) struct ProviderShared {
     pub(super) gate: ResponseGate,
 }
 
-/// What is served, scripted and recorded.
+/// The routes that are scripted and recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProviderRoute {
     Turn(ProviderProtocol),
@@ -37,37 +37,39 @@ enum ProviderRoute {
     Models,
 }
 
-/// One request on its way to its answer.
+/// A request that is being answered.
 struct ProviderCall<'a> {
     shared: &'a ProviderShared,
     breaker: Option<Arc<ConnectionBreaker>>,
     ticket: RequestLogGuard,
-    /// Of the response.
+    /// The headers of the response.
     headers: HeaderMap,
 }
 
-/// Answers one request; an error is a connection to break.
+/// Answers one request. An error means that the connection is to be broken.
 pub(super) async fn handle(
     shared: &ProviderShared,
     breaker: &Arc<ConnectionBreaker>,
     request: Request<Incoming>,
 ) -> Result<Response<GeneratedBody>, BodyAbortedError> {
     let (head, body) = request.into_parts();
+    // The control routes come first: they are not part of what a test observes.
     if let Some(answer) = control_response(shared, &head) {
         return Ok(answer);
     }
     let call = ProviderCall {
+        // Over HTTP/2 a broken connection would break other answers too.
         breaker: (head.version != Version::HTTP_2).then(|| breaker.clone()),
         headers: headers::litellm_headers(&head.headers),
         ticket: shared.seen.track_request(head),
         shared,
     };
-    // A body that breaks off is a client that left: the ticket says so when it is dropped.
+    // A body that breaks off means that the client has disconnected, which the ticket records when it is dropped.
     let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map_err(|_| BodyAbortedError)?;
     call.respond(body.to_bytes()).await
 }
 
-/// The provider's own routes: neither scripted nor recorded.
+/// Answers the provider's own routes, which are neither scripted nor recorded.
 fn control_response(shared: &ProviderShared, head: &Parts) -> Option<Response<GeneratedBody>> {
     let body = match (&head.method, head.uri.path()) {
         (&Method::GET, "/health") => json!({ "status": "ok" }),
@@ -86,7 +88,7 @@ fn control_response(shared: &ProviderShared, head: &Parts) -> Option<Response<Ge
     Some(json_response(StatusCode::OK, HeaderMap::new(), &body))
 }
 
-/// The number in `last=N`.
+/// Returns the number in `last=N`.
 fn requested_count(query: Option<&str>) -> usize {
     query.and_then(|query| query.strip_prefix("last=")?.parse().ok()).unwrap_or(MAX_KEPT_REQUESTS)
 }
@@ -97,7 +99,7 @@ impl ProviderCall<'_> {
         let head = self.ticket.head();
         let route = match ProviderRoute::match_route(&head.method, head.uri.path()) {
             Ok(route) => route,
-            // As FastAPI says it, which LiteLLM is built on.
+            // The format is that of FastAPI, on which LiteLLM is built.
             Err(status) => {
                 let detail = status.canonical_reason();
                 return Ok(self.refusal_response(status, &json!({ "detail": detail })));
@@ -112,7 +114,7 @@ impl ProviderCall<'_> {
         }
     }
 
-    /// What is asked, and the script that answers it; or what is wrong with either.
+    /// Parses the request and its script, or returns the error of either.
     fn parse_request<'b>(
         &self,
         body: &'b Bytes,
@@ -130,7 +132,7 @@ impl ProviderCall<'_> {
         Ok((ask, script))
     }
 
-    /// What the script says before the head, and then the head.
+    /// Plays the script's part before the head, and then builds the response.
     async fn play_answer(
         self,
         route: ProviderRoute,
@@ -144,10 +146,12 @@ impl ProviderCall<'_> {
         };
         let chunks = streamed.map(|_| answer.chunks);
         let (gate, breaker) = (self.shared.gate.clone(), self.breaker.clone());
+        // 1. The plan is made before the first wait, because a failure may come before the head.
         let course = FaultPlan::new(&answer.script, chunks, gate, breaker);
         if !answer.script.first_byte.is_zero() {
             tokio::time::sleep(answer.script.first_byte).await;
         }
+        // 2. Waits and failures before the head.
         let status = match course.apply_before_head().await {
             Ok(()) => answer.script.status,
             Err(FaultKind::Error) => 500,
@@ -157,6 +161,7 @@ impl ProviderCall<'_> {
             }
         };
         let status = StatusCode::from_u16(status).expect("a script has 200 or 400 to 599");
+        // 3. An error status has no scripted body.
         Ok(match streamed {
             _ if status != StatusCode::OK => {
                 self.error_response(status, route.protocol(), &answer.script)
@@ -205,7 +210,7 @@ impl ProviderCall<'_> {
         build_response(StatusCode::OK, self.headers, body)
     }
 
-    /// The error status a script asks for.
+    /// Builds the answer with the script's error status.
     fn error_response(
         mut self,
         status: StatusCode,
@@ -234,7 +239,7 @@ impl ProviderRoute {
             "/v1/messages/count_tokens" => (Self::CountTokens, Method::POST),
             "/v1/embeddings" => (Self::Embeddings, Method::POST),
             "/v1/models" => (Self::Models, Method::GET),
-            // A list all the same: what counts is that it was asked.
+            // One model is answered with the list too: tests only check that it was requested.
             _ if path.starts_with("/v1/models/") => (Self::Models, Method::GET),
             _ => return Err(StatusCode::NOT_FOUND),
         };
@@ -253,7 +258,7 @@ impl ProviderRoute {
         matches!(self, Self::Turn(_) | Self::Embeddings)
     }
 
-    /// Takes out of a script what the route does not have.
+    /// Removes options that the route does not have.
     fn drop_unsupported(self, script: &mut ProviderScript) {
         match self {
             Self::Turn(ProviderProtocol::Completions) => script.tool = None,
@@ -263,7 +268,7 @@ impl ProviderRoute {
     }
 }
 
-/// The list of models, in Anthropic's shape for Anthropic's clients.
+/// Returns the list of models, in Anthropic's format for Anthropic's clients.
 fn model_list_json(request: &HeaderMap) -> Value {
     if request.contains_key("anthropic-version") {
         let model = |id: &&str| {
@@ -306,7 +311,7 @@ fn build_response(
     response
 }
 
-/// What `GET /v1/models` lists; any other name is answered too.
+/// The models that `GET /v1/models` lists. Every other name is answered too.
 const MODEL_NAMES: [&str; 2] = ["fake-small", "fake-large"];
-/// Twice what the gateway lets through by default.
+/// The maximum size of a body: twice the gateway's default.
 const MAX_BODY_BYTES: usize = 64 << 20;

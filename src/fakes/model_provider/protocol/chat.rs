@@ -72,6 +72,7 @@ pub(super) fn closing_events(answer: &ScriptedAnswer, older: bool) -> Vec<String
     if answer.reports {
         let mut usage = usage_json(answer, answer.output);
         usage["cost"] = json!(answer.cost_dollars());
+        // Some upstreams report usage on the chunk with the finish reason; OpenAI sends an extra chunk without choices.
         if answer.script.usage == UsageReporting::Finish {
             last["usage"] = usage;
             events.push(data_event(&last));
@@ -90,8 +91,8 @@ pub(super) fn closing_events(answer: &ScriptedAnswer, older: bool) -> Vec<String
     events
 }
 
-/// An error and then `[DONE]`: `LiteLLM` ends a broken chat stream so, and it looks like success to
-/// whoever reads the last event only.
+/// Returns an error and then `[DONE]`, as `LiteLLM` ends a broken chat stream. A client that reads only the last event
+/// takes the stream for a success.
 pub(super) fn failure_events(answer: &ScriptedAnswer) -> Vec<String> {
     let error = json!({ "error": {
         "message": FAILURE_MESSAGE,
@@ -151,6 +152,7 @@ fn envelope_json(answer: &ScriptedAnswer, choice: &Value, older: bool) -> Value 
         "model": answer.model,
         "choices": [choice],
     });
+    // OpenAI sends `"usage": null` on every chunk of a stream that reports usage.
     if answer.reports {
         event["usage"] = Value::Null;
     }
@@ -167,7 +169,7 @@ fn usage_json(answer: &ScriptedAnswer, output: u64) -> Value {
         "completion_tokens_details": { "reasoning_tokens": script.reasoning },
     });
     if script.cache_write > 0 {
-        // As LiteLLM does for Claude models; `prompt_tokens` includes them already.
+        // LiteLLM adds these counts for Claude models; `prompt_tokens` includes them already.
         usage["cache_creation_input_tokens"] = json!(script.cache_write);
         usage["cache_read_input_tokens"] = json!(script.cached);
     }

@@ -16,7 +16,7 @@ pub(super) fn unary_body(answer: &ScriptedAnswer) -> Value {
 
 pub(super) fn opening_events(answer: &ScriptedAnswer) -> Vec<String> {
     vec![
-        // One output token at the start, as the real ones send.
+        // The start reports one output token, as the real provider does.
         named_event(&json!({ "type": "message_start", "message": message_json(answer, 1) })),
         named_event(&json!({
             "type": "content_block_start",
@@ -48,7 +48,7 @@ pub(super) fn closing_events(answer: &ScriptedAnswer) -> Vec<String> {
             delta["usage"] = json!({ "output_tokens": answer.output });
         }
         UsageReporting::Every => {
-            // Cumulative, input repeated: who adds it up counts twice.
+            // The counts are cumulative and the input is repeated: a client that adds the events up counts twice.
             delta["usage"] = usage_json(answer, 1);
             events.push(named_event(&delta));
             delta["usage"] = usage_json(answer, answer.output);
@@ -108,7 +108,7 @@ fn content_block_json(answer: &ScriptedAnswer, whole: &str) -> Value {
             "type": "tool_use",
             "id": format!("toolu_{}", answer.id),
             "name": tool,
-            // Arguments that were cut short are no JSON; a block begins with none.
+            // Truncated arguments are not JSON, and a block begins without arguments.
             "input": serde_json::from_str(whole).unwrap_or_else(|_| json!({})),
         }),
     }

@@ -13,6 +13,7 @@ pub(super) fn unary_body(answer: &ScriptedAnswer) -> Value {
 
 pub(super) fn opening_events(answer: &ScriptedAnswer) -> Vec<String> {
     let mut response = response_json(answer, "in_progress");
+    // A running count before the end is wrong on purpose: only the last event's count is true.
     if answer.script.usage == UsageReporting::Every {
         response["usage"] = usage_json(answer, 1);
     }
@@ -138,7 +139,7 @@ fn text_part_json(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
 }
 
-/// An event about the content of the one output item.
+/// Formats an event about the content of the only output item.
 fn item_event(answer: &ScriptedAnswer, name: &str, mut fields: Value) -> String {
     fields["item_id"] = json!(item_id(answer));
     fields["output_index"] = json!(0);
@@ -167,7 +168,7 @@ fn usage_json(answer: &ScriptedAnswer, output: u64) -> Value {
     })
 }
 
-/// What the deltas are called.
+/// Returns the name of the delta events.
 fn delta_kind(answer: &ScriptedAnswer) -> &'static str {
     if answer.tool.is_some() { "function_call_arguments" } else { "output_text" }
 }

@@ -1,4 +1,4 @@
-//! The values a knob takes, and how each is read and written.
+//! The values of options: parsing and formatting.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,51 +6,51 @@ use std::time::Duration;
 
 use serde::de::IgnoredAny;
 
-/// A place in an answer.
+/// A position in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerPosition {
     /// Before the response head.
     Head,
-    /// After so many content chunks.
+    /// The position after this many content chunks.
     Chunk(u32),
-    /// After the last event, before the end of the HTTP body.
+    /// The position after the last event, before the end of the HTTP body.
     End,
 }
 
-/// A way to go wrong, and where.
+/// A failure and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScriptedFault {
     pub trouble: FaultKind,
     pub at: AnswerPosition,
 }
 
-/// What goes wrong.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// An error event; before the head, or where there is no stream, status 500.
+    /// An error event. Before the head, and in a unary answer, the failure is status 500.
     Error,
-    /// The events stop; the HTTP body ends in order.
+    /// The events stop, and the HTTP body ends in order.
     Truncate,
     /// The connection closes in the middle of the HTTP body.
     Close,
     /// The connection is reset: RST instead of FIN.
     Reset,
-    /// Bytes that are not HTTP, and a close.
+    /// The connection sends bytes that are not HTTP, and closes.
     Garbage,
-    /// Silence for ever.
+    /// The answer stops, and the connection stays open.
     Stall,
 }
 
-/// Where a stream reports its tokens. A unary answer reports, or does not.
+/// The events on which a stream reports its tokens. A unary answer reports its tokens unless the value is `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageReporting {
-    /// Where the protocol has it.
+    /// Usage is reported where the protocol reports it.
     Yes,
-    /// Nowhere.
+    /// Usage is not reported.
     None,
-    /// Chat: on the chunk with the finish reason, as some upstreams do.
+    /// Chat: usage is on the chunk with the finish reason, as some upstreams send it.
     Finish,
-    /// On every event that has room, with a wrong running count; the last one is true.
+    /// Usage is on every event that can have it, with a wrong running count. The last count is true.
     Every,
 }
 
@@ -124,11 +124,11 @@ impl fmt::Display for ScriptedFault {
     }
 }
 
-/// The value is not one the knob takes.
+/// The error for a value that the option does not accept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InvalidValueError;
 
-/// `word` is nothing; all else must be read.
+/// Parses an optional value: `word` means `None`, and every other text must parse.
 pub(super) fn none_or_value<T>(
     word: &str,
     text: &str,
@@ -149,7 +149,7 @@ pub(super) fn require_positive<T: Default + PartialEq>(number: T) -> Result<T, I
     if number == T::default() { Err(InvalidValueError) } else { Ok(number) }
 }
 
-/// `64`, `64KiB`, `64MiB`; at most 1 GiB, so that a slip of the finger does not fill the memory.
+/// Parses `64`, `64KiB` or `64MiB`. The maximum is 1 GiB, so that a typing error does not fill the memory.
 pub(super) fn parse_bytes(text: &str) -> Result<u64, InvalidValueError> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
     let (digits, unit) = units
@@ -160,7 +160,7 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, InvalidValueError> {
     if bytes <= 1 << 30 { Ok(bytes) } else { Err(InvalidValueError) }
 }
 
-/// `20ms`, `1m 30s`; at most a day, so that a deadline made of it can be represented.
+/// Parses `20ms` or `1m 30s`. The maximum is a day, so that a deadline computed from it can be represented.
 pub(super) fn parse_duration(text: &str) -> Result<Duration, InvalidValueError> {
     let time = humantime::parse_duration(text).map_err(|_| InvalidValueError)?;
     if time <= Duration::from_hours(24) { Ok(time) } else { Err(InvalidValueError) }
@@ -181,12 +181,12 @@ pub(super) fn parse_status(text: &str) -> Result<u16, InvalidValueError> {
     }
 }
 
-/// Text that is not empty, percent-escapes undone.
+/// Parses a text that is not empty, and decodes its percent-escapes.
 pub(super) fn parse_text(text: &str) -> Result<String, InvalidValueError> {
     unescape(text).filter(|text| !text.is_empty()).ok_or(InvalidValueError)
 }
 
-/// A JSON document, percent-escapes undone.
+/// Parses a JSON document, and decodes its percent-escapes.
 pub(super) fn parse_json(text: &str) -> Result<String, InvalidValueError> {
     let json = unescape(text).ok_or(InvalidValueError)?;
     serde_json::from_str::<IgnoredAny>(&json).map(|_| json).map_err(|_| InvalidValueError)
@@ -208,8 +208,9 @@ fn unescape(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Escapes what would end the value, and what would not survive a header or a terminal.
+/// Escapes characters that would end the value, and characters that would not survive a header or a terminal.
 pub(super) fn escape(text: &str) -> String {
+    // Spaces at the end would be trimmed, so that they are escaped too.
     let kept = text.trim_end().len();
     let mut escaped = String::with_capacity(text.len());
     for (i, c) in text.char_indices() {
