@@ -315,7 +315,8 @@ impl GatewayConfig {
             None => ("AUDIT_LOG_PATH", self.audit.path.is_some()),
         };
         let runs = self.shared.iter().flat_map(|shared| &shared.runs);
-        // Only limits that add up over time are lost in a restart. A limit of concurrent calls starts at 0 in any case.
+        // Only limits that add up over the run are lost in a restart. Rates and concurrent calls start at zero in any
+        // case.
         let is_limited = self.budget.counts_spending()
             || runs.into_iter().any(|run| run.budget.counts_spending());
         if is_recorded || !is_limited {

@@ -44,7 +44,7 @@ use run::RunMetricsTable;
 use service::ServiceMetrics;
 use totals::TotalMetrics;
 
-/// All metrics of a process. A process has one registry, which every run shares.
+/// The metrics of a process. A process has one registry, which every run shares.
 #[derive(Debug)]
 pub struct MetricsRegistry {
     registry: Registry,
@@ -145,7 +145,7 @@ impl MetricsRegistry {
         self.runs.remove_run(run);
     }
 
-    /// Sets if the configuration that was read last is in force.
+    /// Records the result of reading the configuration again: true if the new configuration is in force.
     pub fn set_reload_status(&self, is_in_force: bool) {
         self.totals.reload_failed.set(i64::from(!is_in_force));
     }
@@ -200,7 +200,7 @@ impl MetricsRegistry {
         self.service.set_billing_gauges(billed);
     }
 
-    /// Sets if LiteLLM could be asked for its charges.
+    /// Records the result of asking LiteLLM for its charges: true if LiteLLM has answered.
     pub fn record_reconciliation(&self, is_done: bool) {
         self.service.record_reconciliation(is_done);
     }

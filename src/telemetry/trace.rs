@@ -212,7 +212,7 @@ impl RunTrace {
 
     /// Ends and exports the run's own span. Further calls do nothing.
     pub fn finish_run_span(&self) {
-        // Several paths may end a run. The flag is set under the lock, so exactly one of them exports the span.
+        // The flag is set under the lock, so of several calls exactly one exports the span.
         let Some((attributes, error)) = self.with_run_attributes(|notes| {
             let was_over = std::mem::replace(&mut notes.is_over, true);
             (!was_over).then(|| (std::mem::take(&mut notes.attributes), notes.error.take()))

@@ -96,7 +96,8 @@ impl ConfigSetting {
         PER_RUN_SETTINGS.contains(&self.name)
     }
 
-    /// Returns true if only the operator of a stand-alone gateway may set it, and not the process that starts a run.
+    /// Returns true if only the operator of a stand-alone gateway may use this setting, and not the process that starts
+    /// a run.
     pub fn is_operator_only(&self) -> bool {
         matches!(self.name, "ADMIN_SOCKET_PATH" | "ALLOW_BUDGET_RESET")
     }

@@ -67,7 +67,8 @@ impl GatewayListener {
         runs: &RunManager,
         tasks: &TaskGroup,
     ) -> anyhow::Result<Self> {
-        // Certificates and keys are read before anything is bound or opened, so a bad file leaves no trace.
+        // Certificates and keys are read before the listener is bound and a run is opened, so a bad file leaves no
+        // trace.
         let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
         let door = RunTokenAuth {
             keys: ArcSwap::from_pointee(shared.token_keys()?),
@@ -79,7 +80,7 @@ impl GatewayListener {
         let listener = bind_tcp(shared.listen).with_context(|| {
             format!("`shared.listen` is `{}`, which cannot be bound", shared.listen)
         })?;
-        // The runs are opened before the first connection is accepted, so no token meets an unknown run.
+        // The runs are opened before the first connection is accepted, so their tokens are valid from the start.
         for spec in &shared.runs {
             let opened = runs.open_run(spec.clone());
             opened.with_context(|| format!("run `{}` cannot be opened", spec.run_id))?;

@@ -334,7 +334,7 @@ impl RunManager {
     /// # Errors
     /// Returns the error of a run whose records could not be closed. The records of the other runs are closed.
     pub(super) async fn finish_all(&self) -> anyhow::Result<()> {
-        // Runs that are being closed are no longer registered. Their closing is a task of the process, which ends here.
+        // Runs that are being closed are no longer registered. The shutdown waits for the tasks that close them.
         self.0.tasks.shut_down(self.0.drain_timeout).await;
         for gateways in self.0.registry.all_runs() {
             gateways[0].access_log.write_repeats();

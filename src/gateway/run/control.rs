@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Default)]
 pub struct RunControl {
     state: AtomicU8,
-    /// The token of the open calls. It is cancelled to abort them, and then replaced for later calls.
+    /// The token of the open calls. To abort the calls, the token is replaced for later calls and then cancelled.
     cut: Mutex<CancellationToken>,
 }
 

@@ -1,4 +1,4 @@
-//! Run tokens, which identify the run of a client. The socket cannot identify it if many runs share a listener.
+//! Run tokens, which identify the run of a client. If many runs share a listener, the socket cannot identify the run.
 //!
 //! ```text
 //! cgr1.<key id>.<claims>.<mac>
@@ -207,7 +207,7 @@ struct RunTokenParts<'a> {
 
 impl<'a> RunTokenParts<'a> {
     fn split_token(token: &'a str) -> Result<Self, RunTokenError> {
-        // The length is checked first. Unauthenticated input bounds neither the work nor the buffer below.
+        // The length comes first: the input is not authenticated yet, and the buffer for the claims has this size.
         if token.len() > MAX_TOKEN_BYTES {
             return Err(RunTokenError::Form);
         }

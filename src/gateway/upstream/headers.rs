@@ -95,7 +95,7 @@ impl InjectedHeaders {
             Ok(())
         };
         set("host", "the upstream's address", upstream.url.authority().as_str(), false)?;
-        set("user-agent", "our name", USER_AGENT, false)?;
+        set("user-agent", "the gateway's name", USER_AGENT, false)?;
         // The gateway reads usage from the body, so the upstream must not compress it.
         set("accept-encoding", "the encoding", "identity", false)?;
         match kind {
@@ -319,8 +319,7 @@ pub fn filter_for_client(fields: &mut HeaderLines, config: &HeaderConfig) -> Res
         call_id: fact(CALL_ID_HEADER),
         response_cost: fact(RESPONSE_COST_HEADER),
     };
-    // The call id stays, because a client may quote it. The cost is the operator's business unless the settings expose
-    // it.
+    // The client may see the call id. The cost stays inside, unless the operator's settings expose it.
     if !config.expose_response_cost {
         fields.retain(|name, _| name != RESPONSE_COST_HEADER.as_bytes());
     }

@@ -81,8 +81,7 @@ impl HyperClient {
         *request.body_mut() = Some(call.body.into_rope());
         let request = request.map(|body| body.unwrap_or_default().boxed_unsync());
         let response = match tokio::time::timeout_at(until, self.client.request(request)).await {
-            // A connection attempt counts toward this limit, too. hyper's connector has its own, shorter timeout for
-            // that.
+            // Connecting counts toward this limit, too. hyper's connector also has the timeout for connecting alone.
             Ok(response) => response.map_err(map_hyper_error)?,
             // `until` is the earlier of the two limits. Equal to the deadline, it means that the run's time is up.
             Err(_elapsed) if deadline == Some(until) => return Err(UpstreamError::Deadline),

@@ -46,7 +46,7 @@ impl UpstreamConnectionPool {
 
     pub(super) fn put_connection(&self, stream: TcpStream) {
         let mut idle = self.lock_idle();
-        // A full pool closes the connection: `stream` is dropped here.
+        // A full pool closes the connection: `stream` is dropped at the end of this function.
         if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push(IdleUpstreamConnection { stream, since: Instant::now() });
         }

@@ -74,7 +74,7 @@ impl ModelMetrics {
             Some(cost) => self.cost.add_count(cost.0),
             None => self.without_cost.add_count(1),
         }
-        // The histograms of an operation are made with its first call: most models have one operation only.
+        // The histograms of an operation are made with its first call, so an unused operation has no series.
         self.operations[operation].get_or_init(OperationMetrics::new).record_settled_call(call);
     }
 

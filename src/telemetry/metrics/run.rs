@@ -168,7 +168,7 @@ impl RunMetrics {
 
     fn collect_budget(&self, into: &mut SeriesBuilder) {
         let run = self.name.as_str();
-        // The lock is released at once: the ledger must not be asked under it.
+        // The lock is not held while the ledger computes its status.
         let budget = Arc::clone(&self.budget.lock().unwrap_or_else(PoisonError::into_inner));
         let status = budget.budget_status();
         if let Some(turns) = status.turns_left {

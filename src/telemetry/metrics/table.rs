@@ -449,7 +449,7 @@ const FRAME_GAP_BUCKETS: &[f64] = &[
 const RUN_DURATION_BUCKETS: &[f64] =
     &[1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
 
-/// Boundaries of our choice. A warm sandbox takes milliseconds, an embedded one tens of milliseconds, a container
+/// Boundaries of our choice. A reused sandbox takes milliseconds, an embedded one tens of milliseconds, a container
 /// hundreds.
 const SANDBOX_START_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];

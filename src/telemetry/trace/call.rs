@@ -66,7 +66,7 @@ impl TracedCall<'_> {
             ("cogni.route", self.settled.route.name().into()),
         ]);
         attributes.extend(model.map(|model| ("gen_ai.request.model", model.into())));
-        // Status 0 means that the upstream sent no response.
+        // Status 0 means that the client left before a status was sent.
         if status != 0 {
             attributes.push(("http.response.status_code", u64::from(status).into()));
         }

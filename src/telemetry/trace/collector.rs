@@ -101,7 +101,7 @@ impl CollectorClient {
     async fn post_batch(&self, body: Vec<u8>) -> anyhow::Result<usize> {
         let mut request = Request::post(self.address.clone()).body(Full::from(body))?;
         request.headers_mut().clone_from(&self.headers);
-        // One timeout over connecting, the request and the response. The thread serves no one else meanwhile.
+        // One timeout covers connecting, the request and the response, because the thread sends one batch at a time.
         let answer = timeout(REQUEST_TIMEOUT, async {
             let response = self.client.request(request).await?;
             let status = response.status();

@@ -16,7 +16,8 @@ use ring::hmac;
 
 use crate::base::{b64, hex};
 
-/// At least one key for tokens; the first key signs. The tokens are for one named audience, or for no audience.
+/// The keys of run tokens: at least one key, of which the first signs. The tokens are for one named audience, or for no
+/// audience.
 pub struct RunTokenKeys {
     keys: Vec<RunTokenKey>,
     audience: Option<Box<str>>,

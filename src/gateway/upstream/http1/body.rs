@@ -127,7 +127,7 @@ impl Http1Body {
             BodyProgress::Chunked(decoder) => {
                 let result = decoder.decode_buffer(&mut read);
                 let chunks = result.map_err(|why| self.fail_body(UpstreamError::Malformed(why)))?;
-                // Bytes behind the end belong to no request of ours. A connection with such bytes is not used again.
+                // Bytes behind the end belong to no request. A connection with such bytes is not used again.
                 self.reusable &= chunks.consumed == read.len();
                 (chunks.payload, chunks.complete)
             }

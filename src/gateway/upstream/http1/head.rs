@@ -57,7 +57,7 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(ResponseHead, usize)>, 
     for field in response.headers.iter() {
         head.read_field(field)?;
     }
-    // Only now: the status decides over the fields, whatever their order was.
+    // The fields are complete at this point. The status overrides them.
     head.settle_framing();
     Ok(Some((head, length)))
 }
