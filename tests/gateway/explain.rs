@@ -32,10 +32,10 @@ fn what_is_admitted_is_told_with_every_change() {
       set          x-litellm-spend-logs-metadata: {"attempt":0,"run_id":"placeholder"}
 
     fields of the body that change
-      dropped      user: who calls is said by the gateway
-      dropped      metadata: who calls is said by the gateway
-      dropped      no_such_field: it is not a field that is known here
-      forced       stream_options: a stream has to report what it used
+      dropped      user: the gateway itself states who calls
+      dropped      metadata: the gateway itself states who calls
+      dropped      no_such_field: the gateway does not know the field
+      forced       stream_options: a stream must report its usage
 
     reserved
       turns          1 of no limit
@@ -100,7 +100,7 @@ fn a_budget_that_is_nearly_spent_is_told() {
       set          x-litellm-spend-logs-metadata: {"attempt":0,"run_id":"placeholder"}
 
     fields of the body that change
-      forced       max_completion_tokens: no more than this is left to spend
+      forced       max_completion_tokens: the remaining budget allows no more
 
     reserved
       turns          1 of no limit
@@ -170,8 +170,8 @@ fn rules_are_told() {
       set          x-team: agents
 
     fields of the body that change
-      renamed      model: a rule says so
-      forced       max_completion_tokens: a rule says so
+      renamed      model: an operator's rule requires the change
+      forced       max_completion_tokens: an operator's rule requires the change
 
     rules that match
       short-answers
@@ -211,12 +211,12 @@ fn it_is_told_to_scripts_as_json() {
         {
           "name": "model",
           "what": "renamed",
-          "why": "a rule says so"
+          "why": "an operator's rule requires the change"
         },
         {
           "name": "max_completion_tokens",
           "what": "forced",
-          "why": "a rule says so"
+          "why": "an operator's rule requires the change"
         }
       ],
       "is_guessed": true,

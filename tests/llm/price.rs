@@ -68,7 +68,7 @@ fn an_unknown_price_is_a_policy() {
         PriceTable::load_table(&config).unwrap().price_for("nobody/knows", counts_cost)
     };
     let refused = of("\"reject\"", true).unwrap_err();
-    insta::assert_snapshot!(refused, @"model `nobody/knows` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`");
+    insta::assert_snapshot!(refused, @"model `nobody/knows` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`");
     assert_eq!(of("\"reject\"", false), Ok(None));
     assert_eq!(of("\"tokens_only\"", true), Ok(None));
     let price = of(r#"{ input = "3", output = 15.5 }"#, true).unwrap().unwrap();
@@ -144,7 +144,7 @@ fn a_table_that_is_wrong_says_where() {
       |
     3 | m = { input = "1", long = { input = "2" } }
       |     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-    `long` has to say `above_input_tokens`, and cannot hold another `long`
+    `long` needs `above_input_tokens`, and cannot contain another `long`
     "#);
     insta::assert_snapshot!(error("m = { input = -1.5 }"), @r#"
     the price table is not valid: TOML parse error at line 3, column 15

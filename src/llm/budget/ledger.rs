@@ -55,9 +55,9 @@ pub enum BudgetError {
     Cost { spent: Nanodollars, limit: Nanodollars, needed: Nanodollars },
     #[error("the run's deadline of {} has passed", humantime::format_duration(*limit))]
     Deadline { limit: Duration },
-    #[error("{limit} calls are open at the same time, which is the limit")]
+    #[error("the limit of {limit} open calls is reached; retry when a call has ended")]
     Concurrency { limit: u32 },
-    #[error("what is left of the {kind} budget is reserved by calls still open")]
+    #[error("open calls hold the rest of the {kind} budget; retry when a call has ended")]
     Reserved { kind: &'static str },
     #[error("the limit of {limit} {kind} per minute is reached")]
     Rate { kind: &'static str, limit: u32, retry_after: Duration },

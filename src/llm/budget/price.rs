@@ -63,7 +63,7 @@ pub enum PriceTableError {
 /// The error for a model without a price in a run that has a cost budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "model `{}` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`",
+    "model `{}` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`",
     model.escape_debug()
 )]
 pub struct UnknownPriceError {
@@ -331,7 +331,7 @@ impl TryFrom<RawPrice> for ModelPrice {
         let Some(long) = written.long else { return Ok(Self { base, long: None }) };
         match (long.above_input_tokens, &long.long) {
             (Some(threshold), None) => Ok(Self { base, long: Some((threshold, (&*long).into())) }),
-            _ => Err("`long` has to say `above_input_tokens`, and cannot hold another `long`"),
+            _ => Err("`long` needs `above_input_tokens`, and cannot contain another `long`"),
         }
     }
 }

@@ -99,21 +99,19 @@ impl FieldChangeReason {
     pub fn description(self) -> &'static str {
         match self {
             Self::Alias => "the upstream has its own name for the model",
-            Self::Usage => "a stream has to report what it used",
-            Self::Budget => "no more than this is left to spend",
-            Self::Rule => "a rule says so",
-            Self::Unknown => "it is not a field that is known here",
-            Self::Attribution => "who calls is said by the gateway",
-            Self::Price => "it would change the price",
+            Self::Usage => "a stream must report its usage",
+            Self::Budget => "the remaining budget allows no more",
+            Self::Rule => "an operator's rule requires the change",
+            Self::Unknown => "the gateway does not know the field",
+            Self::Attribution => "the gateway itself states who calls",
+            Self::Price => "the field would change the price",
             Self::Account => "account, version and betas are chosen by the gateway",
-            Self::Beta => "the beta that it needs is not in `policy.headers.anthropic_beta`",
-            Self::Routing => "it would choose another provider or model",
-            Self::Gateway => "the upstream's gateway takes no orders from a client",
-            Self::Hosted => {
-                "a hosted tool that asks for nothing outside is not granted, and not needed"
-            }
+            Self::Beta => "the beta that the field needs is not in `policy.headers.anthropic_beta`",
+            Self::Routing => "the field would choose another provider or model",
+            Self::Gateway => "a client cannot give instructions to the upstream's gateway",
+            Self::Hosted => "a hosted tool without outside access is not granted, and not needed",
             Self::Storage => "the provider may keep nothing, as `stored_state` is not granted",
-            Self::Spelling => "its name was written with escapes",
+            Self::Spelling => "the field's name was written with escapes",
         }
     }
 }

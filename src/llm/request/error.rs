@@ -8,11 +8,11 @@ use super::field::ForbiddenReason;
 /// An error that refuses a body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyPolicyError {
-    #[error("`model` is missing; say which model is meant")]
+    #[error("`model` is missing; name the model")]
     NoModel,
     #[error("`{name}` must be {expected}")]
     InvalidField { name: &'static str, expected: &'static str },
-    #[error("`{name}` asks for more than {limit} answers; ask for fewer, or in more calls")]
+    #[error("`{name}` requests more than {limit} answers; request fewer, or use more calls")]
     TooManyChoices { name: &'static str, limit: u32 },
     #[error(
         "model `{}` is not allowed for this run; use one of `{}`",
@@ -23,10 +23,10 @@ pub enum BodyPolicyError {
     #[error("`{name}` is not allowed, as it {}; leave it out", why.description())]
     FieldNotAllowed { name: Box<str>, why: ForbiddenReason },
     #[error(
-        "`{name}` in `extra_body` would go over what stands beside it; say it beside `extra_body`"
+        "`{name}` is not allowed in `extra_body`, where the field would replace a top-level field; move `{name}` to the top level"
     )]
     FieldElsewhere { name: &'static str },
-    #[error("`{name}` is not a field that is known here; leave it out")]
+    #[error("field `{name}` is unknown; leave the field out")]
     UnknownField { name: Box<str> },
     #[error(
         "`{field}` needs `{}`{}, which this run has not been granted; its operator can grant it, \

@@ -255,7 +255,7 @@ impl RequestField {
             FieldRule::Stream | FieldRule::Store => "true or false",
             FieldRule::StreamOptions | FieldRule::Nested => "an object of at most 4 KiB",
             FieldRule::Options => {
-                "an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it"
+                "an object of at most 4 KiB, without `num_predict`; set `max_tokens` at the top level instead"
             }
             FieldRule::OutputLimit => "a whole number, 1 at least",
             FieldRule::Choices => "a whole number, not negative",
@@ -263,7 +263,7 @@ impl RequestField {
             FieldRule::Pass(ValueShape::List) => "a list",
             FieldRule::Pass(ValueShape::TextOrList) => "a text or a list",
             FieldRule::Thinking | FieldRule::Pass(ValueShape::Object) => "an object",
-            _ => "what the protocol says",
+            _ => "a value that the protocol allows",
         };
         BodyPolicyError::InvalidField { name: self.name, expected }
     }

@@ -78,17 +78,17 @@ async fn too_many_calls_at_once_may_come_back() {
     insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
     429 Too Many Requests
     retry-after: 1
-    {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","param":null,"type":"rate_limit_error"}}
+    {"error":{"code":"too_many_concurrent_requests","message":"the limit of 1 open calls is reached; retry when a call has ended","param":null,"type":"rate_limit_error"}}
     "#);
     insta::assert_snapshot!(refusal(&app, "/v1/messages").await, @r#"
     429 Too Many Requests
     retry-after: 1
-    {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","type":"rate_limit_error"},"type":"error"}
+    {"error":{"code":"too_many_concurrent_requests","message":"the limit of 1 open calls is reached; retry when a call has ended","type":"rate_limit_error"},"type":"error"}
     "#);
     insta::assert_snapshot!(refusal(&app, "/v1/responses").await, @r#"
     429 Too Many Requests
     retry-after: 1
-    {"error":{"code":"too_many_concurrent_requests","message":"1 calls are open at the same time, which is the limit","param":null,"type":"rate_limit_error"}}
+    {"error":{"code":"too_many_concurrent_requests","message":"the limit of 1 open calls is reached; retry when a call has ended","param":null,"type":"rate_limit_error"}}
     "#);
     app.upstream.gate.allow_answers(1);
     open.finish().await.unwrap();
@@ -105,7 +105,7 @@ async fn what_is_reserved_may_come_back() {
     insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
     429 Too Many Requests
     retry-after: 1
-    {"error":{"code":"budget_reserved","message":"what is left of the output budget is reserved by calls still open","param":null,"type":"rate_limit_error"}}
+    {"error":{"code":"budget_reserved","message":"open calls hold the rest of the output budget; retry when a call has ended","param":null,"type":"rate_limit_error"}}
     "#);
     app.upstream.gate.allow_answers(1);
     open.finish().await.unwrap();

@@ -164,7 +164,7 @@ async fn a_body_that_is_encoded_is_told_by_its_encoding() {
     415 {"error":{"code":"unsupported_media_type","message":"the request body is compressed; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
     415 {"error":{"code":"unsupported_media_type","message":"the request body begins with a byte order mark; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
     415 {"error":{"code":"unsupported_media_type","message":"the request body is UTF-16; send plain JSON in UTF-8","param":null,"type":"invalid_request_error"}}
-    400 {"error":{"code":"model_required","message":"`model` is missing; say which model is meant","param":"model","type":"invalid_request_error"}}
+    400 {"error":{"code":"model_required","message":"`model` is missing; name the model","param":"model","type":"invalid_request_error"}}
     "#);
     assert_eq!(app.upstream.seen.request_count(), 0);
     app.stop().await;

@@ -56,7 +56,7 @@ async fn a_model_without_a_price_is_refused_where_money_counts() {
     let app = TestApp::with(|config| config.budget.max_cost_usd = Some(Nanodollars(1))).await;
     let answer = app.client().post("/v1/chat/completions", &call("fake")).await;
     assert_eq!(answer.status, StatusCode::FORBIDDEN);
-    insta::assert_snapshot!(answer.json(), @r#"{"error":{"code":"price_unknown","message":"model `fake` has no price, and this run has a cost budget; an operator adds it to the price table or sets `prices.unknown`","param":"model","type":"permission_error"}}"#);
+    insta::assert_snapshot!(answer.json(), @r#"{"error":{"code":"price_unknown","message":"model `fake` has no price, and this run has a cost budget; an operator can add the model to the price table or set `prices.unknown`","param":"model","type":"permission_error"}}"#);
     app.stop().await;
 
     let app = TestApp::start().await;

@@ -236,7 +236,7 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     }
     assert_snapshot!(table, @r#"
     {}
-      400 model_required, model: `model` is missing; say which model is meant
+      400 model_required, model: `model` is missing; name the model
     {"model":null}
       400 invalid_field, model: `model` must be the name of one model: 1 to 256 bytes, without a comma, `*`, `://` or control characters, and without blanks at its ends
     {"model":""}
@@ -369,8 +369,8 @@ fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
     let table: Vec<_> =
         refused.into_iter().map(|refused| refused.unwrap_err().to_string()).collect();
     assert_snapshot!(table.join("\n"), @r"
-    `n` asks for more than 8 answers; ask for fewer, or in more calls
-    `best_of` asks for more than 8 answers; ask for fewer, or in more calls
+    `n` requests more than 8 answers; request fewer, or use more calls
+    `best_of` requests more than 8 answers; request fewer, or use more calls
     ");
     let policy = BodyPolicy { max_choices: 1, ..policy };
     assert!(sent(GatewayRoute::ChatCompletions, &policy, r#"{"model":"m","n":2}"#).is_err());

@@ -113,11 +113,11 @@ fn options_hold_no_limit_of_their_own() {
     assert_snapshot!(table, @r#"
     null {"model":"m","options":null}
     {"num_ctx":4096,"temperature":0} {"model":"m","options":{"num_ctx":4096,"temperature":0}}
-    {"num_predict":-1} `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
-    {"num\u005fpredict":-1} `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
-    {"NUM_PREDICT":1} `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
-    [] `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
-    "x" `options` must be an object of at most 4 KiB, without `num_predict`: say `max_tokens` beside it
+    {"num_predict":-1} `options` must be an object of at most 4 KiB, without `num_predict`; set `max_tokens` at the top level instead
+    {"num\u005fpredict":-1} `options` must be an object of at most 4 KiB, without `num_predict`; set `max_tokens` at the top level instead
+    {"NUM_PREDICT":1} `options` must be an object of at most 4 KiB, without `num_predict`; set `max_tokens` at the top level instead
+    [] `options` must be an object of at most 4 KiB, without `num_predict`; set `max_tokens` at the top level instead
+    "x" `options` must be an object of at most 4 KiB, without `num_predict`; set `max_tokens` at the top level instead
     "#);
 }
 
@@ -193,23 +193,23 @@ fn what_stands_in_an_extra_body_is_judged_like_the_rest() {
     {"extra_headers":{}}
       field_not_allowed: `extra_body.extra_headers` is not allowed, as it would choose the upstream or its credentials; leave it out
     {"extra_body":{}}
-      field_not_allowed: `extra_body` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `extra_body` is not allowed in `extra_body`, where the field would replace a top-level field; move `extra_body` to the top level
     {"model":"other"}
-      field_not_allowed: `model` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `model` is not allowed in `extra_body`, where the field would replace a top-level field; move `model` to the top level
     {"max_tokens":5}
-      field_not_allowed: `max_tokens` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `max_tokens` is not allowed in `extra_body`, where the field would replace a top-level field; move `max_tokens` to the top level
     {"n":5}
-      field_not_allowed: `n` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `n` is not allowed in `extra_body`, where the field would replace a top-level field; move `n` to the top level
     {"stream":true}
-      field_not_allowed: `stream` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `stream` is not allowed in `extra_body`, where the field would replace a top-level field; move `stream` to the top level
     {"store":true}
-      field_not_allowed: `store` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `store` is not allowed in `extra_body`, where the field would replace a top-level field; move `store` to the top level
     {"messages":[]}
-      field_not_allowed: `messages` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `messages` is not allowed in `extra_body`, where the field would replace a top-level field; move `messages` to the top level
     {"tools":[{"type":"web_search"}]}
-      field_not_allowed: `tools` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `tools` is not allowed in `extra_body`, where the field would replace a top-level field; move `tools` to the top level
     {"prediction":{}}
-      field_not_allowed: `prediction` in `extra_body` would go over what stands beside it; say it beside `extra_body`
+      field_not_allowed: `prediction` is not allowed in `extra_body`, where the field would replace a top-level field; move `prediction` to the top level
     {"web_search_options":{}}
       capability_not_granted: `web_search_options` needs `web_search`, which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`
     {"t\u006fp_k":5}
@@ -250,15 +250,15 @@ fn unknown_fields_are_dropped_rejected_or_passed() {
     {"model":"m","wibble":1}
       Drop: {"model":"m"}
       Pass: {"model":"m","wibble":1}
-      Reject: unknown_field: `wibble` is not a field that is known here; leave it out
+      Reject: unknown_field: field `wibble` is unknown; leave the field out
     {"model":"m","w\u0069bble":1}
       Drop: {"model":"m"}
       Pass: {"model":"m","wibble":1}
-      Reject: unknown_field: `wibble` is not a field that is known here; leave it out
+      Reject: unknown_field: field `wibble` is unknown; leave the field out
     {"model":"m","User":"u","mAx_tokens":5,"top_p":1}
       Drop: {"model":"m","top_p":1}
       Pass: {"model":"m","top_p":1}
-      Reject: unknown_field: `User` is not a field that is known here; leave it out
+      Reject: unknown_field: field `User` is unknown; leave the field out
     {"model":"m","API_KEY":"sk"}
       Drop: field_not_allowed: `API_KEY` is not allowed, as it would choose the upstream or its credentials; leave it out
       Pass: field_not_allowed: `API_KEY` is not allowed, as it would choose the upstream or its credentials; leave it out
@@ -266,23 +266,23 @@ fn unknown_fields_are_dropped_rejected_or_passed() {
     {"model":"m","stop_sequences":[]}
       Drop: {"model":"m"}
       Pass: {"model":"m"}
-      Reject: unknown_field: `stop_sequences` is not a field that is known here; leave it out
+      Reject: unknown_field: field `stop_sequences` is unknown; leave the field out
     {"model":"m","uſer":"u"}
       Drop: {"model":"m"}
       Pass: {"model":"m"}
-      Reject: unknown_field: `u%C5%BFer` is not a field that is known here; leave it out
+      Reject: unknown_field: field `u%C5%BFer` is unknown; leave the field out
     {"model":"m","":1,"a b":1,"a\nb":1}
       Drop: {"model":"m"}
       Pass: {"model":"m"}
-      Reject: unknown_field: `-` is not a field that is known here; leave it out
+      Reject: unknown_field: field `-` is unknown; leave the field out
     {"model":"m","a-name-that-is-far-longer-than-the-sixty-four-bytes-that-are-kept-of-it":1}
       Drop: {"model":"m"}
       Pass: {"model":"m"}
-      Reject: unknown_field: `a name over 64 bytes` is not a field that is known here; leave it out
+      Reject: unknown_field: field `a name over 64 bytes` is unknown; leave the field out
     {"model":"m","my_aws_key":1,"aws_anything":1}
       Drop: field_not_allowed: `aws_anything` is not allowed, as it would choose the upstream or its credentials; leave it out
       Pass: field_not_allowed: `aws_anything` is not allowed, as it would choose the upstream or its credentials; leave it out
-      Reject: unknown_field: `my_aws_key` is not a field that is known here; leave it out
+      Reject: unknown_field: field `my_aws_key` is unknown; leave the field out
     "#);
 }
 
@@ -301,13 +301,13 @@ fn what_is_changed_is_told() {
         })
         .collect();
     assert_snapshot!(changes.join("\n"), @r"
-    user dropped: who calls is said by the gateway
-    wibble%0A dropped: it is not a field that is known here
-    top_p overwritten: its name was written with escapes
-    service_tier dropped: it would change the price
+    user dropped: the gateway itself states who calls
+    wibble%0A dropped: the gateway does not know the field
+    top_p overwritten: the field's name was written with escapes
+    service_tier dropped: the field would change the price
     model renamed: the upstream has its own name for the model
     store overwritten: the provider may keep nothing, as `stored_state` is not granted
-    stream_options forced: a stream has to report what it used
+    stream_options forced: a stream must report its usage
     ");
     assert_snapshot!(String::from_utf8(concat(&call.into_body())).unwrap(), @r#"{"model":"x","stream":true,"store":false,"top_p":1,"stream_options":{"include_usage":true}}"#);
 }
