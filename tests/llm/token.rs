@@ -211,7 +211,7 @@ fn a_wrong_key_file_says_where() {
     line 1 of the run token keys: `a b` is not a key's id; use 1 to 32 letters, digits, `_` or `-`
     line 1 of the run token keys: the key `new` has 14 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)
     line 1 of the run token keys: the key `new` has 62 characters; it must be 32 bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)
-    line 4 of the run token keys: `new` is there already; give each key its own id
+    line 4 of the run token keys: `new` occurs twice; give each key its own id
     the run token keys in `/nowhere/keys` cannot be read
     ");
     assert_eq!(format!("{:?}", keys()), r#"["new", "old"]"#);
