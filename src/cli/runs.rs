@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::run::output_renderer::escape_for_terminal;
 use client::{ServiceArgs, ServiceClient};
-use events::{RunEvent, RunEventStream};
+use events::{ReceivedEvent, RunEventStream};
 
 /// The subcommands of `runs`.
 #[derive(Debug, Subcommand)]
@@ -165,7 +165,10 @@ async fn watch(
     }
 }
 
-fn print_event(RunEvent { name, data, .. }: &RunEvent, out: &mut impl Write) -> anyhow::Result<()> {
+fn print_event(
+    ReceivedEvent { name, data, .. }: &ReceivedEvent,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     match name.as_str() {
         "run_started" => {
             writeln!(out, "run {}: {} begins", text(&data["run"]), text(&data["agent"]))?;

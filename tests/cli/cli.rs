@@ -1,6 +1,7 @@
 //! The binary: what it says, how it ends, and that it lives through what kills it.
 
 mod admin;
+mod earlier;
 mod help;
 mod log;
 mod messages;

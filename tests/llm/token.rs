@@ -255,7 +255,10 @@ fn mint_prints_a_token_and_inspect_reads_it() {
     let (code, text, _) = cogni(&["inspect", "--keys-file", path, "--audience", "eu-1"], &token);
     assert!(code == 0 && text.contains("audience eu-1\n"), "{text}");
     let (code, text, _) = cogni(&["inspect", "--keys-file", path], &token);
-    assert!(code == 1 && text.contains("valid    no: the token is for another installation"), "{text}");
+    assert!(
+        code == 1 && text.contains("valid    no: the token is for another installation"),
+        "{text}"
+    );
     let (code, _, said) = cogni(&["inspect"], "sk-1234");
     insta::assert_snapshot!(format!("{code}: {said}"), @"2: error: this is not a run token; one begins with `cgr1.` (`cogni-gateway token mint` makes them)");
     let (code, _, said) = cogni(&["mint", "--run-id", "run-1", "--ttl", "1h"], "");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// An event.
 #[derive(Debug, Default)]
-pub(super) struct RunEvent {
+pub(super) struct ReceivedEvent {
     pub(super) id: Option<u64>,
     pub(super) name: String,
     pub(super) data: Value,
@@ -24,7 +24,7 @@ pub(super) struct RunEventStream {
     searched: usize,
 }
 
-impl RunEvent {
+impl ReceivedEvent {
     pub(super) fn to_json(&self) -> Value {
         json!({"id": self.id, "event": self.name, "data": self.data})
     }
@@ -49,8 +49,8 @@ impl RunEventStream {
     }
 
     /// Returns the next event, or `None` at the end of the stream, even if the stream broke off.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Option<RunEvent>> {
-        let mut event = RunEvent::default();
+    pub(super) async fn next(&mut self) -> anyhow::Result<Option<ReceivedEvent>> {
+        let mut event = ReceivedEvent::default();
         loop {
             while let Some(line) = self.line() {
                 // An empty line ends an event. Comments, which keep the connection open, leave the event empty.

@@ -216,6 +216,23 @@ fn rows_of_an_earlier_version_are_read() {
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
 }
 
+/// L7: a row that was written before types and fields got their present names reads the same, and is written the same.
+#[test]
+fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
+    let place = tempfile::tempdir().unwrap();
+    fs::create_dir(place.path().join("state")).unwrap();
+    let connection = rusqlite::Connection::open(place.path().join("state/relay.sqlite")).unwrap();
+    connection.execute_batch(include_str!("../../fixtures/earlier/outbox.sql")).unwrap();
+    let stored: String =
+        connection.query_row("SELECT \"order\" FROM job", [], |row| row.get(0)).unwrap();
+    drop(connection);
+    let job = open(&place).get("01a207e45e88712d8b4cbc71c048a699").unwrap();
+    assert_eq!((job.step, job.verdict), (DeliveryStep::Held, Some(VerdictKind::Hold)));
+    assert_eq!(job.order.repository.canonical_key(), "file:///srv/earlier/bare.git");
+    let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
+    assert_eq!(serde_json::to_value(&job.order).unwrap(), stored);
+}
+
 /// L7: what comes out of a workspace takes the place of its desk, and its name.
 #[test]
 fn a_desk_becomes_the_row_of_its_work() {

@@ -94,6 +94,43 @@ async fn old_run_is_as_it_was(service: &Service) {
     insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"nothing was written down about it when the run ended, so nobody can tell whether it is the same: the run was an earlier version's, or its log could not be closed");
 }
 
+/// A file that was written before types and fields got their present names reads the same. The text of each stored value is the
+/// old program's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_with_values_of_an_earlier_program_is_served() {
+    let mut place = Place::new("").await;
+    place.write_config("retention = \"36500d\"");
+    let (file, run) = (database(&place), "run-01a207e4-ae05-728f-8c5c-0ac7160b3b96");
+    for name in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{name}", file.display()));
+    }
+    let earlier = Connection::open(&file).unwrap();
+    earlier.execute_batch(include_str!("../../fixtures/earlier/store.sql")).unwrap();
+    drop(earlier);
+    std::fs::create_dir_all(place.state_dir().join("audit")).unwrap();
+    let log = include_str!("../../fixtures/earlier/run.jsonl");
+    std::fs::write(place.audit_log(run), log).unwrap();
+    let grant = ["--access", "read,runs,admin", "--allow-sandbox", "--agent", "*"];
+    place.owner = place.mint(&[&grant[..], &["--account", "acct-7"]].concat());
+    let service = place.start();
+
+    let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
+    assert_eq!((&row["state"], &row["model"]), (&json!("ended"), &json!("gpt-4o-mini")));
+    assert_eq!((&row["account"], &row["error_code"]), (&json!("acct-7"), &json!(null)));
+    assert_eq!(row["result"]["usage"]["cost_usd"], "0.00000465", "{row}");
+    assert_eq!(row["result"]["agent"]["payloads"][0]["text"], "hello from the fake provider");
+    let mut kinds: Vec<_> = service.events(run).await.into_iter().map(|event| event.kind).collect();
+    kinds.dedup();
+    let expected =
+        ["run_started", "text_delta", "usage_report", "assistant_final", "done", "final"];
+    assert_eq!(kinds, expected);
+    let receipts = service.get(&format!("/api/v1/runs/{run}/receipts")).await.json();
+    assert_eq!(receipts["bill"]["calls"], 1, "{receipts}");
+    let audit = service.get(&format!("/api/v1/runs/{run}/audit")).await.json();
+    assert_eq!(audit["records"], log.lines().count(), "{audit}");
+    place.stop(service);
+}
+
 /// The tables of a file, and how it gives room back.
 fn shape(file: &Path) -> Vec<String> {
     let file = Connection::open(file).unwrap();
