@@ -216,7 +216,7 @@ fn check_capabilities(
 }
 
 /// Checks the capability that a model needs by its name alone. Some models search the web for each
-/// answer, and nothing in the body states it.
+/// answer, and nothing in the body states the search.
 fn check_model_grant(policy: &BodyPolicy, model: &str) -> Result<(), BodyPolicyError> {
     match capability_of_model(model) {
         Some(capability) if !policy.capabilities.contains(&capability) => {

@@ -251,20 +251,20 @@ impl ModelPrice {
         let rates = self.rates_for(usage.input);
         let fresh = usage.input.saturating_sub(usage.cache_read + usage.cache_write);
         // Audio from the cache is charged as cached input, so audio is limited to the fresh part.
-        let heard = usage.audio_input.min(fresh);
-        let fresh = fresh.saturating_sub(heard);
+        let audio_input = usage.audio_input.min(fresh);
+        let fresh = fresh.saturating_sub(audio_input);
         let write = usage.cache_write.saturating_sub(usage.cache_write_1h);
         let written = usage.output.saturating_sub(usage.reasoning);
-        let spoken = usage.audio_output.min(written);
-        let written = written.saturating_sub(spoken);
+        let audio_output = usage.audio_output.min(written);
+        let written = written.saturating_sub(audio_output);
         total_cost(&[
             (fresh, rates.input),
             (usage.cache_read, rates.cache_read),
             (write, rates.cache_write),
             (usage.cache_write_1h, rates.cache_write_1h),
             (written, rates.output),
-            (spoken, rates.audio_output),
-            (heard, rates.audio_input),
+            (audio_output, rates.audio_output),
+            (audio_input, rates.audio_input),
             (usage.reasoning, rates.reasoning),
         ])
     }

@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// A call of a history: what it used in the end, or may still use.
+    /// A call in a generated history. `used` is the final usage, or the reservation while the call is open.
     struct Call {
         begun: Instant,
         reserved: u64,
@@ -198,7 +198,7 @@ mod tests {
         )
     }
 
-    /// G9: a debt is paid off by time alone, and by all of the time that it takes.
+    /// G9: only time pays off a debt, and the debt lasts for the full time.
     #[test]
     fn a_call_beyond_a_minutes_worth_is_paid_off_by_time() {
         let begun = Instant::now();
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(refusal, BudgetError::Rate { kind: "tokens", limit: 1000, retry_after });
     }
 
-    /// G9: of two threads, the one that read the clock first may come second.
+    /// G9: a thread that read the clock first may take the lock second, without refilling an interval twice.
     #[test]
     fn a_clock_that_was_read_early_brings_nothing_back() {
         let begun = Instant::now();
@@ -241,8 +241,8 @@ mod tests {
     }
 
     proptest! {
-        /// G9: whatever calls begin, use of their reservation, and end when: those that begin within a minute use no
-        /// more than the minute's limit and one burst of it.
+        /// G9: for every history of calls, the calls that begin within a minute use at most the minute's limit and
+        /// one burst of the same size.
         #[test]
         fn a_minute_has_no_more_than_its_limit_and_one_burst(
             steps in vec((0_u64..30_000, 1_u64..=1000, 0_u64..=100, any::<prop::sample::Index>()), 1..120),

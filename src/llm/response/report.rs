@@ -115,7 +115,7 @@ impl ResponseReport {
     /// Reads an event. `block` is the whole event with its empty line.
     pub(super) fn on_event(&mut self, event: &SseEvent<'_>, block: &[u8]) -> StreamEventClass {
         let protocol = self.route.protocol();
-        let (heard, lone) = match protocol {
+        let (class, lone) = match protocol {
             LlmProtocol::Chat => self.on_chunk(event),
             LlmProtocol::Responses | LlmProtocol::Messages => {
                 (StreamEventClass::Other, self.on_named_event(event))
@@ -127,7 +127,7 @@ impl ResponseReport {
             let pattern = self.pattern.get_or_insert_default();
             pattern.keep_event(block, data, &lone, protocol == LlmProtocol::Responses);
         }
-        heard
+        class
     }
 
     /// Reads the event at the start of `rest`, if the event repeats the stored pattern with another

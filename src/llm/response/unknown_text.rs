@@ -296,7 +296,7 @@ impl EventKeyKind {
             | b"tool_use_id"
             | b"item_id"
             | b"obfuscation"
-            // Encrypted values and padding are not text.
+            // Encrypted values are not text.
             | b"signature" | b"thought_signature" | b"thought_signatures" | b"encrypted_content" => Self::Name,
             b"data" | b"url" | b"b64_json" => Self::Data,
             b"provider_specific_fields" => Self::Beside,

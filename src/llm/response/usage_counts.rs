@@ -74,28 +74,29 @@ impl UsageAccumulator {
     /// Reads a usage object. Returns `false` if `usage` is not a usage object.
     pub(super) fn read_usage(&mut self, protocol: LlmProtocol, usage: &[u8]) -> bool {
         // The fast path declines anything unusual, and the parser then decides.
-        let Some(said) = fast_path::read_usual_usage(protocol, usage)
+        let Some(reported) = fast_path::read_usual_usage(protocol, usage)
             .or_else(|| ReportedUsage::parse_usage(protocol, usage))
         else {
             return false;
         };
         self.read_rare_counts(
-            said.audio_input.filter(|count| *count > 0),
-            said.audio_output.filter(|count| *count > 0),
-            said.extra,
+            reported.audio_input.filter(|count| *count > 0),
+            reported.audio_output.filter(|count| *count > 0),
+            reported.extra,
         );
-        keep_larger(&mut self.input, said.input);
-        keep_larger(&mut self.output, said.whole_output(self.input));
-        keep_larger(&mut self.cache_read, said.cache_read);
-        keep_larger(&mut self.cache_write, said.cache_write);
-        keep_larger(&mut self.cache_write_1h, said.cache_write_1h);
-        keep_larger(&mut self.reasoning, said.reasoning);
-        keep_larger(&mut self.cost, said.cost);
+        keep_larger(&mut self.input, reported.input);
+        keep_larger(&mut self.output, reported.whole_output(self.input));
+        keep_larger(&mut self.cache_read, reported.cache_read);
+        keep_larger(&mut self.cache_write, reported.cache_write);
+        keep_larger(&mut self.cache_write_1h, reported.cache_write_1h);
+        keep_larger(&mut self.reasoning, reported.reasoning);
+        keep_larger(&mut self.cost, reported.cost);
         true
     }
 
     /// Returns the counts in the gateway's meaning: the input includes the cache, and no part
-    /// exceeds its whole. Returns `None` if no count was reported.
+    /// exceeds its whole. Returns `None` if neither
+    /// input nor output was reported.
     pub(super) fn total_usage(&self, protocol: LlmProtocol) -> Option<TokenUsage> {
         let RareUsage { audio_input, audio_output, extra } =
             self.rare.as_deref().copied().unwrap_or_default();
@@ -144,16 +145,16 @@ impl UsageAccumulator {
     /// Keeps the larger of each rare count. An answer without such counts allocates nothing.
     fn read_rare_counts(
         &mut self,
-        heard: Option<u64>,
-        spoken: Option<u64>,
+        audio_input_count: Option<u64>,
+        audio_output_count: Option<u64>,
         extra: Option<UnsummedUsage>,
     ) {
-        if heard.is_none() && spoken.is_none() && extra.is_none() {
+        if audio_input_count.is_none() && audio_output_count.is_none() && extra.is_none() {
             return;
         }
         let rare = self.rare.get_or_insert_default();
-        rare.audio_input = rare.audio_input.max(heard.unwrap_or(0));
-        rare.audio_output = rare.audio_output.max(spoken.unwrap_or(0));
+        rare.audio_input = rare.audio_input.max(audio_input_count.unwrap_or(0));
+        rare.audio_output = rare.audio_output.max(audio_output_count.unwrap_or(0));
         rare.extra = rare.extra.max_per_count(extra.unwrap_or_default());
     }
 

@@ -109,11 +109,11 @@ impl UsageChunkFilter {
     /// Reads an event that the stream's end completes, and returns the event if it was held back.
     pub(super) fn end_of_stream(&mut self, report: &mut ResponseReport) -> Option<Bytes> {
         let begun = self.blocks.partial_event()?;
-        let heard = SseEvent::from_lines(begun)
+        let class = SseEvent::from_lines(begun)
             .map_or(StreamEventClass::Other, |event| report.on_event(&event, begun));
         if self.has_let_go
             || begun.is_empty()
-            || (heard.is_usage_chunk() && may_be_usage_chunk(begun))
+            || (class.is_usage_chunk() && may_be_usage_chunk(begun))
         {
             return None;
         }

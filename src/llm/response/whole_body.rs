@@ -147,22 +147,22 @@ mod tests {
     use crate::llm::response::json_usage::JsonUsageScanner;
     use crate::llm::response::report::ResponseReport;
 
-    /// Says whether the whole is read at once; it has to find what is found in two frames.
+    /// Returns true if the body is read in one walk. Asserts that the reading frame by frame finds the same.
     fn check(route: GatewayRoute, bytes: &[u8]) -> bool {
         let mut whole = ResponseReport::new(route);
         let is_read = read_whole_body(bytes, &mut whole);
-        // As it was before anything was read.
-        let told = format!("{whole:?}");
+        // If the walk declined, this is the report in its initial state.
+        let expected = format!("{whole:?}");
         let mut pieces = ResponseReport::new(route);
         if is_read {
             let mut body = JsonUsageScanner::default();
             bytes.chunks(1).for_each(|byte| body.read_frame(byte, &mut pieces));
         }
-        assert_eq!(told, format!("{pieces:?}"), "{}", bytes.escape_ascii());
+        assert_eq!(expected, format!("{pieces:?}"), "{}", bytes.escape_ascii());
         is_read
     }
 
-    /// G7, G9: the usual bodies are read at once.
+    /// G7, G9: usual bodies are read in one walk.
     #[test]
     fn what_providers_answer_is_read_at_once() {
         for (route, body) in [
@@ -224,7 +224,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// G7: of whatever bytes, what is read at once is what is read byte by byte.
+        /// G7: for any bytes, the walk finds what the reading byte by byte finds.
         #[test]
         fn it_reads_as_it_does_byte_by_byte_or_not_at_all(noise in noise()) {
             for body in [noise.clone(), format!("{{{noise}}}"), format!("{{\"content\":[{noise}],\"usage\":{{}}}}")] {

@@ -1,9 +1,9 @@
 //! Estimates the tokens of audio, from the head of a WAV file. Other formats do not bound their own
 //! length.
 //!
-//! An hour of compressed silence takes 30 KB, so audio in any other format counts as an hour and a
-//! half. An uncompressed WAV file states its bytes per second, and the length of its data gives the
-//! duration.
+//! An hour of compressed silence takes 30 KB, so audio in any other format counts as an hour and
+//! three quarters. An uncompressed WAV file states its bytes per second, and the length of its data
+//! gives the duration.
 
 use super::Base64Decoder;
 
@@ -29,13 +29,14 @@ fn bytes_a_second(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     let is_wave = head.starts_with(b"RIFF") && head[8..16] == *b"WAVEfmt ";
     let two = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));
     let four = |at: usize| two(at) + (two(at + 2) << 16);
-    let (format, channels, samples, told, bits) = (two(20), two(22), four(24), four(28), two(34));
+    let (format, channels, samples, stated_rate, bits) =
+        (two(20), two(22), four(24), four(28), two(34));
     // Only uncompressed formats have a constant rate. The stated rate must equal samples, channels
     // and bits multiplied.
     let is_plain = matches!(format, PCM | FLOAT);
     let rate = samples.saturating_mul(channels).saturating_mul(bits / 8);
     // A false rate would make the audio look short, so the rate is capped at `MAX_RATE`.
-    (is_wave && is_plain && rate > 0 && rate == told).then_some(rate.min(MAX_RATE))
+    (is_wave && is_plain && rate > 0 && rate == stated_rate).then_some(rate.min(MAX_RATE))
 }
 
 /// The length of a WAV head, up to and including the bits per sample, in bytes.
@@ -82,15 +83,15 @@ mod tests {
         tokens(&mut decode_string(&rope, 0, limit), length)
     }
 
-    /// G9: a WAV is as long as its bytes; a head that says otherwise says nothing.
+    /// G9: the bytes of a WAV give its length; a contradicting head counts as unreadable.
     #[test]
     fn a_wave_is_as_long_as_its_bytes() {
         let all = usize::MAX;
         assert_eq!(of(&wav(1, 1, 8000, 16_000, 10), all), Some(320));
         assert_eq!(of(&wav(1, 2, 44_100, 176_400, 3), all), Some(96));
-        // What is not read to its end is as long as what is left of the body.
+        // A WAV that is not read completely counts with the rest of the body.
         assert!(of(&wav(1, 1, 8000, 16_000, 10), 1000).is_some_and(|tokens| tokens >= 320));
-        // More bytes a second than any sound has are not believed.
+        // A rate above `MAX_RATE` is capped.
         let fast = of(&wav(1, 2, 192_000, 768_000, 1), all);
         assert_eq!(fast, Some(128));
         for (format, channels, samples, told) in [

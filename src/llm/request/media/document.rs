@@ -136,7 +136,7 @@ mod tests {
         )
     }
 
-    /// G9: pages that are in the open are counted.
+    /// G9: openly stated pages are counted.
     #[test]
     fn pages_in_the_open_are_counted() {
         for kids in [1, 2, 40, 300] {
@@ -144,12 +144,12 @@ mod tests {
         }
         let outlines = "7 0 obj\n<</Type/Outlines/Count -3>>\nendobj\n";
         assert_eq!(count_pages(pdf(2, outlines).as_bytes()), Some(2));
-        // An old version's page is one more.
+        // A page of an earlier version counts in addition.
         let old = "8 0 obj<</Type/Page>>endobj\n";
         assert_eq!(count_pages(pdf(2, old).as_bytes()), Some(3));
     }
 
-    /// G9: a document with a place where pages can hide says nothing.
+    /// G9: a document in which pages could be hidden counts as unreadable.
     #[test]
     fn pages_that_can_hide_are_not_counted() {
         for hidden in [
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// G9: what is cut says nothing.
+    /// G9: a document that is not read completely counts as unreadable.
     #[test]
     fn a_document_that_is_not_read_to_its_end_says_nothing() {
         let text = format!("{}\"", base64(pdf(1, "").as_bytes()));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// G9: whatever is put into a document, it never has fewer pages than before, unless it says nothing at all.
+        /// G9: no insertion into a document lowers its page count, unless the document becomes unreadable.
         #[test]
         fn what_is_put_in_never_takes_a_page_away(
             kids in 1_usize..20,
@@ -203,7 +203,7 @@ mod tests {
             let at = at.index(document.len());
             let changed = [&document[..at], piece, &document[at..]].concat();
             let found = count_pages(changed.as_bytes());
-            // A name that was changed may be one that nobody reads: then the count stands above the pages.
+            // The insertion may break the name of one page object, which lowers the count by one at most.
             prop_assert!(found.is_none_or(|found| found + 1 >= kids as u64), "{}: {:?}", changed, found);
         }
     }

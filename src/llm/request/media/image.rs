@@ -274,7 +274,7 @@ mod tests {
         ]
     }
 
-    /// G9: by the dearest of three rules.
+    /// G9: an image costs the most expensive of three rules.
     #[test]
     fn an_image_costs_what_its_size_does() {
         for ((width, height), expected) in [
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// G9: what a head cannot say is no size.
+    /// G9: an impossible or incomplete size is no size.
     #[test]
     fn a_head_that_lies_or_ends_says_nothing() {
         for (width, height) in [(0, 1), (1, 0), (1 << 31, 1), (u32::MAX, u32::MAX), (1, 16_385)] {
@@ -305,12 +305,12 @@ mod tests {
         for odd in [late, short, broken, b"%PDF-1.7".to_vec(), webp(*b"ANIM", &[0; 20]), vec![]] {
             assert_eq!(of(&odd), None, "{odd:?}");
         }
-        // The picture does not fit on its screen.
+        // The picture extends beyond the screen, so the picture's far corner counts.
         assert_eq!(of(&gif((1, 1), (500, 0), (1500, 2000))), of(&png(2000, 2000)));
     }
 
     proptest! {
-        /// G9: each form says the same size, wherever a JPEG has it; and a head that is cut says nothing.
+        /// G9: every format gives the same size, at any position in a JPEG. A truncated head gives none.
         #[test]
         fn every_form_says_its_size(width in 1_u16..=16_383, height in 1_u16..=16_383, segments in prop::collection::vec((0xe0_u8..=0xef, prop::collection::vec(any::<u8>(), 0..300)), 0..5)) {
             let (wide, high) = (u32::from(width), u32::from(height));
@@ -326,7 +326,7 @@ mod tests {
             }
         }
 
-        /// G9: no bytes cost more than the most, or less than the least.
+        /// G9: the tokens of any bytes stay between the minimum and the maximum.
         #[test]
         fn any_bytes_are_within_bounds(start in 0_usize..5, rest in prop::collection::vec(any::<u8>(), 0..200)) {
             let starts: [&[u8]; 5] = [b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP"];

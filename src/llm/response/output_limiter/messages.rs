@@ -14,7 +14,7 @@ use crate::llm::response::usage_counts::parse_object;
 #[derive(Debug, Default)]
 pub(super) struct MessagesStreamState {
     is_started: bool,
-    /// True if the stream has stated its stop reason.
+    /// True if the stream has stated its stop reason, its end or an error.
     is_stopped: bool,
     block: Option<OpenContentBlock>,
 }

@@ -129,7 +129,7 @@ impl UsageMemberCounts {
         let detail = |side: UsageDetailsMember, at: usize| {
             self.counts[UsageMember::Details as usize + COUNTS_PER_DETAILS * side as usize + at]
         };
-        let (input, output, heard, written) = match protocol {
+        let (input, output, input_side, output_side) = match protocol {
             LlmProtocol::Chat => (
                 UsageMember::PromptTokens,
                 UsageMember::CompletionTokens,
@@ -147,14 +147,14 @@ impl UsageMemberCounts {
         let is_missing = |sum: UsageMember, side: UsageDetailsMember| {
             count(sum).unwrap_or(0) == 0 && has_details(side)
         };
-        if is_missing(input, heard) || is_missing(output, written) {
+        if is_missing(input, input_side) || is_missing(output, output_side) {
             return None;
         }
         let (hour, short) =
             (detail(UsageDetailsMember::CacheWrite, 0), detail(UsageDetailsMember::CacheWrite, 1));
         let cache_write =
-            count(UsageMember::CacheWrite).max(detail(heard, 3)).max(super::add(hour, short));
-        let cache_read = count(UsageMember::CacheRead).or(detail(heard, 0));
+            count(UsageMember::CacheWrite).max(detail(input_side, 3)).max(super::add(hour, short));
+        let cache_read = count(UsageMember::CacheRead).or(detail(input_side, 0));
         // In Messages the cache is not part of the input. In the other protocols it is, so an input
         // of zero needs the parser's rule.
         let is_cached = cache_read.max(cache_write).is_some_and(|cached| cached > 0);
@@ -168,9 +168,9 @@ impl UsageMemberCounts {
             cache_read,
             cache_write,
             cache_write_1h: hour,
-            reasoning: detail(written, 2),
-            audio_input: detail(heard, 1),
-            audio_output: detail(written, 1),
+            reasoning: detail(output_side, 2),
+            audio_input: detail(input_side, 1),
+            audio_output: detail(output_side, 1),
             extra: None,
             cost: None,
         })
@@ -209,7 +209,7 @@ mod tests {
         is_read
     }
 
-    /// G7: what the providers send is read without a parser.
+    /// G7: usage objects in the providers' usual forms are read without a parser.
     #[test]
     fn the_usual_usage_is_read_in_one_walk() {
         for usage in [
@@ -286,7 +286,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// G7: it says what the parser says, or nothing.
+        /// G7: the fast path returns the parser's result or declines.
         #[test]
         fn the_walk_agrees_with_the_parser(usage in usage()) {
             check(&usage);

@@ -1,4 +1,4 @@
-//! Usage in the spellings of all protocols.
+//! Tests of usage objects in the forms of all protocols.
 
 use proptest::prelude::*;
 
@@ -30,7 +30,7 @@ fn output(protocol: LlmProtocol, usage: &str) -> u64 {
     usage.output.0
 }
 
-/// G9: reasoning that a provider counts beside the output, or in the total alone, is output.
+/// G9: reasoning that a provider reports beside the output, or only in the total, counts as output.
 #[test]
 fn reasoning_beside_the_output_is_output() {
     for protocol in [LlmProtocol::Chat, LlmProtocol::Responses] {
@@ -46,12 +46,12 @@ fn reasoning_beside_the_output_is_output() {
         }
     }
     assert_eq!(output(LlmProtocol::Chat, r#"{"total_tokens":9000}"#), 9000);
-    // The cache stands beside the input: a total would count it twice.
+    // Anthropic's cache is not part of its input, so a total would count the cache twice.
     let messages = r#"{"input_tokens":1,"output_tokens":5,"total_tokens":900}"#;
     assert_eq!(output(LlmProtocol::Messages, messages), 5);
 }
 
-/// G9: what is reported by its parts alone is charged by them; no report at all is no count.
+/// G9: a usage that is reported only by its parts is charged by the parts. A missing report is no count.
 #[test]
 fn a_sum_that_is_missing_is_that_of_its_parts() {
     use LlmProtocol::{Chat, Messages, Responses};
@@ -119,7 +119,7 @@ fn a_sum_that_is_missing_is_that_of_its_parts() {
     assert_eq!(tally.total_usage(Chat), None, "it is charged as reserved");
 }
 
-/// G9: what one answer used only grows; a retry inside the provider is part of it.
+/// G9: the usage of one answer only grows; a retry inside the provider is part of that usage.
 #[test]
 fn a_lower_report_takes_nothing_back() {
     let mut tally = UsageAccumulator::default();
@@ -147,7 +147,7 @@ fn number() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G9: each report leaves every count where it was or raises it, in either order.
+    /// G9: a report never lowers a count, in either order of the reports.
     #[test]
     fn reports_only_grow(
         protocol in prop::sample::select(&PROTOCOLS[..]),
@@ -166,7 +166,7 @@ proptest! {
         }
     }
 
-    /// G9: no part of a report is above what is charged for it.
+    /// G9: no part of a report exceeds the charge for the whole.
     #[test]
     fn the_output_is_at_least_each_part_of_it(
         protocol in prop::sample::select(&PROTOCOLS[..]),
