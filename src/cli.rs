@@ -90,7 +90,7 @@ fn format_error_chain(error: &anyhow::Error) -> String {
 /// Builds the command line with all commands. A command adds its flags only when it is called or its help is requested:
 /// building all of them would be a quarter of the start-up time.
 pub fn command() -> Command {
-    Command::new("cogni-gateway")
+    let command = Command::new("cogni-gateway")
         .version(env!("CARGO_PKG_VERSION"))
         .about("One way out for untrusted agents: an LLM gateway on a unix socket per run")
         .after_help(AFTER_HELP)
@@ -124,7 +124,13 @@ pub fn command() -> Command {
         .subcommand(with_subcommands::<billing::BillingCommand>(
             "billing",
             "Show the costs of runs, and compare them with LiteLLM's",
-        ))
+        ));
+    with_operator_commands(command)
+}
+
+/// Adds the commands that check, explain and prove, and those that make keys, tokens and pages.
+fn with_operator_commands(command: Command) -> Command {
+    command
         .subcommand(doctor::command())
         .subcommand(with_args::<cogni_init::CogniInitArgs>(
             "cogni-init",
