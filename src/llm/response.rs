@@ -157,6 +157,7 @@ impl ResponseObserver {
         let shows_usage = match self.reader {
             FormatReader::Sse(_) => true,
             FormatReader::Filtered(_) => false,
+            // The report needs no limit here, and such a body stays in pass-through mode.
             FormatReader::Json(_) | FormatReader::Opaque => return self,
         };
         self.report.set_allowance(allowance, shows_usage);
@@ -177,6 +178,7 @@ impl ResponseObserver {
     /// Returns [`EventTooLargeError`] if an event is too long. The caller must then abort the
     /// response, because the observer has lost its position in the stream.
     pub fn read_frame(&mut self, frame: Bytes) -> Result<Bytes, EventTooLargeError> {
+        // The client has its ending; the rest of the upstream's stream is dropped.
         if self.is_truncated() {
             return Ok(Bytes::new());
         }

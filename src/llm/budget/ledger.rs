@@ -156,6 +156,7 @@ impl BudgetLedger {
         must_pay: bool,
     ) -> Result<OpenCallPermit, BudgetError> {
         let mut state = self.lock_state();
+        // Without the body the model's price is unknown, but any price is too much when all money is spent.
         if must_pay && kind != CallKind::Free {
             self.check_money_left(&mut state)?;
         }
@@ -318,6 +319,7 @@ impl BudgetLedger {
     fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
         let BudgetReservation { kind, begun, granted, .. } = *reservation;
         let (mut state, now) = (self.lock_state(), Instant::now());
+        // The reservation is replaced by the charge under one lock, so no other call sees both or neither.
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
         let age = now.saturating_duration_since(begun);
@@ -374,6 +376,7 @@ impl LedgerState {
             (true, Some(asked)) => asked.max(Tokens(choices)),
             (false, asked) => asked.unwrap_or_default(),
         };
+        // A turn is worth starting only if each answer can have at least one token.
         let least = if ask.is_turn { Tokens(choices) } else { Tokens::ZERO };
         self.remaining_tokens(TokenLimitKind::Input, ask.input)?;
         let bounds = [

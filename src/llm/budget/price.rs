@@ -196,6 +196,8 @@ impl PriceTable {
         match (self.find_price(model), &self.unknown) {
             (Some(price), _) => Ok(Some(price)),
             (None, UnknownPricePolicy::Price(price)) => Ok(Some(Arc::clone(price))),
+            // Without a cost budget the price is only informative, so a missing one refuses
+            // nothing.
             (None, UnknownPricePolicy::Reject) if counts_cost => {
                 Err(UnknownPriceError { model: model.into() })
             }
@@ -339,6 +341,7 @@ impl TryFrom<RawPrice> for ModelPrice {
 impl From<&RawPrice> for TokenRates {
     fn from(written: &RawPrice) -> Self {
         let RawPrice { input, output, .. } = *written;
+        // A missing rate falls back to the rate of the whole that the part belongs to.
         let cache_write = written.cache_write.unwrap_or(input);
         Self {
             input: input.0,

@@ -120,6 +120,7 @@ pub fn open_models() -> impl Iterator<Item = (&'static str, &'static [&'static s
 /// Returns true if the name, in lower case, is a known field of any route. Such a name is a
 /// misspelling or another protocol's field; it never passes as an unknown field.
 pub(super) fn is_known_elsewhere(name: &str) -> bool {
+    // Some upstreams compare names without regard to case.
     let name = name.to_ascii_lowercase();
     GatewayRoute::ALL.into_iter().any(|route| find_field(route, &name).is_some())
 }

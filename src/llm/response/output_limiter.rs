@@ -146,6 +146,8 @@ impl OutputLimiter {
             (ProtocolState::Chat(answer), TextEventEffect::Choice(update)) => {
                 answer.advance_choice(update);
             }
+            // A Messages pattern needs no effect: a repeated delta always belongs to the open
+            // block.
             (ProtocolState::Messages(message), _) => message.on_repeated_delta(),
             (ProtocolState::Responses(response), TextEventEffect::Part(part)) => {
                 response.on_repeated_delta(event.sequence, part, event.text);
@@ -169,10 +171,11 @@ impl OutputLimiter {
         if state == CutSafety::Ended {
             return None;
         }
-        // The usage in the ending never shows less output than was granted, because that is what
-        // the run is charged.
         self.is_cut = true;
         let reported = reported.unwrap_or_default();
+        // A Messages stream has reported its input by now. Other streams usually report usage only at
+        // their end, so the input of the allowance stands in. The output is at least the granted
+        // amount, because the stream has exceeded that amount.
         let input = if reported.input.is_zero() { self.allowance.input } else { reported.input };
         let usage = TokenUsage { input, output: output.max(self.allowance.output), ..reported };
         // A graceful ending is only correct where a model could stop.

@@ -108,6 +108,7 @@ impl ResponseReport {
 
     /// Returns the reported usage if it is complete. A report with zero input is a placeholder.
     pub(super) fn reported_usage(&self) -> Option<TokenUsage> {
+        // A turn needs both sides. Other routes, such as embeddings, have no output.
         let is_whole = self.tally.has_output() || !self.route.counts_as_turn();
         self.partial_usage().filter(|usage| is_whole && !usage.input.is_zero())
     }
@@ -135,6 +136,7 @@ impl ResponseReport {
     pub(super) fn on_repeated_event(&mut self, rest: &[u8]) -> Option<usize> {
         let repeated = self.pattern.as_ref()?.match_repeated(rest)?;
         self.written.add_text(repeated.text);
+        // The limiter parses each event anyway, so it also counts the text.
         if let Some(limit) = &mut self.limit {
             limit.on_repeated_event(&repeated);
         }
@@ -203,6 +205,7 @@ impl ResponseReport {
         let output = response
             .and_then(|response| parse_object::<NestedPayload<'_>>(response.get().as_bytes()));
         let Some(output) = output.and_then(|response| response.output) else { return };
+        // The output repeats all text. Only bytes that no event has brought before are new.
         let length = unknown_text::output_text_bytes(output.get().as_bytes());
         self.written.add_length(length.saturating_sub(self.written.text_bytes()));
     }

@@ -223,6 +223,7 @@ impl EmbeddedTextKind {
         let is = |start: &[u8]| {
             text.get(..start.len()).is_some_and(|text| text.eq_ignore_ascii_case(start))
         };
+        // File names come first: Google's ids of files are addresses themselves.
         if is(GEMINI_FILES_URL) || text.strip_prefix(b"files/").is_some_and(is_file_name) {
             return Self::File;
         }

@@ -15,6 +15,7 @@ pub(super) fn tokens<I: Iterator<Item = u8>>(
 ) -> Option<u64> {
     let rate = bytes_a_second(bytes)?;
     // If the allowance or the base64 ends early, the rest of the body bounds the length.
+    // The data behind the head is counted, not stored.
     let read = bytes.by_ref().map(|_| 1_u64).sum();
     let length = if bytes.is_complete() { read } else { most };
     Some((length.saturating_mul(TOKENS_A_SECOND).div_ceil(rate)).clamp(1, UNREAD_TOKENS))

@@ -87,6 +87,7 @@ impl ChatStreamState {
             self.advance_choice(advance);
             last = Some((update, advance));
         }
+        // The data is parsed a second time for the envelope, but only once per stream.
         if self.envelope.is_none() && !self.choices.is_empty() {
             self.envelope = parse_object(data);
         }
@@ -94,6 +95,7 @@ impl ChatStreamState {
         // parsed again.
         let is_lone = written.text_count() == before + 1 && choices.more.is_empty();
         let (update, advance) = last.filter(|_| is_lone && self.envelope.is_some())?;
+        // Exactly one text was counted, so the first string that is not empty is that text.
         let text = update.counted_texts().find(|text| text.get().len() > EMPTY_STRING_BYTES)?;
         LoneText::from_json_text(text.get(), data, TextEventEffect::Choice(advance))
     }
@@ -122,6 +124,7 @@ impl ChatStreamState {
     fn choice_part(&mut self, index: u64) -> Option<&mut ChoicePart> {
         let known = self.choices.iter().position(|choice| choice.index == index);
         let at = known.unwrap_or(self.choices.len());
+        // A choice past the limit is not followed. The flag makes every later truncation an error.
         if at == MAX_CHOICES {
             self.has_more = true;
         } else if known.is_none() {
@@ -148,6 +151,7 @@ impl ChatStreamState {
     /// Appends the ending of a model at its limit: a finish reason for each open choice, the usage
     /// if requested, and `[DONE]`.
     pub(super) fn write_graceful_ending(&self, usage: &TokenUsage, end: &mut Vec<u8>) {
+        // A finished choice already has its reason; a second one would contradict it.
         for choice in self.choices.iter().filter(|choice| choice.part != ChoicePart::Finished) {
             let mut last =
                 json!({ "index": choice.index, "logprobs": null, "finish_reason": "length" });
@@ -171,6 +175,7 @@ impl ChatStreamState {
     }
 
     fn chunk_json(&self, choices: &Value) -> Value {
+        // Clients group chunks by these members, so the ending repeats them from the stream.
         let unknown = ChunkEnvelope::default();
         let ChunkEnvelope { id, created, model } = self.envelope.as_ref().unwrap_or(&unknown);
         let is_older = self.route == GatewayRoute::Completions;

@@ -35,6 +35,7 @@ impl MessagesStreamState {
         written: &mut OutputEstimate,
     ) -> Option<LoneText> {
         match name {
+            // Before `message_start` no ending other than an error is valid.
             b"message_start" => self.is_started = true,
             b"content_block_start" => self.start_block(data, written),
             b"content_block_delta" => {
@@ -72,11 +73,13 @@ impl MessagesStreamState {
         let Some(content) = event.content_block else { return };
         let is =
             |kind: &str| content.r#type.is_some_and(|name| name.get().trim_matches('"') == kind);
+        // Anthropic sends thinking as a summary or encrypted, and charges it in full.
         if is("thinking") || is("redacted_thinking") {
             written.mark_partial();
         }
         written.add_string(content.text);
         written.add_string(content.name);
+        // A new block after a stop reason shows that the message goes on.
         self.is_stopped = false;
         self.block =
             Some(OpenContentBlock { index: event.index.unwrap_or(0), is_text: is("text") });

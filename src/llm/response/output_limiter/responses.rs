@@ -86,6 +86,7 @@ impl ResponsesStreamState {
         written: &mut OutputEstimate,
     ) -> Option<LoneText> {
         let event = parse_object::<ResponseStreamEvent<'_>>(data)?;
+        // The ending continues the upstream's numbering without a gap.
         if let Some(sequence) = event.sequence_number {
             self.sequence = sequence.saturating_add(1);
         }
@@ -96,6 +97,7 @@ impl ResponsesStreamState {
                 self.head = event.response.and_then(|head| parse_object(head.get().as_bytes()));
             }
             b"response.completed" | b"response.incomplete" | b"response.failed" | b"error" => {
+                // The stream has its own end, which must not be followed by another.
                 self.is_ended = true;
             }
             b"response.output_item.added" => self.add_item(&event, written),
@@ -147,6 +149,7 @@ impl ResponsesStreamState {
             self.extend_text(place, &format!("\"{text}\""));
         } else {
             self.is_ended = false;
+            // Without escapes, the inside of the JSON string is the text itself.
             self.push_item(place, text);
         }
     }
@@ -203,6 +206,7 @@ impl ResponsesStreamState {
 
     /// Appends a text, given as a JSON string, to its part.
     fn extend_text(&mut self, place: OutputPartPosition, text: &str) {
+        // Text after an end event: the stream goes on in spite of the event.
         self.is_ended = false;
         if place.is_repeated
             && let Ok(BorrowedJsonText(text)) = serde_json::from_str::<BorrowedJsonText<'_>>(text)
@@ -290,6 +294,7 @@ impl ResponsesStreamState {
             events.push_event("error", error);
             return;
         }
+        // Open items are left out: the client must not act on a part of a tool call.
         let done = self.items.iter().filter(|item| item.is_done);
         let output: Vec<_> =
             done.filter_map(|item| serde_json::from_str(&item.json).ok()).collect();
@@ -350,6 +355,8 @@ impl OutputItem {
             events
                 .push_event("response.content_part.done", place(json!({ "part": part.to_json() })));
         }
+        // The item states that it is incomplete, and contains the text that the client has
+        // received.
         item["status"] = json!("incomplete");
         item["content"] = self.parts.iter().map(OutputItemPart::to_json).collect();
         let done = json!({ "output_index": self.index, "item": item });
