@@ -48,10 +48,12 @@ pub fn main() -> ExitCode {
         }
     };
     let mut out = StdoutWriter::stdout();
+    // `out` remembers a failed write, so that the exit status is right even if a command ignores the error.
     let done = dispatch_command(&matches, &mut out);
     // The buffered output is written before the last error, so that a reader sees both in order.
     let (last, code) = match (out.finish(), done) {
         (Ok(()), Ok(code)) => (None, code),
+        // A command that fails could not do its work: status 2. A negative result is the command's own status.
         (Ok(()), Err(error)) => (Some(format_error_chain(&error)), ExitCode::from(EXIT_USAGE)),
         // A closed pipe needs no message: its reader has what it wanted. But the command did not deliver all of its
         // output.
@@ -97,6 +99,7 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .args(log_flags())
+        // The order of the help: first the commands that serve and run, then the tools around them.
         .subcommand(proxy::command())
         .subcommand(shared::command())
         .subcommand(run::command())
@@ -261,6 +264,7 @@ fn dispatch_command(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Resul
         Some(("token", matches)) => {
             token::run(&token::TokenCommand::from_arg_matches(matches)?, io::stdin(), out)
         }
+        // clap refuses an unknown command, and `subcommand_required` a missing one.
         _ => unreachable!("clap knows no other command"),
     }
 }

@@ -87,10 +87,12 @@ enum AdminCommand {
 
 /// Sends the request and prints the answer. Returns the socket's message as an error if the status is not a success.
 pub fn run(args: &AdminArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    // Invalid arguments are refused before the socket is opened.
     let (method, path, body) = args.command.to_request()?;
     let (status, answer) = send_request(&args.socket, method, &path, body.as_ref())?;
     let answer: Value = serde_json::from_str(&answer)
         .with_context(|| format!("`{}` sent an answer that is not JSON", args.socket.display()))?;
+    // A refusal has its reason in `error.message`.
     if !(200..300).contains(&status) {
         let message = answer["error"]["message"].as_str();
         bail!(
@@ -175,6 +177,7 @@ fn send_request(
     )?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).with_context(|| format!("`{shown}` does not answer"))?;
+    // An answer without an empty line has no body; its status is reported all the same.
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     let status = status.ok_or_else(|| anyhow!("`{shown}` does not speak HTTP"))?;

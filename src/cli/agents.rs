@@ -53,6 +53,7 @@ pub fn run(args: &AgentsArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
     }
     let catalog = args.agents.load_catalog()?;
     let listed = args.list_agents(&catalog)?;
+    // Only the number of hidden agents is printed, to mention `--all`.
     let hidden = listed.iter().filter(|(_, listed)| !listed.available && !args.all).count();
     let shown = listed.into_iter().filter(|(_, listed)| listed.available || args.all);
     if args.json {
@@ -76,6 +77,7 @@ impl AgentsArgs {
             docker_socket: self.places.docker_socket.clone(),
             driver: DriverChoice::Auto,
             init: resolve_init_binary(self.init.clone(), self.state.path())?,
+            // The listing assumes the strict default; `--allow-unlimited` is a flag of a run.
             may_be_unlimited: false,
         };
         let listed = catalog.entries().map(|entry| {

@@ -65,6 +65,7 @@ fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow
             write_report(&report, pinned.is_some(), out)?;
             Ok(code)
         }
+        // A broken chain and a missing signature are verdicts about the log, not errors of this command.
         Err(AuditError::Broken { broken, .. }) => write_broken(&broken, out),
         Err(error @ AuditError::Unsigned { .. }) => {
             writeln!(out, "UNSIGNED: {error}")?;
@@ -82,6 +83,7 @@ fn show_log(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         match reader.next_entry() {
             Ok(Some(entry)) => write_row(&entry, &mut date, out)?,
             Ok(None) => return Ok(ExitCode::SUCCESS),
+            // The rows before the break are printed already; the break is reported like `verify` does.
             Err(read::AuditReadError::Broken(broken)) => return write_broken(&broken, out),
             Err(read::AuditReadError::Io(error)) => {
                 return Err(error).with_context(|| format!("audit log `{}`", file.display()));
@@ -93,6 +95,7 @@ fn show_log(file: &Path, out: &mut impl Write) -> anyhow::Result<ExitCode> {
 fn write_broken(broken: &ChainBreakError, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     writeln!(out, "BROKEN: {broken}")?;
     match broken.seq {
+        // No record precedes the first one.
         1 => (),
         2 => writeln!(out, "record 1 is as it was written")?,
         seq => writeln!(out, "records 1 to {} are as they were written", seq - 1)?,
@@ -115,6 +118,7 @@ fn write_verdict(
         )?;
         return Ok(ExitCode::SUCCESS);
     }
+    // The run's end is present, and a checkpoint of the pinned key covers it.
     if report.coverage() == CheckpointCoverage::Complete {
         writeln!(out, "OK: {records} records are as they were written, and signed to the last")?;
         return Ok(ExitCode::SUCCESS);
@@ -136,6 +140,7 @@ fn write_report(report: &AuditVerifyReport, pinned: bool, out: &mut impl Write) 
     writeln!(out, "run         {run}, attempt {attempt}, account {account}, started {starts}×")?;
     writeln!(out, "time        {} to {}", PrintableLogText(first), PrintableLogText(last))?;
     writeln!(out, "calls       {admitted} admitted, {settled} settled ({crashed} after a crash)")?;
+    // An admitted call without a settlement may still be running.
     if *open > 0 {
         writeln!(out, "            {open} in flight, or lost if the process is gone")?;
     }
@@ -182,10 +187,12 @@ impl Display for CheckpointSummary<'_> {
         };
         let AuditVerifyReport { records, .. } = self.report;
         write!(f, "{}, the last is record {last} of {records}", signatures.checkpoints)?;
+        // Checkpoints of other keys prove nothing for this key.
         if signatures.foreign > 0 {
             write!(f, "; {} more by other keys", signatures.foreign)?;
         }
         write!(f, "\nkey         {key}")?;
+        // A key that only the log names was chosen by the writer of the log, who may be a forger.
         let source = if self.pinned {
             "the one you named"
         } else {
@@ -202,6 +209,7 @@ fn write_row(entry: &AuditEntry, date: &mut String, out: &mut impl Write) -> io:
         day.clone_into(date);
         writeln!(out, "{}, run {}", PrintableLogText(day), PrintableLogText(&entry.run))?;
     }
+    // Every text of a record is made printable: clients chose models, routes and ids.
     let seq = entry.seq;
     let time = PrintableLogText(time.trim_end_matches('Z')).to_string();
     let name = PrintableLogText(&entry.name).to_string();
@@ -263,6 +271,7 @@ fn write_session(session: &AuditSessionEvent, f: &mut Formatter<'_>) -> fmt::Res
 fn write_connection(connection: &AuditConnectionEvent, f: &mut Formatter<'_>) -> fmt::Result {
     let AuditConnectionEvent { pid, uid: Some(uid), gid: Some(gid), cgroup, .. } = connection
     else {
+        // Without a uid the event only counts further connections.
         return write!(f, "{} more, of further processes", connection.repeats);
     };
     write!(f, "uid {uid}, gid {gid}")?;

@@ -167,6 +167,7 @@ pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<Exit
                 print_status(&books.open_existing()?, json, out).await
             }
             BillingCommand::Receipts { books, run, named, json } => {
+                // `--run` is the hidden flag of earlier versions.
                 let run = run.or(named).unwrap_or_default();
                 print_receipts(&books.open_existing()?, &run, json, out).await
             }
@@ -188,6 +189,7 @@ pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<Exit
                 record_logs(&books.open_or_create()?, &logs, out).await
             }
             BillingCommand::Ingest { books, file } => {
+                // Notices may arrive before any audit log, so that the books are created if needed.
                 let ingested = books.open_or_create()?.ingest(read_body(file.as_deref())?).await?;
                 serde_json::to_writer(&mut *out, &ingested)?;
                 writeln!(out)?;
@@ -272,6 +274,7 @@ impl BillingDbArgs {
 
 impl LitellmArgs {
     fn into_client(self) -> anyhow::Result<LitellmClient> {
+        // The key has the same sources as in the gateway: the file of a flag or variable, or the variable.
         let setting = SETTINGS.iter().find(|setting| setting.name == "LITELLM_MASTER_KEY");
         let setting = setting.ok_or_else(|| anyhow!("there is no such setting"))?;
         let key =
@@ -298,6 +301,7 @@ fn read_body(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
 
 /// Parses `2026-11-22T09:30:00Z`, or a duration such as `24h` before now.
 fn parse_time(text: &str) -> Result<SystemTime, String> {
+    // A duration counts back from now.
     if let Ok(ago) = humantime::parse_duration(text) {
         return SystemTime::now().checked_sub(ago).ok_or_else(|| "that is too long ago".to_owned());
     }

@@ -26,12 +26,14 @@ use client::{DemoHttpClient, DemoResponse};
 
 /// Runs the demo and removes its temporary directory.
 pub fn run(out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    // Every file of the demo is below this directory, so that nothing remains after its end.
     let directory = DemoTempDir::new()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         Box::pin(run_demo(&directory.0, out)).await?;
         Box::pin(agent::run_sandbox_demo(&directory.0, out)).await
     })?;
+    // The gateway has closed the log by now, so that the chain is complete.
     let log = directory.0.join(AUDIT_LOG);
     write_heading(out, "The audit log, one record a line")?;
     audit::run(&audit::AuditCommand::Show { file: log.clone() }, out)?;
@@ -96,6 +98,7 @@ async fn narrate_calls(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Resul
     writeln!(
         out,
         "  agent saw      {}",
+        // The gateway requests usage from the upstream, and hides the chunk from a client that did not request it.
         if answer.text().contains("\"usage\":{") {
             "a usage chunk"
         } else {
@@ -220,6 +223,7 @@ fn demo_config(directory: &Path, upstream: SocketAddr) -> anyhow::Result<Gateway
     "acct-demo".clone_into(&mut config.identity.account);
     config.listen.socket_path = directory.join("llm.sock");
     config.upstream.url = upstream.to_string().parse()?;
+    // The story shows that this key never reaches the agent.
     config.upstream.api_key = SecretString::new("sk-real-key");
     config.budget.max_turns = Some(MAX_TURNS);
     config.audit.path = Some(directory.join(AUDIT_LOG));

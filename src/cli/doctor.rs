@@ -50,6 +50,7 @@ pub fn command() -> Command {
 /// fails; otherwise 1.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let args = DoctorArgs::from_arg_matches(matches)?;
+    // The facts are collected first and judged by a function without side effects.
     let mut report = DoctorReport::from_facts(&probe_host(&args)?);
     report.add(depended_on(matches, &args)?);
     if args.json {
@@ -84,6 +85,7 @@ fn depended_on(matches: &ArgMatches, args: &DoctorArgs) -> anyhow::Result<Vec<Do
         )
     };
     let forge = match args.relay.clone().forge_access(&variable) {
+        // A host without a forge is complete: its runs keep their work on this machine.
         Ok(None) => probe::ok_finding(
             "forge",
             "no credential is configured, so runs cannot push; set GITHUB_TOKEN",
@@ -184,6 +186,7 @@ pub fn print_report(report: &DoctorReport, out: &mut impl Write) -> anyhow::Resu
         (false, true) => "the driver `embedded` enforces everything",
         (false, false) => "no driver enforces everything",
     };
+    // One complete driver is enough to run agents; the hint is for the other findings.
     let has_driver = report.drivers.docker || report.drivers.embedded;
     let rest = if has_driver && !report.ok { "; correct the missing items above" } else { "" };
     writeln!(out, "{summary}{rest}")?;

@@ -76,6 +76,7 @@ pub fn run(
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
     let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
     let mut explanation = RequestExplanation::explain_request(&case, asked);
+    // The request's text is long, and may contain the user's data.
     if !matches.get_flag("UPSTREAM") {
         explanation.upstream = None;
     }
@@ -90,6 +91,7 @@ pub fn run(
 /// Returns the flags of `proxy`. The help of this command shows only `--config` of them.
 pub(super) fn configuration_flags() -> impl Iterator<Item = Arg> {
     flags::flags_for(SETTINGS.iter()).map(|flag| {
+        // The hidden flags work; listing all of them would bury this command's own flags.
         let is_hidden = flag.get_id() != "CONFIG";
         flag.hide(is_hidden)
     })
@@ -104,6 +106,7 @@ pub fn load_config(
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<GatewayConfig> {
     let mut config = flags::read_config(SETTINGS.iter(), matches, variable)?;
+    // Validation demands an identity and a key, which an explanation does not need.
     for name in [&mut config.identity.run, &mut config.identity.account] {
         if name.is_empty() {
             "placeholder".clone_into(name);

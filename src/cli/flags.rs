@@ -53,6 +53,7 @@ pub fn read_config_with(
         |file| GatewayConfig::read_file(Path::new(&file)),
     )?;
     between(&mut config);
+    // These files are private: no sandbox may mount them.
     config.files.extend(config_file_path(matches, &variable).map(PathBuf::from));
     // A later source overrides an earlier one; `find_value` prefers the flag to the variable.
     for setting in settings {
@@ -83,6 +84,7 @@ pub fn explicit_settings(
 /// # Errors
 /// Returns an error if there is such a variable.
 pub fn check_environment() -> anyhow::Result<()> {
+    // An empty variable counts as not set.
     let given = std::env::vars_os().filter(|(_, value)| !value.is_empty());
     let names: Vec<_> = given.filter_map(|(name, _)| name.into_string().ok()).collect();
     check_variable_names(names.iter().map(String::as_str))

@@ -69,6 +69,7 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
         };
         match fate {
             PruneOutcome::Forgotten => gone += 1,
+            // Both exist and should be deleted; the other outcomes are reasons to keep a workspace.
             PruneOutcome::Unused | PruneOutcome::Stuck(_) => left += 1,
             PruneOutcome::InUse | PruneOutcome::Awaited | PruneOutcome::Young => (),
         }
@@ -95,6 +96,7 @@ impl ForgetArgs {
     }
 
     fn select_workspaces(&self, all: Vec<StoredWorkspace>) -> anyhow::Result<Vec<StoredWorkspace>> {
+        // A misspelled id must not silently select nothing.
         if let Some(unknown) = self.ids.iter().find(|id| all.iter().all(|kept| kept.id != **id)) {
             bail!("no workspace has the id `{unknown}`; without an id, all workspaces are shown");
         }

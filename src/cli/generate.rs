@@ -42,6 +42,7 @@ pub fn manual_pages(wanted: &ManualPages, out: &mut impl Write) -> anyhow::Resul
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot create the directory `{}`", directory.display()))?;
     let mut command = command();
+    // `build` adds the deferred flags of all commands.
     command.build();
     let written = write_page(&command, NAME, directory)?;
     writeln!(out, "{written} pages are in `{}`", directory.display())?;
@@ -55,6 +56,7 @@ fn write_page(command: &Command, name: &str, directory: &Path) -> anyhow::Result
     Man::new(command.clone().name(name.to_owned())).render(&mut page)?;
     fs::write(&path, page).with_context(|| format!("`{}` cannot be written", path.display()))?;
     let mut written = 1;
+    // clap's own `help` command needs no page.
     for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
         written += write_page(below, &format!("{name}-{}", below.get_name()), directory)?;
     }

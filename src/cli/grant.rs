@@ -217,6 +217,7 @@ async fn mint_grant(wanted: MintGrantArgs, out: &mut impl Write) -> anyhow::Resu
     check_agents(&terms.agents, &wanted.catalog, &place)?;
     check_repositories(&terms.repositories)?;
     let (grant, token) = open_store(&place)?.mint_grant(&name, terms, expires).await?;
+    // The token is printed only here; a lost token cannot be displayed again.
     if wanted.json {
         let mut all = grant_json(&grant, now);
         all["token"] = token.expose_secret().into();
@@ -314,6 +315,7 @@ fn check_agents(
     place: &GrantStoreArgs,
 ) -> anyhow::Result<()> {
     let serve = place.serve()?;
+    // The service's file may name another catalog than this command's default.
     let catalog = given.catalog_of(serve.and_then(|serve| serve.agents_dir))?;
     let known: Vec<_> = catalog.entries().map(|entry| entry.name.as_str()).collect();
     let is_known = |pattern: &&GrantPattern| known.iter().any(|name| pattern.matches(name));

@@ -22,6 +22,7 @@ pub fn run(args: &HealthArgs) -> anyhow::Result<ExitCode> {
     match check_health(args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
+            // The error is printed here, because the caller of this function would exit with 2.
             let _ = writeln!(io::stderr(), "error: {error:#}");
             Ok(ExitCode::FAILURE)
         }

@@ -34,6 +34,7 @@ impl StderrLog {
         thread::Builder::new().name("log".to_owned()).spawn(move || write_lines(&orders))?;
         let filter = match asked {
             Some(asked) => filter_at(asked),
+            // An invalid `LOG` falls back to the default level: a log setting must not stop a process.
             None => EnvFilter::try_from_env("LOG").unwrap_or_else(|_| filter_at(level)),
         };
         let writer = LogLineWriter(lines.clone());
@@ -82,6 +83,7 @@ fn filter_at(level: &str) -> EnvFilter {
 fn write_lines(orders: &Receiver<LogCommand>) {
     while let Ok(order) = orders.recv() {
         match order {
+            // A failed write is ignored: there is no other place to report it.
             LogCommand::Line(line) => drop(io::stderr().write_all(&line)),
             LogCommand::Finish(done) => drop(done.try_send(())),
         }

@@ -55,6 +55,7 @@ pub fn run(args: ProviderArgs, out: &mut impl Write) -> anyhow::Result<ExitCode>
             _ = terminate.recv() => (),
             _ = interrupt.recv() => (),
         }
+        // The server closes its connections before the process ends.
         shutdown.cancel();
         serving.await
     })?;
@@ -77,6 +78,7 @@ pub async fn serve(
         );
     }
     writeln!(out, "provider listening on http://{}", provider.addr())
+        // A waiting caller needs the address at once.
         .and_then(|()| out.flush())
         .context("cannot announce the address")?;
     provider.serve(shutdown).await;

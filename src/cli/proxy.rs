@@ -35,6 +35,7 @@ pub(super) fn serve_runs(
     let config = configure()?;
     config.check_budgets_durable()?;
     config.warn_of_searching_models();
+    // Every connection needs descriptors, and the soft limit is often far below the hard limit.
     descriptors::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -46,6 +47,7 @@ pub(super) fn serve_runs(
         let app = GatewayProcess::build_process(config)?;
         let stop = StopRequest::default();
         let (reload, runs) = (Arc::new(app.config_reloader()), app.run_manager().clone());
+        // A signal and the operator's socket reload in the same way; the change is recorded with its source.
         let by = |by| {
             let (reload, configure) = (Arc::clone(&reload), configure.clone());
             move || reload(by, configure())

@@ -146,6 +146,7 @@ fn sweep_state(
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let outbox = open_outbox(state)?;
+    // An age beyond the clock's range deletes nothing.
     let before = kept_older_than.and_then(|age| SystemTime::now().checked_sub(age));
     if let Some(before) = before {
         let kept = outbox.expire_retained(before)?;
@@ -185,6 +186,7 @@ fn print_all(
         }
     }
     let is_well = shown.iter().all(|job| job.step == DeliveryStep::Done);
+    // A workspace whose run is still going needs no attention.
     Ok(exit_code(is_well && desks.iter().all(|seen| seen.goes_on)))
 }
 

@@ -262,6 +262,7 @@ impl ProgressMode {
 /// its work is not delivered.
 pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let (mut order, asked) = parse_run(matches, |name| env::var(name).ok())?;
+    // The check comes before a branch is leased or a sandbox is started.
     runner::check_run_dir(&order.run_dir)?;
     let progress = matches.get_one("progress").copied().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -315,8 +316,10 @@ async fn run_with_signals(order: RunPlan, progress: ProgressMode) -> anyhow::Res
     let is_told =
         order.agent.as_ref().is_some_and(|agent| agent.entry.stream == AgentStreamFormat::Events);
     let signals = TerminationSignals::register()?;
+    // The line is made here, because `PreparedRun::new` consumes the plan.
     let beginning = progress::start_line(&order);
     let prepared = PreparedRun::new(order)?;
+    // Output and progress share the flag, so that a progress line begins at the start of a line.
     let place = OpenLineFlag::default();
     if !is_shown {
         let live = open_stderr()?;
@@ -339,6 +342,7 @@ async fn run_with_signals(order: RunPlan, progress: ProgressMode) -> anyhow::Res
         result = Box::pin(run_until_cancelled(prepared, shown, signals)) => result,
         never = follower.follow_calls() => match never {},
     };
+    // A call may have been settled after the follower was polled for the last time.
     follower.print_new_calls().await;
     follower.write_lines(&progress::end_line(&result)).await;
     Ok(result)

@@ -124,6 +124,7 @@ pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCod
                 }
                 let stream = if stderr { "stderr" } else { "stdout" };
                 let printed = printed[stream].as_str().unwrap_or_default();
+                // An untrusted program wrote this text.
                 write!(out, "{}", escape_for_terminal(printed))?;
                 Ok(ExitCode::SUCCESS)
             }
@@ -155,6 +156,7 @@ async fn watch(
                 return Ok(code(&event.data));
             }
         }
+        // The stream has ended without the final event: the service restarted, or a proxy closed the connection.
         tries += 1;
         if tries > TRIES {
             bail!(
@@ -189,6 +191,7 @@ fn print_event(
             writeln!(out)?;
             print_result(data, out)?;
         }
+        // A newer service may send events that this version does not know.
         _ => (),
     }
     Ok(())

@@ -157,6 +157,7 @@ struct RunningService {
 impl RunningService {
     async fn run(self, told: process::StopRequest, patience: Duration) -> anyhow::Result<()> {
         let Self { listener, metrics, seats, supervisor, api, bookkeeper } = self;
+        // `stop` ends the background work only after the drain: until then runs need their bookkeeping.
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
         tracing::info!(
@@ -187,6 +188,7 @@ impl RunningService {
         let (served, (), (), (), ()) =
             tokio::join!(served, scraped, kept, bookkeeper.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;
+        // The runs' records are closed last, when no request can add to them.
         seats.finish_all().await?;
         tracing::info!("stopped");
         Ok(())
@@ -199,6 +201,7 @@ fn open_delivery_service(given: &ServeOptions) -> anyhow::Result<Option<Arc<Deli
     let keys = RunSecrets::from_config(&given.config);
     match given.relay.clone().open_service(|name| std::env::var(name).ok(), keys) {
         Ok(relay) => Ok(Some(Arc::new(relay))),
+        // Only a missing or unsuitable git is tolerated.
         Err(error) if is_without_git(&error) => {
             tracing::warn!("there is no relay: {error:#}");
             Ok(None)

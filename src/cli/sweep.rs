@@ -69,6 +69,7 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
         writeln!(out, "{left} left behind{remedy}")?;
         return Ok(ExitCode::FAILURE);
     }
+    // Without the engine's answer there may be further leftovers, so that this is no success.
     if let EngineSweepStatus::Failed(_) = engine {
         writeln!(out, "nothing else is left behind")?;
         return Ok(ExitCode::FAILURE);

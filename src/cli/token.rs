@@ -102,6 +102,7 @@ pub fn inspect_token(
 /// Reads at most a token and a line end, so that input that is not a token is not read to its end.
 fn read_token(input: impl Read) -> anyhow::Result<String> {
     let mut token = String::new();
+    // Two bytes more than the longest token: a line end, possibly of two characters.
     let limit = MAX_TOKEN_BYTES as u64 + 2;
     input.take(limit).read_to_string(&mut token).context("cannot read a token from stdin")?;
     Ok(token)
@@ -115,6 +116,7 @@ fn audience(given: &str) -> Result<String, String> {
 }
 
 fn format_date(seconds: u64) -> String {
+    // A token may claim any number, and a later time cannot be formatted as a date.
     if seconds > MAX_RFC3339_SECONDS {
         return format!("{seconds} seconds after 1970");
     }

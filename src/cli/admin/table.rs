@@ -17,6 +17,7 @@ pub(super) fn print(answer: &Value, out: &mut impl Write) -> io::Result<()> {
         let cut = if answer["calls_cut"] == true { "; its open calls were cut" } else { "" };
         return writeln!(out, "run {} is closed{cut}", text(&answer["run_id"]));
     }
+    // Every other answer is a run: the answer to `show`, and to the commands that change a run.
     print_run(answer, out)
 }
 
@@ -58,9 +59,11 @@ fn print_run(run: &Value, out: &mut impl Write) -> io::Result<()> {
         Some(models) if !models.is_empty() => {
             models.iter().map(text).collect::<Vec<_>>().join(", ")
         }
+        // An empty list of models is no restriction.
         _ => "any".to_owned(),
     };
     let limits = budget["limits"].as_object().into_iter().flatten();
+    // A limit that is not set is null.
     let limits = limits.filter(|(_, limit)| !limit.is_null());
     let limits: Vec<_> = limits.map(|(name, limit)| format!("{name}={}", text(limit))).collect();
     let limits = if limits.is_empty() { "none".to_owned() } else { limits.join(" ") };

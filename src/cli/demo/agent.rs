@@ -21,6 +21,7 @@ use crate::relay::git::GitProgram;
 
 /// Runs an agent in a sandbox and narrates it, or prints why this machine cannot run it.
 pub(super) async fn run_sandbox_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+    // The demo shows enforced limits, and only root can set all of them.
     if !rustix::process::geteuid().is_root() {
         write_heading(out, "7. An agent in a sandbox: not here")?;
         writeln!(out, "  Limits on a sandbox need root; run this again as root to see it.")?;
@@ -90,6 +91,7 @@ impl DemoEnvironment {
         writeln!(out, "  the run is     ok: {}, {}", result["ok"], result["error_code"])?;
 
         write_heading(out, "9. What is left of the sandboxes")?;
+        // A removed sandbox leaves no directory behind.
         let left = fs::read_dir(self.directory.join("r"))?.count();
         writeln!(
             out,
@@ -149,6 +151,7 @@ impl DemoEnvironment {
         // The wait blocks, and the fake servers run on this thread's runtime.
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         let said = String::from_utf8_lossy(&output.stderr);
+        // Without a result the run could not begin, and standard error has the reason.
         serde_json::from_slice(&output.stdout)
             .map_err(|_| anyhow!("{}", said.trim().trim_start_matches("error: ").to_owned()))
     }

@@ -244,6 +244,7 @@ fn header_changes(given: &HeaderMap, sent: &HeaderMap) -> Vec<ExplainedHeader> {
             }
         })
         .collect();
+    // `host` belongs to the connection, and is not the client's to choose.
     let dropped = given.keys().filter(|name| !sent.contains_key(*name) && *name != "host");
     headers.extend(dropped.map(|name| ExplainedHeader {
         name: name.to_string(),
@@ -256,6 +257,7 @@ fn header_changes(given: &HeaderMap, sent: &HeaderMap) -> Vec<ExplainedHeader> {
 
 fn display_value(name: &str, value: &HeaderValue) -> Cow<'static, str> {
     match name {
+        // Headers with secrets are marked as sensitive where they are set.
         _ if value.is_sensitive() => Cow::Borrowed("[secret]"),
         "x-litellm-call-id" => Cow::Borrowed("[id of the request]"),
         _ => Cow::Owned(String::from_utf8_lossy(value.as_bytes()).into_owned()),
@@ -264,6 +266,7 @@ fn display_value(name: &str, value: &HeaderValue) -> Cow<'static, str> {
 
 /// Formats the request as it would be sent. `sent` marks the secrets to mask.
 fn format_upstream_request(head: &UpstreamRequestHead, sent: &HeaderMap, body: &[u8]) -> String {
+    // The text comes from the real serialization, with the order and the spelling that would be sent.
     let head = head.to_http1_bytes(body.len() as u64);
     let lines = String::from_utf8_lossy(&head).replace('\r', "");
     let lines = lines.lines().map(|line| {

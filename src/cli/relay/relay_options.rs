@@ -154,6 +154,7 @@ impl RelayArgs {
         keys: RunSecrets,
     ) -> anyhow::Result<DeliveryService> {
         let state = self.state.path();
+        // 0711: other users may pass through to files that they may read, but cannot list the directory.
         private_dir::make(&state, 0o711)
             .context("the state directory cannot be used; see `--state-dir`")?;
         let judge = match &self.relay_config {
@@ -211,6 +212,7 @@ impl RelayArgs {
         &self,
         variable: &impl Fn(&str) -> Option<String>,
     ) -> anyhow::Result<OutboundConfig> {
+        // Other programs accept both spellings of these variables.
         let either = |name: &str| {
             let given = [variable(name), variable(&name.to_ascii_lowercase())];
             given.into_iter().flatten().find(|given| !given.is_empty())
@@ -226,6 +228,7 @@ impl RelayArgs {
     fn parse_committer(&self) -> anyhow::Result<String> {
         let given = &self.relay_committer;
         let parts = given.strip_suffix('>').and_then(|rest| rest.split_once(" <"));
+        // Line ends or angle brackets would forge further parts of the commit's header.
         let is_plain = |text: &str| {
             !text.is_empty() && !text.contains(['<', '>']) && !text.chars().any(char::is_control)
         };
@@ -258,6 +261,7 @@ impl RelayArgs {
             (None, None, _) => return Ok(None),
         };
         let url = self.github_api_url.clone();
+        // A token without encryption is acceptable only on this machine.
         if url.scheme() != Some(&Scheme::HTTPS) && !is_local(&url) {
             bail!(
                 "`GITHUB_API_URL` would send a token over a network in the clear; give `https://`"

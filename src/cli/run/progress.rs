@@ -84,6 +84,7 @@ fn call_line(before: BudgetAmount, now: &BudgetStatus) -> String {
     if spent == BudgetAmount::default() {
         return String::new();
     }
+    // Several calls may have been settled since the last line. A call that generates nothing is not a turn.
     let mut line = match spent.turns {
         0 => "call: ".to_owned(),
         1 => format!("turn {}: ", now.spent.turns),

@@ -129,6 +129,7 @@ impl BranchRequest {
         let Self { repository, key, args } = self;
         let flag = args.setup.state_flag();
         let relay = Arc::new(args.setup.open_service(|name| env::var(name).ok(), keys)?);
+        // A run without a credential can still work: its commits wait on this machine.
         if repository.as_hosted().is_some() && !relay.has_credential() {
             if args.pull_request {
                 bail!(
