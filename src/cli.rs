@@ -62,6 +62,7 @@ pub fn main() -> ExitCode {
             (Some(format!("cannot write to standard output: {error}")), ExitCode::FAILURE)
         }
     };
+    // The last error goes through the log's queue, so that it comes after all log lines.
     log.finish(last.map(|last| format!("error: {last}")));
     code
 }

@@ -277,6 +277,7 @@ fn write_connection(connection: &AuditConnectionEvent, f: &mut Formatter<'_>) ->
     write!(f, "uid {uid}, gid {gid}")?;
     match pid {
         Some(pid) => write!(f, ", pid {pid}")?,
+        // The kernel reports no pid for a process outside this pid namespace.
         None => f.write_str(", in another namespace")?,
     }
     cgroup.as_ref().map_or(Ok(()), |cgroup| write!(f, ", in {}", PrintableLogText(cgroup)))
@@ -305,6 +306,7 @@ fn write_refusal(refusal: &AuditRefusalEvent, f: &mut Formatter<'_>) -> fmt::Res
             PrintableLogText(refusal.model.as_deref().unwrap_or("-"))
         )?;
     }
+    // One record may stand for several equal refusals.
     if refusal.repeats > 1 {
         write!(f, "; {} times", refusal.repeats)?;
     }
@@ -319,6 +321,7 @@ impl Display for AmountText {
         let BudgetAmount { turns, input, output, cost } = self.0;
         let plural = if turns == 1 { "" } else { "s" };
         write!(f, "{turns} turn{plural}, {} in, {} out", input.0, output.0)?;
+        // Without prices every cost is zero, and is not shown.
         if cost.is_zero() { Ok(()) } else { write!(f, ", ${cost}") }
     }
 }

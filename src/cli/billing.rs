@@ -193,6 +193,7 @@ pub fn run(command: BillingCommand, out: &mut impl Write) -> anyhow::Result<Exit
                 let ingested = books.open_or_create()?.ingest(read_body(file.as_deref())?).await?;
                 serde_json::to_writer(&mut *out, &ingested)?;
                 writeln!(out)?;
+                // A notice that the books have already is not an error.
                 Ok(exit_code(ingested.invalid == 0 && ingested.conflicting == 0))
             }
         }

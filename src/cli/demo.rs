@@ -61,6 +61,7 @@ async fn run_demo(directory: &Path, out: &mut impl Write) -> anyhow::Result<()> 
         stop.cancel();
         told
     };
+    // All three run on this thread: the gateway, the provider and the narration.
     let (served, (), told) =
         tokio::join!(app.serve_until_cancelled(stop.clone()), provider.serve(stop.clone()), story);
     // An error of the narration is more specific than an error of the servers.
@@ -152,6 +153,7 @@ async fn narrate_refusals(agent: &DemoAgent, out: &mut impl Write) -> anyhow::Re
     }
 
     write_heading(out, "5. Where there is nothing to see")?;
+    // Paths of LiteLLM's own API, and spellings that would reach it through a careless proxy.
     for path in ["/key/list", "/v1/mcp/server", "/v1/%6dodels", "/v1/chat/../models"] {
         let answer = agent.client().get(path).await?;
         writeln!(out, "  GET {path:<24} {} {}", answer.status, answer.text())?;

@@ -118,6 +118,7 @@ fn state(path: &Path) -> DoctorFinding {
             "run as its owner, or name another with `--state-dir`",
         ),
         Ok(()) => probe::ok_finding("state directory", format!("{shown}")),
+        // The check fails for a missing directory too.
         Err(_) if !path.exists() => probe::ok_finding(
             "state directory",
             format!("{shown} does not exist yet, and is created when it is needed"),

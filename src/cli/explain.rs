@@ -76,7 +76,6 @@ pub fn run(
     let ledger = Arc::new(BudgetLedger::new(config.budget.clone(), past));
     let case = ExplainContext { config: &config, policy: &policy, ledger: &ledger };
     let mut explanation = RequestExplanation::explain_request(&case, asked);
-    // The request's text is long, and may contain the user's data.
     if !matches.get_flag("UPSTREAM") {
         explanation.upstream = None;
     }

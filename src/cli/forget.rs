@@ -59,6 +59,7 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
     let age = args.older_than.unwrap_or_default();
     let (mut left, mut gone) = (0, 0);
     for kept in &chosen {
+        // A workspace whose size cannot be read is listed with `?`, because it may still be deleted.
         let size = shelf
             .disk_usage(kept)
             .map_or_else(|_| "?".to_owned(), |size| HumanBytes(size).to_string());

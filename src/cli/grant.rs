@@ -236,6 +236,7 @@ async fn list_grants(
 ) -> anyhow::Result<()> {
     let now = SystemTime::now();
     let mut grants = grants.list_grants().await?;
+    // An expired or revoked grant is listed only with `--all`.
     grants.retain(|grant| all || grant.check_valid_at(now).is_ok());
     if json {
         return Ok(grants
@@ -339,6 +340,7 @@ fn check_repositories(patterns: &[GrantPattern]) -> anyhow::Result<()> {
         };
         let has_scheme =
             ["https://", "http://", "file:///"].iter().any(|s| beginning.starts_with(s));
+        // `*` alone matches every repository.
         beginning.is_empty() || has_scheme
     };
     let Some(malformed) = patterns.iter().find(|pattern| !is_sound(pattern)) else {
@@ -406,6 +408,7 @@ fn grant_json(grant: &AccessGrant, now: SystemTime) -> Value {
 fn grant_state(grant: &AccessGrant, now: SystemTime) -> &'static str {
     match grant.check_valid_at(now) {
         Ok(()) => "good",
+        // Revocation is the more important fact if both apply.
         Err(_) if grant.revoked.is_some() => "revoked",
         Err(_) => "expired",
     }

@@ -32,6 +32,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 pub(super) fn serve_runs(
     configure: impl Fn() -> anyhow::Result<GatewayConfig> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<ExitCode> {
+    // The first configuration must be valid; a failed reload later keeps the one in force.
     let config = configure()?;
     config.check_budgets_durable()?;
     config.warn_of_searching_models();

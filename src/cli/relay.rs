@@ -209,6 +209,7 @@ impl WorkspaceView {
 
     fn to_status(&self) -> DeliveryStatus {
         let told = DeliveryStatus::from_workspace(&self.desk);
+        // A recorded reason is more precise than the general message.
         let gone = (!self.goes_on).then(|| RUN_DIED_MESSAGE.to_owned());
         DeliveryStatus { why: told.why.or(gone), ..told }
     }
@@ -324,6 +325,7 @@ fn print_job(
     // The commands that make sense in this step.
     let retried: &[&str] = match step {
         DeliveryStep::Done => return Ok(()),
+        // Some work can only be applied or deleted.
         DeliveryStep::Held | DeliveryStep::Failed if !job.can_be_retried() => &[],
         DeliveryStep::Held => &["retry", "retry --new-rules"],
         DeliveryStep::Failed => &["retry"],

@@ -408,6 +408,7 @@ fn parse_run(
     let uids = args.uid.unwrap_or(args.uids);
     let SandboxPathArgs { docker_socket, run_dir } = args.places.clone();
     let catalog = args.agents.load_catalog()?;
+    // Flags override the file.
     let request = args.into_request()?.with_defaults(file);
     let init = resolve_init_binary(given, repository.state_dir())?;
     let host = HostEnvironment { docker_socket, run_dir, init, uids };
@@ -476,6 +477,7 @@ fn load_config(
         );
     }
     if config.identity.run.is_empty() {
+        // Ids of version 7 sort by time.
         config.identity.run = format!("run-{}", Uuid::now_v7());
     }
     if config.access_log == AccessLogDestination::Stdout {

@@ -121,6 +121,7 @@ async fn run_service(
     let common = (books, Arc::clone(seats.metrics()));
     let (bookkeeper, litellm) = ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
     let over = ServiceReloader { first: &given, supervisor: &supervisor, seats: &seats, litellm };
+    // A failed reload changes nothing; the metrics report it.
     let reload = || {
         let done = read().and_then(|fresh| over.apply(fresh));
         seats.metrics().set_reload_status(done.is_ok());

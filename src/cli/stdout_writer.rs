@@ -32,6 +32,7 @@ impl StdoutWriter {
             if kind != io::ErrorKind::Interrupted {
                 self.failed.get_or_insert(error);
             }
+            // The caller receives an error of the same kind; the original is stored for the end of the command.
             kind.into()
         })
     }

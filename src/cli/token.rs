@@ -59,6 +59,7 @@ pub fn run(
         TokenCommand::Inspect { audience, keys_file } => {
             let token = read_token(input)?;
             let keys = keys_file.as_deref().map(RunTokenKeys::read_file).transpose()?;
+            // A token for another installation is not valid here.
             let keys = keys.map(|keys| keys.for_audience(audience.as_deref()));
             inspect_token(token.trim(), keys.as_ref(), SystemTime::now(), out)
         }

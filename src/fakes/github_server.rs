@@ -102,11 +102,13 @@ async fn serve_connection(stream: TcpStream, hub: FakeGithubHandle, drain: TaskG
     let working = drain.clone();
     let service = service_fn(move |request| {
         let hub = hub.clone();
+        // The connection waits for the result only through this channel.
         let (answered, answer) = oneshot::channel();
         // The work is done in its own task, so that a client's disconnect does not undo or stop the work.
         working.spawn_task(async move { drop(answered.send(handle(&hub, request).await)) });
         async move { answer.await.unwrap_or(Err(ReplyLostError)) }
     });
+    // `drain` counts the tasks, and its token aborts the connection at the shutdown.
     let cut = drain.abort_token().clone();
     let server = auto::Builder::new(drain);
     let conversation = server.serve_connection(TokioIo::new(stream), service);
@@ -121,6 +123,7 @@ async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, ReplyLostError> {
     let (head, body) = request.into_parts();
+    // The whole body is read first: a lost answer must come after a complete request.
     let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
         return Err(ReplyLostError);
     };

@@ -107,6 +107,7 @@ async fn accept_connection(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
 ) -> (TcpStream, OwnedSemaphorePermit) {
+    // The permit comes first: a connection above the limit stays in the kernel's queue.
     let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
     loop {
         match listener.accept().await {
@@ -131,12 +132,14 @@ async fn serve_connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "the connection ended before it began");
     }
+    // The socket and the requests of a connection share the breaker.
     let breaker = Arc::new(ConnectionBreaker::default());
     let socket = TokioIo::new(BreakableSocket::new(stream, breaker.clone()));
     let service = service_fn(move |request| {
         let (shared, breaker) = (shared.clone(), breaker.clone());
         async move { server::handle(&shared, &breaker, request).await }
     });
+    // `drain` counts the tasks, and its token aborts the connection at the shutdown.
     let cut = drain.abort_token().clone();
     let server = auto::Builder::new(drain);
     if let Some(Err(error)) =

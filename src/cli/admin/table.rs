@@ -142,6 +142,7 @@ fn left(budget: &Value) -> String {
     ];
     let left: Vec<_> = left
         .into_iter()
+        // A limit that is not set has no rest.
         .filter(|(name, _)| !budget[*name].is_null())
         .map(|(name, what)| format!("{} {what}", text(&budget[name])))
         .collect();

@@ -135,6 +135,7 @@ impl DemoEnvironment {
             // An empty environment: the caller's own settings must not change the demo.
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            // The run's log would be mixed into the story.
             .env("LOG", "error")
             .env("BILLING_ACCOUNT_ID", "acct-demo")
             .env("LITELLM_HOST", self.upstream.to_string())

@@ -195,6 +195,7 @@ impl RequestExplanation {
         self.body = call.changes.iter().map(ExplainedField::from_change).collect();
         let body: Vec<u8> = call.into_body().iter().flatten().copied().collect();
         let sent = head.to_hyper_request(&config.upstream.url, body.len() as u64);
+        // A query string is passed on as a whole or not at all.
         let is_sent = sent.uri().query().is_some();
         self.query = request
             .uri()

@@ -94,6 +94,7 @@ impl<W> OutputRenderer<W> {
                 let words: Vec<_> = argv.iter().map(|word| quote_word(word)).collect();
                 self.queue_line(&format!("$ {}\n", words.join(" ")));
             }
+            // A success is not worth a line.
             Ok(AgentEventLine::ToolResult { exit_code: Some(0) }) => {}
             Ok(AgentEventLine::ToolResult { exit_code: Some(code) }) => {
                 self.queue_line(&format!("exit code {code}\n"));
@@ -115,6 +116,7 @@ impl<W> OutputRenderer<W> {
     fn queue_text(&mut self, text: &str) {
         self.pending.extend_from_slice(escape_for_terminal(text).as_bytes());
         if let Some(last) = text.chars().last() {
+            // Only the last character decides whether the next line needs a break first.
             self.place.0.store(last != '\n', Ordering::Relaxed);
         }
     }

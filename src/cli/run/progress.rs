@@ -91,6 +91,7 @@ fn call_line(before: BudgetAmount, now: &BudgetStatus) -> String {
         many => format!("turns {} to {}: ", now.spent.turns - many + 1, now.spent.turns),
     };
     line += &format_amount(&spent);
+    // Only limits that are set have a rest.
     let left = [
         now.turns_left.map(|turns| counted(turns, "turn")),
         now.total_tokens_left.map(|tokens| counted(tokens.0, "token")),

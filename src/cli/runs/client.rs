@@ -108,6 +108,7 @@ impl ServiceClient {
             ServiceAddress::Tcp(target) => self.send_tcp(target, method, path).await,
             ServiceAddress::Unix(socket) => self.send_unix(socket, method, path).await,
         };
+        // Only the root cause is useful here: the layers above it say that a connection failed.
         let answer = answer.map_err(|error| {
             let why = error.root_cause().to_string();
             anyhow!(
@@ -179,6 +180,7 @@ impl ServiceClient {
         if let Some(token) = &self.token {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))
                 .map_err(|_| anyhow!("the token has characters that a token cannot have"))?;
+            // A sensitive header is not printed by debug output.
             value.set_sensitive(true);
             request.headers_mut().insert(AUTHORIZATION, value);
         }

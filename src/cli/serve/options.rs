@@ -144,6 +144,7 @@ impl ServeArgs {
         let state_dir = Some(self.relay.state_dir().unwrap_or_else(|| file.state_directory()));
         ServiceConfig {
             listen: self.listen.unwrap_or(file.listen),
+            // A flag can only turn a switch on.
             insecure_no_auth: self.insecure_no_auth || file.insecure_no_auth,
             state_dir,
             run_dir: self.run_dir.unwrap_or(file.run_dir),

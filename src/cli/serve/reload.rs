@@ -110,8 +110,10 @@ impl ReconcileRunner {
             let settings = self.litellm.borrow_and_update().clone();
             let (books, metrics, every) =
                 (self.books.clone(), Arc::clone(&self.metrics), self.every);
+            // The settings were checked before they came into force, so that no error is expected here.
             let litellm = settings.and_then(|settings| build_client(settings).ok());
             let watch = ReconcileTask { books, litellm, metrics, every };
+            // Cancelled by new settings or by the shutdown.
             let until = stop.child_token();
             let changed = async {
                 // The sender is dropped only when the service ends.

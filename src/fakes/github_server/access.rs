@@ -57,6 +57,7 @@ impl FakeAccess {
         self.apps.push(FakeGithubApp {
             id: app.to_owned(),
             public_key: public_key.to_owned(),
+            // Ids of different kinds begin at different numbers, so that a mix-up fails a test.
             installation: 7000 + self.apps.len() as u64,
             names: names.iter().map(|&name| name.to_owned()).collect(),
         });
@@ -69,6 +70,7 @@ impl FakeAccess {
     /// Issues a token for some repositories. Returns the token and its expiry in Unix seconds.
     pub(super) fn issue_token(&mut self, names: Vec<String>) -> (String, u64) {
         let expires = unix_seconds() + self.lifetime;
+        // The prefix is that of GitHub's installation tokens.
         let token = format!("ghs_standin{:03}", self.issued.len() + 1);
         self.issued.insert(token.clone(), IssuedToken { names, expires });
         (token, expires)
@@ -102,6 +104,7 @@ impl FakeAccess {
         let (signed, signature) = token.rsplit_once('.')?;
         let claims: AppClaims =
             serde_json::from_slice(&base64url_decode(signed.split_once('.')?.1)?).ok()?;
+        // The claims name the key, so that they are read before the signature is verified.
         let app = self.apps.iter().find(|app| app.id == claims.iss)?;
         let key = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &app.public_key);
         key.verify(signed.as_bytes(), &base64url_decode(signature)?).ok()?;

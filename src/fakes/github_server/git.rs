@@ -20,6 +20,7 @@ pub(super) async fn handle_git(
     body: Bytes,
 ) -> FakeResponse {
     let path = {
+        // The lock is released before the child process runs.
         let state = hub.lock_state();
         // GitHub answers 401 for a private repository, so that git sends its credentials.
         if !state.access.can_access(head, &ask.name) {
@@ -92,6 +93,7 @@ impl CgiRequest {
             scope.spawn(move || drop(stdin.write_all(body)));
             stdout.read_to_end(&mut output)
         });
+        // The exit status does not matter: an error of git is in its answer.
         child.wait()?;
         read.map(|_| output)
     }
@@ -106,6 +108,7 @@ fn parse_cgi_output(output: &[u8]) -> io::Result<FakeResponse> {
     let mut headers = vec![];
     for line in str::from_utf8(lines).map_err(io::Error::other)?.split("\r\n") {
         let (name, value) = line.split_once(": ").ok_or(io::ErrorKind::InvalidData)?;
+        // A CGI program reports the status as a header; without one the status is 200.
         if name.eq_ignore_ascii_case("status") {
             let code = value.get(..3).and_then(|code| code.parse::<u16>().ok());
             status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(status);

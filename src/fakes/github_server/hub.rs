@@ -71,6 +71,7 @@ impl FakeGithubHandle {
     /// Serves a bare repository of this disk as `owner/name`.
     pub fn add_repository(&self, name: &str, path: &Path) {
         let mut state = self.lock_state();
+        // Ids of repositories begin at 100, so that no test confuses them with another kind of id.
         let id = 100 + state.repositories.len() as u64;
         let path = path.to_path_buf();
         let repository = FakeRepository { id, path, protected: vec![], pulls: vec![] };
@@ -81,6 +82,7 @@ impl FakeGithubHandle {
     pub fn rename_repository(&self, old: &str, new: &str) {
         let mut state = self.lock_state();
         if let Some(repository) = state.repositories.remove(old) {
+            // The redirect names the id, so that a second rename leaves it valid.
             state.moved.insert(old.to_owned(), repository.id);
             state.repositories.insert(new.to_owned(), repository);
         }
@@ -149,6 +151,7 @@ impl FakeGithubHandle {
     }
 
     pub(super) fn lock_state(&self) -> MutexGuard<'_, FakeGithubState> {
+        // A failed test may poison the lock; the other tests of the process still read the state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,6 +172,7 @@ impl FakeGithubHandle {
             .faults
             .iter_mut()
             .find(|fault| fault.operation == operation && fault.times > 0)?;
+        // A used-up fault stays in the list and is skipped from now on.
         fault.times -= 1;
         Some(fault.trouble.clone())
     }
@@ -186,6 +190,7 @@ impl FakeRepository {
             let line = packed.lines().find_map(|line| line.strip_suffix(&reference))?;
             line.strip_suffix(' ').map(str::to_owned)
         })?;
+        // A symbolic or damaged reference is not a commit.
         hex::decode_hex::<20>(&sha).map(|_| sha)
     }
 

@@ -58,6 +58,7 @@ fn side_json(repository: &str, id: u64, branch: &str, sha: &str) -> Value {
         "label": format!("{owner}:{branch}"),
         "ref": branch,
         "sha": sha,
+        // GitHub returns null for a deleted fork.
         "repo": (!repository.is_empty()).then(|| json!({ "id": id, "full_name": repository })),
     })
 }

@@ -83,6 +83,7 @@ impl FakeResponse {
         let headers = response.headers_mut();
         headers.insert("server", HeaderValue::from_static("github.com"));
         headers.insert("x-github-media-type", HeaderValue::from_static("github.v3; format=json"));
+        // GitHub sends its limits on every answer; a client must not stop because of these values.
         headers.insert("x-ratelimit-limit", HeaderValue::from_static("5000"));
         headers.insert("x-ratelimit-remaining", HeaderValue::from_static("4999"));
         // A header of the answer replaces the general one, such as the remaining requests.

@@ -144,6 +144,7 @@ impl RepositoryView<'_> {
     fn create_pull(&self, repository: &mut FakeRepository, create: CreatePullBody) -> FakeResponse {
         let CreatePullBody { title, head, base, body, draft } = create;
         let owner = self.name.split('/').next().unwrap_or_default();
+        // `owner:branch` of the same owner means a branch of this repository.
         let head = head.strip_prefix(&format!("{owner}:")).unwrap_or(&head).to_owned();
         let Some(tip) = repository.branch_tip(&head) else {
             return FakeResponse::invalid("PullRequest", "head");
@@ -188,6 +189,7 @@ impl RepositoryView<'_> {
     ) -> FakeResponse {
         let pull = repository.pulls.iter_mut().find(|pull| pull.number == number);
         let Some(pull) = pull else { return FakeResponse::not_found() };
+        // A field that is missing in the request stays unchanged.
         pull.title = update.title.unwrap_or_else(|| pull.title.clone());
         pull.body = update.body.or_else(|| pull.body.take());
         pull.is_open = update.state.map_or(pull.is_open, |state| state == "open");
@@ -202,6 +204,7 @@ fn convert_to_draft(state: &mut FakeGithubState, head: &Parts, body: &[u8]) -> F
         return FakeResponse::bad_credentials();
     }
     let asked: Value = serde_json::from_slice(body).unwrap_or_default();
+    // The query is not parsed: the relay sends only this mutation.
     let is_known =
         asked["query"].as_str().is_some_and(|query| query.contains("convertPullRequestToDraft"));
     let mut all = state.repositories.values_mut().flat_map(|repository| {
@@ -261,6 +264,7 @@ fn issue_token_reply(
     body: &[u8],
 ) -> FakeResponse {
     let Some(app) = state.access.find_app(head).cloned() else { return bad_signature() };
+    // An app cannot request tokens of another app's installation.
     if app.installation != installation {
         return FakeResponse::not_found();
     }
@@ -274,6 +278,7 @@ fn issue_token_reply(
             app.names.iter().filter(is_asked_for).cloned().collect()
         }
     };
+    // GitHub refuses a token without repositories, in these words.
     if names.is_empty() {
         return FakeResponse::error(
             StatusCode::UNPROCESSABLE_ENTITY,

@@ -56,6 +56,7 @@ impl FakeGithubRoute {
     /// Matches a request. Returns `None` for routes of GitHub that this fake server does not have.
     pub(super) fn match_route(head: &Parts) -> Option<Self> {
         let path = head.uri.path();
+        // Git's addresses are recognized by the repository's suffix.
         if let Some((name, rest)) = path.split_once(".git/") {
             let git =
                 GitRoute { name: name.trim_start_matches('/').into(), path: format!("/{rest}") };
@@ -131,6 +132,7 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
         rest = more;
         match first {
             b'%' => {
+                // An incomplete escape makes the whole text invalid.
                 let [high, low, more @ ..] = more else { return None };
                 let digits = [*high, *low];
                 bytes.push(u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?);

@@ -53,9 +53,10 @@ impl ScriptedAnswer {
             script.text = last;
         }
         let pieces = if tool.is_some() { argument_chunks(&script) } else { text_chunks(&script) };
-        // One token per chunk, unless the script sets the output.
+        // A tool's arguments are sent exactly once; a text may repeat to fill its chunks.
         let words = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
         let chunks = if tool.is_some() { words } else { script.chunks.unwrap_or(words) };
+        // One token per chunk, unless the script sets the output.
         let output = script.output.unwrap_or(u64::from(chunks).saturating_add(script.reasoning));
         // The limit counts only for scripts that obey it.
         let limit = ask.output_limit().filter(|limit| script.obey && *limit < output);
@@ -92,6 +93,7 @@ impl ScriptedAnswer {
         let mut whole = String::new();
         let chunks = usize::try_from(self.chunks).unwrap_or(usize::MAX);
         for piece in self.pieces.iter().cycle().take(chunks) {
+            // The number of chunks may be huge, so that the text is bounded and not the number.
             if whole.len() + piece.text.len() > MAX_FULL_CONTENT_BYTES {
                 break;
             }
@@ -115,6 +117,7 @@ impl ScriptedAnswer {
     /// Returns the cost in dollars: one micro-dollar for an input token, two for an output token.
     pub(super) fn cost_dollars(&self) -> f64 {
         let micros = self.input.saturating_add(self.output.saturating_mul(2));
+        // Parsing the decimal text gives the nearest float.
         format!("{micros}e-6").parse().expect("digits and an exponent are a number")
     }
 }
@@ -132,6 +135,7 @@ fn text_chunks(script: &ProviderScript) -> Vec<AnswerChunk> {
     let stamped = script.stamps;
     match script.size {
         Some(size) => {
+            // The stamp counts for the size of the chunk.
             let stamp = if stamped { STAMP_LENGTH } else { 0 };
             vec![AnswerChunk { stamped, text: String::new(), filler: size.saturating_sub(stamp) }]
         }

@@ -44,6 +44,7 @@ impl Drop for BreakableSocket {
     fn drop(&mut self) {
         // The writes may fail because the peer has disconnected, and such a failure does not matter.
         if self.breaker.garbage.load(Relaxed) {
+            // A drop cannot wait, so that this is one write without blocking.
             let _ = self.stream.try_write(b"\x00\xffthis is not HTTP\r\n\r\n");
         }
         // With zero linger the close discards unsent data and sends an RST.

@@ -17,6 +17,7 @@ pub(super) fn embeddings_response(ask: &ProviderRequest<'_>, script: &ProviderSc
         .map(|index| json!({ "object": "embedding", "index": index, "embedding": embedding }))
         .collect();
     let mut body = json!({ "object": "list", "data": data, "model": ask.model });
+    // Embeddings have no output, so that the total is the input.
     if script.usage != UsageReporting::None {
         body["usage"] = json!({ "prompt_tokens": script.input, "total_tokens": script.input });
     }

@@ -31,6 +31,7 @@ pub(super) enum EventPart {
 impl RenderedEvent {
     /// Splits a rendered event at its marks. `filler` is the length of each [`FILLER_MARK`].
     pub(super) fn new(rendered: &str, filler: u64) -> Self {
+        // The mark is replaced together with its quotes, so that the result is a JSON number.
         let sequence = format!("\"{SEQUENCE_MARK}\"");
         let marks = [
             (STAMP_MARK, EventPart::Stamp),
@@ -39,6 +40,7 @@ impl RenderedEvent {
         ];
         let mut event = Self { parts: Vec::new() };
         let mut rest = rendered;
+        // Finds the leftmost mark, of whichever kind.
         let first = |text: &str| {
             marks
                 .iter()

@@ -79,6 +79,7 @@ impl hyper::body::Body for GeneratedBody {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
+        // The function runs here. It hands over at most one frame before it waits for the next poll.
         let ended = match &mut self.author {
             Some(author) => author.as_mut().poll(cx),
             None => Poll::Ready(Ok(())),
@@ -93,6 +94,7 @@ impl hyper::body::Body for GeneratedBody {
             self.pause = true;
             return Poll::Ready(Some(Ok(Frame::data(frame))));
         }
+        // A function that ends with an error breaks the body; without one the body ends in order.
         ended.map(|ended| ended.err().map(Err))
     }
 

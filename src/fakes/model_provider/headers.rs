@@ -9,6 +9,7 @@ use super::script::ProviderScript;
 /// Returns the headers that `LiteLLM` 1.109 adds to every answer. The request's call id is returned.
 pub(super) fn litellm_headers(request: &HeaderMap) -> HeaderMap {
     let fresh = || header_value(&Uuid::now_v7().to_string());
+    // A client's call id is used, as LiteLLM does; otherwise a new one is made.
     let call = request.get(&CALL_ID).cloned().unwrap_or_else(fresh);
     let mut headers = HeaderMap::with_capacity(16);
     headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
@@ -58,6 +59,7 @@ fn python_float(number: f64) -> String {
     if number >= 1e-4 || number == 0.0 {
         return format!("{number:?}");
     }
+    // Rust prints one digit of the exponent, Python at least two.
     let text = format!("{number:e}");
     match text.split_once("e-") {
         Some((digits, exponent)) => format!("{digits}e-{exponent:0>2}"),

@@ -81,6 +81,7 @@ async fn play_events(
             RenderedEvent::new(&protocol.chunk_event(answer, &content), filler)
         })
         .collect();
+    // The clock starts with the content, so that the opening events do not count.
     let schedule = WriteSchedule::new(&answer.script);
     for (sent, chunk) in (0..answer.chunks).zip(chunks.iter().cycle()) {
         // The failure at position N comes after N chunks were sent.
@@ -104,6 +105,7 @@ pub(super) async fn play_unary(
     ticket: RequestLogGuard,
 ) -> Result<(), BodyAbortedError> {
     if course.applies_at(UNARY_MIDDLE) {
+        // The first half is on the wire before the failure, so that the client has seen the head.
         out.send_frame(body.split_to(body.len() / 2)).await;
         if course.apply_at(UNARY_MIDDLE, &mut out).await.is_err() {
             ticket.set_end(AnswerEnd::Broken);
@@ -167,6 +169,7 @@ impl FaultPlan {
         }
         let Some(fault) = self.fault.filter(|fault| fault.at == here) else { return Ok(()) };
         match (fault.trouble, &self.breaker) {
+            // Only the client or the shutdown ends a stall.
             (FaultKind::Stall, _) => pending().await,
             (FaultKind::Reset, Some(breaker)) => breaker.break_with_reset(),
             (FaultKind::Garbage, Some(breaker)) => breaker.break_with_garbage(),
@@ -208,6 +211,7 @@ impl FrameWriter {
             }
         }
         self.events += 1;
+        // Events are held back until enough of them are joined.
         if self.events >= self.coalesce {
             self.flush().await;
         }

@@ -51,6 +51,7 @@ impl<'a> ProviderRequest<'a> {
 
     /// Returns the request's limit of output tokens.
     pub(super) fn output_limit(&self) -> Option<u64> {
+        // Each protocol has its own name for the limit.
         self.max_completion_tokens.or(self.max_output_tokens).or(self.max_tokens)
     }
 
@@ -67,6 +68,7 @@ impl<'a> ProviderRequest<'a> {
     /// Returns the text of the last message, of a user or a tool, or `None` if that message is not plain text.
     pub(super) fn last_text(&self) -> Option<String> {
         let conversation = self.messages.or(self.input)?;
+        // A conversation with structured content does not parse here, and has no plain text.
         let mut turns: Vec<ChatTurn> = serde_json::from_str(conversation.get()).ok()?;
         let last = turns.pop()?;
         last.content.or(last.output).filter(|words| !words.is_empty())

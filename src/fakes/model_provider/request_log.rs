@@ -97,6 +97,7 @@ struct RequestLogState {
 impl ProviderRequestLog {
     /// Returns the last [`MAX_KEPT_REQUESTS`] requests, oldest first.
     pub fn requests(&self) -> Vec<RecordedRequest> {
+        // The entries are cloned first, because formatting them takes longer than the lock should be held.
         let entries: Vec<_> = lock_mutex(&self.entries).iter().cloned().collect();
         entries.iter().map(|entry| entry.to_request()).collect()
     }
@@ -170,6 +171,7 @@ impl ProviderRequestLog {
     }
 
     pub(super) fn track_request(self: &Arc<Self>, head: Parts) -> RequestLogGuard {
+        // The number continues after an entry is dropped from the list.
         let number = self.requests.fetch_add(1, Relaxed) + 1;
         let entry = Arc::new(RequestLogEntry {
             number,
@@ -196,6 +198,7 @@ impl ProviderRequestLog {
         line.push(b'\n');
         if let Err(error) = open.write_all(&line) {
             tracing::warn!(%error, "cannot write the record file; recording stops");
+            // A full disk is reported once, and not for every request.
             *file = None;
         }
     }
@@ -247,6 +250,7 @@ impl RequestLogGuard {
 
 impl Drop for RequestLogGuard {
     fn drop(&mut self) {
+        // `set_end` ignores this call if the end is recorded already.
         let closing = self.seen.closing.load(Relaxed);
         self.set_end(if closing { AnswerEnd::ShutDown } else { AnswerEnd::ClientLeft });
     }

@@ -94,6 +94,7 @@ impl ProviderScript {
                 part.split_once('=').ok_or_else(|| ScriptError::NotAKnob(part.to_owned()))?;
             let knob = SCRIPT_OPTIONS.iter().find(|knob| knob.name == name);
             let knob = knob.ok_or_else(|| ScriptError::Unknown(name.to_owned()))?;
+            // A repeated option is an error, because its first value would be lost silently.
             if turned.contains(&name) {
                 return Err(ScriptError::Twice(name.to_owned()));
             }

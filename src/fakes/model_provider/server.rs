@@ -79,6 +79,7 @@ fn control_response(shared: &ProviderShared, head: &Parts) -> Option<Response<Ge
             json!({})
         }
         (&Method::POST, "/_gate") => {
+            // The count is taken before the gate opens, so that a test sees how many have waited.
             let waiting = shared.gate.waiting_answers();
             shared.gate.allow_answers(1);
             json!({ "waiting": waiting })
@@ -140,6 +141,7 @@ impl ProviderCall<'_> {
         script: ProviderScript,
     ) -> Result<Response<GeneratedBody>, BodyAbortedError> {
         let answer = ScriptedAnswer::new(ask, script);
+        // Only a turn can be streamed; the other routes ignore the field.
         let streamed = match route {
             ProviderRoute::Turn(protocol) => Some(protocol).filter(|_| ask.is_streaming()),
             _ => None,
@@ -224,6 +226,7 @@ impl ProviderCall<'_> {
 
     fn refusal_response(self, status: StatusCode, body: &Value) -> Response<GeneratedBody> {
         self.ticket.set_status(status);
+        // A refusal is complete at once: no script plays after it.
         self.ticket.set_end(AnswerEnd::Completed);
         json_response(status, self.headers, body)
     }
@@ -270,6 +273,7 @@ impl ProviderRoute {
 
 /// Returns the list of models, in Anthropic's format for Anthropic's clients.
 fn model_list_json(request: &HeaderMap) -> Value {
+    // Anthropic's clients send this header on every request.
     if request.contains_key("anthropic-version") {
         let model = |id: &&str| {
             json!({

@@ -29,6 +29,7 @@ pub(super) fn unary_body(answer: &ScriptedAnswer, older: bool) -> Value {
 }
 
 pub(super) fn opening_events(answer: &ScriptedAnswer) -> Vec<String> {
+    // The first chunk has the role, and of a tool call the id and the name.
     let role = match &answer.tool {
         None => json!({ "role": "assistant", "content": "", "refusal": null }),
         Some(tool) => json!({
@@ -52,6 +53,7 @@ pub(super) fn chunk_event(answer: &ScriptedAnswer, content: &str) -> String {
         json!({ "content": content })
     };
     let mut event = chunk_json(answer, &delta, None);
+    // A running count of one token on every chunk; a client must not add these up.
     if answer.reports && answer.script.usage == UsageReporting::Every {
         event["usage"] = usage_json(answer, 1);
     }
@@ -68,6 +70,7 @@ pub(super) fn closing_events(answer: &ScriptedAnswer, older: bool) -> Vec<String
     } else {
         chunk_json(answer, &json!({}), Some(finish_reason(answer)))
     };
+    // At most three events: the finish reason, the usage and `[DONE]`.
     let mut events = Vec::with_capacity(3);
     if answer.reports {
         let mut usage = usage_json(answer, answer.output);

@@ -44,6 +44,7 @@ pub(super) fn closing_events(answer: &ScriptedAnswer) -> Vec<String> {
     });
     match answer.script.usage {
         UsageReporting::None => (),
+        // The end reports only the output; the input was reported at the start.
         UsageReporting::Yes | UsageReporting::Finish => {
             delta["usage"] = json!({ "output_tokens": answer.output });
         }

@@ -45,6 +45,7 @@ pub(super) fn chunk_event(answer: &ScriptedAnswer, content: &str) -> String {
 }
 
 pub(super) fn closing_events(answer: &ScriptedAnswer) -> Vec<String> {
+    // The closing events repeat the whole content, as the real provider does.
     let whole = answer.full_content();
     let item = output_item_json(answer, &whole, "completed");
     let done = format!("response.{}.done", delta_kind(answer));
@@ -61,6 +62,7 @@ pub(super) fn closing_events(answer: &ScriptedAnswer) -> Vec<String> {
     }
     events
         .push(typed_event("response.output_item.done", json!({ "output_index": 0, "item": item })));
+    // The name of the last event states whether the answer was cut.
     let last = if answer.finish == FinishReason::Length { "incomplete" } else { "completed" };
     events.push(typed_event(
         &format!("response.{last}"),
@@ -154,6 +156,7 @@ fn item_event(answer: &ScriptedAnswer, name: &str, mut fields: Value) -> String 
 
 fn typed_event(name: &str, mut fields: Value) -> String {
     fields["type"] = json!(name);
+    // The number is filled in when the event is sent.
     fields["sequence_number"] = json!(SEQUENCE_MARK);
     named_event(&fields)
 }

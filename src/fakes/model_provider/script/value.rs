@@ -152,6 +152,7 @@ pub(super) fn require_positive<T: Default + PartialEq>(number: T) -> Result<T, I
 /// Parses `64`, `64KiB` or `64MiB`. The maximum is 1 GiB, so that a typing error does not fill the memory.
 pub(super) fn parse_bytes(text: &str) -> Result<u64, InvalidValueError> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+    // A number without a unit is in bytes.
     let (digits, unit) = units
         .iter()
         .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
@@ -197,6 +198,7 @@ fn unescape(text: &str) -> Option<String> {
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
         if *first == b'%' {
+            // An incomplete escape makes the value invalid.
             let code = std::str::from_utf8(after.get(..2)?).ok()?;
             bytes.push(u8::from_str_radix(code, 16).ok()?);
             rest = &after[2..];
