@@ -356,7 +356,7 @@ impl From<&RawPrice> for TokenRates {
     }
 }
 
-// The products are summed before one rounding up, so a call is never undercharged by rounding.
+/// Returns the sum of tokens times rate. Only the sum is rounded up, so a call is never undercharged.
 fn total_cost(parts: &[(Tokens, u64)]) -> Nanodollars {
     let parts = parts.iter().map(|(tokens, rate)| u128::from(tokens.0) * u128::from(*rate));
     let total: u128 = parts.fold(0, u128::saturating_add);

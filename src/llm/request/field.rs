@@ -164,7 +164,7 @@ pub(super) fn stores_by_default(route: GatewayRoute) -> bool {
 }
 
 fn field_index(route: GatewayRoute) -> &'static FieldIndex {
-    // The indexes are computed at compile time.
+    // The compiler computes each index, so a look-up at run time only reads it.
     static CHAT_COMPLETIONS_INDEX: FieldIndex = FieldIndex::new(chat::CHAT_COMPLETIONS_FIELDS);
     static COMPLETIONS_INDEX: FieldIndex = FieldIndex::new(completions::COMPLETIONS_FIELDS);
     static RESPONSES_INDEX: FieldIndex = FieldIndex::new(responses::RESPONSES_FIELDS);

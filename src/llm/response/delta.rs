@@ -125,8 +125,8 @@ impl DeltaObject {
         if is_member
             && self.key == DeltaKeyKind::Blocks
             && !rest.trim_ascii_start().starts_with(b"]")
-        // Blocks with content mean that part of the reasoning is hidden behind a signature.
         {
+            // Blocks with content mean that part of the reasoning is hidden behind a signature.
             written.mark_partial();
         }
         if is_member && self.key != DeltaKeyKind::Nested {

@@ -99,9 +99,8 @@ impl JsonUsageScanner {
                 let Some(&next) = bytes.get(at) else { break };
                 self.answer.classify_string(next, report);
             }
+            // At depth 1 every byte matters, because commas and colons separate the top-level members.
             if self.depth > 1 {
-                // At depth 1 every byte matters, because commas and colons separate the top-level
-                // members.
                 at += skip_plain(&bytes[at..]);
             }
             let Some(&byte) = bytes.get(at) else { break };
@@ -193,8 +192,8 @@ impl JsonUsageScanner {
         if is_key {
             let content = if self.text == UsageStringState::Outside { end } else { taken };
             self.keep_key(&bytes[..content]);
-        // Only strings of an answer are measured; other strings are skipped.
         } else if self.answer.is_open {
+            // Only strings of an answer are measured; other strings are skipped.
             let has_ended = self.text == UsageStringState::Outside;
             self.answer.push_string_bytes(&bytes[..if has_ended { end } else { taken }], has_ended);
         }

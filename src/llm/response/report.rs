@@ -221,8 +221,8 @@ impl ResponseReport {
             self.on_end(StreamEnd::Terminated);
         } else if event.name == b"error" {
             self.on_end(StreamEnd::Errored);
-        // The byte search may find a key of an inner object. The parser below then decides.
         } else if has_non_null_key(data, &USAGE_KEY) || has_non_null_key(data, &ERROR_KEY) {
+            // The byte search may find a key of an inner object. The parser below then decides.
             let Some(chunk) = parse_object::<EventPayload<'_>>(data) else {
                 return (StreamEventClass::Other, None);
             };

@@ -27,9 +27,10 @@ pub(super) struct UsageChunkFilter {
 }
 
 impl UsageChunkFilter {
-    // Each round handles one block: 1. match a repeated event, or parse the block; 2. forward or
-    // remove it; 3. stop if the budget truncates the stream. After the last block, the begun event
-    // is released if it cannot be the usage chunk.
+    /// Reads a frame, and returns the bytes to forward to the client.
+    ///
+    /// # Errors
+    /// Returns [`EventTooLargeError`] if an event is too long.
     pub(super) fn filter_frame(
         &mut self,
         frame: Bytes,
@@ -37,6 +38,9 @@ impl UsageChunkFilter {
     ) -> Result<Bytes, EventTooLargeError> {
         let mut passed = ForwardedBytes::default();
         let mut at = 0;
+        // Each round handles one block: 1. match a repeated event, or parse the block; 2. forward
+        // or remove the block; 3. stop if the budget truncates the stream. After the last block,
+        // the begun event is released if it cannot be the usage chunk.
         loop {
             let is_between = self.blocks.is_between_blocks();
             if is_between && at == frame.len() {
@@ -154,8 +158,9 @@ struct ForwardedBytes {
 }
 
 impl ForwardedBytes {
-    // Adjacent ranges merge. A gap forces the earlier range into the copy.
+    /// Forwards a range of the frame.
     fn forward_range(&mut self, frame: &Bytes, range: Range<usize>) {
+        // Adjacent ranges merge. A gap forces the earlier range into the copy.
         if self.range.end == range.start && !self.range.is_empty() {
             self.range.end = range.end;
         } else {

@@ -109,7 +109,7 @@ fn scan_body(bytes: &[u8]) -> Option<WholeBodyFindings> {
                     found.usage.as_ref()?;
                 }
                 if byte == b'}' {
-                    // Bytes behind the object make it a body of another form.
+                    // If other bytes follow the object, the body is declined.
                     return (skip_space(bytes, at + 1) == bytes.len()).then_some(found);
                 }
                 place = WholeBodyPosition::Key;

@@ -17,8 +17,8 @@ pub(super) fn document_tokens<I: Iterator<Item = u8>>(bytes: &mut Base64Decoder<
 }
 
 /// Returns the number of pages of a PDF, if all pages are in the open.
-// `/ObjStm` marks a compressed object stream, which can hide pages.
 fn count_pages(document: &[u8]) -> Option<u64> {
+    // `/ObjStm` marks a compressed object stream, which can hide pages.
     if !document.starts_with(b"%PDF-") || memmem::find(document, b"/ObjStm").is_some() {
         return None;
     }
