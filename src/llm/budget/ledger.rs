@@ -359,8 +359,8 @@ impl BudgetError {
 }
 
 impl LedgerState {
-    /// Returns the amount that a call would be granted now if no other call were waiting, and the maximum output if a
-    /// limit bounds it.
+    /// Returns the amount that a call is granted now, and the maximum output if a limit bounds the output. The rates
+    /// and the number of open calls are not considered.
     fn grant_request(
         &self,
         ask: &ReserveRequest,

@@ -64,8 +64,9 @@ pub(super) struct CapabilityScanner {
     next: JsonContext,
     /// The medium in the name of the key before the next value.
     next_medium: Option<MediaKind>,
-    /// The context of the text that the scanner reports next, and the text's offset in the body.
+    /// The context of the text that the scanner reports next.
     text: JsonContext,
+    /// The offset of that text in the body.
     text_at: u64,
     /// The medium that the text must be, according to the keys around it.
     text_medium: Option<MediaKind>,

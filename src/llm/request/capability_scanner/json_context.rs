@@ -16,6 +16,7 @@ pub(super) enum JsonContext {
     Embedded,
     /// The list that Responses takes as its input.
     Items,
+    /// An item of the input list of Responses.
     Item,
     ItemType,
     Tools,
@@ -34,9 +35,10 @@ pub(super) enum JsonContext {
     /// The network policy of a container at the provider.
     Network,
     NetworkType,
-    /// The id of something that the provider stores: a skill, or anything in an object like
-    /// [`JsonContext::Source`].
+    /// The id of a skill that the provider stores.
     SkillId,
+    /// The id of another object that the provider stores, within an object like
+    /// [`JsonContext::Source`].
     StoredId,
     /// An address, or an object whose `url` is an address.
     Address,
@@ -45,7 +47,9 @@ pub(super) enum JsonContext {
     /// The source of a document or an image. Its type states whether its data is text. A text here
     /// is an address, which the provider does not fetch in a search result.
     Origin,
+    /// The type of an origin, which states whether the data is text.
     OriginType,
+    /// The data of an origin.
     OriginData,
     /// Bytes in base64. Some readers accept an address here as well.
     Data,
@@ -54,16 +58,17 @@ pub(super) enum JsonContext {
     /// Bytes in base64, an address, or an object like [`JsonContext::Source`].
     Media,
     FileId,
-    /// The type of a part, and the part's own address. The provider does not fetch the address of a
-    /// search result.
+    /// The type of a part.
     PartType,
+    /// A part's own address. The provider does not fetch the address of a search result.
     Url,
     MediaType,
     /// A picture that a provider generated. Without bytes the item refers to a picture that the
     /// provider stored.
     Drawn,
-    /// The cache settings, with the lifetime.
+    /// The cache settings of a part.
     Cache,
+    /// The lifetime of a cache entry.
     CacheTime,
     /// The edits that a provider applies to a long conversation.
     Edits,

@@ -7,38 +7,46 @@ use crate::llm::request::media::MediaKind;
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenContainer {
+    /// The context of the container.
     pub(super) place: JsonContext,
     pub(super) is_array: bool,
+    /// The offset of the array or object in the body.
     pub(super) at: u64,
-    /// Facts about a tool: its type is a web search, and it states whether it may reach outside.
+    /// True if a tool's type is a web search.
     pub(super) is_web_search: bool,
+    /// True if a tool states whether it may reach outside.
     pub(super) says_reach: bool,
     /// True if a tool has a name, or an item has a type or a role.
     pub(super) is_known: bool,
     /// True if a tool's type needs no name.
     pub(super) is_typed: bool,
-    /// Facts about a tool: it has a type, and it has its own schema.
+    /// True if a tool has a type.
     pub(super) has_type: bool,
+    /// True if a tool has its own schema.
     pub(super) has_schema: bool,
     /// The condition under which LiteLLM takes the tool's name for its own search.
     pub(super) search: WebSearchTool,
     /// The medium in the names of the keys around the container.
     pub(super) within: Option<MediaKind>,
-    /// The medium that the container claims to be, and the most expensive medium seen in it.
+    /// The medium that the container claims to be.
     pub(super) claimed: Option<MediaKind>,
+    /// The most expensive medium seen in the container.
     pub(super) noted: Option<MediaKind>,
-    /// Facts about a source or a part: it is text, and it has an address.
+    /// True if a source or a part is text.
     pub(super) is_text: bool,
+    /// True if a source or a part has an address.
     pub(super) has_address: bool,
-    /// Facts about a part: it is a search result of the client, and its source is an address.
+    /// True if a part is a search result of the client.
     pub(super) is_found: bool,
+    /// True if a part's source is an address.
     pub(super) has_source: bool,
-    /// Facts about a tool or an item: it names a container at the provider, and it runs code there.
+    /// True if a tool or an item names a container at the provider.
     pub(super) has_container: bool,
+    /// True if a tool or an item runs code at the provider.
     pub(super) runs_code: bool,
-    /// Facts about an item: it is a picture that the provider generated, and it contains the
-    /// picture.
+    /// True if an item is a picture that the provider generated.
     pub(super) is_drawing: bool,
+    /// True if an item contains the picture.
     pub(super) has_drawing: bool,
 }
 

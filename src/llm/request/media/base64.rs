@@ -23,8 +23,9 @@ pub(super) struct Base64Decoder<I> {
 /// are no base64 digits.
 struct JsonAsciiChars<I> {
     body: I,
-    /// The number of bytes read from the body, and the maximum number to read.
+    /// The number of bytes read from the body.
     read: usize,
+    /// The maximum number of bytes to read.
     most: usize,
     is_ended: bool,
 }
