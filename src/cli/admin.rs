@@ -177,7 +177,7 @@ fn send_request(
     )?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).with_context(|| format!("`{shown}` does not answer"))?;
-    // An answer without an empty line has no body; its status is reported all the same.
+    // An answer without an empty line has no body.
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     let status = status.ok_or_else(|| anyhow!("`{shown}` does not speak HTTP"))?;

@@ -21,6 +21,7 @@ pub fn run(args: &CogniInitArgs, out: &mut impl Write) -> anyhow::Result<ExitCod
         out.write_all(BUILT_IN_INIT)?;
     } else {
         let shown = args.file.display();
+        // A container that starts at the same time must never see half a file.
         write_program_atomically(&args.file, BUILT_IN_INIT).with_context(|| {
             format!("cannot write `{shown}`; name a file in a writable directory")
         })?;

@@ -112,6 +112,7 @@ pub fn run(command: RunsCommand, out: &mut impl Write) -> anyhow::Result<ExitCod
                 let shown = service.client()?.json(Method::POST, &path_of(&run, "/cancel")).await?;
                 let state = match shown["state"].as_str() {
                     Some("ended") => "had ended already",
+                    // The service ends the run in the background; `runs watch` shows its end.
                     _ => "is being ended",
                 };
                 writeln!(out, "run {} {state}", text(&shown["id"]))?;

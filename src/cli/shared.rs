@@ -28,6 +28,7 @@ pub fn load_config(
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<GatewayConfig> {
     let config = flags::read_config(shared_settings(), matches, variable)?;
+    // Without `[shared]` there is no listener and no run to serve.
     if config.shared.is_none() {
         bail!("there is no `[shared]`; name a file that has it with `--config`");
     }

@@ -23,6 +23,7 @@ pub(super) fn section(id: &str) -> Option<&'static str> {
         | "RUN_DEADLINE_SECONDS"
         | "PRICES_FILE"
         | "UNKNOWN_PRICE" => BUDGET,
+        // `--config` is not a setting of the table.
         "CONFIG" => "Other settings of the gateway",
         id if SETTINGS.iter().any(|setting| setting.name == id) => "Other settings of the gateway",
         _ => return None,

@@ -132,6 +132,7 @@ fn work(relayed: &DeliveryReport) -> String {
                 format!("branch {branch}: {why}\n")
             }
             DeliveryReport::Not { why, .. } => format!("no branch: {why}\n"),
+            // The other reports have no branch to name.
             _ => String::new(),
         };
     };

@@ -70,6 +70,7 @@ impl RunEventStream {
                         self.buffer.extend_from_slice(&data);
                     }
                 }
+                // The caller reconnects in both cases.
                 Some(Err(_)) | None => return Ok(None),
             }
         }

@@ -127,8 +127,8 @@ impl ReconcileRunner {
     }
 }
 
-/// Returns the settings for LiteLLM if it is the upstream. It is asked for receipts that its callback has not
-/// delivered.
+/// Returns the settings for LiteLLM if LiteLLM is the upstream. The service asks LiteLLM for receipts that the callback
+/// has not delivered.
 fn litellm_config(upstream: &upstream::UpstreamConfig) -> Option<litellm::LitellmConfig> {
     (upstream.kind == UpstreamKind::Litellm).then(|| {
         let (url, key) = (upstream.url.clone(), upstream.api_key.clone());

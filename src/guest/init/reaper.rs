@@ -117,9 +117,9 @@ struct AgentLifecycle {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AgentStage {
     Running,
-    /// All processes have received SIGTERM.
+    /// Every process has received SIGTERM.
     Asked,
-    /// All processes have received SIGKILL.
+    /// Every process has received SIGKILL.
     Killed,
 }
 

@@ -87,7 +87,7 @@ impl BridgedConnection {
         if self.upstream.ended.contains(PollFlags::HUP) {
             self.up.start_discarding();
         }
-        // `down` first: the answer that explains a refusal must be delivered before `up` can fail.
+        // `down` goes first, so that an answer that explains a refusal is read before the request fails.
         let down = self.down.pump(&mut self.upstream, &mut self.client, scratch);
         let mut up = self.up.pump(&mut self.client, &mut self.upstream, scratch);
         if matches!(up, Err(PipeError::Sink)) {
