@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fakes::model_provider::{FakeProvider, ProviderScript, script};
 
-/// The flags of `provider`.
+/// Run a fake model provider for demos, tests and benches.
 ///
 /// The provider answers in the formats of OpenAI and Anthropic, with the headers of LiteLLM. Once it listens it prints
 /// one line: `provider listening on http://127.0.0.1:PORT`. On SIGTERM or SIGINT it aborts open connections and ends.
