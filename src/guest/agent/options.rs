@@ -87,5 +87,5 @@ Options:
   --version          print the version
 
 The LLM is at OPENAI_BASE_URL (http://localhost:8080/v1). Exit status: 0 there is an answer, 1 there is an error, which
-the answer's `meta.error` tells, 2 wrong use.
+the answer's `meta.error` describes, 2 wrong usage.
 ";
