@@ -87,7 +87,7 @@ const FIRST_ARGUMENT: u32 = 16;
 #[cfg(target_arch = "x86_64")]
 const NATIVE_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
-const NATIVE: u32 = 0xc000_00b7;
+const NATIVE_ARCH: u32 = 0xc000_00b7;
 
 /// `__X32_SYSCALL_BIT`. No call of another architecture has such a high number.
 const X32_SYSCALL_BIT: u32 = 0x4000_0000;

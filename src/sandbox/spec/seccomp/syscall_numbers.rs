@@ -73,4 +73,4 @@ const ARCH_SYSCALLS: &[(&str, libc::c_long)] = calls![
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-const HERE: &[(&str, libc::c_long)] = &[];
+const ARCH_SYSCALLS: &[(&str, libc::c_long)] = &[];
