@@ -1,13 +1,16 @@
-//! One sandbox: what it is allowed, how it is made, and how it ends.
+//! One sandbox: its limits, its creation and its end.
 //!
-//! [`spec`] says what is asked for and turns it into the engine's words, without touching anything; [`host_path`]
-//! looks at the paths of this machine that it names; [`driver`] says who makes, watches and removes it: [`docker`],
-//! or [`embedded`], which needs neither a daemon nor an image; a [`warm_slot`] is made before it is known what for, and a
-//! [`long_running`] for one run after the other; [`output`] keeps what the sandbox prints; [`owner_process`] says which process of
-//! this machine answers for it, and [`leftovers`] what this one has given up; [`host_users`] has a user for each; [`probe`] says what this machine can enforce.
+//! - [`spec`] describes a sandbox and translates the description for a driver, without touching the machine.
+//! - [`host_path`] checks the paths of this machine that the description names.
+//! - [`driver`] makes, watches and removes the sandbox, by [`docker`] or by [`embedded`]. The embedded driver needs
+//!   neither a daemon nor an image.
+//! - [`warm_slot`] starts a sandbox ahead, before its run is known. [`long_running`] executes one run after the other.
+//! - [`output`] captures the output.
+//! - [`owner_process`] identifies the process that owns a sandbox. [`leftovers`] lists what this process could not remove.
+//! - [`host_users`] reserves a user for each sandbox. [`probe`] reports what this machine can enforce.
 //!
-//! **Invariant:** a sandbox has no network, no capability and no way to get one, whatever was asked for: none of
-//! that can be said in a [`spec::SandboxSpec`].
+//! **Invariant:** a sandbox has no network, no capability and no way to get one, for every request: a
+//! [`spec::SandboxSpec`] has no field for any of them.
 
 pub mod docker;
 pub mod driver;
@@ -36,35 +39,35 @@ pub use owner_process::OwnerProcess;
 pub use spec::SandboxSpec;
 pub use warm_slot::WarmSlot;
 
-/// Why a sandbox was ended before it ended by itself.
+/// The reason to end a sandbox before its program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// It has run for as long as it may.
+    /// The sandbox has used its whole run time.
     Deadline,
     /// The run's budget is spent.
     Budget,
-    /// Somebody asked for it.
+    /// The operator or a client cancelled the run.
     Cancelled,
-    /// Its workspace holds more than it may.
+    /// The workspace exceeds its size limit.
     Workspace,
 }
 
-/// How a sandbox ended.
+/// The end of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxExit {
-    /// The exit code of its program; `None` where nobody could see it.
+    /// The exit code of the program; `None` if no exit code could be read.
     pub exit_code: Option<i64>,
-    /// Why it was ended; `None` where it ended by itself.
+    /// The reason for the early end; `None` if the sandbox ended by itself.
     pub cause: Option<StopReason>,
-    /// The kernel killed one of its processes for want of memory.
+    /// Is set if the kernel killed a process of the sandbox because its memory was used up.
     pub oom_killed: bool,
-    /// What the engine says about a program that it could not start.
+    /// The engine's message about a program that could not be started.
     pub not_started: Option<String>,
-    /// From the deadline's arming to the program's start; `None` where it did not start.
+    /// The time from the deadline's arming to the program's start; `None` if the program did not start.
     pub start: Option<Duration>,
 }
 
-/// Why there is no sandbox, or not for as long as there should be.
+/// The error of a sandbox that could not be made, or that ended too early.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     #[error("{what} is `{given}`; {rule}")]
@@ -113,17 +116,19 @@ pub enum SandboxError {
     Silent(&'static str),
 }
 
-/// A name for what belongs to a run, in the characters that engines and sockets allow. The same run always has the
-/// same one, so that it cannot have two sandboxes of its own at a time, nor two slots of our own driver's. No driver has
-/// that name of a run in an engine's slot, or in a resident: there the run's directory, which no process makes twice, has.
+/// Returns the name for the objects of a run, in the characters that engines and sockets allow.
+///
+/// A run always has the same name, so it cannot have two sandboxes of its own, nor two slots of the embedded driver,
+/// at the same time. A run in an engine's slot or in a long-running sandbox does not use this name in any driver.
+/// There the run's directory, which no process makes twice, excludes a second sandbox.
 pub fn sandbox_name(run: &str) -> String {
     format!("cogni-{}", &hex::sha256_hex(run.as_bytes())[..NAME_DIGITS])
 }
 
-/// A name for the container that serves a run's gateway.
+/// Returns the name of the container that serves a run's gateway.
 pub fn gateway_container_name(run: &str) -> String {
     format!("{}-proxy", sandbox_name(run))
 }
 
-/// 64 bits: no two of a machine's runs meet by accident.
+/// The hexadecimal digits of a name: 64 bits, so that no two runs of a machine share a name by accident.
 const NAME_DIGITS: usize = 16;

@@ -1,8 +1,8 @@
-//! The driver for Docker Engine: makes a container, watches it to its end, and takes it away again.
+//! The driver for Docker Engine: it creates a container, watches the container until its exit, and removes it.
 //!
-//! **Invariant:** whatever has become of its start, [`DockerSandbox::remove`] asks for the container's removal. What an engine
-//! does not do within its time is left to the sweep, which knows the container by its labels: this process's own finds
-//! it in what it has [`leftovers`].
+//! **Invariant:** [`DockerSandbox::remove`] requests the container's removal after every outcome of the start. An
+//! engine may fail to remove the container in time. Then the sweep removes the container, which it finds by the
+//! labels; this process's own sweep finds it in the [`leftovers`].
 
 mod container;
 pub mod gateway_container;
@@ -41,24 +41,24 @@ pub struct DockerEngine {
     client: bollard::Docker,
 }
 
-/// A container that carries our labels.
+/// A container that carries the gateway's labels.
 #[derive(Clone, Debug)]
 pub struct ManagedContainer {
     pub id: String,
     pub name: String,
     pub owner: String,
     pub run: String,
-    /// Of its installation.
+    /// The run directory of the installation that the container belongs to.
     pub run_dir: String,
-    /// Until when it was to be good.
+    /// The deadline of the container's run, if the label is valid.
     pub deadline: Option<SystemTime>,
 }
 
 impl DockerEngine {
-    /// Connects, and agrees on the API's version: an engine of 2020 is as good as this year's.
+    /// Connects to the engine, and negotiates the API's version, so that an engine of 2020 works too.
     ///
     /// # Errors
-    /// Nobody answers at `socket`.
+    /// Returns [`SandboxError::NoEngine`] if no engine answers at `socket`.
     pub async fn connect(socket: &Path) -> Result<Self, SandboxError> {
         let unreachable =
             |error| SandboxError::NoEngine { socket: socket.to_owned(), why: innermost(&error) };
@@ -69,10 +69,10 @@ impl DockerEngine {
         Ok(Self { client })
     }
 
-    /// The id of an image that is here. Nothing is pulled.
+    /// Returns the id of a local image. No image is pulled.
     ///
     /// # Errors
-    /// There is no such image.
+    /// Returns [`SandboxError::NoImage`] if the engine has no such image.
     pub async fn image_id(&self, name: &str) -> Result<String, SandboxError> {
         require_id(self.inspect_image(name).await?.id, name)
     }
@@ -87,7 +87,7 @@ impl DockerEngine {
         }
     }
 
-    /// Whether the engine is Podman, which knows Docker Engine's API and some other words.
+    /// Returns true if the engine is Podman, which serves Docker Engine's API with some differences.
     async fn is_podman(&self) -> Result<bool, SandboxError> {
         let version = self.client.version().await;
         let version =
@@ -96,10 +96,10 @@ impl DockerEngine {
         Ok(version.components.unwrap_or_default().iter().any(is_podman))
     }
 
-    /// All containers with our labels, in every state; with `run_dir`, those of its installation.
+    /// Lists all containers with the gateway's labels, in every state; `run_dir` limits the list to one installation.
     ///
     /// # Errors
-    /// The engine does not say.
+    /// Returns an error if the engine does not return the list.
     pub async fn list_managed(
         &self,
         run_dir: Option<&Path>,
@@ -128,11 +128,11 @@ impl DockerEngine {
         Ok(found.collect())
     }
 
-    /// Removes a container, running or not, with its anonymous volumes; one that is not there is as good as removed,
-    /// and one that somebody else is removing is waited for.
+    /// Removes a container, running or not, with its anonymous volumes. A container that does not exist counts as
+    /// removed. If another client is removing the container, the call waits for that removal.
     ///
     /// # Errors
-    /// It is still there.
+    /// Returns an error if the container still exists.
     pub async fn remove(&self, container: &str) -> Result<(), SandboxError> {
         let begun = Instant::now();
         loop {
@@ -142,6 +142,7 @@ impl DockerEngine {
                 Err(error) if has_status(&error, HTTP_NOT_FOUND) => return Ok(()),
                 Err(error)
                     if has_status(&error, HTTP_CONFLICT) && begun.elapsed() < REMOVE_TIMEOUT => {}
+                // A conflict means that another removal is in progress; the next try finds out how it ended.
                 Err(source) => {
                     return Err(SandboxError::Engine { doing: "remove the container", source });
                 }
@@ -150,8 +151,8 @@ impl DockerEngine {
         }
     }
 
-    /// Creates the container, which does not run yet. An image may be given by name: it is asked for once, and then
-    /// goes by its id.
+    /// Creates the container, which does not run yet. The image may be given by name: the name is resolved once, and
+    /// then only the image's id is used.
     async fn create_container(
         &self,
         image: &str,
@@ -164,6 +165,7 @@ impl DockerEngine {
             self.check_volumes(&spec.volumes)
         )?;
         let mut body = container_body(spec, &image, stamp);
+        // Podman reads the seccomp profile from a file; Docker Engine gets the text in the request.
         if is_podman {
             let seccomp = directory.join("seccomp.json");
             fs::write(&seccomp, SECCOMP_PROFILE).map_err(|error| SandboxError::HostPath {
@@ -175,14 +177,14 @@ impl DockerEngine {
         Box::pin(self.create_replacing_stale(&sandbox_name(&spec.run), body, stamp)).await
     }
 
-    /// Creates a container of this name. One that a dead runner has left of the same run is taken away.
+    /// Creates a container of this name, and removes a leftover container of the same run whose owner is dead.
     async fn create_replacing_stale(
         &self,
         name: &str,
         body: ContainerCreateBody,
         stamp: &OwnerLabels,
     ) -> Result<CreatedContainer, SandboxError> {
-        // From here on there may be another of this name.
+        // From here on the name may belong to a new container, which this process's sweep must not remove.
         let was_left = leftovers::unregister(name);
         let mut tries = 0;
         loop {
@@ -190,15 +192,20 @@ impl DockerEngine {
             let options = CreateContainerOptionsBuilder::default().name(name).build();
             match self.client.create_container(Some(options), body.clone()).await {
                 Ok(created) => return Ok(CreatedContainer::new(self.client.clone(), created.id)),
+                // The name is in use. There are three cases:
+                // 1. A dead process's container of this installation holds the name: remove it and try again.
+                // 2. Another sweep has removed the container since: try again.
+                // 3. The container is in use, or the attempts are used up: the run has a sandbox already.
                 Err(error) if has_status(&error, HTTP_CONFLICT) => {
                     let left = self
                         .find_container(name, stamp, |owner| owner.state() == OwnerState::Dead)
                         .await;
                     match left.filter(|_| tries < MAX_CREATE_ATTEMPTS) {
                         Some(left) => self.remove(&left).await?,
-                        // A sweep, which begins with every run, was quicker.
+                        // Every run begins with a sweep, and such a sweep was quicker.
                         None if tries < MAX_CREATE_ATTEMPTS && self.is_removed(name).await => (),
                         None => {
+                            // The leftover is still there, so it stays on the list.
                             if was_left {
                                 leftovers::register(name);
                             }
@@ -214,7 +221,8 @@ impl DockerEngine {
         }
     }
 
-    /// The id of the container of this name, if there is one by now, in this installation and of such an owner.
+    /// Returns the id of the container of this name, if it exists, belongs to this installation and has an accepted
+    /// owner.
     async fn find_container(
         &self,
         name: &str,
@@ -231,14 +239,15 @@ impl DockerEngine {
         found.id.filter(|_| is_ours && is_it(&owner))
     }
 
-    /// Whether there is no container of this name any more.
+    /// Returns true if the engine answers that it has no container of this name.
     async fn is_removed(&self, name: &str) -> bool {
         let found = timeout(REMOVE_CALL_TIMEOUT, self.client.inspect_container(name, None)).await;
         matches!(found, Ok(Err(error)) if has_status(&error, HTTP_NOT_FOUND))
     }
 
-    /// What an engine has made although nobody waited for its answer. One that was cut off in the middle gets some
-    /// time to come out with it; what it makes after that is left behind.
+    /// Finds a container that an engine has created after its caller stopped waiting for the answer. If the start was
+    /// cut off (`was_cut`), the engine gets some time to create the container; a later creation is registered as a
+    /// leftover.
     async fn find_late_creation(
         &self,
         name: &str,
@@ -259,7 +268,7 @@ impl DockerEngine {
         }
     }
 
-    /// An engine that has just come back, or is busy, is asked more than once.
+    /// Removes a container, with more than one try, because the engine may be busy or may just have restarted.
     async fn remove_with_retries(&self, id: &str) {
         let removed = timeout(REMOVE_TIMEOUT, async {
             loop {
@@ -273,6 +282,7 @@ impl DockerEngine {
                 sleep(RETRY_INTERVAL).await;
             }
         });
+        // The name stays known to this process's sweep, which tries again later.
         if removed.await.is_err() {
             let error = SandboxError::Silent("remove a container");
             tracing::error!(%error, container = id, "the container is left behind");
@@ -281,14 +291,14 @@ impl DockerEngine {
     }
 }
 
-/// One container of the engine, from before it is made until it is gone.
+/// One container of the engine, from before its creation until its removal.
 pub(super) struct DockerSandbox {
     socket: PathBuf,
     image: String,
     docker: Option<DockerEngine>,
     id: Option<String>,
     running: Option<RunningContainer>,
-    /// Some answer of the engine is not there yet, and may never have been waited for.
+    /// Is set while an answer of the engine is outstanding, also if the caller has stopped waiting for it.
     is_starting: bool,
 }
 
@@ -302,6 +312,7 @@ impl DockerSandbox {
         &mut self,
         order: &SandboxRequest,
     ) -> Result<SandboxStartOutcome, SandboxError> {
+        // The flag stays set if this future is dropped, so that the removal looks for a container that appears late.
         self.is_starting = true;
         let started = self.create_and_start(order).await;
         self.is_starting = matches!(&started, Err(error) if !is_definitive(error));
@@ -326,7 +337,8 @@ impl DockerSandbox {
         })
     }
 
-    /// Follows what was started to its end. From `until` on it is told to end, and has `grace` for it.
+    /// Follows the started container until its exit. Once `until` returns, the container is told to stop, and has
+    /// `grace`.
     pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         &mut self,
         output: &mut OutputCapture<W>,
@@ -339,6 +351,7 @@ impl DockerSandbox {
 
     pub(super) async fn remove(self, order: &SandboxRequest) {
         let Some(docker) = self.docker else { return };
+        // Without an id, the engine may still have created the container after the request was cut off.
         let id = match self.id {
             Some(id) => Some(id),
             None => {
@@ -357,7 +370,7 @@ impl DockerSandbox {
     }
 }
 
-/// Whether nothing may come any more of what has failed so: we have not asked for it, or the engine itself has said no.
+/// Returns true if a failed request can have no later effect: it was never sent, or the engine itself refused it.
 fn is_definitive(error: &SandboxError) -> bool {
     match error {
         SandboxError::Engine { source, .. } => {
@@ -368,7 +381,7 @@ fn is_definitive(error: &SandboxError) -> bool {
     }
 }
 
-/// The first cause of an error: those above it only say that there was one.
+/// Returns the text of the innermost cause of an error: the errors around it only repeat that there was an error.
 fn innermost(error: &EngineError) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(below) = cause.source() {
@@ -377,7 +390,7 @@ fn innermost(error: &EngineError) -> String {
     cause.to_string()
 }
 
-/// How many processes a user may have here, as far as we can tell.
+/// Returns the number of processes that a user may have here, at most the kernel's default.
 fn max_user_processes() -> u64 {
     getrlimit(Resource::Nproc).maximum.unwrap_or(DEFAULT_NPROC).min(DEFAULT_NPROC)
 }
@@ -394,25 +407,25 @@ fn has_status(error: &EngineError, status: u16) -> bool {
     matches!(error, EngineError::DockerResponseServerError { status_code, .. } if *status_code == status)
 }
 
-/// The time for one answer of the engine. Creating takes some 200 ms, and ten times that on a busy machine; the
-/// run's deadline is over all of it.
+/// The time for one answer of the engine, in seconds. A creation takes about 200 ms, and ten times that on a busy
+/// machine. The run's deadline bounds all requests together.
 const REQUEST_TIMEOUT_SECONDS: u64 = 60;
 
-/// The time for an answer when nothing but the removal is left to be done, and it can be asked again.
+/// The time for one answer during a removal. It is short, because the request can be repeated.
 const REMOVE_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// All the time that an engine has to remove a container.
+/// The time for all tries to remove one container.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// From our giving up on an answer to the container that it was about.
+/// The time that a container may take to appear after its creation request was given up.
 const LATE_CREATE_WAIT: Duration = Duration::from_secs(3);
 
-/// How often a container is created, where somebody else's stands in the way and then does not.
+/// The maximum number of tries to create a container while another container holds its name.
 const MAX_CREATE_ATTEMPTS: u32 = 4;
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The kernel's own first limit, to which Podman keeps itself.
+/// The kernel's default process limit, which Podman uses too.
 const DEFAULT_NPROC: u64 = 32_768;
 
 const HTTP_NOT_FOUND: u16 = 404;

@@ -1,4 +1,5 @@
-//! Who makes a sandbox. What it is, and how it may end, is the same whoever makes it.
+//! The drivers that make a sandbox, and one handle over both. A sandbox and its possible ends are the same for every
+//! driver.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -13,16 +14,16 @@ use super::spec::{OwnerLabels, RootSource, SandboxSpec};
 use super::warm_slot::SlotClaim;
 use super::{SandboxError, SandboxExit, StopReason, docker, embedded};
 
-/// A way to make sandboxes on this machine.
+/// A driver that makes sandboxes on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxDriver {
-    /// A container of the engine that listens there.
+    /// Makes a container of the engine that listens on this socket.
     Docker { socket: PathBuf },
-    /// A container of our own, with nothing else installed.
+    /// Makes a container without an engine; the machine needs nothing else installed.
     Embedded(embedded::EmbeddedDriverConfig),
 }
 
-/// What is to be run, for whom, and how it is ended.
+/// A request for one sandbox: its specification, its owner and its directory.
 #[derive(Clone, Debug)]
 pub struct SandboxRequest {
     pub spec: SandboxSpec,
@@ -32,7 +33,7 @@ pub struct SandboxRequest {
 }
 
 impl SandboxDriver {
-    /// As it is chosen by.
+    /// Returns the name by which the operator chooses the driver.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Docker { .. } => "docker",
@@ -40,10 +41,11 @@ impl SandboxDriver {
         }
     }
 
-    /// Whether this driver makes such sandboxes at all.
+    /// Checks that this driver can make a sandbox of this specification.
     ///
     /// # Errors
-    /// What it does not know, and who does.
+    /// Returns [`SandboxError::Spec`] if the driver does not support a part of `spec`, and the error of
+    /// [`embedded::check_limits_available`] if the embedded driver cannot set the limits.
     pub fn check(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
         let wrong = |what, given: String, rule| Err(SandboxError::Spec { what, given, rule });
         match (self, &spec.root) {
@@ -69,10 +71,10 @@ impl SandboxDriver {
         }
     }
 
-    /// Makes a sandbox and [runs](SandboxHandle::run) it.
+    /// Makes a sandbox and [runs](SandboxHandle::run) the sandbox.
     ///
     /// # Errors
-    /// It could not be made, or was lost on the way.
+    /// Returns an error if the sandbox cannot be made, or is lost before its end is known.
     pub async fn run<W: AsyncWrite + Unpin>(
         &self,
         order: &SandboxRequest,
@@ -83,25 +85,25 @@ impl SandboxDriver {
     }
 }
 
-/// A sandbox, from before it is made until nothing is left of it.
+/// A sandbox, from before its creation until its removal.
 pub struct SandboxHandle {
     made: DriverSandbox,
     order: SandboxRequest,
-    /// What is still to be told to one that was started ahead.
+    /// The claim that is still to be sent, if the sandbox was started ahead as a warm slot.
     claim: Option<SlotClaim>,
     hurry: CancellationToken,
 }
 
-/// By whom it is made.
+/// The sandbox's state in the driver that makes it.
 enum DriverSandbox {
     Docker(docker::DockerSandbox),
     Embedded(embedded::EmbeddedSandbox),
 }
 
-/// What became of a start.
+/// The outcome of a start.
 pub(super) enum SandboxStartOutcome {
     Running,
-    /// The program is not there, or is none: what a shell says with these exit codes.
+    /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
     Not {
         exit_code: i64,
         message: String,
@@ -109,10 +111,10 @@ pub(super) enum SandboxStartOutcome {
 }
 
 impl SandboxHandle {
-    /// Nothing is made yet.
+    /// Creates a handle; the sandbox itself is not made yet.
     ///
     /// # Errors
-    /// The driver does not make such sandboxes.
+    /// Returns an error if the driver does not make such sandboxes.
     pub fn new(driver: &SandboxDriver, order: SandboxRequest) -> Result<Self, SandboxError> {
         driver.check(&order.spec)?;
         let made = match (driver, &order.spec.root) {
@@ -127,30 +129,33 @@ impl SandboxHandle {
         Ok(Self { made, order, claim: None, hurry: CancellationToken::new() })
     }
 
-    /// Runs it to its end, or until `until` says why it must end before; then nothing is left of it, but with the
-    /// driver `embedded` what is in the run's directory.
+    /// Runs the sandbox until it exits, or until `until` returns a reason to stop it, and then removes it. The embedded
+    /// driver leaves the files in the run's directory.
     ///
-    /// `until` counts from its first poll, which is before the first word to an engine: one that does not answer costs
-    /// no more than the time there is. A helper of our own has its order by then, and no container yet.
+    /// The first poll of `until` comes before the first request to an engine. So an engine that does not answer cannot
+    /// cost more than the run's time. The embedded driver's helper has its request by then, and has made no container.
     ///
     /// # Errors
-    /// It could not be made, or was lost on the way.
+    /// Returns an error if the sandbox cannot be made, or is lost before its end is known.
     pub async fn run<W: AsyncWrite + Unpin>(
         mut self,
         output: &mut OutputCapture<W>,
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
         let begun = Instant::now();
+        // `until` is polled in two places: during the launch, and then while the sandbox runs.
         let mut until = pin!(until);
         let started = if let Err(error) = Box::pin(self.prepare_driver()).await {
             Ok(Err(error))
         } else {
             tokio::select! {
+                // Biased, so that `until` is polled before the launch sends its first request.
                 biased;
                 cause = &mut until => Err(cause),
                 started = Box::pin(self.launch()) => Ok(started),
             }
         };
+        // The outer `Err` is a stop reason that came first; the inner `Err` is a failed start.
         let ended = match started {
             Err(cause) => Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() }),
             Ok(Ok(SandboxStartOutcome::Running)) => {
@@ -166,6 +171,7 @@ impl SandboxHandle {
             }),
             Ok(Err(error)) => Err(error),
         };
+        // The removal follows every outcome, also a failed start: the driver may have made something on the way.
         Box::pin(self.remove()).await;
         ended
     }
@@ -175,11 +181,12 @@ impl SandboxHandle {
         self.launch().await
     }
 
-    /// What is done in any case, because it takes no time.
+    /// Prepares what needs no time, and so is done before `until` is polled.
     async fn prepare_driver(&mut self) -> Result<(), SandboxError> {
         match (&mut self.made, &self.claim) {
-            // An engine refuses the name of a container that is there; of a slot that is the slot's. For what a slot of an
-            // engine's is claimed for, only the run's directory refuses another, in the same process.
+            // Docker Engine itself refuses a second container of a name. A claimed slot's container has the slot's
+            // name, so there only the run's directory refuses a second sandbox of the run, and only within this
+            // process.
             (DriverSandbox::Docker(_), _) => Ok(()),
             (DriverSandbox::Embedded(made), Some(claim)) => made.lock_name(claim.run_id()).await,
             (DriverSandbox::Embedded(made), None) => made.prepare_helper(&self.order).await,
@@ -199,6 +206,7 @@ impl SandboxHandle {
         output: &mut OutputCapture<W>,
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
+        // The grace ends early when the caller cancels the token of `force_kill_token`.
         let grace = async {
             let _ = timeout(self.order.spec.grace, self.hurry.cancelled()).await;
         };
@@ -215,12 +223,12 @@ impl SandboxHandle {
         }
     }
 
-    /// Ends its grace before the time, once it has begun.
+    /// Returns the token that ends the sandbox's grace early, once the grace has begun.
     pub fn force_kill_token(&self) -> CancellationToken {
         self.hurry.clone()
     }
 
-    /// From here on it is this run's, as soon as it has been told.
+    /// Assigns the sandbox to a run; the claim is sent when the sandbox is launched.
     pub(super) fn with_claim(mut self, claim: SlotClaim, grace: Duration) -> Self {
         self.claim = Some(claim);
         self.order.spec.grace = grace;
