@@ -1,8 +1,9 @@
-//! The driver that needs neither a daemon nor an image: a container of our own, made by a helper process.
+//! The driver that needs neither a daemon nor an image: a helper process of this program makes the container.
 //!
-//! Making a container changes the process that makes it, and needs one that has a single thread. So this program starts
-//! itself once more as [`helper`], gives it the order over a socket, and hears from it how the container fares. [`rootfs`]
-//! puts together what the container sees of this machine's programs, [`cgroup`] finds its limits and takes them away.
+//! The creation of a container changes the process that makes it, and needs a process with a single thread. So this
+//! program starts itself a second time as [`helper`], sends the task over a socket, and receives the container's
+//! events. [`rootfs`] assembles the programs that the container sees. [`cgroup`] finds the cgroups for the limits, and
+//! removes them.
 //!
 //! **Invariant:** the container lives no longer than its helper, and the helper no longer than its runner.
 
@@ -44,13 +45,13 @@ use messages::{HelperEvent, HelperSignal, HelperTask};
 pub use cgroup::{LeftoverCgroup, cgroup_name, list_leftovers, remove_cgroup};
 pub(super) use cgroup::{has_socket_limits, oom_kill_count};
 
-/// How a container of our own is made.
+/// The settings of the embedded driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddedDriverConfig {
-    /// Where this machine does not let us set limits on memory, processes and processors: whether a container may do
-    /// without.
+    /// Allows a container without limits on memory, processes and processors, if this machine lets this process set
+    /// none.
     pub may_be_unlimited: bool,
-    /// This program, which is the helper too.
+    /// The path of this program, which is the helper's program too.
     pub program: PathBuf,
 }
 
@@ -60,7 +61,7 @@ impl Default for EmbeddedDriverConfig {
     }
 }
 
-/// One container of our own, from before it is made until nothing is left of it but what is in the run's directory.
+/// One embedded container, from before its creation until its removal. The files in the run's directory remain.
 pub(super) struct EmbeddedSandbox {
     settings: EmbeddedDriverConfig,
     names: Vec<UnixListener>,
@@ -73,9 +74,9 @@ impl EmbeddedSandbox {
         Self { settings: settings.clone(), names: vec![], cgroup: None, helper: None }
     }
 
-    /// Makes it the only one of this run, until nothing is left of it. A program that is just being started elsewhere in
-    /// this process holds a copy of whatever we have open until it is executed, so a name that was given back may be
-    /// taken for some moments more.
+    /// Locks the run's name until this sandbox is dropped, so that the run has no second sandbox. A child process of
+    /// this process holds copies of all open files between its fork and its execve. So a released name may stay locked
+    /// for some moments, and the call tries again for that time.
     pub(super) async fn lock_name(&mut self, run: &str) -> Result<(), SandboxError> {
         let begun = Instant::now();
         let name = loop {
@@ -90,7 +91,7 @@ impl EmbeddedSandbox {
         Ok(())
     }
 
-    /// Gives a helper its order.
+    /// Starts the helper, and sends its task.
     pub(super) async fn prepare_helper(
         &mut self,
         order: &SandboxRequest,
@@ -105,6 +106,7 @@ impl EmbeddedSandbox {
     }
 
     pub(super) async fn start(&mut self) -> Result<SandboxStartOutcome, SandboxError> {
+        // The events before the start are at most one: started, not started, or failed.
         let helper = self.helper.as_mut().expect("it has its order");
         match helper.read_event().await? {
             HelperEvent::Started => Ok(SandboxStartOutcome::Running),
@@ -115,7 +117,8 @@ impl EmbeddedSandbox {
         }
     }
 
-    /// Follows what was started to its end. From `until` on it is told to end, and has `grace` for it.
+    /// Follows the container until its exit. Once `until` returns, the container is told to stop, and has `grace` for
+    /// that.
     pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         &mut self,
         output: &mut OutputCapture<W>,
@@ -130,13 +133,15 @@ impl EmbeddedSandbox {
         if let Some(helper) = self.helper {
             helper.shut_down().await;
         }
+        // The helper has ended here, so the cgroup has no new processes.
         if let Some(cgroup) = self.cgroup.as_deref() {
             clean_up_cgroup(cgroup).await;
         }
     }
 }
 
-/// A run's claim to be the only one of its name on this machine. The kernel forgets it with this process.
+/// Binds the run's name as an abstract socket, which is unique on this machine. The kernel frees the name with this
+/// process.
 fn bind_name(run: &str) -> Result<UnixListener, SandboxError> {
     let address = SocketAddr::from_abstract_name(sandbox_name(run))
         .and_then(|name| UnixListener::bind_addr(&name));
@@ -146,10 +151,10 @@ fn bind_name(run: &str) -> Result<UnixListener, SandboxError> {
     })
 }
 
-/// Whether this machine lets us set limits, or may do without.
+/// Checks that this process may set limits, or may run a container without limits.
 ///
 /// # Errors
-/// Neither; with what would.
+/// Returns [`SandboxError::Unlimited`], with the missing condition, if neither is the case.
 pub fn check_limits_available(settings: &EmbeddedDriverConfig) -> Result<(), SandboxError> {
     match cgroup::check_can_set_limits() {
         Err(why) if !settings.may_be_unlimited => Err(SandboxError::Unlimited(why)),
@@ -157,7 +162,7 @@ pub fn check_limits_available(settings: &EmbeddedDriverConfig) -> Result<(), San
     }
 }
 
-/// What the helper is given: all that it needs to know, so that it has to look at nothing by itself.
+/// Builds the helper's task. The task holds everything that the helper needs to know about this machine.
 fn helper_task(order: &SandboxRequest, name: &str) -> Result<HelperTask, SandboxError> {
     let cgroup =
         cgroup::check_can_set_limits().is_ok().then(|| cgroup_name(name, &order.stamp.run_dir));
@@ -182,7 +187,7 @@ fn helper_task(order: &SandboxRequest, name: &str) -> Result<HelperTask, Sandbox
     })
 }
 
-/// None where root makes the sandbox: its user may not write what is root's.
+/// Returns a sealed copy of the program; `None` if root makes the sandbox, whose user may not write root's files.
 async fn sealed_copy(program: &Path) -> io::Result<Option<Arc<File>>> {
     if rustix::process::geteuid().is_root() {
         return Ok(None);
@@ -192,7 +197,7 @@ async fn sealed_copy(program: &Path) -> io::Result<Option<Arc<File>>> {
     Ok(Some(copied.await??))
 }
 
-/// The helper, while it lives.
+/// A helper process that runs.
 struct HelperProcess {
     child: Child,
     events: BufReader<OwnedReadHalf>,
@@ -204,6 +209,7 @@ struct HelperProcess {
 impl HelperProcess {
     async fn start(program: &Path, task: &HelperTask) -> Result<Self, SandboxError> {
         let cannot = |error: io::Error| SandboxError::Embedded(format!("no helper: {error}"));
+        // The helper executes the copy by its descriptor, so no path to a writable file exists.
         let copy = sealed_copy(program).await.map_err(cannot)?;
         let in_memory =
             copy.as_ref().map(|copy| format!("/proc/self/fd/{}", copy.as_raw_fd()).into());
@@ -213,18 +219,19 @@ impl HelperProcess {
         let mut command = Command::new(program);
         command
             .arg0(helper::HELPER_PROGRAM_NAME)
-            // For whoever looks at this machine's processes.
+            // Shown to the operator in the list of processes.
             .arg(&task.name)
-            // It has no use for our secrets.
+            // The helper does not need this process's secrets.
             .env_clear()
-            // A terminal's interrupt is for us: the container has its grace.
+            // A terminal's interrupt must reach this process only: it gives the container its grace.
             .process_group(0)
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // The container must not outlive this process, also if the future is dropped.
             .kill_on_drop(true);
         let mut child = command.spawn().map_err(cannot)?;
-        // It holds the other end of our socket.
+        // The command holds the helper's end of the socket; a copy here would hide the helper's end from this process.
         drop(command);
         let (events, mut signals) = UnixStream::from_std(ours).map_err(cannot)?.into_split();
         signals.write_all(&messages::encode_line(task)).await.map_err(cannot)?;
@@ -233,12 +240,13 @@ impl HelperProcess {
         Ok(Self { child, events: BufReader::new(events), signals, stdout, stderr })
     }
 
-    /// What it says next.
+    /// Reads the helper's next event.
     async fn read_event(&mut self) -> Result<HelperEvent, SandboxError> {
         read_next_event(&mut self.events).await
     }
 
-    /// Follows the container to its end. From `until` on it is told to end, and has `grace` for it.
+    /// Follows the container until its exit. Once `until` returns, the container is told to stop, and has `grace` for
+    /// that.
     async fn follow_until_exit<W: AsyncWrite + Unpin>(
         &mut self,
         output: &mut OutputCapture<W>,
@@ -252,11 +260,13 @@ impl HelperProcess {
         let (event, cause) = tokio::select! {
             event = &mut following => (event?, None),
             cause = until => {
+                // 1. Ask the program to end.
                 send_signal(signals, HelperSignal::Terminate).await;
                 let event = tokio::select! {
                     biased;
                     event = &mut following => event?,
                     () = grace => {
+                        // 2. The grace is over: kill the program, and wait a limited time for the event.
                         send_signal(signals, HelperSignal::Kill).await;
                         timeout(KILL_TIMEOUT, &mut following).await.unwrap_or(Ok(HelperEvent::Lost))?
                     }
@@ -271,6 +281,7 @@ impl HelperProcess {
                 oom_killed,
                 ..SandboxExit::default()
             }),
+            // A stop was requested, so a helper that is gone is no error.
             HelperEvent::Lost if cause.is_some() => {
                 Ok(SandboxExit { cause, ..SandboxExit::default() })
             }
@@ -278,20 +289,25 @@ impl HelperProcess {
         }
     }
 
-    /// Where it has not ended by itself, its death is the container's too. Whoever still holds the output by then has
-    /// been on the way to become the container, and sees in a moment that there is nothing to become any more.
+    /// Waits for the helper's end, and kills a helper that does not end; the container dies with the helper. Another
+    /// process may still hold the output: a child on its way to become the container, which ends as soon as it sees
+    /// that the helper is gone.
     async fn shut_down(self) {
         let Self { mut child, signals, mut stdout, mut stderr, .. } = self;
+        // The closed socket tells the helper that its driver is gone.
         drop(signals);
         if timeout(HELPER_EXIT_TIMEOUT, child.wait()).await.is_err() {
             let _ = child.kill().await;
         }
-        let (mut nobody, mut nobody_else) = (sink(), sink());
+        let (mut discarded_stdout, mut discarded_stderr) = (sink(), sink());
         let rest = async {
-            tokio::join!(copy(&mut stdout, &mut nobody), copy(&mut stderr, &mut nobody_else))
+            tokio::join!(
+                copy(&mut stdout, &mut discarded_stdout),
+                copy(&mut stderr, &mut discarded_stderr)
+            )
         };
         if timeout(HELPER_EXIT_TIMEOUT, rest).await.is_err() {
-            tracing::warn!("something holds the output of a container that is gone");
+            tracing::warn!("a process holds the output of a container that has ended");
         }
     }
 }
@@ -308,7 +324,7 @@ async fn read_next_event(
     }
 }
 
-/// Best effort: a helper that is gone has taken the container with it.
+/// Sends a signal for the container to the helper. A helper that is gone has ended the container already.
 async fn send_signal(signals: &mut OwnedWriteHalf, signal: HelperSignal) {
     if let Err(error) = signals.write_all(&messages::encode_line(&signal)).await {
         tracing::debug!(%error, ?signal, "cannot signal the container");
@@ -323,17 +339,18 @@ fn unexpected_event(event: HelperEvent) -> SandboxError {
     SandboxError::Embedded(why)
 }
 
-/// Takes both streams to their ends.
+/// Copies both streams until both have ended.
 pub(super) async fn copy_output<W: AsyncWrite + Unpin>(
     stdout: &mut (impl AsyncRead + Unpin),
     stderr: &mut (impl AsyncRead + Unpin),
     output: &mut OutputCapture<W>,
 ) {
     let (mut from_stdout, mut from_stderr) =
+        // Each stream has its own flag, because one may end long before the other.
         (vec![0; READ_BUFFER_BYTES], vec![0; READ_BUFFER_BYTES]);
     let (mut stdout_ends, mut stderr_ends) = (false, false);
     while !(stdout_ends && stderr_ends) {
-        // An error is an end as well: the exit code says more about it.
+        // A read error counts as an end: the exit code says more about it.
         tokio::select! {
             read = stdout.read(&mut from_stdout), if !stdout_ends => match read {
                 Ok(length @ 1..) => output.push(OutputStream::Stdout, &from_stdout[..length]).await,
@@ -347,23 +364,24 @@ pub(super) async fn copy_output<W: AsyncWrite + Unpin>(
     }
 }
 
-/// The helper has done this already, if it was given the time.
+/// Removes the container's cgroup. A helper that had enough time has removed it already.
 async fn clean_up_cgroup(cgroup: &Path) {
     let group = cgroup.to_owned();
     let removed = tokio::task::spawn_blocking(move || remove_cgroup(&group)).await;
     if let Ok(Err(error)) = removed {
         tracing::error!(%error, "a group of processes is left behind");
+        // A later sweep of this process tries again.
         leftovers::register(cgroup.to_string_lossy());
     }
 }
 
-/// From SIGKILL to the end that follows from it.
+/// The time from SIGKILL to the event of the container's end.
 pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For a helper that has nothing to do any more but to tidy up.
+/// The time for a helper that only has to clean up.
 const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// From a program's start to its execution, on a machine that is busy.
+/// The time between a child's fork and its execve, on a busy machine.
 const NAME_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const NAME_RETRY_INTERVAL: Duration = Duration::from_millis(5);

@@ -1,17 +1,18 @@
-//! What this process was to take away, and could not: a container, a run's directory, a group of processes.
+//! The objects that this process had to remove and could not: containers, directories of runs, cgroups.
 //!
-//! All of it says that this process answers for it, and as long as this process lives no sweep would touch it. So whoever
-//! gives something up says so here, and this process's own sweep takes it for a dead one's. When this process has ended,
-//! it is one.
+//! Their labels name this process as the owner, and no sweep removes an object whose owner is alive. So the code that
+//! gives up on an object registers the object here. This process's own sweep then treats the object as a dead
+//! process's. When this process has ended, every sweep does.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One of them, in the hands of whoever tries once more. It stays noted, unless that is [forgotten](unregister).
+/// A leftover that one task tries to remove. A drop registers the name again, unless the claim is
+/// [completed](Self::complete).
 #[derive(Debug)]
 pub struct LeftoverClaim(Option<String>);
 
-/// Notes a name, or an engine's id. More than there is room for push out the oldest.
+/// Registers a name, or an engine's id. A full list drops its oldest name.
 pub fn register(name: impl Into<String>) {
     let (mut all, name) = (lock_registry(), name.into());
     if all.contains(&name) {
@@ -20,21 +21,25 @@ pub fn register(name: impl Into<String>) {
     if all.len() >= MAX_LEFTOVERS
         && let Some(name) = all.pop_front()
     {
-        tracing::warn!(name, "so much is left behind that this waits for the end of the process");
+        tracing::warn!(
+            name,
+            "the list of leftovers is full; the oldest is removed by a sweep after this process has ended"
+        );
     }
     all.push_back(name);
 }
 
+/// Returns true if the name is registered.
 pub fn is_registered(name: &str) -> bool {
     lock_registry().iter().any(|noted| noted == name)
 }
 
-/// Whether it was noted; it is no more.
+/// Removes a name from the list, and returns true if the name was on the list.
 pub fn unregister(name: &str) -> bool {
     claim(name).map(LeftoverClaim::complete).is_some()
 }
 
-/// Nobody else has it meanwhile: by the time that it is removed, there may be another of its name.
+/// Takes a name from the list, so that no other task removes the object. A later object may have the same name.
 pub fn claim(name: &str) -> Option<LeftoverClaim> {
     let mut all = lock_registry();
     let index = all.iter().position(|noted| noted == name)?;
@@ -42,6 +47,7 @@ pub fn claim(name: &str) -> Option<LeftoverClaim> {
 }
 
 impl LeftoverClaim {
+    /// Ends the claim: the object is removed, or its name is in use by a new object.
     pub fn complete(mut self) {
         self.0 = None;
     }
@@ -49,6 +55,7 @@ impl LeftoverClaim {
 
 impl Drop for LeftoverClaim {
     fn drop(&mut self) {
+        // The removal did not complete, so a later sweep has to try again.
         if let Some(name) = self.0.take() {
             register(name);
         }
@@ -59,7 +66,8 @@ fn lock_registry() -> MutexGuard<'static, VecDeque<String>> {
     LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A process's, as their owner is one.
+/// The list of this process, as the owner of an object is a process.
 static LEFTOVERS: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
+/// The maximum length of the list: our choice.
 const MAX_LEFTOVERS: usize = 1024;

@@ -1,9 +1,9 @@
-//! A sandbox in which one run is executed after the other, each told apart by all that makes it a run: its program, its
-//! variables, its output and its own socket.
+//! A sandbox that executes one run after the other. Each run has its own program, variables, output and socket.
 //!
-//! It is started as a [`WarmSlot`], and hears of each run on the connection that it waits on. Its first process ends all that
-//! a run has started before it tells the run's end, and wipes what is left in memory before it says that it is ready; an
-//! engine is asked for nothing in between. One that is not [ready](LongRunningSandbox::is_ready) is good for nothing but its removal.
+//! The sandbox is started as a [`WarmSlot`], and receives each run on the connection that the slot waits on. Its first
+//! process ends everything that a run has started before it reports the run's exit code. It clears the memory file
+//! systems before it reports that it is ready. No engine is asked for anything between two runs. A sandbox that is not
+//! [ready](LongRunningSandbox::is_ready) can only be removed.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::mem::MaybeUninit;
@@ -26,23 +26,25 @@ use super::{
     SandboxDriver, SandboxError, SandboxExit, SandboxRequest, SandboxSpec, StopReason, WarmSlot,
 };
 
-/// A sandbox that outlives its runs. Dropped, it ends; what is left of it then is for [`LongRunningSandbox::remove`] or the sweep.
+/// A sandbox that outlives its runs. A drop ends the sandbox; [`LongRunningSandbox::remove`] or the sweep removes its
+/// leftovers.
 pub struct LongRunningSandbox {
     slot: WarmSlot,
     is_ready: bool,
 }
 
-/// Where a run's output comes from.
+/// The reading ends of a run's output pipes.
 struct RunStreams {
     stdout: Receiver,
     stderr: Receiver,
 }
 
 impl LongRunningSandbox {
-    /// Starts one, and returns when it waits, or `stop` has come before. After an error nothing is left of it.
+    /// Starts a sandbox, and returns when it waits for a run or `stop` has completed. After an error the sandbox is
+    /// removed.
     ///
     /// # Errors
-    /// It could not be made, or does not come to wait.
+    /// Returns an error if the sandbox cannot be made, or does not begin to wait.
     pub async fn start(
         driver: &SandboxDriver,
         order: SandboxRequest,
@@ -51,12 +53,12 @@ impl LongRunningSandbox {
         Ok(Self { slot: Box::pin(WarmSlot::start(driver, order, stop)).await?, is_ready: true })
     }
 
-    /// Whether nothing of an earlier run is left in it, as far as is known without asking.
+    /// Returns true if nothing of an earlier run is left in the sandbox, as far as this process knows without asking.
     pub fn is_ready(&self) -> bool {
         self.is_ready && self.slot.is_waiting()
     }
 
-    /// Asks it whether it waits for a run.
+    /// Sends a ping to the sandbox's first process, and returns true if it waits for a run.
     pub async fn is_healthy(&mut self) -> bool {
         if !self.is_ready() {
             return false;
@@ -69,10 +71,11 @@ impl LongRunningSandbox {
         self.is_ready
     }
 
-    /// Executes one run to its end, or until `until` says why it must end before; then nothing of it runs any more.
+    /// Executes one run until it ends, or until `until` returns a reason to stop it. Afterwards no process of the run
+    /// is left.
     ///
     /// # Errors
-    /// It does not take the run, or was lost with it.
+    /// Returns [`SandboxError::Resident`] if the sandbox does not accept the run, or ends during the run.
     pub async fn run<W: AsyncWrite + Unpin>(
         &mut self,
         spec: &SandboxSpec,
@@ -80,10 +83,12 @@ impl LongRunningSandbox {
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, SandboxError> {
         let begun = Instant::now();
+        // The kernel's OOM counter covers all runs of the sandbox, so only its increase belongs to this run.
         let pid = self.slot.host.peer_cred().ok().and_then(|peer| peer.pid());
         let kills = || pid.map_or(0, oom_kill_count);
         let before = kills();
-        // Whoever stops waiting for this does not know how far it has come.
+        // A caller that drops this future leaves the sandbox in an unknown state, so it is not ready until the end is
+        // known.
         self.is_ready = false;
         let streams = timeout(
             CLAIM_TIMEOUT,
@@ -91,15 +96,18 @@ impl LongRunningSandbox {
         )
         .await;
         let streams = streams
-            .map_err(|_| SandboxError::Resident("it does not answer".to_owned()))?
-            .map_err(|error| SandboxError::Resident(format!("it did not take the run: {error}")))?;
+            .map_err(|_| SandboxError::Resident("the first process does not answer".to_owned()))?
+            .map_err(|error| {
+                SandboxError::Resident(format!("the first process did not accept the run: {error}"))
+            })?;
         let start = begun.elapsed();
         tracing::info!(run = spec.run, ?start, "the run goes on in a resident sandbox");
         let ended =
             Box::pin(follow_until_exit(&mut self.slot.host, streams, output, (until, spec.grace)))
                 .await?;
         let oom_killed = kills() > before;
-        // Where the status has not come, it may still; taken for the word after it, it would be the next run's end.
+        // Without an exit code, the status byte may still arrive later. It would then be read as the next
+        // acknowledgement.
         if ended.exit_code.is_some() {
             let wiped = timeout(CLEANUP_TIMEOUT, self.slot.host.read_u8()).await;
             self.is_ready = matches!(wiped, Ok(Ok(ACK_BYTE)));
@@ -107,22 +115,24 @@ impl LongRunningSandbox {
         Ok(SandboxExit { oom_killed, start: Some(start), ..ended })
     }
 
-    /// Whatever it does.
+    /// Removes the sandbox in every state.
     pub async fn remove(self) {
         self.slot.remove().await;
     }
 }
 
-/// Returns when it has been heard, with the run's output.
+/// Sends the claim with the pipes for the run's output, and returns the reading ends when the claim is acknowledged.
 async fn send_claim(host: &mut UnixStream, claim: &[u8]) -> io::Result<RunStreams> {
     let (stdout, its_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, its_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
     let its = [its_stdout, its_stderr];
+    // The descriptors go with the first byte. A short write is possible; the rest needs no descriptors.
     let sent = host.async_io(Interest::WRITABLE, || send_with_fds(host, claim, &its)).await?;
+    // The sandbox must hold the only writing ends, or the output would never end.
     drop(its);
     host.write_all(&claim[sent..]).await?;
     if host.read_u8().await? != ACK_BYTE {
-        return Err(io::Error::other("it has answered something else"));
+        return Err(io::Error::other("the first process sent an unexpected answer"));
     }
     let receiver = Receiver::from_owned_fd;
     Ok(RunStreams { stdout: receiver(stdout)?, stderr: receiver(stderr)? })
@@ -136,8 +146,8 @@ fn send_with_fds(host: &UnixStream, text: &[u8], with: &[OwnedFd; 2]) -> io::Res
     Ok(sendmsg(host, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Follows a run to its end. From `until` on it is told to end, and has `grace` for it. Its exit code is there where its
-/// status was read.
+/// Follows a run until its end. Once `until` returns, the run is told to stop, and has `grace` for that. The exit code
+/// is set only if the run's status was read.
 async fn follow_until_exit<W: AsyncWrite + Unpin>(
     host: &mut UnixStream,
     RunStreams { mut stdout, mut stderr }: RunStreams,
@@ -151,7 +161,7 @@ async fn follow_until_exit<W: AsyncWrite + Unpin>(
     let (status, cause) = tokio::select! {
         status = &mut following => (Some(status), None),
         cause = until => {
-            // One that is gone hears nothing, and has ended all the same.
+            // A sandbox that has ended cannot read the command; its end is seen on the same connection.
             let _ = words.write_all(TERMINATE_COMMAND).await;
             let status = if let Ok(status) = timeout(grace, &mut following).await {
                 Some(status)
@@ -162,28 +172,31 @@ async fn follow_until_exit<W: AsyncWrite + Unpin>(
             (status, Some(cause))
         }
     };
+    // A lost connection is an error only if the run was not told to stop.
     let exit_code = match status {
         Some(Ok(status)) => Some(i64::from(status)),
         None => None,
         Some(Err(_)) if cause.is_some() => None,
         Some(Err(error)) if error.kind() == ErrorKind::UnexpectedEof => {
-            return Err(SandboxError::Resident("it has ended with its run".to_owned()));
+            return Err(SandboxError::Resident("the sandbox ended with its run".to_owned()));
         }
         Some(Err(error)) => return Err(SandboxError::Resident(error.to_string())),
     };
     Ok(SandboxExit { exit_code, cause, ..SandboxExit::default() })
 }
 
-/// A claim of nothing, which is answered, and no more.
+/// An empty claim, which is only acknowledged.
 const PING_CLAIM: [u8; 4] = [0; 4];
 
-/// The answer to a question and to a claim, and the last word on a run.
+/// The acknowledgement of a ping and of a claim, and the report that a run's leftovers are cleared.
 const ACK_BYTE: u8 = 0;
 
+/// The command that starts the grace of the run.
 const TERMINATE_COMMAND: &[u8] = b"T";
+/// The command that kills the run.
 const KILL_COMMAND: &[u8] = b"K";
 
-/// For all the files that a sandbox can hold in memory. One that takes longer is replaced.
+/// The time to clear all files that a sandbox can hold in memory. A slower sandbox is replaced.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -197,7 +210,7 @@ mod tests {
     use crate::sandbox::spec::{OwnerLabels, RootSource, SandboxLimits, WorkspaceMount};
     use crate::sandbox::{OwnerProcess, SandboxHandle, embedded};
 
-    /// R7: what comes of a run after it was given up is not taken for what comes of the next.
+    /// R7: a run's late status is not taken for the status of the next run.
     #[tokio::test]
     async fn a_status_that_comes_late_is_nobody_elses() {
         let (host, mut theirs) = UnixStream::pair().expect("made");
@@ -212,7 +225,7 @@ mod tests {
             assert_eq!(words, [TERMINATE_COMMAND[0], KILL_COMMAND[0]]);
             sleep(KILL_TIMEOUT + CLEANUP_TIMEOUT / 2).await;
             // An exit code of zero looks like the last word.
-            theirs.write_all(&[ACK_BYTE]).await.expect("somebody is there");
+            theirs.write_all(&[ACK_BYTE]).await.expect("the host still reads");
             theirs
         };
         let spec = spec();

@@ -1,9 +1,10 @@
-//! What a sandbox prints: copied to whoever listens as it comes, and kept in bounds.
+//! The output of a sandbox: copied to a listener as it arrives, and stored within limits.
 //!
 //! **Invariant:** however much is printed, no more than the limit of each stream and one chunk is held in memory.
 //!
-//! **Invariant:** however fast a sandbox prints, its run gives way to other tasks after each [`TURN_BYTES`] of output, and takes no
-//! more than [`MAX_BYTES_PER_SECOND`] a second from the sandbox's pipes: what is more waits in them, and slows the sandbox down.
+//! **Invariant:** at any rate of output, the run's task yields to other tasks after each [`TURN_BYTES`] of output, and
+//! reads no more than [`MAX_BYTES_PER_SECOND`] a second from the sandbox's pipes. Further output waits in the pipes,
+//! and slows the sandbox down.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,25 +16,25 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// The two streams of a sandbox, and who listens to them.
+/// The two captured streams of a sandbox, and their listener.
 #[derive(Debug)]
 pub struct OutputCapture<W> {
     pub stdout: HeadTailBuffer,
     pub stderr: HeadTailBuffer,
-    /// `None` once nobody listens any more.
+    /// The listener; `None` once the listener has failed, was too slow, or is closed.
     live: Option<W>,
-    /// The one stream that is listened to, where it is not both.
+    /// The stream that the listener gets, if it does not get both.
     only: Option<OutputStream>,
     hurry: CancellationToken,
     pace: OutputPace,
 }
 
-/// How much of a sandbox's output was taken, and when more may be.
+/// The pace at which a sandbox's output is read.
 #[derive(Debug)]
 struct OutputPace {
-    /// Taken since the last turn ended.
+    /// The cost of the bytes that were read since the last turn ended.
     turn: u64,
-    /// When all that was taken would have been taken at [`MAX_BYTES_PER_SECOND`].
+    /// The time at which everything read so far would have been read at [`MAX_BYTES_PER_SECOND`].
     due: Instant,
 }
 
@@ -43,7 +44,7 @@ pub enum OutputStream {
     Stderr,
 }
 
-/// The beginning and the end of one stream.
+/// The beginning and the end of one stream, within a limit of bytes.
 #[derive(Clone, Debug)]
 pub struct HeadTailBuffer {
     head: Vec<u8>,
@@ -53,36 +54,36 @@ pub struct HeadTailBuffer {
     bytes: u64,
 }
 
-/// What is kept of a stream.
+/// The stored output of one stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapturedOutput {
-    /// Where something is left out, a line in the middle says how much. What is not UTF-8 is replaced.
+    /// The text. Where bytes are left out, a line in the middle states their number. Invalid UTF-8 is replaced.
     pub text: String,
-    /// How much was printed.
+    /// The number of bytes that the sandbox printed.
     pub bytes: u64,
     pub truncated: bool,
 }
 
 impl<W: AsyncWrite + Unpin> OutputCapture<W> {
-    /// `limit` is for each stream, in bytes; `live` is given what both print, as it comes.
+    /// Creates a capture. `limit` bounds each stream, in bytes; `live` gets the output of both streams as it arrives.
     pub fn new(limit: usize, live: W) -> Self {
         let (stdout, stderr) = (HeadTailBuffer::new(limit), HeadTailBuffer::new(limit));
         let hurry = CancellationToken::new();
         Self { stdout, stderr, live: Some(live), only: None, hurry, pace: OutputPace::new() }
     }
 
-    /// As [`new`](Self::new), for somebody who listens to one of the two.
+    /// Creates a capture as [`new`](Self::new) does, but with a listener for only one of the two streams.
     pub fn for_stream(stream: OutputStream, limit: usize, live: W) -> Self {
         Self { only: Some(stream), ..Self::new(limit, live) }
     }
 
-    /// When it is cancelled, nobody waits for the listener any more.
+    /// Returns the token that makes the capture stop waiting for the listener.
     pub(super) fn detach_token(&self) -> CancellationToken {
         self.hurry.clone()
     }
 
-    /// Takes what one stream has printed. A listener that is slow slows the sandbox down; one that cannot be written to,
-    /// or takes nothing for a time, is not asked again. Returns when more may be taken.
+    /// Stores and forwards a chunk of one stream, and returns when more may be read. A slow listener slows the sandbox
+    /// down. A listener that fails, or accepts nothing for [`LISTENER_TIMEOUT`], gets no further output.
     pub async fn push(&mut self, stream: OutputStream, chunk: &[u8]) {
         self.store_and_forward(stream, chunk).await;
         self.pace.throttle(chunk.len()).await;
@@ -96,6 +97,7 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
         if self.only.is_some_and(|only| only != stream) {
             return;
         }
+        // The listener is taken out, so that it is dropped after a failed or late write.
         let Some(mut live) = self.live.take() else { return };
         let copied = async {
             live.write_all(chunk).await?;
@@ -106,7 +108,7 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
         }
     }
 
-    /// Tells the listener that nothing more comes, also where a line has not ended.
+    /// Closes the listener, also if the last line has no end.
     pub async fn close_listener(&mut self) {
         if let Some(mut live) = self.live.take() {
             self.write_to_listener(live.shutdown()).await;
@@ -126,8 +128,9 @@ impl OutputPace {
         Self { turn: 0, due: Instant::now() }
     }
 
-    /// Counts a chunk. A reader that always finds more would keep its worker: tokio's own budget counts reads, not what
-    /// is done with the bytes, and once it is used up no timer of the same task fires.
+    /// Counts a chunk, and yields to other tasks at the end of a turn. A reader that always finds more output would
+    /// occupy its worker thread. Tokio's own budget counts reads, but not the work on the bytes; once the budget is
+    /// used up, no timer of the same task fires.
     async fn throttle(&mut self, length: usize) {
         let cost = length as u64 + CHUNK_COST_BYTES;
         self.turn += cost;
@@ -142,8 +145,9 @@ impl OutputPace {
         }
     }
 
-    /// Says when the next turn may begin.
+    /// Returns the time at which the next turn may begin.
     fn next_turn_start(&mut self, now: Instant) -> Instant {
+        // A sandbox that was quiet may catch up, but only for the length of the burst window.
         let earliest = now.checked_sub(BURST_WINDOW).unwrap_or(now);
         let took =
             Duration::from_nanos(self.turn.saturating_mul(1_000_000_000) / MAX_BYTES_PER_SECOND);
@@ -161,8 +165,10 @@ impl HeadTailBuffer {
 
     pub fn push(&mut self, chunk: &[u8]) {
         self.bytes += chunk.len() as u64;
+        // The head fills first; only then does the tail get bytes.
         let (head, rest) = chunk.split_at(chunk.len().min(self.max_head - self.head.len()));
         self.head.extend_from_slice(head);
+        // A chunk longer than the tail replaces the whole tail, so only the chunk's end is copied.
         let rest = &rest[rest.len().saturating_sub(self.max_tail)..];
         let too_many = (self.tail.len() + rest.len()).saturating_sub(self.max_tail);
         self.tail.drain(..too_many);
@@ -181,8 +187,8 @@ impl HeadTailBuffer {
     }
 }
 
-/// What `end` comes to, once the output is read to its end, or is late: a process that holds it open, or an engine that
-/// forgets to close it, must not hold the run.
+/// Returns the result of `end`, once the output is read completely or is late. A process that keeps the output open,
+/// or an engine that does not close it, must not delay the run's end.
 pub(super) async fn join_with_output<T, E>(
     end: impl Future<Output = Result<T, E>>,
     pump: impl Future<Output = ()>,
@@ -190,14 +196,16 @@ pub(super) async fn join_with_output<T, E>(
 ) -> Result<T, E> {
     let (mut end, mut pump) = (pin!(end), pin!(pump));
     let mut is_read = false;
+    // Both are polled together: a sandbox whose pipes are full cannot end before its output is read.
     let ended = loop {
         tokio::select! {
             ended = &mut end => break ended?,
             () = &mut pump, if !is_read => is_read = true,
         }
     };
+    // 1. The sandbox has ended, but its output has not: wait for the bytes that are still in the pipes.
     if !is_read && timeout(OUTPUT_DRAIN_TIMEOUT, &mut pump).await.is_err() {
-        // It may be the listener that is late.
+        // 2. A slow listener may be the cause: stop waiting for the listener, and read the rest without it.
         hurry.cancel();
         if timeout(FORCED_DRAIN_TIMEOUT, pump).await.is_err() {
             tracing::warn!("the output did not end with the sandbox; the rest is left out");
@@ -206,25 +214,25 @@ pub(super) async fn join_with_output<T, E>(
     Ok(ended)
 }
 
-/// From the end to the end of the output. What is on its way by then is some pipes full.
+/// The time from the sandbox's end to the end of its output. At most some full pipes are on the way then.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// After that, for what nobody listens to.
+/// The further time to read the output after the listener was given up.
 const FORCED_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// For a listener to take one chunk.
+/// The time that a listener may take for one chunk.
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes of output after which other tasks have their turn: as much as is read at once.
+/// The bytes of output after which other tasks get their turn: as many as one read returns.
 const TURN_BYTES: u64 = 16 << 10;
 
-/// What a chunk costs beside its bytes, so that many small ones are no way around a turn.
+/// The cost of a chunk in addition to its bytes, so that many small chunks also end a turn.
 const CHUNK_COST_BYTES: u64 = 256;
 
-/// Bytes a second that are taken of one run's output.
+/// The maximum output of one run, in bytes per second.
 const MAX_BYTES_PER_SECOND: u64 = 32 << 20;
 
-/// A sandbox that was quiet for so long has the bytes of that time to spend at once.
+/// The quiet time whose unused bytes a sandbox may print at once afterwards.
 const BURST_WINDOW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -265,7 +273,8 @@ mod tests {
         }
     }
 
-    /// R5: nobody takes more than the rate of a run's output; what is more waits in its pipe. Who was quiet has some to spend.
+    /// R5: no run prints faster than its rate; the rest of the output waits in the pipe. After a quiet time, a burst
+    /// is allowed.
     #[tokio::test(flavor = "current_thread")]
     async fn a_run_prints_no_faster_than_its_rate() {
         let begun = Instant::now();

@@ -1,7 +1,7 @@
-//! A sandbox that is started ahead, for a run that nobody knows yet, and waits to be claimed.
+//! A sandbox that is started ahead, before its run is known, and waits to be claimed.
 //!
-//! Its first process connects to a socket of ours and reads there what it is for. It has no variable and no label of any
-//! run before; and there is no way back: with the claim it becomes that run's sandbox, and ends as one.
+//! Its first process connects to the host's claim socket and reads its run there. The sandbox has no variable and no
+//! label of an earlier run. A claim cannot be undone: the sandbox becomes that run's sandbox, and ends with the run.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -17,13 +17,13 @@ use super::driver::SandboxStartOutcome;
 use super::spec::CLAIM_SOCKET;
 use super::{SandboxDriver, SandboxError, SandboxHandle, SandboxRequest, SandboxSpec};
 
-/// A sandbox that runs and waits. Dropped, it ends; what is left of it then is for [`WarmSlot::remove`] or the sweep.
+/// A sandbox that runs and waits for a claim. A drop ends it; [`WarmSlot::remove`] or the sweep removes its leftovers.
 pub struct WarmSlot {
     pub(super) sandbox: SandboxHandle,
     pub(super) host: UnixStream,
 }
 
-/// What a slot is to be told.
+/// A claim that is to be sent to a slot.
 pub(super) struct SlotClaim {
     host: UnixStream,
     run: String,
@@ -31,10 +31,11 @@ pub(super) struct SlotClaim {
 }
 
 impl WarmSlot {
-    /// Starts one, and returns when it waits, or `stop` has come before. After an error nothing is left of it.
+    /// Starts a slot, and returns when it waits for a claim or `stop` has completed. After an error the slot is
+    /// removed.
     ///
     /// # Errors
-    /// It could not be made, or does not come to wait.
+    /// Returns an error if the sandbox cannot be made, does not begin to wait in time, or `stop` has completed first.
     pub async fn start(
         driver: &SandboxDriver,
         order: SandboxRequest,
@@ -42,11 +43,12 @@ impl WarmSlot {
     ) -> Result<Self, SandboxError> {
         let mut sandbox = SandboxHandle::new(driver, order)?;
         let started = tokio::select! {
+            // Biased: a slot that is not needed any more is not started.
             biased;
-            () = stop => Err(SandboxError::Slot("it was not needed any more".to_owned())),
+            () = stop => Err(SandboxError::Slot("the slot is not needed any more".to_owned())),
             started = timeout(START_TIMEOUT, Box::pin(accept_init(&mut sandbox))) => match started {
                 Ok(started) => started,
-                Err(_) => Err(SandboxError::Slot("its start takes too long".to_owned())),
+                Err(_) => Err(SandboxError::Slot("the start takes too long".to_owned())),
             },
         };
         match started {
@@ -58,14 +60,14 @@ impl WarmSlot {
         }
     }
 
-    /// Whether it has not ended.
+    /// Returns true if the slot has not ended.
     pub fn is_waiting(&self) -> bool {
-        // It says nothing of itself; the end of its connection is its own.
+        // The first process sends nothing on its own, so a readable connection means that the connection has ended.
         let read = self.host.try_read(&mut [0]);
         matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Makes it this run's sandbox, which is told so when it is [run](SandboxHandle::run).
+    /// Makes the slot this run's sandbox. The claim itself is sent when the sandbox is [run](SandboxHandle::run).
     pub fn claim(self, spec: &SandboxSpec) -> SandboxHandle {
         let claim = SlotClaim { host: self.host, run: spec.run.clone(), text: spec.encode_claim() };
         self.sandbox.with_claim(claim, spec.grace)
@@ -78,12 +80,12 @@ impl WarmSlot {
 }
 
 impl SlotClaim {
-    /// Whose it is.
+    /// Returns the id of the run that claims the slot.
     pub(super) fn run_id(&self) -> &str {
         &self.run
     }
 
-    /// Returns when it has been heard.
+    /// Sends the claim, and returns when the first process has acknowledged it.
     pub(super) async fn send_claim(mut self) -> Result<(), SandboxError> {
         let told = timeout(CLAIM_TIMEOUT, async {
             self.host.write_all(&self.text).await?;
@@ -91,10 +93,10 @@ impl SlotClaim {
         });
         match told.await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => {
-                Err(SandboxError::Slot(format!("it did not take the claim: {error}")))
-            }
-            Err(_) => Err(SandboxError::Slot("it does not answer".to_owned())),
+            Ok(Err(error)) => Err(SandboxError::Slot(format!(
+                "the first process did not accept the claim: {error}"
+            ))),
+            Err(_) => Err(SandboxError::Slot("the first process does not answer".to_owned())),
         }
     }
 }
@@ -102,25 +104,27 @@ impl SlotClaim {
 async fn accept_init(sandbox: &mut SandboxHandle) -> Result<UnixStream, SandboxError> {
     let path = sandbox.request().spec.socket_dir.join(CLAIM_SOCKET);
     let cannot = |error: io::Error| SandboxError::Slot(format!("`{}`: {error}", path.display()));
+    // The socket exists before the sandbox, because the first process connects as soon as it starts.
     let listener = bind_claim_socket(&path).map_err(cannot)?;
     match sandbox.start().await? {
         SandboxStartOutcome::Running => (),
         SandboxStartOutcome::Not { message, .. } => return Err(SandboxError::Slot(message)),
     }
     let (host, _) = listener.accept().await.map_err(cannot)?;
+    // One connection is enough: without the path, no agent can connect later.
     fs::remove_file(&path).map_err(cannot)?;
     Ok(host)
 }
 
-/// For the sandbox's user, behind a directory that only we can enter.
+/// Binds the claim socket. The sandbox's user may connect; only this process's user can enter the directory around it.
 fn bind_claim_socket(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, Permissions::from_mode(0o666))?;
     Ok(listener)
 }
 
-/// From nothing to a sandbox that waits, on a busy machine.
+/// The time from the creation of a sandbox until it waits, on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// For a process that does nothing but wait for this.
+/// The time for an answer of a first process that only waits for claims.
 pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);

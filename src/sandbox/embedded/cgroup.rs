@@ -1,6 +1,7 @@
-//! The groups of processes that limits are for: where they are, what they say of their end, and theirs.
+//! The cgroups that carry the limits of containers: their paths, their OOM counters and their removal.
 //!
-//! The runtime makes them, one in each hierarchy of cgroup v1, or a single one with v2, by the same name everywhere.
+//! The runtime makes the cgroups: one in each hierarchy of cgroup v1, or a single one with v2, by the same name
+//! everywhere.
 
 use std::fs;
 use std::io;
@@ -14,35 +15,35 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::base::hex;
 use crate::sandbox::OwnerProcess;
 
-/// A group that a container of ours had, or has.
+/// A cgroup that carries the name of a container of the gateway. The container may have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftoverCgroup {
-    /// As it is given to [`remove_cgroup`].
+    /// The name, as [`remove_cgroup`] takes it.
     pub name: PathBuf,
-    /// Who made it; `None` where its name does not say.
+    /// The process that made the cgroup; `None` if the name does not state a valid owner.
     pub owner: Option<OwnerProcess>,
-    /// Its installation's, as [`cgroup_name`] writes it.
+    /// The mark of the installation, as [`cgroup_name`] writes it.
     mark: String,
 }
 
 impl LeftoverCgroup {
-    /// Whether it is of an installation that has its runs in this directory.
+    /// Returns true if the cgroup belongs to the installation with this run directory.
     pub fn belongs_to(&self, run_dir: &Path) -> bool {
         self.mark == installation_mark(run_dir)
     }
 }
 
-/// The group of what runs for a directory of this name, in an installation that has its runs in `run_dir`.
+/// Returns the cgroup's name for a run's directory name, in the installation with this run directory.
 pub fn cgroup_name(directory: &str, run_dir: &Path) -> PathBuf {
     Path::new("/").join(format!("{directory}-{}", installation_mark(run_dir)))
 }
 
-/// Groups are this machine's, and each installation looks after its own.
+/// Returns the mark of an installation. All installations share the machine's cgroups, and each removes only its own.
 fn installation_mark(run_dir: &Path) -> String {
     hex::sha256_hex(run_dir.as_os_str().as_bytes())[..MARK_DIGITS].to_owned()
 }
 
-/// Whether this process may set limits at all.
+/// Checks that this process may set limits.
 pub(super) fn check_can_set_limits() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root may".to_owned());
@@ -51,26 +52,27 @@ pub(super) fn check_can_set_limits() -> Result<(), String> {
     if hierarchies.is_empty() { Err("no cgroups are mounted".to_owned()) } else { Ok(()) }
 }
 
-/// Whether groups have a limit of their own for the buffers of their sockets. With cgroup v1 they have, and it is the only
-/// one for those: of TCP by its name, and of UDP all the same. With v2 they count as memory.
+/// Returns true if cgroups have a separate limit for the buffers of their sockets. Cgroup v1 has one, which is the
+/// only limit for these buffers: its name says TCP, but UDP counts too. With v2 the buffers count as memory.
 pub(in crate::sandbox) fn has_socket_limits() -> bool {
     let hierarchies = cgroup_hierarchies().unwrap_or_default();
     hierarchies.iter().any(|hierarchy| hierarchy.join("memory.kmem.tcp.limit_in_bytes").exists())
 }
 
-/// Whether the kernel has killed one of its processes for want of memory.
+/// Returns true if the kernel has killed a process of the cgroup because its memory was used up.
 pub(super) fn was_oom_killed(name: &Path) -> bool {
     let Ok(hierarchies) = cgroup_hierarchies() else { return false };
     let texts = memory_event_files(&hierarchies, name).into_iter().map(fs::read_to_string);
     texts.flatten().any(|text| parse_oom_kills(&text).is_some_and(|count| count > 0))
 }
 
-/// How many processes the kernel has killed for want of memory in the groups of this one, whoever has made them; none
-/// where they cannot be seen from here.
+/// Returns the number of processes that the kernel has killed for lack of memory in the cgroups of process `pid`,
+/// including cgroups made by an engine. The number is 0 if the cgroups cannot be seen from here.
 pub(in crate::sandbox) fn oom_kill_count(pid: i32) -> u64 {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    // Its number, its controllers and its path.
+    // A line holds the hierarchy's number, its controllers and the cgroup's path.
     let mut groups: Vec<_> = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).collect();
+    // With cgroup v1 most hierarchies name the same path; a path must count once.
     groups.sort_unstable();
     groups.dedup();
     let hierarchies = cgroup_hierarchies().unwrap_or_default();
@@ -79,22 +81,23 @@ pub(in crate::sandbox) fn oom_kill_count(pid: i32) -> u64 {
 }
 
 fn memory_event_files(hierarchies: &[PathBuf], name: &Path) -> Vec<PathBuf> {
+    // The file of version 2, and the file of version 1. A cgroup has at most one of the two.
     let files = ["memory.events", "memory.oom_control"];
     let groups = hierarchies.iter().map(|hierarchy| cgroup_path(hierarchy, name));
     groups.flat_map(|group| files.map(|file| group.join(file))).collect()
 }
 
-/// In both versions a line of its own; of a kernel that is older than 4.13, none.
+/// Parses the number of OOM kills, a line in the files of both versions. A kernel older than 4.13 has no such line.
 fn parse_oom_kills(text: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix("oom_kill "))
         .and_then(|count| count.trim().parse().ok())
 }
 
-/// Kills what is in the group, and removes it; one that is not there is as good as removed.
+/// Kills all processes in the cgroup, and removes the cgroup. A cgroup that does not exist counts as removed.
 ///
 /// # Errors
-/// It is still there.
+/// Returns an error if the cgroup still exists.
 pub fn remove_cgroup(name: &Path) -> io::Result<()> {
     for hierarchy in cgroup_hierarchies()? {
         remove_in_hierarchy(&cgroup_path(&hierarchy, name))?;
@@ -111,14 +114,16 @@ fn remove_in_hierarchy(group: &Path) -> io::Result<()> {
             Err(error) if begun.elapsed() > KILL_TIMEOUT => return Err(error),
             Err(_) => (),
         }
+        // A cgroup with processes cannot be removed. A killed process may take a moment to end, so the removal is tried
+        // again until the timeout.
         kill_all(group);
         sleep_briefly();
     }
 }
 
-/// Best effort: the next look at the group tells what has become of it.
+/// Kills all processes in the cgroup, as far as possible; the next removal shows the result.
 fn kill_all(group: &Path) {
-    // Version 2, Linux 5.14: the kernel ends all of them in one step, those that are being forked, too.
+    // Version 2 since Linux 5.14: the kernel kills all processes in one step, including those that are being forked.
     if fs::write(group.join("cgroup.kill"), "1").is_ok() {
         return;
     }
@@ -127,10 +132,11 @@ fn kill_all(group: &Path) {
     }
 }
 
-/// Kills a process of the group, and no other that has its pid by then: while the handle is open, the pid can only be that
-/// of the process that the handle is for, and that one is in the group if the pid is still listed.
+/// Kills a process of the cgroup, and never another process that has reused the pid. While the pidfd is open, the pid
+/// cannot be reused. So a pid that is still listed belongs to the pidfd's process.
 fn kill_process(group: &Path, pid: Pid) {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+    // The order matters: the pidfd is opened first, and the list is read after that.
     if list_pids(group).contains(&pid) {
         let _ = pidfd_send_signal(&process, Signal::KILL);
     }
@@ -141,10 +147,10 @@ fn list_pids(group: &Path) -> Vec<Pid> {
     listed.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// All groups that are named as ours are.
+/// Lists all cgroups with a name in the gateway's format.
 ///
 /// # Errors
-/// The hierarchies cannot be read.
+/// Returns an error if the hierarchies cannot be read.
 pub fn list_leftovers() -> io::Result<Vec<LeftoverCgroup>> {
     let mut names = vec![];
     for hierarchy in cgroup_hierarchies()? {
@@ -153,12 +159,14 @@ pub fn list_leftovers() -> io::Result<Vec<LeftoverCgroup>> {
             names.extend(parse_leftover(&name));
         }
     }
+    // Version 1 lists a name once for each hierarchy.
     names.sort_by(|one, other| one.name.cmp(&other.name));
     names.dedup();
     Ok(names)
 }
 
 fn parse_leftover(name: &str) -> Option<LeftoverCgroup> {
+    // The name is `cogni-<run>-<owner>-<mark>`, and the owner itself contains dashes.
     let (_, rest) = name.strip_prefix("cogni-")?.split_once('-')?;
     let (owner, mark) = rest.rsplit_once('-')?;
     let (name, owner, mark) =
@@ -166,7 +174,7 @@ fn parse_leftover(name: &str) -> Option<LeftoverCgroup> {
     Some(LeftoverCgroup { name, owner, mark })
 }
 
-/// Where cgroups are mounted, of either version.
+/// Lists the mount points of all cgroup hierarchies, of either version.
 fn cgroup_hierarchies() -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let cgroups = mounts.lines().filter_map(|line| {
@@ -178,18 +186,22 @@ fn cgroup_hierarchies() -> io::Result<Vec<PathBuf>> {
 }
 
 fn cgroup_path(hierarchy: &Path, name: &Path) -> PathBuf {
+    // A leading slash would make `join` drop the hierarchy.
     hierarchy.join(name.strip_prefix("/").unwrap_or(name))
 }
 
-#[expect(clippy::disallowed_methods, reason = "whoever calls this has no runtime to block")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the callers run on threads without an async runtime to block"
+)]
 fn sleep_briefly() {
     thread::sleep(Duration::from_millis(1));
 }
 
-/// Two installations of one machine are told apart.
+/// The hexadecimal digits of an installation's mark: enough to tell the installations of one machine apart.
 const MARK_DIGITS: usize = 8;
 
-/// From SIGKILL to the end of a process that the kernel holds.
+/// The time from SIGKILL to the end of a process that the kernel delays.
 const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
@@ -199,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// R5: a pid that is not in the group any more is another process's, and none of ours to kill.
+    /// R5: a pid that is not in the cgroup any more belongs to another process, and is not killed.
     #[test]
     fn what_is_in_a_group_is_killed_and_nothing_else() {
         let name = format!("/cogni-test-{}", std::process::id());

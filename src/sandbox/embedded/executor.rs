@@ -1,5 +1,5 @@
-//! The last steps of the process that becomes the sandbox's first: all of it is hardened by now but for the filter of
-//! system calls, which goes on right before the program takes over.
+//! The last steps of the process that becomes the sandbox's first process. All restrictions hold by then, except for
+//! the filters of system calls, which are applied right before the program is executed.
 
 use std::collections::HashMap;
 use std::ffi::{CString, NulError};
@@ -19,19 +19,19 @@ use seccompiler::apply_filter;
 use super::privilege;
 use crate::sandbox::spec::seccomp::SeccompFilters;
 
-/// What is made ready in the helper, before it forks.
+/// The executor of the sandbox's first process, prepared in the helper before the fork.
 #[derive(Clone)]
 pub(super) struct SandboxExecutor {
     image: Rc<InitExecArgs>,
     filters: Rc<SeccompFilters>,
-    /// The helper: readable once it is dead.
+    /// A pidfd of the helper, readable once the helper is dead.
     helper: Rc<OwnedFd>,
-    /// For the error of execve; closed by it where there is none.
+    /// A pipe for the error of execve; a successful execve closes the pipe.
     report: Rc<OwnedFd>,
     is_rootless: bool,
 }
 
-/// What execve is given.
+/// The arguments of execve, prepared before the fork.
 struct InitExecArgs {
     /// The paths to try, in order.
     candidates: Vec<CString>,
@@ -56,19 +56,21 @@ impl SandboxExecutor {
         })
     }
 
-    /// Whether the sandbox's user is still to be made.
+    /// Sets whether the process still has to switch to the sandbox's user, as in a rootless container.
     pub(super) fn with_rootless(self, is_rootless: bool) -> Self {
         Self { is_rootless, ..self }
     }
 }
 
 impl Executor for SandboxExecutor {
-    /// Nobody starts a container whose helper has died, so it must not wait for that either. From the last change of
-    /// its user on, a process keeps what it has said about its parent's death.
+    /// Arms the parent death signal, and checks that the helper still lives. No other process starts a container whose
+    /// helper has died, so the container must not wait for that. The runtime's changes of the user, which clear the
+    /// signal, are over at this point.
     fn validate(&self, _: &Spec) -> Result<(), ExecutorValidationError> {
         let wrong =
             |error: io::Error| ExecutorValidationError::ArgValidationError(error.to_string());
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| wrong(error.into()))?;
+        // The helper may have died before the signal was armed, so its pidfd is checked after that.
         let mut dead = [PollFd::new(&self.helper, PollFlags::IN)];
         match poll(&mut dead, Some(&Timespec::default())) {
             Ok(0) => Ok(()),
@@ -77,7 +79,7 @@ impl Executor for SandboxExecutor {
         }
     }
 
-    /// The program is given its variables when it is executed.
+    /// Sets nothing: the variables are passed to execve.
     fn setup_envs(&self, _: HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
         Ok(())
     }
@@ -85,20 +87,21 @@ impl Executor for SandboxExecutor {
     fn exec(&self, _: &Spec) -> Result<(), ExecutorError> {
         let error = self.exec_program();
         let number = error.raw_os_error().unwrap_or(libc::EIO);
-        // There is nobody left to tell when this fails.
+        // The process ends in any case, so a failed write cannot be reported.
         let _ = rustix::io::write(&*self.report, &number.to_ne_bytes());
         Err(ExecutorError::Execution(error.into()))
     }
 }
 
 impl SandboxExecutor {
-    /// Returns only if it fails.
+    /// Executes the program, and returns only if that fails.
     fn exec_program(&self) -> io::Error {
         restore_sigpipe();
+        // The user namespace needs calls that the filters deny, so the switch comes before the filters.
         if self.is_rootless && privilege::switch_to_user().is_err() {
             return io::Error::from_raw_os_error(ERR_SWITCH_USER);
         }
-        // The later one counts for what both deny.
+        // Both filters check each call. If both deny a call, the error of the filter applied later is returned.
         for filter in [&self.filters.allow, &self.filters.deny] {
             if apply_filter(filter).is_err() {
                 return io::Error::from_raw_os_error(ERR_SECCOMP_FILTER);
@@ -121,7 +124,8 @@ impl InitExecArgs {
         })
     }
 
-    /// Not by the standard library, whose execvp would give a file without a `#!` line to a shell.
+    /// Executes the first candidate that exists. The standard library's `exec` is not used: its execvp hands a file
+    /// without a `#!` line to a shell.
     fn exec_candidates(&self) -> io::Error {
         let (argv, env) =
             (null_terminated_pointers(&self.argv), null_terminated_pointers(&self.env));
@@ -130,7 +134,7 @@ impl InitExecArgs {
             let error = execve(path, &argv, &env);
             match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => (),
-                // As execvp does: another directory may have one that is executable, and if not, this is the reason.
+                // As in execvp: a later directory may have an executable file; if none has, this error is the result.
                 Some(libc::EACCES) => outcome = error,
                 _ => return error,
             }
@@ -146,14 +150,15 @@ fn execve(path: &CString, argv: &[*const libc::c_char], env: &[*const libc::c_ch
     io::Error::last_os_error()
 }
 
-/// Rust's programs ignore it; others expect to end by it, and what is ignored stays so across execve.
+/// Restores the default disposition of SIGPIPE. Rust's runtime ignores the signal, execve keeps an ignored signal
+/// ignored, and other programs expect to end by the signal.
 #[expect(unsafe_code, reason = "there is no safe call that sets a signal's disposition")]
 fn restore_sigpipe() {
     // SAFETY: the default has no handler that could do harm.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// A name with a slash is a path; another is looked for in `PATH`.
+/// Returns the paths to try. A name with a slash is a path; every other name is looked up in `PATH`.
 fn candidate_paths(program: &str, path: &str) -> Vec<String> {
     if program.contains('/') {
         return vec![program.to_owned()];
@@ -169,6 +174,7 @@ fn null_terminated_pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// Not an answer of execve, so that it can be told from those.
+/// The reported error number of a filter that the kernel refused. execve never returns this number.
 pub(super) const ERR_SECCOMP_FILTER: i32 = libc::ENOTSUP;
+/// The reported error number of a failed switch to the sandbox's user. execve never returns this number.
 pub(super) const ERR_SWITCH_USER: i32 = libc::EUSERS;

@@ -1,8 +1,8 @@
-//! The process that makes one container, waits for it, and goes with it. It has one thread, and prints nothing: its
-//! standard input is the driver's socket, its output and error are the container's.
+//! The process that makes one container, waits for the container's end, and ends with it. The helper has one thread and
+//! prints nothing: its standard input is the driver's socket, its output and error are the container's.
 //!
-//! Once the container runs, the helper outlives a driver that is killed for as long as it takes to end the container
-//! and to take its groups away. Until then it dies with its driver.
+//! Before the container runs, the helper dies with its driver. Afterwards a helper whose driver was killed lives on
+//! until the container is killed and its cgroups are removed.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -27,10 +27,10 @@ use super::messages::{HelperEvent, HelperSignal, HelperTask, encode_line};
 use super::{cgroup, network, privilege};
 use crate::sandbox::spec::{SECCOMP_PROFILE, seccomp};
 
-/// What this program is called as to be the helper.
+/// The program name (`argv[0]`) that makes this program run as the helper.
 pub const HELPER_PROGRAM_NAME: &str = "cogni-sandbox";
 
-/// Makes the container that the driver asks for, and sees it to its end.
+/// Makes the container that the driver requests, and stays until the container has ended.
 pub fn main() -> ExitCode {
     match run_helper() {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,6 +40,7 @@ pub fn main() -> ExitCode {
 
 fn run_helper() -> io::Result<()> {
     let mut driver = BufReader::new(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?));
+    // The first line is the task; the lines after it are signals for the container.
     let mut first = vec![];
     driver.read_until(b'\n', &mut first)?;
     let task: HelperTask = serde_json::from_slice(&first)?;
@@ -51,7 +52,7 @@ fn run_helper() -> io::Result<()> {
         Err(error) => failure_event(&*error),
     };
     send_event(&mut driver, &event)?;
-    // Whoever has it by now has no use for it.
+    // A driver that is gone cannot read the event, and has no use for the cgroup either.
     remove_cgroup(&task);
     Ok(())
 }
@@ -61,17 +62,21 @@ struct PreparedContainer {
     container: Container,
     process: OwnedFd,
     pid: Pid,
-    /// The error of the program's start; none where it has started.
+    /// The pipe for the error of execve; it is closed without bytes if the program has started.
     report: OwnedFd,
 }
 
 impl PreparedContainer {
     fn new(task: &HelperTask, driver: &UnixStream) -> Result<Self, Box<dyn Error>> {
+        // The order of the steps:
+        // 1. The privileges come first. They may change the process's credentials, which clears a parent death signal.
+        // 2. The death signal is armed, and only then is the driver checked: the driver may have died before.
+        // 3. The network namespace is made before the container's process, which inherits it.
         privilege::acquire_privileges(task)?;
         process::umask(0o022.into());
         process::set_parent_process_death_signal(Some(Kill::KILL))?;
         if has_driver_left(driver)? {
-            return Err("its driver died before it could have been the death of us".into());
+            return Err("the driver died before its death could end the helper".into());
         }
         network::unshare_network()?;
         let filters = seccomp::compile_profile(SECCOMP_PROFILE)?;
@@ -81,7 +86,7 @@ impl PreparedContainer {
             .with_rootless(task.is_rootless);
         fs::create_dir(&task.directory)?;
         task.config.save(task.directory.join("config.json"))?;
-        // What it says is given by name, so that nothing is asked of whoever called us.
+        // Every path is absolute, so the container does not depend on the caller's working directory.
         let container = ContainerBuilder::new(task.name.clone(), SyscallType::default())
             .with_root_path(&task.directory)?
             .with_executor(payload)
@@ -97,11 +102,12 @@ impl PreparedContainer {
     }
 
     fn start(mut self) -> Result<HelperContainer, HelperEvent> {
+        // The output is closed before the start, so that a container that ends at once also ends its pipes.
         close_output().map_err(|error| failure_event(&error))?;
         self.container.start().map_err(|error| failure_event(&error))?;
         let mut number = [0; 4];
         match File::from(self.report).read_exact(&mut number) {
-            // It was closed by execve.
+            // execve has closed the pipe (`CLOEXEC`): the program runs.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Ok(HelperContainer { process: self.process, pid: self.pid })
             }
@@ -111,13 +117,14 @@ impl PreparedContainer {
     }
 }
 
-/// With its reasons.
+/// Returns the event for a failure, with the whole chain of causes.
 fn failure_event(error: &dyn Error) -> HelperEvent {
     let reasons = iter::successors(Some(error), |error| (*error).source()).map(ToString::to_string);
     HelperEvent::Failed { message: reasons.collect::<Vec<_>>().join(": ") }
 }
 
-/// The container has its own copies; ours would keep the pipes open when it is gone.
+/// Replaces the helper's output by `/dev/null`. The container has its own copies; the helper's copies would keep the
+/// pipes open after the container's end.
 fn close_output() -> io::Result<()> {
     let null = File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
@@ -153,11 +160,12 @@ impl HelperContainer {
         mut driver: BufReader<UnixStream>,
         task: &HelperTask,
     ) -> io::Result<()> {
-        // From here on the driver's end is seen on its socket.
+        // From here on, the driver's end is seen on its socket, and the container gets its kill from this process.
         process::set_parent_process_death_signal(None)?;
-        // A driver that is gone by now is seen there too.
+        // A failed write means that the driver is gone, which the loop below sees too.
         let _ = send_event(&mut driver, &HelperEvent::Started);
         self.wait_for_exit(&mut driver)?;
+        // The counter of OOM kills must be read before the cgroup is removed.
         let exit_code = self.reap_process()?;
         let oom_killed = task.cgroup.as_deref().is_some_and(cgroup::was_oom_killed);
         remove_cgroup(task);
@@ -165,10 +173,11 @@ impl HelperContainer {
         Ok(())
     }
 
-    /// Returns when the first process is dead, and with it all that it has started.
+    /// Returns when the first process is dead. The kernel kills all other processes of its pid namespace with it.
     fn wait_for_exit(&self, driver: &mut BufReader<UnixStream>) -> io::Result<()> {
         let mut is_there = true;
         loop {
+            // A driver that is gone is not polled again: its socket would stay readable for ever.
             let flags = if is_there { PollFlags::IN } else { PollFlags::empty() };
             let (process, asked) = {
                 let mut polled = [
@@ -185,6 +194,7 @@ impl HelperContainer {
                 return Ok(());
             }
             if asked {
+                // No signal means that the driver is gone, and its container is killed.
                 let signal = next_signal(driver);
                 is_there = signal.is_some();
                 self.send_signal(signal.unwrap_or(HelperSignal::Kill));
@@ -192,7 +202,7 @@ impl HelperContainer {
         }
     }
 
-    /// Best effort: a process that is dead by now is what was wanted.
+    /// Sends a signal to the container's first process; a process that is dead already needs none.
     fn send_signal(&self, signal: HelperSignal) {
         let signal = match signal {
             HelperSignal::Terminate => Kill::TERM,
@@ -201,7 +211,7 @@ impl HelperContainer {
         let _ = pidfd_send_signal(&self.process, signal);
     }
 
-    /// As a shell says it.
+    /// Returns the exit code as a shell reports it: 128 and the signal's number after a signal.
     fn reap_process(&self) -> io::Result<i64> {
         let (_, status) = waitpid(Some(self.pid), WaitOptions::empty())?.expect("it waits");
         let signal = status.terminating_signal().map(|signal| 128 + signal);
@@ -214,7 +224,7 @@ fn has_driver_left(driver: &UnixStream) -> io::Result<bool> {
     Ok(poll(&mut polled, Some(&Timespec::default()))? > 0)
 }
 
-/// None where there is nobody left to say something.
+/// Reads the driver's next signal; `None` if the driver is gone or sends an invalid line.
 fn next_signal(driver: &mut BufReader<UnixStream>) -> Option<HelperSignal> {
     let mut line = vec![];
     driver.read_until(b'\n', &mut line).ok().filter(|read| *read > 0)?;
@@ -225,13 +235,14 @@ fn send_event(driver: &mut BufReader<UnixStream>, event: &HelperEvent) -> io::Re
     driver.get_mut().write_all(&encode_line(event))
 }
 
-/// Best effort: the driver does it after us, and says what is in the way.
+/// Removes the cgroup, as far as possible. The driver tries again afterwards, and reports a failure.
 fn remove_cgroup(task: &HelperTask) {
     if let Some(cgroup) = &task.cgroup {
         let _ = cgroup::remove_cgroup(cgroup);
     }
 }
 
-/// What a shell says of a file that it may not execute, and of one that is not there.
+/// The exit code of a shell for a file that it may not execute.
 const EXIT_CANNOT_EXECUTE: i64 = 126;
+/// The exit code of a shell for a file that does not exist.
 const EXIT_NOT_FOUND: i64 = 127;

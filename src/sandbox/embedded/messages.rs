@@ -1,23 +1,23 @@
-//! What the driver and its helper tell each other: one line of JSON each.
+//! The messages between the driver and its helper: one line of JSON each.
 
 use std::path::PathBuf;
 
 use libcontainer::oci_spec::runtime::Spec;
 use serde::{Deserialize, Serialize};
 
-/// The driver's first words.
+/// The driver's first message: the container to make.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct HelperTask {
     pub(super) name: String,
     pub(super) config: Spec,
-    /// For what the container is made of. It is made for this, and goes with the run's own.
+    /// The directory for the container's files. The helper makes the directory, which is removed with the run's own.
     pub(super) directory: PathBuf,
-    /// None where there are no limits.
+    /// The cgroup for the limits; `None` if the container has no limits.
     pub(super) cgroup: Option<PathBuf>,
     pub(super) is_rootless: bool,
 }
 
-/// The driver's later ones.
+/// A later message of the driver: a signal for the container.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum HelperSignal {
@@ -25,13 +25,13 @@ pub(super) enum HelperSignal {
     Kill,
 }
 
-/// What the helper says.
+/// A message of the helper.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum HelperEvent {
     /// The program runs.
     Started,
-    /// The program is not there, or is none: what a shell says with these exit codes.
+    /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
     NotStarted {
         exit_code: i64,
         message: String,
@@ -40,11 +40,11 @@ pub(super) enum HelperEvent {
         exit_code: i64,
         oom_killed: bool,
     },
-    /// There is no container.
+    /// The container could not be made.
     Failed {
         message: String,
     },
-    /// It says nothing any more.
+    /// The connection has ended without a final event. The helper never sends this event.
     Lost,
 }
 

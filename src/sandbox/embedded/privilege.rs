@@ -1,4 +1,4 @@
-//! What a helper may do. Root's keeps to it; another user's makes itself root of a world in which nobody else is.
+//! The privileges of a helper. A root helper keeps its own; another user's helper becomes root in a new user namespace.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use rustix::thread::{
 use super::messages::HelperTask;
 use crate::sandbox::spec::SANDBOX_UID;
 
-/// Makes this process, which has one thread, able to make the container.
+/// Gives this process, which has one thread, the privileges to make the container.
 pub(super) fn acquire_privileges(task: &HelperTask) -> io::Result<()> {
     if task.is_rootless {
         enter_user_namespace(0).map_err(|error| {
@@ -24,7 +24,8 @@ pub(super) fn acquire_privileges(task: &HelperTask) -> io::Result<()> {
             io::Error::new(error.kind(), format!("{why}: {error}"))
         })?;
     } else {
-        // The runtime sets the container's groups only where it has some, and root has some.
+        // The runtime sets the container's supplementary groups only if the container has some. Root's own groups would
+        // otherwise stay in the container.
         set_thread_groups(&[])?;
     }
     if task.cgroup.is_none() {
@@ -33,35 +34,38 @@ pub(super) fn acquire_privileges(task: &HelperTask) -> io::Result<()> {
     Ok(())
 }
 
-/// The last step of a container that has no root: its user is the sandbox's, with no privilege over anything.
+/// Switches to the sandbox's user without any privilege: the last step of a rootless container.
 pub(super) fn switch_to_user() -> io::Result<()> {
-    // What a process may say of its own users depends on it.
+    // 1. Become dumpable: otherwise this process may not write the maps of its users in `/proc/self`.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    // 2. Enter a namespace in which this process has the sandbox's user.
     enter_user_namespace(SANDBOX_UID)?;
-    // Whoever makes a namespace has every capability in it.
+    // 3. Drop every capability: the creator of a user namespace has all of them in the namespace.
     for (_, capability) in CapabilitySet::all().iter_names() {
         remove_capability_from_bounding_set(capability)?;
     }
     clear_ambient_capability_set()?;
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
-    // It was forgotten with the change of privileges.
+    // 4. Arm the parent death signal again: the kernel has cleared the signal with the change of privileges.
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
-/// In there this user is `uid`, and this group, too.
+/// Enters a new user namespace, in which this process's user and group have the number `uid`.
 fn enter_user_namespace(uid: u32) -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     unshare_namespaces(UnshareFlags::NEWUSER)?;
+    // Without root, the kernel accepts a map of groups only after `setgroups` is denied (user_namespaces(7)).
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{uid} {user} 1"))?;
     fs::write("/proc/self/gid_map", format!("{uid} {group} 1"))
 }
 
-/// The runtime puts every container into a group. Where that is not for us to do, it sees the group that we are in, and
-/// nothing else, at the place where it looks.
+/// Mounts this process's own cgroup at the path where the runtime looks for cgroups. The runtime puts every container
+/// into a cgroup; if this process may not make one, the runtime sees only the cgroup that the process is in.
 fn bind_own_cgroup() -> io::Result<()> {
     unshare_namespaces(UnshareFlags::NEWNS | UnshareFlags::NEWCGROUP)?;
+    // Private, so that the mount below does not reach the machine's own mounts.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(mount("cgroup2", "/sys/fs/cgroup", "cgroup2", flags, None)?)
@@ -69,7 +73,7 @@ fn bind_own_cgroup() -> io::Result<()> {
 
 #[expect(
     unsafe_code,
-    reason = "of what can be taken from a thread, some would be missed; not this"
+    reason = "some flags would take away what the threads share; a namespace flag does not"
 )]
 pub(super) fn unshare_namespaces(namespaces: UnshareFlags) -> io::Result<()> {
     // SAFETY: nothing that is shared between threads is taken away, and there is one thread only.

@@ -1,5 +1,5 @@
-//! What a sandbox's root is put together from: programs of this machine, or an unpacked root, shown in an empty
-//! directory of the run. Nothing is ever written to where they come from.
+//! The root of a sandbox: this machine's programs or an unpacked root, mounted into an empty directory of the run.
+//! Nothing is ever written to the sources.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::sandbox::SandboxError;
 use crate::sandbox::spec::{BindMount, MountAccess, RootSource, oci};
 
-/// Makes the empty directory, and says what is to be shown in it.
+/// Makes the empty root directory, and returns the mounts to show in the directory.
 ///
 /// # Errors
-/// The directory cannot be made, or the root cannot be read.
+/// Returns an error if the directory cannot be made, or the root cannot be read.
 pub(super) fn prepare_rootfs(
     root: &RootSource,
     directory: &Path,
@@ -37,9 +37,10 @@ struct RootfsBuilder {
 }
 
 impl RootfsBuilder {
-    /// The sandbox's user looks through it.
+    /// Creates the root directory, which the sandbox's user can search.
     fn create_root_dir(&self) -> io::Result<()> {
         fs::create_dir(&self.path)?;
+        // A second call, because the umask limits the mode of `create_dir`.
         fs::set_permissions(&self.path, Permissions::from_mode(0o755))
     }
 
@@ -48,7 +49,7 @@ impl RootfsBuilder {
             self.bind_path(path, path)?;
         }
         for path in HOST_FILES.iter().map(Path::new) {
-            // Not every machine has it, and a copy costs less than a mount.
+            // Not every machine has each file, and a copy costs less than a mount.
             if let Ok(text) = fs::read(path) {
                 self.write_file(path, &text)?;
             }
@@ -64,6 +65,7 @@ impl RootfsBuilder {
         for entry in fs::read_dir(root)? {
             let entry = entry?;
             let target = Path::new("/").join(entry.file_name());
+            // The sandbox mounts its own directories at these paths.
             if !oci::is_reserved_target(&target) {
                 self.bind_path(&entry.path(), &target)?;
             }
@@ -71,7 +73,8 @@ impl RootfsBuilder {
         Ok(())
     }
 
-    /// A link is made anew, so that it leads to where it leads in there; what is not there is left out.
+    /// Shows one path of this machine. A symlink is re-created, so that it resolves inside the root; a missing path is
+    /// left out.
     fn bind_path(&mut self, source: &Path, target: &Path) -> io::Result<()> {
         let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
         if found.is_symlink() {
@@ -94,6 +97,7 @@ impl RootfsBuilder {
         let place = self.path.join(target.strip_prefix("/").unwrap_or(target));
         let parent = place.parent().unwrap_or(&self.path);
         fs::create_dir_all(parent)?;
+        // The umask must not shut the sandbox's user out.
         if parent != self.path {
             fs::set_permissions(parent, Permissions::from_mode(0o755))?;
         }
@@ -101,10 +105,10 @@ impl RootfsBuilder {
     }
 }
 
-/// Programs and their libraries.
+/// The directories of this machine's programs and their libraries.
 const HOST_PROGRAMS: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
-/// What programs look up, and nobody keeps a secret in.
+/// The directories of configuration that programs read and that hold no secrets.
 const HOST_DIRECTORIES: &[&str] = &[
     "/etc/alternatives",
     "/etc/ca-certificates",
@@ -113,6 +117,7 @@ const HOST_DIRECTORIES: &[&str] = &[
     "/etc/pki/tls/certs",
     "/etc/ssl/certs",
 ];
+/// The files of configuration that programs read and that hold no secrets.
 const HOST_FILES: &[&str] = &[
     "/etc/ld.so.cache",
     "/etc/localtime",
@@ -123,10 +128,10 @@ const HOST_FILES: &[&str] = &[
     "/etc/ssl/openssl.cnf",
 ];
 
-/// Stands for the sandbox's user in what follows.
+/// The placeholder for the sandbox's user in [`GENERATED_FILES`].
 const UID_PLACEHOLDER: &str = "UID";
 
-/// Instead of this machine's own, which say more than anybody in there has to know.
+/// The files that replace this machine's own, which would show more than a sandbox has to know.
 const GENERATED_FILES: &[(&str, &str)] = &[
     (
         "/etc/passwd",

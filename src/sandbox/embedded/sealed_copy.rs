@@ -1,7 +1,8 @@
-//! A copy of this program in memory, sealed against every change, for a helper that is not root's.
+//! A copy of this program in memory, sealed against every change, for a helper that does not run as root.
 //!
-//! A container's process may reach the file that its helper is executed from, as `/proc/PID/exe`, and its user is the
-//! runner's own then: whoever may write the program that is installed could replace it from in there (CVE-2019-5736).
+//! A process in the container may reach the file that its helper executes, as `/proc/PID/exe`. Its user is then the
+//! runner's own user. If that user may write the installed program, the process could replace the program
+//! (CVE-2019-5736).
 
 use std::fs::File;
 use std::io;
@@ -11,10 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-/// Returns the process's copy of a program, which is made once. Blocks.
+/// Returns this process's copy of a program; the first call makes the copy. Blocks the thread.
 ///
 /// # Errors
-/// The program cannot be read, or there is no memory for its copy.
+/// Returns an error if the program cannot be read, or there is no memory for its copy.
 pub(super) fn sealed_copy(program: &Path) -> io::Result<Arc<File>> {
     let mut copies = SEALED_COPIES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, copy)) = copies.iter().find(|(copied, _)| copied == program) {
@@ -28,20 +29,22 @@ pub(super) fn sealed_copy(program: &Path) -> io::Result<Arc<File>> {
 fn create_sealed_copy(program: &Path) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = match memfd_create(MEMFD_NAME, flags | MemfdFlags::EXEC) {
-        // Before Linux 6.3 every such file can be executed, and none can be told so.
+        // Before Linux 6.3 every such file is executable, and the kernel does not know the flag.
         Err(Errno::INVAL) => memfd_create(MEMFD_NAME, flags)?,
         made => made?,
     };
     let mut memory = File::from(memory);
     io::copy(&mut File::open(program)?, &mut memory)?;
+    // Seals come last: they also forbid this process to write. `SEAL` itself forbids to add or remove seals later.
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&memory, all)?;
     Ok(memory)
 }
 
-/// The programs that this process has copied: one, but in tests.
+/// The copies that this process has made: a single one outside of tests.
 static SEALED_COPIES: Mutex<Vec<(PathBuf, Arc<File>)>> = Mutex::new(vec![]);
 
+/// The name of the copy in `/proc`, for the operator.
 const MEMFD_NAME: &str = "cogni-sandbox";
 
 #[cfg(test)]
@@ -51,7 +54,7 @@ mod tests {
 
     use super::*;
 
-    /// R3: what a container finds as its helper's file is nobody's to change, and not the file that is installed.
+    /// R3: a container cannot change the file that its helper executes, and that file is not the installed program.
     #[test]
     fn a_copy_is_the_same_and_stays_so() {
         let place = tempfile::tempdir().expect("there is a place for it");
