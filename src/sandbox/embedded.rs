@@ -106,7 +106,7 @@ impl EmbeddedSandbox {
     }
 
     pub(super) async fn start(&mut self) -> Result<SandboxStartOutcome, SandboxError> {
-        // The events before the start are at most one: started, not started, or failed.
+        // The helper's first event is the outcome of the start.
         let helper = self.helper.as_mut().expect("it has its order");
         match helper.read_event().await? {
             HelperEvent::Started => Ok(SandboxStartOutcome::Running),

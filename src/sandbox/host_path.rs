@@ -1,4 +1,5 @@
-//! The paths of this machine that a sandbox is given: below what the operator allows, and really there.
+//! The checks of paths of this machine that a sandbox gets: they must exist, and lie below a directory that the
+//! operator allows.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -10,14 +11,15 @@ use rustix::process::{getegid, geteuid};
 use super::spec::{MountAccess, RootSource, SANDBOX_UID, SandboxSpec, WorkspaceMount};
 use super::{SandboxError, UserRange};
 
-/// Checks every path of `spec` that is somebody else's than ours, for a sandbox with one of these users.
+/// Checks every path of `spec` that the operator or a client named, for a sandbox with a user of `users`.
 ///
-/// What is found stays so until it is mounted: from its root down, no sandbox may write where it could be turned
-/// elsewhere.
+/// The result stays valid until the mount: below the allowed root, no sandbox may write to a directory on the way,
+/// and so none can replace a part of the path.
 ///
 /// # Errors
-/// The first that is not absolute, not there, leads through a symlink, is not below one of `roots`, is what no sandbox
-/// may see, shows one of `ours`, or does not let the sandbox's user in.
+/// Returns [`SandboxError::HostPath`] for the first path that is not absolute, does not exist, leads through a
+/// symlink, is not below one of `roots`, shows a forbidden path, shows one of `ours`, or does not let the sandbox's
+/// user in.
 pub fn check_host_paths(
     spec: &SandboxSpec,
     users: UserRange,
@@ -50,7 +52,7 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
         return Err("it is not absolute".to_owned());
     }
     let real = fs::canonicalize(path).map_err(|error| error.to_string())?;
-    // Also of a directory on the way: whoever may write there could turn it elsewhere after this check.
+    // A symlink in a parent directory counts too: a user who may write there could redirect the path after this check.
     if real != path {
         return Err(format!("it leads through a symlink; give `{}`", real.display()));
     }
@@ -58,7 +60,7 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
     if !(kind.is_dir() || kind.is_file()) || kind.is_socket() {
         return Err("it is neither a directory nor a file".to_owned());
     }
-    // Both ways: a directory above one of these shows it too.
+    // Both directions count: a directory above a forbidden path shows the forbidden path too.
     let forbidden = FORBIDDEN_PATHS.iter().map(Path::new);
     if let Some(sight) = forbidden.clone().find(|of| path.starts_with(of) || of.starts_with(path)) {
         return Err(format!("it would show `{}`, which no sandbox may see", sight.display()));
@@ -68,6 +70,7 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
         let roots: Vec<_> = roots.iter().map(|root| format!("`{}`", root.display())).collect();
         return Err(format!("it is not below {}; allow it with `--root`", roots.join(" or ")));
     };
+    // Every directory from the path up to the allowed root must keep its entries safe from the sandbox's user.
     let steps = path.ancestors().zip(path.ancestors().skip(1));
     for (entry, directory) in steps.take_while(|(_, directory)| directory.starts_with(&root)) {
         if user.could_replace_entry(entry, directory).map_err(|error| error.to_string())? {
@@ -81,9 +84,10 @@ fn check_path(path: &Path, roots: &[PathBuf], user: SandboxUser) -> Result<(), S
     Ok(())
 }
 
-/// Whether nothing of ours is there: our secrets, our records, what we make for others. It may not be there yet.
+/// Checks that the path shows none of the gateway's own paths: secrets, records, directories of runs. The own paths
+/// may not exist yet.
 fn check_not_private(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
-    // Where it is named, and where it really is: whoever may write at either place has it.
+    // Both the named path and the real path count: a sandbox that may write at either of them has the directory.
     let shown = |of: &Path| path.starts_with(of) || of.starts_with(path);
     let is_shown =
         |of: &&PathBuf| absolute(of).is_ok_and(|of| shown(&of) || shown(&canonical_prefix(&of)));
@@ -96,7 +100,7 @@ fn check_not_private(path: &Path, ours: &[PathBuf]) -> Result<(), String> {
     }
 }
 
-/// Where a path leads, as far as it is there.
+/// Resolves the symlinks of a path, as far as the path exists.
 fn canonical_prefix(path: &Path) -> PathBuf {
     let found = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
     let Some((above, real)) = found else { return path.to_owned() };
@@ -110,12 +114,13 @@ fn canonical_prefix(path: &Path) -> PathBuf {
 #[derive(Clone, Copy)]
 struct SandboxUser {
     range: UserRange,
-    /// The group, where it is another than the user's.
+    /// The group, if its number differs from the user's.
     gid: Option<u32>,
 }
 
 impl SandboxUser {
-    /// A container that somebody else than root has made of this machine's programs is that user's here.
+    /// Returns the users for a root. If a user other than root makes an embedded container, the sandbox's user is that
+    /// user.
     fn from_root(root: &RootSource, users: UserRange) -> Self {
         let (uid, gid) = (geteuid(), getegid());
         let is_own = matches!(root, RootSource::Host | RootSource::Directory(_));
@@ -128,14 +133,15 @@ impl SandboxUser {
         }
     }
 
-    /// Whether a sandbox that is given the directory could put something else in the place of its entry: this sandbox, or
-    /// another one that has the directory, too.
+    /// Returns true if a sandbox with write access to the directory could replace the entry. Other sandboxes with this
+    /// directory count too.
     fn could_replace_entry(self, entry: &Path, directory: &Path) -> io::Result<bool> {
-        // Where all of this is the runner's own user's, there is nobody to keep out.
+        // The runner's own user makes all of these sandboxes, so there is no other user to protect the path from.
         if self.range.only_user() == Some(geteuid().as_raw()) {
             return Ok(false);
         }
         let (directory, entry) = (fs::symlink_metadata(directory)?, fs::symlink_metadata(entry)?);
+        // In a sticky directory, only the owner of the entry or of the directory may move the entry (chmod(2)).
         let is_sticky = directory.mode() & MODE_STICKY != 0;
         let is_kept = is_sticky && !self.is_sandbox_id(entry.uid());
         let by_group =
@@ -144,12 +150,12 @@ impl SandboxUser {
         Ok(self.is_sandbox_id(directory.uid()) || ((by_group || by_all) && !is_kept))
     }
 
-    /// Whether a sandbox may have this user, or group.
+    /// Returns true if a sandbox may have this user, or this group.
     fn is_sandbox_id(self, id: u32) -> bool {
         self.range.contains(id) || self.gid.map_or(id == SANDBOX_UID, |gid| gid == id)
     }
 
-    /// Whether it may do with the path what it is given for. An access list may say more than a mode.
+    /// Checks that the sandbox's user has the requested access to the path, by the mode or by an access control list.
     fn check_access(self, path: &Path, access: MountAccess) -> Result<(), String> {
         let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
         let search = if found.is_dir() { MODE_SEARCH } else { 0 };
@@ -157,6 +163,7 @@ impl SandboxUser {
             MountAccess::ReadOnly => (MODE_READ | search, "read"),
             MountAccess::ReadWrite => (MODE_READ | MODE_WRITE | search, "write"),
         };
+        // The content of an access list is not evaluated: it may grant more than the mode, so its presence is accepted.
         let has_list = || rustix::fs::getxattr(path, ACL_XATTR, &mut [0; 0]).is_ok();
         if self.has_permissions(&found, wanted) || has_list() {
             return Ok(());
@@ -172,9 +179,9 @@ impl SandboxUser {
         })
     }
 
-    /// Whether it has all of these permissions, by the mode alone.
+    /// Returns true if the mode alone grants all of these permissions.
     fn has_permissions(self, found: &Metadata, wanted: u32) -> bool {
-        // Of several users, the sandbox's own is not known yet.
+        // In a range of several users, the sandbox's own user is not known yet, so only the bits for all users count.
         let own = self.range.only_user();
         let shift = match (own == Some(found.uid()), self.gid.or(own) == Some(found.gid())) {
             (true, _) => 6,
@@ -189,12 +196,12 @@ const MODE_READ: u32 = 4;
 const MODE_WRITE: u32 = 2;
 const MODE_SEARCH: u32 = 1;
 
-/// Of a directory: only its owner, and that of an entry, may move the entry.
+/// The sticky bit of a directory: only the owners of the directory and of an entry may move the entry.
 const MODE_STICKY: u32 = 0o1000;
 
 const ACL_XATTR: &str = "system.posix_acl_access";
 
-/// Engines' sockets and states, devices, the kernel's own trees, and where secrets are kept.
+/// The paths that no sandbox may see: engines' sockets and states, devices, the kernel's own trees, and secrets.
 const FORBIDDEN_PATHS: &[&str] = &[
     "/boot",
     "/dev",

@@ -1,11 +1,11 @@
-//! The host users that sandboxes run as: one of its own for each sandbox, out of a range that nothing else uses.
+//! The host users that sandboxes run as: a separate user for each sandbox, from a range that no other program uses.
 //!
-//! The kernel counts by user what no control group limits: watches of epoll and inotify, pages of pipes, signals and
-//! messages that wait, keys. A sandbox that shared its user with another could use up the other's share. A file that
-//! its process has locked says that a user is taken; the kernel gives the lock back with the process.
+//! The kernel counts some resources per user, without a limit per cgroup: watches of epoll and inotify, pages of
+//! pipes, waiting signals and messages, keys. A sandbox that shared its user with another could use up the other's
+//! share. A process locks a file for each user that it takes; the kernel releases the lock when the process ends.
 //!
-//! **Invariant:** two sandboxes of this machine have one user only where the operator gives a range of one user, or lets
-//! both write to what is the operator's.
+//! **Invariant:** two sandboxes of this machine have the same user only if the operator gives a range of one user, or
+//! lets both write to a path of the operator's.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -34,22 +34,22 @@ pub struct UserRange {
     last: u32,
 }
 
-/// A sandbox's user. No other sandbox gets it while this value lives, unless all share it.
+/// The user of a sandbox. No other sandbox gets this user while the value lives, unless all sandboxes share one user.
 #[derive(Debug)]
 pub struct UserLease {
     uid: u32,
-    /// None where the user is shared.
+    /// The lock of the user; `None` if the user is shared.
     lock: Option<UserLock>,
 }
 
-/// The locked file that says who has a user.
+/// A locked file whose content is the path of the user's holder.
 #[derive(Debug)]
 struct UserLock {
     path: PathBuf,
     _file: File,
 }
 
-/// Why a sandbox has no user.
+/// The error of a sandbox that gets no user.
 #[derive(Debug, thiserror::Error)]
 pub enum HostUserError {
     #[error(
@@ -66,22 +66,24 @@ pub enum HostUserError {
 }
 
 impl UserRange {
-    /// Users that nothing else takes: above those of systemd's `DynamicUser=` (61184 to 65519) and of systemd-nspawn
-    /// (524288 to 1879048191), and below its foreign users (from 2147352576), see
-    /// <https://systemd.io/UIDS-GIDS/>; above what `useradd` gives as subordinate users (`SUB_UID_MAX`, 600100000, in
-    /// login.defs(5)); above what SSSD makes of users of Active Directory (up to 2000200000, sssd-ad(5)). The sign bit
-    /// is clear, as Docker Engine demands.
+    /// The default range, which no known program uses. The range lies above these users:
+    /// - systemd's `DynamicUser=` (61184 to 65519) and systemd-nspawn (524288 to 1879048191), see
+    ///   <https://systemd.io/UIDS-GIDS/>;
+    /// - the subordinate users that `useradd` assigns (`SUB_UID_MAX`, 600100000, in login.defs(5));
+    /// - the users that SSSD makes for Active Directory (up to 2000200000, sssd-ad(5)).
+    ///
+    /// The range lies below systemd's foreign users (from 2147352576). The sign bit is clear, as Docker Engine demands.
     pub const DEFAULT_RANGE: Self = Self { first: 2_100_000_000, last: 2_100_065_535 };
 
-    /// The user that images know, for all sandboxes together.
+    /// The usual user of images, shared by all sandboxes.
     pub const SHARED_USER: Self = Self::single_user(SANDBOX_UID);
 
-    /// One user for all sandboxes.
+    /// Returns a range of one user, shared by all sandboxes.
     pub const fn single_user(uid: u32) -> Self {
         Self { first: uid, last: uid }
     }
 
-    /// The only user, where there is one.
+    /// Returns the only user of the range, if the range has one user.
     pub fn only_user(self) -> Option<u32> {
         (self.first == self.last).then_some(self.first)
     }
@@ -90,11 +92,12 @@ impl UserRange {
         (self.first..=self.last).contains(&uid)
     }
 
-    /// Takes a user for a sandbox that has its files in `holder`: the `preferred` user if it is free, else the next
-    /// free one. A process that is not root's gives nothing away, so that its sandboxes share the user of images.
+    /// Leases a user for a sandbox whose files are in `holder`: the `preferred` user if it is free, else the next free
+    /// user. A process that does not run as root cannot change the owner of files, so its sandboxes share the usual
+    /// user of images.
     ///
     /// # Errors
-    /// There is no free user, or none can be locked.
+    /// Returns an error if no user is free, or a user's lock fails.
     pub fn lease_user(
         self,
         preferred: Option<u32>,
@@ -105,6 +108,7 @@ impl UserRange {
             return Ok(UserLease { uid, lock: None });
         }
         let failed = |source| HostUserError::Lock { path: LOCK_DIR.into(), source };
+        // In a container, this process may see only some of the users of the machine.
         self.check_mapped()?;
         DirBuilder::new().recursive(true).mode(0o700).create(LOCK_DIR).map_err(failed)?;
         let preferred = preferred.filter(|uid| self.contains(*uid));
@@ -116,7 +120,8 @@ impl UserRange {
         Err(HostUserError::Exhausted(self))
     }
 
-    /// Each user once. A user that was given back comes late: something may still count for it.
+    /// Returns each user of the range once. A released user comes late, because the kernel may still count something
+    /// for it.
     fn search_order(self) -> impl Iterator<Item = u32> {
         let count = self.last - self.first + 1;
         let start = SEARCH_START.fetch_add(1, Ordering::Relaxed) % count;
@@ -127,10 +132,12 @@ impl UserRange {
         let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let is_mapped = |line: &str| {
             let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+            // The fields of a line are the first user inside, the first user outside, and the number of users
+            // (user_namespaces(7)).
             let (first, count) = (numbers.next()?.ok()?, numbers.nth(1)?.ok()?);
             Some(first <= self.first.into() && u64::from(self.last) < first + count)
         };
-        // A kernel without user namespaces has no such file.
+        // A kernel without user namespaces has no such file, and maps every user.
         if map.is_empty() || map.lines().any(|line| is_mapped(line) == Some(true)) {
             Ok(())
         } else {
@@ -140,7 +147,7 @@ impl UserRange {
 }
 
 impl UserLease {
-    /// The user of images, which sandboxes share.
+    /// Returns the usual user of images, which sandboxes share.
     pub fn shared_user() -> Self {
         Self { uid: SANDBOX_UID, lock: None }
     }
@@ -149,17 +156,20 @@ impl UserLease {
         self.uid
     }
 
-    /// Leaves the user to what could not be removed: nothing else gets it while the holder's files are there.
+    /// Keeps the user reserved for files that could not be removed: no other sandbox gets the user while the files
+    /// exist.
     pub fn keep_locked(mut self) {
         if let Some(lock) = &mut self.lock {
+            // Without a path, the drop does not remove the lock's file, whose content still names the holder.
             lock.path = PathBuf::new();
         }
     }
 }
 
 impl UserLock {
-    /// None where the user is another sandbox's.
+    /// Tries to lock a user; returns `None` if another sandbox has the user.
     fn try_lock(uid: u32, holder: &Path) -> io::Result<Option<Self>> {
+        // 1. Open the file of the user, and lock it without waiting.
         let path = Path::new(LOCK_DIR).join(uid.to_string());
         let mut options = File::options();
         let mut file =
@@ -168,18 +178,21 @@ impl UserLock {
             Err(Errno::AGAIN) => return Ok(None),
             locked => locked?,
         }
-        // Its last holder may have removed the file since it was opened.
+        // 2. The last holder may have removed the file since the open. The lock would then be on a file without a name, which
+        //    excludes no other process.
         let own = file.metadata()?;
         if !fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (own.dev(), own.ino())) {
             return Ok(None);
         }
-        // A process that was killed leaves its sandbox to the sweep, which removes these files last.
+        // 3. After a holder was killed, its sandbox may still run. The sweep removes the holder's files last, so the user is
+        //    free only when they are gone.
         let mut last = vec![];
         file.read_to_end(&mut last)?;
         let last = PathBuf::from(OsString::from_vec(last));
         if last != holder && !last.as_os_str().is_empty() && last.exists() {
             return Ok(None);
         }
+        // 4. Write the new holder over the old one.
         file.set_len(0)?;
         rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
         file.write_all(holder.as_os_str().as_bytes())?;
@@ -188,10 +201,10 @@ impl UserLock {
 }
 
 impl Drop for UserLock {
-    /// While it is locked, so that nobody else has it.
+    /// Removes the file while it is locked, so that no other process holds a lock on it.
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            // A file that stays is taken by the next holder.
+            // A file that could not be removed is reused by the next holder.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -234,14 +247,14 @@ impl fmt::Display for UserRange {
     }
 }
 
-/// Where the users of this machine's sandboxes are locked, whatever installation a sandbox is of. Root's alone, and
-/// gone with a reboot, as sandboxes are.
+/// The directory of the locks, shared by all installations of this machine. Only root can enter the directory. A
+/// reboot removes it, and ends all sandboxes.
 const LOCK_DIR: &str = "/run/cogni-uids";
 
-/// Docker Engine's last user.
+/// The highest user that Docker Engine accepts.
 const MAX_UID: u32 = i32::MAX as u32;
 
-/// The place in a range at which the search for a free user begins. Each process begins elsewhere.
+/// The offset in a range at which the search for a free user begins. Each process begins at a random offset.
 static SEARCH_START: LazyLock<AtomicU32> = LazyLock::new(|| {
     let [_, _, _, _, low @ ..] = RandomState::new().hash_one(std::process::id()).to_be_bytes();
     AtomicU32::new(u32::from_be_bytes(low))
@@ -255,10 +268,11 @@ mod tests {
         text.parse().expect("it is a range")
     }
 
-    /// R3: nobody else has a sandbox's user while it is there, and a killed process's sandbox keeps its own.
+    /// R3: no other sandbox has a sandbox's user while the sandbox exists, and a killed process's sandbox keeps its
+    /// user.
     #[test]
     fn a_user_is_given_to_one_sandbox_at_a_time() {
-        // Of this process, as the locks are the machine's.
+        // The range depends on the process, because all tests of this machine share the locks.
         let first = 1_900_000_000 + 8 * std::process::id();
         let users = range(&format!("{first}-{}", first + 1));
         let place = tempfile::tempdir().expect("there is a place for it");
@@ -272,7 +286,7 @@ mod tests {
         drop(one);
         let third = users.lease_user(None, &holder("third")).expect("one was given back");
         assert_eq!(third.uid(), freed);
-        // As after the death of its process, before a sweep.
+        // The state after the holder's process has died, and before a sweep.
         fs::create_dir(holder("other")).expect("made");
         other.keep_locked();
         users.lease_user(Some(kept), &holder("fourth")).expect_err("something of it may still run");

@@ -12,7 +12,7 @@ use crate::base::private_dir::{self, DirectoryError};
 /// The first process of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum InitBinary {
-    /// Nothing of ours: the root brings a bridge of its own.
+    /// No file: the root brings a bridge of its own.
     #[default]
     None,
     /// A file that the operator has named. Every root gets it.
@@ -36,10 +36,10 @@ pub struct InitInstallError {
 }
 
 impl InitBinary {
-    /// Returns the file that a sandbox mounts, and writes it first where it is not there yet.
+    /// Returns the file that a sandbox mounts, and writes the file first if it does not exist yet.
     ///
     /// # Errors
-    /// The directory of a built-in `cogni-init` cannot be written.
+    /// Returns an error if the directory of a built-in `cogni-init` cannot be written.
     pub fn install_file(&self) -> Result<Option<PathBuf>, InitInstallError> {
         match self {
             Self::None => Ok(None),
@@ -61,31 +61,33 @@ impl InitBinary {
 /// Makes sure that the built-in `cogni-init` is at this path.
 fn install_built_in(path: &Path) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    // Like a run's directory: other users pass through it, and see nothing.
+    // The mode of a run's directory: other users pass through the directory, and cannot list it.
     private_dir::make(directory, 0o711).map_err(|error| match error {
         DirectoryError::Unusable { source, .. } => source,
         error => io::Error::other(error),
     })?;
+    // Another owner could replace the program that all later sandboxes execute.
     if !is_safely_owned(directory)? {
         return Err(io::Error::other("another user owns the directory"));
     }
     match is_safely_owned(path) {
+        // The file's name holds a digest of the program, so the same length means the same program.
         Ok(true) if fs::metadata(path)?.len() == BUILT_IN_INIT.len() as u64 => Ok(()),
         _ => write_program_atomically(path, BUILT_IN_INIT),
     }
 }
 
-/// Whether root or this process's user owns the file, and no other user can write to it.
+/// Returns true if root or this process's user owns the file, and no other user can write to the file.
 fn is_safely_owned(path: &Path) -> io::Result<bool> {
     let found = fs::metadata(path)?;
     let owners = [0, rustix::process::geteuid().as_raw()];
     Ok(owners.contains(&found.uid()) && found.mode() & 0o022 == 0)
 }
 
-/// Writes a program in one step: a file of this name is whole at any time, also while sandboxes execute it.
+/// Writes a program in one step: a file of this name is complete at any time, also while sandboxes execute it.
 ///
 /// # Errors
-/// The directory is not there or cannot be written.
+/// Returns an error if the directory does not exist or cannot be written.
 pub fn write_program_atomically(path: &Path, program: &[u8]) -> io::Result<()> {
     // Two runs may need the program at the same moment: each writes a partial file of its own.
     let mut partial = path.to_owned().into_os_string();
@@ -100,6 +102,7 @@ pub fn write_program_atomically(path: &Path, program: &[u8]) -> io::Result<()> {
             file.set_permissions(Permissions::from_mode(0o755))?;
             file.write_all(program)
         })
+        // The rename replaces an old file in one step; a sandbox that executes the old file keeps it.
         .and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
         let _ = fs::remove_file(&partial);
@@ -107,7 +110,7 @@ pub fn write_program_atomically(path: &Path, program: &[u8]) -> io::Result<()> {
     written
 }
 
-/// The name says the version: runs of two versions of this program share a state directory.
+/// The file's name, with a digest of the program: runs of two versions of this program may share a state directory.
 const INIT_FILE_NAME: &str = concat!("cogni-init-", env!("COGNI_INIT_DIGEST"));
 
 /// The static program that `docker/cogni-init/embed.rs` has built.

@@ -162,11 +162,11 @@ impl HelperContainer {
     ) -> io::Result<()> {
         // From here on, the driver's end is seen on its socket, and the container gets its kill from this process.
         process::set_parent_process_death_signal(None)?;
-        // A failed write means that the driver is gone, which the loop below sees too.
+        // A failed write means that the driver is gone, which the wait below sees too.
         let _ = send_event(&mut driver, &HelperEvent::Started);
         self.wait_for_exit(&mut driver)?;
-        // The counter of OOM kills must be read before the cgroup is removed.
         let exit_code = self.reap_process()?;
+        // The counter of OOM kills must be read before the cgroup is removed.
         let oom_killed = task.cgroup.as_deref().is_some_and(cgroup::was_oom_killed);
         remove_cgroup(task);
         let _ = send_event(&mut driver, &HelperEvent::Ended { exit_code, oom_killed });
