@@ -1,15 +1,18 @@
-//! Durable delivery: a run's work, from this machine's disk to its branch and its pull request.
+//! Durable delivery of a run's work, from this machine's disk to its branch and its pull request.
 //!
-//! Each step is done, then written down, then recorded in the run's audit. Whatever ends the process in between, whoever
-//! takes the row up next finds the step done, or does it: the commits come out the same, the push is told where the
-//! branch was, the pull request is looked for first.
+//! Each step is done first, then written into the outbox, then recorded in the run's audit log. If the process ends in
+//! between, the next process that claims the row finds the step done, or does the step again. Each step can be
+//! repeated: quarantine makes the same commits, the push states where the branch was, and the forge is searched for the
+//! pull request before a new pull request is opened.
 //!
-//! The [`outbox`] remembers how far each work has come, and by which [`rules`] it is judged; [`repo`] does what git
-//! does, and [`forge`](crate::relay::github) asks for the pull request. A [`statement`] says what this machine vouches for.
+//! The [`outbox`] stores how far each work has come, and the [`rules`] that the work is reviewed by. [`repo`] does the
+//! git part, and [`forge`](crate::relay::github) opens the pull request. A [`statement`] says what this machine
+//! attests.
 //!
-//! What is done while the run's audit log is open is in there; what is done later is in the row's own ([`job_audit_log`]).
+//! The run's audit log records what happens while that log is open. Later steps are recorded in the row's own log
+//! ([`job_audit_log`]).
 //!
-//! **Invariant:** work that is not delivered is kept, with the line that brings it into a clone.
+//! **Invariant:** work that is not delivered is kept, with the command line that brings the work into a clone.
 
 mod fair_order;
 mod git_steps;
@@ -50,38 +53,39 @@ use outbox::{
 use rules::{AgentReviewRules, ReviewRules};
 pub use stop::retry_delay;
 
-/// What a relay is made of.
+/// The settings and credentials that a [`DeliveryService`] is made from.
 pub struct DeliveryConfig {
-    /// Mirrors, leases, the outbox and what came out of sandboxes are here.
+    /// The directory of the mirrors, the leases, the outbox and the work that came out of sandboxes.
     pub state: PathBuf,
     pub judge: review::RelayConfig,
-    /// `Name <email>`: who makes the relay's commits.
+    /// The author of the relay's commits, as `Name <email>`.
     pub committer: String,
     pub access: Option<ForgeAccess>,
-    /// By which way git gets to remotes.
+    /// The proxy and certificate settings that git uses to reach remotes.
     pub network: OutboundConfig,
-    /// The seed of the key that signs statements and audit logs; without one it lives as long as this process.
+    /// The seed of the key that signs statements and audit logs. A generated key that lives as long as this process is
+    /// used if the seed is absent.
     pub signing_key: Option<SecretString>,
-    /// Credentials of this host. None of them must be found in anybody's work.
+    /// Credentials of this host. No work that is delivered may contain any of them.
     pub known: Vec<KnownSecret>,
 }
 
 /// One credential of this host.
 #[derive(Clone, Debug)]
 pub struct KnownSecret {
-    /// The variable that it is given in.
+    /// The name of the environment variable that holds the credential.
     pub name: &'static str,
     pub secret: SecretString,
 }
 
-/// How a forge is reached.
+/// The client and the credential that reach a forge.
 #[derive(Debug)]
 pub struct ForgeAccess {
     pub api: GithubClient,
     pub credential: ForgeCredential,
 }
 
-/// This machine's relay.
+/// The relay of this machine, which delivers the work of all runs.
 pub struct DeliveryService {
     settings: DeliveryConfig,
     git: GitProgram,
@@ -89,7 +93,7 @@ pub struct DeliveryService {
     key: AuditSigningKey,
 }
 
-/// A branch that is a run's, for as long as this lives, and where it stands.
+/// A branch that one run holds exclusively as long as this value lives, and the branch's state at the run's begin.
 #[derive(Clone, Debug)]
 pub struct LeasedBranch {
     pub mirror: RepoMirror,
@@ -97,38 +101,38 @@ pub struct LeasedBranch {
     pub state: BranchState,
 }
 
-/// What has become of a run's work.
+/// The delivery status of a run's work, as results and `cogni-gateway relay` display it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeliveryStatus {
-    /// For `cogni-gateway relay`.
+    /// The delivery's ID, an argument of `cogni-gateway relay`.
     pub id: String,
     #[serde(serialize_with = "serialize_branch")]
     pub branch: SandboxBranch,
     pub step: &'static str,
     pub verdict: Option<&'static str>,
-    /// What people have to look at, and why.
+    /// The reasons why a person has to look at the work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
-    /// What the branch is at, or would be.
+    /// The commit that the branch points to, or would point to after a push.
     pub head: Option<ObjectId>,
     pub is_pushed: bool,
     pub pull_request_url: Option<String>,
-    /// Why it is not further.
+    /// The reason why the delivery is not further.
     pub why: Option<String>,
-    /// What brings it into a clone, where it is not at its branch.
+    /// The command line that brings work into a clone. Present only if the branch does not have the work.
     pub apply: Option<String>,
-    /// What is to be seen of the workspace, where something is left in it.
+    /// The directory to inspect, if something remains in the workspace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace: Option<PathBuf>,
-    /// What has become of the statement beside the commit.
+    /// The result of publishing the statement beside the commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statement: Option<String>,
-    /// What was done after the run's own log was closed, if anything was.
+    /// The path of the row's own audit log, if anything was done after the run's log was closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<PathBuf>,
 }
 
-/// Why nothing can be said about the work. It is in the outbox all the same, if it ever was.
+/// The reason why no delivery status can be returned. Work that is in the outbox stays there in spite of such an error.
 #[derive(Debug, thiserror::Error)]
 pub enum DeliveryError {
     #[error(transparent)]
@@ -140,32 +144,34 @@ pub enum DeliveryError {
     #[error(transparent)]
     Audit(#[from] audit::AuditError),
     #[error(
-        "the rules that it is judged by cannot be used: another version wrote them, or they are too many; `cogni-gateway relay apply` brings it into a clone"
+        "cannot use the review rules of this work: another version wrote them, or there are too many; bring the work into a clone with `cogni-gateway relay apply`"
     )]
     Rules(#[from] review::RelayConfigError),
     #[error(
-        "`{name}` must not be in this work, and is another than when that came out, or is not given here: give it, or have the work judged by what is known now, with `--new-rules`"
+        "cannot check this work for the secret `{name}`: its value has changed since the work was collected, or is not set here; set `{name}` to the old value, or review the work again with today's secrets, with `--new-rules`"
     )]
     Ignorant { name: String },
     #[error(
-        "relay `{id}` is for a branch that has moved on since its run began; `cogni-gateway relay apply` brings it into a clone"
+        "cannot deliver relay `{id}`: its branch has moved on since its run began; bring the work into a clone with `cogni-gateway relay apply`"
     )]
     Overtaken { id: String },
     #[error(
-        "relay `{id}` has to come to this branch first, and cannot yet: {why}; try again later, or see what `cogni-gateway relay retry {id}` says"
+        "relay `{id}` has to come to this branch first, and cannot be delivered yet: {why}; try again later, or run `cogni-gateway relay retry {id}`"
     )]
     Waiting { id: String, why: String },
-    #[error("it is on its way; new rules are for what is held, or has failed")]
+    #[error(
+        "cannot apply new rules: this delivery is still in progress; new rules are for work that is held or has failed"
+    )]
     OnItsWay,
-    #[error("the relay has been ended")]
+    #[error("a task of the relay was cancelled or has panicked")]
     Ended(#[from] tokio::task::JoinError),
 }
 
 impl DeliveryService {
-    /// Opens what is on the disk. Blocks.
+    /// Opens the relay's state directory: finds git, opens the outbox, and prepares the signing key. Blocks.
     ///
     /// # Errors
-    /// There is no git, or the directory cannot be used.
+    /// Returns an error if git cannot be found, if the outbox cannot be opened, or if the signing key is not valid.
     pub fn open(settings: DeliveryConfig) -> Result<Self, DeliveryError> {
         let git = GitProgram::find(&settings.state.join("home")).map_err(repo::RepoError::from)?;
         let git = git.with_network(settings.network.clone());
@@ -178,26 +184,26 @@ impl DeliveryService {
         &self.outbox
     }
 
-    /// Returns the directory of what outlives a run.
+    /// Returns the directory of the state that outlives a run.
     pub fn state_dir(&self) -> &Path {
         &self.settings.state
     }
 
-    /// This machine's git, for whoever takes work out of a workspace with it.
+    /// Returns this machine's git, for callers that collect work from a workspace.
     pub fn git(&self) -> &GitProgram {
         &self.git
     }
 
-    /// What may come out of a sandbox.
+    /// Returns the limits on what may come out of a sandbox.
     pub fn extract_limits(&self) -> &extract_commands::ExtractLimits {
         &self.settings.judge.extract
     }
 
-    /// Tells why no further run that has a branch may begin: of a grant or, without one, of this machine's operator. None
-    /// where one may. Blocks.
+    /// Returns the reason why no further run with a branch may begin, because too much work is retained. Checks the
+    /// limits of `grant`, if there is one, and then the limits of this host. Returns `None` if a run may begin. Blocks.
     ///
     /// # Errors
-    /// The outbox does not work.
+    /// Returns an error if the outbox does not work.
     pub fn retention_full_reason(
         &self,
         grant: Option<&str>,
@@ -206,11 +212,12 @@ impl DeliveryService {
         let of_grant =
             grant.map(|grant| (Some(grant), "this grant", most.grant_works, most.grant_bytes));
         let whose = of_grant.into_iter().chain([(None, "this host", most.works, most.bytes)]);
+        // The grant's own limits come first: the message then says that the grant is full, and not the host.
         for (grant, who, works, bytes) in whose {
             let kept = self.outbox.retained_totals(grant)?;
             if kept.works >= works || kept.bytes >= bytes {
                 return Ok(Some(format!(
-                    "{who} keeps {} works that are held, have failed or were left, with {} bytes; {works} and {bytes} are allowed",
+                    "{who} keeps {} works that are held, have failed or are left over, with {} bytes; {works} and {bytes} are allowed",
                     kept.works, kept.bytes
                 )));
             }
@@ -218,23 +225,24 @@ impl DeliveryService {
         Ok(None)
     }
 
-    /// Throws away what was kept for as long as the settings say, and returns how many that were. Blocks.
+    /// Removes retained work that is older than the settings allow, and returns the number of removed items. Blocks.
     ///
     /// # Errors
-    /// The outbox does not work.
+    /// Returns an error if the outbox does not work.
     pub fn expire_retained(&self) -> Result<usize, DeliveryError> {
         match SystemTime::now().checked_sub(self.settings.judge.kept.age) {
             Some(before) => Ok(self.outbox.expire_retained(before)?),
+            // The age reaches further back than the clock can express, so nothing is that old.
             None => Ok(0),
         }
     }
 
-    /// What the work of an agent with these rules of its own is judged by, if its run begins now.
+    /// Returns the rules that review an agent's work if the agent's run begins now: this host's, tightened by `own`.
     pub fn rules_for(&self, own: Option<&AgentReviewRules>) -> ReviewRules {
         ReviewRules::new(&self.settings.judge.policy, own)
     }
 
-    /// Tells the operator of an agent's rules that change nothing here.
+    /// Warns the operator of agent rules that have no effect because this host's own rule is stricter.
     pub fn warn_ineffective_rules(&self, agent: &str, own: Option<&AgentReviewRules>) {
         let idle = own
             .map(|own| own.policy.ineffective_rules(&self.settings.judge.policy))
@@ -244,33 +252,37 @@ impl DeliveryService {
             tracing::warn!(
                 agent,
                 rules,
-                "this host is stricter than these rules of the agent's, which change nothing"
+                "these rules of the agent have no effect: this host's rules are stricter"
             );
         }
     }
 
-    /// What a row is judged by. One of an earlier version does not say.
+    /// Returns the rules that review a row. A row of an earlier version has no rules, and gets this host's present
+    /// ones.
     fn rules_for_request(&self, order: &DeliveryRequest) -> ReviewRules {
         order.rules.clone().unwrap_or_else(|| self.rules_for(None))
     }
 
-    /// Has a row judged by this host's rules as they are now, and by its agent's as they were, because somebody asks for
-    /// it. Blocks.
+    /// Stores new review rules in a row: this host's present rules, with the agent's rules of the row. Also stores this
+    /// host's present secrets, and keeps the row's committer. Only an operator asks for new rules. Blocks.
     ///
     /// # Errors
-    /// It is at its branch already, or the outbox does not work.
+    /// Returns an error if the branch already has the work, if the row's rules cannot be parsed, or if the outbox does
+    /// not work.
     fn renew_rules(&self, job: &DeliveryJob) -> Result<DeliveryJob, DeliveryError> {
         let rules =
             self.rules_for_request(&job.order).with_host_policy(&self.settings.judge.policy)?;
+        // The committer stays: another one would give the same work another commit ID.
         let committer = self.committer_for(&job.order).to_owned();
         let host = HostContext { committer, ..self.host_context() };
         Ok(self.outbox.set_rules(job, rules, host)?)
     }
 
-    /// Makes a branch a run's, as soon as no other run has it; the run [begins](DeliveryService::open_branch) there.
+    /// Leases a branch for a run, as soon as no other run holds the branch. The run then calls
+    /// [`open_branch`](DeliveryService::open_branch).
     ///
     /// # Errors
-    /// The branch is taken for longer than `patience`.
+    /// Returns an error if another run holds the branch for longer than `patience`.
     pub async fn lease_branch(
         self: &Arc<Self>,
         repository: &RepositoryUrl,
@@ -283,12 +295,12 @@ impl DeliveryService {
         Ok((mirror, lease))
     }
 
-    /// Delivers what an earlier run has left undelivered at a branch, so that this one builds on it, and says where that
-    /// stands.
+    /// Delivers the work that earlier runs have left undelivered at a branch, so that this run builds on that work.
+    /// Then fetches the branch and returns its state.
     ///
     /// # Errors
-    /// [`DeliveryError::Waiting`] where that cannot be delivered now: a run that begins without it would be in its way. It cannot be
-    /// looked up.
+    /// Returns [`DeliveryError::Waiting`] if earlier work cannot be delivered now: commits of a run that begins without
+    /// that work would be in its way. Also returns an error if the remote or the outbox cannot be read.
     pub async fn open_branch(
         self: &Arc<Self>,
         repository: &RepositoryUrl,
@@ -299,13 +311,16 @@ impl DeliveryService {
         let (relay, place, own) = (self.clone(), repository.clone(), key);
         let pending = move || relay.outbox.pending_jobs(&place, &own);
         let pending = tokio::task::spawn_blocking(pending).await??;
+        // The lease is held during all of these deliveries, so no other run can add work to the branch in between.
         for job in pending {
             let delivered = Box::pin(self.run_detached_job(job, &lease)).await?;
             if delivered.is_pending() {
                 let DeliveryStatus { id, why, .. } = delivered;
+                // Held and failed work does not stop the run: such work comes to the branch only if an operator acts.
                 return Err(DeliveryError::Waiting { id, why: why.unwrap_or_default() });
             }
         }
+        // The branch is read after the deliveries, because they move it.
         let token = self.repository_token(repository).await?;
         let (base, held) = (base.map(str::to_owned), lease.clone());
         tokio::task::spawn_blocking(move || {
@@ -315,24 +330,24 @@ impl DeliveryService {
         .await?
     }
 
-    /// A directory for what comes out of a sandbox.
+    /// Creates a new directory for the work that comes out of a sandbox.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// Returns an error if the directory cannot be created.
     pub fn create_artifacts_dir(&self) -> Result<ArtifactDir, DeliveryError> {
         Ok(ArtifactDir::create(self.new_artifacts_dir().directory())?)
     }
 
-    /// Where that will be.
+    /// Returns a new path for the work that comes out of a sandbox, and creates no directory.
     pub fn new_artifacts_dir(&self) -> ArtifactDir {
         let name = Uuid::now_v7().simple().to_string();
         ArtifactDir::from_path(&self.settings.state.join("work").join(name))
     }
 
-    /// Takes hold of a branch as it is, where nobody else has it.
+    /// Leases a branch, if no other run or process holds the branch, and does not wait. Blocks.
     ///
     /// # Errors
-    /// [`repo::RepoError::Busy`], or the disk cannot be used. Blocks.
+    /// Returns [`repo::RepoError::Busy`] if the branch is held, or an error if the disk cannot be used.
     pub fn try_lease_branch(
         &self,
         repository: &RepositoryUrl,
@@ -341,11 +356,11 @@ impl DeliveryService {
         Ok(self.open_mirror(repository)?.lease_branch(key)?)
     }
 
-    /// Delivers what has come out of a sandbox: the bundle and the patches are in the order's artifacts. What cannot be
-    /// done now is in the outbox for later.
+    /// Delivers the work that has come out of a sandbox. The bundle and the patches are in the request's artifacts
+    /// directory. The outbox keeps what cannot be done now for a later attempt.
     ///
     /// # Errors
-    /// The outbox does not work.
+    /// Returns an error if the outbox does not work.
     pub async fn deliver(
         self: &Arc<Self>,
         order: DeliveryRequest,
@@ -355,11 +370,11 @@ impl DeliveryService {
         Box::pin(self.deliver_with_cancel(&CancellationToken::new(), order, lease, audit)).await
     }
 
-    /// The same, for whoever waits until `cut` only, once the work is in the outbox. What is not done by then is left to
-    /// whoever takes the row up.
+    /// Delivers work like [`DeliveryService::deliver`], and stops waiting when `cut` is cancelled. The work is in the
+    /// outbox by then, and the next process that claims the row does the remaining steps.
     ///
     /// # Errors
-    /// As [`DeliveryService::deliver`].
+    /// Returns an error if the outbox does not work.
     pub async fn deliver_with_cancel(
         self: &Arc<Self>,
         cut: &CancellationToken,
@@ -368,29 +383,33 @@ impl DeliveryService {
         audit: &AuditLog,
     ) -> Result<DeliveryStatus, DeliveryError> {
         let relay = self.clone();
+        // The rules of this moment are stored with the work, so that a later attempt reviews by the same rules.
         order.rules.get_or_insert_with(|| self.rules_for(None));
+        // `cut` does not apply to this statement: once the caller has extracted the work, the row must exist.
         let job = tokio::task::spawn_blocking(move || relay.enqueue(order)).await??;
         record_extracted(&job, audit);
         let id = job.id.clone();
+        // Dropping the future between two steps is safe: each step is repeatable, and the row says which steps are
+        // done.
         match cut.run_until_cancelled(Box::pin(self.run_job(job, lease, audit))).await {
             Some(delivered) => delivered,
             None => self.status(&id).await,
         }
     }
 
-    /// Writes down what has come out, and what of this host it depends on. Blocks.
+    /// Adds the extracted work to the outbox, with the host settings that the result depends on. Blocks.
     ///
     /// # Errors
-    /// The outbox does not work.
+    /// Returns an error if the outbox does not work.
     pub fn enqueue(&self, mut order: DeliveryRequest) -> Result<DeliveryJob, DeliveryError> {
         order.host.get_or_insert_with(|| self.host_context());
         Ok(self.outbox.add_job(&order)?)
     }
 
-    /// How far a row has come, for whoever does not wait for it.
+    /// Returns the present status of a row, for a caller that does not wait for the delivery.
     ///
     /// # Errors
-    /// There is no such row, or the outbox does not work.
+    /// Returns an error if there is no such row, or if the outbox does not work.
     pub async fn status(self: &Arc<Self>, id: &str) -> Result<DeliveryStatus, DeliveryError> {
         let (relay, id) = (self.clone(), id.to_owned());
         let looked = move || {
@@ -402,12 +421,12 @@ impl DeliveryService {
         tokio::task::spawn_blocking(looked).await?
     }
 
-    /// Returns whether work can be pushed to the forge, and a pull request be asked for there.
+    /// Returns true if this host has a credential to push work to the forge and to open pull requests there.
     pub fn has_credential(&self) -> bool {
         self.settings.access.is_some()
     }
 
-    /// Asks the forge whether it accepts the credential; none where there is no credential.
+    /// Asks the forge whether it accepts this host's credential. Returns `None` if this host has no credential.
     pub async fn check_credential(&self) -> Option<Result<(), GithubError>> {
         let ForgeAccess { api, credential } = self.settings.access.as_ref()?;
         Some(credential.check(api).await)
@@ -417,7 +436,8 @@ impl DeliveryService {
         let is_our_forge = self
             .hosted_access(repository)
             .is_some_and(|(hosted, access)| access.api.serves_repository(hosted));
-        // Its operator has named the forge by the API's address, whatever the grant says.
+        // The operator of this host has named the forge by the API's address. So the forge may be reached even at a
+        // private address, whatever reach the grant's repository has.
         let named = is_our_forge.then(|| repository.clone().with_reach(HostReach::Named));
         let repository = named.as_ref().unwrap_or(repository);
         let mirror = RepoMirror::open(&self.git, &self.settings.state, repository)?;
@@ -426,7 +446,7 @@ impl DeliveryService {
 }
 
 impl DeliveryStatus {
-    /// What is told of a row of the relay whose directory is `state`.
+    /// Returns the status of a row of the relay whose state directory is `state`.
     pub fn from_job(job: &DeliveryJob, state: &Path) -> Self {
         let branch = job.order.branch();
         let is_kept = job.step.is_terminal() && !job.is_pushed && job.can_be_applied();
@@ -449,24 +469,25 @@ impl DeliveryStatus {
         }
     }
 
-    /// What is told of a workspace that nothing is in.
+    /// Returns the status of a workspace that has no work in it.
     pub fn no_work(desk: &WorkspaceRow, why: &str) -> Self {
         let left = Self::from_workspace(desk);
         Self { step: STEP_NOTHING, why: Some(why.to_owned()), workspace: None, ..left }
     }
 
-    /// Whether nothing is left to be done.
+    /// Returns true if no step remains, because the work is delivered or because there was no work.
     pub fn is_complete(&self) -> bool {
         [DeliveryStep::Done.as_str(), STEP_NOTHING].contains(&self.step)
     }
 
-    /// Whether its branch is still to have it, without anybody who asks for that.
+    /// Returns true if the work will be tried again without a request from an operator, and the branch does not have it
+    /// yet.
     fn is_pending(&self) -> bool {
         let is_end = |step: &DeliveryStep| step.is_terminal() && step.as_str() == self.step;
         !self.is_pushed && !DeliveryStep::ALL.iter().any(is_end)
     }
 
-    /// What is told of a workspace whose work is not out.
+    /// Returns the status of a workspace whose work has not been collected.
     pub fn from_workspace(desk: &WorkspaceRow) -> Self {
         Self {
             id: desk.id.clone(),
@@ -498,14 +519,17 @@ fn record_extracted(job: &DeliveryJob, audit: &AuditLog) {
     });
 }
 
-/// With `sandbox/` before the key.
+/// Serializes a branch as its name, with `sandbox/` before the key.
 fn serialize_branch<S: Serializer>(branch: &SandboxBranch, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(branch)
 }
 
+/// The step name of a workspace that had no work in it.
 const STEP_NOTHING: &str = "nothing";
 
-const DETACHED_MESSAGE: &str = "the service has not waited for it; it is taken up again";
+/// The reason in a status that was read while the delivery goes on.
+const DETACHED_MESSAGE: &str =
+    "the caller has stopped waiting for this delivery; a later attempt continues it";
 
-/// Below the relay's directory.
+/// The outbox's file name in the relay's state directory.
 pub const OUTBOX_FILE: &str = "outbox.sqlite";

@@ -1,9 +1,9 @@
-//! Whose work is taken up first, where a few at a time are.
+//! The fair order of work of several owners, if a few rows at a time are processed.
 
 use std::collections::BTreeMap;
 
-/// Orders rows so that the first of each owner comes before the second of any: however many one owner has, the others' do not
-/// wait for all of them. What is of one owner stays in its order.
+/// Orders rows so that the first row of each owner comes before the second row of any owner. An owner with many rows
+/// cannot delay the others' first rows. Rows of one owner keep their order.
 pub fn interleave_by_owner<T, K: Ord>(rows: Vec<T>, owner: impl Fn(&T) -> K) -> Vec<T> {
     let mut counts = BTreeMap::new();
     let turns = rows.into_iter().map(|row| {
@@ -11,6 +11,7 @@ pub fn interleave_by_owner<T, K: Ord>(rows: Vec<T>, owner: impl Fn(&T) -> K) -> 
         *count += 1;
         (*count, row)
     });
+    // The sort is stable, so owners keep the order of their first rows.
     let mut turns: Vec<_> = turns.collect();
     turns.sort_by_key(|(turn, _)| *turn);
     turns.into_iter().map(|(_, row)| row).collect()
@@ -20,7 +21,7 @@ pub fn interleave_by_owner<T, K: Ord>(rows: Vec<T>, owner: impl Fn(&T) -> K) -> 
 mod tests {
     use super::*;
 
-    /// L7: an owner of many rows comes before another's first with no more than one.
+    /// An owner of many rows comes before another owner's first row with one row at most (requirement L7).
     #[test]
     fn nobodys_rows_are_all_before_anothers() {
         let rows = vec!["a1", "a2", "a3", "a4", "b1", "a5", "c1", "b2"];

@@ -1,4 +1,4 @@
-//! The half that git does: from what came out of the sandbox to the branch. All of it blocks.
+//! The steps of a delivery that git does, from the artifacts directory to the branch. All of them block.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +15,9 @@ use crate::relay::repo::{
 };
 
 impl DeliveryService {
-    /// Takes the work into quarantine and looks at it. A row that has been here before comes to the same.
+    /// Takes the work into quarantine and reviews it. A repeated call makes the same commits.
     ///
-    /// The token that it is delivered with is one of the secrets that must not be in it.
+    /// The token of the delivery is one of the secrets that the work must not contain.
     pub(super) fn review_work(
         &self,
         mut job: DeliveryJob,
@@ -29,6 +29,7 @@ impl DeliveryService {
         let mut known = self.secrets_for(&job.order)?;
         known.extend(token);
         let work = self.quarantine_work(&job, lease)?;
+        // Rewritten commits depend only on what the row stores. Another commit ID means that the inputs have changed.
         let head = work.tip();
         if job.head.is_some_and(|before| before != head) {
             return Err(StepStop::failed("the same work has come to another commit than before"));
@@ -38,7 +39,7 @@ impl DeliveryService {
         }
         let judged = work.review(&policy, &known)?;
         let (verdict, mode) = (judged.verdict(), judged.work().patch_comparison().as_str());
-        // What it was judged before, perhaps where less was known, does not count.
+        // A repeated review replaces the stored verdict: the earlier review may have known fewer secrets.
         let is_news = job.verdict != Some(VerdictKind::from(verdict))
             || job.reasons != verdict.reasons()
             || job.mode.as_deref() != Some(mode);
@@ -70,7 +71,7 @@ impl DeliveryService {
         Ok(work.into_quarantine(&self.settings.judge.quarantine, &provenance)?)
     }
 
-    /// Moves the branch, if that is what was decided. Whether it had been moved already.
+    /// Pushes the reviewed work, if the verdict allows a push. Also returns true if the branch had the work before.
     pub(super) fn push_branch(
         &self,
         job: &DeliveryJob,
@@ -87,7 +88,8 @@ impl DeliveryService {
         let (head, lease) = (cleared.work().tip(), cleared.lease().clone());
         let was_there = match cleared.push_branch(token) {
             Ok(pushed) => pushed.was_there,
-            // It may be there by an attempt that nobody heard the end of; and somebody may have gone on from it.
+            // An earlier attempt may have pushed the work and lost the remote's answer, and another commit may have
+            // followed. So the branch is read before the error counts.
             Err(repo::RepoError::Moved { .. } | repo::RepoError::Declined { .. })
                 if self.branch_contains(job, &lease, token, head)? =>
             {
@@ -98,7 +100,7 @@ impl DeliveryService {
         Ok((self.outbox.advance_job(job, StepOutcome::Pushed)?, was_there))
     }
 
-    /// Whether the remote's branch has the work, and perhaps more.
+    /// Returns true if the remote's branch contains the commit `head`.
     fn branch_contains(
         &self,
         job: &DeliveryJob,
@@ -111,11 +113,12 @@ impl DeliveryService {
         Ok(now.exists && mirror.is_ancestor(now.start, head))
     }
 
-    /// Why somebody has to look at what the branch has beside this work: a run that was asked for no pull request may
-    /// have left that there, and now people are asked to merge all of it.
+    /// Returns the reasons why a person has to review the commits that the branch has besides this work. An earlier run
+    /// that requested no pull request may have left such commits, and the new pull request asks people to merge all of
+    /// them.
     ///
-    /// What rows say goes with them, so the branch itself is looked at; and what was judged by an agent's own, stricter
-    /// rules counts for as long as there is a row that says so.
+    /// The branch itself is reviewed, because rows are removed in time. Reasons in existing rows are added: an agent's
+    /// stricter rules may have given them.
     pub(super) fn unreviewed_branch_changes(
         &self,
         job: &DeliveryJob,
@@ -130,6 +133,7 @@ impl DeliveryService {
         let mut reasons: BTreeSet<_> =
             mirror.review_existing_branch(lease, &now, (limits, &policy))?.into_iter().collect();
         for earlier in self.outbox.needing_review(&order.repository, lease.branch().key())? {
+            // Only work that is on the branch and not yet in the base would be merged by the pull request.
             let is_there = |tip| earlier.head.is_some_and(|head| mirror.is_ancestor(tip, head));
             if is_there(now.start) && !is_there(now.base_tip) {
                 reasons.extend(earlier.reasons);
@@ -138,8 +142,8 @@ impl DeliveryService {
         Ok(reasons.into_iter().filter(|reason| !job.reasons.contains(reason)).collect())
     }
 
-    /// Puts the statement beside the commit, where it is not yet. A key that lives no longer than this process would prove
-    /// nothing to anybody.
+    /// Writes the signed statement as a note beside the commit, and stores the result in the row. A generated key ends
+    /// with this process, and its signature would prove nothing. So there is no statement without a configured key.
     pub(super) fn write_statement_note(
         &self,
         job: &DeliveryJob,
@@ -152,7 +156,8 @@ impl DeliveryService {
         Ok(self.outbox.record_statement(job, &said)?)
     }
 
-    /// What a remote does not take now it will not take later.
+    /// Pushes the note. A refusal by the remote is a result and no error, because a later attempt would be refused,
+    /// too.
     fn put_statement_note(
         &self,
         job: &DeliveryJob,
@@ -172,7 +177,7 @@ impl DeliveryService {
     }
 }
 
-/// What is said of a statement that is where it belongs.
+/// The result that a row stores for a published statement.
 const STATEMENT_PUBLISHED: &str = "beside the commit";
 
 fn build_statement(job: &DeliveryJob, head: ObjectId) -> ProvenanceStatement {

@@ -1,4 +1,4 @@
-//! What of this host a row depends on, so that whoever takes it up comes to the same, or to nothing.
+//! The host settings that a row depends on. A later attempt comes to the same result with them, or stops.
 
 use uuid::Uuid;
 
@@ -8,7 +8,7 @@ use crate::base::hex;
 use crate::base::secret::SecretString;
 
 impl DeliveryService {
-    /// As it is now.
+    /// Returns the present settings of this host, with a new salt.
     pub fn host_context(&self) -> HostContext {
         let salt = Uuid::now_v7().simple().to_string();
         let mark = |known: &KnownSecret| SecretDigest {
@@ -19,7 +19,7 @@ impl DeliveryService {
         HostContext { committer: self.settings.committer.clone(), salt, known }
     }
 
-    /// What must not be in a row's work: all that was known when it came out, and all that is known now.
+    /// Returns the secrets that a row's work must not contain: the present ones, which include all that the row names.
     pub(super) fn secrets_for(
         &self,
         order: &DeliveryRequest,
@@ -28,8 +28,10 @@ impl DeliveryService {
         Ok(self.settings.known.iter().map(|known| known.secret.clone()).collect())
     }
 
+    /// Checks that this host still has every secret that was registered when the work came out.
+    ///
     /// # Errors
-    /// [`DeliveryError::Ignorant`] where something is not known here that was known then.
+    /// Returns [`DeliveryError::Ignorant`] if this host lacks one of these secrets.
     pub(super) fn check_secrets_known(&self, order: &DeliveryRequest) -> Result<(), DeliveryError> {
         let Some(host) = &order.host else { return Ok(()) };
         let known = self.settings.known.iter();
@@ -40,12 +42,13 @@ impl DeliveryService {
         }
     }
 
-    /// Who a row's commits are by.
+    /// Returns the committer of a row's commits: the row's own, or the present one for rows of earlier versions.
     pub(super) fn committer_for<'a>(&'a self, order: &'a DeliveryRequest) -> &'a str {
         order.host.as_ref().map_or(&self.settings.committer, |host| &host.committer)
     }
 }
 
+/// Returns the SHA-256 of the salt, a zero byte and the secret, in hex.
 fn secret_digest(salt: &str, secret: &SecretString) -> String {
     hex::sha256_hex(format!("{salt}\0{}", secret.expose_secret()).as_bytes())
 }

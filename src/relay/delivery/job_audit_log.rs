@@ -1,7 +1,8 @@
-//! The audit log of a row: what is done to it when its run is over, and that log closed.
+//! The audit log of a row: a record of the steps that are done after the run has ended and its log is closed.
 //!
-//! It is a log like a run's, chained and signed, which `audit verify` proves; its run is the one whose work it is. The
-//! run's own log names the row where the work came out, and so this file: nothing has to be written twice.
+//! The log has the form of a run's log, chained and signed, and `audit verify` proves it. Its run is the run that made
+//! the work. The run's own log names the row when the work is extracted, and thereby this file, so nothing is written
+//! twice.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,14 +15,15 @@ use crate::telemetry::audit::delivery_records as event;
 use crate::telemetry::audit::records::{RunFinishedRecord, RunStartedRecord};
 use crate::telemetry::audit::{AuditConfig, AuditError, AuditLog};
 
-/// A row's log, while somebody is at it.
+/// The open audit log of a row that this process works on.
 pub struct JobAuditLog(AuditLog);
 
 impl JobAuditLog {
-    /// Opens a row's log below the relay's directory. Blocks.
+    /// Opens a row's log below the relay's state directory. Blocks.
     ///
     /// # Errors
-    /// It cannot be used, or is not as it was written: then nothing more is done to the row.
+    /// Returns an error if the file cannot be used, or if its chain is broken. The caller then does nothing more to the
+    /// row.
     pub fn open(
         state: &Path,
         job: &DeliveryJob,
@@ -42,6 +44,7 @@ impl JobAuditLog {
             trace: None,
             upstream: "-",
         };
+        // The log continues the file of earlier attempts: each attempt adds a start and a finish to the same chain.
         let config = AuditConfig { path: Some(path), signing_key, ..AuditConfig::default() };
         AuditLog::open_log(&config, &started).map(|(log, _)| Self(log))
     }
@@ -50,17 +53,17 @@ impl JobAuditLog {
         &self.0
     }
 
-    /// Somebody has brought the work into a clone.
+    /// Records that a person has brought the work into a clone.
     pub fn record_applied(&self, job: &DeliveryJob) {
         let DeliveryJob { id, head, order, .. } = job;
         let head = head.unwrap_or(order.announced.tip).to_string();
         self.0.record_delivery(&event::WorkAppliedRecord { relay: id, head: &head });
     }
 
-    /// The row is let go of: what is in the log is signed, and on the disk. Blocks.
+    /// Finishes the log: signs what is in it, and waits until the disk has it. Blocks.
     ///
     /// # Errors
-    /// The disk does not take it.
+    /// Returns an error if the disk cannot be written.
     pub fn finish(self) -> Result<(), AuditError> {
         self.0.finish_log(&RunFinishedRecord {
             spent: BudgetAmount::default(),
@@ -70,7 +73,7 @@ impl JobAuditLog {
     }
 }
 
-/// Where a row's log is, if it has one.
+/// Returns the path of a row's log. The file exists only if something was recorded there.
 pub fn log_path(state: &Path, id: &str) -> PathBuf {
     state.join("audit").join(format!("{id}.jsonl"))
 }

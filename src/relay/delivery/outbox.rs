@@ -1,22 +1,24 @@
-//! What is to be delivered, a row for each run's work, so that nothing that was begun is forgotten or done twice.
+//! The outbox: a row for each run's work that is to be delivered, so that no delivery is lost or done twice.
 //!
-//! A row says how far the work has come. It is written after a step and before the next; each step can therefore find
-//! that it was done already, and does it once more or not at all. What came out of the sandbox lies in a directory beside
-//! it, since everything before the push is made anew from that.
+//! A row says how far the work has come. The row is written after a step and before the next step. After a crash, a
+//! step can therefore run again: each step either finds its result or makes the same result again. The bundle and the
+//! patches that came out of the sandbox are in a directory beside the outbox, and every step before the push starts
+//! from them.
 //!
-//! Before there is a row, there is a [`WorkspaceRow`]: the workspace of a run that goes on, or has left something there.
+//! A [`WorkspaceRow`] exists before a job's row: for the workspace of a run in progress, and for a workspace in which
+//! a run has left something.
 //!
 //! ```text
 //! extracted → quarantined → judged → pushed → pull_requested → done
 //!      └───────────┴──────────┴────────┴────────────┴─ held | failed
 //! ```
 //!
-//! **Invariant:** a row moves along these arrows only, and only for who has seen where it stands, and holds the branch
-//! with a fence that is not older than the one before.
+//! **Invariant:** a row moves along these arrows only. The writer must have read the row's present step, and must hold
+//! the branch with a fence that is not older than the row's.
 //!
-//! **Invariant:** what is in a row when a call returns is there after a power cut.
+//! **Invariant:** a change that a call has made is still there after a power cut, once the call returns.
 //!
-//! Calls wait on the disk, and for other processes: they belong on a thread that may.
+//! Calls block on the disk and on locks of other processes. Call them from a thread that may block.
 
 mod job;
 mod retained;
@@ -48,13 +50,13 @@ use crate::relay::repo::repository::RepositoryUrl;
 pub(in crate::relay::delivery) use job::{CODE_MOVED, CODE_OBJECTS};
 use job::{JOB_COLUMNS, read_job, to_millis};
 
-/// The rows of one machine.
+/// The outbox of one machine, an SQLite database.
 #[derive(Debug)]
 pub struct DeliveryOutbox {
     connection: Mutex<Connection>,
 }
 
-/// Why a row cannot be read or moved.
+/// An error of reading or changing the outbox.
 #[derive(Debug, thiserror::Error)]
 pub enum OutboxError {
     #[error("cannot use `{}`", path.display())]
@@ -68,31 +70,32 @@ pub enum OutboxError {
     Later { found: i64 },
     #[error("there is no relay `{0}`; `cogni-gateway relay status` lists them")]
     Unknown(String),
-    #[error("relay `{id}` has been moved on by another process meanwhile")]
+    #[error("cannot change relay `{id}`: another process has changed it in the meantime")]
     Moved { id: String },
-    #[error("a relay that is {from} cannot become {to}")]
+    #[error("a delivery cannot go from state `{from}` to `{to}`")]
     Skipped { from: DeliveryStep, to: DeliveryStep },
     #[error(
-        "relay `{id}` is delivered, on its way or of a run that goes on; only what is held, has failed or was left can be thrown away"
+        "cannot discard relay `{id}`: it is delivered, in progress or of a run that goes on; only work that is held, has failed or is left over can be discarded"
     )]
     Wanted { id: String },
-    #[error("relay `{id}` belongs to a later holder of the branch")]
+    #[error("cannot change relay `{id}`: a later holder of the branch has claimed it")]
     Fenced { id: String },
-    #[error("it has to do with a path that is not UTF-8, which the outbox cannot keep")]
+    #[error("the outbox cannot store a path that is not UTF-8")]
     Path(#[source] serde_json::Error),
 }
 
 impl DeliveryOutbox {
-    /// Opens the outbox, or makes it, for us alone.
+    /// Opens the outbox, and creates it with access for the present user only if there is none.
     ///
     /// # Errors
-    /// The file cannot be used, or a later version made it.
+    /// Returns an error if the file cannot be used, or if a later version of this program made it.
     pub fn open(path: &Path) -> Result<Self, OutboxError> {
         let file = |source| OutboxError::File { path: path.to_owned(), source };
         if let Some(parent) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(file)?;
         }
-        // SQLite gives its other files the mode of this one.
+        // Created here and not by SQLite, so that the mode is right from the start. SQLite gives its other files
+        // (`-wal`, `-shm`) the mode of this file.
         File::options()
             .write(true)
             .create(true)
@@ -106,27 +109,30 @@ impl DeliveryOutbox {
         Ok(Self { connection: Mutex::new(connection) })
     }
 
-    /// Writes down that something came out of a sandbox, in the place of its desk. What is there already stays as it is:
-    /// what lies in the same directory is the same work.
+    /// Adds a row for work that came out of a sandbox, and removes the row of the work's workspace. Both happen in one
+    /// transaction. A row with the same artifacts directory is the same work, and stays as it is.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work, or if a path is not UTF-8.
     pub fn add_job(&self, order: &DeliveryRequest) -> Result<DeliveryJob, OutboxError> {
         let artifacts = order.artifacts.display().to_string();
         let mut connection = self.lock_connection();
+        // Immediate: the write lock is taken before the first read, so that no other process can write in between.
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let cleared = "DELETE FROM desk WHERE artifacts = ?1 RETURNING id, grant_id";
         let desk = change.query_row(cleared, [&artifacts], |row| Ok((row.get(0)?, row.get(1)?)));
+        // The job inherits the ID of its workspace row, so that one ID names the work from its run to its delivery.
         let (id, grant) = desk.optional()?.unwrap_or_else(|| (new_id(), None));
         let job = insert_job(&change, (&id, grant), order)?;
         change.commit()?;
         Ok(job)
     }
 
-    /// The same, where something stays in the workspace: the work takes the desk's name, and the desk another.
+    /// Adds a row for work that came out of a sandbox, and keeps the row of its workspace, because something remains
+    /// there. The job takes the ID of the workspace row, and the workspace row gets a new ID.
     ///
     /// # Errors
-    /// [`OutboxError::Unknown`] where there is no such desk any more; as every call.
+    /// Returns [`OutboxError::Unknown`] if the workspace row is gone, or an error if the database does not work.
     pub fn add_keeping_workspace(
         &self,
         order: &DeliveryRequest,
@@ -148,40 +154,46 @@ impl DeliveryOutbox {
             change.commit()?;
             job
         };
+        // Measured after the transaction: walking a large directory must not hold the database's lock.
         self.record_workspace_size(&left, &desk.workspace)?;
         Ok((job, self.workspace(&left)?))
     }
 
+    /// Returns a row by its ID.
+    ///
     /// # Errors
-    /// [`OutboxError::Unknown`], or as every call.
+    /// Returns [`OutboxError::Unknown`] if there is no such row, or an error if the database does not work.
     pub fn get(&self, id: &str) -> Result<DeliveryJob, OutboxError> {
         let found =
             self.lock_connection().query_row(&select_sql("id = ?1"), [id], read_job).optional()?;
+        // An operator may have typed the ID: a long text is cut before it appears in a message.
         found.ok_or_else(|| OutboxError::Unknown(id.chars().take(80).collect()))
     }
 
-    /// All rows, or those that are not at their end; oldest first.
+    /// Returns all rows, or only the rows whose step is not terminal. The oldest comes first.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn list_jobs(&self, only_open: bool) -> Result<Vec<DeliveryJob>, OutboxError> {
         let what = if only_open { OPEN_CONDITION } else { "1" };
         self.query_jobs(what, &[])
     }
 
-    /// What came out of a run's sandbox; oldest first.
+    /// Returns the rows of a run's work. The oldest comes first.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn jobs_of_run(&self, run: &str) -> Result<Vec<DeliveryJob>, OutboxError> {
         self.query_jobs("run = ?1", &[&run])
     }
 
-    /// What waits to be taken up again, and has waited long enough; oldest first.
+    /// Returns the rows that are due for another attempt. Grants take turns, and the oldest row of each grant comes
+    /// first.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn due_jobs(&self, now: SystemTime) -> Result<Vec<DeliveryJob>, OutboxError> {
+        // The condition of `is_due` in SQL: a time beyond any wait was written while the clock was wrong.
         let furthest = to_millis(now + MAX_WAIT);
         self.query_jobs_ordered(
             ROUND_ROBIN_ORDER,
@@ -190,10 +202,10 @@ impl DeliveryOutbox {
         )
     }
 
-    /// What was found to need a review, of the work for a branch; oldest first.
+    /// Returns the rows of a branch whose verdict is that a person has to review the work. The oldest comes first.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn needing_review(
         &self,
         repository: &RepositoryUrl,
@@ -203,10 +215,11 @@ impl DeliveryOutbox {
         self.query_jobs(what, &[&repository.canonical_key(), &key.as_str()])
     }
 
-    /// What has not been delivered yet to a branch. A run that begins there would not build on it.
+    /// Returns the rows of a branch that are still to be delivered. A run that begins at the branch before that would
+    /// not build on their work. The oldest comes first.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn pending_jobs(
         &self,
         repository: &RepositoryUrl,
@@ -217,11 +230,12 @@ impl DeliveryOutbox {
         self.query_jobs(&what, &[&repository, &key])
     }
 
-    /// Takes a row up for whoever holds the branch now.
+    /// Claims a row for the present holder of the branch.
     ///
     /// # Errors
-    /// [`OutboxError::Fenced`] where a later holder has been at it.
+    /// Returns [`OutboxError::Fenced`] if a later holder of the branch has claimed the row.
     pub fn claim_job(&self, job: &DeliveryJob, fence: u64) -> Result<DeliveryJob, OutboxError> {
+        // Test and write are one statement. From then on, a writer with an older fence finds no row in `update_job`.
         let claimed = self.lock_connection().execute(
             "UPDATE job SET fence = ?2 WHERE id = ?1 AND fence <= ?2",
             params![job.id, to_sql_integer(fence)],
@@ -232,11 +246,11 @@ impl DeliveryOutbox {
         self.get(&job.id)
     }
 
-    /// Writes down that a step is done.
+    /// Stores the outcome of a step, and moves the row to that step.
     ///
     /// # Errors
-    /// [`OutboxError::Skipped`] where this is not the next step; [`OutboxError::Moved`] or [`OutboxError::Fenced`] where the row is not as
-    /// `job` says any more.
+    /// Returns [`OutboxError::Skipped`] if the state machine has no such arrow. Returns [`OutboxError::Moved`] or
+    /// [`OutboxError::Fenced`] if the row's step or fence is no longer the one in `job`.
     pub fn advance_job(
         &self,
         job: &DeliveryJob,
@@ -252,10 +266,10 @@ impl DeliveryOutbox {
         self.get(&job.id)
     }
 
-    /// Writes down what has become of the statement beside the commit.
+    /// Stores the result of publishing the statement beside the commit.
     ///
     /// # Errors
-    /// As [`DeliveryOutbox::advance_job`].
+    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::Skipped`].
     pub fn record_statement(
         &self,
         job: &DeliveryJob,
@@ -265,10 +279,10 @@ impl DeliveryOutbox {
         self.get(&job.id)
     }
 
-    /// Leaves a row for later, with the reason, as its time had come and this was an attempt.
+    /// Reschedules a row that was due, with the reason, and counts the attempt.
     ///
     /// # Errors
-    /// As [`DeliveryOutbox::advance_job`].
+    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::Skipped`].
     pub fn reschedule_after_failure(
         &self,
         job: &DeliveryJob,
@@ -279,10 +293,10 @@ impl DeliveryOutbox {
         self.reschedule(&next, after, why)
     }
 
-    /// The same where it was none. The row is never due sooner than before.
+    /// Reschedules a row, with the reason, and counts no attempt. The row is never due sooner than before.
     ///
     /// # Errors
-    /// As [`DeliveryOutbox::advance_job`].
+    /// Returns the errors of [`DeliveryOutbox::advance_job`], except [`OutboxError::Skipped`].
     pub fn reschedule(
         &self,
         job: &DeliveryJob,
@@ -294,15 +308,15 @@ impl DeliveryOutbox {
         self.get(&job.id)
     }
 
-    /// Begins again with what came out of the sandbox, because somebody asks for it.
+    /// Restarts a delivery from the bundle that came out of the sandbox, at an operator's request.
     ///
     /// # Errors
-    /// [`OutboxError::Skipped`] where it has been delivered already.
+    /// Returns [`OutboxError::Skipped`] if the work is already delivered.
     pub fn restart(&self, job: &DeliveryJob) -> Result<DeliveryJob, OutboxError> {
         if job.step == DeliveryStep::Done {
             return Err(OutboxError::Skipped { from: job.step, to: DeliveryStep::Extracted });
         }
-        // What has been pushed stays so; only what comes after it is done again.
+        // A push is not undone: the row of pushed work starts again after the push.
         let step = if job.is_pushed { DeliveryStep::Pushed } else { DeliveryStep::Extracted };
         let (due, attempts) = (SystemTime::now(), 0);
         let next = DeliveryJob { step, due, attempts, error: None, code: None, ..job.clone() };
@@ -310,11 +324,12 @@ impl DeliveryOutbox {
         self.get(&job.id)
     }
 
-    /// Has a row judged by other rules, and beside other credentials of this host, than its own, from now on. Who asks for
-    /// it has the branch, so that nobody else is judging.
+    /// Replaces the review rules and the host settings of a row. The caller holds the lease of the branch, so no other
+    /// process reviews the work at the same time.
     ///
     /// # Errors
-    /// [`OutboxError::Skipped`] where it is at its branch; as [`DeliveryOutbox::advance_job`].
+    /// Returns [`OutboxError::Skipped`] if the branch already has the work, and [`OutboxError::Moved`] if the row's
+    /// step or fence is no longer the one in `job`.
     pub fn set_rules(
         &self,
         job: &DeliveryJob,
@@ -326,6 +341,7 @@ impl DeliveryOutbox {
         }
         let order = DeliveryRequest { rules: Some(rules), host: Some(host), ..job.order.clone() };
         let order = to_json(&order)?;
+        // The same guard as in `update_job`: no writer has moved or claimed the row in between.
         let written = self.lock_connection().execute(
             "UPDATE job SET \"order\" = ?1 WHERE id = ?2 AND step = ?3 AND fence = ?4",
             params![order, job.id, job.step.as_str(), to_sql_integer(job.fence)],
@@ -336,26 +352,28 @@ impl DeliveryOutbox {
         self.get(&job.id)
     }
 
-    /// Removes the rows that were delivered before `before`, and says how many. Others are never removed: their work is
-    /// kept.
+    /// Removes the rows that were delivered before `before`, and returns their number. Rows of undelivered work stay,
+    /// as does their work.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn remove_delivered(&self, before: SystemTime) -> Result<usize, OutboxError> {
         let delivered = "DELETE FROM job WHERE step = 'done' AND updated < ?1";
         Ok(self.lock_connection().execute(delivered, [to_millis(before)])?)
     }
 
-    /// Throws away what nobody wants: a row that was held or has failed, or a workspace that was kept. It is the row that
-    /// goes first: what is left of a directory then is swept.
+    /// Discards a held row, a failed row, or a retained workspace, with its directory. The row goes first, so that a
+    /// sweep removes the directory if this call is interrupted.
     ///
     /// # Errors
-    /// [`OutboxError::Wanted`] where it may come to something by itself; [`OutboxError::Unknown`].
+    /// Returns [`OutboxError::Wanted`] if the item may still be delivered without an operator, and
+    /// [`OutboxError::Unknown`] if there is no such item.
     pub fn discard_item(&self, id: &str) -> Result<(), OutboxError> {
         let artifacts = match self.workspace(id) {
             Ok(desk) => desk.plan.artifacts,
             Err(_) => self.get(id)?.order.artifacts,
         };
+        // The conditions are part of the statements: a row that has become open again since it was read must stay.
         let gone = {
             let connection = self.lock_connection();
             let job = "DELETE FROM job WHERE id = ?1 AND step IN ('held', 'failed')";
@@ -369,9 +387,11 @@ impl DeliveryOutbox {
             .map_err(|source| OutboxError::File { path: artifacts, source })
     }
 
-    /// One statement, so that nobody can see half of it.
+    /// Updates a row in one statement, so that no reader sees half of the change. The row must still have the step and
+    /// the fence of `old`.
     fn update_job(&self, old: &DeliveryJob, new: &DeliveryJob) -> Result<(), OutboxError> {
         let is_kept = matches!(new.step, DeliveryStep::Held | DeliveryStep::Failed);
+        // Measured before the lock is taken: walking a large directory would make other writers wait.
         let bytes = if is_kept { retained::measure_dir(&new.order.artifacts) } else { 0 };
         let mut connection = self.lock_connection();
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -404,6 +424,7 @@ impl DeliveryOutbox {
         if written == 1 {
             return Ok(change.commit()?);
         }
+        // No row matched. Find out whether a later holder, another writer or a deletion was the cause.
         let fence = change.query_row("SELECT fence FROM job WHERE id = ?1", [&old.id], |row| {
             row.get::<_, i64>(0)
         });
@@ -442,7 +463,8 @@ impl DeliveryOutbox {
     }
 }
 
-/// What lies in the same directory is the same work.
+/// Inserts a job's row, unless there is a row with the same artifacts directory, which is the same work. Returns the
+/// row.
 fn insert_job(
     change: &Connection,
     (id, grant): (&str, Option<String>),
@@ -467,7 +489,7 @@ fn insert_job(
     Ok(change.query_row(&select_sql("artifacts = ?1"), [&artifacts], read_job)?)
 }
 
-/// All of it is text, and fails only where a path is none.
+/// Serializes a value as JSON. Serialization fails only if the value has a path that is not UTF-8.
 fn to_json(what: &impl Serialize) -> Result<String, OutboxError> {
     serde_json::to_string(what).map_err(OutboxError::Path)
 }
@@ -480,40 +502,42 @@ fn select_sql(what: &str) -> String {
     format!("SELECT {JOB_COLUMNS} FROM job WHERE {what}")
 }
 
-/// SQLite's integers are signed.
+/// Converts a number to an SQLite integer, which is signed.
 fn to_sql_integer(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What stands in a row is short, and has no lines.
+/// Replaces control characters, line breaks among them, by spaces, and cuts the text at [`MAX_ERROR_CHARS`].
 fn one_line(text: &str) -> String {
     let printable = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().map(printable).take(MAX_ERROR_CHARS).collect()
 }
 
-/// Returns whether the time of a row has come. A time that is further away than any wait was written while the clock was
-/// ahead of now.
+/// Returns true if a row is due. A time that is further away than any wait was written while the clock was ahead, and
+/// counts as due.
 fn is_due(due: SystemTime, now: SystemTime) -> bool {
     due <= now || due > now + MAX_WAIT
 }
 
-/// Returns when a row is due that was due at a time, and is put off. It is never due sooner than before.
+/// Returns the new due time of a row that is rescheduled. The row is never due sooner than before.
 fn rescheduled_time(due: SystemTime, after: Duration) -> SystemTime {
     let now = SystemTime::now();
     let next = now + after.min(MAX_WAIT);
     if is_due(due, now) { next } else { next.max(due) }
 }
 
-/// The oldest of each grant, then the second of each: nobody's rows are all before another's.
+/// The SQL order in which grants take turns: the oldest row of each grant, then the second of each.
 const ROUND_ROBIN_ORDER: &str =
     "row_number() OVER (PARTITION BY grant_id ORDER BY created, id), created, id";
 
+/// The SQL condition of a row whose step is not terminal.
 const OPEN_CONDITION: &str = "step NOT IN ('done', 'held', 'failed')";
 
+/// The most characters of an error or a statement's result in a row. Our choice.
 const MAX_ERROR_CHARS: usize = 500;
 
-/// Longer than our own waits; a forge that asks for more is asked once a day.
+/// The longest wait of a row. Our own waits are shorter; a forge that asks for a longer wait is asked once a day.
 const MAX_WAIT: Duration = Duration::from_hours(24);
 
-/// Other processes hold the file for one statement at a time.
+/// The longest wait for the database's lock. Other processes hold the lock for one statement or short transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Taking up what an earlier process, or an earlier hour, has left.
+//! The resumption of deliveries that an earlier process, or an earlier attempt, has not finished.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,10 +15,10 @@ use crate::relay::repo::{self, BranchLease};
 use crate::telemetry::audit::delivery_records as event;
 
 impl DeliveryService {
-    /// Takes up one row, also where its time has not come. `None` where somebody else is at its branch.
+    /// Resumes one row, even before its due time. Returns `None` if another run or process holds its branch.
     ///
     /// # Errors
-    /// There is no such row, or the outbox does not work.
+    /// Returns an error if there is no such row, or if the outbox does not work.
     pub async fn resume_delivery(
         self: &Arc<Self>,
         id: &str,
@@ -28,11 +28,12 @@ impl DeliveryService {
         Box::pin(self.resume_job(job)).await
     }
 
-    /// Takes up one row because somebody asks for it: one that is at its end begins again, with new rules if that is asked
-    /// for, too. `None` where somebody else is at its branch; then nothing is changed.
+    /// Retries one row at an operator's request. A row whose step is terminal starts again, with new rules if
+    /// `new_rules` is true. Returns `None`, and changes nothing, if another run or process holds the row's branch.
     ///
     /// # Errors
-    /// There is no such row, it cannot be taken up here, or the outbox does not work.
+    /// Returns an error if there is no such row, if the row cannot be retried on this host, or if the outbox does not
+    /// work.
     pub async fn retry_delivery(
         self: &Arc<Self>,
         id: &str,
@@ -42,7 +43,7 @@ impl DeliveryService {
         let taken = spawn_blocking(move || {
             let order = relay.outbox.get(&id)?.order;
             let lease = relay.try_lease_branch(&order.repository, order.branch().key())?;
-            // Only who has the branch knows how the row stands.
+            // The row is read again under the lease: only the holder of the branch knows that the step does not change.
             Ok((relay.restart_job(relay.outbox.get(&id)?, new_rules)?, lease))
         });
         match taken.await? {
@@ -52,10 +53,10 @@ impl DeliveryService {
         }
     }
 
-    /// Writes down that work has come out after its run's log was closed.
+    /// Records the extraction of work in the row's own log, because the run's log is closed.
     ///
     /// # Errors
-    /// The row's own log cannot be used.
+    /// Returns an error if the row's own log cannot be used.
     pub async fn log_late_extraction(
         self: &Arc<Self>,
         job: &DeliveryJob,
@@ -70,32 +71,37 @@ impl DeliveryService {
         spawn_blocking(write).await?
     }
 
+    /// Restarts a terminal row, and returns any other row as it is. The caller holds the lease of the row's branch.
     fn restart_job(
         &self,
         mut job: DeliveryJob,
         new_rules: bool,
     ) -> Result<DeliveryJob, DeliveryError> {
+        // New rules are refused while the delivery can go on by itself. A row that lacks a secret cannot, so it may get
+        // them.
         if new_rules && !job.step.is_terminal() && self.check_secrets_known(&job.order).is_ok() {
             return Err(DeliveryError::OnItsWay);
         }
         if new_rules {
             job = self.renew_rules(&job)?;
         }
+        // A row in progress continues from its step. Only a terminal row starts again.
         if !job.step.is_terminal() {
             return Ok(job);
         }
         if job.step != DeliveryStep::Done && !job.can_be_retried() {
             return Err(DeliveryError::Overtaken { id: job.id });
         }
+        // Checked before the row changes: the review would only stop at the missing secret.
         self.check_secrets_known(&job.order)?;
         Ok(self.outbox.restart(&job)?)
     }
 
-    /// Takes up all rows whose time has come, a few at once, until `stop`. Those at whose branch somebody else is are left
-    /// to them; what is cut off by `stop` is taken up another time.
+    /// Resumes all due rows, a few at a time, until `stop` is cancelled. A row whose branch is held by another run or
+    /// process is left to that holder. A later call continues rows that `stop` has interrupted.
     ///
     /// # Errors
-    /// The outbox does not work.
+    /// Returns an error if the outbox does not work.
     pub async fn resume_due_jobs(
         self: &Arc<Self>,
         stop: &CancellationToken,
@@ -108,7 +114,7 @@ impl DeliveryService {
             match resumed {
                 Some(Ok(delivered)) => delivered,
                 Some(Err(error)) => {
-                    tracing::warn!(%error, relay = id, "a relay cannot be taken up");
+                    tracing::warn!(%error, relay = id, "cannot resume a delivery");
                     None
                 }
                 None => None,
@@ -117,6 +123,7 @@ impl DeliveryService {
         Ok(rows.buffer_unordered(MAX_CONCURRENT).filter_map(std::future::ready).collect().await)
     }
 
+    /// Resumes one row under a new lease of its branch. Returns `None` if the branch is held.
     async fn resume_job(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -131,14 +138,17 @@ impl DeliveryService {
         match lease.await? {
             Ok(lease) => Box::pin(self.run_detached_job(job, &lease)).await.map(Some),
             Err(DeliveryError::Relay(repo::RepoError::Busy { .. })) => {
-                tracing::info!(relay = job.id, "somebody else is at this branch");
+                tracing::info!(
+                    relay = job.id,
+                    "cannot resume a delivery now: another holder has its branch"
+                );
                 Ok(None)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Takes a row as far as it goes without its run, whose log is closed: what is done is in the row's own.
+    /// Runs the steps of a row after its run's log was closed, and records them in the row's own log.
     pub(super) async fn run_detached_job(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -155,10 +165,12 @@ impl DeliveryService {
             step: job.step.as_str(),
         });
         let delivered = Box::pin(self.run_job(job, lease, record.log())).await;
+        // The log is signed and closed also after an error, so that the steps that were done are proved.
         spawn_blocking(move || record.finish()).await??;
         delivered
     }
 }
 
-/// Each is a git and a call or two, and may wait for an API that does not answer.
+/// The number of rows that are resumed at the same time. Each one runs a git process and a request or two, and may wait
+/// for an API that does not answer. Our choice.
 const MAX_CONCURRENT: usize = 4;

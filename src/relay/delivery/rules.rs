@@ -1,10 +1,10 @@
-//! What a run's work is judged by: this host's rules, which its agent's own make stricter, and never looser.
+//! Review rules for a run's work: this host's rules, which the agent's own rules can make stricter, and never looser.
 //!
-//! The two are written down with the work as one text, and whoever takes it up later judges by that, whatever this
-//! host's files say by then. The text is TOML, in the words of `config/relay.toml`, with the agent's own below
-//! `[agent.policy]`; its SHA-256 is in the statement.
+//! Both are stored with the work as one text. A later attempt reviews by that text, even if this host's files have
+//! changed. The text is TOML with the keys of `config/relay.toml`, and the agent's rules are below `[agent.policy]`.
+//! The statement names the text's SHA-256.
 //!
-//! **Invariant:** what this host's rules say of a change, the stricter ones say, or more.
+//! **Invariant:** the combined rules give each change at least the action that this host's rules give.
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -15,22 +15,22 @@ use crate::relay::repo::review::{
     SecretScanner,
 };
 
-/// As they were when the run's work came out. They are read when they are needed: a row whose rules this version does not
-/// know is one that cannot be judged, and no more.
+/// The stored rules of a work, as they were when the work came out. The text is parsed only when it is needed. So a row
+/// whose rules this version cannot parse cannot be reviewed, but everything else works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ReviewRules {
     text: String,
 }
 
-/// An agent's own rules, as its file says them: the keys are those of `config/relay.toml`.
+/// An agent's own rules, as in the agent's file, with the keys of `config/relay.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentReviewRules {
     pub policy: PolicyTightening,
 }
 
-/// As much of a policy as an agent has of its own. What is not said here is as this host has it.
+/// The part of a policy that an agent sets. This host's value applies to every absent key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyTightening {
@@ -48,14 +48,15 @@ pub struct PolicyTightening {
     pub foreign_encoding: Option<ReviewAction>,
     pub work_elsewhere: Option<ReviewAction>,
     pub secret: Option<ReviewAction>,
-    /// A list of its own: the first that matches a path counts beside the first of the host's.
+    /// The agent's own list of path rules. Its first match counts, beside the first match of the host's list.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathRule>,
-    /// Beside the host's.
+    /// Kinds of credentials to scan for, in addition to the host's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<CredentialKind>,
 }
 
+/// The form of the stored text.
 #[derive(Serialize)]
 struct StoredRules<'a> {
     policy: &'a ReviewPolicy,
@@ -64,33 +65,35 @@ struct StoredRules<'a> {
 }
 
 impl ReviewRules {
-    /// This host's, and those of the agent, if it has some.
+    /// Combines this host's policy and the agent's rules, if there are any, into one text.
     pub fn new(host: &ReviewPolicy, agent: Option<&AgentReviewRules>) -> Self {
         let written = toml::to_string(&StoredRules { policy: host, agent });
         Self { text: written.expect("a policy is read from TOML, and can be written as such") }
     }
 
-    /// What judges.
+    /// Parses the text into the policy that reviews the work.
     ///
     /// # Errors
-    /// Another version has written something that this one does not know, or the patterns of both are too large together.
+    /// Returns an error if another version wrote a key that this version does not know, or if the patterns of both
+    /// lists together are too large.
     pub fn parse_policy(&self) -> Result<ReviewPolicy, RelayConfigError> {
         let (host, own) = self.parse_parts()?;
         let policy = own.unwrap_or_default().policy.tighten(&host);
+        // Built only to find out whether all patterns together stay within the limit.
         SecretScanner::new(&policy.secrets, &[])?;
         Ok(policy)
     }
 
-    /// The same agent's, with another host's.
+    /// Replaces the host's policy by `host`, and keeps the agent's rules.
     ///
     /// # Errors
-    /// As [`ReviewRules::parse_policy`].
+    /// Returns the errors of [`ReviewRules::parse_policy`], except the one for large patterns.
     pub fn with_host_policy(&self, host: &ReviewPolicy) -> Result<Self, RelayConfigError> {
         let (_, own) = self.parse_parts()?;
         Ok(Self::new(host, own.as_ref()))
     }
 
-    /// For statements and records: the SHA-256 of the text.
+    /// Returns the SHA-256 of the text in hex, for statements and audit records.
     pub fn digest(&self) -> String {
         hex::sha256_hex(self.text.as_bytes())
     }
@@ -99,7 +102,8 @@ impl ReviewRules {
         &self.text
     }
 
-    /// What an earlier version did not know to say is as in `config/relay.toml`.
+    /// Parses the host's policy and the agent's rules. Keys that an earlier version did not have get their default
+    /// value.
     fn parse_parts(&self) -> Result<(ReviewPolicy, Option<AgentReviewRules>), RelayConfigError> {
         let mut said: Table = self.text.parse()?;
         let own = said.remove("agent").map(Value::try_into).transpose()?;
@@ -108,7 +112,7 @@ impl ReviewRules {
 }
 
 impl PolicyTightening {
-    /// A host's rules, with these: of each, what is stricter.
+    /// Combines a host's policy with these rules, and takes the stricter value of each key.
     pub fn tighten(&self, host: &ReviewPolicy) -> ReviewPolicy {
         let Self { paths, secrets, .. } = self;
         let added = secrets.iter().filter(|kind| !host.secrets.contains(kind));
@@ -133,7 +137,7 @@ impl PolicyTightening {
         }
     }
 
-    /// The key of a rule that is to push, which is looser than any host's, or no stricter.
+    /// Returns the first key whose action is `push`. No host has a looser action, so the agent's key has no effect.
     pub fn loosened_key(&self) -> Option<&'static str> {
         let rulings = [
             ("relay.policy.submodule", self.submodule),
@@ -153,27 +157,31 @@ impl PolicyTightening {
             .map(|(key, _)| key)
     }
 
-    /// The names of the rules that are said here.
+    /// Returns the names of the keys that are set here.
     pub fn rule_names(&self) -> Vec<String> {
         to_table(self).into_iter().map(|(name, _)| name).collect()
     }
 
-    /// Those of them that are looser than the host's, and so change nothing.
+    /// Returns the names of the keys that have no effect, because the host's value is stricter.
     pub fn ineffective_rules(&self, host: &ReviewPolicy) -> Vec<String> {
         let holds = to_table(&self.tighten(host));
+        // Lists are never without effect: their items are added to the host's.
         let is_idle = |(name, said): &(String, Value)| !said.is_array() && holds[name] != *said;
         to_table(self).into_iter().filter(is_idle).map(|(name, _)| name).collect()
     }
 }
 
+/// Converts a policy to a TOML table.
 fn to_table(policy: &impl Serialize) -> Table {
     Table::try_from(policy).expect("a policy is read from TOML, and can be written as such")
 }
 
+/// Returns the smaller limit, which is the stricter one.
 fn min_limit<T: Ord + Copy>(own: Option<T>, host: T) -> T {
     own.map_or(host, |own| own.min(host))
 }
 
+/// Returns the stricter action. Actions are ordered by strictness.
 fn max_action(own: Option<ReviewAction>, host: ReviewAction) -> ReviewAction {
     own.map_or(host, |own| own.max(host))
 }

@@ -1,4 +1,8 @@
-//! One row, step by step, as far as it goes.
+//! The steps of one row, done in order as far as the row goes.
+//!
+//! 1. `review_and_push`: collect a token, quarantine, review and push the work (from any step before the push).
+//! 2. `open_pull_request`: review the rest of the branch, and open or update the pull request (if one is requested).
+//! 3. `publish_statement`: write the signed statement beside the commit, and end the row.
 
 use std::sync::Arc;
 
@@ -14,7 +18,7 @@ use crate::relay::repo::{ArtifactDir, BranchLease, ObjectId, review};
 use crate::telemetry::audit::{AuditLog, delivery_records as event};
 
 impl DeliveryService {
-    /// Takes a row as far as it goes.
+    /// Claims a row for the lease's holder, and runs its steps until the row is done, held, failed or put off.
     pub(super) async fn run_job(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -24,7 +28,8 @@ impl DeliveryService {
         let (relay, fence) = (self.clone(), lease.fence());
         let mut job =
             tokio::task::spawn_blocking(move || relay.outbox.claim_job(&job, fence)).await??;
-        // Whoever has written this down may not have come to say so.
+        // A crash between the row's update and the audit record loses the record. So the record of the row's present
+        // step is written again when the row is claimed.
         match job.step {
             DeliveryStep::Pushed => record_pushed(&job, true, audit),
             DeliveryStep::PullRequested => record_pull_request(&job, false, audit),
@@ -39,6 +44,7 @@ impl DeliveryService {
                 }
             };
         }
+        // Records of deliveries are buffered. They are written out before the caller learns of the result.
         audit.flush_buffered();
         let (relay, id) = (self.clone(), job.id);
         tokio::task::spawn_blocking(move || {
@@ -49,7 +55,8 @@ impl DeliveryService {
         .await?
     }
 
-    /// Does what is next.
+    /// Runs the step that follows the row's present step. Errors of the outbox end the run; other stops are stored in
+    /// the row.
     async fn run_step(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -64,6 +71,7 @@ impl DeliveryService {
                 Box::pin(self.open_pull_request(job, lease, audit)).await
             }
             _ => self.publish_statement(job).await,
+            // Without a pull request, the statement is the last step. The same step ends a row whose pull request is open.
         };
         match done {
             Ok(job) => Ok(Ok(job)),
@@ -72,7 +80,7 @@ impl DeliveryService {
         }
     }
 
-    /// From the disk to the branch.
+    /// Reviews the work in quarantine, and pushes it to the branch.
     async fn review_and_push(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -96,7 +104,9 @@ impl DeliveryService {
         });
         if let review::ReviewVerdict::Review(reasons) = judged.verdict() {
             let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-            tracing::warn!(relay = job.id, ?reasons, "somebody has to look at this work");
+            tracing::warn!(relay = job.id, ?reasons, "this work needs a review by a person");
+            // The draft comes before the push. Otherwise a person could merge unreviewed commits through the open pull
+            // request.
             self.convert_to_draft(&job.order).await?;
         }
         let relay = self.clone();
@@ -106,7 +116,7 @@ impl DeliveryService {
         Ok(job)
     }
 
-    /// Sees to it that nothing is merged that nobody has looked at.
+    /// Converts the branch's open pull request to a draft, so that unreviewed work cannot be merged by mistake.
     async fn convert_to_draft(&self, order: &DeliveryRequest) -> Result<(), StepStop> {
         let Some((hosted, ForgeAccess { api, credential })) = self.hosted_access(&order.repository)
         else {
@@ -118,13 +128,13 @@ impl DeliveryService {
             None => StepStop::held(
                 "ready",
                 format!(
-                    "its pull request may be merged before anybody has looked at this: {error}"
+                    "cannot keep this work from being merged before a review: its pull request cannot be made a draft: {error}"
                 ),
             ),
         })
     }
 
-    /// Puts the statement beside the commit, when all that people wait for is done; then so is the row.
+    /// Publishes the signed statement beside the commit, as the last step, and marks the row as done.
     async fn publish_statement(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -138,7 +148,7 @@ impl DeliveryService {
         tokio::task::spawn_blocking(noting).await?
     }
 
-    /// From the branch to its pull request, if there is to be one.
+    /// Opens or updates the pull request of the pushed branch. The caller has checked that one is requested.
     async fn open_pull_request(
         self: &Arc<Self>,
         job: DeliveryJob,
@@ -155,11 +165,13 @@ impl DeliveryService {
         };
         let token = self.repository_token(&job.order.repository).await?;
         let (relay, held, row) = (self.clone(), lease.clone(), job.clone());
+        // The branch may hold earlier commits that were pushed without a pull request, and so without a person's view
+        // of them.
         let looking = move || relay.unreviewed_branch_changes(&row, &held, token.as_ref());
         let before = tokio::task::spawn_blocking(looking).await??;
         if !before.is_empty() {
             let reasons: Vec<_> = before.iter().map(ToString::to_string).collect();
-            tracing::warn!(relay = job.id, ?reasons, "somebody has to look at the branch");
+            tracing::warn!(relay = job.id, ?reasons, "the branch needs a review by a person");
         }
         let order = pull_request::PullRequestSpec {
             head: job.order.branch().clone(),
@@ -185,7 +197,8 @@ impl DeliveryService {
         Ok(job)
     }
 
-    /// A token for the work's repository, if it may go there at all.
+    /// Returns a token for the work's repository, after a check that the branch is not protected. Returns `None` if
+    /// there is no forge access for the repository.
     async fn push_token(&self, order: &DeliveryRequest) -> Result<Option<SecretString>, StepStop> {
         let Some((hosted, access)) = self.hosted_access(&order.repository) else { return Ok(None) };
         let (api, branch) = (&access.api, order.branch().to_string());
@@ -194,6 +207,7 @@ impl DeliveryService {
             let found = api.branch_info(&token, hosted, name).await?;
             Ok((token, found.is_some_and(|branch| branch.protected)))
         };
+        // The question goes through `with_token`, so that a token that the forge has revoked is replaced once.
         let asked = || access.credential.with_token(api, hosted, ask);
         let (token, is_protected) = Box::pin(api.retry_policy().retry(asked)).await?;
         if is_protected {
@@ -202,6 +216,7 @@ impl DeliveryService {
         Ok(Some(token))
     }
 
+    /// Returns a token for a repository, or `None` if there is no forge access for the repository.
     pub(super) async fn repository_token(
         &self,
         repository: &RepositoryUrl,
@@ -210,6 +225,7 @@ impl DeliveryService {
         Ok(Some(access.credential.token(&access.api, hosted).await?))
     }
 
+    /// Returns the forge's name of a repository and the access to the forge, if this host has both.
     pub(super) fn hosted_access<'a>(
         &'a self,
         repository: &'a RepositoryUrl,
@@ -226,7 +242,7 @@ impl DeliveryService {
         Ok(tokio::task::spawn_blocking(move || relay.outbox.advance_job(&job, progress)).await??)
     }
 
-    /// Writes down why a row goes no further.
+    /// Stores the reason why a row goes no further now, and records held and failed rows in the audit log.
     async fn record_stop(
         self: &Arc<Self>,
         id: &str,
@@ -235,6 +251,7 @@ impl DeliveryService {
     ) -> Result<(), DeliveryError> {
         let (relay, row) = (self.clone(), id.to_owned());
         let writing = move || stop.persist(&relay.outbox, &relay.outbox.get(&row)?);
+        // The row is read again: the failed step may have changed the row before its error.
         let job = tokio::task::spawn_blocking(writing).await??;
         if let Some(code) = &job.code {
             audit.record_delivery(&event::WorkHeldRecord { relay: id, code });
@@ -243,7 +260,7 @@ impl DeliveryService {
     }
 }
 
-/// Says that the branch has the work.
+/// Records that the branch has the work.
 fn record_pushed(job: &DeliveryJob, was_there: bool, audit: &AuditLog) {
     let to = job.head.unwrap_or(ObjectId::NONE).to_string();
     let from = job.order.state.expected_remote_tip().map(|sha| sha.to_string());
@@ -255,19 +272,19 @@ fn record_pushed(job: &DeliveryJob, was_there: bool, audit: &AuditLog) {
     });
 }
 
-/// Says that people can merge it.
+/// Records that the work's pull request is open.
 fn record_pull_request(job: &DeliveryJob, is_new: bool, audit: &AuditLog) {
     let url = job.pull.as_ref().map(|pull| pull.url.as_str()).unwrap_or_default();
     audit.record_delivery(&event::PullRequestOpenedRecord { relay: &job.id, url, is_new });
 }
 
-/// What was delivered need not be kept.
+/// Removes the artifacts of a delivered row. A sweep removes them later if that fails.
 fn discard_artifacts(job: &DeliveryJob) {
     if job.step != DeliveryStep::Done {
         return;
     }
     let kept = ArtifactDir::create(&job.order.artifacts).and_then(ArtifactDir::discard);
     if let Err(error) = kept {
-        tracing::warn!(%error, relay = job.id, "what came out of the sandbox is not removed");
+        tracing::warn!(%error, relay = job.id, "cannot remove the artifacts of delivered work; a sweep tries again");
     }
 }

@@ -1,10 +1,10 @@
-//! What this machine vouches for: which run, under which policy, made this commit.
+//! The signed provenance statement: which run, under which policy, made a commit.
 //!
-//! It is an [in-toto statement](https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md) in a
-//! [DSSE envelope](https://github.com/secure-systems-lab/dsse/blob/master/envelope.md), signed with the key that signs
-//! the audit's checkpoints, and lies beside the commit as a git note. It holds no time: the same work under the same
-//! key is the same text, however often it is made.
-
+//! The format is an [in-toto statement](https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md) in a
+//! [DSSE envelope](https://github.com/secure-systems-lab/dsse/blob/master/envelope.md). The key that signs the audit's
+//! checkpoints signs the statement, and a git note beside the commit holds it. The statement contains no time: the same
+//! work under the same key always gives the same text.
+//!
 use serde::{Deserialize, Serialize};
 
 use crate::base::b64;
@@ -12,51 +12,53 @@ use crate::llm::budget::BudgetAmount;
 use crate::relay::repo::ObjectId;
 use crate::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 
-/// What is known of a run when its work is delivered.
+/// The facts about a run that are known when its work is delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunFacts {
     pub run: String,
     pub agent: String,
-    /// What the sandbox was made of: an image's id, or a root directory's.
+    /// The sandbox's file system: the ID of an image, or of a root directory.
     pub image: String,
-    /// The hash of the configuration that the run's calls were judged by.
+    /// The hash of the gateway configuration that the run's calls were checked against.
     pub policy: String,
-    /// What the run's calls have cost.
+    /// The cost of the run's calls.
     pub spent: BudgetAmount,
 }
 
-/// What is said about a commit.
+/// A statement about one commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProvenanceStatement {
     #[serde(flatten)]
     pub facts: RunFacts,
-    /// The repository, as [`key`](crate::relay::repo::repository::RepositoryUrl::canonical_key) says it.
+    /// The repository, in the form of
+    /// [`canonical_key`](crate::relay::repo::repository::RepositoryUrl::canonical_key).
     pub repository: String,
     pub branch: String,
-    /// What it builds on.
+    /// The commit that the work builds on.
     pub base: ObjectId,
     pub head: ObjectId,
     pub tree: ObjectId,
-    /// The hash of the [rules](super::rules::ReviewRules) that judged it; earlier versions did not say.
+    /// The hash of the [rules](super::rules::ReviewRules) that reviewed the commit. Empty in earlier versions'
+    /// statements.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rules: String,
     pub verdict: String,
-    /// Whether the patches tell what the commits are, in the words of `relay.judged`: `replayed`, or `bundled` and why not.
-    /// Empty where that is not known any more; an earlier version said `exact` or `replayed` of whose commits they are.
+    /// The patch comparison, as in the audit record `relay.judged`: `replayed`, or `bundled` and the reason. Empty if
+    /// the comparison is unknown. An earlier version wrote `exact` or `replayed` here, to say whose commits they are.
     pub mode: String,
 }
 
-/// Why a text is not a statement of somebody's.
+/// An error of reading a signed statement.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
-    #[error("it is not a signed statement")]
+    #[error("not a signed statement: the envelope cannot be parsed")]
     Form,
-    #[error("it was not signed by `{0}`")]
+    #[error("the statement was not signed by `{0}`")]
     Signature(AuditPublicKey),
-    #[error("it is signed, but not by a relay for a commit")]
+    #[error("the signed text is not a relay's statement about a commit")]
     Kind,
-    #[error("it is about another commit than it says")]
+    #[error("the statement's subject is another commit than its predicate")]
     Subject,
 }
 
@@ -99,7 +101,7 @@ struct SubjectDigest {
 }
 
 impl ProvenanceStatement {
-    /// The statement as a note: one line.
+    /// Signs the statement, and returns the envelope as one line, the text of a git note.
     pub fn sign(&self, key: &AuditSigningKey) -> String {
         let payload = InTotoPayload {
             kind: STATEMENT_TYPE.to_owned(),
@@ -123,14 +125,17 @@ impl ProvenanceStatement {
         serde_json::to_string(&envelope).expect("an envelope has string keys")
     }
 
-    /// Reads a note, which `key` must have signed.
+    /// Verifies a note's signature by `key`, and returns the statement.
     ///
     /// # Errors
-    /// It is none, was changed, or is of somebody else.
+    /// Returns an error if the note is not an envelope, if no signature of `key` fits, or if the payload is not a
+    /// statement about the commit that it names.
     pub fn verify(note: &str, key: &AuditPublicKey) -> Result<Self, StatementError> {
+        // 1. The envelope is parsed, without trust in any value.
         let envelope: DsseEnvelope =
             serde_json::from_str(note).map_err(|_| StatementError::Form)?;
         let payload = base64_decode(&envelope.payload).ok_or(StatementError::Form)?;
+        // 2. The signature is checked over the exact bytes, before the payload is parsed.
         let text = dsse_signing_input(&envelope.payload_type, &payload);
         let is_theirs = |signature: &DsseSignature| {
             base64_decode(&signature.sig).is_some_and(|bytes| key.verify_message(&text, &bytes))
@@ -138,11 +143,13 @@ impl ProvenanceStatement {
         if !envelope.signatures.iter().any(is_theirs) {
             return Err(StatementError::Signature(*key));
         }
+        // 3. Only now is the payload parsed: the key's owner has written it.
         let payload: InTotoPayload =
             serde_json::from_slice(&payload).map_err(|_| StatementError::Kind)?;
         if payload.kind != STATEMENT_TYPE || payload.predicate_type != PREDICATE_TYPE {
             return Err(StatementError::Kind);
         }
+        // 4. The subject and the predicate name the commit twice, and must agree.
         let statement = payload.predicate;
         let is_it = |one: &StatementSubject| {
             one.digest.commit == statement.head && one.digest.tree == statement.tree
@@ -155,14 +162,14 @@ impl ProvenanceStatement {
     }
 }
 
-/// What a signature is of (DSSE's `PAE`). No other text that the key signs begins so.
+/// Returns the bytes that a signature covers (DSSE's `PAE`). No other text that the key signs begins with `DSSEv1`.
 fn dsse_signing_input(kind: &str, payload: &[u8]) -> Vec<u8> {
     let mut text = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len()).into_bytes();
     text.extend_from_slice(payload);
     text
 }
 
-/// With padding: the envelope leaves the alphabet open, and not every reader does without.
+/// Encodes bytes in base64 with padding. DSSE leaves the alphabet open, and some readers require padding.
 fn base64_encode(bytes: &[u8]) -> String {
     let mut text = String::new();
     b64::encode_base64(bytes, &mut text);
@@ -172,6 +179,7 @@ fn base64_encode(bytes: &[u8]) -> String {
     text
 }
 
+/// Decodes base64 of both alphabets, with or without padding.
 fn base64_decode(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=').replace('+', "-").replace('/', "_");
     let mut bytes = vec![0; text.len()];

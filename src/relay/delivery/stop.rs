@@ -1,4 +1,4 @@
-//! Why a row goes no further now, and what becomes of it.
+//! The reasons why a row goes no further now, and the row's state that follows from each.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use crate::relay::github::client::GithubError;
 use crate::relay::repo;
 use crate::relay::repo::quarantine::QuarantineError;
 
-/// An end, or a pause.
+/// The reason why a row's steps stop: for good, or until a later attempt.
 #[derive(Debug)]
 pub(super) enum StepStop {
-    /// People have to look at the work.
+    /// A person has to look at the work.
     Held { code: &'static str, why: String },
-    /// It will not work, until somebody changes something and asks again.
+    /// The delivery cannot succeed until a person changes something and retries.
     Failed { why: String },
-    /// It may work later by itself.
+    /// The delivery may succeed later without any change.
     Later { after: Duration, why: String },
-    /// A credential is not known here that must not be in the work. It waits for whoever knows it.
+    /// A secret that the work must not contain is not set on this host. The row waits for a process that has the
+    /// secret.
     Ignorant { name: String },
-    /// Nothing can be written down.
+    /// The outbox cannot be written.
     Outbox(outbox::OutboxError),
 }
 
@@ -32,11 +33,12 @@ impl StepStop {
         Self::Failed { why: why.to_owned() }
     }
 
+    /// Makes a stop whose wait depends only on the number of attempts.
     fn retry_later(why: String) -> Self {
         Self::Later { after: Duration::ZERO, why }
     }
 
-    /// Writes it down, and returns what the row is then: what has been tried often enough is at its end.
+    /// Stores the stop in the row, and returns the changed row. A row that has used up its attempts fails.
     pub(super) fn persist(
         self,
         outbox: &DeliveryOutbox,
@@ -44,12 +46,14 @@ impl StepStop {
     ) -> Result<DeliveryJob, DeliveryError> {
         Ok(match self {
             Self::Held { code, why } => outbox.advance_job(job, StepOutcome::Held { code, why })?,
-            // Whoever comes before its time has not waited for anything to be better.
+            // An attempt before the due time, such as an operator's, does not count: the cause had no time to pass.
             Self::Later { after, why } if !job.is_due() => outbox.reschedule(job, after, &why)?,
             Self::Later { after, why } => match retry_delay(job.attempts) {
+                // The remote may ask for a longer wait than ours, and gets it.
                 Some(wait) => outbox.reschedule_after_failure(job, after.max(wait), &why)?,
                 None => outbox.advance_job(job, StepOutcome::Failed { why })?,
             },
+            // Not an attempt: no number of attempts helps until the secret is set. So such a row never fails by itself.
             Self::Ignorant { name } => outbox.reschedule(
                 job,
                 MIN_RETRY_DELAY,
@@ -61,8 +65,9 @@ impl StepStop {
     }
 }
 
-/// How long to wait before the next attempt after so many; none where it was tried often enough.
+/// Returns the wait before the next attempt, after `attempts` attempts. Returns `None` after [`MAX_ATTEMPTS`].
 pub fn retry_delay(attempts: u32) -> Option<Duration> {
+    // The exponent is bounded, so that the shift cannot overflow. The maximum applies long before.
     let wait = MIN_RETRY_DELAY.saturating_mul(1 << attempts.min(10)).min(MAX_RETRY_DELAY);
     (attempts < MAX_ATTEMPTS).then_some(wait)
 }
@@ -76,7 +81,7 @@ impl From<repo::RepoError> for StepStop {
                 Self::retry_later(why)
             }
             E::Git(error) if error.is_transient() => Self::retry_later(why),
-            // Somebody else is at the ref, for a moment.
+            // Another process updates the ref at this moment.
             E::Declined { why: said } if is_transient(&said) => Self::retry_later(why),
             E::Moved { .. } => Self::held(CODE_MOVED, why),
             E::Declined { .. } => Self::held("declined", why),
@@ -128,15 +133,17 @@ impl From<tokio::task::JoinError> for StepStop {
     }
 }
 
-/// Another is at the ref; or has a branch where this one would be a directory, which does not pass.
+/// Returns true if git's message says that another process has locked the ref. A message that a branch is in the way,
+/// because the new ref would need a directory of its name, does not pass with time.
 fn is_transient(said: &str) -> bool {
     said.contains("cannot lock ref") && !said.contains("' exists; cannot create")
 }
 
-/// So often it is tried again: some two days, at the longest wait.
+/// The number of attempts before a row fails: some two days, because most waits are the longest. Our choice.
 const MAX_ATTEMPTS: u32 = 50;
 
-/// The first wait for what may be better later; it doubles.
+/// The first wait after a failure that may pass. The wait doubles with each attempt.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(30);
 
+/// The longest wait between two attempts. Our choice.
 const MAX_RETRY_DELAY: Duration = Duration::from_hours(1);

@@ -1,4 +1,4 @@
-//! What is not kept for ever.
+//! The removal of relay state that is old and that no row needs.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -14,22 +14,23 @@ use super::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep, WorkspaceRow};
 use crate::base::dir_tree;
 use crate::relay::repo::{self, mirror};
 
-/// How much was removed.
+/// The numbers of removed items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RelaySweepReport {
-    /// Rows of work that is delivered.
+    /// Removed rows of delivered work.
     pub delivered: usize,
-    /// Directories that no row needs: of delivered work whose process ended before it removed them, of runs that never began,
-    /// and workspaces that an earlier version kept.
+    /// Removed directories that no row needs. They are of delivered work whose process ended early, of runs that never
+    /// began, or workspaces that an earlier version kept.
     pub works: usize,
     pub mirrors: usize,
 }
 
-/// Removes what is older than `age` below the relay's directory, and needed for nothing; what delivered work has left at once. Work that is held, has failed, is
-/// on its way or in a workspace still stays, and so do its mirror and all audit logs. Blocks.
+/// Removes state below the relay's directory that is older than `age` and that nothing needs. The artifacts of
+/// delivered work are removed at any age. Work that is held, has failed, is in progress or is still in a workspace
+/// stays, and so do its mirror and all audit logs. Blocks.
 ///
 /// # Errors
-/// The outbox or the directory cannot be used.
+/// Returns an error if the outbox or the directory cannot be used.
 pub fn sweep_relay_state(
     state: &Path,
     outbox: &DeliveryOutbox,
@@ -39,7 +40,7 @@ pub fn sweep_relay_state(
     let before = before.unwrap_or(SystemTime::UNIX_EPOCH);
     let delivered = outbox.remove_delivered(before)?;
     let rows = outbox.list_jobs(false)?;
-    // By name alone: there is more than one way to write where the directory is.
+    // Compared by the last name only: the path of the state directory can be written in several ways.
     let desks = outbox.workspaces()?;
     let of_desks = desks.iter().map(|desk| &desk.plan.artifacts);
     let named = rows.iter().map(|job| &job.order.artifacts).chain(of_desks);
@@ -54,7 +55,7 @@ pub fn sweep_relay_state(
     Ok(RelaySweepReport { delivered, works, mirrors })
 }
 
-/// Removes what came out of sandboxes whose work is delivered. A workspace may be kept in the same place.
+/// Removes the artifacts of delivered work, unless a retained workspace is in the same directory.
 fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usize, DeliveryError> {
     let kept: HashSet<_> = desks.iter().map(|desk| &desk.plan.artifacts).collect();
     let delivered = rows.iter().filter(|job| job.step == DeliveryStep::Done);
@@ -68,6 +69,7 @@ fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usi
     Ok(removed)
 }
 
+/// Removes directories below `work` that no row names and that did not change since `before`.
 fn remove_old_works(
     directory: &Path,
     before: SystemTime,
@@ -81,6 +83,7 @@ fn remove_old_works(
     let mut removed = 0;
     for entry in entries {
         let path = entry.map_err(disk)?.path();
+        // `symlink_metadata` looks at the entry itself: a link must not lend its target's age.
         let changed = fs::symlink_metadata(&path).and_then(|found| found.modified());
         let is_named = path.file_name().is_some_and(|name| named.contains(name));
         if !is_named && changed.map_err(disk)? < before {
@@ -91,5 +94,5 @@ fn remove_old_works(
     Ok(removed)
 }
 
-/// What is younger may be a run's that is taking its work out just now.
+/// The minimum age of a directory that is removed. A younger one may be of a run that is collecting its work just now.
 const MIN_AGE: Duration = Duration::from_hours(1);

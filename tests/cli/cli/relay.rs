@@ -153,7 +153,7 @@ fn a_run_with_a_branch_does_not_begin_where_too_much_is_kept() {
     let said = run(1);
     let count = regex::Regex::new("with [0-9]+ bytes").unwrap();
     let said = said.replace(&state.display().to_string(), "STATE");
-    insta::assert_snapshot!(count.replace(&said, "with N bytes"), @"error: no run with a branch can begin: this host keeps 1 works that are held, have failed or were left, with N bytes; 1 and 137438953472 are allowed; `cogni-gateway relay status --state-dir STATE` lists them, and `cogni-gateway relay discard ID --state-dir STATE` or `cogni-gateway relay sweep --kept-older-than AGE --state-dir STATE` makes room");
+    insta::assert_snapshot!(count.replace(&said, "with N bytes"), @"error: no run with a branch can begin: this host keeps 1 works that are held, have failed or are left over, with N bytes; 1 and 137438953472 are allowed; `cogni-gateway relay status --state-dir STATE` lists them, and `cogni-gateway relay discard ID --state-dir STATE` or `cogni-gateway relay sweep --kept-older-than AGE --state-dir STATE` makes room");
     let said = run(2);
     assert!(said.contains("work of earlier runs is kept") && said.contains("works=1"), "{said}");
     assert!(!said.contains("no run with a branch can begin"), "{said}");

@@ -33,7 +33,7 @@ async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
     );
     let id = deliver(&first, order, &begun).await.id;
     drop(begun);
-    let unknown = "`LITELLM_MASTER_KEY` must not be in this work, and is another";
+    let unknown = "cannot check this work for the secret `LITELLM_MASTER_KEY`";
     let branches = || git(&forge.bare(), &["branch", "--list", "sandbox/task-9"]);
 
     let (code, said) = retry(&forge, &[&id]).await;

@@ -19,7 +19,7 @@ async fn work_is_judged_by_the_rules_it_came_out_with() {
     let strict = RelayConfig::parse("[policy]\nhold_files = 0\n").unwrap().policy;
     let first = begin(&forge, ReviewRules::new(&strict, None)).await;
     let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
-    let unheld = "error: it is on its way; new rules are for what is held, or has failed\n";
+    let unheld = "error: cannot apply new rules: this delivery is still in progress; new rules are for work that is held or has failed\n";
     assert_eq!((code, said.as_str()), (Some(2), unheld));
     for _ in 0..2 {
         let (code, said) = retry(&forge, &[&first.id]).await;
@@ -49,7 +49,7 @@ async fn work_is_judged_by_the_rules_it_came_out_with() {
     let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
     assert_eq!(
         (code, said.as_str()),
-        (Some(2), "error: a relay that is done cannot become judged\n")
+        (Some(2), "error: a delivery cannot go from state `done` to `judged`\n")
     );
 }
 

@@ -127,7 +127,7 @@ async fn a_run_waits_for_what_its_branch_waits_for() {
         let begun = way::begin(&relay, &order.repository, order.branch().key(), Duration::ZERO);
         let error = begun.await.unwrap_err().to_string();
         insta::allow_duplicates!(
-            insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot yet: GitHub is unwell (502 Bad Gateway); try again later, or see what `cogni-gateway relay retry ID` says")
+            insta::assert_snapshot!(error.replace(&id, "ID"), @"relay `ID` has to come to this branch first, and cannot be delivered yet: GitHub is unwell (502 Bad Gateway); try again later, or run `cogni-gateway relay retry ID`")
         );
         let row = relay.outbox().get(&id).unwrap();
         assert_eq!((row.step, row.attempts), (DeliveryStep::Extracted, 1));

@@ -329,7 +329,7 @@ fn a_path_that_is_no_text_is_refused() {
     let odd = PathBuf::from(OsStr::from_bytes(b"/run/\xff"));
     let plan = DeliveryPlan { run_dir: odd.clone(), ..plan(&order("run-1")) };
     let refused = outbox.register_workspace(&plan, Path::new("/of/others")).unwrap_err();
-    insta::assert_snapshot!(refused, @"it has to do with a path that is not UTF-8, which the outbox cannot keep");
+    insta::assert_snapshot!(refused, @"the outbox cannot store a path that is not UTF-8");
     let order = DeliveryRequest { artifacts: odd, ..order("run-1") };
     assert!(matches!(outbox.add_job(&order), Err(OutboxError::Path(_))));
     assert!(outbox.workspaces().unwrap().is_empty() && outbox.list_jobs(false).unwrap().is_empty());

@@ -38,7 +38,7 @@ async fn a_statement_is_proved_in_a_clone() {
     );
     let stranger = "1".repeat(64);
     let (code, said) = verify(&clone, &[&head, "--public-key", &stranger]);
-    assert!(code == 1 && said.contains("it was not signed by"), "{said}");
+    assert!(code == 1 && said.contains("the statement was not signed by"), "{said}");
     // What cannot be looked at is neither proved nor unproved.
     assert_eq!(verify(&clone, &["nothing", "--public-key", &public]).0, 2);
     // A statement is about its own commit, wherever it was copied to.

@@ -104,7 +104,7 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
     let delivered = deliver(&relay, order, &begun).await;
     assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
-    insta::assert_snapshot!(delivered.why.unwrap(), @"its pull request may be merged before anybody has looked at this: the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository");
+    insta::assert_snapshot!(delivered.why.unwrap(), @"cannot keep this work from being merged before a review: its pull request cannot be made a draft: the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository");
     assert!(delivered.apply.is_some() && !delivered.reasons.is_empty());
     assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-9"]), before);
     drop(begun);

@@ -81,7 +81,7 @@ async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
     let place = Place::new().await;
     let id = killed_with(&place, "secret", &"7".repeat(64));
     let (code, said) = place.relay(&["retry", &id]);
-    let unknown = "`AUDIT_SIGNING_KEY` must not be in this work";
+    let unknown = "cannot check this work for the secret `AUDIT_SIGNING_KEY`";
     assert!(code == 1 && said.contains(unknown), "{said}");
     assert_eq!(git(&place.forge.bare(), &["branch", "--list", "sandbox/secret"]), "");
     let (code, said) = place.relay(&["retry", "--new-rules", &id]);

@@ -165,7 +165,7 @@ async fn whoever_asks_twice_does_not_wait() {
     insta::assert_compact_json_snapshot!(why, @r#"["cancelled", "the service was stopped, and has not waited for the run"]"#);
     let row = service.ended(&delivering).await;
     assert_eq!(row["error_code"], Value::Null, "{row}");
-    insta::assert_compact_json_snapshot!(row["result"]["relay"]["why"], @r#""the service has not waited for it; it is taken up again""#);
+    insta::assert_compact_json_snapshot!(row["result"]["relay"]["why"], @r#""the caller has stopped waiting for this delivery; a later attempt continues it""#);
     for run in [&waiting, &delivering] {
         assert_once(&service.events(run).await);
     }

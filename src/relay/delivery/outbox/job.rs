@@ -1,4 +1,4 @@
-//! One row: whose work it is, and how far it has come.
+//! One row of the outbox: the work, its owner, and how far the delivery has come.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,121 +14,125 @@ use crate::relay::repo::extract_commands::AnnouncedBranch;
 use crate::relay::repo::repository::RepositoryUrl;
 use crate::relay::repo::{BranchState, ObjectId, SandboxBranch, review};
 
-/// What is to be delivered, and where: all that is known once the work has come out of the sandbox.
+/// A request to deliver work, with all that is known once the work has come out of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeliveryRequest {
     #[serde(flatten)]
     pub repository: RepositoryUrl,
-    /// Where the branch stood when the run began.
+    /// The branch's state when the run began.
     pub state: BranchState,
-    /// What was announced inside the sandbox, and is proved on the way.
+    /// The commits that the sandbox announced. The announcement is untrusted, and quarantine checks it.
     pub announced: AnnouncedBranch,
     pub facts: RunFacts,
-    /// What it is judged by, whoever takes it up; absent in rows of earlier versions, which are judged by what holds then.
+    /// The rules that review the work in every attempt. Rows of earlier versions have none, and get the present rules.
     #[serde(default)]
     pub rules: Option<ReviewRules>,
-    /// What of this host it depends on; absent in rows of earlier versions, which take what they find.
+    /// The host settings that the result depends on. Rows of earlier versions have none, and get the present settings.
     #[serde(default)]
     pub host: Option<HostContext>,
-    /// Where what came out lies. It is this work's alone.
+    /// The directory of the extracted work. No other work uses it.
     pub artifacts: PathBuf,
-    /// What is to stand on the pull request, if there is to be one.
+    /// The agent's text for the pull request. Absent if no pull request is requested.
     #[serde(default)]
     pub pull_request: Option<PullRequestText>,
 }
 
-/// What would come to another commit, or to another verdict, where it was another.
+/// Host settings that the commit or the verdict depends on. A later attempt on a changed host gives the same result
+/// with them, or stops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostContext {
-    /// `Name <email>`: who its commits are by, whoever takes it up.
+    /// The committer of the work's commits, as `Name <email>`, in every attempt.
     pub committer: String,
-    /// Another for each work, so that nothing can be told by comparing digests.
+    /// A salt that is new for each work, so that equal secrets of two rows have different digests.
     pub salt: String,
-    /// The credentials that must not be in it. Whoever does not know all of them cannot judge it.
+    /// The secrets that the work must not contain. A host that lacks one of them cannot review the work.
     pub known: Vec<SecretDigest>,
 }
 
-/// A credential of this host's, without what it is.
+/// The name and the salted digest of one of this host's credentials, without the credential itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretDigest {
-    /// The variable that it is given in.
+    /// The name of the environment variable that holds the credential.
     pub name: String,
     pub digest: String,
 }
 
-/// The agent's words, as they came.
+/// The agent's title and description of a pull request, unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullRequestText {
     pub title: String,
     pub body: String,
 }
 
-/// One row, as it was when it was read.
+/// A snapshot of one row, at the time when the row was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryJob {
     pub id: String,
     pub order: DeliveryRequest,
-    /// Of the last holder of the branch who took this up.
+    /// The fence of the last holder of the branch who claimed the row.
     pub fence: u64,
     pub step: DeliveryStep,
     pub verdict: Option<VerdictKind>,
-    /// Why it was not simply to be pushed.
+    /// The reasons why the verdict is not a plain push.
     pub reasons: Vec<review::ReviewReason>,
-    /// Whether the patches tell what the commits are, and why not; absent where an earlier version judged it.
+    /// The patch comparison: `replayed` if the patches describe the commits, or `bundled` and the reason. Absent if an
+    /// earlier version reviewed the work.
     pub mode: Option<String>,
-    /// What is to be pushed.
+    /// The commit to push.
     pub head: Option<ObjectId>,
     pub is_pushed: bool,
     pub pull: Option<PullRequestRef>,
-    /// How often it was left for later.
+    /// The number of failed attempts.
     pub attempts: u32,
-    /// When to try again.
+    /// The time of the next attempt.
     pub due: SystemTime,
-    /// Why it is not further.
+    /// The reason why the row is not further.
     pub error: Option<String>,
-    /// Of what kind that is, where it is at its end; as in the audit.
+    /// The kind of the reason, if the row is held or has failed. The audit record has the same code.
     pub code: Option<String>,
-    /// What has become of the statement beside the commit.
+    /// The result of publishing the statement beside the commit.
     pub statement: Option<String>,
     pub created: SystemTime,
 }
 
-/// A pull request that was made, or brought up to date.
+/// A pull request that was opened or updated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullRequestRef {
     pub number: u64,
     pub url: String,
 }
 
-/// How far a row has come.
+/// The last step of a delivery that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryStep {
-    /// It is out of the sandbox, on our disk.
+    /// The work is out of the sandbox, on this host's disk.
     Extracted,
-    /// It has been let in, beside the mirror.
+    /// The work's objects are in a quarantine repository beside the mirror.
     Quarantined,
-    /// It has been decided what becomes of it.
+    /// The work has a verdict.
     Judged,
-    /// The branch has it.
+    /// The remote's branch has the work.
     Pushed,
     PullRequested,
     Done,
-    /// It is kept, for people to look at.
+    /// The work is retained until a person decides.
     Held,
-    /// It cannot be delivered. It is kept, too.
+    /// The work cannot be delivered, and is retained, too.
     Failed,
 }
 
-/// What a policy decided.
+/// The kind of a policy's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerdictKind {
+    /// The work may be pushed, and its pull request needs no mark.
     Push,
-    /// As a draft, or with a word that somebody has to look.
+    /// The work may be pushed, and a person has to review it: its pull request is a draft or says so.
     Review,
+    /// The work must not be pushed.
     Hold,
 }
 
-/// What a step has brought.
+/// The outcome of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     Quarantined { head: ObjectId },
@@ -165,21 +169,21 @@ impl DeliveryStep {
         }
     }
 
-    /// Whether nothing will come of it by itself any more.
+    /// Returns true if no step follows without a request from an operator.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Done | Self::Held | Self::Failed)
     }
 
-    /// Whether `next` comes after it.
+    /// Returns true if the state machine has an arrow from this step to `next`.
     pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (from, Self::Held | Self::Failed) => !from.is_terminal(),
             (Self::Extracted, Self::Quarantined)
-            // Who takes it up may come to another verdict.
+            // A later attempt may know more secrets, and so may come to another verdict.
             | (Self::Quarantined | Self::Judged, Self::Judged)
             | (Self::Judged, Self::Pushed)
             | (Self::Pushed, Self::PullRequested)
-            // Not everybody asks for a pull request.
+            // The pull request is optional.
             | (Self::Pushed | Self::PullRequested, Self::Done) => true,
             _ => false,
         }
@@ -206,7 +210,7 @@ impl VerdictKind {
     }
 }
 
-/// Without its reasons.
+/// Converts a verdict to its kind, and drops the reasons.
 impl From<&review::ReviewVerdict> for VerdictKind {
     fn from(verdict: &review::ReviewVerdict) -> Self {
         match verdict {
@@ -218,24 +222,25 @@ impl From<&review::ReviewVerdict> for VerdictKind {
 }
 
 impl DeliveryJob {
-    /// Whether git takes it anywhere: what this host's git does not let in, another had better not, either.
+    /// Returns true if an operator can bring the work into a clone. Objects that this host's git refuses are not
+    /// offered.
     pub fn can_be_applied(&self) -> bool {
         self.code.as_deref() != Some(CODE_OBJECTS)
     }
 
-    /// Whether it is time to try again.
+    /// Returns true if the row's next attempt is due.
     pub fn is_due(&self) -> bool {
         super::is_due(self.due, SystemTime::now())
     }
 
-    /// Whether the same may come to another end, where nothing but the time is another.
+    /// Returns true if a further attempt may have another result. A branch that has moved on does not move back.
     pub fn can_be_retried(&self) -> bool {
         self.step != DeliveryStep::Done && self.code.as_deref() != Some(CODE_MOVED)
     }
 }
 
 impl PullRequestText {
-    /// Without a title: that is made of the commits then.
+    /// Makes a text without a title. The relay then derives the title from the commits.
     pub fn from_body(body: String) -> Self {
         Self { body, ..Self::default() }
     }
@@ -260,6 +265,7 @@ impl StepOutcome {
         }
     }
 
+    /// Writes the outcome's values into a row, but for the step itself.
     pub(super) fn apply_to(self, job: &mut DeliveryJob) {
         match self {
             Self::Quarantined { head } => job.head = Some(head),
@@ -281,10 +287,11 @@ impl StepOutcome {
     }
 }
 
-/// What [`read_job`] reads, in its order.
+/// The columns that [`read_job`] reads, in that order.
 pub(super) const JOB_COLUMNS: &str = "id, \"order\", fence, step, verdict, head, is_pushed, pull_number, pull_url, attempts, \
                                   due, error, created, code, statement, reasons, mode";
 
+/// Reads a row of [`JOB_COLUMNS`].
 pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
     let odd = |at| {
@@ -315,25 +322,27 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
         created: from_millis(row.get(12)?),
         code: text(13)?,
         statement: text(14)?,
-        // They are for people; another version may say them in another way.
+        // The reasons are for people. Another version may store them in another form, and then they are left out.
         reasons: serde_json::from_str(&row.get::<_, String>(15)?).unwrap_or_default(),
         mode: text(16)?,
     })
 }
 
-/// Why a row is held: what has come out is not in git's form.
+/// The code of a held row whose objects are malformed or which git refuses.
 pub(in crate::relay::delivery) const CODE_OBJECTS: &str = "objects";
 
-/// Why a row is held: its branch is not where its run began.
+/// The code of a held row whose branch is no longer where its run began.
 pub(in crate::relay::delivery) const CODE_MOVED: &str = "moved";
 
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Converts a time to milliseconds since 1970, as the database stores times.
 pub(super) fn to_millis(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// Converts milliseconds since 1970 to a time.
 pub(super) fn from_millis(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }

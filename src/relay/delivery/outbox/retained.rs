@@ -1,6 +1,6 @@
-//! What is kept, and goes nowhere by itself: work that is held or has failed, and workspaces in which something is left.
+//! Retained items: work that is held or has failed, and workspaces in which something remains.
 //!
-//! How much that is, agents choose. So it is counted for each grant and in all, and has an age.
+//! Agents decide how much such work there is. So the items are counted for each grant and in all, and they expire.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -11,29 +11,29 @@ use super::job::{from_millis, to_millis};
 use super::{DeliveryOutbox, OutboxError};
 use crate::base::dir_tree;
 
-/// How much is kept.
+/// The number and size of retained items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetainedTotals {
-    /// Rows of held and failed work, and workspaces.
+    /// The number of held rows, failed rows and retained workspaces.
     pub works: u64,
-    /// What they took on their disk when they were put away.
+    /// The disk space of the items in bytes, measured when each item was retained.
     pub bytes: u64,
-    /// When the first of them was put away.
+    /// The time at which the oldest item was retained.
     pub oldest: Option<SystemTime>,
 }
 
 impl RetainedTotals {
-    /// Returns how long the first of them has been kept.
+    /// Returns the age of the oldest retained item.
     pub fn oldest_age(&self) -> Option<Duration> {
         self.oldest.map(|oldest| oldest.elapsed().unwrap_or_default())
     }
 }
 
 impl DeliveryOutbox {
-    /// Counts what is kept of a grant's runs; without one, of all.
+    /// Counts the retained items of a grant's runs, or of all runs if `grant` is `None`.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn retained_totals(&self, grant: Option<&str>) -> Result<RetainedTotals, OutboxError> {
         let sum = "SELECT count(*), coalesce(sum(bytes), 0), min(since) FROM (
                  SELECT grant_id, bytes, updated AS since FROM job WHERE step IN ('held', 'failed')
@@ -51,12 +51,13 @@ impl DeliveryOutbox {
         Ok(self.lock_connection().query_row(sum, [grant], read)?)
     }
 
-    /// Throws away what has been kept since before `before`, and returns how many that were. What is not put away yet
-    /// stays.
+    /// Removes items that have been retained since before `before`, and returns their number. A workspace that still
+    /// has to be collected or archived stays.
     ///
     /// # Errors
-    /// As every call. What could not be thrown away is the next time.
+    /// Returns an error if the database does not work or a directory cannot be removed. A later call tries the rest.
     pub fn expire_retained(&self, before: SystemTime) -> Result<usize, OutboxError> {
+        // The IDs are collected first: `discard_item` takes the same lock for each of them.
         let old = {
             let connection = self.lock_connection();
             let old = "SELECT id FROM job WHERE step IN ('held', 'failed') AND updated < ?1";
@@ -71,7 +72,7 @@ impl DeliveryOutbox {
         Ok(old.len())
     }
 
-    /// Writes down how much a workspace takes. Measuring takes as long as it holds names, so nobody waits for it.
+    /// Stores the disk space of a workspace. Measuring visits every file, so the measuring happens without the lock.
     pub(super) fn record_workspace_size(
         &self,
         id: &str,
@@ -83,7 +84,7 @@ impl DeliveryOutbox {
     }
 }
 
-/// What a directory takes on its disk; of one that cannot be read, nothing.
+/// Returns the disk space of a directory in bytes, or 0 if the directory cannot be read.
 pub(super) fn measure_dir(path: &Path) -> i64 {
     let bytes = dir_tree::disk_usage(path, u64::MAX).unwrap_or_default();
     i64::try_from(bytes).unwrap_or(i64::MAX)

@@ -1,15 +1,17 @@
-//! The outbox's tables, and how those of earlier versions become these.
+//! The outbox's tables, and the migrations from earlier versions.
 
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::OutboxError;
 
-/// Makes a connection safe to rely on, and its file what this version needs.
+/// Prepares a connection: sets its durability, and migrates the file to this version's tables.
 pub(super) fn prepare_schema(connection: &mut Connection) -> Result<(), OutboxError> {
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // A row that was written is on the disk, not only in the kernel: what comes after it cannot be taken back.
+    // A commit waits for the disk, and not only for the kernel: the next step, such as a push, cannot be undone.
     connection.pragma_update(None, "synchronous", "FULL")?;
+    // A changed schema in the file must not be able to call functions with side effects.
     connection.pragma_update(None, "trusted_schema", "OFF")?;
+    // One transaction for all migrations: a crash leaves the file in its old version.
     let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
     let done = usize::try_from(found).unwrap_or(usize::MAX);
@@ -23,10 +25,11 @@ pub(super) fn prepare_schema(connection: &mut Connection) -> Result<(), OutboxEr
     Ok(change.commit()?)
 }
 
-/// What this program knows.
+/// The version of the schema that this program writes.
 pub(super) const SCHEMA_VERSION: usize = MIGRATIONS.len();
 
-/// Each brings the file from the version that is its index to the next. What was published never changes.
+/// Migrations. Each one brings the file from the version that is its index to the next version. A published migration
+/// never changes.
 const MIGRATIONS: &[&str] = &["
 CREATE TABLE job (
     id          TEXT NOT NULL PRIMARY KEY,

@@ -1,7 +1,8 @@
-//! Where an agent works, or has worked: a workspace whose work is not out of it.
+//! Workspace rows: the workspaces of agents whose work has not been collected.
 //!
-//! It is written down before the agent comes, so that a process that is killed leaves a row. It goes when the work is out,
-//! or when there was none; where something is in it that is not delivered, it stays, and says what.
+//! A row is written before the agent starts, so that a killed process leaves a trace. The row is removed when the work
+//! is collected, or when there was no work. If something undelivered remains in the workspace, the row stays and names
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -16,70 +17,71 @@ use crate::relay::delivery::statement::RunFacts;
 use crate::relay::repo::repository::RepositoryUrl;
 use crate::relay::repo::{BranchKey, BranchState};
 
-/// All that is known of a run's work before there is any.
+/// The facts about a run's work that are known before the agent starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeliveryPlan {
     #[serde(flatten)]
     pub repository: RepositoryUrl,
     pub state: BranchState,
-    /// What it has spent is not known yet.
+    /// The facts of the run, except its cost, which is not known yet.
     pub facts: RunFacts,
     pub rules: ReviewRules,
     pub host: HostContext,
-    /// Where what comes out is to lie.
+    /// The directory that the extracted work will be stored in.
     pub artifacts: PathBuf,
-    /// Where the runs of its installation have their directories.
+    /// The directory of run directories of this installation.
     pub run_dir: PathBuf,
-    /// The engine that its sandbox is of, if it is of one.
+    /// The socket of the Docker engine that runs the sandbox, if an engine runs it.
     pub docker_socket: PathBuf,
-    /// The grant that allows the run, where one was asked for.
+    /// The ID of the grant that allows the run, if the run was requested under a grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
 }
 
-/// One row.
+/// One workspace row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkspaceRow {
-    /// That of the row of what comes out.
+    /// The row's ID. The job's row inherits the ID when the work is collected.
     pub id: String,
     pub plan: DeliveryPlan,
     pub workspace: PathBuf,
-    /// What stays there, and why; none as long as nobody has looked.
+    /// The reason why something remains in the workspace. `None` until the workspace has been inspected.
     pub left: Option<String>,
-    /// When to look again by itself, where this machine was why it did not come out; none where it waits for a person.
+    /// The time of the next automatic attempt to collect the work, if this host was why the last attempt failed. `None`
+    /// if the row waits for a person.
     pub due: Option<SystemTime>,
-    /// How often it was put off.
+    /// The number of attempts that were due and failed.
     pub attempts: u32,
     pub created: SystemTime,
 }
 
 impl WorkspaceRow {
-    /// Whether the workspace is the run's alone, and goes with what came out of it.
+    /// Returns true if the workspace belongs to this run only, and is stored beside the extracted work.
     pub fn is_exclusive(&self) -> bool {
         self.workspace.starts_with(&self.plan.artifacts)
     }
 
-    /// Whether somebody has yet to look what is in the workspace, or to put it away before the next run comes into it.
+    /// Returns true if the workspace must still be inspected, or be archived before the next run uses it.
     pub fn needs_collection(&self) -> bool {
         self.left.is_none() || self.due.is_some() || !self.is_exclusive()
     }
 
-    /// Whether it was looked at, and only has to be put away before the next run comes into it.
+    /// Returns true if the workspace was inspected, and must only be archived before the next run uses it.
     pub fn needs_archiving(&self) -> bool {
         self.left.is_some() && self.due.is_none() && !self.is_exclusive()
     }
 
-    /// Whether its time has come, if it has one.
+    /// Returns true if the row is due, or has no due time.
     pub fn is_due(&self) -> bool {
         self.due.is_none_or(|due| super::is_due(due, SystemTime::now()))
     }
 }
 
 impl DeliveryOutbox {
-    /// Writes down that an agent is about to work.
+    /// Adds a row for a workspace, before an agent starts in it.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work, or if a path is not UTF-8.
     pub fn register_workspace(
         &self,
         plan: &DeliveryPlan,
@@ -104,8 +106,10 @@ impl DeliveryOutbox {
         self.workspace(&id)
     }
 
+    /// Returns a row by its ID.
+    ///
     /// # Errors
-    /// [`OutboxError::Unknown`], or as every call.
+    /// Returns [`OutboxError::Unknown`] if there is no such row, or an error if the database does not work.
     pub fn workspace(&self, id: &str) -> Result<WorkspaceRow, OutboxError> {
         let select = select_sql("id = ?1");
         let found =
@@ -113,10 +117,10 @@ impl DeliveryOutbox {
         found.ok_or_else(|| OutboxError::Unknown(id.chars().take(80).collect()))
     }
 
-    /// All of them; oldest first.
+    /// Returns all workspace rows. The oldest comes first.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn workspaces(&self) -> Result<Vec<WorkspaceRow>, OutboxError> {
         let connection = self.lock_connection();
         let mut statement = connection.prepare(&select_sql("1"))?;
@@ -124,10 +128,11 @@ impl DeliveryOutbox {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Those at a branch that are [open](WorkspaceRow::needs_collection). Whoever holds the branch knows that no run goes on there.
+    /// Returns the rows of a branch that [need collection](WorkspaceRow::needs_collection). A caller that holds the
+    /// branch knows that no run is in progress in these workspaces.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn workspaces_at(
         &self,
         repository: &RepositoryUrl,
@@ -144,10 +149,11 @@ impl DeliveryOutbox {
         Ok(rows.filter(open).collect::<Result<_, _>>()?)
     }
 
-    /// Writes down what stays in a workspace, and where that is now.
+    /// Stores the reason why something remains in a workspace, and the workspace's new path.
     ///
     /// # Errors
-    /// [`OutboxError::Unknown`] where somebody has thrown it away; as every call.
+    /// Returns [`OutboxError::Unknown`] if an operator has discarded the row, or an error if the database does not
+    /// work.
     pub fn retain_workspace(
         &self,
         desk: &WorkspaceRow,
@@ -162,10 +168,11 @@ impl DeliveryOutbox {
         self.workspace(&desk.id)
     }
 
-    /// Writes down why the work did not come out now, and when to try again. An attempt before its time does not count.
+    /// Stores the reason why the work could not be collected now, and the time of the next attempt. An attempt before
+    /// the due time is not counted.
     ///
     /// # Errors
-    /// As [`DeliveryOutbox::retain_workspace`].
+    /// Returns the errors of [`DeliveryOutbox::retain_workspace`].
     pub fn reschedule_workspace(
         &self,
         desk: &WorkspaceRow,
@@ -173,6 +180,7 @@ impl DeliveryOutbox {
         why: &str,
     ) -> Result<WorkspaceRow, OutboxError> {
         let attempts = desk.attempts + u32::from(desk.is_due());
+        // A row without a due time counts as long due.
         let due = super::rescheduled_time(desk.due.unwrap_or(SystemTime::UNIX_EPOCH), after);
         self.lock_connection().execute(
             "UPDATE desk SET remains = ?2, due = ?3, attempts = ?4 WHERE id = ?1",
@@ -181,10 +189,10 @@ impl DeliveryOutbox {
         self.workspace(&desk.id)
     }
 
-    /// Nothing is there that is not elsewhere.
+    /// Removes a row whose workspace has nothing that is not stored elsewhere.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database does not work.
     pub fn remove_workspace(&self, desk: &WorkspaceRow) -> Result<(), OutboxError> {
         self.lock_connection().execute("DELETE FROM desk WHERE id = ?1", [&desk.id])?;
         Ok(())
