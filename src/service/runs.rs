@@ -1,14 +1,15 @@
-//! The runs of a service: accepted, started, watched and brought to a definite end, whatever happens to the process.
+//! The runs of a service: the service accepts, starts and watches each run and brings the run to a definite end, even
+//! if the process dies.
 //!
-//! Reading order: [`submission`] is what somebody asks for; [`admission`] says yes or no; [`execute`] takes one run from its
-//! row to its end, with what the agent says turned into events by [`agent_events`] and what its calls come to by [`usage_recorder`];
-//! [`recovery`] does for another process's runs what that process cannot do any more, and [`resume_deliveries`] what it was
-//! about to.
+//! Reading order: [`submission`] is the client's request. [`admission`] accepts or refuses the request. [`execute`]
+//! takes one run from its row to its end. [`agent_events`] turns the agent's output into events, and [`usage_recorder`]
+//! reports and books the usage of the run's calls. [`recovery`] ends the runs of a process that has died, and
+//! [`resume_deliveries`] finishes the deliveries of such runs.
 //!
-//! **Invariant:** a run that was accepted is in the journal, and ends there exactly once. Before it does, what is in its
-//! log of its calls is in the books.
+//! **Invariant:** an accepted run is in the journal, and ends there exactly once. Before the run ends, the calls in its
+//! audit log are in the books.
 //!
-//! **Invariant:** one process has the state directory, so that nobody else begins or ends its runs.
+//! **Invariant:** one process holds the state directory, so that no other process begins or ends its runs.
 
 mod admission;
 mod agent_events;
@@ -68,55 +69,56 @@ use standing::CachedServiceStatus;
 use upstream_models::UpstreamModelCache;
 use warm_pools::WarmPools;
 
-/// What a service does its work with. Clones are the same.
+/// The service that accepts and executes runs. Clones share the same state.
 #[derive(Clone)]
 pub struct RunService(Arc<RunServiceInner>);
 
-/// Where a service has its runs, and how many.
+/// The settings of a run service: its directories, its limits and its retention times.
 #[derive(Clone, Debug)]
 pub struct RunServiceConfig {
-    /// The journal, audit logs and what the relay keeps. Nothing in it is ever shown to a sandbox.
+    /// The directory of the journal, the audit logs and the relay's state. No sandbox ever sees its content.
     pub state_dir: PathBuf,
-    /// Where runs have their directories, which go with them; and what sandboxes are made with.
+    /// The parent of the runs' directories, which are removed with their runs, and the files that sandboxes are made
+    /// from.
     pub host: HostEnvironment,
-    /// For agents that do not say.
+    /// The driver for agents whose entries name none.
     pub driver: DriverChoice,
-    /// Whether the embedded driver may do without limits on memory, processes and processors.
+    /// True if the embedded driver may run without limits on memory, processes and processors.
     pub allow_unlimited: bool,
-    /// More at once are refused.
+    /// The maximum number of concurrent runs. The service refuses further runs.
     pub max_runs: usize,
-    /// Between SIGTERM and SIGKILL.
+    /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// How long runs that have ended are remembered.
+    /// The time for which the journal stores runs that have ended.
     pub retention: Duration,
-    /// How long a resident's workspace is kept that nobody uses.
+    /// The time for which an unused persistent workspace is stored.
     pub workspace_retention: Duration,
-    /// How long audit logs are kept; for ever where nobody says.
+    /// The time for which audit logs are stored. `None` stores them forever.
     pub audit_retention: Option<Duration>,
-    /// How long the books keep the calls of runs that are forgotten; for ever where nobody says.
+    /// The time for which the books store the calls of forgotten runs. `None` stores the calls forever.
     pub billing_retention: Option<Duration>,
-    /// What audit logs are signed with, for as long as the service runs.
+    /// The key that signs audit logs, for as long as the service runs.
     pub signing_key: SecretString,
 }
 
-/// What the supervisor composes.
+/// The parts that a run service is composed of.
 pub struct RunServiceDeps {
-    /// The state directory's, taken before anything in it is opened.
+    /// The lock of the state directory. The caller takes the lock before it opens any file there.
     pub lock: StateDirLock,
-    /// The gateway's settings; who a run is, and what it may spend, is said for each.
+    /// The gateway's settings. Each run adds its own identity and budget.
     pub config: GatewayConfig,
     pub catalog: AgentCatalog,
     pub seats: GatewayHost,
     pub journal: RunStore,
     pub grants: GrantStore,
     pub books: BillingStore,
-    /// Without one, no run has a repository.
+    /// The relay. Without a relay, no run has a repository.
     pub relay: Option<Arc<DeliveryService>>,
 }
 
 struct RunServiceInner {
     settings: RunServiceConfig,
-    /// The other half of its signing key.
+    /// The public half of the signing key.
     public_key: AuditPublicKey,
     config: ArcSwap<GatewayConfig>,
     catalog: ArcSwap<AgentCatalog>,
@@ -125,33 +127,34 @@ struct RunServiceInner {
     grants: GrantStore,
     books: BillingStore,
     relay: ArcSwapOption<DeliveryService>,
-    /// The paths of this machine, which are not told to callers.
+    /// The paths of this machine, which are masked in texts for callers.
     path_mask: ArcSwap<PathMask>,
     residents: LongRunningPool,
     stock: WarmPools,
     models: UpstreamModelCache,
     standing: CachedServiceStatus,
     places: Arc<Semaphore>,
-    /// For runs that wait for another one of their resident sandbox, and have no place meanwhile.
+    /// Permits for runs that wait for an earlier run in their long-running sandbox. Such a run holds no permit of
+    /// `places` while it waits.
     waits: Semaphore,
     live: Mutex<HashMap<String, CancellationToken>>,
-    /// Nothing new begins.
+    /// Cancelled when the service drains: no new run begins.
     draining: CancellationToken,
-    /// Deliveries are not waited for any longer, and every run is cancelled.
+    /// Cancelled at the deadline of a drain: the service stops waiting for deliveries and cancels every run.
     leave: CancellationToken,
     tasks: TaskGroup,
     _lock: StateDirLock,
 }
 
 impl RunService {
-    /// Takes up what was left in the state directory. Must be called within a runtime.
+    /// Opens the service and recovers the runs that an earlier process left. Must be called within a runtime.
     ///
     /// # Errors
-    /// Something in it cannot be read.
+    /// Returns an error if a file of the state directory cannot be read, or the journal cannot be written.
     pub async fn open(settings: RunServiceConfig, parts: RunServiceDeps) -> anyhow::Result<Self> {
         let RunServiceDeps { lock, mut config, catalog, seats, journal, grants, books, relay } =
             parts;
-        // What LiteLLM says of its calls finds back to these books.
+        // LiteLLM's reports carry this id, so that ingestion accepts only the reports about these books.
         config.identity.deployment = Some(books.deployment_id().await?);
         seats.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
@@ -186,15 +189,15 @@ impl RunService {
         }));
         retention_clock::note_first(&supervisor.0.journal)
             .await
-            .context("the journal cannot be written")?;
+            .context("cannot write the journal")?;
         Box::pin(supervisor.recover_runs())
             .await
-            .context("what an earlier process has left cannot be taken up")?;
+            .context("cannot recover the runs of an earlier process")?;
         Ok(supervisor)
     }
 
-    /// Ends a run; it is over some moments later. One that has ended stays as it is, and one whose agent has ended brings
-    /// its work to its branch first.
+    /// Requests a run's end, which follows some moments later. A run that has ended does not change. A run whose agent
+    /// has ended still delivers its work to its branch first.
     pub fn cancel_run(&self, run: &str) {
         if let Some(live) = self.0.lock_live().get(run) {
             live.cancel();
@@ -217,7 +220,7 @@ impl RunService {
         &self.0.settings
     }
 
-    /// How many runs have not ended.
+    /// Returns the number of runs that have not ended.
     pub fn live_count(&self) -> usize {
         self.0.lock_live().len()
     }
@@ -226,23 +229,25 @@ impl RunService {
         self.0.draining.is_cancelled()
     }
 
-    /// The file of a run's audit log.
+    /// Returns the path of a run's audit log.
     pub fn audit_log_path(&self, run: &str) -> PathBuf {
         self.0.settings.audit_log_path(run)
     }
 
-    /// Whose signatures are in the audit logs.
+    /// Returns the key that verifies the signatures of the audit logs.
     pub fn public_key(&self) -> AuditPublicKey {
         self.0.public_key
     }
 
-    /// Puts others in force, for runs that are accepted from now on.
+    /// Replaces the configuration, the catalog and the relay for runs that are accepted from now on.
     pub fn reload(
         &self,
         mut config: GatewayConfig,
         catalog: AgentCatalog,
         relay: Option<Arc<DeliveryService>>,
     ) {
+        // The deployment id belongs to the books, not to the configuration file, so the new configuration inherits the
+        // id.
         config.identity.deployment.clone_from(&self.0.config.load().identity.deployment);
         self.0.seats.metrics().register_agents(catalog.entries().map(|entry| entry.name.as_str()));
         warn_ineffective_rules(relay.as_deref(), &catalog);
@@ -253,21 +258,27 @@ impl RunService {
         self.0.relay.store(relay);
     }
 
-    /// Does what has to be done from time to time, until `stop`.
+    /// Runs the periodic maintenance until `stop`: sweeping, retention, deliveries, sandbox pools and revocations.
     pub async fn run_maintenance(&self, stop: CancellationToken) {
         let sweep = self.0.settings.leftover_sweeper();
         let housekeeping = async {
             let (mut thrown, mut is_closed): (Option<Instant>, _) = (None, false);
             let mut clock = RetentionClock::load(self.0.journal.clone()).await;
             while !stop.is_cancelled() {
+                // 1. Close audit logs that an earlier version left open. The step is repeated until it has succeeded
+                // once.
                 if !is_closed {
                     is_closed = self.close_unsealed(&stop).await;
                 }
+                // 2. Delete by age only while the wall clock is trusted: a clock that jumped ahead would make
+                // everything old.
                 let is_trusted = clock.check_trusted().await;
                 if is_trusted {
                     self.forget_expired(&stop).await;
                 }
+                // 3. Deliveries have their own retry times and need no trusted clock.
                 self.resume_deliveries(&stop).await;
+                // 4. Files and booked calls are purged once an hour, because the scan of the directories is expensive.
                 if is_trusted && thrown.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
                     Box::pin(self.0.purge_expired(&stop)).await;
                     thrown = Some(Instant::now());
@@ -284,23 +295,26 @@ impl RunService {
         tokio::join!(sweep, residents, stock, housekeeping, self.cancel_revoked(&stop));
     }
 
-    /// Accepts nothing more and begins nothing more, lets runs end until `deadline` or `hurry`, then cancels them, and
-    /// waits for their ends. What is on its way to a branch by then is left to the outbox, and what has not begun, or has
-    /// an end that cannot be written, to the next process.
+    /// Stops accepting and beginning runs, and waits for the ends of the runs. At `deadline` or at `hurry` the
+    /// remaining runs are cancelled. The outbox keeps unfinished deliveries. The next process takes the runs that have
+    /// not begun and the runs whose end cannot be written.
     pub async fn drain(&self, deadline: Instant, hurry: &CancellationToken) {
+        // 1. No new run begins. Queued runs leave the queue and stay in the journal for the next process.
         self.0.draining.cancel();
+        // 2. Wait for the tasks without a timeout of their own; `deadline` and `hurry` bound the wait.
         let mut finish = std::pin::pin!(self.0.tasks.shut_down(NO_TIMEOUT));
         tokio::select! {
             _ = finish.as_mut() => return,
             () = sleep_until(deadline) => (),
             () = hurry.cancelled() => (),
         }
+        // 3. Cancel the rest. The tasks must still finish, because each of them writes its run's end.
         tracing::warn!(runs = self.live_count(), "runs have not ended in time, and are cancelled");
         self.0.leave.cancel();
         finish.await;
     }
 
-    /// Returns whether all are closed that can be.
+    /// Closes the open audit logs of ended runs. Returns true if no log has to be tried again.
     async fn close_unsealed(&self, stop: &CancellationToken) -> bool {
         let closed = self.0.close_unsealed(stop).await;
         closed
@@ -339,8 +353,9 @@ impl RunService {
         Ok(())
     }
 
-    /// Forgets what is older than it is kept.
+    /// Deletes old runs, unmatched notices and unused workspaces.
     async fn forget_expired(&self, stop: &CancellationToken) {
+        // A retention longer than the clock's own range subtracts to `None`; then no run is old enough.
         let forgotten = SystemTime::now().checked_sub(self.0.settings.retention);
         if let Some(before) = forgotten {
             match self.0.journal.forget_ended_before(before).await {
@@ -352,33 +367,34 @@ impl RunService {
         match self.0.books.purge_waiting(SystemTime::now()).await {
             Ok(0) => (),
             Ok(notices) => {
-                tracing::warn!(notices, "forgot what LiteLLM said of calls that never came");
+                tracing::warn!(notices, "forgot LiteLLM's notices of calls that never arrived");
             }
-            Err(error) => tracing::error!(%error, "the books cannot be tidied"),
+            Err(error) => tracing::error!(%error, "cannot purge old notices from the books"),
         }
-        // Removing one takes as long as what is in it is much.
+        // The time to remove a workspace grows with the number of its files, so a shutdown interrupts the removal.
         stop.run_until_cancelled(self.prune_workspaces()).await;
     }
 
-    /// Takes up deliveries whose time has come.
+    /// Collects work from orphaned workspaces and resumes the deliveries that are due.
     async fn resume_deliveries(&self, stop: &CancellationToken) {
         let Some(relay) = self.delivery_service() else { return };
         let left = stop.run_until_cancelled(Box::pin(recover_all(&relay)));
         if let Some(Err(error)) = left.await {
-            tracing::error!("cannot take out what runs have left: {error:#}");
+            tracing::error!("cannot collect the work of orphaned workspaces: {error:#}");
         }
         if let Err(error) = Box::pin(relay.resume_due_jobs(stop)).await {
             tracing::error!("cannot resume deliveries: {:#}", anyhow::Error::new(error));
         }
     }
 
-    /// What residents have kept, and nobody has used for so long.
+    /// Deletes persistent workspaces that no run has used for the retention time.
     async fn prune_workspaces(&self) {
         let (all, age) = (
             WorkspaceStore::in_state_dir(&self.0.settings.state_dir),
             self.0.settings.workspace_retention,
         );
         let relay = self.delivery_service();
+        // A workspace stays while the relay has unfinished or uncollected work of its branch.
         let is_awaited = move |line: &workspace_store::StoredBranchRef| {
             relay
                 .as_ref()
@@ -396,10 +412,10 @@ fn log_prune_outcome((kept, fate): &(StoredWorkspace, PruneOutcome)) {
     let of = kept.tenant.as_ref().map(tracing::field::display);
     match fate {
         PruneOutcome::Forgotten => {
-            tracing::info!(id = kept.id, of, "forgot a workspace that nobody uses");
+            tracing::info!(id = kept.id, of, "forgot an unused workspace");
         }
         PruneOutcome::Stuck(error) => {
-            tracing::warn!(id = kept.id, of, error, "cannot forget a workspace that nobody uses");
+            tracing::warn!(id = kept.id, of, error, "cannot forget an unused workspace");
         }
         PruneOutcome::InUse
         | PruneOutcome::Awaited
@@ -435,7 +451,7 @@ impl fmt::Debug for RunService {
     }
 }
 
-/// Says which rules of agents are looser than the relay's, and so say nothing.
+/// Warns about agent rules that have no effect because the relay's own rule is stricter.
 fn warn_ineffective_rules(relay: Option<&DeliveryService>, catalog: &AgentCatalog) {
     let Some(relay) = relay else { return };
     catalog
@@ -443,7 +459,7 @@ fn warn_ineffective_rules(relay: Option<&DeliveryService>, catalog: &AgentCatalo
         .for_each(|entry| relay.warn_ineffective_rules(&entry.name, entry.relay.as_ref()));
 }
 
-/// Of agents whose sandboxes outlive their runs.
+/// Returns the limits of the pool of long-running sandboxes.
 fn pool_limits(settings: &RunServiceConfig) -> long_running::LongRunningPoolLimits {
     long_running::LongRunningPoolLimits {
         most: settings.max_runs,
@@ -454,29 +470,29 @@ fn pool_limits(settings: &RunServiceConfig) -> long_running::LongRunningPoolLimi
     }
 }
 
-/// Runs in one resident sandbox, before there is a new one.
+/// The maximum number of runs in one long-running sandbox, before a new sandbox replaces it. Our choice.
 const MAX_RUNS_PER_SANDBOX: u32 = 100;
 
-/// A resident sandbox is made anew once a day at least.
+/// The maximum age of a long-running sandbox, before a new sandbox replaces it. Our choice.
 const MAX_SANDBOX_AGE: Duration = Duration::from_hours(24);
 
-/// A resident sandbox that nobody has used for so long gives its memory back.
+/// The maximum idle time of a long-running sandbox, before its removal frees its memory. Our choice.
 const MAX_SANDBOX_IDLE: Duration = Duration::from_mins(10);
 
-/// How long a run waits for the one before it on its branch, or for a place.
+/// The maximum time that a run waits for the previous run on its branch, or for a sandbox of the pool. Our choice.
 const SANDBOX_WAIT_TIMEOUT: Duration = Duration::from_mins(10);
 
-/// How often a service looks for what is due.
+/// The interval of the service's maintenance. Our choice.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often it looks for grants that were revoked together with their runs.
+/// The interval between checks for grants that were revoked together with their runs. Our choice.
 const REVOCATION_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often it looks for files that are older than they are kept.
+/// The interval between purges of expired files and booked calls. Our choice.
 const PURGE_INTERVAL: Duration = Duration::from_hours(1);
 
-/// How often it looks for what crashed processes have left.
+/// The interval between sweeps for leftovers of crashed processes. Our choice.
 const SWEEP_INTERVAL: Duration = Duration::from_mins(5);
 
-/// A run has a deadline of its own.
+/// A wait without an end, in effect: each run has a deadline of its own.
 const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);

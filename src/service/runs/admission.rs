@@ -1,4 +1,4 @@
-//! Whether a run may begin. A run is accepted when it is in the journal, and not before.
+//! Accepts or refuses runs. A run is accepted when the run is in the journal, and not before.
 
 use std::sync::Arc;
 
@@ -19,22 +19,22 @@ use crate::service::store::{AddRunOutcome, EventFeed, ExhaustedCap, NewRunRow, S
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedRun {
     pub run: String,
-    /// Whether it was asked for before, with the same key.
+    /// True if an earlier request with the same idempotency key started the run.
     pub is_known: bool,
 }
 
-/// On what terms a run is asked for.
+/// The idempotency key and the grant's limits for a new run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunStartOptions {
-    /// Asked again with the same one, it is the same run.
+    /// The idempotency key. A repeated request with the same key returns the same run.
     pub key: Option<String>,
-    /// How many runs its grant may have at once.
+    /// The maximum number of concurrent runs of the grant.
     pub most: Option<u32>,
-    /// The money that its grant's runs may cost together.
+    /// The caps on the money that the grant's runs may cost together.
     pub caps: SpendingCaps,
 }
 
-/// Why a run was not accepted. Nothing of it is left.
+/// The reason for which a run was refused. A refused run leaves no row and no file.
 #[derive(Debug, thiserror::Error)]
 pub enum RunStartError {
     #[error("the service is stopping; try again elsewhere, or later")]
@@ -55,16 +55,16 @@ pub enum RunStartError {
     Invalid(String),
     #[error("the idempotency key was used for another run, `{0}`, which asked for something else")]
     Conflict(String),
-    /// Not the caller's fault.
+    /// A fault of the service, not of the caller.
     #[error("the outbox cannot be read: {0}")]
     Outbox(String),
-    /// Not the caller's fault.
-    #[error("the run cannot be written down")]
+    /// A fault of the service, not of the caller.
+    #[error("the run cannot be written into the journal")]
     Journal(#[from] db::DatabaseError),
 }
 
 impl RunStartError {
-    /// For programs: stable, and documented.
+    /// Returns the stable code for programs, as the manual documents it.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Draining => "draining",
@@ -81,20 +81,21 @@ impl RunStartError {
     }
 }
 
-/// Whoever holds it is one of so many.
+/// A permit for one concurrent run. At most `max_runs` permits exist.
 pub(super) type RunPermit = OwnedSemaphorePermit;
 
 impl RunService {
-    /// Accepts a run, which begins at once. Asked again with the same key, it is the same run.
+    /// Accepts a run, which begins at once. A repeated request with the same key returns the same run.
     ///
     /// # Errors
-    /// Why it is not accepted.
+    /// Returns the reason for which the run is refused.
     pub async fn start_run(
         &self,
         wanted: RunSubmission,
         terms: RunStartOptions,
     ) -> Result<AcceptedRun, RunStartError> {
-        // Whoever asks may go away meanwhile; what is in the journal is conducted all the same.
+        // The client may disconnect while the run is being accepted. The detached task continues, so a run in the
+        // journal is always executed.
         let this = self.clone();
         let start = async move { Box::pin(this.try_start_run(wanted, terms)).await };
         let started = self.0.tasks.run_detached(start).await;
@@ -108,6 +109,7 @@ impl RunService {
         terms: RunStartOptions,
     ) -> Result<AcceptedRun, RunStartError> {
         let RunStartOptions { key, most, caps } = terms;
+        // 1. A known key returns its run, even if the service is draining or full.
         if let Some(key) = &key
             && let Some(known) = self.find_by_idempotency_key(&wanted, key).await?
         {
@@ -116,9 +118,12 @@ impl RunService {
         if self.is_draining() {
             return Err(RunStartError::Draining);
         }
+        // 2. Check everything that needs no write. Version 7 ids sort by time, which the recovery relies on.
         let run = format!("run-{}", Uuid::now_v7());
         let (model, max_cost_usd) = self.0.validate_submission(&wanted, &run)?;
         self.check_retention(&wanted, &run).await?;
+        // 3. Take a permit before the row is written, so that a row in the journal never waits for a permit of this
+        // process.
         let places = Arc::clone(&self.0.places);
         let full = |_| RunStartError::Full(self.0.settings.max_runs);
         let place = places.try_acquire_owned().map_err(full)?;
@@ -135,6 +140,8 @@ impl RunService {
             model,
             wanted: wanted.to_json(),
         };
+        // 4. One transaction checks the key again, the grant's limits and its caps, and writes the row. Two requests at
+        // the same moment cannot both pass.
         match self.0.journal.add_run(new).await? {
             AddRunOutcome::New(feed, reserved) => {
                 self.spawn_run(wanted.with_reserved_cost(reserved), feed, Some(place));
@@ -147,7 +154,7 @@ impl RunService {
         }
     }
 
-    /// What earlier runs have left bounds how many may leave more.
+    /// Refuses a run with a repository if the retained work of earlier runs has reached its limit.
     async fn check_retention(
         &self,
         wanted: &RunSubmission,
@@ -166,7 +173,7 @@ impl RunService {
         }
     }
 
-    /// The run that was asked for before, whether or not a new one could begin.
+    /// Returns the run that an earlier request with the same key started.
     async fn find_by_idempotency_key(
         &self,
         wanted: &RunSubmission,
@@ -178,14 +185,15 @@ impl RunService {
         }
     }
 
-    /// Takes a run that is in the journal to its end, in the background; without a place, when there is one.
+    /// Executes a run of the journal to its end in a background task. Without a permit, the task first waits for a
+    /// permit.
     pub(super) fn spawn_run(
         &self,
         wanted: RunSubmission,
         feed: EventFeed,
         place: Option<RunPermit>,
     ) {
-        // Where runs are not waited for any more by now, this one is not, either.
+        // A child of `leave`: if the service is already leaving, this run is cancelled, too.
         let (shared, cancel) = (Arc::clone(&self.0), self.0.leave.child_token());
         shared.lock_live().insert(feed.run_id().to_owned(), cancel.clone());
         self.0.tasks.spawn_task(async move {
@@ -218,13 +226,13 @@ impl RunService {
     }
 }
 
-/// What becomes of a run that waits for a place.
+/// The outcome of a run's wait for a permit.
 enum QueueOutcome {
     Begins(RunPermit),
     Cancelled,
-    /// Its grant is worth nothing any more.
+    /// The run's grant was revoked, has expired or cannot be read.
     Refused(RunFailure),
-    /// The process ends before it: the next one begins it.
+    /// The process ends before the run begins. The next process begins the run.
     Left,
 }
 
@@ -232,14 +240,16 @@ impl RunServiceInner {
     async fn wait_for_permit(&self, cancel: &CancellationToken, grant: &str) -> QueueOutcome {
         let places = Arc::clone(&self.places);
         let turn = tokio::select! {
+            // `biased` polls in this order: when the service leaves, both `leave` and its child `cancel` are cancelled,
+            // and `leave` must win.
             biased;
-            // It cancels every run, but those that have not begun are the next one's.
+            // `leave` cancels every run, but runs that have not begun belong to the next process.
             () = self.leave.cancelled() => QueueOutcome::Left,
             () = cancel.cancelled() => QueueOutcome::Cancelled,
             () = self.draining.cancelled() => QueueOutcome::Left,
             place = places.acquire_owned() => place.map_or(QueueOutcome::Left, QueueOutcome::Begins),
         };
-        // Whoever accepted the run checked its grant; it may have been revoked while the run waited.
+        // The grant was valid when the run was accepted; an operator may have revoked the grant while the run waited.
         match turn {
             QueueOutcome::Begins(place) => match self.grants.check_id(grant).await {
                 Ok(()) => QueueOutcome::Begins(place),
@@ -252,7 +262,7 @@ impl RunServiceInner {
         }
     }
 
-    /// All that can be told without making anything. Returns the run's model and its own limit of money.
+    /// Checks a submission without creating any file or row. Returns the run's model and its own limit of money.
     fn validate_submission(
         &self,
         wanted: &RunSubmission,

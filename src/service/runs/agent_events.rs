@@ -1,9 +1,10 @@
-//! What an agent says while it works, as its watchers are told it.
+//! Turns the events of an agent's standard error into events for the run's watchers.
 //!
-//! The words are the agent's: they are passed on as far as they are understood, and believed in nothing.
+//! The texts are the agent's. The parser passes them on if it can parse them, and trusts none of them.
 //!
-//! **Invariant:** what is looked at costs a bounded time a second, whatever an agent writes: only lines that begin as an
-//! event does are read as JSON, and of those no more than [`MAX_LINES_PER_SECOND`] and [`MAX_BYTES_PER_SECOND`] a second. The rest is counted as dropped.
+//! **Invariant:** the parser's cost per second is bounded, whatever an agent writes. Only lines that begin like an
+//! event are parsed as JSON, at most [`MAX_LINES_PER_SECOND`] and [`MAX_BYTES_PER_SECOND`] a second. The parser counts
+//! the other event lines as dropped.
 
 use std::io;
 use std::pin::Pin;
@@ -18,23 +19,23 @@ use tokio::time::Instant;
 use crate::runner::agents::AgentStreamFormat;
 use crate::service::store::{EventFeed, RunEventKind};
 
-/// Listens to an agent's standard error.
+/// A parser of the events in an agent's standard error.
 pub(super) struct AgentEventParser {
     feed: EventFeed,
     stream: AgentStreamFormat,
-    /// The beginning of a line.
+    /// The received part of the current line.
     line: Vec<u8>,
-    /// The line that is being written cannot be an event.
+    /// True if the current line cannot be an event.
     is_skipped: bool,
     share: ParseAllowance,
 }
 
-/// What may be read as JSON now, at most that of one second.
+/// The lines and bytes that may be parsed as JSON now, at most those of one second.
 #[derive(Debug)]
 struct ParseAllowance {
     lines: u64,
     bytes: u64,
-    /// Until when it was added to.
+    /// The time of the last refill.
     since: Instant,
 }
 
@@ -56,13 +57,17 @@ impl AgentEventParser {
         self.share.refill(Instant::now());
         while !chunk.is_empty() {
             if self.is_skipped || (self.line.is_empty() && chunk[0] != EVENT_LINE_START) {
-                // Not line by line: most bytes of a flood are at no beginning of an event.
+                // Search for the next start of an event in one pass instead of line by line: in a flood of other
+                // output, almost no line starts an event.
+                // If the chunk has no further event, the next chunk begins in the middle of a line, unless this chunk
+                // ends with a newline.
                 self.is_skipped = !chunk.ends_with(b"\n");
                 self.line.clear();
                 let Some(end) = memmem::find(chunk, b"\n{") else { return };
                 self.is_skipped = false;
                 chunk = &chunk[end + 1..];
             }
+            // `chunk` now continues a possible event, or begins one.
             let end = memchr(b'\n', chunk);
             self.extend_line(&chunk[..end.unwrap_or(chunk.len())]);
             let Some(end) = end else { return };
@@ -82,7 +87,8 @@ impl AgentEventParser {
         }
     }
 
-    /// A line that is none of these is somebody else's, and is in the output.
+    /// Publishes the current line if it is an event. Every other line is ordinary output, which the run's result
+    /// contains.
     fn publish_line(&mut self) {
         if !self.share.try_take(self.line.len()) {
             self.feed.count_dropped();
@@ -99,9 +105,11 @@ impl ParseAllowance {
         Self { lines: MAX_LINES_PER_SECOND, bytes: MAX_BYTES_PER_SECOND, since: Instant::now() }
     }
 
-    /// Adds what has come since the last time, in whole milliseconds.
+    /// Adds the allowance since the last refill, in whole milliseconds.
     fn refill(&mut self, now: Instant) {
         let past = u64::try_from((now - self.since).as_millis()).unwrap_or(u64::MAX).min(1000);
+        // A refill after less than a millisecond adds nothing and keeps `since`, so that frequent small chunks lose no
+        // allowance to rounding.
         if past > 0 {
             self.since = now;
             self.lines = MAX_LINES_PER_SECOND.min(self.lines + MAX_LINES_PER_SECOND * past / 1000);
@@ -131,7 +139,7 @@ impl AgentEvent {
     }
 }
 
-/// It takes everything at once, so no agent is ever held up by whoever watches.
+/// Accepts every chunk at once, so that a slow watcher never delays an agent.
 impl AsyncWrite for AgentEventParser {
     fn poll_write(
         mut self: Pin<&mut Self>,
@@ -154,24 +162,25 @@ impl AsyncWrite for AgentEventParser {
     }
 }
 
-/// Bytes of a line. A tool's arguments are bounded below that by our agent.
+/// The maximum size of an event line, in bytes. Our agent bounds a tool's arguments below this size.
 const MAX_LINE_BYTES: usize = 256 << 10;
 
-/// Lines of a run that are read as JSON in a second: more than models write.
+/// The maximum number of lines of a run that are parsed as JSON in a second. Our choice: more than models write.
 const MAX_LINES_PER_SECOND: u64 = 2000;
 
-/// Their bytes: as many as a run's watchers are told in all.
+/// The maximum number of bytes of a run that are parsed as JSON in a second: as many as a run's watchers receive in
+/// all.
 const MAX_BYTES_PER_SECOND: u64 = 1 << 20;
 
-/// Of an event's line.
+/// The first byte of an event's line.
 const EVENT_LINE_START: u8 = b'{';
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// R5: a line that cannot be an event is not read as one, and of those that can, a second's worth at a time; what is
-    /// left out is counted.
+    /// R5: a line that cannot be an event is not parsed. Of the lines that can, the parser reads one second's allowance
+    /// at a time and counts the rest.
     #[test]
     fn a_flood_of_lines_is_counted_and_not_read() {
         let feed = EventFeed::new("run-1", 0);
@@ -190,7 +199,7 @@ mod tests {
         );
     }
 
-    /// Wherever its chunks are cut, the same events are heard among the lines that are none.
+    /// The parser finds the same events among other lines, at whichever byte the chunks are cut.
     #[test]
     fn events_are_heard_however_they_are_cut() {
         let said = "x {\n\n{\"type\":\"tool_result\",\"id\":\"a\",\"exit_code\":0}\r\n{\n{}\n{\"type\":\"text_delta\",\"text\":\"b\"}\n\n";

@@ -1,4 +1,4 @@
-//! One run of a service, from its row to its end.
+//! Executes one run of a service, from its row in the journal to its end.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -26,28 +26,28 @@ use crate::sandbox::output::{OutputCapture, OutputStream};
 use crate::service::auth::AccessDeniedError;
 use crate::service::store::{EventFeed, RunEnd, RunEventKind};
 
-/// Why there is no result.
+/// The reason for which a run has no result.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunFailure {
-    #[error("it was cancelled before it began")]
+    #[error("the run was cancelled before it began")]
     Cancelled,
-    #[error("it was cancelled before it began: {0}")]
+    #[error("the run was cancelled before it began: {0}")]
     Grant(AccessDeniedError),
     #[error("the branch cannot be worked on: {0:#}")]
     Branch(anyhow::Error),
     #[error("{0:#}")]
     Large(anyhow::Error),
-    #[error("there is no sandbox for it: {0}")]
+    #[error("there is no sandbox for the run: {0}")]
     Busy(LongRunningClaimError),
     #[error("{0:#}")]
     Internal(#[from] anyhow::Error),
-    /// A fault of ours, which ends no other run.
-    #[error("the service has failed in the midst of it; its log says where")]
+    /// A panic in the service's code, which ends no other run.
+    #[error("the service failed during the run; the service's log has the cause")]
     Panicked,
 }
 
 impl RunFailure {
-    /// Why a run cannot be prepared. How large a repository is, is no fault of ours.
+    /// Classifies an error of the preparation. The size or cost of a repository is not a fault of the service.
     fn from_error(error: anyhow::Error) -> Self {
         match error.downcast_ref() {
             Some(repo::RepoError::Large { .. } | repo::RepoError::Costly { .. }) => {
@@ -57,7 +57,7 @@ impl RunFailure {
         }
     }
 
-    /// As a result's.
+    /// Returns the error code, from the same set as [`RunResult::error_code`] and the service's own codes.
     pub(super) fn code(&self) -> &'static str {
         match self {
             Self::Cancelled => RunErrorCode::Cancelled.as_str(),
@@ -83,7 +83,7 @@ impl From<LongRunningClaimError> for RunFailure {
 }
 
 impl RunServiceInner {
-    /// Runs it, and writes down how it went, whatever happens.
+    /// Executes a run and writes its end into the journal, even if the run's code panics.
     pub(super) async fn execute_run(
         &self,
         wanted: &RunSubmission,
@@ -95,13 +95,16 @@ impl RunServiceInner {
         let run = async {
             let (metrics, begun) = (self.seats.metrics(), Instant::now());
             let live = metrics.record_run_started(&wanted.agent);
+            // A panic of one run becomes that run's end; the task must live on to write the end.
             let run = self.execute(wanted, &mut bill, cancel, &mut place);
             let run = AssertUnwindSafe(Box::pin(run));
             let mut done = run.catch_unwind().await.unwrap_or(Err(RunFailure::Panicked));
+            // Without a result, no code has closed the run's gateway, and calls may still be open.
             if done.is_err() {
                 self.close_abandoned_log(feed.run_id()).await;
             }
             self.explain_shutdown_cancel(&mut done);
+            // The gauge of live runs falls before the end is counted.
             drop(live);
             metrics.record_run_ended(&wanted.agent, outcome_label(&done), begun.elapsed());
             metrics.record_dropped_events(feed.dropped_count());
@@ -109,7 +112,7 @@ impl RunServiceInner {
                 Err(error @ (RunFailure::Internal(_) | RunFailure::Panicked)) => {
                     tracing::error!(run = feed.run_id(), "the run has failed: {error:#}");
                 }
-                // What was asked for cannot be had; whoever asked is told.
+                // The caller's request cannot be fulfilled. The caller reads the reason in the run's end.
                 Err(error) => {
                     tracing::info!(run = feed.run_id(), "the run has not begun: {error:#}");
                 }
@@ -117,10 +120,11 @@ impl RunServiceInner {
             }
             self.persist_end(&mut bill, self.run_end(done, feed)).await;
         };
+        // `persist_events` returns when the feed is closed, which `persist_end` does with the run's end.
         tokio::join!(run, self.journal.persist_events(feed));
     }
 
-    /// The end that is written down of a run, as its caller may read it.
+    /// Returns the end of a run for the journal, with the paths of this machine masked for the caller.
     pub(super) fn run_end(
         &self,
         mut done: Result<RunResult, RunFailure>,
@@ -147,22 +151,23 @@ impl RunServiceInner {
         )
     }
 
-    /// After a fault: the calls that are under way are settled, and the log is closed, as at any other end.
+    /// Closes a run's gateway and log after a fault. The open calls are settled, as at any other end.
     async fn close_abandoned_log(&self, run: &str) {
         let runs = self.seats.run_manager();
         let closed = async {
-            // A run that is not open never was, or is being closed already.
+            // An error says that the run was never opened, or that another task is closing the run already.
             let _ = runs.close_run(run).await;
             while runs.closing_state(run) == Some(RunClosingState::Draining) {
                 tokio::time::sleep(MIN_RETRY_DELAY).await;
             }
         };
         if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
-            tracing::error!(run, "what a fault has left open is not closed: calls may be missing");
+            tracing::error!(run, "the run's log is not closed in time after a fault: calls may be missing from the books");
         }
     }
 
-    /// Nobody is to look for who has cancelled a run that the service has not waited for.
+    /// Adds the reason to the result of a run that the service's shutdown cancelled, so that its reader looks for no
+    /// other cause.
     fn explain_shutdown_cancel(&self, done: &mut Result<RunResult, RunFailure>) {
         if let Ok(result) = done
             && result.error_code == Some(RunErrorCode::Cancelled)
@@ -182,11 +187,14 @@ impl RunServiceInner {
         let feed = bill.feed().clone();
         let run = feed.run_id();
         let (config, catalog) = (self.config.load_full(), self.catalog.load_full());
-        let entry = Arc::clone(catalog.find_agent(&wanted.agent).context("it is gone")?);
+        let entry = Arc::clone(catalog.find_agent(&wanted.agent).context("the run's agent is no longer in the catalog")?);
         let mut order = wanted.run_plan(run, (&self.settings, &config, &catalog))?;
+        // 1. Complete the plan with the upstream's models, for agents that need a list.
         if let Some(agent) = order.agent.as_mut().filter(|agent| agent.models.is_empty()) {
             agent.models = self.models.for_agent(&entry, &config).await;
         }
+        // 2. From here on a later process treats the run as begun: the run is interrupted, never begun again. The row
+        // loses the messages and the environment, which may hold secrets.
         self.journal
             .mark_running(run, wanted.without_content().to_json())
             .await
@@ -195,17 +203,20 @@ impl RunServiceInner {
             RunEventKind::RunStarted,
             &json!({"run": run, "agent": entry.name, "model": order.model()}),
         );
+        // 3. Take the branch. A cancelled run stops waiting for the branch here.
         let line = wanted.branch_ref(run).map_err(anyhow::Error::from)?;
         if let Some(line) = &line {
             let target = self.acquire_target(wanted, line, &entry).boxed();
             let begun = cancel.run_until_cancelled(target).await.ok_or(RunFailure::Cancelled)?;
             order.target = Some(begun.map_err(RunFailure::Branch)?);
         }
+        // 4. Prepare the sandbox, unless the run was cancelled while it waited for the branch.
         let driver = order.driver.name();
         if cancel.is_cancelled() {
             return Err(RunFailure::Cancelled);
         }
         let prepared = Box::pin(self.prepare_run(order, wanted, (&entry, &cancel), place)).await?;
+        // 5. Run the agent. Work without a branch key is reported as skipped.
         let mut result = self.run_and_stream(prepared, &entry, bill, cancel).await;
         result.relay = result.relay.or_else(|| wanted.skipped_delivery(line.as_ref()));
         self.record_metrics(driver, &result);
@@ -221,7 +232,8 @@ impl RunServiceInner {
         let relay = self.relay.load_full().context("this service has no relay")?;
         let (base, leave) = (wanted.branch.base.clone(), self.leave.clone());
         let BranchRef { repository, key } = line.clone();
-        // Nobody's cancel takes out by half what an earlier run has left there.
+        // The acquisition also collects what an earlier run left on the branch. A cancelled run must not interrupt that
+        // collection halfway, so the collection runs in a task of its own and ends early only when the service leaves.
         let begin = async move {
             let begin = DeliveryTarget::acquire(relay, repository, &key, base.as_deref()).boxed();
             leave.run_until_cancelled(begin).await
@@ -231,7 +243,8 @@ impl RunServiceInner {
         Ok(target.for_grant(&wanted.grant).for_agent(entry))
     }
 
-    /// Binds its socket and fills its workspace; where its agent lives on, in the sandbox of its branch.
+    /// Binds the run's socket and fills its workspace. The sandbox is the long-running one of the run's branch, a warm
+    /// one, or a new one.
     async fn prepare_run(
         &self,
         mut order: RunPlan,
@@ -241,7 +254,8 @@ impl RunServiceInner {
     ) -> Result<PreparedRun, RunFailure> {
         order.seats = Some(self.seats.clone());
         if let Some(mut key) = wanted.long_running_key(entry) {
-            // What an earlier version has kept for the grant is then this account's.
+            // An earlier version stored workspaces by grant alone. If the grant has one account, such a workspace is
+            // that account's.
             if self.grants.has_one_account(&wanted.grant).await {
                 key = key.with_inheritance();
             }
@@ -252,9 +266,10 @@ impl RunServiceInner {
         let slots = self.stock.for_agent(&entry.name);
         let prepare = move || match slots.map(|slots| slots.claim(order.clone())) {
             Some(Ok(prepared)) => Ok(prepared),
-            // A sandbox of its own would fail for the same reason, or for what the claim has left.
+            // A new sandbox would fail for the same reason, or because of what the failed claim left behind.
             Some(Err(warm_pool::WarmClaimError::Order(error))) => Err(error),
             Some(Err(unclaimed)) => {
+                // No warm sandbox fits or is ready; a new sandbox serves the run as well, only later.
                 tracing::debug!(run = order.spec.run, %unclaimed, "the run has no slot");
                 PreparedRun::new(order)
             }
@@ -264,8 +279,8 @@ impl RunServiceInner {
         prepared.map_err(anyhow::Error::from)?.map_err(RunFailure::from_error)
     }
 
-    /// Waits for the run before it without a place among the runs: other runs need not wait for that. There are as many
-    /// places for those that wait.
+    /// Locks the sandbox of a key, and waits for the previous run in that sandbox. The waiting run gives its permit
+    /// back, so that other runs can begin. At most `max_runs` runs wait; further runs are refused.
     async fn lock_sandbox(
         &self,
         key: &SandboxKey,
@@ -280,12 +295,15 @@ impl RunServiceInner {
             .waits
             .try_acquire()
             .map_err(|_| RunFailure::Busy(LongRunningClaimError::Crowded(most)))?;
+        // Give the permit back before the wait. A run that held a permit while it waited for a key could block the run
+        // that holds the key.
         *place = None;
         let entered = self.residents.lock_key(cancel, key).await?;
-        // Whoever has a place never waits for a key, so that one becomes free.
+        // Lock order: the key first, then a permit. A run with a permit never waits for a key, so permits always become
+        // free.
         let again = Arc::clone(&self.places).acquire_owned();
         let again = cancel.run_until_cancelled(again).await.ok_or(RunFailure::Cancelled)?;
-        *place = Some(again.context("the places are gone")?);
+        *place = Some(again.context("the semaphore of run permits is closed")?);
         Ok(entered)
     }
 
@@ -304,14 +322,15 @@ impl RunServiceInner {
         let ledger = ledger.as_deref();
         let (answered, answer) = oneshot::channel();
         let reins = RunHandles { cancel, leave: self.leave.clone(), answered: Some(answered) };
-        // Boxed without its type: the compiler looks for `Send` through all of it otherwise, and gives up.
+        // The box erases the future's type: otherwise the compiler checks `Send` through all of the type, and gives up.
         let run = prepared.run_with_output(output, reins).boxed();
         let told = async {
             let answer = tokio::select! {
                 answer = answer => answer.ok(),
                 never = bill.follow_log(ledger) => match never {},
             };
-            // Its work may be on its way for longer.
+            // The watchers receive the answer now, because the delivery of the work may take much longer. The calls are
+            // booked first, so that the usage comes before the answer.
             if let Some(answer) = answer.as_ref().and_then(outcome::answer_event) {
                 bill.record_final(ledger).await;
                 feed.publish(RunEventKind::AssistantFinal, &answer);
@@ -319,6 +338,7 @@ impl RunServiceInner {
             bill.follow_log(ledger).await
         };
         tokio::select! {
+            // Only the run completes. `told` follows the log for as long as it is polled.
             result = run => result,
             never = told => match never {},
         }
@@ -334,13 +354,14 @@ impl RunServiceInner {
         }
     }
 
-    /// What cannot be written is tried again, first the end of the audit log: nobody else will end it, but the next process
-    /// when this one is not to wait any longer.
+    /// Writes a run's end, and retries until the write succeeds or the service leaves. The audit log is closed and
+    /// sealed first, because no other task closes the log. If the service leaves, the next process writes the end.
     pub(super) async fn persist_end(&self, bill: &mut UsageRecorder, mut ended: RunEnd) {
         let run = bill.feed().run_id().to_owned();
         let (mut pause, mut is_sealed) = (MIN_RETRY_DELAY, false);
         loop {
             let tried = async {
+                // The seal is taken once. A retry after the seal repeats only the write to the journal.
                 if !is_sealed {
                     ended.log = Box::pin(self.seal_log(&run)).await?;
                     is_sealed = true;
@@ -350,14 +371,15 @@ impl RunServiceInner {
             let Err(error) = tried.await else { return };
             tracing::error!(run, "cannot write down how a run has ended: {error:#}");
             if self.leave.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
-                tracing::warn!(run, "its end is left to the next process");
+                tracing::warn!(run, "the run's end is not written; the next process writes it");
                 return self.journal.detach_watchers(bill.feed());
             }
             pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
     }
 
-    /// Its calls are booked before: of a run that has ended, nobody looks for any.
+    /// Books the run's calls, then writes its end. The order matters: the service never looks for calls of a run that
+    /// has ended.
     pub(super) async fn try_persist_end(
         &self,
         bill: &mut UsageRecorder,
@@ -376,10 +398,14 @@ fn outcome_label(done: &Result<RunResult, RunFailure>) -> &'static str {
     }
 }
 
+/// The error text of a run that the service's shutdown cancelled.
 const SHUTDOWN_MESSAGE: &str = "the service was stopped, and has not waited for the run";
 
-/// Longer than open calls are waited for, by default.
+/// The maximum wait for the log of a failed run to close. Our choice: longer than the gateway waits for open calls by
+/// default.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// The first delay between two attempts to write a run's end, and the interval of polling a closing run. Our choice.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The longest delay between two attempts to write a run's end. Our choice.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);

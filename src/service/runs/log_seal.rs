@@ -1,8 +1,7 @@
-//! What the service vouches for when a run has ended: its audit log, as it was then.
+//! Closes and seals the audit logs of ended runs. A seal records the log as it was when the run ended.
 //!
-//! A log is closed before it is sealed. Where the disk has no room for that, it is tried again for as long as the run has
-//! not ended; an ended run whose log is open all the same, since an earlier version did not try again, is looked at by the
-//! next process.
+//! A log is closed before it is sealed. If the disk is full, the service retries for as long as the run has not ended.
+//! An earlier version did not retry, so an ended run may have an open log. The next process closes such a log.
 
 use std::io;
 
@@ -18,20 +17,22 @@ use crate::telemetry::audit::seal::{AuditLogSeal, AuditProofError};
 use crate::telemetry::audit::verify;
 
 impl RunServiceInner {
-    /// Closes a run's log where that is not done, and returns what is remembered of it. Of a run that never had a gateway
-    /// there is no log; of a log that is not whole nothing is remembered, so that nobody is told later that it is as it
-    /// should be.
+    /// Closes a run's audit log if it is open, and returns the seal to store. A run that never had a gateway has no log
+    /// and no seal. A damaged log gets no seal, so that the service never attests later that the log is intact.
     ///
     /// # Errors
-    /// The log cannot be closed now, and may be later.
+    /// Returns an error if the log cannot be closed now; a later attempt may succeed.
     pub(super) async fn seal_log(&self, run: &str) -> anyhow::Result<Option<AuditLogSeal>> {
+        // 1. The gateway of this process may still write to the log; a seal now would miss the last records.
         match self.seats.run_manager().closing_state(run) {
             Some(RunClosingState::Unwritten) => {
-                bail!("the end of its audit log cannot be written yet")
+                bail!("the end of the run's audit log cannot be written yet")
             }
-            Some(RunClosingState::Draining) => bail!("its calls have not ended yet"),
+            Some(RunClosingState::Draining) => bail!("the run's calls have not ended yet"),
             None => (),
         }
+        // 2. Seal the log. If only its end is missing, close the log and seal once more. Transient I/O errors go to the
+        // caller, who retries; every other damage is final.
         let why = match self.try_seal_log(run).await {
             Ok(seal) => return Ok(seal),
             Err(why) if is_closable(&why) => match Box::pin(self.close_orphaned_log(run)).await {
@@ -49,16 +50,16 @@ impl RunServiceInner {
         };
         tracing::error!(
             run,
-            "the audit log of a run that has ended is not as it should be: {why:#}"
+            "the audit log of an ended run is damaged and gets no seal: {why:#}"
         );
         Ok(None)
     }
 
-    /// Closes and books the logs of runs that have ended and whose end is not in their logs: an earlier version did not try
-    /// again where the disk was full. What is whole is left as it is: nobody can tell whether it is what it was.
+    /// Closes and books the open logs of ended runs. An earlier version left such logs when the disk was full. A
+    /// complete log does not change: no later check can prove that a complete log is the original.
     ///
     /// # Errors
-    /// Something cannot be read or written now, and may be later.
+    /// Returns an error if a file or the database cannot be read or written now; a later attempt may succeed.
     pub(super) async fn close_unsealed(&self, stop: &CancellationToken) -> anyhow::Result<()> {
         for run in self.journal.unsealed_runs().await? {
             if stop.is_cancelled() {
@@ -75,7 +76,8 @@ impl RunServiceInner {
     }
 
     async fn close_ended_run(&self, run: &str) -> anyhow::Result<()> {
-        // Booked first: once the log is closed, nobody looks at it again. Calls without a settlement come to the same.
+        // The calls are booked first: once the log is closed, no later process reads it again. A call without a
+        // settlement has the same usage before and after the closing.
         let log = self.settings.audit_log_path(run);
         let read = move || call_usage::CallUsageReader::open(&log).finish();
         let (facts, whole) = tokio::task::spawn_blocking(read).await?;
@@ -95,7 +97,7 @@ impl RunServiceInner {
         Ok(())
     }
 
-    /// Whether a log is closed and signed to its end, whoever has signed it.
+    /// Returns true if a log is closed and signed to its end, by any key.
     async fn is_log_complete(&self, run: &str) -> bool {
         let log = self.settings.audit_log_path(run);
         let verified = tokio::task::spawn_blocking(move || verify::verify_file(&log, None)).await;
@@ -106,7 +108,7 @@ impl RunServiceInner {
         })
     }
 
-    /// Settles what is open, as carefully as can be told, and closes the log.
+    /// Settles the open calls as after a crash, and closes the log.
     async fn close_orphaned_log(&self, run: &str) -> anyhow::Result<()> {
         let wanted: RunSubmission = serde_json::from_str(&self.journal.submission(run).await?)?;
         let config = wanted.gateway_config(run, &self.settings, &self.config.load());
@@ -116,7 +118,7 @@ impl RunServiceInner {
     async fn try_seal_log(&self, run: &str) -> Result<Option<AuditLogSeal>, AuditProofError> {
         let (path, id, key) = (self.settings.audit_log_path(run), run.to_owned(), self.public_key);
         let sealed = tokio::task::spawn_blocking(move || {
-            // One without a record is of a run that could not begin.
+            // An empty log belongs to a run that could not begin.
             match path.metadata()?.len() {
                 0 => Ok(None),
                 _ => AuditLogSeal::seal_log(&path, &id, &key).map(Some),
@@ -130,12 +132,12 @@ impl RunServiceInner {
     }
 }
 
-/// Whether taking the log up again closes it: nothing is wrong with it but that its end is missing.
+/// Returns true if only the end of the log is missing, so that reopening the log can close it.
 fn is_closable(why: &AuditProofError) -> bool {
     matches!(why, AuditProofError::Unfinished | AuditProofError::Unsigned(_)) || has_torn_tail(why)
 }
 
-/// A crash in the midst of a write leaves the beginning of a record.
+/// Returns true if the last record is incomplete, as after a crash during a write.
 fn has_torn_tail(why: &AuditProofError) -> bool {
     matches!(why, AuditProofError::Broken(broken) if broken.why == ChainBreakReason::Torn)
 }

@@ -1,4 +1,4 @@
-//! Texts for callers, without the paths of this machine: those are the operator's, and stand in the log.
+//! Masks the paths of this machine in texts for callers. Only the operator sees the paths, in the log.
 
 use std::path::{Path, PathBuf};
 
@@ -30,18 +30,18 @@ pub(super) fn build_path_mask(
 }
 
 impl RunService {
-    /// Returns a text as a caller may read it.
+    /// Returns a text with the paths of this machine masked, as a caller may read it.
     pub fn mask_text(&self, text: &str) -> String {
         self.0.path_mask.load().mask_paths(text).into_owned()
     }
 }
 
 impl RunServiceInner {
-    /// Masks a text that a run's caller will read. The log has it as it was.
+    /// Masks a text for a run's caller. The log has the original text.
     pub(super) fn mask_in_place(&self, run: &str, text: &mut String) {
         let masked = self.path_mask.load().mask_paths(text).into_owned();
         if masked != *text {
-            tracing::warn!(run, text, "a text is told without the paths in it");
+            tracing::warn!(run, text, "masked the paths of this machine in a text for the caller");
             *text = masked;
         }
     }
@@ -59,7 +59,8 @@ impl RunServiceInner {
         }
     }
 
-    /// Leaves out what is of use on this machine only: lines and places for its operator, who has them by `relay status`.
+    /// Removes the fields that are useful only on this machine: the commands and paths that the operator reads with
+    /// `relay status`.
     pub(super) fn mask_delivered(&self, run: &str, delivered: &mut DeliveryStatus) {
         delivered.apply = None;
         delivered.workspace = None;
@@ -70,5 +71,5 @@ impl RunServiceInner {
     }
 }
 
-/// Where the kernel shows groups of processes, whose names are this machine's.
+/// The mount point of the kernel's cgroups, whose names are internal to this machine.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";

@@ -1,4 +1,4 @@
-//! How a run has ended: what is written down of it, with the last words to its watchers.
+//! Builds the end of a run for the journal, with the last events for its watchers.
 
 use serde_json::{Value, json};
 
@@ -6,14 +6,14 @@ use crate::relay::delivery::DeliveryStatus;
 use crate::runner::{AgentEnvelope, RunResult};
 use crate::service::store::{EventFeed, RunEnd, RunEventKind};
 
-/// A run that has no result.
+/// Returns the end of a run that has no result.
 pub(super) fn failed_end(code: &str, message: &str, feed: &EventFeed) -> RunEnd {
     let result =
         json!({"run_id": feed.run_id(), "ok": false, "error_code": code, "error": message});
     end_without_result(code, message, result)
 }
 
-/// A run whose process has ended before it. Its work may have come further.
+/// Returns the end of a run whose process ended first. `relay` is the state of the run's delivery.
 pub(super) fn interrupted_end(relay: Option<&DeliveryStatus>, feed: &EventFeed) -> RunEnd {
     let message = "the service was ended while the run was under way";
     let mut result = json!({
@@ -28,7 +28,7 @@ pub(super) fn interrupted_end(relay: Option<&DeliveryStatus>, feed: &EventFeed) 
     end_without_result(CODE_INTERRUPTED, message, result)
 }
 
-/// What an agent has answered, as its watchers are told; none where it says nothing but that it cannot.
+/// Returns the agent's answer as event data, or `None` if the envelope has only an error.
 pub(super) fn answer_event(envelope: &AgentEnvelope) -> Option<Value> {
     let has_answered = !envelope.payloads.is_empty() || envelope.error_message().is_none();
     has_answered.then(|| json!({"text": envelope.text(), "payloads": envelope.payloads}))
@@ -48,9 +48,11 @@ fn end_without_result(code: &str, message: &str, result: Value) -> RunEnd {
 }
 
 pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEnd {
+    // The output is stored in columns of its own, not in the result's JSON.
     let (stdout, stderr) = (std::mem::take(&mut result.stdout), std::mem::take(&mut result.stderr));
     let mut words = vec![];
     if let Some(answer) = result.agent.as_ref().and_then(answer_event)
+        // The answer may be published already, while the delivery of the work went on.
         && !feed.has_published(RunEventKind::AssistantFinal)
     {
         words.push((RunEventKind::AssistantFinal, answer));
@@ -74,4 +76,5 @@ pub(super) fn from_run_result(result: &mut RunResult, feed: &EventFeed) -> RunEn
     RunEnd { error_code: code, result, stdout, stderr, words, ..RunEnd::default() }
 }
 
+/// The error code of a run whose process ended first.
 const CODE_INTERRUPTED: &str = "interrupted";

@@ -1,8 +1,8 @@
-//! What another process has left: each of its runs is brought to a definite end.
+//! Brings the runs of an earlier process to a definite end.
 //!
-//! A run that had not begun begins now. One that had begun has lost its gateway with the process, so it cannot go on:
-//! what is left of it is taken away, its log is repaired and closed, its calls are booked, and it ends as interrupted:
-//! at once, or, where its work is on its way to a branch, when that is there.
+//! A run that had not begun begins now. A run that had begun lost its gateway with the process, so the run cannot
+//! continue. The service removes the run's leftovers, repairs and closes its audit log, books its calls, and ends the
+//! run as interrupted. If the run's work is being delivered, the run ends after the delivery.
 
 use std::fs;
 use std::io;
@@ -17,14 +17,14 @@ use crate::relay::delivery;
 use crate::service::store::{RunEnd, RunEventKind, RunFilter, RunPhase, RunRow};
 
 impl RunService {
-    /// Before anything new begins.
+    /// Recovers the unfinished runs of an earlier process. The caller does so before any new run begins.
     pub(super) async fn recover_runs(&self) -> anyhow::Result<()> {
         self.report_newer_logs().await?;
         let rows = self.0.journal.unfinished_runs().await?;
         if rows.is_empty() {
             return Ok(());
         }
-        tracing::info!(runs = rows.len(), "an earlier process has left runs");
+        tracing::info!(runs = rows.len(), "an earlier process left unfinished runs");
         self.sweep_leftovers().await;
         let mut left = vec![];
         for row in rows {
@@ -33,18 +33,21 @@ impl RunService {
             let recovered = recovered.with_context(|| format!("run `{run}`"))?;
             left.extend(recovered.map(|bill| (grant, bill)));
         }
+        // One grant with many deliveries must not delay the deliveries of the other grants.
         let left = delivery::interleave_by_owner(left, |(grant, _)| grant.clone());
         self.finish_pending(left.into_iter().map(|(_, bill)| bill).collect());
         Ok(())
     }
 
-    /// Returns what has to be delivered before it can end, or has a log that cannot be closed yet. Whoever starts the service is told what cannot be written, and
-    /// does not wait for it.
+    /// Recovers one run. Returns its recorder if the run's work must be delivered first, or if its audit log cannot be
+    /// closed yet. If the books or the journal cannot be written, the start of the service fails with the error.
     async fn recover_run(&self, row: RunRow) -> anyhow::Result<Option<UsageRecorder>> {
         let feed = self.0.journal.resume_run(&row).await?;
         let wanted = self.0.journal.submission(&row.id).await?;
         let wanted: RunSubmission = serde_json::from_str(&wanted)?;
         let has_log = has_records(&self.audit_log_path(&row.id))?;
+        // A queued run has no records by definition. If there are some, the database was restored from a backup, and a
+        // second start would do the work twice.
         let is_old = row.state == RunPhase::Queued && has_log;
         if is_old {
             tracing::warn!(
@@ -53,10 +56,12 @@ impl RunService {
             );
         } else if row.state == RunPhase::Queued {
             let reserved = self.0.journal.reserved_money(&row.id).await?;
-            // More may have been left than are allowed now: they wait for each other.
+            // The earlier process may have had a higher `max_runs`. Without a permit, the runs wait for each other.
             self.spawn_run(wanted.with_reserved_cost(reserved), feed, None);
             return Ok(None);
         }
+        // From here on, the run had begun. Its log is closed first, because closing settles the calls that are booked
+        // next.
         let log = self.0.seal_log(&row.id).await;
         if let Err(error) = &log {
             tracing::error!(run = row.id, "the audit log cannot be closed yet: {error:#}");
@@ -64,6 +69,8 @@ impl RunService {
         let told = self.0.journal.stored_events(&row.id, RunEventKind::UsageReport).await?;
         let mut bill = self.0.usage_recorder(&feed).skipping_reported(&told);
         bill.try_record_new().await?;
+        // The run ends here only if no delivery is pending and its log is sealed; otherwise the background task ends
+        // the run.
         let (false, Ok(log)) = (self.0.has_pending_work(&row.id).await?, log) else {
             return Ok(Some(bill));
         };
@@ -73,8 +80,8 @@ impl RunService {
         Ok(None)
     }
 
-    /// Warns of audit logs whose runs are newer than the last run of the database, and not in it: the database was restored
-    /// from a backup, and does not know what these runs have spent.
+    /// Warns about audit logs whose runs are newer than the database's last run and not in the database. Such a
+    /// database was restored from a backup, and lacks the spending of these runs.
     async fn report_newer_logs(&self) -> anyhow::Result<()> {
         let newest =
             self.0.journal.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?;
@@ -82,7 +89,7 @@ impl RunService {
         let directory = self.0.settings.state_dir.join("audit");
         let newer = tokio::task::spawn_blocking(move || newer_runs(&directory, &newest.id));
         let mut logs = 0;
-        // Of runs that came at once, the one that was accepted last may have a lower id than others.
+        // Runs of the same millisecond may have ids in another order than their rows, so each run is looked up.
         for run in newer.await?.context("the audit logs cannot be listed")? {
             logs += u32::from(self.0.journal.find_run(&run).await?.is_none());
         }
@@ -90,7 +97,7 @@ impl RunService {
             tracing::warn!(
                 logs,
                 "audit logs are newer than every run in the database, as after the restore of a backup: \
-                 `cogni-gateway billing record` takes them into the books, and grants that were revoked since are good again"
+                 `cogni-gateway billing record` takes them into the books, and grants that were revoked after the backup are valid again"
             );
         }
         Ok(())
@@ -104,7 +111,8 @@ impl RunService {
     }
 }
 
-/// Returns whether an audit log has a record. A log without one, of a process that died before it had written the first, is removed.
+/// Returns true if an audit log has a record. An empty log, which a process left that died before its first record, is
+/// removed.
 fn has_records(log: &Path) -> io::Result<bool> {
     match fs::metadata(log) {
         Ok(found) if found.len() > 0 => Ok(true),
@@ -114,7 +122,7 @@ fn has_records(log: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns the runs with an audit log whose ids are above this one. Run ids sort by time, to the millisecond.
+/// Returns the runs that have an audit log and an id above `newest`. Run ids sort by time, to the millisecond.
 fn newer_runs(directory: &Path, newest: &str) -> io::Result<Vec<String>> {
     let mut runs = vec![];
     for entry in fs::read_dir(directory)? {
@@ -126,5 +134,6 @@ fn newer_runs(directory: &Path, newest: &str) -> io::Result<Vec<String>> {
     Ok(runs)
 }
 
-/// How long a start waits for directories of runs that are gone; the service's own sweep does the rest.
+/// The maximum time that a start waits for the removal of leftover run directories. Our choice; the service's periodic
+/// sweep does the rest.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(5);

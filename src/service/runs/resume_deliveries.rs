@@ -1,7 +1,8 @@
-//! Runs whose process ended while their work was on its way to a branch: it is brought there first, and then they end,
-//! so that whoever watches is told where it is.
+//! Finishes runs whose process ended during the delivery of their work. The work is delivered first; then the runs end,
+//! so that watchers learn where the work is.
 //!
-//! A delivery that cannot go on now is not waited for: the outbox has it, and tries again when its time has come.
+//! The service does not wait for a delivery that cannot continue now. The outbox stores the delivery and its next retry
+//! time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::relay::delivery::{self, DeliveryService, DeliveryStatus};
 use crate::runner::branch_delivery::recover_for_run;
 
 impl RunService {
-    /// Brings each to its end, in the background.
+    /// Delivers the work of the given runs and writes their ends, in a background task.
     pub(super) fn finish_pending(&self, left: Vec<UsageRecorder>) {
         let shared = Arc::clone(&self.0);
         for bill in &left {
@@ -33,7 +34,7 @@ impl RunService {
 }
 
 impl RunServiceInner {
-    /// Whether there is a row for a run, or may be one when its workspace has been looked at.
+    /// Returns true if the outbox has a delivery of a run, or a workspace from which a delivery may follow.
     pub(super) async fn has_pending_work(&self, run: &str) -> anyhow::Result<bool> {
         let Some(relay) = self.relay.load_full() else { return Ok(false) };
         let run = run.to_owned();
@@ -47,14 +48,14 @@ impl RunServiceInner {
         spawn_blocking(asked).await?
     }
 
-    /// The row of a run, whose work is taken out first if it is not yet.
+    /// Returns the latest delivery of a run, after collecting work that is still in the run's workspace.
     async fn find_job(
         relay: &Arc<DeliveryService>,
         run: &str,
     ) -> anyhow::Result<Option<DeliveryJob>> {
         let taken = timeout(MAX_DELIVERY_TIME, Box::pin(recover_for_run(relay, run))).await;
         if let Ok(Err(error)) = taken {
-            tracing::error!(run, "what it has left is not taken out: {error:#}");
+            tracing::error!(run, "cannot collect the work of the run's workspace: {error:#}");
         }
         let (relay, run) = (Arc::clone(relay), run.to_owned());
         let jobs = spawn_blocking(move || relay.outbox().jobs_of_run(&run)).await??;
@@ -77,27 +78,29 @@ impl RunServiceInner {
         self.lock_live().remove(feed.run_id());
     }
 
-    /// How far it has come, when it goes no further for now.
+    /// Returns the delivery's state when the delivery cannot continue for now. `None` if the service leaves or the
+    /// outbox cannot be read.
     async fn delivery_status(
         &self,
         relay: &Arc<DeliveryService>,
         run: &str,
     ) -> Option<DeliveryStatus> {
         let row = self.leave.run_until_cancelled(Box::pin(Self::find_job(relay, run))).await?;
-        let row = row.inspect_err(|error| tracing::error!(run, "it is lost sight of: {error:#}"));
+        let row = row.inspect_err(|error| tracing::error!(run, "cannot read the run's delivery from the outbox: {error:#}"));
         let id = &*row.ok()??.id;
+        // A timeout is not an error here: the state below says how far the delivery has come.
         let gone = timeout(MAX_DELIVERY_TIME, Box::pin(run_or_wait(relay, id)));
         let gone = self.leave.run_until_cancelled(gone).await;
         if let Some(Ok(Err(error))) = gone {
-            tracing::warn!(%error, relay = id, "a relay cannot be taken up");
+            tracing::warn!(%error, relay = id, "cannot resume a delivery");
         }
         let looked = relay.status(id).await;
-        looked.inspect_err(|error| tracing::error!(%error, relay = id, "it is lost sight of")).ok()
+        looked.inspect_err(|error| tracing::error!(%error, relay = id, "cannot read the delivery's state")).ok()
     }
 }
 
-/// Takes a row as far as it goes, or waits until somebody else has who is at its branch: a run that begins there
-/// delivers what it finds first.
+/// Resumes a delivery until it cannot continue, or waits while another run holds the branch: a run that begins on the
+/// branch delivers the pending work first.
 async fn run_or_wait(
     relay: &Arc<DeliveryService>,
     id: &str,
@@ -105,6 +108,8 @@ async fn run_or_wait(
     loop {
         let (outbox, known) = (Arc::clone(relay), id.to_owned());
         let job = spawn_blocking(move || outbox.outbox().get(&known)).await??;
+        // Three reasons to stop: the delivery has ended, an attempt has set a later retry time, or this attempt held
+        // the branch and went as far as it could.
         if job.step.is_terminal()
             || is_rescheduled(&job)
             || relay.resume_delivery(id).await?.is_some()
@@ -115,16 +120,17 @@ async fn run_or_wait(
     }
 }
 
-/// Somebody has tried, and said when to try again.
+/// Returns true if an attempt has failed and set a later retry time.
 fn is_rescheduled(job: &DeliveryJob) -> bool {
     job.error.is_some() && !job.is_due()
 }
 
-/// As many as the relay takes up at once by itself.
+/// The maximum number of concurrent deliveries: the same number as the relay resumes at once by itself.
 const MAX_CONCURRENT: usize = 4;
 
-/// How often to look whether a branch is free.
+/// The interval between checks for a free branch. Our choice.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Longer than git and a forge are ever waited for; then the run ends with what is known.
+/// The maximum time of a delivery, before the run ends with the state that is known. Our choice: longer than git and a
+/// forge are ever waited for.
 const MAX_DELIVERY_TIME: Duration = Duration::from_mins(20);

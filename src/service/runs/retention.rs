@@ -1,7 +1,8 @@
-//! What is thrown away when it is older than it is kept: what the relay does not need any more, and audit logs and calls in
-//! the books, where somebody has said for how long they are kept.
+//! Deletes expired state: leftovers of delivered work, and audit logs and booked calls for which the operator set a
+//! retention time.
 //!
-//! **Invariant:** no log and no call goes before its run is forgotten, nor a log that tells of work which is still kept.
+//! **Invariant:** an audit log or a booked call is deleted only after its run is forgotten, and a log only if no stored
+//! work refers to it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,20 +21,20 @@ use crate::relay::delivery::{DeliveryService, OUTBOX_FILE, sweep};
 use crate::service::billing::store::{DeletedCalls, OldRuns};
 
 impl RunServiceInner {
-    /// What cannot be thrown away now is the next time.
+    /// Deletes all expired state. State that cannot be deleted now is tried again at the next purge.
     pub(super) async fn purge_expired(&self, stop: &CancellationToken) {
         if let Some(relay) = self.relay.load_full()
             && let Err(error) = self.sweep_relay(relay).await
         {
-            tracing::error!("cannot throw away what the relay has delivered: {error:#}");
+            tracing::error!("cannot remove expired relay state: {error:#}");
         }
         if let Some(age) = self.settings.audit_retention
             && let Err(error) = self.purge_logs(age).await
         {
-            tracing::error!("cannot throw old audit logs away: {error:#}");
+            tracing::error!("cannot remove old audit logs: {error:#}");
         }
         if let Some(age) = self.settings.billing_retention {
-            // What is deleted by then stays so; the next process goes on.
+            // A shutdown may interrupt the deletion between two runs; the next process continues.
             let deleted = stop.run_until_cancelled(Box::pin(self.delete_calls(age))).await;
             if let Some(Err(error)) = deleted {
                 tracing::error!("cannot delete old calls from the books: {error:#}");
@@ -46,6 +47,7 @@ impl RunServiceInner {
         let Some(before) = SystemTime::now().checked_sub(age) else { return Ok(()) };
         let (mut deleted, mut after) = (DeletedCalls::default(), None);
         loop {
+            // Page by page, so that the memory is bounded however many runs the books have.
             let OldRuns { runs, next } = self.books.old_runs(before, after).await?;
             let remembered = self.journal.known_ids(runs.clone()).await?;
             for run in runs.iter().filter(|run| !remembered.contains(*run)) {
@@ -80,11 +82,11 @@ impl RunServiceInner {
         };
         let (kept, swept) = spawn_blocking(sweep).await??;
         if kept > 0 {
-            tracing::warn!(kept, "threw away work that was held, had failed or was left long ago");
+            tracing::warn!(kept, "removed retained work that was held, failed or left longer ago than its maximum age");
         }
         let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
         if delivered + works + mirrors > 0 {
-            tracing::info!(delivered, works, mirrors, "threw away what the relay has delivered");
+            tracing::info!(delivered, works, mirrors, "removed expired relay state");
         }
         Ok(())
     }
@@ -94,12 +96,14 @@ impl RunServiceInner {
         let (state, relay) = (&self.settings.state_dir, self.relay.load_full());
         if relay.is_none() && state.join(OUTBOX_FILE).exists() {
             tracing::warn!(
-                "no audit log is thrown away: without a relay nobody can tell what work is still kept"
+                "no audit log is removed: without a relay, the service cannot check which work is still stored"
             );
             return Ok(());
         }
         let directory = state.join("audit");
         let mut old = spawn_blocking(move || logs_older_than(&directory, before)).await??;
+        // Three filters, in this order: the log is old enough, the journal has forgotten its run, and the outbox has no
+        // work of its run.
         let mut kept = HashSet::new();
         for name in old.keys() {
             if self.journal.find_run(name).await?.is_some() {
@@ -116,17 +120,18 @@ impl RunServiceInner {
         if logs > 0 {
             tracing::info!(
                 logs,
-                "threw audit logs away that are older than `serve.audit_retention`"
+                "removed audit logs that are older than `serve.audit_retention`"
             );
         }
         Ok(())
     }
 }
 
-/// Logs, each with what a crash has left beside it, by whose they are: a run's, or a row's of the outbox.
+/// Audit logs by their owner, a run or a delivery in the outbox. Each log has its side files from a crash with it.
 type LogsByOwner = HashMap<String, Vec<PathBuf>>;
 
-/// Those that tell of no work in the outbox: neither of a row, nor of a run that has rows or a desk there. Blocks.
+/// Returns the logs that no work in the outbox refers to: neither as a delivery, nor as the run of a delivery or of a
+/// workspace. Blocks.
 fn unreferenced_logs(
     mut logs: LogsByOwner,
     outbox: &DeliveryOutbox,
@@ -142,7 +147,7 @@ fn unreferenced_logs(
     Ok(logs)
 }
 
-/// Logs that were written for the last time before.
+/// Returns the logs whose last write was before `before`.
 fn logs_older_than(directory: &Path, before: SystemTime) -> anyhow::Result<LogsByOwner> {
     let mut old = LogsByOwner::new();
     let entries = fs::read_dir(directory);
@@ -157,6 +162,7 @@ fn logs_older_than(directory: &Path, before: SystemTime) -> anyhow::Result<LogsB
             Ok(written) if written < before => {
                 old.entry(name.to_owned()).or_default().push(entry.path());
             }
+            // A log that disappears between the listing and the check needs no removal.
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => (),
         }

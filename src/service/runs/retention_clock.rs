@@ -1,4 +1,4 @@
-//! When what is old may be thrown away: while the wall clock can be trusted, by which its age is told.
+//! Decides when the service may delete by age: only while the wall clock, which measures the age, is trusted.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,7 +8,7 @@ use crate::base::wall_clock::{
 };
 use crate::service::store::{RunFilter, RunStore};
 
-/// The wall clock of a service. What it was when it was trusted is in the journal, for the next process.
+/// The wall clock of a service. The journal stores the last trusted time for the next process.
 pub(super) struct RetentionClock {
     journal: RunStore,
     wall: WallClock,
@@ -19,7 +19,7 @@ impl RetentionClock {
     pub(super) async fn load(journal: RunStore) -> Self {
         let first = ClockReading::read_clocks();
         let is_trusted = was_trusted_recently(&journal, first.wall).await.unwrap_or_else(|error| {
-            tracing::error!(%error, "the journal does not tell what time it was");
+            tracing::error!(%error, "cannot read the last trusted time from the journal");
             false
         });
         if !is_trusted {
@@ -44,6 +44,7 @@ impl RetentionClock {
             ClockCheck::Ahead(by) => (by, "the clock has jumped ahead"),
             ClockCheck::Behind(by) => (by, "the clock has jumped back"),
         };
+        // Whole seconds, for the log.
         let by = Duration::from_secs(by.as_secs());
         tracing::warn!(
             by = %humantime::format_duration(by),
@@ -59,16 +60,16 @@ impl RetentionClock {
         }
         match self.journal.note_time(now.wall).await {
             Ok(()) => self.noted = Some(now.monotonic),
-            Err(error) => tracing::error!(%error, "the time cannot be written down"),
+            Err(error) => tracing::error!(%error, "cannot write the trusted time into the journal"),
         }
     }
 }
 
-/// Writes the time into a journal that is new. It is called before the first run is in there: with a run and no time, the next
-/// process would not know whether to trust the clock.
+/// Writes the time into a new journal. The caller does so before the first run is in the journal. If the journal had a
+/// run and no time, the next process could not decide whether to trust the clock.
 ///
 /// # Errors
-/// The journal cannot be read or written.
+/// Returns an error if the journal cannot be read or written.
 pub(super) async fn note_first(journal: &RunStore) -> Result<(), db::DatabaseError> {
     if journal.noted_time().await?.is_none() && is_empty(journal).await? {
         journal.note_time(SystemTime::now()).await?;
@@ -80,7 +81,7 @@ async fn is_empty(journal: &RunStore) -> Result<bool, db::DatabaseError> {
     Ok(journal.list_runs(RunFilter { limit: 1, ..RunFilter::default() }).await?.is_empty())
 }
 
-/// Returns whether an earlier process has trusted the clock a moment ago, or there was none.
+/// Returns true if the noted time of an earlier process confirms the clock, or if the journal is new.
 async fn was_trusted_recently(
     journal: &RunStore,
     now: SystemTime,
@@ -91,5 +92,6 @@ async fn was_trusted_recently(
     }
 }
 
-/// Often enough that a service which is started again need not wait.
+/// The interval between two notes of the trusted time. Our choice: short against the hour by which the clock of a
+/// restarted service may be ahead of the note.
 const NOTE_INTERVAL: Duration = Duration::from_mins(10);

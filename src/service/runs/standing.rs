@@ -1,5 +1,5 @@
-//! Whether the upstream and the forge can be reached, and accept what this service shows them. They are asked when somebody
-//! wants to know, and not more often than twice a minute.
+//! Checks that the upstream and the forge can be reached and accept the service's credentials. The checks run on
+//! request, at most twice a minute.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use super::RunService;
 use crate::gateway::upstream::check::probe;
 
-/// What was found last, and when.
+/// A cache of the last check's result, with its time.
 #[derive(Debug, Default)]
 pub(super) struct CachedServiceStatus(Mutex<Option<(Instant, ServiceStatus)>>);
 
-/// How the service stands with those that it depends on, in words for everybody: `ok`, or why not.
+/// The state of the upstream and of the forge, in texts for unauthenticated readers: `ok`, or the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceStatus {
     pub upstream: String,
@@ -21,10 +21,10 @@ pub struct ServiceStatus {
 }
 
 impl RunService {
-    /// Returns how the service stands with the upstream and the forge. Takes as long as those take to answer, where it was
-    /// not asked within the last half minute.
+    /// Returns the state of the upstream and of the forge. The call waits for their answers, unless the cached result
+    /// is younger than half a minute.
     pub async fn standing(&self) -> ServiceStatus {
-        // Held while they are asked, so that all who want to know at the same time ask once.
+        // The lock is held during the checks, so that simultaneous callers send one request.
         let mut known = self.0.standing.0.lock().await;
         if let Some((asked, standing)) = &*known
             && asked.elapsed() < FRESH
@@ -57,7 +57,8 @@ impl RunService {
     }
 }
 
+/// The state of a service that works.
 const OK: &str = "ok";
 
-/// Whoever looks more often is told what was found.
+/// The time for which a result is cached. Our choice.
 const FRESH: Duration = Duration::from_secs(30);

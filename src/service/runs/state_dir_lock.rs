@@ -1,4 +1,4 @@
-//! Who has a state directory.
+//! The lock that gives one process the state directory.
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -12,17 +12,18 @@ use tokio::time::{Instant, sleep};
 
 use crate::base::private_dir;
 
-/// Held for as long as this lives, and given up by the kernel when the process ends.
+/// A lock on a state directory. The kernel releases the lock when the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct StateDirLock {
     _file: File,
 }
 
 impl StateDirLock {
-    /// Waits a moment for one whose holder is dead: a child that it was about to start may have it still.
+    /// Takes the lock, and waits a moment if another holder exists: a child between fork and exec may still hold the
+    /// lock of a dead process.
     ///
     /// # Errors
-    /// Another process has the directory, or it cannot be used.
+    /// Returns an error if another process holds the directory, or the directory cannot be used.
     pub async fn acquire(state_dir: &Path) -> anyhow::Result<Self> {
         let shown = state_dir.display();
         let unusable = || format!("the state directory `{shown}` cannot be used");
@@ -30,6 +31,7 @@ impl StateDirLock {
         private_dir::make(state_dir, 0o700).with_context(unusable)?;
         DirBuilder::new().recursive(true).mode(0o700).create(audit).with_context(unusable)?;
         let path = state_dir.join("serve.lock");
+        // The file stays after the process. Only the lock on its open description counts, never the file's existence.
         let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.with_context(unusable)?;
         let patience = Instant::now() + LOCK_TIMEOUT;
@@ -51,6 +53,7 @@ impl StateDirLock {
     }
 }
 
-/// From a fork to an exec, on a busy machine.
+/// The maximum wait for the lock. Our choice: longer than a child needs from fork to exec on a busy machine.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// The interval between two attempts to take the lock. Our choice.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

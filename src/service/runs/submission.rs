@@ -1,4 +1,4 @@
-//! A run as somebody asks a service for it.
+//! A run as a client requests it from the service.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,31 +22,31 @@ use crate::runner::long_running::{SandboxKey, SandboxKeyScope};
 use crate::runner::{ChatMessage, GatewayOverrides, RunPlan, RunRequest};
 use crate::sandbox::spec::LimitOverrides as Limited;
 
-/// What somebody who may ask for it wants. It is kept until the run begins.
+/// A client's request for a run, after its grant was checked. The journal stores the request until the run begins.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSubmission {
-    /// The id of the grant that allows it.
+    /// The id of the grant that allows the run.
     pub grant: String,
     /// An agent of the catalog.
     pub agent: String,
-    /// Else the agent's own.
+    /// The model. `None` means the agent's own default.
     pub model: Option<String>,
-    /// What it is to answer, and what was said before.
+    /// The messages that the agent answers, after the earlier messages of the conversation.
     pub messages: Vec<ChatMessage>,
-    /// Who pays.
+    /// The account that pays.
     pub account: String,
-    /// What stands in the records of its calls, beside what stands there anyway.
+    /// The client's metadata for the records of the run's calls, in addition to the gateway's own keys.
     #[serde(default)]
     pub metadata: Map<String, Value>,
-    /// Beside what every sandbox has.
+    /// The environment variables of the run, in addition to those of every sandbox.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// The conversation that the run is a part of.
     pub state_key: Option<String>,
-    /// Whose work it is, where it has a repository.
+    /// The repository and the branch of the run's work.
     #[serde(default)]
     pub branch: BranchOptions,
-    /// No more than its agent and its grant allow.
+    /// The run's limits, at most those of its agent and its grant.
     #[serde(default)]
     pub budget: BudgetLimits,
     pub max_runtime: Option<Duration>,
@@ -59,29 +59,29 @@ pub struct RunSubmission {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BranchOptions {
-    /// Without one, nothing is delivered.
+    /// The repository's URL. Without a repository, no work is delivered.
     pub repository: Option<String>,
-    /// Which addresses its host may have, by the grant; those on the internet where it does not say.
+    /// The addresses that the grant allows for the repository's host. `None` means public addresses of the internet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reach: Option<HostReach>,
     pub key: Option<String>,
-    /// The key where there is none.
+    /// The work item, which is the branch key if `key` is `None`.
     pub work_item: Option<String>,
-    /// Whether the state key is the key, where there is no other.
+    /// True if the state key may be the branch key when the request has no other key.
     pub by_state_key: bool,
-    /// The branch that the work is for; else the default branch.
+    /// The branch that the work is based on. `None` means the default branch.
     pub base: Option<String>,
     pub pull_request: bool,
 }
 
-/// Where a run's work goes.
+/// The repository and the branch key that a run's work is delivered to.
 #[derive(Clone, Debug)]
 pub(super) struct BranchRef {
     pub(super) repository: RepositoryUrl,
     pub(super) key: BranchKey,
 }
 
-/// Why a branch cannot be worked on.
+/// The reason for which a run cannot work on its branch.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BranchRefError {
     #[error("the repository cannot be used: {0}")]
@@ -93,10 +93,11 @@ pub(super) enum BranchRefError {
 }
 
 impl RunSubmission {
-    /// Tells whether the same is wanted again. Each time it is asked for within a span of its own.
+    /// Returns the digest that identifies a repeated request. The digest ignores the span, which differs for each
+    /// request.
     pub(super) fn digest(&self) -> String {
         let mut asked = Self { traceparent: None, ..self.clone() };
-        // The grant's, and not asked for.
+        // The reach comes from the grant, not from the request, and the grant's terms may change between two requests.
         asked.branch.reach = None;
         hex::sha256_hex(asked.to_json().as_bytes())
     }
@@ -105,19 +106,19 @@ impl RunSubmission {
         serde_json::to_string(self).expect("its maps have texts as keys")
     }
 
-    /// Lowers the run's limit of money to what is reserved for it, where its grant has a cap.
+    /// Lowers the run's limit of money to the reserved amount, if its grant has a cap.
     pub(super) fn with_reserved_cost(mut self, reserved: Option<Nanodollars>) -> Self {
         let most = BudgetLimits { max_cost_usd: reserved, ..BudgetLimits::default() };
         self.budget = self.budget.capped_by(&most);
         self
     }
 
-    /// What is left of it once the run has begun.
+    /// Returns the submission without messages and environment, as the journal stores it after the run has begun.
     pub(super) fn without_content(&self) -> Self {
         Self { messages: vec![], env: BTreeMap::new(), ..self.clone() }
     }
 
-    /// The branch that it is for; none where there is no repository, or no key.
+    /// Returns the run's branch, or `None` if the request has no repository or no key.
     pub(super) fn branch_ref(&self, run: &str) -> Result<Option<BranchRef>, BranchRefError> {
         let BranchOptions { repository, key, work_item, by_state_key, pull_request, .. } =
             &self.branch;
@@ -141,19 +142,21 @@ impl RunSubmission {
         }))
     }
 
-    /// What its result says of work that cannot go anywhere.
+    /// Returns the delivery report of a run that has a repository but no branch key.
     pub(super) fn skipped_delivery(&self, line: Option<&BranchRef>) -> Option<DeliveryReport> {
         let is_skipped = self.branch.repository.is_some() && line.is_none();
         is_skipped.then(DeliveryReport::skipped_without_key)
     }
 
-    /// Whose sandbox it is executed in, where its agent has one that outlives its runs: that of its branch, or of its
-    /// conversation.
+    /// Returns the key of the run's long-running sandbox: by its branch, or else by its conversation. `None` if the
+    /// agent's sandboxes live for one run.
     pub(super) fn long_running_key(&self, entry: &AgentDefinition) -> Option<SandboxKey> {
         if entry.mode != SandboxLifetime::LongRunning {
             return None;
         }
         let BranchOptions { repository, key, work_item, .. } = &self.branch;
+        // The first key that the request has decides. The kind is part of the scope, so that equal texts of different
+        // kinds do not share a sandbox.
         let kinds = [("branch_key", key), ("work_item", work_item), ("state_key", &self.state_key)];
         let (kind, line) =
             kinds.into_iter().find_map(|(kind, text)| Some((kind, text.as_ref()?)))?;
@@ -170,17 +173,17 @@ impl RunSubmission {
         )
     }
 
-    /// The run as the runner wants it, but for its branch.
+    /// Returns the plan for the runner, without the branch.
     ///
     /// # Errors
-    /// What does not fit together.
+    /// Returns an error if the agent is unknown, no model is named, or the settings contradict each other.
     pub(super) fn run_plan(
         &self,
         run: &str,
         (settings, config, catalog): (&RunServiceConfig, &GatewayConfig, &AgentCatalog),
     ) -> anyhow::Result<RunPlan> {
         let mut request = self.run_request(run, settings, config);
-        // The service's is for agents that do not say.
+        // The service's driver is the default for agents that name none.
         let entry = catalog.find_agent(&self.agent)?;
         request.driver = Some(entry.driver.or(settings.driver));
         if self.model.is_none() && entry.models.default.is_none() {
@@ -191,13 +194,14 @@ impl RunSubmission {
         }
         let config = self.gateway_config(run, settings, config);
         let mut order = request.resolve(config, settings.host.clone(), catalog)?;
+        // A client may shorten the agent's maximum run time, but never extend it.
         let longest = entry.limits.resolve_limits().max_runtime;
         let max_runtime = &mut order.spec.limits.max_runtime;
         *max_runtime = longest.min(*max_runtime);
         Ok(order)
     }
 
-    /// The settings of its gateway.
+    /// Returns the settings of the run's gateway.
     pub(super) fn gateway_config(
         &self,
         run: &str,
@@ -233,7 +237,8 @@ impl RunSubmission {
             allow_unlimited: Some(settings.allow_unlimited),
             env: self.env.clone(),
             limits: Limited { max_runtime: self.max_runtime, ..Limited::default() },
-            // Nothing of this machine is shown to it but what the catalog's entry says.
+            // The roots are those that the catalog's entry may mount; the request itself cannot name a path of this
+            // machine.
             roots: vec![PathBuf::from("/")],
             grace: Some(settings.grace),
             llm: GatewayOverrides {
@@ -249,7 +254,7 @@ impl RunSubmission {
     }
 }
 
-/// Where the agents of the catalog keep what they remember, in their workspaces.
+/// The directories of a workspace in which the catalog's agents store their state between runs.
 const PRESERVED_DIRS: &[&str] = &[".openclaw-state", ".cache"];
 
 #[cfg(test)]

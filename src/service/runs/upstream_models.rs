@@ -1,4 +1,4 @@
-//! The models that the upstream has, for agents that want to know them all.
+//! The list of the upstream's models, for agents that need the whole list.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use crate::gateway::config::GatewayConfig;
 use crate::gateway::upstream::models::list_models;
 use crate::runner::agents::{AgentDefinition, WorkspaceSetup};
 
-/// What was said last, and when.
+/// A cache of the upstream's last list of models, with the time of the request.
 #[derive(Debug, Default)]
 pub(super) struct UpstreamModelCache(Mutex<Option<(Instant, Vec<String>)>>);
 
 impl UpstreamModelCache {
-    /// What an agent is told. Only `OpenClaw` wants it, and only where neither its entry nor its gateway has a list.
-    /// An upstream that does not say is not waited for again for a while: the agent has the model of its run.
+    /// Returns the models for an agent. Only `OpenClaw` needs the list, and only if neither its entry nor its gateway
+    /// has a list. If the upstream fails, the empty list is cached for a while, too: the agent still has the model of
+    /// its run.
     pub(super) async fn for_agent(
         &self,
         entry: &AgentDefinition,
@@ -27,14 +28,14 @@ impl UpstreamModelCache {
         if !is_told {
             return vec![];
         }
-        // Held while it is asked, so that runs that begin together ask once.
+        // The lock is held during the request, so that runs that begin together send one request.
         let mut known = self.0.lock().await;
         match &*known {
             Some((asked, models)) if asked.elapsed() < CACHE_TTL => models.clone(),
             _ => {
                 let said = list_models(&config.upstream).await;
                 let models = said.unwrap_or_else(|error| {
-                    tracing::warn!(%error, "an agent is not told which models there are");
+                    tracing::warn!(%error, "cannot list the upstream's models; the agent has only its run's model");
                     vec![]
                 });
                 known.insert((Instant::now(), models)).1.clone()
@@ -43,5 +44,5 @@ impl UpstreamModelCache {
     }
 }
 
-/// A new model is known after this.
+/// The time for which a list of models is cached. Our choice.
 const CACHE_TTL: Duration = Duration::from_mins(5);

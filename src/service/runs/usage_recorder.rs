@@ -1,4 +1,4 @@
-//! What a run's calls come to, told and booked as they are settled.
+//! Reports and books the usage of a run's calls as the gateway settles them.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -13,16 +13,17 @@ use crate::llm::budget::{BudgetLedger, Nanodollars, TokenUsage};
 use crate::service::billing::{BillingError, BillingStore, CallUsage, call_usage};
 use crate::service::store::{EventFeed, RunEvent, RunEventKind};
 
-/// The calls of one run, read from its audit log: what is not in there is not billed.
+/// A recorder of one run's calls, read from its audit log. A call that is not in the log is not billed.
 pub(super) struct UsageRecorder {
     books: BillingStore,
     feed: EventFeed,
     log: PathBuf,
-    /// How far it has come. Whoever waits for it to read may be gone before; then it begins anew.
+    /// The reader at its current position. A task that is cancelled during a read drops the reader; the next read
+    /// starts from the beginning of the log.
     reader: Option<call_usage::CallUsageReader>,
-    /// Read, and not booked yet: whoever waits for that may be gone before, too.
+    /// The calls that were read and are not booked yet. They survive a task that is cancelled during the booking.
     read: Vec<CallUsage>,
-    /// The calls of which watchers have been told, by this process or an earlier one.
+    /// The ids of the calls that watchers have received, from this process or an earlier one.
     told: HashSet<String>,
 }
 
@@ -31,12 +32,13 @@ impl UsageRecorder {
         Self { books, feed, log, reader: None, read: vec![], told: HashSet::new() }
     }
 
-    /// Those who are told.
+    /// Returns the feed of the run's watchers.
     pub(super) fn feed(&self) -> &EventFeed {
         &self.feed
     }
 
-    /// Where an earlier process has begun to tell, to those who count on being told once.
+    /// Skips the reports of the calls that an earlier process has published, because clients count on one report per
+    /// call.
     pub(super) fn skipping_reported(self, told: &[RunEvent]) -> Self {
         let call = |event: &RunEvent| {
             let told: Value = serde_json::from_str(&event.data).ok()?;
@@ -45,18 +47,19 @@ impl UsageRecorder {
         Self { told: told.iter().filter_map(call).collect(), ..self }
     }
 
-    /// For as long as it is polled.
+    /// Books new calls after each settlement, for as long as the future is polled.
     pub(super) async fn follow_log(&mut self, ledger: Option<&BudgetLedger>) -> Infallible {
         let Some(ledger) = ledger else { return pending().await };
         loop {
             ledger.wait_for_close().await;
-            // Its record is on its way.
+            // The gateway's writer still has the call's record; the wait lets the record reach the file.
             tokio::time::sleep(LOG_FLUSH_WAIT).await;
             self.record_new().await;
         }
     }
 
-    /// Books what is new when the agent has ended. Its calls end with it; one that is drained for longer is told of later.
+    /// Books new calls when the agent has ended. Open calls end with the agent; a call that drains for longer is
+    /// reported later.
     pub(super) async fn record_final(&mut self, ledger: Option<&BudgetLedger>) {
         let Some(ledger) = ledger else { return };
         if ledger.budget_status().open_calls > 0 {
@@ -71,7 +74,7 @@ impl UsageRecorder {
         self.record_new().await;
     }
 
-    /// Books what is new. What cannot be booked now is before the run ends.
+    /// Books new calls and logs a failure. Calls that cannot be booked now are booked before the run ends.
     pub(super) async fn record_new(&mut self) {
         if let Err(error) = self.try_record_new().await {
             let error = anyhow::Error::from(error);
@@ -79,15 +82,17 @@ impl UsageRecorder {
         }
     }
 
-    /// The same, for whoever tries again. Of a log that cannot be read there is nothing to wait for: what stands in it
-    /// before is booked.
+    /// Books new calls and returns a failure, for callers that retry. If the log cannot be read, the calls before the
+    /// unreadable part are booked, because a retry would not help.
     ///
     /// # Errors
-    /// The books cannot be written.
+    /// Returns an error if the books cannot be written.
     pub(super) async fn try_record_new(&mut self) -> Result<(), BillingError> {
         if let Err(error) = self.read_new().await {
             tracing::error!(run = self.feed.run_id(), "cannot read the run's calls: {error:#}");
         }
+        // Booking comes before publishing. A cancelled booking is repeated, and the books accept a call that they know
+        // already.
         self.books.record_calls(&self.read).await?;
         for fact in self.read.drain(..) {
             if self.told.insert(fact.call_id.clone()) {
@@ -97,13 +102,15 @@ impl UsageRecorder {
         Ok(())
     }
 
-    /// Returns what the run's calls have cost by its log, as far as that was read; those without a settlement count as
-    /// reserved. `None` of a log that cannot be read.
+    /// Returns the cost of the run's calls by its log, as far as the log was read. A call without a settlement counts
+    /// as reserved. Returns `None` if the log cannot be read.
     pub(super) fn charged(&self) -> Option<Nanodollars> {
         self.reader.as_ref()?.charged()
     }
 
     async fn read_new(&mut self) -> anyhow::Result<()> {
+        // The reader moves to the blocking thread and back. If this future is dropped in between, the reader stays
+        // `None`, and the log is read again from its beginning.
         let reader = self.reader.take();
         let mut reader = reader.unwrap_or_else(|| call_usage::CallUsageReader::open(&self.log));
         let read = move || {
@@ -117,7 +124,7 @@ impl UsageRecorder {
     }
 }
 
-/// What a watcher is told of a call.
+/// Returns the event data of a call for watchers.
 fn usage_event(fact: &CallUsage) -> Value {
     let TokenUsage { input, output, cache_read, cache_write, reasoning, .. } = fact.usage;
     json!({
@@ -135,8 +142,8 @@ fn usage_event(fact: &CallUsage) -> Value {
     })
 }
 
-/// The audit log reaches the kernel within this.
+/// The time within which the audit log's writer has passed a record to the kernel.
 const LOG_FLUSH_WAIT: Duration = Duration::from_millis(120);
 
-/// An answer is not kept from its watchers for longer than this.
+/// The maximum time for which an answer waits for the records of open calls. Our choice.
 const FINAL_FLUSH_WAIT: Duration = Duration::from_millis(500);

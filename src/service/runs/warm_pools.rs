@@ -1,4 +1,4 @@
-//! Sandboxes that are kept ready for agents whose entries ask for them.
+//! Pools of warm sandboxes, for agents whose entries request them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::runner::agents::{AgentCatalog, AgentDefinition, SandboxLifetime};
 use crate::runner::warm_pool::{self, WarmPool};
 use crate::runner::{ChatMessage, ChatRole};
 
-/// A pool for each such agent of the catalog that the service began with.
+/// The warm pools by agent. The catalog at the service's start decides which agents have a pool.
 pub(super) struct WarmPools(HashMap<String, Arc<WarmPool>>);
 
 impl WarmPools {
-    /// Nothing is started yet. An agent that cannot have slots is run without.
+    /// Builds the pools without starting a sandbox. An agent whose pool cannot be built runs without warm sandboxes.
     pub(super) fn new(
         settings: &RunServiceConfig,
         config: &GatewayConfig,
@@ -28,7 +28,7 @@ impl WarmPools {
         };
         let pools = catalog.entries().filter(asks).filter_map(|entry| {
             let pool = build_pool(entry, (settings, config, catalog));
-            let told = |error| tracing::warn!(agent = entry.name, "there are no slots: {error:#}");
+            let told = |error| tracing::warn!(agent = entry.name, "the agent has no warm sandboxes: {error:#}");
             Some((entry.name.clone(), Arc::new(pool.map_err(told).ok()?)))
         });
         Self(pools.collect())
@@ -38,19 +38,21 @@ impl WarmPools {
         self.0.get(agent).cloned()
     }
 
-    /// Keeps them until `stop`, and then takes them away.
+    /// Maintains the pools until `stop`, and then removes their sandboxes.
     pub(super) async fn maintain(&self, stop: &CancellationToken) {
         join_all(self.0.values().map(|pool| pool.maintain(stop.clone()))).await;
     }
 }
 
-/// A run such as any of the agent's is what its slots are made for.
+/// Builds an agent's pool from the plan of a typical run of the agent.
 fn build_pool(
     entry: &AgentDefinition,
     parts: (&RunServiceConfig, &GatewayConfig, &AgentCatalog),
 ) -> anyhow::Result<WarmPool> {
     let models = &entry.models;
     let model = models.default.as_ref().or(models.allow.first()).cloned();
+    // The message, the account and an unknown model are placeholders: a claimed sandbox gets the gateway and the files
+    // of the claiming run's own plan.
     let wanted = RunSubmission {
         agent: entry.name.clone(),
         model: model.or_else(|| Some("any".to_owned())),
@@ -63,5 +65,5 @@ fn build_pool(
     Ok(WarmPool::new(&order, stock)?)
 }
 
-/// What a root was made of may have changed since.
+/// The maximum age of a warm sandbox. Our choice: the files that a root was made from may change.
 const MAX_SLOT_AGE: Duration = Duration::from_hours(1);

@@ -144,7 +144,7 @@ async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
     service = place.start();
     block_in_place(|| {
         patience(|| kept(&place).is_empty(), || format!("{:?}", kept(&place)));
-        service.process.until(|said| said.contains("forgot a workspace that nobody uses"));
+        service.process.until(|said| said.contains("forgot an unused workspace"));
     });
     service.process.terminate();
 }

@@ -42,7 +42,7 @@ async fn no_text_for_a_tenant_has_a_path_of_this_machine() {
         }
     }
     let said = service.process.said();
-    assert!(said.contains("a text is told without the paths in it"), "{said}");
+    assert!(said.contains("masked the paths of this machine in a text for the caller"), "{said}");
     assert!(said.contains(&*state.join("audit").to_string_lossy()), "the log has it: {said}");
     place.stop(service);
 }

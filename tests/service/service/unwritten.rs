@@ -51,7 +51,7 @@ async fn nobody_waits_for_an_end_that_cannot_be_written() {
     let why: Vec<_> = said.lines().skip_while(|line| !line.starts_with("error")).collect();
     insta::assert_snapshot!(
         why.join("\n"),
-        @"error: what an earlier process has left cannot be taken up: run `RUN`: the database cannot be read or written: refused by a test"
+        @"error: cannot recover the runs of an earlier process: run `RUN`: the database cannot be read or written: refused by a test"
     );
 
     execute(&place, ALLOW);

@@ -31,7 +31,7 @@ async fn a_run_that_waits_is_cancelled_or_left_but_never_lost() {
     assert_eq!(kinds(&told), ["error", "done", "final"]);
     assert_eq!(
         told[0].data,
-        json!({"code": "cancelled", "message": "it was cancelled before it began"})
+        json!({"code": "cancelled", "message": "the run was cancelled before it began"})
     );
 
     let begun = of_state(&service, "running").await;
