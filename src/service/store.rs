@@ -1,16 +1,16 @@
-//! What the service remembers of its runs, so that nothing that was accepted is forgotten: a row for each, and the
-//! events that its watchers were told.
+//! The journal of a service's runs: a row for each run, and the events for its watchers. No accepted run is lost.
 //!
 //! ```text
 //! queued → running → ended
 //!    └────────────────┘
 //! ```
 //!
-//! **Invariant:** a row moves along these arrows only. Its last events are written with its end, or neither is; and
-//! they are told only then, so that nobody is told of an end that a crash takes back.
+//! **Invariant:** a row moves along these arrows only. A run's end and its last events are written in one transaction.
+//! Watchers receive the last events only after that transaction, so a crash never takes back an end that a watcher has
+//! seen.
 //!
-//! A run that is not over has its events in memory, too, where its watchers [follow](RunStore::follow_events) them; they reach
-//! the file a moment later. What a run may have there is bounded; see [`event_feed`].
+//! The events of an unfinished run are in memory, too, where its watchers [follow](RunStore::follow_events) them. The
+//! events reach the database a moment later. The memory of one run is bounded; see [`event_feed`].
 
 mod answer_dedup;
 pub mod event;
@@ -38,31 +38,31 @@ pub use row::{NewRunRow, RunEnd, RunFilter, RunPhase, RunRow};
 pub use schema::SCHEMA;
 pub use spending::{ExhaustedCap, GrantSpending, SpendingCaps, SpendingStatus};
 
-/// The runs of one service. Clones share them.
+/// The runs of one service. Clones share the same runs.
 #[derive(Clone, Debug)]
 pub struct RunStore {
     database: SqliteDatabase,
     live: Arc<Mutex<HashMap<String, EventFeed>>>,
 }
 
-/// What became of a run that somebody asked for.
+/// The outcome of adding a run.
 #[derive(Debug)]
 pub enum AddRunOutcome {
-    /// With the money that is reserved for it, where its grant has a cap.
+    /// The run is new. The amount is the reserved money, if its grant has a cap.
     New(EventFeed, Option<Nanodollars>),
-    /// It was asked for before, with the same key and in the same words.
+    /// An earlier request with the same key and the same content added the run.
     Known(Box<RunRow>),
-    /// The key was used before, with other words.
+    /// An earlier request used the key with other content.
     Conflict(Box<RunRow>),
-    /// Its grant has as many runs as it may.
+    /// The grant has its maximum number of concurrent runs.
     Full,
-    /// Its grant has no money left.
+    /// The grant has no money left.
     Exhausted(ExhaustedCap),
 }
 
-/// What an insertion comes to.
+/// The outcome of the transaction that inserts a run.
 enum InsertOutcome {
-    /// With the money that is reserved.
+    /// The run is new. The amount is the reserved money.
     New(Option<Nanodollars>),
     Same(Box<RunRow>),
     Full,
@@ -70,18 +70,18 @@ enum InsertOutcome {
 }
 
 impl RunStore {
-    /// On a database that has our [`SCHEMA`].
+    /// Creates the store on a database that has our [`SCHEMA`].
     pub fn new(database: SqliteDatabase) -> Self {
         Self { database, live: Arc::default() }
     }
 
-    /// Writes a run down, which makes it accepted.
+    /// Adds a run to the journal, which makes the run accepted.
     ///
     /// # Errors
-    /// It cannot be written; then it is not.
+    /// Returns an error if the database cannot be written; then the run is not accepted.
     pub async fn add_run(&self, new: NewRunRow) -> Result<AddRunOutcome, db::DatabaseError> {
         let (run, digest) = (new.id.clone(), new.digest.clone());
-        // Before anybody can be told its name.
+        // The feed exists before the row, so that a client that learns the run's id can follow the run at once.
         let feed = self.activate_feed(&run, 0);
         let now = now_millis();
         let added =
@@ -98,10 +98,11 @@ impl RunStore {
         })
     }
 
-    /// A run that this process had not before: its events go on after all that were ever told.
+    /// Creates the feed of an earlier process's run. The numbers of its events continue above all numbers that were
+    /// ever published.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn resume_run(&self, run: &RunRow) -> Result<EventFeed, db::DatabaseError> {
         let id = run.id.clone();
         let last = "SELECT max(seq) FROM event WHERE run = ?1";
@@ -109,7 +110,7 @@ impl RunStore {
             .database
             .read_committed(move |view| view.query_row(last, [id], |row| row.get(0)))
             .await?;
-        // Of a run that has not begun nobody was told anything.
+        // A queued run has published no event, so its numbers begin at 1.
         let first = match (last, run.state) {
             (None, RunPhase::Queued) => 0,
             (last, _) => event_feed::next_sequence_base(last.unwrap_or_default().cast_unsigned()),
@@ -117,10 +118,10 @@ impl RunStore {
         Ok(self.activate_feed(&run.id, first))
     }
 
-    /// Writes down that a run begins. What it was asked is needed no more, and forgotten: `wanted` takes its place.
+    /// Marks a run as running. `wanted` replaces the request, whose content is not needed any more.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Returns an error if the database cannot be written.
     pub async fn mark_running(&self, run: &str, wanted: String) -> Result<(), db::DatabaseError> {
         let (run, now) = (run.to_owned(), now_millis());
         let begin = "UPDATE run SET state = 'running', started = ?2, wanted = ?3 WHERE id = ?1 AND state = 'queued'";
@@ -130,10 +131,10 @@ impl RunStore {
         Ok(())
     }
 
-    /// Writes down how a run has ended, with all that its watchers were told, and tells them the last of it.
+    /// Writes a run's end and its unsaved events, and then publishes the last events.
     ///
     /// # Errors
-    /// It cannot be written; it may be tried again.
+    /// Returns an error if the database cannot be written; the caller may retry.
     pub async fn finish_run(
         &self,
         feed: &EventFeed,
@@ -146,13 +147,14 @@ impl RunStore {
         let ending =
             move |change: &Transaction<'_>| answer_dedup::write_end(change, (&run, now), &ending);
         let is_first = self.database.write_in_transaction(ending).await?;
+        // If the run had ended before, that first end counts, and no second end is published.
         feed.close(if is_first { last } else { vec![] });
         self.lock_live().remove(feed.run_id());
         Ok(())
     }
 
-    /// Cuts the answer out of all that is written with an end. An event that is written meanwhile stays whole, and is read
-    /// alike.
+    /// Replaces the answer in all texts that are written with an end. An event that is written at the same time stays
+    /// whole, and reads the same.
     async fn prepare_end(
         &self,
         run: String,
@@ -167,13 +169,14 @@ impl RunStore {
         cut.await.map_err(|_| db::DatabaseError::Closed)
     }
 
-    /// Sends the watchers of a run away that is left as it is, for another process.
+    /// Closes the feed of a run that another process will finish.
     pub fn detach_watchers(&self, feed: &EventFeed) {
         feed.close(vec![]);
         self.lock_live().remove(feed.run_id());
     }
 
-    /// Writes a run's events as they come, until it is over. What cannot be written is tried again, less and less often.
+    /// Writes a run's events in batches, until the feed is closed. After a failure, the interval doubles up to a
+    /// maximum.
     pub async fn persist_events(&self, feed: &EventFeed) {
         let mut pause = event_feed::BATCH_INTERVAL;
         while feed.wait_for_unsaved().await {
@@ -201,7 +204,7 @@ impl RunStore {
     }
 
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn find_run(&self, id: &str) -> Result<Option<RunRow>, db::DatabaseError> {
         let id = id.to_owned();
         let query = row::select_sql("id = ?1");
@@ -211,10 +214,10 @@ impl RunStore {
         self.database.read_committed(read).await
     }
 
-    /// What was asked, as long as the run has not begun; then, what took its place.
+    /// Returns the stored request of a run; after the run has begun, the request without its content.
     ///
     /// # Errors
-    /// The file cannot be read, or there is no such run.
+    /// Returns an error if the database cannot be read, or there is no such run.
     pub async fn submission(&self, id: &str) -> Result<String, db::DatabaseError> {
         let id = id.to_owned();
         let query = "SELECT wanted FROM run WHERE id = ?1";
@@ -223,19 +226,19 @@ impl RunStore {
             .await
     }
 
-    /// What came of a run, a JSON object; none where it has not ended.
+    /// Returns a run's result as a JSON object, or `None` if the run has not ended.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn run_result(&self, id: &str) -> Result<Option<String>, db::DatabaseError> {
         let id = id.to_owned();
         self.database.read_committed(move |view| answer_dedup::read_result(view, &id)).await
     }
 
-    /// What a run has printed, once it has ended: standard output and standard error.
+    /// Returns a run's standard output and standard error, or `None` if the run has not ended.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn run_output(
         &self,
         id: &str,
@@ -244,19 +247,19 @@ impl RunStore {
         self.database.read_committed(move |view| answer_dedup::read_output(view, &id)).await
     }
 
-    /// What a run's audit log was when the run had ended; none where nothing was written down about it.
+    /// Returns the seal of a run's audit log, or `None` if no seal was recorded.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn log_seal(&self, id: &str) -> Result<Option<AuditLogSeal>, db::DatabaseError> {
         let id = id.to_owned();
         self.database.read_committed(move |view| answer_dedup::read_seal(view, &id)).await
     }
 
-    /// Returns those of some runs that are remembered.
+    /// Returns the ids that belong to runs of the journal.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn known_ids(&self, ids: Vec<String>) -> Result<HashSet<String>, db::DatabaseError> {
         let read = move |view: &rusqlite::Connection| {
             let mut find = view.prepare_cached("SELECT 1 FROM run WHERE id = ?1")?;
@@ -271,18 +274,18 @@ impl RunStore {
         self.database.read_committed(read).await
     }
 
-    /// Newest first.
+    /// Returns the runs that match a filter, newest first.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn list_runs(&self, filter: RunFilter) -> Result<Vec<RunRow>, db::DatabaseError> {
         self.database.read_committed(move |view| filter.query_rows(view)).await
     }
 
-    /// Runs that have not ended, oldest first: after a start, what another process has left.
+    /// Returns the runs that have not ended, oldest first. After a start, these are the runs of an earlier process.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn unfinished_runs(&self) -> Result<Vec<RunRow>, db::DatabaseError> {
         let query = format!("{} ORDER BY created, id", row::select_sql("state <> 'ended'"));
         let read = move |view: &rusqlite::Connection| {
@@ -291,10 +294,10 @@ impl RunStore {
         self.database.read_committed(read).await
     }
 
-    /// Runs that have ended, and nothing is known of whose audit logs, oldest first.
+    /// Returns the ended runs whose audit logs have no seal, oldest first.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn unsealed_runs(&self) -> Result<Vec<String>, db::DatabaseError> {
         let query =
             "SELECT id FROM run WHERE state = 'ended' AND log_records IS NULL ORDER BY ended";
@@ -304,10 +307,10 @@ impl RunStore {
         self.database.read_committed(read).await
     }
 
-    /// Writes down what the audit log of a run is that has ended, where nothing is known of it.
+    /// Records the seal of an ended run's audit log, if the run has none.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Returns an error if the database cannot be written.
     pub async fn record_seal(
         &self,
         run: &str,
@@ -319,10 +322,10 @@ impl RunStore {
             .await
     }
 
-    /// Returns the money that is reserved for a run that has not ended; `None` where its grant has no caps.
+    /// Returns the money that is reserved for an unfinished run; `None` if its grant has no caps.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn reserved_money(
         &self,
         run: &str,
@@ -331,19 +334,19 @@ impl RunStore {
         self.database.read_committed(move |view| spending::reserved_for_run(view, &run)).await
     }
 
-    /// Returns what the runs of a grant with caps have cost, and what is reserved for those that have not ended.
+    /// Returns the cost of the runs of a grant with caps, and the money reserved for its unfinished runs.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn spending_status(&self, grant: &str) -> Result<SpendingStatus, db::DatabaseError> {
         let (grant, now) = (grant.to_owned(), now_millis());
         self.database.read_committed(move |view| spending::read_status(view, &grant, now)).await
     }
 
-    /// The run that a grant has asked for with a key.
+    /// Returns the run that a grant requested with an idempotency key.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn find_by_idempotency_key(
         &self,
         grant: &str,
@@ -356,10 +359,10 @@ impl RunStore {
             .await
     }
 
-    /// Says whether anything can be written.
+    /// Checks that the database can be written.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns an error if the database cannot be written.
     pub async fn check_writable(&self) -> Result<(), db::DatabaseError> {
         self.database
             .write_in_transaction(|change| change.execute("UPDATE run SET id = id WHERE 0", []))
@@ -367,10 +370,10 @@ impl RunStore {
         Ok(())
     }
 
-    /// Writes down the time, which the caller trusts.
+    /// Stores the current time, which the caller trusts.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the database cannot be written.
     pub async fn note_time(&self, now: SystemTime) -> Result<(), db::DatabaseError> {
         let (note, now) =
             ("INSERT OR REPLACE INTO clock (one, time) VALUES (1, ?1)", to_millis(now));
@@ -378,10 +381,10 @@ impl RunStore {
         Ok(())
     }
 
-    /// Returns the time that was written down last.
+    /// Returns the time that was stored last.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn noted_time(&self) -> Result<Option<SystemTime>, db::DatabaseError> {
         let read = |view: &rusqlite::Connection| {
             view.query_row("SELECT time FROM clock", [], |row| row.get::<_, i64>(0)).optional()
@@ -390,11 +393,11 @@ impl RunStore {
         Ok(noted.map(|time| UNIX_EPOCH + Duration::from_millis(time.max(0).cast_unsigned())))
     }
 
-    /// Forgets runs that ended before, and gives their room back; returns how many. It takes a moment of the writer's
-    /// time for every few of them.
+    /// Deletes runs that ended before `ended_before`, frees their pages and returns their number. Each transaction
+    /// deletes only a few runs, so that other writers wait only a moment.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the database cannot be written.
     pub async fn forget_ended_before(
         &self,
         ended_before: SystemTime,
@@ -417,10 +420,10 @@ impl RunStore {
         Ok(forgotten)
     }
 
-    /// What of a kind is in the file: all that outlives this process.
+    /// Returns a run's stored events of one kind. Only stored events survive this process.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn stored_events(
         &self,
         run: &str,
@@ -439,7 +442,8 @@ impl RunStore {
         self.database.read_committed(read).await
     }
 
-    /// A run's events after one of them, to its end and as they come. A run that is not known has none.
+    /// Streams a run's events after the event number `after`, as they are published, up to the run's end. An unknown
+    /// run has no events.
     pub fn follow_events(
         &self,
         run: &str,
@@ -469,7 +473,7 @@ impl RunStore {
     }
 }
 
-/// Somebody who watches a run.
+/// The position of one watcher in a run's events.
 struct RunEventReader {
     journal: RunStore,
     run: String,
@@ -486,7 +490,7 @@ impl RunEventReader {
                 return Ok(Some(event));
             }
             let page = match &self.feed {
-                // What was told before this process began is in the file only.
+                // Events of an earlier process are in the database only.
                 Some(feed) if self.after >= feed.first_sequence() => {
                     match feed.next_page(self.after).await {
                         Some(page) => page,
@@ -498,6 +502,7 @@ impl RunEventReader {
             match (page.is_empty(), &self.feed) {
                 (false, _) => self.page = page.into_iter(),
                 (true, Some(feed)) if self.after < feed.first_sequence() => {
+                    // The stored events are exhausted; the next ones are in the feed.
                     self.after = feed.first_sequence();
                 }
                 (true, _) => return Ok(None),
@@ -566,7 +571,7 @@ fn insert_run(
     Ok(InsertOutcome::New(reserved))
 }
 
-/// There is one at most.
+/// The condition for the run of an idempotency key, at most one run.
 const BY_IDEMPOTENCY_KEY: &str = "grant_id = ?1 AND idempotency_key = ?2";
 
 fn insert_events(change: &Transaction<'_>, run: &str, events: &[RunEvent]) -> rusqlite::Result<()> {

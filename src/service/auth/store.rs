@@ -137,7 +137,7 @@ impl GrantStore {
     /// All grants, oldest first.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn list_grants(&self) -> Result<Vec<AccessGrant>, GrantStoreError> {
         let all = |view: &Connection| {
             let mut rows = view.prepare_cached(&select_sql("1 ORDER BY created, id"))?;
@@ -197,7 +197,7 @@ impl GrantStore {
     /// The ids of revoked grants whose runs are to be cancelled.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// Returns an error if the database cannot be read.
     pub async fn ids_with_cancelled_runs(&self) -> Result<HashSet<String>, GrantStoreError> {
         let all = |view: &Connection| {
             let mut rows = view.prepare_cached(

@@ -111,7 +111,7 @@ impl BillingStore {
     /// after all is put right.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn record_calls(&self, facts: &[CallUsage]) -> Result<u64, BillingError> {
         let facts: Vec<_> = facts.iter().filter(|fact| fact.can_cost()).cloned().collect();
         if facts.is_empty() {
@@ -131,7 +131,7 @@ impl BillingStore {
     /// Takes in notices, all or none; returns what became of each.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn ingest_notices(
         &self,
         notices: Vec<ChargeNotice>,
@@ -145,7 +145,7 @@ impl BillingStore {
     /// Which deployment's books these are: a name that was made with them, and that their gateway tells LiteLLM.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn deployment_id(&self) -> Result<String, BillingError> {
         Ok(self
             .database
@@ -157,7 +157,7 @@ impl BillingStore {
     /// notices. Reconciliation finds what belongs to calls that come later still.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn purge_waiting(&self, now: SystemTime) -> Result<u64, BillingError> {
         let before = to_millis(now.checked_sub(MAX_NOTICE_WAIT).unwrap_or(SystemTime::UNIX_EPOCH));
         let forget = "DELETE FROM billing_notice WHERE call_id IN
@@ -180,7 +180,7 @@ impl BillingStore {
     /// A run's receipts, in the order of its calls.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn receipts_of_run(&self, run: &str) -> Result<Vec<ChargeReceipt>, BillingError> {
         let run = run.to_owned();
         let find = "SELECT r.*, f.attempt, f.account, f.model FROM billing_receipt r JOIN billing_fact f USING (call_id)
@@ -194,7 +194,7 @@ impl BillingStore {
     /// A run's calls as our own records have them.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn calls_of_run(&self, run: &str) -> Result<Vec<CallUsage>, BillingError> {
         let run = run.to_owned();
         let find = "SELECT * FROM billing_fact WHERE run = ?1 ORDER BY started, call_id";
@@ -207,7 +207,7 @@ impl BillingStore {
     /// The calls that a filter lets through, in order.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn find_calls(&self, filter: &CallFilter) -> Result<Vec<CallUsage>, BillingError> {
         let CallFilter { since, until, account, run } = filter.clone();
         let find = "SELECT * FROM billing_fact WHERE started >= ?1 AND started < ?2
@@ -225,7 +225,7 @@ impl BillingStore {
     /// Those of some call ids that are in the books.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn known_call_ids(&self, ids: Vec<String>) -> Result<HashSet<String>, BillingError> {
         let find = "SELECT 1 FROM billing_fact WHERE call_id = ?1";
         Ok(self.database.read_committed(move |view| existing_names(view, find, ids)).await?)
@@ -234,7 +234,7 @@ impl BillingStore {
     /// Those of some runs that have calls in the books.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn known_runs(&self, names: Vec<String>) -> Result<HashSet<String>, BillingError> {
         let find = "SELECT 1 FROM billing_fact WHERE run = ?1";
         Ok(self.database.read_committed(move |view| existing_names(view, find, names)).await?)
@@ -243,7 +243,7 @@ impl BillingStore {
     /// What a run comes to by now.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn run_bill(&self, run: &str) -> Result<RunBill, BillingError> {
         self.run_bill_at(run, SystemTime::now()).await
     }
@@ -251,7 +251,7 @@ impl BillingStore {
     /// What a run comes to, as it is at a given time.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn run_bill_at(&self, run: &str, now: SystemTime) -> Result<RunBill, BillingError> {
         let (run, due) = (run.to_owned(), self.receipt_deadline(now));
         Ok(self.database.read_committed(move |view| query_bill(view, &run, due)).await?)
@@ -260,7 +260,7 @@ impl BillingStore {
     /// The runs that somebody has to look at, by name.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn flagged_runs(&self, now: SystemTime) -> Result<Vec<RunBill>, BillingError> {
         self.flagged_runs_after(now, None, u32::MAX).await
     }
@@ -268,7 +268,7 @@ impl BillingStore {
     /// The same, so many of them at most, after a run.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn flagged_runs_after(
         &self,
         now: SystemTime,
@@ -295,7 +295,7 @@ impl BillingStore {
     /// of them, in order.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn calls_without_receipt(
         &self,
         since: SystemTime,
@@ -319,7 +319,7 @@ impl BillingStore {
     /// These were asked for. Those that LiteLLM does not know are asked for again when they are twice as old.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn mark_queried(
         &self,
         calls: &[UnreceiptedCall],
@@ -339,7 +339,7 @@ impl BillingStore {
     /// The sums over all runs.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn totals(&self, now: SystemTime) -> Result<BillingTotals, BillingError> {
         let due = self.receipt_deadline(now);
         Ok(self.database.read_committed(move |view| query_totals(view, due)).await?)

@@ -162,7 +162,10 @@ impl RunServiceInner {
             }
         };
         if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
-            tracing::error!(run, "the run's log is not closed in time after a fault: calls may be missing from the books");
+            tracing::error!(
+                run,
+                "the run's log is not closed in time after a fault: calls may be missing from the books"
+            );
         }
     }
 
@@ -187,7 +190,11 @@ impl RunServiceInner {
         let feed = bill.feed().clone();
         let run = feed.run_id();
         let (config, catalog) = (self.config.load_full(), self.catalog.load_full());
-        let entry = Arc::clone(catalog.find_agent(&wanted.agent).context("the run's agent is no longer in the catalog")?);
+        let entry = Arc::clone(
+            catalog
+                .find_agent(&wanted.agent)
+                .context("the run's agent is no longer in the catalog")?,
+        );
         let mut order = wanted.run_plan(run, (&self.settings, &config, &catalog))?;
         // 1. Complete the plan with the upstream's models, for agents that need a list.
         if let Some(agent) = order.agent.as_mut().filter(|agent| agent.models.is_empty()) {

@@ -48,10 +48,7 @@ impl RunServiceInner {
             }
             Err(why) => why.into(),
         };
-        tracing::error!(
-            run,
-            "the audit log of an ended run is damaged and gets no seal: {why:#}"
-        );
+        tracing::error!(run, "the audit log of an ended run is damaged and gets no seal: {why:#}");
         Ok(None)
     }
 

@@ -86,7 +86,9 @@ impl RunServiceInner {
         run: &str,
     ) -> Option<DeliveryStatus> {
         let row = self.leave.run_until_cancelled(Box::pin(Self::find_job(relay, run))).await?;
-        let row = row.inspect_err(|error| tracing::error!(run, "cannot read the run's delivery from the outbox: {error:#}"));
+        let row = row.inspect_err(|error| {
+            tracing::error!(run, "cannot read the run's delivery from the outbox: {error:#}")
+        });
         let id = &*row.ok()??.id;
         // A timeout is not an error here: the state below says how far the delivery has come.
         let gone = timeout(MAX_DELIVERY_TIME, Box::pin(run_or_wait(relay, id)));
@@ -95,7 +97,11 @@ impl RunServiceInner {
             tracing::warn!(%error, relay = id, "cannot resume a delivery");
         }
         let looked = relay.status(id).await;
-        looked.inspect_err(|error| tracing::error!(%error, relay = id, "cannot read the delivery's state")).ok()
+        looked
+            .inspect_err(
+                |error| tracing::error!(%error, relay = id, "cannot read the delivery's state"),
+            )
+            .ok()
     }
 }
 

@@ -82,7 +82,10 @@ impl RunServiceInner {
         };
         let (kept, swept) = spawn_blocking(sweep).await??;
         if kept > 0 {
-            tracing::warn!(kept, "removed retained work that was held, failed or left longer ago than its maximum age");
+            tracing::warn!(
+                kept,
+                "removed retained work that was held, failed or left longer ago than its maximum age"
+            );
         }
         let sweep::RelaySweepReport { delivered, works, mirrors } = swept;
         if delivered + works + mirrors > 0 {
@@ -118,10 +121,7 @@ impl RunServiceInner {
         let gone = move || old.into_values().flatten().try_for_each(fs::remove_file);
         spawn_blocking(gone).await??;
         if logs > 0 {
-            tracing::info!(
-                logs,
-                "removed audit logs that are older than `serve.audit_retention`"
-            );
+            tracing::info!(logs, "removed audit logs that are older than `serve.audit_retention`");
         }
         Ok(())
     }

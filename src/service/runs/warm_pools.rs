@@ -28,7 +28,9 @@ impl WarmPools {
         };
         let pools = catalog.entries().filter(asks).filter_map(|entry| {
             let pool = build_pool(entry, (settings, config, catalog));
-            let told = |error| tracing::warn!(agent = entry.name, "the agent has no warm sandboxes: {error:#}");
+            let told = |error| {
+                tracing::warn!(agent = entry.name, "the agent has no warm sandboxes: {error:#}")
+            };
             Some((entry.name.clone(), Arc::new(pool.map_err(told).ok()?)))
         });
         Self(pools.collect())

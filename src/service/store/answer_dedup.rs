@@ -1,7 +1,7 @@
-//! What came of a run, with the agent's answer in it once.
+//! Stores a run's end with the agent's answer in it only once.
 //!
-//! An agent's answer is on its standard output, in the result, and in the last events. It may be long, so it is written
-//! down by itself, and wherever else it stands there is a [`ANSWER_MARKER`] in its place:
+//! An agent's answer is on its standard output, in the result, and in the last events. The answer may be long, so it
+//! has a column of its own, and an [`ANSWER_MARKER`] replaces it everywhere else:
 //!
 //! ```text
 //! answer  forty-two, because …
@@ -9,7 +9,7 @@
 //! stdout  {"payloads":[{"text":"␁"}]}
 //! ```
 //!
-//! **Invariant:** what is read is what was written, to the byte.
+//! **Invariant:** a text reads back exactly as it was written, byte by byte.
 
 use memchr::memmem::Finder;
 use rusqlite::{OptionalExtension, Transaction, named_params, params};
@@ -18,23 +18,23 @@ use super::row::RunEnd;
 use super::{RunEvent, spending};
 use crate::telemetry::audit::seal::AuditLogSeal;
 
-/// An end as it is written, with the answer cut out. What is cut, and out of what, was the agent's to choose, so it is done
-/// before anybody waits for the writer.
+/// A run's end as it is stored, with the answer replaced. The agent chooses the texts and their sizes, so the
+/// replacement happens before the transaction, where no other writer waits for it.
 #[derive(Debug)]
 pub(super) struct StoredRunEnd {
     ended: RunEnd,
     answer: Option<String>,
-    /// Those that come with the end.
+    /// The events that are written with the end.
     events: Vec<RunEvent>,
-    /// Events that were written before, by their numbers: what is to stand in their place.
+    /// The new data of events that were stored before, by their numbers.
     told: Vec<(u64, String)>,
 }
 
-/// An event that was written before the end.
+/// The number and the data of an event that was stored before the end.
 pub(super) type StoredEvent = (u64, String);
 
 impl StoredRunEnd {
-    /// Cuts the answer out of all that is written with it, and of `told`.
+    /// Replaces the answer in all texts of the end, and in the stored events `told`.
     pub(super) fn new(
         mut ended: RunEnd,
         mut events: Vec<RunEvent>,
@@ -65,7 +65,7 @@ impl StoredRunEnd {
     }
 }
 
-/// Writes an end down, with the events that come with it. Returns whether the run had not ended before.
+/// Writes an end and its events. Returns true if the run had not ended before.
 pub(super) fn write_end(
     change: &Transaction<'_>,
     (run, now): (&str, i64),
@@ -85,6 +85,7 @@ pub(super) fn write_end(
             ":key": log.map(|log| &log.public_key),
         },
     )?;
+    // The run has ended already: the first end counts, and its charge and events are stored.
     if moved == 0 {
         return Ok(false);
     }
@@ -108,7 +109,7 @@ pub(super) fn write_end(
     Ok(true)
 }
 
-/// Reads the events of a run, written by now, that may hold its answer.
+/// Reads the stored events of a run that are long enough to hold its answer.
 pub(super) fn events_with_answer(
     view: &rusqlite::Connection,
     run: &str,
@@ -120,7 +121,7 @@ pub(super) fn events_with_answer(
         .collect()
 }
 
-/// A run's result; none where it has not ended.
+/// Returns a run's result; `None` if the run has not ended.
 pub(super) fn read_result(
     view: &rusqlite::Connection,
     run: &str,
@@ -131,7 +132,7 @@ pub(super) fn read_result(
     Ok(found.flatten())
 }
 
-/// What a run has printed; none where it has not ended.
+/// Returns a run's standard output and standard error; `None` if the run has not ended.
 pub(super) fn read_output(
     view: &rusqlite::Connection,
     run: &str,
@@ -141,7 +142,7 @@ pub(super) fn read_output(
     view.prepare_cached(query)?.query_row([run], read).optional()
 }
 
-/// What a run's log is held against.
+/// Returns the seal of a run's audit log.
 pub(super) fn read_seal(
     view: &rusqlite::Connection,
     run: &str,
@@ -155,7 +156,7 @@ pub(super) fn read_seal(
     view.prepare_cached(query)?.query_row([run], read).optional()
 }
 
-/// Writes down what the log of an ended run is, where nothing is known of it.
+/// Records the seal of an ended run's audit log, if the run has none.
 pub(super) fn record_seal(
     change: &Transaction<'_>,
     run: &str,
@@ -168,13 +169,14 @@ pub(super) fn record_seal(
     Ok(())
 }
 
-/// Deletes what there is of the oldest runs that ended before, up to some number of rows; returns how many runs.
+/// Deletes the oldest runs that ended before `before`, up to a number of rows. Returns the number of deleted runs.
 pub(super) fn forget_batch(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
     let old = "SELECT id FROM run WHERE state = 'ended' AND ended < ?1 ORDER BY ended LIMIT ?2";
     let mut old = change.prepare_cached(old)?;
     let old = old.query_map([before, MAX_RUNS_PER_TX], |row| row.get::<_, String>(0))?;
     let (mut runs, mut rows) = (0, 0);
     for run in old.collect::<Result<Vec<_>, _>>()? {
+        // The events are deleted explicitly, not by the cascade, so that their number is known.
         rows += change.prepare_cached("DELETE FROM event WHERE run = ?1")?.execute([&run])?;
         change.prepare_cached("DELETE FROM run WHERE id = ?1")?.execute([&run])?;
         runs += 1;
@@ -185,17 +187,18 @@ pub(super) fn forget_batch(change: &Transaction<'_>, before: i64) -> rusqlite::R
     Ok(runs)
 }
 
-/// An event's columns, of the run that is the statement's first parameter.
+/// The columns of an event, for a statement whose first parameter is the run.
 pub(super) const EVENT_COLUMNS: &str = "seq, at, kind, coalesce(
     replace(data, char(1), (SELECT answer FROM outcome WHERE run = ?1)), data)";
 
-/// The longest text of a result, where it is worth it. Nothing is cut where the mark could be the program's own.
+/// Returns the longest text of a result, if it is long enough to replace. A program's own output may contain the
+/// marker; then nothing is replaced.
 fn find_answer(ended: &RunEnd) -> Option<&str> {
     let text = ended.result.as_deref().map(longest_text).unwrap_or_default();
     (text.len() >= MIN_DEDUP_BYTES && !ended.stdout.contains(ANSWER_MARKER)).then_some(text)
 }
 
-/// Returns the text with a mark in place of each answer; none where there is no answer in it.
+/// Returns the text with a marker in place of each answer; `None` if the answer is not in the text.
 fn replace_with_marker(answer: &Finder<'_>, text: &str) -> Option<String> {
     let length = answer.needle().len();
     let (mut cut, mut from) = (String::new(), 0);
@@ -207,17 +210,20 @@ fn replace_with_marker(answer: &Finder<'_>, text: &str) -> Option<String> {
     (from > 0).then(|| cut + &text[from..])
 }
 
-/// The longest text in a JSON document, as it stands there.
+/// Returns the longest string of a JSON document, in its escaped form.
 fn longest_text(json: &str) -> &str {
     let (mut longest, mut at) = ("", 0);
     while let Some(quote) = find_byte(json, at, |byte| byte == b'"') {
         let begin = quote + 1;
+        // Find the closing quote: skip each backslash together with the byte that it escapes.
         let mut end = begin;
         while let Some(escape) = find_byte(json, end, |byte| byte == b'"' || byte == b'\\')
             && json.as_bytes()[escape] == b'\\'
         {
             end = escape + 2;
         }
+        // `end` may lie beyond the document after a trailing backslash; then no quote is found. Every cut is at an
+        // ASCII byte, so the slices are valid UTF-8.
         let Some(close) = find_byte(json, end, |byte| byte == b'"') else { break };
         if close - begin > longest.len() {
             longest = &json[begin..close];
@@ -231,16 +237,16 @@ fn find_byte(text: &str, from: usize, is_it: impl Fn(u8) -> bool) -> Option<usiz
     Some(from + text.as_bytes().get(from..)?.iter().position(|byte| is_it(*byte))?)
 }
 
-/// No JSON document has it: a control character is escaped there.
+/// The marker in place of an answer. No JSON document contains it unescaped, because JSON escapes control characters.
 const ANSWER_MARKER: &str = "\u{1}";
 
-/// Runs that are forgotten in one transaction.
+/// The maximum number of runs that one transaction deletes. Our choice.
 const MAX_RUNS_PER_TX: i64 = 64;
 
-/// Events after which the next run is left to the next transaction.
+/// The number of deleted events after which a transaction deletes no further run. Our choice.
 const MAX_EVENTS_PER_TX: usize = 2000;
 
-/// Bytes from which on a text is worth it.
+/// The minimum size of an answer that is replaced, in bytes. Our choice.
 const MIN_DEDUP_BYTES: usize = 1024;
 
 #[cfg(test)]

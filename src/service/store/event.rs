@@ -1,4 +1,4 @@
-//! What the watchers of a run are told.
+//! The events that the watchers of a run receive.
 
 use std::sync::Arc;
 
@@ -7,25 +7,26 @@ use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One thing that happened in a run.
+/// One event of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunEvent {
-    /// Counts the run's events from 1, and from the next hundred thousand where another process has taken the run up.
+    /// The number of the event: from 1, or above the next multiple of a hundred thousand after another process has
+    /// taken over the run.
     pub seq: u64,
-    /// Milliseconds since 1970.
+    /// The time in milliseconds since 1970.
     pub at_ms: i64,
     pub kind: RunEventKind,
-    /// A JSON object.
+    /// The event's data as a JSON object.
     pub data: Arc<str>,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEventKind {
-    /// The sandbox is being made.
+    /// The service is creating the sandbox.
     RunStarted,
-    /// The agent has said something, a part of its answer.
+    /// The agent has written a part of its answer.
     TextDelta,
     /// The agent uses a tool of its own.
     ToolCall,
@@ -34,23 +35,23 @@ pub enum RunEventKind {
     UsageReport,
     /// The agent's whole answer.
     AssistantFinal,
-    /// The run is not ok.
+    /// The run has failed.
     Error,
     /// The agent has ended.
     Done,
-    /// The run has ended, and its work is where it is.
+    /// The run has ended, and the delivery of its work goes no further for now.
     Final,
 }
 
 impl RunEvent {
-    /// As it happens.
+    /// Creates an event with the current time.
     pub(super) fn created_now(seq: u64, kind: RunEventKind, data: &Value) -> Self {
         Self { seq, at_ms: super::now_millis(), kind, data: data.to_string().into() }
     }
 }
 
 impl RunEventKind {
-    /// As an SSE event's name.
+    /// Returns the kind's name, which is also the SSE event's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::RunStarted => "run_started",
@@ -65,7 +66,7 @@ impl RunEventKind {
         }
     }
 
-    /// Whether watchers can do without, where there is too much of it.
+    /// Returns true if the feed may drop events of this kind when the run has too many events.
     pub(super) fn is_droppable(self) -> bool {
         matches!(self, Self::TextDelta | Self::ToolCall | Self::ToolResult | Self::UsageReport)
     }
@@ -75,7 +76,7 @@ impl RunEventKind {
     }
 }
 
-/// A row of `seq, at, kind, data`.
+/// Reads an event from a row of `seq, at, kind, data`.
 pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<RunEvent> {
     let kind: String = row.get(2)?;
     let odd =

@@ -1,10 +1,11 @@
-//! The events of a run that is not over: one writes, any number watch.
+//! The events of an unfinished run in memory, with one writer and any number of watchers.
 //!
-//! **Invariant:** a run has no more than [`MAX_EVENTS`] events and [`MAX_DETAIL_BYTES`] of details here. What is left out is
-//! the detail that comes after; how the run ends is always told.
+//! **Invariant:** a run has at most [`MAX_EVENTS`] events and [`MAX_DETAIL_BYTES`] of details here. The feed drops the
+//! details that come after; the events of the run's end are always published.
 //!
-//! **Invariant:** no two events of a run have one number, also where the first was told, lost with its process, and the
-//! second told by another: each process [begins](next_sequence_base) with numbers that no earlier one can have used.
+//! **Invariant:** no two events of a run have the same number, even if the first event was lost with its process and
+//! another process published the second. Each process [begins](next_sequence_base) with numbers that no earlier process
+//! can have used.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,17 +22,17 @@ pub struct EventFeed(Arc<EventFeedShared>);
 #[derive(Debug)]
 struct EventFeedShared {
     run: String,
-    /// The last event before those in memory.
+    /// The number of the last event before the events in memory.
     first: u64,
     told: Mutex<FeedState>,
-    /// What was told last, and whether that was all.
+    /// The number of the last published event, and true once the feed is closed.
     changed: watch::Sender<(u64, bool)>,
 }
 
 #[derive(Debug, Default)]
 struct FeedState {
     events: Vec<RunEvent>,
-    /// Of `events`, those in the file.
+    /// The number of leading entries of `events` that are in the database.
     saved: usize,
     bytes: usize,
     dropped: u64,
@@ -52,7 +53,7 @@ impl EventFeed {
         &self.0.run
     }
 
-    /// Tells the watchers, if there is room for it.
+    /// Publishes an event to the watchers. A detail above the run's bounds is dropped and counted.
     pub fn publish(&self, kind: RunEventKind, data: &Value) {
         let mut told = self.lock_state();
         let seq = self.0.first + told.events.len() as u64 + 1;
@@ -65,21 +66,22 @@ impl EventFeed {
             told.bytes += event.data.len();
         }
         told.events.push(event);
+        // The lock is released before the notification, so that a woken watcher does not wait for the lock.
         drop(told);
         self.0.changed.send_modify(|(last, _)| *last = seq);
     }
 
-    /// Whether something of this kind was told, since this process has had the run.
+    /// Returns true if this process has published an event of this kind for the run.
     pub fn has_published(&self, kind: RunEventKind) -> bool {
         self.lock_state().events.iter().rev().any(|event| event.kind == kind)
     }
 
-    /// Counts a detail that was not even read.
+    /// Counts a detail that the parser dropped without reading.
     pub fn count_dropped(&self) {
         self.lock_state().dropped += 1;
     }
 
-    /// How many details were left out.
+    /// Returns the number of dropped details.
     pub fn dropped_count(&self) -> u64 {
         self.lock_state().dropped
     }
@@ -88,14 +90,15 @@ impl EventFeed {
         self.0.first
     }
 
-    /// The events that `words` will be, once they are in the file. Nothing else is told meanwhile.
+    /// Returns the run's last events with their numbers, for writing them to the database. The caller publishes nothing
+    /// between this call and [`close`](Self::close).
     pub(super) fn prepare_final(&self, words: &[(RunEventKind, Value)]) -> Vec<RunEvent> {
         let next = self.0.first + self.lock_state().events.len() as u64 + 1;
         let numbered = (next..).zip(words);
         numbered.map(|(seq, (kind, data))| RunEvent::created_now(seq, *kind, data)).collect()
     }
 
-    /// Tells the last events, which are in the file as all others are.
+    /// Publishes the last events and closes the feed. All events are in the database at that time.
     pub(super) fn close(&self, last: Vec<RunEvent>) {
         let mut told = self.lock_state();
         told.events.extend(last);
@@ -105,9 +108,11 @@ impl EventFeed {
         self.0.changed.send_modify(|changed| *changed = (last, true));
     }
 
-    /// Some events after one, as soon as there are any; none after the last.
+    /// Returns a page of events after the number `after`, as soon as there are any; `None` when the feed is closed and
+    /// has no more.
     pub(super) async fn next_page(&self, after: u64) -> Option<Vec<RunEvent>> {
         let mut changed = self.0.changed.subscribe();
+        // `wait_for` checks the current value first, so an event between two pages is never missed.
         let news = changed.wait_for(|(last, is_over)| *last > after || *is_over).await;
         let (last, _) = *news.ok()?;
         if last <= after {
@@ -117,14 +122,14 @@ impl EventFeed {
         Some(self.lock_state().events.iter().skip(skip).take(PAGE_SIZE as usize).cloned().collect())
     }
 
-    /// Returns when there is something to save, or false when there never will be.
+    /// Waits for an unsaved event. Returns false if the feed is closed.
     pub(super) async fn wait_for_unsaved(&self) -> bool {
         let mut changed = self.0.changed.subscribe();
         let has_news = |(last, is_over): &(u64, bool)| *last > self.last_saved() || *is_over;
         changed.wait_for(has_news).await.is_ok_and(|news| !news.1)
     }
 
-    /// Returns when nothing more is told.
+    /// Waits until the feed is closed.
     pub(super) async fn wait_closed(&self) {
         let mut changed = self.0.changed.subscribe();
         let _ = changed.wait_for(|(_, is_over)| *is_over).await;
@@ -135,11 +140,12 @@ impl EventFeed {
         told.events[told.saved..].to_vec()
     }
 
-    /// Events up to `last` are in the file.
+    /// Marks the events up to `last` as stored in the database.
     pub(super) fn mark_saved(&self, last: Option<u64>) {
         let Some(last) = last else { return };
         let mut told = self.lock_state();
         let count = usize::try_from(last - self.0.first).unwrap_or(usize::MAX);
+        // `close` may have marked all events meanwhile; the mark never moves back.
         told.saved = told.saved.max(count);
     }
 
@@ -152,26 +158,26 @@ impl EventFeed {
     }
 }
 
-/// Where the numbers of a process begin that takes up a run of which `last` is in the file. Its watchers may have been
-/// told more than that, and come back with a number that was never written down.
+/// Returns the number after which a process numbers its events, for a run of which `last` is stored. Watchers may have
+/// received later numbers that were never stored, and may resume from such a number.
 pub(super) fn next_sequence_base(last: u64) -> u64 {
     (last / SEQUENCE_GAP + 1) * SEQUENCE_GAP
 }
 
-/// Of one run. An answer of a million words has fewer.
+/// The maximum number of events of one run. Our choice: an answer of a million words has fewer.
 pub const MAX_EVENTS: usize = 20_000;
 
-/// What one process has to number a run's events with: more than a run can have.
+/// The range of numbers that one process has for a run's events. Our choice: more than a run can have.
 const SEQUENCE_GAP: u64 = 100_000;
 
-/// Of one run's details: as much as a run's output is kept by default.
+/// The maximum size of one run's details, in bytes: the default limit of a run's output.
 pub const MAX_DETAIL_BYTES: usize = 1 << 20;
 
-/// Events that a watcher is given at once.
+/// The number of events that a watcher receives at once. Our choice.
 pub(super) const PAGE_SIZE: u32 = 256;
 
-/// Events are gathered for so long before they are written together.
+/// The time for which events are collected before they are written together. Our choice.
 pub(super) const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long they are gathered at most, where they cannot be written.
+/// The longest time between two attempts to write events that cannot be written. Our choice.
 pub(super) const MAX_BATCH_INTERVAL: Duration = Duration::from_secs(30);

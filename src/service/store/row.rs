@@ -1,4 +1,4 @@
-//! One run as the journal has it.
+//! One run as a row of the journal.
 
 use rusqlite::types::{ToSqlOutput, Type};
 use rusqlite::{Connection, Row as Columns, ToSql, params_from_iter};
@@ -10,49 +10,49 @@ use super::spending::SpendingCaps;
 use crate::llm::budget::Nanodollars;
 use crate::telemetry::audit::seal::AuditLogSeal;
 
-/// A run that somebody asks for.
+/// A new run for the journal.
 #[derive(Clone, Debug)]
 pub struct NewRunRow {
-    /// Made by the service.
+    /// The run's id, which the service generates.
     pub id: String,
-    /// Whose it is.
+    /// The id of the grant that owns the run.
     pub grant: String,
-    /// Asked again with the same one, it is the same run.
+    /// The idempotency key. A repeated request with the same key returns the same run.
     pub idempotency_key: Option<String>,
-    /// How many runs its grant may have that have not ended, this one included.
+    /// The maximum number of unfinished runs of the grant, this run included.
     pub most: Option<u32>,
-    /// The money that its grant's runs may cost together.
+    /// The caps on the money that the grant's runs may cost together.
     pub caps: SpendingCaps,
     /// The run's own limit of money.
     pub max_cost_usd: Option<Nanodollars>,
-    /// Of what is asked, to tell whether that is the same.
+    /// The digest of the request, by which the service recognises a repeated request.
     pub digest: String,
     pub agent: String,
-    /// Who pays.
+    /// The account that pays.
     pub account: String,
     pub model: String,
-    /// All that is needed to begin it, in the words of whoever will.
+    /// The request as JSON, from which any process can begin the run.
     pub wanted: String,
 }
 
-/// How a run has ended.
+/// The end of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunEnd {
-    /// None where it was ok.
+    /// The error code; `None` if the run succeeded.
     pub error_code: Option<String>,
-    /// A JSON object.
+    /// The result as a JSON object.
     pub result: Option<String>,
     pub stdout: String,
     pub stderr: String,
-    /// The cost of its calls; all that was reserved for it, where that is not known.
+    /// The cost of the run's calls. `None` if the cost is unknown; then the whole reservation is charged.
     pub charged: Option<Nanodollars>,
-    /// What its audit log is held against from now on; none where it has none, or none that is whole.
+    /// The seal that later checks compare the audit log with; `None` if the run has no log or a damaged one.
     pub log: Option<AuditLogSeal>,
-    /// What its watchers are told when all of this is written down, and nothing after.
+    /// The last events, which watchers receive after the end is stored.
     pub words: Vec<(RunEventKind, Value)>,
 }
 
-/// A run, without what was asked and what came of it, which may be long.
+/// A run without its request and its result, which may be long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRow {
     pub id: String,
@@ -63,33 +63,33 @@ pub struct RunRow {
     pub account: String,
     pub model: String,
     pub state: RunPhase,
-    /// Milliseconds since 1970, as the other times.
+    /// The time in milliseconds since 1970, like the other times.
     pub created_ms: i64,
     pub started_ms: Option<i64>,
     pub ended_ms: Option<i64>,
     pub error_code: Option<String>,
 }
 
-/// How far a run has come.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunPhase {
-    /// It was accepted, and has not begun.
+    /// The run was accepted and has not begun.
     Queued,
     Running,
     Ended,
 }
 
-/// Which runs to list.
+/// A filter for lists of runs.
 #[derive(Clone, Debug, Default)]
 pub struct RunFilter {
-    /// Only those of a grant.
+    /// The grant whose runs are listed.
     pub grant: Option<String>,
     pub agent: Option<String>,
     pub state: Option<RunPhase>,
-    /// Only those that are older than this one.
+    /// The id of a run; only older runs are listed.
     pub before: Option<String>,
-    /// How many at most.
+    /// The maximum number of runs.
     pub limit: u32,
 }
 
@@ -115,7 +115,8 @@ impl RunFilter {
         view.prepare_cached(&query)?.query_map(params_from_iter(given), read_row)?.collect()
     }
 
-    /// The statement has a condition for each filter that is given, and no other: SQLite uses no index for a condition
+    /// Builds a statement that has conditions only for the filters that are set. SQLite uses no index for a condition
+    /// that a parameter may switch off.
     /// that may not hold for a parameter.
     pub(super) fn build_statement(&self) -> (String, Vec<&dyn ToSql>) {
         let mut conditions = String::from("1");
@@ -149,7 +150,7 @@ pub(super) fn select_sql(conditions: &str) -> String {
     )
 }
 
-/// A row of [`select_sql`].
+/// Reads a row of [`select_sql`].
 pub(super) fn read_row(row: &Columns<'_>) -> rusqlite::Result<RunRow> {
     let state: String = row.get(7)?;
     let odd = || rusqlite::Error::FromSqlConversionFailure(7, Type::Text, "no state".into());

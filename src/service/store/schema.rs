@@ -2,7 +2,7 @@
 
 use crate::base::db::DatabaseSchema;
 
-/// For [`Database::open`](crate::base::db::SqliteDatabase::open_database).
+/// The journal's schema for [`Database::open`](crate::base::db::SqliteDatabase::open_database).
 pub const SCHEMA: DatabaseSchema = DatabaseSchema { room: "journal", steps: MIGRATIONS };
 
 const MIGRATIONS: &[&str] = &[
@@ -77,7 +77,7 @@ CREATE TABLE grant_charge (
     PRIMARY KEY (grant_id, day)
 ) STRICT, WITHOUT ROWID;
 ",
-    // The wall clock, when a service has trusted it last.
+    // The time of the wall clock when a service last trusted the clock.
     "
 CREATE TABLE clock (
     one  INTEGER PRIMARY KEY CHECK (one = 1),
@@ -92,7 +92,8 @@ mod tests {
 
     use crate::service::store::{RunFilter, RunPhase};
 
-    /// A grant's lists walk its own rows, in their order, whatever else is asked for.
+    /// Lists of a grant's runs read only that grant's index entries, in order, for every combination of the other
+    /// filters.
     #[test]
     fn a_grants_lists_are_read_from_its_index() {
         let file = Connection::open_in_memory().unwrap();

@@ -1,15 +1,15 @@
-//! The money of grants that have caps: what their runs have cost, and what runs that have not ended may still cost.
+//! The money of grants that have caps: the cost of their runs, and the money that unfinished runs may still cost.
 //!
-//! A run that is accepted reserves its limit of money. Its end replaces the reservation with what the run was charged:
+//! An accepted run reserves its limit of money. At the run's end, its charge replaces the reservation:
 //!
 //! ```text
 //! left = cap − charged − reserved by runs that have not ended
 //! ```
 //!
-//! Charges are kept as one sum for each grant and day (UTC), so that they outlive the rows of their runs.
+//! Charges are stored as one sum for each grant and day (UTC), so that the sums outlive the rows of the runs.
 //!
-//! **Invariant:** a reservation is written by the transaction that accepts the run, and the charge by the one that ends the
-//! run. Two runs that are accepted at once never pass a cap together, and after a crash the reservation is still there.
+//! **Invariant:** the transaction that accepts a run writes its reservation, and the transaction that ends the run
+//! writes its charge. Two runs that are accepted at once never exceed a cap together, and a crash loses no reservation.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,9 +21,9 @@ use crate::llm::budget::Nanodollars;
 /// The money that all runs of one grant may cost together. `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpendingCaps {
-    /// For as long as the grant exists.
+    /// The cap for the grant's whole life.
     pub total: Option<Nanodollars>,
-    /// For the runs that are accepted on one day (UTC).
+    /// The cap for the runs that are accepted on one day (UTC).
     pub per_day: Option<Nanodollars>,
 }
 
@@ -31,7 +31,7 @@ pub struct SpendingCaps {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantSpending {
     pub charged: Nanodollars,
-    /// For runs that have not ended.
+    /// The money reserved for unfinished runs.
     pub reserved: Nanodollars,
 }
 
@@ -39,22 +39,22 @@ pub struct GrantSpending {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpendingStatus {
     pub total: GrantSpending,
-    /// Of the runs that were accepted on this day (UTC).
+    /// The money of the runs that were accepted on this day (UTC).
     pub today: GrantSpending,
-    /// When the day ends.
+    /// The end of the day.
     pub day_ends: Option<SystemTime>,
 }
 
-/// A cap of which nothing is left.
+/// A cap that is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExhaustedCap {
     pub cap: Nanodollars,
     pub spending: GrantSpending,
-    /// When a cap for one day opens again; `None` for the cap in all.
+    /// The time from which the next day's cap applies; `None` for the total cap.
     pub opens: Option<SystemTime>,
 }
 
-/// A run that asks for money.
+/// A run's request for money.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpendingRequest<'a> {
     pub(super) run: &'a str,
@@ -69,10 +69,10 @@ impl SpendingCaps {
         *self == Self::default()
     }
 
-    /// Returns the money that a further run may cost; `None` where no cap is set.
+    /// Returns the money that a further run may cost; `None` if no cap is set.
     ///
     /// # Errors
-    /// [`ExhaustedCap`] where nothing is left.
+    /// [`ExhaustedCap`] if a cap has no money left.
     pub fn remaining(
         &self,
         standing: &SpendingStatus,
@@ -120,8 +120,8 @@ impl fmt::Display for ExhaustedCap {
     }
 }
 
-/// Reserves the money of a run that is being accepted: its own limit, or what is left of the caps where that is less or the
-/// run has no limit. Returns what is reserved; `None` for a grant without caps.
+/// Reserves the money of a run that is being accepted: the run's own limit, or the rest of the caps if that is less or
+/// the run has no limit. Returns the reserved amount; `None` for a grant without caps.
 pub(super) fn reserve_money(
     change: &Transaction<'_>,
     ask: SpendingRequest<'_>,
@@ -131,6 +131,7 @@ pub(super) fn reserve_money(
     if caps.is_none() {
         return Ok(Ok(None));
     }
+    // The sums are read inside the transaction that inserts the reservation, so that two runs never get the same money.
     let left = match caps.remaining(&read_status(change, grant, now)?) {
         Ok(left) => left,
         Err(exhausted) => return Ok(Err(exhausted)),
@@ -144,7 +145,8 @@ pub(super) fn reserve_money(
     Ok(Ok(Some(reserved)))
 }
 
-/// Replaces the reservation of a run that ends with its charge; where nobody knows the charge, with all that was reserved.
+/// Replaces the reservation of an ending run with its charge. If the charge is unknown, the whole reservation is
+/// charged.
 pub(super) fn settle_reservation(
     change: &Transaction<'_>,
     run: &str,
@@ -154,7 +156,10 @@ pub(super) fn settle_reservation(
     let taken = change.prepare_cached(take)?.query_row([run], |row| {
         Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?, from_column(row.get(2)?)))
     });
+    // No reservation: the grant has no caps, or an earlier attempt has settled the run. A repeated end charges nothing.
     let Some((grant, day, reserved)) = taken.optional()? else { return Ok(()) };
+    // The charge belongs to the day of the acceptance, like the reservation. The sum is built here, so that it stays
+    // within the column's range.
     let before = "SELECT charged FROM grant_charge WHERE grant_id = ?1 AND day = ?2";
     let before = change
         .prepare_cached(before)?
@@ -170,7 +175,7 @@ pub(super) fn settle_reservation(
     Ok(())
 }
 
-/// Returns what was reserved for a run that has not ended; `None` where its grant has no caps.
+/// Returns the money reserved for an unfinished run; `None` if its grant has no caps.
 pub(super) fn reserved_for_run(
     view: &Connection,
     run: &str,
@@ -179,7 +184,7 @@ pub(super) fn reserved_for_run(
     view.prepare_cached(find)?.query_row([run], |row| row.get(0).map(from_column)).optional()
 }
 
-/// Returns the money of a grant as it is now.
+/// Returns the money of a grant at the time `now`.
 pub(super) fn read_status(
     view: &Connection,
     grant: &str,
@@ -203,7 +208,7 @@ pub(super) fn read_status(
     Ok(standing)
 }
 
-/// Days since 1970, in UTC.
+/// Returns the number of days since 1970, in UTC.
 fn day_number(now: i64) -> i64 {
     now.div_euclid(DAY_MS)
 }
@@ -216,6 +221,7 @@ fn to_column(money: Nanodollars) -> i64 {
     money.min(MAX_COLUMN_AMOUNT).0.cast_signed()
 }
 
+/// The length of a day, in milliseconds.
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
 /// The largest amount that a column holds.
@@ -231,7 +237,7 @@ mod tests {
     use super::*;
     use crate::service::store::SCHEMA;
 
-    /// One step of a service; a crash takes its transaction back.
+    /// One step of a service. A crash rolls its transaction back.
     #[derive(Clone, Debug)]
     enum Step {
         Accept { limit: Option<u64> },
@@ -260,7 +266,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is accepted, ended and taken back by a crash, charges and reservations stay within the caps.
+        /// Charges and reservations stay within the caps, whichever runs are accepted, ended and rolled back by a
+        /// crash.
         #[test]
         fn the_runs_of_a_grant_never_cost_more_than_its_caps(steps in steps(), total in 1..100_u64, day in 1..60_u64) {
             let caps = SpendingCaps { total: Some(Nanodollars(total)), per_day: Some(Nanodollars(day)) };
@@ -308,7 +315,8 @@ mod tests {
             }
         }
 
-        /// A run may be charged more than it has reserved, by the error of an estimate: then nothing is left, and no less.
+        /// A run may be charged more than it reserved, by the error of an estimate. Then the rest of the cap is zero,
+        /// never negative.
         #[test]
         fn what_is_left_is_never_below_nothing(charged in any::<u64>(), cap in 1..=u64::MAX) {
             let caps = SpendingCaps { total: Some(Nanodollars(cap)), per_day: None };

@@ -69,7 +69,7 @@ impl BillingStore {
     /// more than once.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn old_runs(
         &self,
         before: SystemTime,
@@ -127,7 +127,7 @@ impl BillingStore {
     /// Gives the room of what was deleted back to the disk.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn shrink(&self) -> Result<(), BillingError> {
         Ok(self.database.release_free_pages().await?)
     }
@@ -135,7 +135,7 @@ impl BillingStore {
     /// Sums calls by day and account, in this order, from one day to another; deleted calls are included.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn daily_bills(
         &self,
         since: SystemTime,
@@ -156,7 +156,7 @@ impl BillingStore {
     /// The end of the last day of which calls are deleted: before it the books may lack calls.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns an error if the database cannot be read or written.
     pub async fn complete_since(&self) -> Result<Option<SystemTime>, BillingError> {
         let last = "SELECT max(day) FROM billing_day";
         let read = |view: &Connection| view.query_row(last, [], |row| row.get::<_, Option<i64>>(0));
