@@ -178,14 +178,14 @@ impl UserLock {
             Err(Errno::AGAIN) => return Ok(None),
             locked => locked?,
         }
-        // 2. The last holder may have removed the file since the open. The lock would then be on a file without a name, which
-        //    excludes no other process.
+        // 2. The last holder may have removed the file since the open. The lock would then be on a file without a
+        //    name, which excludes no other process.
         let own = file.metadata()?;
         if !fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (own.dev(), own.ino())) {
             return Ok(None);
         }
-        // 3. After a holder was killed, its sandbox may still run. The sweep removes the holder's files last, so the user is
-        //    free only when they are gone.
+        // 3. After a holder was killed, its sandbox may still run. The sweep removes the holder's files last, so the
+        //    user is free only when the files are gone.
         let mut last = vec![];
         file.read_to_end(&mut last)?;
         let last = PathBuf::from(OsString::from_vec(last));

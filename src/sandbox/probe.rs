@@ -1,6 +1,7 @@
-//! What this machine can enforce, what it cannot, and how to get that.
+//! The probe of this machine: which limits it can enforce, which it cannot, and the remedies.
 //!
-//! [`machine`] and [`engine`] look, and find [`HostFacts`]; [`DoctorReport::from_facts`] judges them, and looks at nothing itself.
+//! [`machine`] and [`engine`] collect [`HostFacts`]. [`DoctorReport::from_facts`] evaluates the facts, and reads
+//! nothing itself.
 
 pub mod engine;
 mod landlock;
@@ -14,113 +15,114 @@ use serde::Serialize;
 
 use super::InitBinary;
 
-/// What was found. A fact that could not be found is none.
+/// The facts about this machine. A fact that could not be determined is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFacts {
     pub kernel: String,
     pub is_root: bool,
     pub cgroups: CgroupSupport,
-    /// How many user namespaces a user may have.
+    /// The number of user namespaces that a user may have.
     pub user_namespaces: u64,
-    /// Whether the kernel takes filters of system calls.
+    /// Is set if the kernel supports filters of system calls.
     pub has_seccomp: bool,
-    /// The version of Landlock; none where the kernel has none.
+    /// The version of Landlock; `None` if the kernel has no Landlock.
     pub landlock: Option<u32>,
     pub docker: EngineProbe,
-    /// A socket of Podman's.
+    /// The path of a Podman socket, if there is one.
     pub podman: Option<PathBuf>,
     pub git: Option<String>,
-    /// What sandboxes have as their first process.
+    /// The first process of sandboxes.
     pub init: InitBinary,
     pub run_dir: PathBuf,
-    /// What a user may have of inotify; a sandbox has a user of its own.
+    /// The number of inotify instances that a user may have; each sandbox has its own user.
     pub inotify_instances: Option<u64>,
-    /// What else the kernel lets a user have, by the name of its limit; a limit that the kernel does not have is left out.
+    /// The kernel's other limits for a user, by name. A limit that the kernel does not have is left out.
     pub user_limits: BTreeMap<&'static str, u64>,
-    /// What becomes of the memory of a program that crashes (core(5)).
+    /// The kernel's pattern for core dumps, which states where the memory of a crashed program goes (core(5)).
     pub core_pattern: Option<String>,
-    /// Whether groups of processes have a limit of their own for the buffers of sockets.
+    /// Is set if cgroups have a separate limit for the buffers of sockets.
     pub limits_sockets: bool,
-    /// Bytes that are free where runs have their directories.
+    /// The free bytes at the directory of runs.
     pub free: Option<u64>,
 }
 
-/// How groups of processes can be limited.
+/// The cgroups of this machine, which limit processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupSupport {
-    /// 1 or 2; 0 where none are mounted.
+    /// The version, 1 or 2; 0 if no cgroups are mounted.
     pub version: u8,
     pub controllers: BTreeSet<String>,
 }
 
-/// An engine, as far as it answers.
+/// The state of a container engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EngineProbe {
     #[default]
     Absent,
-    /// There is one, and it does not answer.
+    /// The engine's socket exists, but the engine does not answer; the text is the error.
     Silent(String),
     Answers(EngineInfo),
 }
 
-/// What an engine says of itself.
+/// The facts that an engine reports about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineInfo {
     pub version: String,
     pub api: String,
-    /// Its runtime's name and version.
+    /// The name and the version of the engine's runtime.
     pub runtime: Option<(String, String)>,
     pub has_runsc: bool,
     pub has_seccomp: bool,
     pub has_userns_remap: bool,
-    /// Limits that it cannot set: of `memory`, `swap`, `pids`, `cpu`.
+    /// The limits that the engine cannot set, from `memory`, `swap`, `pids` and `cpu`.
     pub no_limits: Vec<&'static str>,
 }
 
-/// What becomes of the facts.
+/// The evaluated facts, as `cogni-gateway doctor` prints them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
-    /// Whether at least one driver can enforce everything.
+    /// Is set if at least one driver can enforce everything, and no finding that was added later is missing.
     pub ok: bool,
     pub drivers: DriverSupport,
     pub findings: Vec<DoctorFinding>,
 }
 
-/// Which drivers can enforce everything.
+/// The drivers that can enforce everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DriverSupport {
     pub docker: bool,
     pub embedded: bool,
 }
 
-/// One thing, and how it is here.
+/// One examined feature and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     pub name: &'static str,
     pub level: FindingLevel,
     pub found: String,
-    /// What to do about it, where there is something.
+    /// The remedy, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<&'static str>,
 }
 
-/// How it is.
+/// The level of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingLevel {
     Ok,
-    /// It works, and could be safer.
+    /// The feature works, and could be safer.
     Warn,
-    /// It is not there.
+    /// The feature is missing.
     Missing,
 }
 
 impl DoctorReport {
-    /// Judges what was found.
+    /// Evaluates the facts.
     pub fn from_facts(facts: &HostFacts) -> Self {
         let mut findings = machine_findings(facts);
         let embedded = embedded_finding(facts);
         let docker = docker_finding(facts);
+        // A warning does not exclude a driver; a missing feature does.
         let is_ok = |finding: &DoctorFinding| finding.level != FindingLevel::Missing;
         let drivers = DriverSupport { docker: is_ok(&docker), embedded: is_ok(&embedded) };
         findings.extend([embedded, docker]);
@@ -133,7 +135,7 @@ impl DoctorReport {
 }
 
 impl DoctorReport {
-    /// Adds what was found elsewhere; what is missing there counts.
+    /// Adds findings from elsewhere; a missing feature among them makes the report fail.
     pub fn add(&mut self, findings: Vec<DoctorFinding>) {
         self.ok &= findings.iter().all(|finding| finding.level != FindingLevel::Missing);
         self.findings.extend(findings);
@@ -167,6 +169,7 @@ fn machine_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
             "use a kernel with CONFIG_SECCOMP_FILTER",
         )
     };
+    // Version 6 added the scope of signals, and version 2 the right to move files between directories (landlock(7)).
     let landlock = match facts.landlock {
         Some(version @ 6..) => ok_finding(
             "landlock",
@@ -195,7 +198,7 @@ fn machine_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
     all.chain(of_a_user).chain(core).collect()
 }
 
-/// None where the buffers of sockets count as memory, as with version 2, or nothing is limited.
+/// Returns a finding for cgroup v1 only; with version 2 the buffers of sockets count as memory.
 fn socket_memory_finding(facts: &HostFacts) -> Option<DoctorFinding> {
     let found = match (facts.cgroups.version, facts.limits_sockets) {
         (1, true) => {
@@ -222,9 +225,10 @@ fn inotify_finding(instances: u64) -> DoctorFinding {
     }
 }
 
-/// None where the kernel says nothing of any.
+/// Returns the finding on the limits of a user; `None` if the kernel states no limits.
 fn user_limits_finding(facts: &HostFacts) -> Option<DoctorFinding> {
     const NAME: &str = "limits of a user";
+    // A limit is low if it is below the minimum of its name.
     let least = |name: &str| {
         MIN_USER_LIMITS.iter().find(|(known, _)| *known == name).map(|(_, least)| *least)
     };
@@ -247,7 +251,8 @@ fn user_limits_finding(facts: &HostFacts) -> Option<DoctorFinding> {
     }
 }
 
-/// A limit of none does not keep the kernel from a program that reads the memory from a pipe.
+/// Returns the finding on core dumps. A limit of zero bytes does not keep the kernel from piping the memory to a
+/// program.
 fn core_dump_finding(pattern: &str) -> DoctorFinding {
     const NAME: &str = "core dumps";
     match pattern.strip_prefix('|') {
@@ -260,17 +265,18 @@ fn core_dump_finding(pattern: &str) -> DoctorFinding {
     }
 }
 
-/// The driver that needs nothing else.
+/// Returns the finding on the embedded driver, which needs no other software.
 fn embedded_finding(facts: &HostFacts) -> DoctorFinding {
     const NAME: &str = "driver embedded";
     let lacking: Vec<_> = REQUIRED_CONTROLLERS
         .into_iter()
         .filter(|name| !facts.cgroups.controllers.contains(*name))
         .collect();
+    // The finding names only the first missing condition.
     if !facts.is_root {
         missing_finding(
             NAME,
-            "this process is not root's, and may set no limits",
+            "this process does not run as root, and may set no limits",
             "run it as root, or use Docker",
         )
     } else if !lacking.is_empty() {
@@ -308,6 +314,7 @@ fn docker_finding(facts: &HostFacts) -> DoctorFinding {
             "the engine sets no filter of system calls",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         ),
+        // Without one of its limits, the driver cannot enforce what a run's limits promise.
         EngineProbe::Answers(EngineInfo { no_limits, .. }) if !no_limits.is_empty() => {
             missing_finding(
                 NAME,
@@ -334,7 +341,7 @@ fn engine_findings(answers: &EngineInfo) -> Vec<DoctorFinding> {
         warn_finding(
             "userns-remap",
             "on",
-            "a sandbox's user is somebody else outside, to whom the run's socket is shut: use an engine without",
+            "a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine without it",
         )
     });
     let runsc = if answers.has_runsc {
@@ -386,8 +393,9 @@ fn tool_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
     podman.into_iter().chain([init, git]).chain(space).collect()
 }
 
-/// Mended in 1.2.8 and 1.3.3.
+/// Returns true if this version of runc has the known escapes, which 1.2.8 and 1.3.3 fix.
 fn is_old_runc(version: &str) -> bool {
+    // 1.3 has its own fixed version; every other version is compared with 1.2.8, so 1.4 and newer count as fixed.
     match parse_version(version) {
         Some([1, 3, patch]) => patch < 3,
         Some(version) => version < [1, 2, 8],
@@ -395,7 +403,7 @@ fn is_old_runc(version: &str) -> bool {
     }
 }
 
-/// `1.1.5+ds1` is 1.1.5.
+/// Parses the leading version number: `1.1.5+ds1` is 1.1.5.
 fn parse_version(version: &str) -> Option<[u32; 3]> {
     let end = version.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(version.len());
     let mut parts = version[..end].split('.').map(|part| part.parse().ok());
@@ -437,17 +445,17 @@ impl fmt::Display for FindingLevel {
     }
 }
 
-/// The controllers that our limits need.
+/// The cgroup controllers that a sandbox's limits need.
 const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// Older ones have holes that the relay relies on being closed.
+/// The minimum version of git. Older versions have security holes whose fixes the relay relies on.
 const MIN_GIT_VERSION: [u32; 3] = [2, 39, 0];
 
-/// The kernel's own first limit.
+/// The minimum of inotify instances: the kernel's default.
 const MIN_INOTIFY_INSTANCES: u64 = 128;
 
-/// What else a sandbox needs of its user: no less than the kernel's own first limits, or a fraction of those that grow with
-/// a machine's memory. Processes are the sandbox's own limit, with its first ones.
+/// The minimum of a user's other limits, for one sandbox: the kernel's defaults, or a fraction of the defaults that
+/// grow with the machine's memory. The number of processes covers the sandbox's own limit and its first processes.
 pub(crate) const MIN_USER_LIMITS: [(&str, u64); 6] = [
     ("fs.epoll.max_user_watches", 16_384),
     ("fs.inotify.max_user_watches", 8192),
@@ -457,13 +465,13 @@ pub(crate) const MIN_USER_LIMITS: [(&str, u64); 6] = [
     (NPROC_LIMIT_NAME, 512),
 ];
 
-/// A limit of a process, which it hands on.
+/// The name of the limit on processes, which a process hands on to its children.
 pub(crate) const NPROC_LIMIT_NAME: &str = "RLIMIT_NPROC";
 
-/// Less than this is no place for workspaces.
+/// The minimum of free bytes for workspaces: our choice.
 const MIN_FREE_BYTES: u64 = 1 << 30;
 
-/// Where Podman listens for root, and where it listens for others below `XDG_RUNTIME_DIR`.
+/// Returns the paths of Podman's sockets: root's, and the user's below `XDG_RUNTIME_DIR`.
 pub(crate) fn podman_socket_paths(runtime_dir: Option<&Path>) -> Vec<PathBuf> {
     let own = runtime_dir.map(|dir| dir.join("podman/podman.sock"));
     [PathBuf::from("/run/podman/podman.sock")].into_iter().chain(own).collect()

@@ -105,7 +105,7 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
                                 use a kernel with CONFIG_SECCOMP_FILTER
     warn     landlock           the kernel has none
                                 a kernel of 5.19 or newer with `lsm=landlock,…` keeps agents to their files twice; without it, mounts and modes do
-    missing  driver embedded    this process is not root's, and may set no limits
+    missing  driver embedded    this process does not run as root, and may set no limits
                                 run it as root, or use Docker
     missing  driver docker      there is no engine
                                 install Docker Engine, or name its socket with `--docker-socket`
@@ -125,7 +125,7 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
     ");
     insta::assert_snapshot!(news(|facts| facts.landlock = Some(5)), @"ok       landlock           version 5: keeps agents to their files");
     insta::assert_snapshot!(news(|facts| facts.is_root = false), @r"
-    missing  driver embedded    this process is not root's, and may set no limits
+    missing  driver embedded    this process does not run as root, and may set no limits
                                 run it as root, or use Docker
     the driver `docker` enforces everything
     ");
@@ -157,7 +157,7 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
     ");
     insta::assert_snapshot!(news(|facts| answers(facts).has_userns_remap = true), @r"
     warn     userns-remap       on
-                                a sandbox's user is somebody else outside, to whom the run's socket is shut: use an engine without
+                                a sandbox's user has another number outside of the engine's user namespace, and cannot open the run's socket; use an engine without it
     ");
     insta::assert_snapshot!(news(|facts| facts.inotify_instances = Some(64)), @r"
     warn     inotify            64 instances for a sandbox

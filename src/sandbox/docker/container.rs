@@ -17,24 +17,24 @@ use tokio::time::{sleep, timeout};
 use crate::sandbox::output::{OutputCapture, OutputStream, join_with_output};
 use crate::sandbox::{SandboxError, SandboxExit, StopReason};
 
-/// Created, and not started yet.
+/// A container that is created, and not started yet.
 #[derive(Clone, Debug)]
 pub(super) struct CreatedContainer {
     client: bollard::Docker,
     id: String,
 }
 
-/// What became of a start.
+/// The outcome of a start.
 pub(super) enum ContainerStartOutcome {
     Running(RunningContainer),
-    /// The program is not there, or is none: what a shell says with these exit codes.
+    /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
     Not {
         exit_code: i64,
         message: String,
     },
 }
 
-/// Running, with its output attached.
+/// A running container with its output attached.
 pub(super) struct RunningContainer {
     container: CreatedContainer,
     frames: Pin<Box<dyn Frames<Item = Result<LogOutput, EngineError>> + Send>>,
@@ -49,7 +49,7 @@ impl CreatedContainer {
         &self.id
     }
 
-    /// Attaches first, so that the first line is not missed.
+    /// Starts the container. The output is attached first, so that its first line is not missed.
     pub(super) async fn start(self) -> Result<ContainerStartOutcome, SandboxError> {
         let engine = |doing| move |source| SandboxError::Engine { doing, source };
         let options =
@@ -62,6 +62,8 @@ impl CreatedContainer {
                 frames: attached.output,
             })),
             Err(source) => {
+                // The engine refuses the start of a missing program; its exit code separates that from the engine's
+                // own errors.
                 let code = self.inspect_state().await.ok().and_then(|state| state.exit_code);
                 match (code, source) {
                     (
@@ -83,8 +85,9 @@ impl CreatedContainer {
         Ok(found.state.unwrap_or_default())
     }
 
-    /// The engine hears of a kill for want of memory on another way than of the exit, and on a busy machine later: where
-    /// a program was killed and not by us, it is asked again.
+    /// Returns true if the kernel killed the container for lack of memory. The engine learns of such a kill through
+    /// another channel than of the exit, and on a busy machine later. So the engine is asked several times if the
+    /// program was killed without a stop reason.
     async fn was_oom_killed(&self, exit_code: Option<i64>, cause: Option<StopReason>) -> bool {
         let tries =
             if exit_code == Some(EXIT_SIGKILL) && cause.is_none() { OOM_POLL_ATTEMPTS } else { 1 };
@@ -99,12 +102,12 @@ impl CreatedContainer {
         false
     }
 
-    /// Waits for the exit code.
+    /// Waits for the container's end, and returns its exit code.
     pub(super) async fn wait_for_exit(&self) -> Result<i64, SandboxError> {
         let engine = |source| SandboxError::Engine { doing: "wait for the container", source };
         match self.client.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
             Some(Ok(exit)) => Ok(exit.status_code),
-            // Every exit code but zero comes as an error.
+            // The client library reports every exit code but zero as an error.
             Some(Err(EngineError::DockerContainerWaitError { code, .. })) => Ok(code),
             Some(Err(source)) => Err(engine(source)),
             None => self
@@ -115,7 +118,7 @@ impl CreatedContainer {
         }
     }
 
-    /// Best effort: what cannot be killed is removed by force.
+    /// Sends a signal to the container, as far as possible: the removal that follows kills every container.
     async fn send_signal(&self, signal: &str) {
         let options = KillContainerOptionsBuilder::default().signal(signal).build();
         let kill = self.client.kill_container(&self.id, Some(options));
@@ -128,7 +131,8 @@ impl CreatedContainer {
 }
 
 impl RunningContainer {
-    /// Follows the container to its end. From `until` on it is told to end, and has `grace` for it.
+    /// Follows the container until its exit. Once `until` returns, the container is told to stop, and has `grace` for
+    /// that.
     pub(super) async fn follow_until_exit<W: AsyncWrite + Unpin>(
         self,
         output: &mut OutputCapture<W>,
@@ -137,6 +141,7 @@ impl RunningContainer {
     ) -> Result<SandboxExit, SandboxError> {
         let Self { container, mut frames } = self;
         let hurry = output.detach_token();
+        // The wait and the output are joined, so that the last bytes are read after the exit.
         let mut following = pin!(join_with_output(
             container.wait_for_exit(),
             copy_output(&mut frames, output),
@@ -146,6 +151,7 @@ impl RunningContainer {
             exit_code = &mut following => (Some(exit_code?), None),
             cause = until => {
                 let exit_code = tokio::select! {
+                    // The output is still read while the container stops, or a full pipe could delay its end.
                     exit_code = &mut following => exit_code.ok(),
                     () = stop_container(&container, grace) => None,
                 };
@@ -161,7 +167,7 @@ async fn copy_output<W: AsyncWrite + Unpin>(
     frames: &mut (impl Frames<Item = Result<LogOutput, EngineError>> + Unpin),
     output: &mut OutputCapture<W>,
 ) {
-    // An error is an end as well: the exit code says more about it.
+    // An error of the stream counts as its end: the exit code says more about it.
     while let Some(Ok(frame)) = frames.next().await {
         match frame {
             LogOutput::StdErr { message } => output.push(OutputStream::Stderr, &message).await,
@@ -173,7 +179,7 @@ async fn copy_output<W: AsyncWrite + Unpin>(
     }
 }
 
-/// Asks politely, then not, then gives up: the removal that follows has the last word.
+/// Sends SIGTERM, after the grace SIGKILL, and then waits a limited time: the removal that follows kills the container.
 async fn stop_container(container: &CreatedContainer, grace: impl Future<Output = ()>) {
     container.send_signal("SIGTERM").await;
     grace.await;
@@ -181,16 +187,18 @@ async fn stop_container(container: &CreatedContainer, grace: impl Future<Output 
     sleep(INSPECT_TIMEOUT).await;
 }
 
-/// What a shell says of a file that it may not execute, and of one that is not there.
+/// The exit code of a shell for a file that it may not execute.
 const EXIT_CANNOT_EXECUTE: i64 = 126;
+/// The exit code of a shell for a file that does not exist.
 const EXIT_NOT_FOUND: i64 = 127;
 
-/// 128 and SIGKILL.
+/// The exit code after SIGKILL: 128 and the signal's number 9.
 const EXIT_SIGKILL: i64 = 137;
 
-/// How often, and how far apart, the engine is asked whether it was for want of memory.
+/// The maximum number of requests for the OOM state after a kill.
 const OOM_POLL_ATTEMPTS: u32 = 6;
+/// The interval between these requests for the OOM state.
 const OOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// For an answer that only makes the result better.
+/// The time for an answer that the result does not depend on.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(5);

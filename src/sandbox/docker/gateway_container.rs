@@ -22,10 +22,11 @@ pub struct RunningGatewayContainer {
     container: CreatedContainer,
 }
 
-/// Creates and starts it. What is made on the way is left to [`remove_gateway`], also when this future is dropped.
+/// Creates and starts the container. The caller removes everything with [`remove_gateway`], also after this future was
+/// dropped.
 ///
 /// # Errors
-/// The engine, the image or the network is not there, or a gateway of this run is there already.
+/// Returns an error if the engine, the image or the network is missing, or if the run has a gateway already.
 pub async fn start_gateway(
     docker: &DockerEngine,
     proxy: &GatewayContainerSpec,
@@ -45,7 +46,8 @@ pub async fn start_gateway(
     Ok(RunningGatewayContainer { docker: docker.clone(), container })
 }
 
-/// Removes whatever there is by now of the run's gateway, if it is this owner's.
+/// Removes the run's gateway container, if it exists and belongs to this owner. `was_cut` states that the start was
+/// cut off, so that the container may appear late.
 pub async fn remove_gateway(docker: &DockerEngine, run: &str, stamp: &OwnerLabels, was_cut: bool) {
     if let Some(id) = docker.find_late_creation(&gateway_container_name(run), stamp, was_cut).await
     {
@@ -54,19 +56,20 @@ pub async fn remove_gateway(docker: &DockerEngine, run: &str, stamp: &OwnerLabel
 }
 
 impl RunningGatewayContainer {
-    /// Waits for its end, and returns how it ended.
+    /// Waits for the container's end, and returns its exit code.
     pub async fn wait_for_exit(&self) -> Result<i64, SandboxError> {
         self.container.wait_for_exit().await
     }
 
-    /// Lets it drain, for as long as `grace`, and ends it then.
+    /// Stops the container: it may drain for `grace`, and is killed afterwards.
     ///
     /// # Errors
-    /// The engine does not end it.
+    /// Returns an error if the engine does not stop the container.
     pub async fn stop(&self, grace: Duration) -> Result<(), SandboxError> {
         let seconds = i32::try_from(grace.as_secs()).unwrap_or(i32::MAX);
         let options = StopContainerOptionsBuilder::default().t(seconds).build();
         let stop = self.docker.client.stop_container(self.container.id(), Some(options));
+        // The engine answers only after the container's end, so its usual time to answer is added to the grace.
         let stopped = timeout(grace + Duration::from_secs(REQUEST_TIMEOUT_SECONDS), stop).await;
         let stopped = stopped.map_err(|_| SandboxError::Silent("stop the gateway's container"))?;
         stopped.map_err(|source| SandboxError::Engine {
@@ -75,11 +78,12 @@ impl RunningGatewayContainer {
         })
     }
 
-    /// The last that it said, for whoever asks why it ended.
+    /// Returns the container's last five lines of output, to explain an early end.
     pub async fn log_tail(&self) -> String {
         let options = LogsOptionsBuilder::default().stdout(true).stderr(true).tail("5").build();
         let mut said = self.docker.client.logs(self.container.id(), Some(options));
         let mut words = String::new();
+        // The engine may keep the stream open, so each read has a timeout.
         while let Ok(Some(Ok(chunk))) = timeout(LOG_TAIL_TIMEOUT, said.next()).await {
             let (LogOutput::StdErr { message }
             | LogOutput::StdOut { message }
@@ -91,5 +95,5 @@ impl RunningGatewayContainer {
     }
 }
 
-/// For what only makes an error better.
+/// The time for one chunk of the log. It is short, because the log only improves an error's text.
 const LOG_TAIL_TIMEOUT: Duration = Duration::from_secs(2);

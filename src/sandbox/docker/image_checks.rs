@@ -1,4 +1,5 @@
-//! What an engine has of its own that a sandbox is made of: an image, and volumes. Both may bring along what nobody has asked for.
+//! The checks of an engine's images and volumes before they become a part of a sandbox. Both may have parts that no
+//! client requested.
 
 use std::path::Path;
 
@@ -9,10 +10,10 @@ use crate::sandbox::spec::{SandboxSpec, VolumeMount, WORKSPACE_TARGET, is_allowe
 use crate::sandbox::{SandboxError, docker};
 
 impl DockerEngine {
-    /// The id of an image of which nothing can be written.
+    /// Returns the id of an image whose declared volumes are all covered by mounts of `spec`.
     ///
     /// # Errors
-    /// There is no such image, or the engine would give it a disk of its own.
+    /// Returns an error if the image does not exist, or if the engine would add a writable disk for one of its volumes.
     pub(super) async fn resolve_image(
         &self,
         name: &str,
@@ -20,6 +21,7 @@ impl DockerEngine {
     ) -> Result<String, SandboxError> {
         let image = self.inspect_image(name).await?;
         let places = image.config.and_then(|config| config.volumes).unwrap_or_default();
+        // The engine would make an anonymous volume for each declared volume: a writable disk without a limit.
         match places.into_iter().find(|place| !has_mount_at(spec, Path::new(place))) {
             Some(place) => {
                 let (image, instead) = (name.to_owned(), volume_remedy(Path::new(&place)));
@@ -29,10 +31,11 @@ impl DockerEngine {
         }
     }
 
-    /// Looks at volumes before a container is made of them: one that is not there would be made with it, and stay.
+    /// Checks the volumes before a container is created with them: the engine would create a missing volume, which
+    /// would remain.
     ///
     /// # Errors
-    /// One is not there, or is not the engine's own directory.
+    /// Returns an error if a volume does not exist, or is not a directory of the engine's own.
     pub(super) async fn check_volumes(&self, volumes: &[VolumeMount]) -> Result<(), SandboxError> {
         for VolumeMount { name, .. } in volumes {
             let found = self.client.inspect_volume(name).await.map_err(|source| {
@@ -49,7 +52,7 @@ impl DockerEngine {
     }
 }
 
-/// Whether something that was asked for stands there in its place.
+/// Returns true if a requested mount, a requested volume or the workspace covers this path.
 fn has_mount_at(spec: &SandboxSpec, place: &Path) -> bool {
     let mounts = spec.mounts.iter().map(|mount| &mount.target);
     let mut targets = mounts.chain(spec.volumes.iter().map(|volume| &volume.target));
@@ -57,7 +60,7 @@ fn has_mount_at(spec: &SandboxSpec, place: &Path) -> bool {
     targets.any(|target| target == place) || has_workspace && place == Path::new(WORKSPACE_TARGET)
 }
 
-/// What can be asked for there.
+/// Returns the part of an error that names the alternatives to a volume at this path.
 fn volume_remedy(place: &Path) -> &'static str {
     if place == Path::new(WORKSPACE_TARGET) {
         "give the run a workspace, or "
@@ -68,11 +71,12 @@ fn volume_remedy(place: &Path) -> &'static str {
     }
 }
 
-/// What a volume is, if not a directory that the engine has made for it.
+/// Returns the reason not to use a volume; `None` if the volume is a plain directory of the engine.
 fn unsupported_volume(volume: &models::Volume) -> Option<String> {
     if volume.driver != "local" {
         return Some(format!("the driver `{}`", volume.driver));
     }
+    // The local driver mounts any directory or disk of the machine through the option `device`.
     let is_device = |name: &&String| name.eq_ignore_ascii_case("device");
     let name = volume.options.keys().find(is_device)?;
     Some(format!("`{}`", volume.options[name]))

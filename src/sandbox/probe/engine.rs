@@ -1,4 +1,4 @@
-//! Asks an engine about itself.
+//! The probe of a container engine.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::{EngineInfo, EngineProbe};
 
-/// What the engine at `socket` says, in some seconds.
+/// Asks the engine at `socket` for its facts, and waits a few seconds for the answer.
 pub async fn probe_engine(socket: &Path) -> EngineProbe {
     if !socket.exists() {
         return EngineProbe::Absent;
@@ -18,7 +18,7 @@ pub async fn probe_engine(socket: &Path) -> EngineProbe {
         Ok(Ok(answers)) => EngineProbe::Answers(answers),
         Ok(Err(error)) => EngineProbe::Silent(error.to_string()),
         Err(_) => EngineProbe::Silent(format!(
-            "nothing is heard for {}",
+            "no answer within {}",
             humantime::format_duration(PROBE_TIMEOUT)
         )),
     }
@@ -31,7 +31,7 @@ async fn query_engine(socket: &Path) -> Result<EngineInfo, bollard::errors::Erro
     Ok(parse_engine_info(client.version().await?, client.info().await?))
 }
 
-/// What it has said, in our words.
+/// Extracts the facts from the engine's answers.
 fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
     let runtimes = ["runc", "crun", "OCI Runtime (crun)"];
     let components = version.components.unwrap_or_default();
@@ -54,11 +54,12 @@ fn parse_engine_info(version: SystemVersion, info: SystemInfo) -> EngineInfo {
         has_userns_remap: has("userns") || has("rootless"),
         no_limits: limits
             .into_iter()
+            // A limit that the engine does not mention counts as available.
             .filter(|(_, set)| *set == Some(false))
             .map(|(name, _)| name)
             .collect(),
     }
 }
 
-/// An engine that is well answers in milliseconds.
+/// The time for all answers of an engine. A healthy engine answers in milliseconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,11 +1,11 @@
-//! The version of Landlock, which the kernel tells by a system call only.
+//! The version of Landlock, which the kernel reports only through a system call.
 
 use std::ptr;
 
-/// None where the kernel has none, or was started without it.
+/// Returns the version of Landlock; `None` if the kernel has no Landlock, or was started without it.
 #[expect(unsafe_code, reason = "there is no safe call that asks for the version")]
 pub(super) fn landlock_version() -> Option<u32> {
-    // SAFETY: asked for its version the kernel takes no attributes, and so neither reads nor writes memory of ours.
+    // SAFETY: for this flag the kernel takes no attributes, so it neither reads nor writes this process's memory.
     let version = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -14,6 +14,7 @@ pub(super) fn landlock_version() -> Option<u32> {
             CREATE_RULESET_VERSION,
         )
     };
+    // A failed call returns -1, which is not a version.
     u32::try_from(version).ok()
 }
 

@@ -1,4 +1,4 @@
-//! Looks at this machine, and changes nothing.
+//! The probe of this machine, which changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,13 +14,13 @@ use super::{
 };
 use crate::sandbox::{InitBinary, embedded};
 
-/// What can be found without asking an engine.
+/// Collects the facts that need no engine.
 pub fn probe_machine(run_dir: &Path, init: InitBinary, runtime_dir: Option<&Path>) -> HostFacts {
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
     let mounts = read("/proc/self/mounts").unwrap_or_default();
     let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
     let namespaces = read("/proc/sys/user/max_user_namespaces").unwrap_or_default();
-    // Debian's own switch, which is not in every kernel.
+    // Debian's and Ubuntu's own switches, which other kernels do not have.
     let is_forbidden = read("/proc/sys/kernel/unprivileged_userns_clone").is_ok_and(|on| on == "0")
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").is_ok_and(|on| on == "1");
     HostFacts {
@@ -47,8 +47,8 @@ pub fn probe_machine(run_dir: &Path, init: InitBinary, runtime_dir: Option<&Path
     }
 }
 
-/// What is mounted. Version 2 says in a file of its own what it controls; where both are mounted, version 1 has the
-/// controllers that 2 has not.
+/// Finds the cgroups among the mounts. Version 2 lists its controllers in a file; if both versions are mounted,
+/// version 1 has the controllers that version 2 has not.
 pub fn probe_cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> CgroupSupport {
     let mut found = CgroupSupport::default();
     for line in mounts.lines() {
@@ -65,7 +65,7 @@ pub fn probe_cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> 
             }
             _ => continue,
         };
-        // Whoever has both goes by the older one, which then has what limits are set with.
+        // With both versions mounted, version 1 counts if it has controllers: the limits are then set there.
         let version = if kind == "cgroup" { 1 } else { 2 };
         if found.version == 0 || version == 1 && !controllers.is_empty() {
             found.version = version;
@@ -75,7 +75,7 @@ pub fn probe_cgroups(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> 
     found
 }
 
-/// A number of pages that is 0 is no limit.
+/// Reads the limits of a user. A limit of 0 pages means no limit, so zeros are left out.
 fn read_user_limits(read: impl Fn(&str) -> io::Result<String>) -> BTreeMap<&'static str, u64> {
     let limit = |name: &'static str| match name {
         NPROC_LIMIT_NAME => Some(getrlimit(Resource::Nproc).current.unwrap_or(u64::MAX)),
@@ -96,7 +96,7 @@ fn git_version() -> Option<String> {
     Some(said.trim().strip_prefix("git version ")?.to_owned())
 }
 
-/// Where it is not there yet, of the place that it will be made in.
+/// Returns the free bytes at the path, or at its nearest parent that exists.
 fn free_space(path: &Path) -> Option<u64> {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
     Some(found.f_bavail.saturating_mul(found.f_frsize))
