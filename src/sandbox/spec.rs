@@ -1,5 +1,6 @@
-//! What is asked of a sandbox. What it is denied is not asked for: [`docker::container_body`] and [`oci::build_oci_spec`] deny it
-//! to every one, each in the words of its driver; what is [`layout`] stands here once.
+//! The specification of a sandbox. It has no fields for what every sandbox is denied: [`docker::container_body`] and
+//! [`oci::build_oci_spec`] deny that to each sandbox, in the format of their driver. The [`layout`] inside is the same
+//! for both.
 
 pub mod docker;
 mod layout;
@@ -18,41 +19,44 @@ use super::{OwnerProcess, SandboxError};
 
 pub use limit_overrides::{ByteSize, LimitOverrides};
 
-/// One sandbox, as its host describes it.
+/// The specification of one sandbox, as the host describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxSpec {
-    /// Made by the host.
+    /// The run's id, made by the host.
     pub run: String,
     pub root: RootSource,
-    /// Executed as it stands, without a shell. A slot has none, and is told in its [`claim`](SandboxSpec::encode_claim).
+    /// The program and its arguments, executed without a shell. A warm slot has none until its
+    /// [`claim`](SandboxSpec::encode_claim).
     pub argv: Vec<String>,
-    /// The user inside, and on this machine where root makes the sandbox. Its group has the same number.
+    /// The user inside; if root makes the sandbox, also its user on this machine. The group has the same number.
     pub uid: u32,
-    /// Wins over what every agent is given.
+    /// The variables of this sandbox, which override the variables that every agent gets.
     pub env: BTreeMap<String, String>,
     pub limits: SandboxLimits,
-    /// Between SIGTERM and SIGKILL, for its first process, which ends the agent only when that time is over, too.
+    /// The time between SIGTERM and SIGKILL. It also holds for the first process, which kills the agent only after
+    /// that time.
     pub grace: Duration,
     pub workspace: WorkspaceMount,
     pub mounts: Vec<BindMount>,
     pub volumes: Vec<VolumeMount>,
-    /// The directory of the run's socket on this machine, with [`HOSTS_FILE`] beside it.
+    /// The directory of the run's socket on this machine, with [`HOSTS_FILE`] in it.
     pub socket_dir: PathBuf,
-    /// `cogni-init` on this machine, which becomes the sandbox's first process. Without it the engine's own does,
-    /// and there is no bridge to the run's socket but what the image brings.
+    /// The path of `cogni-init` on this machine, the sandbox's first process. Without it, the engine's own init is the
+    /// first process, and the image has to bring the bridge to the run's socket.
     pub init: Option<PathBuf>,
-    /// Whether a gateway serves the run's socket. Without one, `cogni-init` makes no bridge, and starts the program at once.
+    /// Is set if a gateway serves the run's socket. Otherwise `cogni-init` makes no bridge, and starts the program at
+    /// once.
     pub has_gateway: bool,
 }
 
-/// Where the programs of a sandbox come from. Whatever it is, nothing is ever written to it.
+/// The source of a sandbox's programs. A sandbox never writes to its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootSource {
-    /// An image of the engine, by its id, `sha256:…`: a name may mean another image a moment later.
+    /// An image of the engine, by its id `sha256:…`, because a name may refer to another image a moment later.
     Image(String),
-    /// An unpacked root of this machine.
+    /// An unpacked root directory of this machine.
     Directory(PathBuf),
-    /// The programs of this machine, and the few files in `/etc` that they need.
+    /// The programs of this machine, and the few files in `/etc` that the programs need.
     Host,
 }
 
@@ -66,41 +70,42 @@ impl fmt::Display for RootSource {
     }
 }
 
-/// Who answers for a sandbox, and until when it is good.
+/// The owner of a sandbox, and the sandbox's deadline.
 #[derive(Clone, Debug)]
 pub struct OwnerLabels {
     pub owner: OwnerProcess,
-    /// Where the runs of its installation have their directories: one engine may serve many.
+    /// The run directory of the installation: one engine may serve several installations.
     pub run_dir: PathBuf,
     pub deadline: SystemTime,
 }
 
-/// What a sandbox may use.
+/// The limits of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SandboxLimits {
-    /// From the first word to the engine until it is told to end.
+    /// The maximum time from the first request to the engine until the sandbox is told to stop.
     pub max_runtime: Duration,
-    /// Bytes, tmpfs included; there is no swap beside it.
+    /// The maximum memory in bytes, tmpfs included; there is no swap in addition.
     pub max_memory: u64,
-    /// Processes and threads.
+    /// The maximum number of processes and threads.
     pub pids: u32,
     pub cpus: f64,
-    /// What is kept of each of stdout and stderr, in bytes.
+    /// The maximum number of stored bytes of each of stdout and stderr.
     pub max_output_bytes: usize,
-    /// Bytes of a workspace that is a directory made for its runs. Whoever runs it looks after that: no driver does.
+    /// The maximum bytes of a workspace directory that was made for runs. The runner enforces this limit; no driver
+    /// does.
     pub max_workspace: u64,
 }
 
-/// What stands at `/workspace`, the agent's home.
+/// The mount at `/workspace`, the agent's home.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WorkspaceMount {
-    /// An empty directory in memory, gone with the sandbox.
+    /// An empty directory in memory, removed with the sandbox.
     #[default]
     None,
-    /// An empty directory of this machine, made by the runner, and gone with the run: its host may put something in
-    /// before the start, and take something out of it meanwhile.
+    /// An empty directory of this machine, made by the runner and removed with the run. The host may put files into the
+    /// directory before the start, and read files while the sandbox runs.
     Fresh,
-    /// A directory of this machine.
+    /// An existing directory of this machine.
     Directory { path: PathBuf, access: MountAccess },
 }
 
@@ -113,7 +118,7 @@ pub enum MountAccess {
     ReadWrite,
 }
 
-/// A directory or file of this machine, shown in the sandbox.
+/// A directory or file of this machine, mounted into the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BindMount {
@@ -123,7 +128,7 @@ pub struct BindMount {
     pub access: MountAccess,
 }
 
-/// A volume of the engine, shown in the sandbox.
+/// A volume of the engine, mounted into the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeMount {
@@ -134,10 +139,10 @@ pub struct VolumeMount {
 }
 
 impl SandboxSpec {
-    /// Checks what can be told from the words alone; [`super::host_path`] looks at the machine.
+    /// Checks everything that needs no look at the machine; [`super::host_path`] checks the paths.
     ///
     /// # Errors
-    /// What is wrong, and what is allowed.
+    /// Returns [`SandboxError::Spec`] with the first invalid value and its rule.
     pub fn check(&self) -> Result<(), SandboxError> {
         let wrong = |what, given: String, rule| Err(SandboxError::Spec { what, given, rule });
         if self.argv.first().is_none_or(String::is_empty) {
@@ -176,7 +181,7 @@ impl SandboxSpec {
         self.limits.check()
     }
 
-    /// Its workspace on this machine, where it has one.
+    /// Returns the workspace's path on this machine; `None` if the sandbox has no existing directory as its workspace.
     pub fn workspace_path(&self) -> Option<&Path> {
         match &self.workspace {
             WorkspaceMount::None | WorkspaceMount::Fresh => None,
@@ -195,7 +200,7 @@ impl SandboxLimits {
         if self.max_memory < MIN_MEMORY_BYTES {
             return wrong("max_memory", self.max_memory.to_string(), "give at least 6m");
         }
-        // One is the process that makes the first.
+        // One of them is the process that makes the first process.
         if self.pids < 2 {
             return wrong("pids", self.pids.to_string(), "give at least 2");
         }
@@ -218,20 +223,20 @@ impl Default for SandboxLimits {
         Self {
             max_runtime: Duration::from_mins(10),
             max_memory: 512 << 20,
-            // Enough for Node or a JVM; a fork bomb ends there.
+            // Enough for Node or a JVM, and a bound for a fork bomb.
             pids: 256,
             cpus: 1.0,
             max_output_bytes: 1 << 20,
-            // As the largest file.
+            // The same value as the largest file in `ULIMITS`.
             max_workspace: 4 << 30,
         }
     }
 }
 
-/// Above it nobody means it, and arithmetic with clocks stays far from its ends.
+/// The longest run time that a client may request: our choice. It keeps the arithmetic with clocks far from its limits.
 const MAX_RUNTIME: Duration = Duration::from_hours(365 * 24);
 
-/// With a year it is still less than `cogni-init` waits for.
+/// The longest grace: our choice. With a run time of a year it is still below the longest wait of `cogni-init`.
 const MAX_GRACE: Duration = Duration::from_hours(24);
 
 fn is_volume_name(name: &str) -> bool {
@@ -239,41 +244,44 @@ fn is_volume_name(name: &str) -> bool {
     name.len() >= 2 && name.as_bytes()[0].is_ascii_alphanumeric() && name.bytes().all(rest)
 }
 
-/// Whether nothing of ours or of the kernel's would be hidden by it.
+/// Returns true if a mount at this path would hide none of the gateway's own mounts and none of the kernel's.
 pub(super) fn is_allowed_target(target: &Path) -> bool {
+    // A part such as `..` could lead to a reserved path, so only plain names are allowed.
     let is_plain =
         target.components().skip(1).all(|part| matches!(part, std::path::Component::Normal(_)));
+    // Both directions count: a mount above a reserved path hides the reserved path too.
     let meets = |own: &&str| target.starts_with(own) || Path::new(own).starts_with(target);
     target.is_absolute() && is_plain && !RESERVED_TARGETS.iter().any(meets)
 }
 
-/// The user that images know, and its group: for sandboxes that have no [user of their own](super::host_users).
+/// The usual user of images, and its group, for sandboxes without a [user of their own](super::host_users).
 pub const SANDBOX_UID: u32 = 1001;
 
-/// What an agent may call the kernel for, as Docker writes it.
+/// The profile of allowed system calls, in Docker's format.
 pub const SECCOMP_PROFILE: &str = include_str!("../../config/seccomp.json");
 
-/// Where the run's socket is found in a sandbox. Not below `/run`: a tmpfs would hide it.
+/// The directory of the run's socket in a sandbox. A directory below `/run` would be hidden by the tmpfs there.
 pub const SOCKET_DIR_TARGET: &str = "/llm-sock";
 
-/// The socket beside the run's on which a slot waits for its claim. It is gone before anything is started.
+/// The name of a warm slot's claim socket, beside the run's socket. The socket is removed before any program is
+/// started.
 pub const CLAIM_SOCKET: &str = "slot";
 
-/// The file beside the socket that is a sandbox's `/etc/hosts`. Where nothing says what `localhost` is, only those find
-/// the gateway who know by themselves: curl does, Node and everyone who asks libc do not.
+/// The file beside the socket that becomes the sandbox's `/etc/hosts`. Without such a file, only clients that resolve
+/// `localhost` by themselves find the gateway: curl does, but Node and all clients that ask libc do not.
 pub const HOSTS_FILE: &str = "hosts";
 
-/// IPv4 only, as the bridge is.
+/// The text of [`HOSTS_FILE`]. It names the IPv4 address only, because the bridge listens there only.
 pub const HOSTS_TEXT: &str = "127.0.0.1 localhost sandbox\n";
 
-/// The agent's home.
+/// The path of the workspace in a sandbox, the agent's home.
 pub const WORKSPACE_TARGET: &str = "/workspace";
 
-/// What is mounted there is ours or the kernel's.
+/// The paths with mounts of the gateway or of the kernel.
 const RESERVED_TARGETS: &[&str] =
     &["/cogni-init", "/dev", "/etc", "/llm-sock", "/proc", "/run", "/sys", "/tmp", "/workspace"];
 
 const TARGET_RULE: &str = "give an absolute path that is not at, above or below `/workspace`, `/llm-sock`, `/tmp`, `/run`, `/etc` or what is the kernel's";
 
-/// Docker Engine's own minimum.
+/// The minimum of memory in bytes: Docker Engine's own.
 const MIN_MEMORY_BYTES: u64 = 6 << 20;

@@ -1,4 +1,5 @@
-//! A sandbox in the words of Docker Engine. Pure: what is enforced can be read, and tested, without an engine.
+//! The translation of a sandbox into Docker Engine's API. The translation is pure: the enforced settings can be read
+//! and tested without an engine.
 
 pub mod gateway_container;
 pub mod podman;
@@ -17,19 +18,19 @@ use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, Tmpf
 use super::{BindMount, MountAccess, OwnerLabels, SECCOMP_PROFILE, SandboxSpec, WORKSPACE_TARGET};
 use crate::base::hex;
 
-/// What Docker Engine is asked to create, of an image that it has.
+/// Returns the request that creates the container, from an image that the engine has.
 pub fn container_body(spec: &SandboxSpec, image: &str, stamp: &OwnerLabels) -> ContainerCreateBody {
     let environment = spec.environment().into_iter().map(|(name, value)| format!("{name}={value}"));
     let mut body = ContainerCreateBody {
         image: Some(image.to_owned()),
-        // With an entrypoint of ours, nothing of the image's own command remains.
+        // The gateway's entrypoint replaces the image's entrypoint and command.
         entrypoint: Some(spec.init_command()),
         env: Some(environment.collect()),
         user: Some(format!("{0}:{0}", spec.uid)),
         working_dir: Some(WORKSPACE_TARGET.to_owned()),
         hostname: Some(HOSTNAME.to_owned()),
         network_disabled: Some(true),
-        // An image's own would be started beside the first process, and not behind its limits.
+        // An image's health check would start beside the first process, outside of its restrictions.
         healthcheck: Some(HealthConfig {
             test: Some(vec!["NONE".to_owned()]),
             ..HealthConfig::default()
@@ -38,6 +39,7 @@ pub fn container_body(spec: &SandboxSpec, image: &str, stamp: &OwnerLabels) -> C
         host_config: Some(host_config(spec)),
         ..ContainerCreateBody::default()
     };
+    // The digest covers the whole request, so the labels come after it.
     let digest = body_digest(&body);
     body.labels = Some(owner_labels(&spec.run, stamp, digest));
     body
@@ -47,6 +49,7 @@ fn host_config(spec: &SandboxSpec) -> HostConfig {
     let limits = &spec.limits;
     let memory = i64::try_from(limits.max_memory).unwrap_or(i64::MAX);
     HostConfig {
+        // Each restriction is stated, also if it is the engine's default: an operator can change the defaults.
         network_mode: Some("none".to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
         security_opt: Some(vec![
@@ -68,9 +71,9 @@ fn host_config(spec: &SandboxSpec) -> HostConfig {
         oom_score_adj: Some(OOM_SCORE_ADJ.into()),
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
-        // cogni-init reaps; where there is none, the engine's own init does.
+        // `cogni-init` reaps processes; without it, the engine's own init does.
         init: Some(spec.init.is_none()),
-        // We are attached; on the engine's side nothing piles up.
+        // The gateway is attached to the output, and the engine stores no copy of it.
         log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
         restart_policy: Some(RestartPolicy {
             name: Some(RestartPolicyNameEnum::NO),
@@ -103,7 +106,7 @@ fn bind_body(of: &BindMount) -> BodyMount {
         source: Some(of.source.display().to_string()),
         bind_options: Some(MountBindOptions {
             propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
-            // What is mounted below it stays out: it was not asked for, and would be writable where this is not.
+            // The mounts below the source stay out: they were not requested, and would be writable even if this is not.
             non_recursive: Some(true),
             ..MountBindOptions::default()
         }),
@@ -147,7 +150,8 @@ fn owner_labels(run: &str, stamp: &OwnerLabels, digest: String) -> HashMap<Strin
     ])
 }
 
-/// Of everything but the labels. By way of a value, whose keys are sorted: the engine's maps have no order.
+/// Returns the digest of a request without its labels. The request becomes a JSON value first, which sorts its keys:
+/// the maps of the client library have no order.
 fn body_digest(body: &ContainerCreateBody) -> String {
     let body = serde_json::to_value(body).expect("a body of texts and numbers is JSON");
     hex::sha256_hex(body.to_string().as_bytes())
@@ -155,9 +159,9 @@ fn body_digest(body: &ContainerCreateBody) -> String {
 
 pub const OWNER_LABEL: &str = "cogni.owner";
 pub const RUN_LABEL: &str = "cogni.run";
-/// The directory of all its installation's runs, without symlinks.
+/// The label with the run directory of the installation, without symlinks.
 pub const DIR_LABEL: &str = "cogni.dir";
-/// Seconds since 1970.
+/// The label with the deadline, in seconds since 1970.
 pub const DEADLINE_LABEL: &str = "cogni.deadline";
-/// SHA-256 of what was asked of the engine.
+/// The label with the SHA-256 digest of the request.
 pub const SPEC_LABEL: &str = "cogni.spec";

@@ -1,4 +1,4 @@
-//! What a sandbox finds inside, whoever makes it: its programs' arguments and variables, its mounts and its limits.
+//! The layout inside a sandbox, the same for every driver: arguments and variables of its programs, mounts and limits.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,19 +9,20 @@ use super::{
     VolumeMount, WORKSPACE_TARGET, WorkspaceMount,
 };
 
-/// A directory in memory.
+/// A directory in memory, as a mount.
 pub(super) struct TmpfsMount {
     pub(super) target: &'static str,
-    /// As mount(8) takes them.
+    /// The mount options, in the form of mount(8).
     pub(super) options: String,
 }
 
 impl SandboxSpec {
-    /// The sandbox's first process, and all that it starts with.
+    /// Returns the command of the sandbox's first process, with all its arguments.
     pub(super) fn init_command(&self) -> Vec<String> {
         let mut command = vec![];
         if self.init.is_some() {
             command.push(INIT_TARGET.to_owned());
+            // A slot gets its options and its program later, with the claim.
             if self.is_warm_slot() {
                 command
                     .extend(["--slot".to_owned(), format!("{SOCKET_DIR_TARGET}/{CLAIM_SOCKET}")]);
@@ -34,12 +35,13 @@ impl SandboxSpec {
         command
     }
 
-    /// What a slot is told to be this run's, in the words of its first process: what that would have been started with.
+    /// Encodes the claim that makes a slot this run's sandbox: the arguments that the first process would have been
+    /// started with.
     pub fn encode_claim(&self) -> Vec<u8> {
         self.encode_arguments(self.init_options())
     }
 
-    /// The same for a resident, which waits for the next when this run is over.
+    /// Encodes a run's claim for a long-running sandbox, whose first process waits for the next claim after the run.
     pub fn encode_long_running_claim(&self) -> Vec<u8> {
         let mut options = self.init_options();
         options.push("--resident".to_owned());
@@ -52,22 +54,25 @@ impl SandboxSpec {
         }
         arguments.push("--".to_owned());
         arguments.extend_from_slice(&self.argv);
+        // The format is a length in four bytes (big-endian), and then the arguments, each with a zero byte at its end.
+        // `SandboxSpec::check` has excluded zero bytes in the arguments.
         let text: Vec<u8> = arguments
             .into_iter()
             .flat_map(|argument| argument.into_bytes().into_iter().chain([0]))
             .collect();
-        // One that is too long for this is refused at the other end, by what it says of itself.
+        // A text that is too long for the length gets the largest one, which the first process refuses.
         let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
         [&length.to_be_bytes()[..], &text].concat()
     }
 
-    /// Whether it is started ahead, for a run that is not known yet.
+    /// Returns true if the sandbox is a warm slot, started before its run is known.
     fn is_warm_slot(&self) -> bool {
         self.argv.is_empty()
     }
 
-    /// What the first process is to see to by itself: it ends the agent when the runner cannot, and so a little later
-    /// than that would; and it keeps the agent from writing anywhere else than here.
+    /// Returns the options of the first process for this run. The first process ends the agent by itself if the runner
+    /// cannot, a little later than the runner would. It also keeps the agent from writing outside of the writable
+    /// paths.
     fn init_options(&self) -> Vec<String> {
         let after = (self.limits.max_runtime + self.grace + WATCHDOG_DELAY).as_secs();
         let mut options = vec!["--max-runtime".to_owned(), format!("{after}s")];
@@ -105,7 +110,7 @@ impl SandboxSpec {
         environment
     }
 
-    /// The directories in memory; some are `uid`'s own.
+    /// Returns the tmpfs mounts; some of them belong to user `uid`.
     pub(super) fn tmpfs_mounts(&self, uid: u32) -> Vec<TmpfsMount> {
         let memory = |target, options: String| TmpfsMount { target, options };
         let own = format!("uid={uid},gid={uid},mode=0700");
@@ -120,7 +125,7 @@ impl SandboxSpec {
         all
     }
 
-    /// What it sees of this machine: our own first, then what was asked for.
+    /// Returns the mounts from this machine: the gateway's own, and then the requested ones.
     pub(super) fn bind_mounts(&self) -> Vec<BindMount> {
         let bind = |source: &PathBuf, target: &str, access| BindMount {
             source: source.clone(),
@@ -128,7 +133,7 @@ impl SandboxSpec {
             access,
         };
         let mut binds = vec![bind(&self.socket_dir, SOCKET_DIR_TARGET, MountAccess::ReadOnly)];
-        // An unpacked root is shown as it is: what is not in it cannot be mounted over.
+        // An unpacked root is shown unchanged, and a file that is missing there cannot be mounted over.
         if !matches!(self.root, RootSource::Directory(_)) {
             binds.push(bind(
                 &self.socket_dir.join(HOSTS_FILE),
@@ -145,18 +150,19 @@ impl SandboxSpec {
     }
 }
 
-/// Where a sandbox finds its first process, if we bring it.
+/// The path of the gateway's `cogni-init` in a sandbox.
 pub(super) const INIT_TARGET: &str = "/cogni-init";
 
 pub(super) const HOSTNAME: &str = "sandbox";
 
-/// Open files, by whose square the kernel lets a process watch them with epoll; no core dumps; 4 GiB for a file.
+/// The limits of a process: open files (the kernel bounds epoll's watches by the square of this number), no core
+/// dumps, and 4 GiB for a file.
 pub(super) const ULIMITS: [(&str, u64); 3] = [("nofile", 1024), ("core", 0), ("fsize", 4 << 30)];
 
-/// Where the whole machine is short of memory, a sandbox goes before its host.
+/// The adjustment that makes the kernel kill a sandbox before its host if the whole machine is short of memory.
 pub(super) const OOM_SCORE_ADJ: i32 = 500;
 
-/// What Docker hides, by now; an older engine knows fewer by itself.
+/// The paths that current Docker versions hide; an older engine hides fewer by itself.
 pub(super) const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -172,17 +178,18 @@ pub(super) const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
 ];
 
-/// What Docker lets nobody write to.
+/// The paths that Docker mounts read-only.
 pub(super) const READ_ONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// In memory, all of them.
+/// The writable directories of every sandbox, all in memory.
 const WRITABLE_PATHS: &[&str] = &["/dev/shm", "/run", "/tmp"];
 
-/// After the runner's own deadline and all the time that it gives for an end.
+/// The time after the run time and the grace at which the first process ends the agent by itself.
 const WATCHDOG_DELAY: Duration = Duration::from_secs(30);
 
-/// Where every client finds the gateway. The keys are placeholders that clients insist on; the real one stays outside.
+/// The variables through which clients find the gateway. The keys are placeholders, which clients require; the
+/// upstream's key stays outside of the sandbox.
 const AGENT_ENV: &[(&str, &str)] = &[
     ("ANTHROPIC_API_KEY", "placeholder"),
     ("ANTHROPIC_BASE_URL", "http://localhost:8080"),

@@ -1,4 +1,4 @@
-//! Limits with gaps, as a flag, a file or an agent's entry gives them.
+//! Partial limits from a flag, a file or an agent's entry.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::SandboxLimits;
 
-/// What somebody wants; where nothing is said, somebody else is asked.
+/// The limits that one source sets. A missing limit is taken from the next source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitOverrides {
@@ -16,18 +16,18 @@ pub struct LimitOverrides {
     pub max_memory: Option<ByteSize>,
     pub pids: Option<u32>,
     pub cpus: Option<f64>,
-    /// What is kept of each of stdout and stderr.
+    /// The maximum number of stored bytes of each of stdout and stderr.
     pub max_output: Option<ByteSize>,
-    /// What a workspace may hold that is a directory made for its runs.
+    /// The maximum size of a workspace directory that was made for runs.
     pub max_workspace: Option<ByteSize>,
 }
 
-/// Bytes, or with `k`, `m` or `g` as many KiB, MiB or GiB.
+/// A number of bytes; its text may end in `k`, `m` or `g` for KiB, MiB or GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
 impl LimitOverrides {
-    /// What is said here, and where nothing is, what is said there.
+    /// Returns these limits, with the missing ones from `below`.
     #[must_use]
     pub fn with_defaults(self, below: Self) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl LimitOverrides {
         }
     }
 
-    /// The limits, the defaults in the gaps.
+    /// Returns the complete limits, with the defaults for the missing ones.
     pub fn resolve_limits(self) -> SandboxLimits {
         let default = SandboxLimits::default();
         let bytes = |size: ByteSize| usize::try_from(size.0).unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! A sandbox in the words of the Open Container Initiative's runtime specification. Pure: what is enforced can be
-//! read, and tested, without making anything.
+//! The translation of a sandbox into the runtime specification of the Open Container Initiative. The translation is
+//! pure: the enforced settings can be read and tested without a container.
 
 use std::path::{Path, PathBuf};
 
@@ -9,33 +9,34 @@ use serde_json::{Value, json};
 use super::layout::{HOSTNAME, MASKED_PATHS, OOM_SCORE_ADJ, READ_ONLY_PATHS, TmpfsMount, ULIMITS};
 use super::{BindMount, MountAccess, SandboxSpec, WORKSPACE_TARGET};
 
-/// Where on this machine a sandbox is put together.
+/// The settings of this machine for a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OciHostSettings {
-    /// The directory that becomes its root. What is in there is gone with it.
+    /// The directory that becomes the root. Its content is removed with the sandbox.
     pub root: PathBuf,
-    /// The programs, shown in the root.
+    /// The mounts of programs into the root.
     pub programs: Vec<BindMount>,
-    /// How many files this process may let others open.
+    /// The number of files that this process may allow its children to open.
     pub max_files: u64,
-    /// The group of processes that its limits are for; without one there are no limits but those of a process.
+    /// The cgroup for the limits; without a cgroup, only the limits of a process hold.
     pub cgroup: Option<PathBuf>,
-    /// Whether the group has a limit of its own for the buffers of sockets, as with cgroup v1: no other limit is for them.
+    /// Is set if cgroups have a separate limit for the buffers of sockets, as with cgroup v1, where no other limit
+    /// covers them.
     pub limits_sockets: bool,
-    /// Whether its user is the one who makes it, who is not root. To the runtime that one is root, and nobody else is
-    /// there; the user that the sandbox has comes last, when nothing needs root any more.
+    /// Is set if a user other than root makes the sandbox. The runtime then runs in a namespace with one user, which
+    /// the runtime knows as root. The switch to the sandbox's user comes last, when no step needs root any more.
     pub is_rootless: bool,
 }
 
-/// What a runtime is to make. The filter of system calls is not in it: [`super::seccomp`] is put on by the process that
-/// becomes the sandbox's first.
+/// Builds the runtime's specification. The filters of system calls are not a part of it: the process that becomes the
+/// sandbox's first process applies [`super::seccomp`] itself.
 pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
     let uid = container_uid(spec, place);
-    // The kernel asks it of whoever says that root is somebody else now, which is what such a user says at last: with
-    // that it is gone.
+    // In a rootless container, the last step maps the namespace's root user to another number, for which the kernel
+    // demands this capability. The same step drops the capability.
     let last = if place.is_rootless { vec!["CAP_SETFCAP"] } else { vec![] };
     let environment = spec.environment().into_iter();
-    // Any image says where its programs are; here nobody else does.
+    // An image would set the path of its programs; here no image does.
     let path = (!spec.env.contains_key("PATH")).then(|| format!("PATH={DEFAULT_PATH}"));
     let variables = environment.map(|(name, value)| format!("{name}={value}")).chain(path);
     let config = json!({
@@ -58,7 +59,7 @@ pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
         "linux": {
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" }, { "type": "cgroup" },
-                // Made by the process that makes the sandbox, for it alone, with nothing but its loopback.
+                // The helper makes this namespace before, for this sandbox alone, with nothing but its loopback.
                 { "type": "network", "path": OWN_NETWORK_NAMESPACE },
             ],
             "maskedPaths": MASKED_PATHS,
@@ -68,7 +69,7 @@ pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
     });
     let mut config: Spec = serde_json::from_value(config).expect("what is written here is a spec");
     let linux = config.linux_mut().as_mut().expect("it has this part");
-    // An empty one is where the process is already.
+    // An empty path stands for the cgroup that the process is in.
     linux.set_cgroups_path(Some(place.cgroup.clone().unwrap_or_default()));
     if place.cgroup.is_some() {
         let resources = serde_json::from_value(resources_json(spec, place.limits_sockets));
@@ -77,12 +78,12 @@ pub fn build_oci_spec(spec: &SandboxSpec, place: &OciHostSettings) -> Spec {
     config
 }
 
-/// Its user, as the runtime knows it.
+/// Returns the sandbox's user, as the runtime sees it.
 fn container_uid(spec: &SandboxSpec, place: &OciHostSettings) -> u32 {
     if place.is_rootless { 0 } else { spec.uid }
 }
 
-/// No more than whoever makes the sandbox has: only some may raise that.
+/// Returns one limit, which is at most the helper's own: only a privileged process may raise a limit.
 fn rlimit_json((name, limit): (&str, u64), place: &OciHostSettings) -> Value {
     let limit = if name == "nofile" { limit.min(place.max_files) } else { limit };
     json!({ "type": format!("RLIMIT_{}", name.to_uppercase()), "soft": limit, "hard": limit })
@@ -90,7 +91,7 @@ fn rlimit_json((name, limit): (&str, u64), place: &OciHostSettings) -> Value {
 
 fn resources_json(spec: &SandboxSpec, limits_sockets: bool) -> Value {
     let limits = &spec.limits;
-    // Memory and swap together: there is no swap.
+    // The swap limit includes the memory, so equal limits mean no swap.
     let mut memory = json!({ "limit": limits.max_memory, "swap": limits.max_memory });
     if limits_sockets {
         memory["kernelTCP"] = limits.max_memory.into();
@@ -103,7 +104,7 @@ fn resources_json(spec: &SandboxSpec, limits_sockets: bool) -> Value {
     })
 }
 
-/// In the order in which they are made: what is shown below another comes after it.
+/// Returns the mounts in their order of creation: a mount below another comes after it.
 fn mounts_json(spec: &SandboxSpec, place: &OciHostSettings) -> Vec<Value> {
     let kernel =
         KERNEL_MOUNTS.iter().map(|(target, kind, options)| mount_json(target, kind, options));
@@ -122,7 +123,8 @@ fn mount_json(target: &str, kind: &str, options: &str) -> Value {
     json!({ "destination": target, "type": kind, "source": kind, "options": options })
 }
 
-/// What is mounted below it stays out: it was not asked for, and would be writable where this is not.
+/// Returns a bind mount without the mounts below its source: they were not requested, and would be writable even if the
+/// bind mount is not.
 fn bind_mount_json(BindMount { source, target, access }: &BindMount) -> Value {
     let access = if *access == MountAccess::ReadOnly { "ro" } else { "rw" };
     json!({
@@ -141,25 +143,25 @@ fn cpu_quota(cpus: f64) -> i64 {
     (cpus * f64::from(CPU_PERIOD_MICROS)).round() as i64
 }
 
-/// Whether `path` is one that a sandbox has of its own, whatever programs it is given.
+/// Returns true if every sandbox has a mount of its own at this path.
 pub fn is_reserved_target(path: &Path) -> bool {
     RESERVED_TARGETS.iter().any(|own| path == Path::new(own))
 }
 
-/// As the kernel names it for whoever reads it.
+/// The network namespace of the process that reads this path.
 const OWN_NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 
-/// Microseconds; the kernel's own default, and Docker's.
+/// The period of the CPU quota, in microseconds: the default of the kernel and of Docker.
 const CPU_PERIOD_MICROS: u32 = 100_000;
 
-/// Docker's own.
+/// The default `PATH`: Docker's.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Mounted by us in every root.
+/// The paths that the gateway mounts in every root.
 const RESERVED_TARGETS: &[&str] =
     &["/cogni-init", "/dev", "/llm-sock", "/proc", "/run", "/sys", "/tmp", "/workspace"];
 
-/// The kernel's own trees, as Docker mounts them; without its cgroups.
+/// The kernel's file systems, as Docker mounts them, but without the cgroups.
 const KERNEL_MOUNTS: &[(&str, &str, &str)] = &[
     ("/proc", "proc", "nosuid,noexec,nodev"),
     ("/dev", "tmpfs", "nosuid,noexec,strictatime,mode=755,size=64k"),

@@ -1,4 +1,4 @@
-//! Docker's form of a filter of system calls, in the kernel's own language: one file for both drivers.
+//! The translation of Docker's seccomp profile into filters for the kernel, so that both drivers share one file.
 
 mod syscall_numbers;
 
@@ -12,16 +12,17 @@ use serde::Deserialize;
 
 pub use syscall_numbers::all_syscalls as all_calls;
 
-/// Two filters, to be put on in this order. Each call is asked of both, and of two errors the later filter's counts.
+/// Two filters, to be applied in this order. The kernel asks both about each call; of two errors, the later filter's
+/// counts.
 #[derive(Clone, Debug)]
 pub struct SeccompFilters {
-    /// Allows what is allowed; all else does not exist.
+    /// Allows the calls of the profile; for every other call, the error says that it does not exist.
     pub allow: BpfProgram,
-    /// Denies by its own error what is denied by name.
+    /// Denies calls by name, with Docker's default error.
     pub deny: BpfProgram,
 }
 
-/// A filter that is not what it should be, so that no sandbox is made.
+/// The error of an invalid profile; no sandbox is made then.
 #[derive(Debug, thiserror::Error)]
 pub enum SeccompError {
     #[error("the filter of system calls is not in Docker's form")]
@@ -32,7 +33,7 @@ pub enum SeccompError {
     Compile(#[from] BackendError),
 }
 
-/// Docker's form, as much of it as ours uses. What is not known is an error, and not left out.
+/// The part of Docker's format that the profile uses. An unknown field is an error, so that no rule is lost silently.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DockerSeccompProfile {
@@ -65,15 +66,17 @@ struct DockerSeccompArg {
     op: String,
 }
 
-/// Compiles `profile`. Names that this architecture does not have are left out: what does not exist, nobody can call.
+/// Compiles `profile`. Names of calls that this architecture does not have are left out: no process can make such a
+/// call.
 ///
 /// # Errors
-/// It says something that would be lost.
+/// Returns an error if the profile has a part that the filters cannot express.
 pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
     let profile: DockerSeccompProfile = serde_json::from_str(profile)?;
     if profile.default_action != ACTION_ERRNO {
         return Err(SeccompError::Unknown(format!("`defaultAction` `{}`", profile.default_action)));
     }
+    // A filter has one action for all its rules, so the allowed and the denied calls need a filter each.
     let numbers: SyscallNumbers = syscall_numbers::all_syscalls().collect();
     let (mut allowed, mut denied) = (RulesBySyscall::new(), RulesBySyscall::new());
     for rule in &profile.syscalls {
@@ -82,7 +85,7 @@ pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
             (ACTION_ERRNO, DEFAULT_ERRNO) if rule.args.is_empty() => {
                 add_rule(&mut denied, rule, &numbers)?;
             }
-            // What is not allowed ends so anyway.
+            // A call that is not allowed gets this error anyway.
             (ACTION_ERRNO, errno) if errno == profile.default_errno_ret => (),
             _ => return Err(SeccompError::Unknown(format!("a rule `{}`", rule.action))),
         }
@@ -97,7 +100,7 @@ pub fn compile_profile(profile: &str) -> Result<SeccompFilters, SeccompError> {
 type RulesBySyscall = BTreeMap<i64, Vec<SeccompRule>>;
 type SyscallNumbers = HashMap<&'static str, i64>;
 
-/// One of a call's rules is enough; a call without any is meant whatever its arguments are.
+/// Adds a rule to its calls. One matching rule of a call is enough; a call without rules matches for all arguments.
 fn add_rule(
     calls: &mut RulesBySyscall,
     rule: &DockerSeccompRule,
@@ -117,6 +120,7 @@ fn argument_condition(argument: &DockerSeccompArg) -> Result<SeccompCondition, S
     let DockerSeccompArg { index, value, value_two, ref op } = *argument;
     let (op, value) = match op.as_str() {
         "SCMP_CMP_EQ" => (SeccompCmpOp::Eq, value),
+        // Docker's `value` is the mask, and `valueTwo` the value to compare with.
         "SCMP_CMP_MASKED_EQ" => (SeccompCmpOp::MaskedEq(value), value_two),
         op => return Err(SeccompError::Unknown(format!("a comparison `{op}`"))),
     };
@@ -135,5 +139,5 @@ fn build_filter(
 const ACTION_ALLOW: &str = "SCMP_ACT_ALLOW";
 const ACTION_ERRNO: &str = "SCMP_ACT_ERRNO";
 
-/// Docker's own error where a rule names none.
+/// The error number of a rule that names none, as in Docker: `EPERM`.
 const DEFAULT_ERRNO: u32 = 1;

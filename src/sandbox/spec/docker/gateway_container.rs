@@ -1,6 +1,6 @@
-//! The container that serves a run's gateway beside its sandbox, in the words of Docker Engine.
+//! The container that serves a run's gateway beside the run's sandbox, as a request to Docker Engine.
 //!
-//! **Invariant:** no secret stands in it, whose every word `docker inspect` shows: secrets are files.
+//! **Invariant:** the request holds no secret, because `docker inspect` shows every part of it. Secrets are files.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,24 +12,25 @@ use bollard::models::{
 use super::{bind_body, body_digest, owner_labels};
 use crate::sandbox::spec::{BindMount, MountAccess, OwnerLabels, SOCKET_DIR_TARGET};
 
-/// What is asked of it. It has a network and the upstream's key; the sandbox has neither, but the socket.
+/// The specification of a gateway's container. It has a network and the upstream's key; the sandbox has only the
+/// socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayContainerSpec {
     pub run: String,
-    /// By name or id.
+    /// The image, by name or id.
     pub image: String,
-    /// A network of the engine's, `bridge` or `host`.
+    /// The network: one of the engine's, `bridge` or `host`.
     pub network: String,
-    /// Who it runs as: whoever owns what is mounted.
+    /// The user of the container, who owns the mounted files.
     pub uid: u32,
     pub gid: u32,
     pub env: BTreeMap<String, String>,
-    /// The directory of the run's socket on this machine. It is made in there, so that can be written.
+    /// The directory of the run's socket on this machine. The container creates the socket, so the mount is writable.
     pub socket_dir: PathBuf,
     pub mounts: Vec<BindMount>,
 }
 
-/// What Docker Engine is asked to create, of an image that it has.
+/// Returns the request that creates the container, from an image that the engine has.
 pub fn container_body(
     proxy: &GatewayContainerSpec,
     image: &str,
@@ -65,7 +66,7 @@ fn host_config(proxy: &GatewayContainerSpec) -> HostConfig {
         pids_limit: Some(MAX_PIDS),
         memory: Some(MAX_MEMORY_BYTES),
         memory_swap: Some(MAX_MEMORY_BYTES),
-        // What it says is read when it ends before its time, and is gone with it.
+        // The log explains an early end of the gateway, and is removed with the container.
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
             config: Some([("max-size".to_owned(), "1m".to_owned())].into()),
@@ -79,6 +80,7 @@ fn host_config(proxy: &GatewayContainerSpec) -> HostConfig {
     }
 }
 
-/// As `docker/compose.yaml` has them.
+/// The maximum number of processes, as in `docker/compose.yaml`.
 const MAX_PIDS: i64 = 64;
+/// The maximum memory in bytes, as in `docker/compose.yaml`.
 const MAX_MEMORY_BYTES: i64 = 128 << 20;

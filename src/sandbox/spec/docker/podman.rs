@@ -1,4 +1,4 @@
-//! Where Podman's words for the same thing are others than Docker Engine's.
+//! The differences of Podman's API from Docker Engine's.
 
 use std::path::Path;
 
@@ -6,12 +6,15 @@ use bollard::models::ContainerCreateBody;
 
 use super::resource_limit;
 
-/// Says to Podman what [`create_body`](super::container_body) says to Docker Engine.
+/// Changes a request for Docker Engine, as [`container_body`](super::container_body) builds it, into the same request
+/// for Podman.
 ///
-/// It reads the filter of system calls from a file of its own machine, where Docker takes the text. Its tmpfs belong to
-/// root whatever is said, so those of one user are open to all: there is no other user inside. It would fill them with
-/// what the image has there. Where nothing is said of `/var/tmp`, it makes that writable, and where nothing is said of
-/// processes, it asks for more than it may allow: `processes` is what it may, and `pids_limit` is the limit all the same.
+/// - Podman reads the filter of system calls from a file of its machine; Docker takes the text.
+/// - A tmpfs always belongs to root. So a tmpfs for one user is opened to all users: there is no other user inside.
+/// - Podman would fill a tmpfs with the image's files at that path.
+/// - Podman would make `/var/tmp` writable if the request does not mention it.
+/// - Podman would request more processes than it may allow if the request does not mention them. `processes` is the
+///   number that it may allow; `pids_limit` bounds the sandbox in both cases.
 pub fn translate_for_podman(body: &mut ContainerCreateBody, seccomp: &Path, processes: u64) {
     let Some(host) = &mut body.host_config else { return };
     for option in host.security_opt.iter_mut().flatten() {

@@ -1,6 +1,6 @@
 //! The numbers of system calls, which each architecture counts in its own way.
 
-/// All calls that we know, by name and number.
+/// Returns all known system calls, by name and number.
 pub fn all_syscalls() -> impl Iterator<Item = (&'static str, i64)> {
     let calls = COMMON_SYSCALLS.iter().chain(ARCH_SYSCALLS);
     calls.map(|(call, number)| (call.trim_start_matches("SYS_"), *number))
@@ -58,7 +58,7 @@ const COMMON_SYSCALLS: &[(&str, libc::c_long)] = calls![
     SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
 ];
 
-/// What newer architectures have left out.
+/// The system calls that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const ARCH_SYSCALLS: &[(&str, libc::c_long)] = calls![
