@@ -314,9 +314,9 @@ impl DeliveryService {
         // The lease is held during all of these deliveries, so no other run can add work to the branch in between.
         for job in pending {
             let delivered = Box::pin(self.run_detached_job(job, &lease)).await?;
+            // Held and failed work does not stop the run: such work comes to the branch only if an operator acts.
             if delivered.is_pending() {
                 let DeliveryStatus { id, why, .. } = delivered;
-                // Held and failed work does not stop the run: such work comes to the branch only if an operator acts.
                 return Err(DeliveryError::Waiting { id, why: why.unwrap_or_default() });
             }
         }

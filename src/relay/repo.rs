@@ -1,19 +1,25 @@
-//! The agent's commits reach a branch, and nothing else does: what git does for it.
+//! The git part of a delivery: the agent's commits reach a branch, and nothing else of the agent's does.
 //!
-//! The agent commits in its own copy and holds no credential. What it has made comes out as bytes, and is looked at
-//! here, by a git that nothing of the agent's can configure. In reading order: [`branch_key`] names the branch;
-//! [`mirror`] keeps the repository on this machine, says where a branch stands and fills a workspace; [`extract_commands`] is
-//! what is executed in the sandbox once the agent is gone; [`bundle`] and [`quarantine`] take in what it printed;
-//! [`review`] decides by the host's own diff; [`push`] moves the branch. All of them ask [`git`], a room below; [`lease`] lets one run
-//! at a time at a branch, and [`artifact`] keeps what came out until it is delivered. What makes it durable, and asks for a pull request, is
-//! [`delivery`](crate::relay::delivery).
+//! The agent commits in its own copy and holds no credential. The commits come out of the sandbox as bytes. This module
+//! inspects them with a git that no file of the agent's can configure. In reading order:
 //!
-//! [`GitBundle`] → [`QuarantinedWork`] → [`ReviewedWork`] → [`PushOutcome`]: each step takes the one before by value, so that none
-//! can be left out.
+//! - [`branch_key`] names the branch.
+//! - [`mirror`] keeps the repository on this machine, reads a branch's state, and checks out a workspace.
+//! - [`extract_commands`] are executed in the sandbox after the agent has ended.
+//! - [`bundle`] and [`quarantine`] take in the output of these commands.
+//! - [`review`] decides by the host's own diff.
+//! - [`push`] moves the branch.
 //!
-//! **Invariant:** host git never runs in a directory that an agent has had its hands on.
+//! All of them call [`git`], a module below this one. A [`lease`] gives a branch to one run at a time, and [`artifact`]
+//! keeps the extracted work until it is delivered. [`delivery`](crate::relay::delivery) makes all of this durable, and
+//! opens the pull request.
 //!
-//! **Invariant:** nothing of the agent's is in the mirror before it has been judged and pushed.
+//! [`GitBundle`] → [`QuarantinedWork`] → [`ReviewedWork`] → [`PushOutcome`]: each step takes the value of the step
+//! before it, so that no step can be left out.
+//!
+//! **Invariant:** the host's git never runs in a directory that an agent could write to.
+//!
+//! **Invariant:** no object of the agent's is in the mirror before it has been reviewed and pushed.
 
 pub mod artifact;
 pub mod branch_key;
@@ -44,10 +50,10 @@ pub use repository::RepositoryUrl;
 pub use review::{ApprovedWork, HeldWork, ReviewVerdict, ReviewedWork};
 pub use work::ExtractedWork;
 
-/// Why the work is not, or not yet, where it should be. It is kept, whatever the reason.
+/// The reason why the work is not, or not yet, at its branch. The work is kept in every case.
 #[derive(Debug, thiserror::Error)]
 pub enum RepoError {
-    #[error("another run is at `{branch}`; wait for it, or choose another key")]
+    #[error("another run holds `{branch}`; wait for the end of that run, or choose another key")]
     Busy { branch: SandboxBranch },
     #[error("the repository has no branch `{base}` to begin with")]
     NoBase { base: String },
@@ -71,22 +77,23 @@ pub enum RepoError {
     TooMuch { path: PathBuf, limit: u64 },
     #[error("the bundle is not what was asked for: {0}")]
     Bundle(#[from] bundle::BundleError),
-    #[error("the bundle is not what was announced: {what} is another")]
+    #[error("the bundle differs from its announcement: {what}")]
     Unlike { what: &'static str },
-    #[error("what came out cannot come in: {0}")]
+    #[error("cannot accept the agent's work: {0}")]
     Refused(#[from] quarantine::QuarantineError),
     #[error("`{branch}` is not where the run began any more; it is {}", describe_tip(*.found))]
     Moved { branch: SandboxBranch, found: Option<ObjectId> },
-    #[error("the remote does not take it: {why}")]
+    #[error("the remote declines the update: {why}")]
     Declined { why: String },
-    #[error("the remote does not let the relay in: {why}")]
+    #[error("the remote denies the relay access: {why}")]
     Denied { why: String },
-    #[error("the remote cannot be reached, which may be tried again: {why}")]
+    #[error("cannot reach the remote now: {why}")]
     Unreachable { why: String },
     #[error(transparent)]
     Git(#[from] git::GitError),
 }
 
+/// Describes the present tip of a branch that has moved or is gone.
 fn describe_tip(tip: Option<ObjectId>) -> String {
     tip.map_or_else(|| "gone".to_owned(), |tip| format!("at {tip}"))
 }

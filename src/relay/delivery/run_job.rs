@@ -70,8 +70,8 @@ impl DeliveryService {
             DeliveryStep::Pushed if job.order.pull_request.is_some() => {
                 Box::pin(self.open_pull_request(job, lease, audit)).await
             }
+            // Work that has its pull request, or that needs none: the statement is the last step.
             _ => self.publish_statement(job).await,
-            // Without a pull request, the statement is the last step. The same step ends a row whose pull request is open.
         };
         match done {
             Ok(job) => Ok(Ok(job)),
@@ -250,8 +250,8 @@ impl DeliveryService {
         audit: &AuditLog,
     ) -> Result<(), DeliveryError> {
         let (relay, row) = (self.clone(), id.to_owned());
-        let writing = move || stop.persist(&relay.outbox, &relay.outbox.get(&row)?);
         // The row is read again: the failed step may have changed the row before its error.
+        let writing = move || stop.persist(&relay.outbox, &relay.outbox.get(&row)?);
         let job = tokio::task::spawn_blocking(writing).await??;
         if let Some(code) = &job.code {
             audit.record_delivery(&event::WorkHeldRecord { relay: id, code });

@@ -1,4 +1,4 @@
-//! What came out of a sandbox, on this machine's disk until it is delivered.
+//! The extracted work of a run, on this machine's disk until it is delivered.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -9,23 +9,26 @@ use std::time::Duration;
 use super::{RepoError, SandboxBranch};
 use crate::base::dir_tree;
 
-/// The directory of one relay. It is kept where the work is held, so that none is ever lost.
+/// The directory of one work's files. The directory stays while the work is held, so that no work is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtifactDir {
     directory: PathBuf,
 }
 
-/// How much of what is held, has failed or was left is kept.
+/// Limits on retained items: work that is held or has failed, and leftover workspaces. The defaults are our choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetentionLimits {
-    /// Of one grant's runs. With so many, or with so many bytes, its next run that has a branch is refused.
+    /// The most items of one grant's runs. At this limit, or at the limit of bytes, the grant's next run with a branch
+    /// is refused.
     pub grant_works: u64,
+    /// The most bytes of one grant's items.
     pub grant_bytes: u64,
-    /// Of all runs.
+    /// The most items of all runs.
     pub works: u64,
+    /// The most bytes of all runs' items.
     pub bytes: u64,
-    /// A service throws away what was kept for so long.
+    /// The age after which a service removes an item.
     #[serde(with = "humantime_serde")]
     pub age: Duration,
 }
@@ -42,7 +45,7 @@ impl Default for RetentionLimits {
     }
 }
 
-/// A file that takes so much and no more.
+/// A file that accepts a limited number of bytes.
 #[derive(Debug)]
 pub struct BoundedFile {
     file: File,
@@ -52,10 +55,11 @@ pub struct BoundedFile {
 }
 
 impl ArtifactDir {
-    /// The directory is made, for us alone; it is there after a power cut.
+    /// Creates the directory with access for the present user only. The directory survives a power cut.
     pub fn create(directory: &Path) -> Result<Self, RepoError> {
         let disk = |source| RepoError::Disk { path: directory.to_owned(), source };
         if !directory.is_dir() {
+            // Each new directory is an entry of its parent, so the parents are synced, too.
             DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(disk)?;
             for made in directory.ancestors().skip(1).take(CREATED_DIR_DEPTH) {
                 sync_directory(made).map_err(disk)?;
@@ -64,7 +68,7 @@ impl ArtifactDir {
         Ok(Self::from_path(directory))
     }
 
-    /// The same, whether it is there or not.
+    /// Names a directory, and does not create it.
     pub fn from_path(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
@@ -73,37 +77,38 @@ impl ArtifactDir {
         &self.directory
     }
 
-    /// The agent's commits, exactly.
+    /// Returns the path of the bundle, which has the agent's exact commits.
     pub fn bundle_path(&self) -> PathBuf {
         self.directory.join("bundle")
     }
 
-    /// The same for people to read.
+    /// Returns the path of the patches, the commits in a form that people can read.
     pub fn patches_path(&self) -> PathBuf {
         self.directory.join("patches")
     }
 
-    /// Where the agent works, or has worked. Git must never be run in it on this machine.
+    /// Returns the path of the agent's workspace. Git on this machine must never run in the workspace.
     pub fn workspace_path(&self) -> PathBuf {
         self.directory.join("workspace")
     }
 
-    /// Starts one of the files anew.
+    /// Creates or empties one of the files.
     pub fn create_bounded(&self, path: PathBuf, limit: u64) -> Result<BoundedFile, RepoError> {
         let file =
             File::create(&path).map_err(|source| RepoError::Disk { path: path.clone(), source })?;
         Ok(BoundedFile { file, path, left: limit, limit })
     }
 
-    /// The line that brings held work into any clone of the repository, as a branch of its own beside what is there: that
-    /// of the row `id`.
+    /// Returns the command line that fetches held work into any clone of the repository. The command makes a new
+    /// branch, whose name has the end of the row's `id`.
     pub fn apply_command(&self, branch: &SandboxBranch, id: &str) -> String {
+        // The path is in single quotes, and `'\''` is a quote within them: a path cannot end the word of the shell.
         let bundle = self.bundle_path().display().to_string().replace('\'', r"'\''");
         let (from, to) = (branch.to_ref(), held_branch_name(branch, id));
         format!("git -c fetch.fsckObjects=true fetch '{bundle}' '{from}:refs/heads/{to}'")
     }
 
-    /// After delivery.
+    /// Removes the directory, after the delivery.
     pub fn discard(self) -> Result<(), RepoError> {
         let disk = |source| RepoError::Disk { path: self.directory.clone(), source };
         dir_tree::remove_tree(&self.directory).map_err(disk)
@@ -111,8 +116,10 @@ impl ArtifactDir {
 }
 
 impl BoundedFile {
+    /// Appends a piece to the file.
+    ///
     /// # Errors
-    /// [`RepoError::TooMuch`] where it is more than the file may have: what has come by then is kept, and nothing else.
+    /// Returns [`RepoError::TooMuch`] if the piece does not fit within the limit. The file keeps the pieces before it.
     pub fn push(&mut self, piece: &[u8]) -> Result<(), RepoError> {
         let Some(left) = self.left.checked_sub(piece.len() as u64) else {
             return Err(RepoError::TooMuch { path: self.path.clone(), limit: self.limit });
@@ -122,7 +129,7 @@ impl BoundedFile {
         self.file.write_all(piece).map_err(disk)
     }
 
-    /// On disk, also after a power cut.
+    /// Closes the file, and waits until the disk has it, so that it survives a power cut.
     pub fn finish(self) -> Result<(), RepoError> {
         let synced = self
             .file
@@ -132,18 +139,20 @@ impl BoundedFile {
     }
 }
 
-/// Where held work is put in a clone. The last of an id is what differs most.
+/// Returns the name of the branch that held work gets in a clone. The name ends with the last digits of the ID, which
+/// differ most between IDs.
 pub fn held_branch_name(branch: &SandboxBranch, id: &str) -> String {
     let short = &id[id.floor_char_boundary(id.len().saturating_sub(SHORT_ID_BYTES))..];
     format!("held/{}-{short}", branch.key())
 }
 
+/// The number of an ID's last bytes in a branch's name. Our choice.
 const SHORT_ID_BYTES: usize = 8;
 
-/// A name in a directory is on the disk when the directory is.
+/// Syncs a directory, so that new names in it are on the disk.
 fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Of a work's directory below what was there before: `work`, and the relay's own.
+/// The number of directory levels that may be new above a work's directory: `work`, and the relay's state directory.
 const CREATED_DIR_DEPTH: usize = 2;

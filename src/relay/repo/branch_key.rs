@@ -1,33 +1,33 @@
-//! What a run's branch is called.
+//! The key that names a run's branch.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Names the branch of a run: `sandbox/<key>`. Many runs may have the same one, and append to it.
+/// The key of a run's branch `sandbox/<key>`. Several runs may have the same key, and add commits to the same branch.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BranchKey(String);
 
-/// A branch that the relay may move: there is no way to make one that is not below `sandbox/`.
+/// A branch that the relay may move. The type has no value that is not below `sandbox/`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SandboxBranch(BranchKey);
 
-/// Where a key may come from, in the order in which they are asked. What is empty is not there.
+/// The sources of a key, in the order of their priority. An empty text counts as absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BranchKeySources<'a> {
-    /// Somebody chose it.
+    /// The key that the caller chose.
     pub explicit: Option<&'a str>,
     /// The work item that the run is about.
     pub work_item: Option<&'a str>,
-    /// The key of the agent's state. It outlives the work that a branch is for, so it counts only where that is
-    /// asked for.
+    /// The key of the agent's state. The state outlives the work that a branch is for, so this source counts only if
+    /// `may_use_state` is true.
     pub state: Option<&'a str>,
     pub may_use_state: bool,
 }
 
-/// Why a text is no key. It is never made into one: two texts that become the same branch would share it.
+/// The reason why a text is not a key. A text is never changed into a key: two texts would then share one branch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BranchKeyError {
     #[error(
@@ -44,14 +44,14 @@ pub enum BranchKeyError {
 }
 
 impl BranchKey {
-    /// Checks a text against the rules that hold for every key.
+    /// Checks a text against the rules for every key.
     pub fn parse(text: &str) -> Result<Self, BranchKeyError> {
         let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if !begins_well || text.len() > MAX_KEY_BYTES || !text.bytes().all(is_inner) {
             return Err(BranchKeyError::Characters(escape_for_message(text)));
         }
-        // Git itself forbids `.lock`; on file systems that ignore case the others are the same file.
+        // Git itself forbids `.lock`. A file system that ignores case takes the other spellings for the same file.
         let is_lock = text.len() >= 5 && text[text.len() - 5..].eq_ignore_ascii_case(".lock");
         if text.contains("..") || text.ends_with('.') || is_lock {
             return Err(BranchKeyError::Form(text.to_owned()));
@@ -59,11 +59,11 @@ impl BranchKey {
         Ok(Self(text.to_owned()))
     }
 
-    /// The key of a run; `None` where it has none, and so no branch.
+    /// Returns the key of a run, or `None` if the run has no key, and so no branch.
     ///
     /// # Errors
-    /// The first source that says something says what cannot be a key; the ones after it are not asked, since the
-    /// work would end up on a branch that nobody meant.
+    /// Returns an error if the first source that is not empty has no valid key. Later sources are not tried then, since
+    /// the work would end up on a branch that the caller did not mean.
     pub fn from_sources(
         sources: BranchKeySources<'_>,
         run: &str,
@@ -93,7 +93,7 @@ impl SandboxBranch {
         &self.0
     }
 
-    /// `refs/heads/sandbox/<key>`.
+    /// Returns the full ref name, `refs/heads/sandbox/<key>`.
     pub fn to_ref(&self) -> String {
         format!("refs/heads/{self}")
     }
@@ -105,7 +105,7 @@ impl fmt::Display for BranchKey {
     }
 }
 
-/// `sandbox/<key>`.
+/// Formats the branch's name, `sandbox/<key>`.
 impl fmt::Display for SandboxBranch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sandbox/{}", self.0)
@@ -126,10 +126,10 @@ impl From<BranchKey> for String {
     }
 }
 
-/// For messages: whoever sent it chose it.
+/// Escapes and cuts a text for a message, because a client chose the text.
 fn escape_for_message(text: &str) -> String {
     text.chars().take(MAX_KEY_BYTES + 1).flat_map(char::escape_debug).collect()
 }
 
-/// Enough for a work item's title, and short enough for a file name beside suffixes.
+/// The longest key in bytes. Enough for a work item's title, and short enough for a file name with suffixes.
 const MAX_KEY_BYTES: usize = 100;

@@ -1,4 +1,4 @@
-//! The head of a bundle, read before git is given any of it.
+//! The header of a bundle, parsed before git gets any byte of the bundle.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::extract_commands::AnnouncedBranch;
 use super::{BranchState, ObjectId, RepoError};
 
-/// A bundle that says that it holds one branch, and what that builds on. Nothing in it has been looked at yet.
+/// A bundle whose header names one branch and the commits that it builds on. Its content has not been inspected.
 #[derive(Debug)]
 pub struct GitBundle {
     pub(super) path: PathBuf,
@@ -16,17 +16,17 @@ pub struct GitBundle {
     pub(super) header: BundleHeader,
 }
 
-/// What a bundle says about itself.
+/// The header of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundleHeader {
-    /// What whoever takes it must have.
+    /// The commits that a repository must have before it can unpack the bundle.
     pub prerequisites: Vec<ObjectId>,
     pub tip: ObjectId,
-    /// Where the pack begins.
+    /// The offset of the pack in the file.
     pub pack_at: u64,
 }
 
-/// Why a bundle is none that we asked for.
+/// The reason why a file is not the requested bundle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     #[error("it does not begin as a bundle does")]
@@ -42,10 +42,11 @@ pub enum BundleError {
 }
 
 impl GitBundle {
-    /// Reads the head of the bundle in `path`.
+    /// Opens the bundle at `path`, and parses its header.
     ///
     /// # Errors
-    /// [`RepoError::Bundle`] where it is not the bundle of exactly the branch that was announced.
+    /// Returns [`RepoError::Bundle`] if the file is not a bundle of exactly the requested branch. Returns
+    /// [`RepoError::Unlike`] if its tip is not the announced one.
     pub fn open(
         path: &Path,
         state: BranchState,
@@ -62,7 +63,7 @@ impl GitBundle {
         Ok(Self { path: path.to_owned(), state, announced, header })
     }
 
-    /// The pack, to be read from here on.
+    /// Opens the file at the beginning of the pack.
     pub(super) fn open_pack(&self) -> std::io::Result<File> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.header.pack_at))?;
@@ -71,11 +72,13 @@ impl GitBundle {
 }
 
 impl BundleHeader {
-    /// Reads the beginning of a bundle which must have the ref `wanted` and no other.
+    /// Parses the beginning of a bundle that must have the ref `wanted` and no other ref.
     pub fn parse(mut bytes: &[u8], wanted: &str) -> Result<Self, BundleError> {
         let whole = bytes.len();
         let mut line = vec![];
         let mut number = 0;
+        // Reads the next line without its newline. Returns its number and the offset behind it. A line without a
+        // newline means that the header was cut, by the limit or by the file's end.
         let mut next = |line: &mut Vec<u8>| {
             line.clear();
             number += 1;
@@ -87,6 +90,8 @@ impl BundleHeader {
                 _ => Err(BundleError::Line(number)),
             }
         };
+        // The header's form: a version line, capabilities (`@`, version 3 only), prerequisites (`-`), refs, an empty
+        // line.
         next(&mut line)?;
         let may_have_capabilities = match line.as_slice() {
             b"# v2 git bundle" => false,
@@ -101,12 +106,13 @@ impl BundleHeader {
                     let tip = tip.ok_or_else(|| BundleError::Refs(wanted.to_owned()))?;
                     return Ok(Self { prerequisites, tip, pack_at: pack_at as u64 });
                 }
-                // It is what there is without saying so; a filter would leave objects out.
+                // SHA-1 is the format without this line, too. Any other capability is refused: a filter would leave
+                // objects out.
                 b"@object-format=sha1" if may_have_capabilities => (),
                 [b'@', name @ ..] if may_have_capabilities => {
                     return Err(BundleError::Capability(escape_for_message(name)));
                 }
-                // After the name comes the first line of the commit's message.
+                // Behind the ID comes the first line of the commit's message, which is ignored.
                 [b'-', rest @ ..] if tip.is_none() => {
                     prerequisites.push(parse_object_id(rest).ok_or(BundleError::Line(number))?);
                 }
@@ -123,18 +129,21 @@ impl BundleHeader {
     }
 }
 
-/// A name, and nothing or a space after it.
+/// Parses an object ID at the beginning of a line, followed by a space or the line's end.
 fn parse_object_id(line: &[u8]) -> Option<ObjectId> {
     let (name, rest) = line.split_at_checked(OBJECT_ID_DIGITS)?;
     ObjectId::parse(name).filter(|_| rest.first().is_none_or(|byte| *byte == b' '))
 }
 
+/// Escapes and cuts bytes of the bundle for a message.
 fn escape_for_message(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(MAX_EXCERPT_BYTES)].escape_ascii().to_string()
 }
 
+/// The length of a SHA-1 object ID in hex digits.
 const OBJECT_ID_DIGITS: usize = 40;
+/// The most bytes of the bundle that a message repeats. Our choice.
 const MAX_EXCERPT_BYTES: usize = 60;
 
-/// Some hundred prerequisites with their messages; git makes them of a few.
+/// The longest header in bytes. It fits some hundred prerequisites with their messages; git writes a few. Our choice.
 pub const MAX_HEADER_BYTES: u64 = 1 << 20;

@@ -1,13 +1,14 @@
-//! What is executed in a sandbox once the agent's processes are gone, and what its answers mean.
+//! The commands that are executed in a sandbox after the agent's processes have ended, and the parsing of their output.
 //!
-//! The agent wrote the repository and its configuration, hooks and attributes. Nothing that they name is started, and they
-//! must not change what the bytes mean. Where they do all the same, quarantine finds that they do not fit together.
+//! The agent wrote the repository and its configuration, hooks and attributes. None of the programs that these name may
+//! start, and they must not change what the output means. If they change it in spite of that, quarantine finds that the
+//! parts of the output do not fit together.
 //!
-//! Only `status` looks at files, which is where git starts filters. It does not read the repository's settings: it has
-//! some of its own, which name no filter, whatever the attributes say.
+//! Only `status` reads files of the workspace, and git starts filters for such reads. So `status` does not read the
+//! repository's settings. It uses settings of its own, which name no filter, whatever the attributes say.
 //!
-//! These are words only, for a container that has nothing but the workspace, which is read-only to it, and no way to the
-//! run's gateway.
+//! This module only builds argument lists. They are for a container that sees the workspace read-only and nothing else,
+//! and that has no access to the run's gateway.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -22,57 +23,59 @@ use super::{BranchState, ObjectId};
 pub struct ExtractCommand {
     pub argv: Vec<String>,
     pub env: Vec<(&'static str, String)>,
-    /// After this it is killed.
+    /// The time after which the program is killed.
     pub time: Duration,
-    /// After so much of standard output, too.
+    /// The number of bytes of standard output after which the program is killed.
     pub output_bytes: u64,
 }
 
-/// What is asked, in this order. Where [`facts`](Self::facts) says that there is nothing, the other two need not be.
+/// The commands, in the order of their execution. If [`facts`](Self::facts) finds no commit, the patches and the bundle
+/// need not be requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtractCommandSet {
-    /// Answered in a few lines; see [`AnnouncedBranch::parse`].
+    /// Lists the commits in a few lines; see [`AnnouncedBranch::parse`].
     pub facts: ExtractCommand,
-    /// Where the agent has its work checked out; see [`AnnouncedBranch::with_head`].
+    /// Prints the checked-out commit; see [`AnnouncedBranch::with_head`].
     pub head: ExtractCommand,
-    /// A commit that is on no branch but others, if there is one. Those are not relayed.
+    /// Prints one commit that is only on other branches, if there is one. Such commits are not relayed.
     pub elsewhere: ExtractCommand,
-    /// What is committed nowhere, and not ignored. It is asked of a [repository of the relay's own](create_stub_repository): the
-    /// workspace's settings and attributes name programs to read its files with, and none of them is started.
+    /// Lists the files that are not committed and not ignored. The command reads a [repository of the relay's
+    /// own](create_stub_repository): the workspace's settings and attributes name programs to read files with, and none
+    /// of these programs may start.
     pub uncommitted: ExtractCommand,
-    /// What is ignored, each path with a NUL behind it, asked in the same way.
+    /// Lists the ignored files, each path with a NUL behind it, through the same repository of the relay's own.
     pub ignored: ExtractCommand,
-    /// For people, and to be compared with the commits.
+    /// Prints the patches, for people and for a comparison with the commits.
     pub patches: ExtractCommand,
-    /// The commits.
+    /// Prints the bundle of the commits.
     pub bundle: ExtractCommand,
 }
 
-/// What may come out.
+/// Limits on the output of the commands. The defaults are our choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExtractLimits {
     pub commits: u32,
     pub patches_bytes: u64,
     pub bundle_bytes: u64,
-    /// For all that is asked, together.
+    /// The time limit of the commands, all together.
     #[serde(with = "humantime_serde")]
     pub time: Duration,
 }
 
-/// What the sandbox's git says about the branch. Nothing depends on its being true.
+/// The branch as the sandbox's git announces it. The content is untrusted, and nothing depends on its truth.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AnnouncedBranch {
     pub tip: ObjectId,
     pub tree: ObjectId,
     pub commits: u32,
     pub merges: u32,
-    /// The checked-out commit, where it is not the branch's: there may be work that is on another branch, and is not
+    /// The checked-out commit, if it is not the branch's tip. There may be work on another branch then, which is not
     /// relayed.
     pub head: Option<ObjectId>,
 }
 
-/// The answer is not what git answers.
+/// An error: the output is not in git's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the sandbox's git cannot say what is on the branch; look for it in the workspace")]
 pub struct ExtractOutputError;
@@ -89,7 +92,8 @@ impl Default for ExtractLimits {
 }
 
 impl ExtractCommandSet {
-    /// `workspace` is where the sandbox sees it, and `own` is where it sees the relay's [repository](create_stub_repository).
+    /// Builds the commands. `workspace` is the workspace's path in the sandbox, and `own` the path of the relay's
+    /// [repository](create_stub_repository) there.
     pub fn new(state: &BranchState, workspace: &str, own: &str, limits: &ExtractLimits) -> Self {
         let range = || [state.branch.to_ref()].into_iter().chain(state.base_revisions());
         let git = |words: &[&str], range: &mut dyn Iterator<Item = String>, output_bytes| {
@@ -97,7 +101,7 @@ impl ExtractCommandSet {
             argv.extend(words.iter().copied().map(str::to_owned).chain(range));
             ExtractCommand { argv, env: git_environment(), time: limits.time, output_bytes }
         };
-        // One more than there may be, to see that there are too many.
+        // One more than the limit, so that quarantine sees that there are too many.
         let count = format!("--max-count={}", u64::from(limits.commits) + 1);
         let facts = ["rev-list", "--no-commit-header", "--format=tformat:%H %T %P", &count];
         let facts_bytes = (u64::from(limits.commits) + 1) * MAX_HEAD_OUTPUT_BYTES;
@@ -120,12 +124,14 @@ impl ExtractCommandSet {
 }
 
 impl AnnouncedBranch {
-    /// Reads the answer to [`ExtractCommandSet::facts`], which ended with `exit_code`; `None` where nothing was committed.
+    /// Parses the output of [`ExtractCommandSet::facts`], which ended with `exit_code`. Returns `None` if there is no
+    /// commit.
     pub fn parse(output: &[u8], exit_code: i64) -> Result<Option<Self>, ExtractOutputError> {
         match (exit_code, output) {
             (0, []) => return Ok(None),
             (0, _) => (),
-            // The branch is gone, or the repository: there may be work all the same.
+            // The branch or the repository is gone. There may be work in the workspace in spite of that, so this is an
+            // error.
             _ => return Err(ExtractOutputError),
         }
         let lines =
@@ -135,7 +141,7 @@ impl AnnouncedBranch {
             let [tip, tree, parents @ ..] = &parse_object_ids(line)?[..] else {
                 return Err(ExtractOutputError);
             };
-            // The newest comes first: there is but one that nothing else leads to.
+            // `rev-list` prints the newest commit first, so the first line is the branch's tip.
             let first = Self { tip: *tip, tree: *tree, commits: 0, merges: 0, head: None };
             let announced = announced.get_or_insert(first);
             announced.commits += 1;
@@ -144,7 +150,7 @@ impl AnnouncedBranch {
         Ok(announced)
     }
 
-    /// Adds the answer to [`ExtractCommandSet::head`]. A `HEAD` that names nothing is none.
+    /// Adds the output of [`ExtractCommandSet::head`]. An output that is not a commit ID counts as no `HEAD`.
     #[must_use]
     pub fn with_head(self, output: &[u8]) -> Self {
         let head = ObjectId::parse(output.trim_ascii_end()).filter(|head| *head != self.tip);
@@ -152,11 +158,11 @@ impl AnnouncedBranch {
     }
 }
 
-/// Makes a repository that has nothing but a checked-out commit, at `path`, for whoever asks what of a workspace is
-/// committed: its objects and its index are the workspace's, and its settings are nobody's.
+/// Creates a repository at `path` that has only a checked-out commit. The commands for uncommitted and ignored files
+/// use it with the workspace's objects and index, and with no settings of the workspace.
 ///
 /// # Errors
-/// The disk does not take it.
+/// Returns an error if the disk cannot be written.
 pub fn create_stub_repository(path: &Path, head: ObjectId) -> io::Result<()> {
     for folder in [path, &path.join("refs"), &path.join("objects")] {
         fs::create_dir(folder)?;
@@ -171,7 +177,7 @@ pub fn create_stub_repository(path: &Path, head: ObjectId) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the relay's own repository about a workspace's files.
+/// Builds a command that reads a workspace's files through the relay's own repository.
 fn file_command(
     words: &[&str],
     (workspace, own): (&str, &str),
@@ -187,7 +193,7 @@ fn file_command(
     ExtractCommand { argv, env, time: limits.time, output_bytes: limits.patches_bytes }
 }
 
-/// The words that every call begins with.
+/// Returns the arguments that every command begins with.
 fn base_argv(git_dir: &str) -> Vec<String> {
     let mut argv =
         vec![GIT_PATH.to_owned(), format!("--git-dir={git_dir}"), "--literal-pathspecs".to_owned()];
@@ -195,22 +201,25 @@ fn base_argv(git_dir: &str) -> Vec<String> {
     argv
 }
 
+/// Returns the environment of every command.
 fn git_environment() -> Vec<(&'static str, String)> {
     GIT_ENVIRONMENT.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
 }
 
+/// Parses the object IDs of one output line.
 fn parse_object_ids(line: &[u8]) -> Result<Vec<ObjectId>, ExtractOutputError> {
     let words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
     words.map(|word| ObjectId::parse(word).ok_or(ExtractOutputError)).collect()
 }
 
-/// Where a sandbox finds the relay's own repository.
+/// The path of the relay's own repository in the sandbox.
 pub const RELAY_REPOSITORY_TARGET: &str = "/relay-git";
 
-/// Not what the agent's `PATH` finds.
+/// The path of git in the sandbox. The agent's `PATH` is not used.
 const GIT_PATH: &str = "/usr/bin/git";
 
-/// Each of these has been seen to change the bytes where it was not there, or to start a program.
+/// Settings that override the repository's. Without each of them, a test has seen git print other bytes or start a
+/// program.
 const GIT_SETTINGS: &[&str] = &[
     "safe.directory=*",
     "core.fsmonitor=false",
@@ -235,16 +244,17 @@ const GIT_SETTINGS: &[&str] = &[
     "gpg.program=/bin/false",
     "submodule.recurse=false",
     "pack.threads=1",
-    // A file beside a pack would say what is to come out with a commit, and git would believe it.
+    // A bitmap beside a pack says which objects belong to a commit, and git believes that file of the agent's.
     "pack.useBitmaps=false",
     "pack.useBitmapBoundaryTraversal=false",
     "pack.readReverseIndex=false",
     "pack.allowPackReuse=false",
-    // Only what is new comes out.
+    // The sparse algorithm may add objects that are not new. Only new objects may come out.
     "pack.useSparse=false",
     "bundle.version=2",
 ];
 
+/// The environment of git in the sandbox: no settings outside the repository, no network, no prompts.
 const GIT_ENVIRONMENT: &[(&str, &str)] = &[
     ("HOME", "/tmp"),
     ("XDG_CONFIG_HOME", "/tmp"),
@@ -263,6 +273,7 @@ const GIT_ENVIRONMENT: &[(&str, &str)] = &[
     ("TZ", "UTC"),
 ];
 
+/// The arguments that list uncommitted files.
 const STATUS_ARGS: &[&str] = &[
     "status",
     "--porcelain=v1",
@@ -272,10 +283,11 @@ const STATUS_ARGS: &[&str] = &[
     "--no-renames",
 ];
 
+/// The arguments that list ignored files.
 const IGNORED_ARGS: &[&str] =
     &["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"];
 
-/// With these the output is the same with any configuration that was tried against it.
+/// The arguments that print the patches. With them the output was the same under every configuration that was tried.
 const FORMAT_PATCH_ARGS: &[&str] = &[
     "format-patch",
     "--stdout",
@@ -310,5 +322,5 @@ const FORMAT_PATCH_ARGS: &[&str] = &[
     "--always",
 ];
 
-/// A commit's line, with more parents than any has.
+/// The longest output line of one commit in bytes, with more parents than any commit has.
 const MAX_HEAD_OUTPUT_BYTES: u64 = 4 << 10;

@@ -1,4 +1,4 @@
-//! One run at a time at a branch, on this machine and across its restarts.
+//! The lease of a branch: one run at a time holds a branch, on this machine and across restarts.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{BranchKey, RepoError, SandboxBranch};
 
-/// The right to move a branch, for as long as a clone of it lives. The kernel takes it back from a process that is
-/// killed, so nothing is ever left locked.
+/// The exclusive right to move a branch, as long as a clone of this value lives. The kernel releases the file lock of a
+/// killed process, so no lease outlives its holder.
 #[derive(Clone, Debug)]
 pub struct BranchLease {
     held: Arc<LeaseFile>,
@@ -25,15 +25,16 @@ struct LeaseFile {
 }
 
 impl BranchLease {
-    /// Takes the lease of a branch, whose files are in a directory of its own below `parent`.
+    /// Acquires the lease of a branch, whose files are in a directory of its own below `parent`. Does not wait.
     ///
     /// # Errors
-    /// [`RepoError::Busy`] where another run has it.
+    /// Returns [`RepoError::Busy`] if another run or process holds the lease, or an error if the disk cannot be used.
     pub fn try_acquire(parent: &Path, key: &BranchKey) -> Result<Self, RepoError> {
         let directory = parent.join(key.as_str());
         let disk = |source| RepoError::Disk { path: directory.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(disk)?;
         let path = directory.join("lease");
+        // Never truncated on opening: the file's number is still needed, and another holder may be reading it.
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let mut lock = open.map_err(disk)?;
         let branch = SandboxBranch::from_key(key.clone());
@@ -42,11 +43,12 @@ impl BranchLease {
             Err(TryLockError::WouldBlock) => return Err(RepoError::Busy { branch }),
             Err(TryLockError::Error(source)) => return Err(disk(source)),
         }
+        // Only the holder of the lock may read and advance the number.
         let fence = next_fence(&mut lock).map_err(disk)?;
         Ok(Self { held: Arc::new(LeaseFile { branch, directory, fence, lock }) })
     }
 
-    /// Takes the lease as soon as nobody else has it, or says [`RepoError::Busy`] after `patience`.
+    /// Acquires the lease as soon as no other holder has it. Returns [`RepoError::Busy`] after `patience`.
     pub async fn acquire_with_timeout(
         parent: &Path,
         key: &BranchKey,
@@ -63,8 +65,8 @@ impl BranchLease {
         }
     }
 
-    /// Whether somebody has the lease of a branch. To look is not to take: nothing is made or written, though whoever asks
-    /// for it in the same moment may be told that it is taken.
+    /// Returns true if a process holds the lease of a branch. The check writes nothing. A process that tries to acquire
+    /// the lease at this very moment may see it as held.
     pub fn is_leased(parent: &Path, key: &BranchKey) -> Result<bool, RepoError> {
         let path = parent.join(key.as_str()).join("lease");
         let disk = |source| RepoError::Disk { path: path.clone(), source };
@@ -83,12 +85,14 @@ impl BranchLease {
         &self.held.branch
     }
 
-    /// Greater than that of every lease of this branch before: whoever writes it down can tell a late writer.
+    /// Returns the fence, a number that is greater than in every earlier lease of this branch. A store that keeps the
+    /// number can refuse a late writer.
     pub fn fence(&self) -> u64 {
         self.held.fence
     }
 
-    /// An empty directory of this name, for as long as the lease is held. What an earlier holder left in it is removed.
+    /// Creates an empty directory of this name, which lives as long as the lease. Leftovers of an earlier holder are
+    /// removed.
     pub(super) fn create_scratch_dir(&self, name: &str) -> Result<PathBuf, RepoError> {
         let path = self.held.directory.join(name);
         let disk = |source| RepoError::Disk { path: path.clone(), source };
@@ -100,21 +104,21 @@ impl BranchLease {
     }
 }
 
-/// What was looked at in quarantine goes with whoever looked at it, while nobody else can be here.
+/// Removes the scratch directories while the lock is still held, so that no other holder can be using them.
 impl Drop for LeaseFile {
     fn drop(&mut self) {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         for used in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            // What cannot be removed now, the next holder removes.
+            // The next holder removes what cannot be removed now.
             let _ = fs::remove_dir_all(used.path());
         }
-        // Closing is not enough: a child that another thread is about to start may hold the file, too.
+        // Closing the file is not enough: a child process that another thread just starts may have inherited the file.
         let _ = self.lock.unlock();
     }
 }
 
-/// The file may have been lost, or emptied, by a power cut or by somebody; rows are older than that, so what it says is
-/// never less than the time.
+/// Reads, advances and stores the fence. A power cut or a person may have emptied the file. So the fence is never less
+/// than the time in milliseconds, which is greater than every fence that a row has stored before.
 fn next_fence(file: &mut File) -> io::Result<u64> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
@@ -122,11 +126,11 @@ fn next_fence(file: &mut File) -> io::Result<u64> {
     let now = u64::try_from(since.as_millis()).unwrap_or_default();
     let fence = text.trim().parse().unwrap_or(0_u64).saturating_add(1).max(now);
     file.rewind()?;
-    // Longer than the number before it, or as long: no digit of that one is left.
+    // The new number has at least as many digits as the old one, so no digit of the old one remains.
     file.write_all(format!("{fence}\n").as_bytes())?;
     file.sync_data()?;
     Ok(fence)
 }
 
-/// Runs are minutes long.
+/// The interval between two attempts to acquire a lease. Runs take minutes, so a tenth of a second is short enough.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);

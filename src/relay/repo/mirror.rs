@@ -1,4 +1,4 @@
-//! A repository as this machine keeps it: whole, bare, and never touched by anything of an agent's.
+//! The mirror: a complete bare copy of a repository on this machine, which no agent can reach.
 
 mod remote;
 mod sweep;
@@ -26,20 +26,22 @@ pub use workspace::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
 pub struct RepoMirror {
     git: GitProgram,
     repository: RepositoryUrl,
-    /// The bare repository.
+    /// The path of the bare repository.
     git_dir: PathBuf,
+    /// The directory of the branches' leases.
     leases: PathBuf,
     limits: FetchLimits,
 }
 
-/// What one fetch may bring, and what one workspace is made of.
+/// Limits of one fetch, and of the creation of one workspace. The defaults are our choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FetchLimits {
     /// The largest pack that is fetched, or made for a workspace.
     pub pack_bytes: u64,
-    /// Of each git that does it.
+    /// The memory of each git process, in bytes.
     pub memory_bytes: u64,
+    /// The time of one git process.
     #[serde(with = "humantime_serde")]
     pub time: Duration,
 }
@@ -51,7 +53,7 @@ impl Default for FetchLimits {
 }
 
 impl FetchLimits {
-    /// Git maps a pack into its memory.
+    /// Returns the limits of git processes. Git maps a pack into memory, so the memory must be larger than the pack.
     fn of_git(self) -> GitLimits {
         GitLimits {
             time: self.time,
@@ -62,33 +64,34 @@ impl FetchLimits {
     }
 }
 
-/// Where a run's work begins, as the remote says, and as it is written down before the agent starts.
+/// The state of a branch at the remote when a run begins. The state is stored before the agent starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BranchState {
     pub branch: SandboxBranch,
-    /// Whether the remote has the branch already: then the run appends to it.
+    /// True if the remote has the branch already. The run then appends to it.
     pub exists: bool,
-    /// What the agent's commits have to build on.
+    /// The commit that the agent's commits must build on.
     pub start: ObjectId,
-    /// The branch that the work is for, without `refs/heads/`, and where it stands.
+    /// The branch that the work is for, without `refs/heads/`.
     pub base: String,
+    /// The commit of `base` at the remote.
     pub base_tip: ObjectId,
 }
 
 impl BranchState {
-    /// What the remote's branch must be when it is pushed: `None` where there must be none.
+    /// Returns the commit that the remote's branch must have at the push, or `None` if the branch must not exist.
     pub fn expected_remote_tip(&self) -> Option<ObjectId> {
         self.exists.then_some(self.start)
     }
 
-    /// What is not the agent's work, as git takes it among revisions.
+    /// Returns git revisions that exclude all commits that are not the agent's.
     pub(super) fn base_revisions(&self) -> [String; 2] {
         [format!("^{}", self.start), format!("^{}", self.base_tip)]
     }
 }
 
 impl RepoMirror {
-    /// The mirror of a repository below `state`, made where there is none yet. Nothing is fetched.
+    /// Opens the mirror of a repository below `state`, and creates it if there is none. Fetches nothing.
     pub fn open(
         git: &GitProgram,
         state: &Path,
@@ -107,13 +110,13 @@ impl RepoMirror {
         Ok(mirror)
     }
 
-    /// With other limits.
+    /// Replaces the limits.
     #[must_use]
     pub fn with_limits(self, limits: FetchLimits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Git makes what is missing, and leaves what is there: it does not matter who was killed before.
+    /// Creates whatever is missing. `git init` leaves existing files alone, so an interrupted creation does not matter.
     fn init_mirror(&self) -> Result<(), RepoError> {
         let disk = |source| RepoError::Disk { path: self.git_dir.clone(), source };
         let private = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -123,24 +126,25 @@ impl RepoMirror {
             let words = ["--bare", "--quiet", "--template=", "--object-format=sha1"];
             self.git_command("init").args(words).execute()?;
         }
-        // Its time says when somebody last came here.
+        // The marker's time is the time of the last use, which a sweep reads.
         let made = File::create(self.git_dir.join(COMPLETE_MARKER)).map_err(disk)?;
         made.set_modified(SystemTime::now()).map_err(disk)
     }
 
-    /// Nobody else has the file of this name beside the mirror locked, for as long as it is open.
+    /// Locks a file of this name beside the mirror, and waits for the lock. The lock lives as long as the returned
+    /// file.
     pub(super) fn lock_file(&self, name: &str) -> Result<File, RepoError> {
         let path = self.git_dir.with_extension(name);
         let locked = File::create(&path).and_then(|file| file.lock().map(|()| file));
         locked.map_err(|source| RepoError::Disk { path, source })
     }
 
-    /// Takes the lease of a branch; [`RepoError::Busy`] where another run has it.
+    /// Acquires the lease of a branch. Returns [`RepoError::Busy`] if another holder has it.
     pub fn lease_branch(&self, key: &BranchKey) -> Result<BranchLease, RepoError> {
         BranchLease::try_acquire(&self.leases, key)
     }
 
-    /// Whether somebody is at a branch of a repository below `state`, for whoever only looks.
+    /// Returns true if a process holds the lease of a branch, for callers that only display it. Creates nothing.
     pub fn is_leased(
         state: &Path,
         repository: &RepositoryUrl,
@@ -149,7 +153,7 @@ impl RepoMirror {
         BranchLease::is_leased(&state.join("branches").join(mirror_id(repository)), key)
     }
 
-    /// Takes the lease of a branch as soon as it is free, or gives up after `patience`.
+    /// Acquires the lease of a branch as soon as it is free. Returns [`RepoError::Busy`] after `patience`.
     pub async fn lease_with_timeout(
         &self,
         key: &BranchKey,
@@ -158,8 +162,8 @@ impl RepoMirror {
         BranchLease::acquire_with_timeout(&self.leases, key, patience).await
     }
 
-    /// Asks the remote where the branch stands, and fetches what a run at it begins with. Nothing is changed there,
-    /// so it may be asked as often as one likes. Without a `base` it is the remote's default branch.
+    /// Reads the branch's state at the remote, and fetches the commits that a run begins with. The remote is not
+    /// changed, so the call can be repeated. Without a `base`, the remote's default branch is the base.
     pub fn ensure_branch(
         &self,
         lease: &BranchLease,
@@ -174,9 +178,11 @@ impl RepoMirror {
         let Some(base) = base.map(str::to_owned).or(listed.default.clone()) else {
             return Err(RepoError::NoBase { base: "HEAD".to_owned() });
         };
+        // The relay must never push to the branch that people merge into.
         if base == branch.to_string() || listed.default == Some(branch.to_string()) {
             return Err(RepoError::Default { branch: branch.clone() });
         }
+        // Each branch has refs of its own in the mirror, so fetches for other branches do not move them.
         let [base_ref, branch_ref] = ["base", "branch"].map(|name| mirror_ref(branch, name));
         let mut wanted = vec![format!("+refs/heads/{base}:{base_ref}")];
         if listed.branch.is_some() {
@@ -186,7 +192,7 @@ impl RepoMirror {
             Some(said) if said.contains("couldn't find remote ref") => {
                 RepoError::NoBase { base: base.clone() }
             }
-            // A network may be slow today.
+            // A timeout is not such an error: a network may be slow today, so a later attempt can succeed.
             _ if error.is_resource_limit()
                 && !matches!(error, super::git::GitError::Late { .. }) =>
             {
@@ -198,13 +204,14 @@ impl RepoMirror {
             }
             _ => map_network_error(error),
         })?;
+        // The fetched refs count, and not the listed ones: the remote may have moved in between.
         let base_tip = self.resolve_ref(&base_ref)?;
         let exists = listed.branch.is_some();
         let start = if exists { self.resolve_ref(&branch_ref)? } else { base_tip };
         Ok(BranchState { branch: branch.clone(), exists, start, base, base_tip })
     }
 
-    /// Where the branch stands at the remote, now.
+    /// Returns the branch's present commit at the remote, or `None` if the branch does not exist.
     pub fn remote_tip(
         &self,
         branch: &SandboxBranch,
@@ -213,14 +220,15 @@ impl RepoMirror {
         self.list_remote_refs(branch, None, token).map(|listed| listed.branch)
     }
 
-    /// Whether `tip`, which was fetched, has `commit` among what it builds on. A commit that never arrived anywhere is
-    /// not known here.
+    /// Returns true if `tip`, which must have been fetched, has `commit` as an ancestor or is that commit. Returns
+    /// false if the mirror does not have the commit, or if git fails.
     pub fn is_ancestor(&self, tip: ObjectId, commit: ObjectId) -> bool {
         let words = [commit.to_string(), tip.to_string()];
         let ancestor = self.git_command("merge-base").arg("--is-ancestor").args(words);
         ancestor.run_predicate().unwrap_or(false)
     }
 
+    /// Lists the default branch and the run's branch of the remote.
     fn list_remote_refs(
         &self,
         branch: &SandboxBranch,
@@ -235,6 +243,7 @@ impl RepoMirror {
             .output_text()
             .map_err(map_network_error)?;
         let mut listed = RemoteRefs::default();
+        // With `--symref`, the line of a symbolic ref is `ref: refs/heads/NAME<TAB>HEAD`; all others are `ID<TAB>NAME`.
         for (left, name) in text.lines().filter_map(|line| line.split_once('\t')) {
             match left.strip_prefix("ref: refs/heads/") {
                 Some(default) if name == "HEAD" => listed.default = Some(default.to_owned()),
@@ -245,7 +254,7 @@ impl RepoMirror {
         Ok(listed)
     }
 
-    /// What git made of it, if git could be let in.
+    /// Fetches refs. The outer error is of the access to the remote, and the inner one is git's.
     fn fetch_refs(
         &self,
         wanted: &[String],
@@ -256,7 +265,7 @@ impl RepoMirror {
         Ok(self.authenticate(call.limits(self.limits.of_git()), token)?.execute())
     }
 
-    /// The name goes into refspecs, where much more has a meaning than in a name.
+    /// Checks a branch's name before it is put into a refspec, in which many characters have a meaning.
     fn check_branch_name(&self, base: &str) -> Result<(), RepoError> {
         let name = format!("refs/heads/{base}");
         if self.git.subcommand("check-ref-format").arg(name).run_predicate()? {
@@ -265,6 +274,7 @@ impl RepoMirror {
         Err(RepoError::NoBase { base: base.escape_debug().to_string() })
     }
 
+    /// Returns the commit of a ref in the mirror.
     fn resolve_ref(&self, name: &str) -> Result<ObjectId, RepoError> {
         let words = ["--verify", "--end-of-options"];
         let text = self
@@ -276,33 +286,36 @@ impl RepoMirror {
         Ok(ObjectId::parse(text.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 
+    /// Builds a git command in the mirror.
     pub(super) fn git_command(&self, subcommand: &'static str) -> GitCommand<'_> {
         self.git.subcommand(subcommand).repository(&self.git_dir)
     }
 
+    /// Returns the directory of the mirror's objects.
     pub(super) fn objects_dir(&self) -> PathBuf {
         self.git_dir.join("objects")
     }
 }
 
-/// What the remote lists.
+/// The refs that the remote has listed.
 #[derive(Debug, Default)]
 struct RemoteRefs {
     default: Option<String>,
     branch: Option<ObjectId>,
 }
 
-/// The same for all usual spellings of the address.
+/// Returns the mirror's directory name, which is equal for all usual spellings of a repository's address.
 fn mirror_id(repository: &RepositoryUrl) -> String {
     hex::sha256_hex(repository.canonical_key().as_bytes())[..MIRROR_ID_DIGITS].to_owned()
 }
 
-/// Each branch has its own, so that runs at several can fetch at once.
+/// Returns a ref of a branch in the mirror. Each branch has its own refs, so that runs can fetch at the same time.
 fn mirror_ref(branch: &SandboxBranch, name: &str) -> String {
     format!("refs/relay/{}/{name}", branch.key())
 }
 
+/// The number of hex digits of a mirror's directory name: 64 bits of the hash.
 const MIRROR_ID_DIGITS: usize = 16;
 
-/// Tells a whole mirror from one whose making was cut short.
+/// The file that marks a mirror as complete. A mirror without it was interrupted during its creation.
 const COMPLETE_MARKER: &str = "relay-made";

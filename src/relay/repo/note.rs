@@ -1,34 +1,35 @@
-//! What is said beside a commit: a git note, on a ref that is only for those.
+//! The note beside a commit: a git note, on a ref that has only the relays' notes.
 //!
-//! **Invariant:** what other machines have noted stays: the ref moves forwards only, from where it was found.
+//! **Invariant:** notes of other machines stay: the ref only moves forwards, from where this machine has found it.
 
 use super::git::{self, GitCommand, GitInput};
 use super::push::{RefUpdateStatus, map_network_error, rejection_message};
 use super::{ObjectId, RepoError, RepoMirror, SandboxBranch};
 use crate::base::secret::SecretString;
 
-/// What is to stand beside a commit.
+/// A text to store beside a commit.
 #[derive(Clone, Copy, Debug)]
 pub struct CommitNote<'a> {
     pub branch: &'a SandboxBranch,
     pub head: ObjectId,
     pub text: &'a str,
-    /// `Name <email>`.
+    /// The note's author, as `Name <email>`.
     pub committer: &'a str,
 }
 
 impl RepoMirror {
-    /// Puts a note beside a commit of the remote's, where it is not yet.
+    /// Writes a note beside a commit at the remote, unless the note is already there.
     ///
     /// # Errors
-    /// [`RepoError::Declined`] where the remote takes none; otherwise as of a [push](super::ApprovedWork::push_branch).
+    /// Returns [`RepoError::Declined`] if the remote refuses notes, and otherwise the errors of a
+    /// [push](super::ApprovedWork::push_branch).
     pub fn put_note(
         &self,
         note: CommitNote<'_>,
         token: Option<&SecretString>,
     ) -> Result<(), RepoError> {
         let own = format!("refs/notes/relay/{}", note.branch.key());
-        // One at a time on this machine; others are told by the remote.
+        // One writer at a time on this machine. Writers on other machines are noticed by the push's lease.
         let _lock = self.lock_file("notes")?;
         let desk = NoteWriter { mirror: self, own: &own, committer: note.committer, token };
         for _ in 0..MAX_ATTEMPTS {
@@ -36,31 +37,34 @@ impl RepoMirror {
                 return Ok(());
             }
         }
-        Err(RepoError::Unreachable { why: "others keep writing notes".to_owned() })
+        Err(RepoError::Unreachable {
+            why: "other machines keep writing notes at the same time".to_owned(),
+        })
     }
 }
 
-/// Where one note is written.
+/// The writer of one note.
 struct NoteWriter<'a> {
     mirror: &'a RepoMirror,
-    /// Where the notes are while one is added; each branch has a place of its own.
+    /// The local ref of the notes while one is added. Each branch has its own.
     own: &'a str,
     committer: &'a str,
     token: Option<&'a SecretString>,
 }
 
 impl NoteWriter<'_> {
-    /// Adds the note to those of the remote. Whether it is there now; otherwise somebody else was faster.
+    /// Adds the note to the remote's notes. Returns false if another machine has changed them in the meantime.
     fn try_write(&self, head: ObjectId, note: &str) -> Result<bool, RepoError> {
         let before = self.fetch_notes()?;
         if before.is_some() && self.read_note(head)?.as_deref() == Some(note) {
             return Ok(true);
         }
-        // A blob is taken as it is; a text given by `--file` would lose its empty lines in git before 2.42.
+        // `--reuse-message` takes a blob unchanged; `--file` would drop empty lines of the text in git before 2.42.
         let blob = self.mirror.git_command("hash-object").args(["-w", "--stdin"]);
         let blob = blob.input(GitInput::Bytes(note.as_bytes().to_vec())).output_text()?;
         let reuse = format!("--reuse-message={}", blob.trim_end());
         self.notes_command().args(["add", "--force", &reuse, &head.to_string()]).execute()?;
+        // With an empty `before`, the lease demands that the remote has no notes ref yet.
         let before = before.map(|sha| sha.to_string()).unwrap_or_default();
         let lease = format!("--force-with-lease={NOTES_REF}:{before}");
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
@@ -81,13 +85,14 @@ impl NoteWriter<'_> {
         }
     }
 
-    /// Brings the remote's notes to our place; `None` where it has none.
+    /// Fetches the remote's notes into the local ref. Returns their commit, or `None` if the remote has none.
     fn fetch_notes(&self) -> Result<Option<ObjectId>, RepoError> {
         let url = self.mirror.remote_url();
         let list = self.mirror.git_command("ls-remote").arg("--").arg(&url).arg(NOTES_REF);
         let listed =
             self.mirror.authenticate(list, self.token)?.output_text().map_err(map_network_error)?;
         let tip = listed.split('\t').next().and_then(|name| ObjectId::parse(name.as_bytes()));
+        // A leftover local ref would bring old notes back to a remote that has removed its notes.
         if tip.is_none() {
             self.mirror.git_command("update-ref").args(["-d", self.own]).execute()?;
             return Ok(None);
@@ -100,12 +105,13 @@ impl NoteWriter<'_> {
             .arg(url)
             .arg(format!("+{NOTES_REF}:{}", self.own));
         self.mirror.authenticate(call, self.token)?.execute().map_err(map_network_error)?;
-        // What is pushed builds on what was fetched, which may be newer than what was listed.
+        // The push builds on what was fetched, which may be newer than what `ls-remote` has listed.
         let tip =
             self.mirror.git_command("rev-parse").args(["--verify", self.own]).output_text()?;
         Ok(ObjectId::parse(tip.trim_end().as_bytes()))
     }
 
+    /// Returns the present note of a commit, or `None` if there is none.
     fn read_note(&self, head: ObjectId) -> Result<Option<String>, git::GitError> {
         match self.notes_command().args(["show", &head.to_string()]).output_text() {
             Ok(note) => Ok(Some(note)),
@@ -114,6 +120,7 @@ impl NoteWriter<'_> {
         }
     }
 
+    /// Builds a `git notes` command on the local ref, with the committer as its author.
     fn notes_command(&self) -> GitCommand<'_> {
         let (name, email) = self.committer.split_once(" <").unwrap_or((self.committer, ""));
         let email = email.trim_end_matches('>');
@@ -127,11 +134,13 @@ impl NoteWriter<'_> {
     }
 }
 
+/// The ref of the notes at the remote.
 const NOTES_REF: &str = "refs/notes/cogni";
 
-/// What git says, in this language, where somebody else has moved the ref, or is about to.
+/// Parts of git's messages, in the C locale, if another machine has moved the ref or is just moving it.
 const CONCURRENT_UPDATE_MESSAGES: [&str; 5] =
     ["stale info", "fetch first", "cannot lock ref", "failed to update ref", "incorrect old value"];
 
-/// Each time somebody else's was added; few machines write to one repository.
+/// The most attempts to write a note. An attempt fails if another machine's note was added, and few machines write to
+/// one repository. Our choice.
 const MAX_ATTEMPTS: u32 = 8;

@@ -1,7 +1,8 @@
-//! Moves the branch at the remote, if it still is where the run found it.
+//! The push: moves the branch at the remote, if the branch is still where the run has found it.
 //!
-//! **Invariant:** the only ref that is ever moved is a [`Branch`](super::SandboxBranch), which is below `sandbox/`, and only forwards: what is
-//! pushed builds on what was there, and the remote is told what that was.
+//! **Invariant:** the only ref that is ever moved is a [`SandboxBranch`](super::SandboxBranch), which is below
+//! `sandbox/`, and it only moves forwards. The pushed commits build on the branch's earlier commit, and the push states
+//! that commit to the remote.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::review::ApprovedWork;
 use super::{BranchLease, BranchState, ObjectId, QuarantinedWork, RepoError, ReviewVerdict, git};
 use crate::base::secret::SecretString;
 
-/// The branch is at the work.
+/// The result of a push: the branch has the work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushOutcome {
     pub state: BranchState,
@@ -18,34 +19,35 @@ pub struct PushOutcome {
     pub tree: ObjectId,
     pub commits: usize,
     pub mode: PatchComparison,
-    /// [`ReviewVerdict::Push`] or [`ReviewVerdict::Review`].
+    /// The verdict, which is [`ReviewVerdict::Push`] or [`ReviewVerdict::Review`].
     pub verdict: ReviewVerdict,
-    /// The branch was there already, by an earlier try whose answer was lost.
+    /// True if the branch had the work already, from an earlier attempt whose answer was lost.
     pub was_there: bool,
 }
 
 impl ApprovedWork {
-    /// What will be pushed.
+    /// Returns the work that will be pushed.
     pub fn work(&self) -> &QuarantinedWork {
         &self.quarantined
     }
 
-    /// Of its branch.
+    /// Returns the lease of the work's branch.
     pub fn lease(&self) -> &BranchLease {
         &self.quarantined.lease
     }
 
-    /// Pushes the work. Doing it again, after the whole way again, is harmless: it comes to the same commit.
+    /// Pushes the work. A repeated push of the same work is harmless, because all steps before it make the same commit.
     ///
     /// # Errors
-    /// [`RepoError::Moved`] where somebody else has moved the branch, or taken it away; [`RepoError::Declined`] where the remote
-    /// does not want it; [`RepoError::Denied`] where the token is not good enough; [`RepoError::Unreachable`] where it may be
-    /// tried again.
+    /// Returns [`RepoError::Moved`] if the branch was moved or removed, [`RepoError::Declined`] if the remote refuses
+    /// the update, [`RepoError::Denied`] if the token has no access, and [`RepoError::Unreachable`] if a later attempt
+    /// may succeed.
     pub fn push_branch(self, token: Option<&SecretString>) -> Result<PushOutcome, RepoError> {
         let Self { quarantined: work, verdict } = self;
         let target = work.state.branch.to_ref();
         let expected =
             work.state.expected_remote_tip().map(|sha| sha.to_string()).unwrap_or_default();
+        // `--force-with-lease` makes the remote compare: with an empty value, the branch must not exist.
         let words =
             ["--porcelain", "--no-verify", "--no-follow-tags", "--no-signed", "--no-progress"];
         let lease = format!("--force-with-lease={target}:{expected}");
@@ -68,19 +70,19 @@ impl ApprovedWork {
     }
 }
 
-/// What the remote did with the one ref.
+/// The remote's answer about the one ref.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RefUpdateStatus {
     Done,
     AlreadyThere,
     Stale,
     Rejected(String),
-    /// Nothing that can be read.
+    /// The output has no line about the ref, or an unknown one.
     None,
 }
 
 impl RefUpdateStatus {
-    /// Finds the ref's line: a flag, the refs and a summary, with tabs between them.
+    /// Parses the line of the ref in git's porcelain output: a flag, the refs and a summary, separated by tabs.
     pub(super) fn parse_ref_line(said: &str, target: &str) -> Option<Self> {
         said.lines().find_map(|line| {
             let mut fields = line.split('\t');
@@ -99,14 +101,15 @@ impl RefUpdateStatus {
     }
 }
 
-/// Whether the branch is at the work all the same: an answer may be lost, and asked for again by the very library that
-/// git speaks HTTP with; then the remote declines what it has already done.
+/// Returns true if the branch has the work in spite of an error. The answer of a push may be lost, and git's HTTP
+/// library then repeats the request by itself. The remote declines that repetition, because the branch has moved.
 fn resolve_lost_reply(
     work: &QuarantinedWork,
     answer: RefUpdateStatus,
     ended: Result<(), git::GitError>,
     token: Option<&SecretString>,
 ) -> Result<bool, RepoError> {
+    // The remote's present state decides. The answer only selects the error.
     let found = work.mirror.remote_tip(&work.state.branch, token);
     if matches!(found, Ok(Some(found)) if found == work.tip) {
         return Ok(true);
@@ -122,7 +125,7 @@ fn resolve_lost_reply(
     })
 }
 
-/// The reasons of servers are on standard error.
+/// Adds the server's reasons, which git prints on standard error, to the summary.
 pub(super) fn rejection_message(summary: String, ended: &Result<(), git::GitError>) -> String {
     let said = ended.as_ref().err().and_then(git::GitError::stderr_text).unwrap_or_default();
     let told = said.lines().filter_map(|line| line.strip_prefix("remote: ")).map(str::trim);
@@ -130,7 +133,7 @@ pub(super) fn rejection_message(summary: String, ended: &Result<(), git::GitErro
     if told.is_empty() { summary } else { format!("{summary}: {}", told.join(" ")) }
 }
 
-/// Nothing was said about the ref.
+/// Maps an error of git to an error of the remote, if there was no answer about the ref.
 pub(super) fn map_network_error(error: git::GitError) -> RepoError {
     let Some(said) = error.stderr_text() else {
         return match error {
@@ -147,11 +150,12 @@ pub(super) fn map_network_error(error: git::GitError) -> RepoError {
     }
 }
 
+/// Returns the error for output that is not in git's form.
 fn unexpected_output() -> RepoError {
     git::GitError::Senseless { what: "push".to_owned() }.into()
 }
 
-/// What git says, in this language, where a server wants another token, or says that there is no such repository.
+/// Parts of git's messages, in the C locale, if a server requires another token or knows no such repository.
 const UNAUTHORIZED_MESSAGES: &[&str] = &[
     "Authentication failed",
     "could not read Username",
@@ -163,7 +167,9 @@ const UNAUTHORIZED_MESSAGES: &[&str] = &[
     "does not appear to be a git repository",
 ];
 
+/// The most lines of a server's reasons in a message. Our choice.
 const MAX_MESSAGE_LINES: usize = 10;
+/// The limits of a push. Our choice.
 const NETWORK_LIMITS: git::GitLimits = git::GitLimits {
     time: Duration::from_mins(10),
     output_bytes: 1 << 20,

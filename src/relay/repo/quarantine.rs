@@ -87,7 +87,7 @@ pub enum QuarantineError {
     Commits(u32),
     #[error("it unpacks to more than {bytes} bytes or {objects} objects")]
     Size { objects: u64, bytes: u64 },
-    #[error("it takes more time or room than there is for it: {0}")]
+    #[error("it takes more time or memory than the limits allow: {0}")]
     Costly(String),
     #[error("nothing is in it that was not there before")]
     Nothing,

@@ -1,4 +1,4 @@
-//! Which repository: one spelling for each, whatever its URL was.
+//! The address of a repository, with one spelling for each repository, whatever its URL was.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,11 +16,11 @@ use crate::base::host_reach::{HostReach, is_canonical_host};
 #[serde(try_from = "StoredRepository", into = "StoredRepository")]
 pub enum RepositoryUrl {
     Hosted(HostedRepository),
-    /// A bare repository, by its absolute path. Nothing is asked about it, and nothing can be requested there.
+    /// A bare repository on this machine, by its absolute path. It has no forge, so no pull request can be opened.
     Local(PathBuf),
 }
 
-/// A repository on a forge. Its names keep the case they were given in; forges ignore it.
+/// A repository on a forge. Its names keep the case of the URL, although forges ignore case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostedRepository {
     is_tls: bool,
@@ -30,7 +30,8 @@ pub struct HostedRepository {
     reach: HostReach,
 }
 
-/// A repository as it is written down. Rows of earlier versions have no `reach`; their work has begun already.
+/// The stored form of a repository. Rows of earlier versions have no `reach`. Their work has begun already, so their
+/// host may also have a private address.
 #[derive(Serialize, Deserialize)]
 struct StoredRepository {
     repository: String,
@@ -38,7 +39,7 @@ struct StoredRepository {
     reach: HostReach,
 }
 
-/// Why a text names no repository. It is not repeated: some people put a password there.
+/// The reason why a text does not name a repository. The message does not repeat the text, which may have a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the repository's URL {0}; give `https://host/owner/name`, `git@host:owner/name` or `/path/to/bare.git`"
@@ -46,7 +47,8 @@ struct StoredRepository {
 pub struct RepositoryUrlError(&'static str);
 
 impl RepositoryUrl {
-    /// Reads a URL as people copy it, from the operator; see [`RepositoryUrl::with_reach`] for a tenant's. One for SSH means the same repository over HTTPS, where a token is good.
+    /// Parses a URL as people copy it. The URL comes from the operator; see [`RepositoryUrl::with_reach`] for the URL
+    /// of a client. A URL for SSH means the same repository over HTTPS, where a token is accepted.
     ///
     /// ```
     /// # use cogni_gateway::relay::repo::repository::RepositoryUrl;
@@ -57,7 +59,7 @@ impl RepositoryUrl {
     /// ```
     ///
     /// # Errors
-    /// It has a form that is not read, or one that would give a secret away.
+    /// Returns an error if the URL has an unsupported form, or one that would reveal a secret.
     pub fn parse(text: &str) -> Result<Self, RepositoryUrlError> {
         if let Some(path) = text.strip_prefix("file://") {
             return parse_local(path);
@@ -77,7 +79,7 @@ impl RepositoryUrl {
         if let Some(rest) = text.strip_prefix("ssh://git@") {
             let (host, path) =
                 rest.split_once('/').ok_or(RepositoryUrlError("has no owner and name"))?;
-            // The port is that of SSH.
+            // The port of a URL for SSH is SSH's, and says nothing about HTTPS.
             let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
             return parse_hosted(true, port.map_or(host, |(host, _)| host), path);
         }
@@ -99,7 +101,7 @@ impl RepositoryUrl {
         }
     }
 
-    /// The same repository, whose host leads this far.
+    /// Replaces the range of addresses that the repository's host may have.
     #[must_use]
     pub fn with_reach(self, reach: HostReach) -> Self {
         match self {
@@ -108,7 +110,7 @@ impl RepositoryUrl {
         }
     }
 
-    /// What git is given.
+    /// Returns the URL that git gets.
     pub fn clone_url(&self) -> String {
         match self {
             Self::Hosted(hosted) => hosted.clone_url(),
@@ -116,7 +118,7 @@ impl RepositoryUrl {
         }
     }
 
-    /// The same for every spelling: what leases and stored rows go by.
+    /// Returns a key that is equal for every spelling of the address. Leases and stored rows use this key.
     pub fn canonical_key(&self) -> String {
         match self {
             Self::Hosted(HostedRepository { authority, owner, name, .. }) => {
@@ -135,7 +137,7 @@ impl RepositoryUrl {
 }
 
 impl HostedRepository {
-    /// The host, with its port where it is not the usual one.
+    /// Returns the host, and its port if it is not the default port.
     pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
@@ -148,12 +150,12 @@ impl HostedRepository {
         &self.name
     }
 
-    /// Which addresses its host may have.
+    /// Returns the range of addresses that the host may have.
     pub fn reach(&self) -> HostReach {
         self.reach
     }
 
-    /// The server that the repository is on.
+    /// Returns the address of the server that has the repository.
     pub fn server_uri(&self) -> Uri {
         let scheme = if self.is_tls { Scheme::HTTPS } else { Scheme::HTTP };
         let server = Uri::builder().scheme(scheme).authority(self.authority.clone());
@@ -168,7 +170,7 @@ impl HostedRepository {
 }
 
 fn parse_local(path: &str) -> Result<RepositoryUrl, RepositoryUrlError> {
-    // Git would decode the one, and the other ends a line of its own protocol.
+    // Git would decode `%`, and a control character could end a line of git's protocol.
     if path.chars().any(|c| c.is_control() || c == '%') {
         return Err(RepositoryUrlError("has characters that it cannot have"));
     }
@@ -177,7 +179,7 @@ fn parse_local(path: &str) -> Result<RepositoryUrl, RepositoryUrlError> {
     if !is_whole {
         return Err(RepositoryUrlError("names no absolute path"));
     }
-    // Without what makes no difference: doubled slashes, dots and the last slash.
+    // `components` drops what makes no difference: doubled slashes, dots and the last slash.
     Ok(RepositoryUrl::Local(path.components().collect()))
 }
 
@@ -199,7 +201,7 @@ fn parse_hosted(is_tls: bool, host: &str, path: &str) -> Result<RepositoryUrl, R
     }))
 }
 
-/// A host in its one spelling, with its port where there is one.
+/// Parses a host into its one spelling, with its port, if there is one.
 fn parse_authority(text: &str) -> Result<Authority, RepositoryUrlError> {
     if text.contains('@') {
         return Err(RepositoryUrlError(USER_INFO_MESSAGE));
@@ -226,7 +228,8 @@ fn parse_authority(text: &str) -> Result<Authority, RepositoryUrlError> {
         .map_err(|_| RepositoryUrlError(INVALID_HOST_MESSAGE))
 }
 
-/// What GitHub allows in the name of a repository; owners have fewer. No dots alone, nothing like an option.
+/// Returns true if a text can be a name of a repository at GitHub; owners have fewer characters. Names of dots only are
+/// refused, and names that begin like an option.
 fn is_name_part(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let has_dots_only = text.bytes().all(|byte| byte == b'.');
@@ -236,13 +239,13 @@ fn is_name_part(text: &str) -> bool {
         && !text.starts_with('-')
 }
 
-/// Whether it never leaves this machine.
+/// Returns true if the host is this machine itself.
 pub fn is_local(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// As it is cloned: a URL without a secret.
+/// Formats the URL that git clones, which has no secret.
 impl fmt::Display for RepositoryUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.clone_url())

@@ -196,7 +196,7 @@ impl PolicyEvaluator<'_> {
         let now = SystemTime::now();
         for commit in &work.commits {
             if commit_claims::claims_run_trailer(commit) {
-                let why = "a message says which run it is of, which is for the relay";
+                let why = "a commit message has a `Sandbox-Run` or `Sandbox-Agent` trailer, which only the relay writes";
                 self.add_reason(claims_provenance, None, why);
             }
             if work
@@ -214,14 +214,14 @@ impl PolicyEvaluator<'_> {
                 self.add_reason(
                     claims_provenance,
                     None,
-                    "an author's name is not what it looks like",
+                    "an author's name or address has control characters",
                 );
             }
             if commit_claims::has_implausible_date(commit, now) {
-                self.add_reason(strange_date, None, "a commit is of a time at which nobody works");
+                self.add_reason(strange_date, None, "a commit has an implausible date: in the future, before 2000, or in no valid time zone");
             }
             if commit_claims::is_in_foreign_encoding(commit) {
-                let why = "a commit is not in UTF-8: it reads otherwise than it was looked at";
+                let why = "a commit is not in UTF-8, so other programs may show other text than was reviewed";
                 self.add_reason(foreign_encoding, None, why);
             }
         }
@@ -233,7 +233,7 @@ impl PolicyEvaluator<'_> {
             self.add_reason(rule.verdict, path, &rule.why);
         }
         if has_strange_characters(&change.path) {
-            self.add_reason(self.policy.strange_path, path, "its name is not what it looks like");
+            self.add_reason(self.policy.strange_path, path, "its name has misleading characters");
         }
     }
 
@@ -245,7 +245,7 @@ impl PolicyEvaluator<'_> {
                 self.add_reason(self.policy.submodule, path, "it is another repository");
             }
             diff::MODE_EXECUTABLE if !was(diff::MODE_EXECUTABLE) => {
-                self.add_reason(self.policy.new_program, path, "it can be run now");
+                self.add_reason(self.policy.new_program, path, "it becomes executable");
             }
             _ => (),
         }

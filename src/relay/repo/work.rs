@@ -1,4 +1,4 @@
-//! The one way from what came out of a sandbox to what a judge is shown.
+//! The path from the files that came out of a sandbox to the work that is reviewed.
 
 use super::extract_commands::AnnouncedBranch;
 use super::quarantine::{CommitProvenance, QuarantineLimits};
@@ -6,22 +6,22 @@ use super::{
     ArtifactDir, BranchLease, BranchState, GitBundle, QuarantinedWork, RepoError, RepoMirror,
 };
 
-/// One run's work, as it came out. The way may be gone any number of times, and ends at the same commit.
+/// One run's extracted work. Every call of the path to quarantine ends at the same commit.
 #[derive(Clone, Debug)]
 pub struct ExtractedWork<'a> {
     pub mirror: &'a RepoMirror,
     pub lease: &'a BranchLease,
     pub state: BranchState,
     pub announced: AnnouncedBranch,
-    /// With the bundle and the patches.
+    /// The directory with the bundle and the patches.
     pub artifacts: &'a ArtifactDir,
 }
 
 impl ExtractedWork<'_> {
-    /// Takes the bundle into quarantine, makes its commits anew, and sees whether the patches tell what they are.
+    /// Takes the bundle into quarantine, rewrites its commits, and compares the patches with the commits.
     ///
     /// # Errors
-    /// As [`GitBundle::into_quarantine`].
+    /// Returns the errors of [`GitBundle::into_quarantine`].
     pub fn into_quarantine(
         self,
         limits: &QuarantineLimits,

@@ -162,7 +162,7 @@ fn work_that_takes_too_much_room_is_too_costly() {
     assert!(run.artifacts.bundle_path().metadata().unwrap().len() < 10_000);
     let error = place.judge(&run, announced).unwrap_err();
     assert!(matches!(error, RepoError::Refused(QuarantineError::Costly(_))), "{error:?}");
-    insta::assert_snapshot!(error, @"what came out cannot come in: it takes more time or room than there is for it: `git index-pack` has failed (signal: 25 (SIGXFSZ))");
+    insta::assert_snapshot!(error, @"cannot accept the agent's work: it takes more time or memory than the limits allow: `git index-pack` has failed (signal: 25 (SIGXFSZ))");
 }
 
 /// L5: where `*` and `**` reach.

@@ -143,7 +143,7 @@ fn a_protected_branch_is_declined_with_the_remotes_reason() {
     run.workspace.commit("More");
     insta::assert_snapshot!(
         place.deliver(&run).unwrap_err(),
-        @"the remote does not take it: [remote rejected] (hook declined): refs/heads/sandbox/protected is protected error: hook declined to update refs/heads/sandbox/protected"
+        @"the remote declines the update: [remote rejected] (hook declined): refs/heads/sandbox/protected is protected error: hook declined to update refs/heads/sandbox/protected"
     );
 }
 

@@ -1,4 +1,4 @@
-//! How git gets to a mirror's remote, and is let in.
+//! The connection to a mirror's remote, and its authentication.
 
 use super::{RepoError, RepoMirror};
 use crate::base::b64;
@@ -7,10 +7,11 @@ use crate::base::secret::SecretString;
 use crate::relay::git::GitCommand;
 
 impl RepoMirror {
-    /// Lets a call in, where there is a token; GitHub takes it as the password of this user.
+    /// Prepares a git command for the remote, and adds the token, if there is one. GitHub takes the token as the
+    /// password of the user `x-access-token`.
     ///
     /// # Errors
-    /// [`RepoError::Unreachable`] where the remote's host leads to no address that may be connected to.
+    /// Returns [`RepoError::Unreachable`] if the remote's host has no address that may be connected to.
     pub(in crate::relay::repo) fn authenticate<'a>(
         &self,
         call: GitCommand<'a>,
@@ -29,22 +30,23 @@ impl RepoMirror {
             format!("x-access-token:{}", token.expose_secret()).as_bytes(),
             &mut basic,
         );
-        // Servers want the older alphabet, and padding.
+        // Servers expect the standard alphabet with padding.
         let mut basic =
             basic[..from].to_owned() + &basic[from..].replace('-', "+").replace('_', "/");
         while (basic.len() - from) % 4 != 0 {
             basic.push('=');
         }
+        // The token goes into an HTTP header, and never into the URL, which can appear in messages.
         Ok(call.http_header(&self.remote_url(), &SecretString::new(basic)).redact_secret(token))
     }
 
-    /// What git is given.
+    /// Returns the URL that git gets.
     pub(in crate::relay::repo) fn remote_url(&self) -> String {
         self.repository.clone_url()
     }
 }
 
-/// A name may be looked up to another end on another day.
+/// Makes a temporary error, because the name may resolve to another address on another day.
 fn unreachable_error(error: &HostReachError) -> RepoError {
     let why = match error {
         HostReachError::NotPublic { .. } => {

@@ -1,4 +1,4 @@
-//! Removes what nobody comes back to, and packs what stays.
+//! The sweep of mirrors: removes unused mirrors and refs, and packs the rest.
 
 use std::fs::{self, DirEntry, File};
 use std::io;
@@ -9,10 +9,10 @@ use super::{COMPLETE_MARKER, FetchLimits, mirror_id, mirror_ref};
 use crate::relay::git::GitProgram;
 use crate::relay::repo::{BranchKey, BranchLease, RepoError, RepositoryUrl};
 
-/// Removes the mirrors below `state` that nobody has come to since `before`, but not those of `kept`; the next run there
-/// fetches everything again. Of the others, what was fetched for branches that nobody has come to goes, and the rest is
-/// packed where that is worth it; but nothing goes of `kept`, whose work may build on it. What killed runs have left of
-/// their quarantine goes, too. Returns how many mirrors.
+/// Removes the mirrors below `state` that no run has used since `before`, except those of `kept`. The next run at such
+/// a repository fetches everything again. In the other mirrors, the refs of unused branches are removed, and git packs
+/// the objects if that is worthwhile. Mirrors of `kept` stay complete, because retained work may build on them.
+/// Quarantine leftovers of killed runs are removed, too. Returns the number of removed mirrors.
 pub fn remove_unused_mirrors(
     state: &Path,
     before: SystemTime,
@@ -39,21 +39,23 @@ pub fn remove_unused_mirrors(
         for branch in list_entries(&repository.path())? {
             let is_left = |entry: &DirEntry| entry.file_name() != "lease";
             let has_left = list_entries(&branch.path())?.iter().any(is_left);
-            // Whoever holds it lets go of it with nothing left behind; so do we.
+            // A lease removes the scratch directories on release, those of a killed run among them. So acquiring and
+            // releasing the lease is enough. A branch that is held now cleans up by itself.
             drop(has_left.then(|| try_lease(&branch)).transpose()?);
         }
     }
     Ok(removed)
 }
 
-/// Lets go of the refs of old branches, and has git do what it thinks is needed.
+/// Removes the refs of unused branches, and lets git pack the mirror if git finds that needed.
 fn gc_mirror(
     git: &GitProgram,
     mirror: &Path,
     (branches, before): (&Path, SystemTime),
 ) -> Result<(), RepoError> {
     for entry in list_entries(branches)? {
-        // It is written by whoever takes it. Where somebody has removed it, that was when it was last used.
+        // Every holder writes the lease file, so its time is the time of the last use. If the file is gone, the
+        // directory's time is the time of its removal.
         let lease = entry.path().join("lease");
         let used = match fs::metadata(&lease) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => fs::metadata(entry.path()),
@@ -61,6 +63,7 @@ fn gc_mirror(
         };
         let used = used.and_then(|used| used.modified());
         let used = used.map_err(|source| RepoError::Disk { path: lease, source })?;
+        // The lease is held while its refs are removed, so that no run begins at the branch in between.
         let taken = (used < before).then(|| try_lease(&entry)).transpose()?.flatten();
         let Some(lease) = taken else { continue };
         for name in ["base", "branch"] {
@@ -68,6 +71,7 @@ fn gc_mirror(
             git.subcommand("update-ref").repository(mirror).args(words).execute()?;
         }
     }
+    // `gc` runs in the foreground, so that its limits apply and no process outlives the sweep.
     let call = git.subcommand("gc").repository(mirror).args(["--auto", "--quiet"]);
     let call = call.config("gc.autoDetach=false");
     let call = call.config(format!("gc.auto={MAX_LOOSE_OBJECTS}"));
@@ -75,7 +79,8 @@ fn gc_mirror(
     Ok(call.limits(FetchLimits::default().of_git()).execute()?)
 }
 
-/// The lease of the branch whose directory this is; `None` where somebody else has it, or it is none of a branch.
+/// Acquires the lease of a branch by its directory. Returns `None` if the lease is held, or if the directory's name is
+/// not a key.
 fn try_lease(branch: &DirEntry) -> Result<Option<BranchLease>, RepoError> {
     let key = branch.file_name().into_string().ok();
     let Some(key) = key.and_then(|key| BranchKey::parse(&key).ok()) else { return Ok(None) };
@@ -87,7 +92,8 @@ fn try_lease(branch: &DirEntry) -> Result<Option<BranchLease>, RepoError> {
     }
 }
 
-/// Under the lock that whoever comes to it takes: who comes later makes it anew.
+/// Removes a mirror if it is unused. The lock keeps a run from opening the mirror at the same time; a run that comes
+/// later creates a new one.
 fn remove_if_unused(mirror: &Path, before: SystemTime) -> io::Result<bool> {
     let lock = File::create(mirror.with_extension("lock"))?;
     lock.lock()?;
@@ -99,6 +105,7 @@ fn remove_if_unused(mirror: &Path, before: SystemTime) -> io::Result<bool> {
     Ok(is_old)
 }
 
+/// Lists a directory. A missing directory is empty.
 fn list_entries(directory: &Path) -> Result<Vec<DirEntry>, RepoError> {
     let found = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
@@ -107,6 +114,8 @@ fn list_entries(directory: &Path) -> Result<Vec<DirEntry>, RepoError> {
     found.map_err(|source| RepoError::Disk { path: directory.to_owned(), source })
 }
 
-/// Each fetch of less than a hundred objects leaves them loose, and each larger one a pack.
+/// The number of loose objects at which git packs them. A fetch of less than a hundred objects leaves them loose, and a
+/// larger fetch leaves a pack.
 const MAX_LOOSE_OBJECTS: u32 = 2000;
+/// The number of packs at which git joins them. Our choice.
 const MAX_PACKS: u32 = 20;

@@ -1,4 +1,4 @@
-//! An agent's copy of the repository, filled before the agent can see it.
+//! The agent's copy of the repository, created before the agent can see it.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -10,14 +10,14 @@ use super::{BranchState, RepoMirror, mirror_ref};
 use crate::base::dir_tree;
 use crate::relay::git::{self, GitLimits};
 
-/// Whom the files are given to: the sandbox's user.
+/// The owner of the workspace's files: the user of the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOwner {
     pub uid: u32,
     pub gid: u32,
 }
 
-/// Who the agent's commits are by, where it does not say otherwise.
+/// The author of the agent's commits, unless the agent sets another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitAuthor {
     pub name: String,
@@ -25,15 +25,17 @@ pub struct CommitAuthor {
 }
 
 impl RepoMirror {
-    /// Measures what a checkout of the run's branch would come to, as a workspace is measured, before any of it is written:
-    /// who names the repository has chosen how much that is.
+    /// Measures a checkout of the run's branch before any file is written. The repository's owner decides how large a
+    /// checkout is, so this check protects the disk. The measure is the one that workspaces are measured by.
     ///
     /// # Errors
-    /// [`RepoError::Large`] where it is more than `most_bytes`, or more than [`MAX_CHECKOUT_NAMES`].
+    /// Returns [`RepoError::Large`] if the checkout has more than `most_bytes` or more than [`MAX_CHECKOUT_NAMES`]
+    /// names.
     pub fn measure_checkout(&self, state: &BranchState, most_bytes: u64) -> Result<(), RepoError> {
         let large = |what| Err(RepoError::Large { branch: state.branch.clone(), what });
-        // Their number first: for a size, git looks at each object.
+        // The names are counted first, because git must open each object to report a size.
         let is_long = match self.measure_listing(state, "%(objecttype)") {
+            // Git was stopped at the output limit: there are more names than that.
             Err(error) if error.is_resource_limit() => true,
             tally => tally?.names > MAX_CHECKOUT_NAMES,
         };
@@ -46,7 +48,8 @@ impl RepoMirror {
         }
     }
 
-    /// Lists all names of a checkout. Git is ended when it has said more than so many names take.
+    /// Lists all names of a checkout, and adds them up. Git is stopped at the output that the maximum of names would
+    /// take.
     fn measure_listing(
         &self,
         state: &BranchState,
@@ -61,10 +64,10 @@ impl RepoMirror {
         Ok(tally)
     }
 
-    /// Makes a repository in `workspace` with the run's branch checked out, and the base as `origin/<base>`.
+    /// Creates a repository in `workspace` with the run's branch checked out, and the base as `origin/<base>`.
     ///
-    /// The directory is made here, or is empty and ours alone. It is the agent's when this returns, and git on this
-    /// machine must never be run in it again.
+    /// The directory must be new, or empty and owned by this process's user. On return it belongs to the agent, and git
+    /// on this machine must never run in it again.
     pub fn checkout_workspace(
         &self,
         lease: &BranchLease,
@@ -79,16 +82,19 @@ impl RepoMirror {
             return Err(RepoError::State { path: workspace.to_owned(), why });
         }
         let bundle = lease.create_scratch_dir("feed")?.join("bundle");
+        // 1. The commits go into a bundle, so that the workspace shares no file with the mirror.
         self.write_checkout_bundle(state, &bundle)?;
+        // 2. The bundle is unpacked as this process's user. The agent has no access yet.
         self.unpack_bundle(state, &bundle, workspace, author)?;
         fs::remove_file(&bundle).map_err(disk)?;
+        // 3. Only then do the files go to the sandbox's user. Without root, they stay with this process's user.
         if rustix::process::geteuid().is_root() {
             dir_tree::chown_tree(workspace, owner.uid, owner.gid).map_err(disk)?;
         }
         Ok(())
     }
 
-    /// All that the branch and the base are made of.
+    /// Writes a bundle with all commits of the base and the branch.
     fn write_checkout_bundle(&self, state: &BranchState, bundle: &Path) -> Result<(), RepoError> {
         let mut refs = vec![mirror_ref(&state.branch, "base")];
         if state.exists {
@@ -98,6 +104,7 @@ impl RepoMirror {
         Ok(call.limits(self.limits.of_git()).execute()?)
     }
 
+    /// Creates the repository from the bundle, checks the branch out, and sets the author.
     fn unpack_bundle(
         &self,
         state: &BranchState,
@@ -119,13 +126,15 @@ impl RepoMirror {
         wanted.extend(state.exists.then(|| format!("{own}:{}", state.branch.to_ref())));
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--update-head-ok", "--"];
         inside("fetch").args(words).arg(bundle).args(wanted).execute()?;
+        // A new branch begins at the base.
         if !state.exists {
             inside("update-ref")
                 .arg(state.branch.to_ref())
                 .arg(state.start.to_string())
                 .execute()?;
         }
-        // Nobody is in here yet who could make a link lead anywhere, and git itself writes through none.
+        // Links of the repository are created as links. That is safe here: no agent is in the directory yet, and git
+        // itself never writes through a link.
         inside("reset").config("core.symlinks=true").args(["--hard", "--quiet"]).execute()?;
         for (key, value) in [("user.name", &author.name), ("user.email", &author.email)] {
             inside("config").args(["--local", key, value]).execute()?;
@@ -134,17 +143,18 @@ impl RepoMirror {
     }
 }
 
-/// What `ls-tree` has listed by now, a kind and a size in each line.
+/// The sums of the `ls-tree` output so far. Each line has a kind and a size.
 #[derive(Default)]
 struct CheckoutTotals {
     names: u64,
     bytes: u64,
-    /// Of the size that is being read.
+    /// The value of the size that is being parsed.
     size: u64,
 }
 
 impl CheckoutTotals {
-    /// Digits are a size's only: what has none has no content here.
+    /// Counts one piece of output, which may end within a line. Kinds have no digits, so every digit belongs to a size.
+    /// An entry without a size has no content of its own.
     fn count_piece(&mut self, piece: &[u8]) {
         for byte in piece {
             match byte {
@@ -163,12 +173,13 @@ impl CheckoutTotals {
     }
 }
 
-/// Whether the directory is empty and only for us, as it is when it has just been made.
+/// Creates a directory, and returns true if it is empty and only this process's user can use it.
 fn create_private_dir(path: &Path) -> io::Result<bool> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => (),
     }
+    // `symlink_metadata`: a link that another user has put there is not a directory, and so is refused.
     let found = fs::symlink_metadata(path)?;
     let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
     if !is_ours || fs::read_dir(path)?.next().is_some() {
@@ -178,11 +189,11 @@ fn create_private_dir(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Names in one checkout, directories included. The largest repositories that people work in have fewer.
+/// The most names of one checkout, directories included. The largest repositories that people work in have fewer.
 pub const MAX_CHECKOUT_NAMES: u64 = 500_000;
 
-/// A kind and a size of 20 digits.
+/// The longest output line of one name in bytes: a kind and a size of 20 digits.
 const NAME_LINE_BYTES: u64 = 32;
 
-/// What a name takes at least, as in the measure of a workspace.
+/// The least disk space of one name in bytes, as in the measure of a workspace.
 const MIN_NAME_BYTES: u64 = 4096;

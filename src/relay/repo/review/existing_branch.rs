@@ -34,7 +34,7 @@ impl RepoMirror {
                 bench.add_reason(
                     ReviewAction::Review,
                     None,
-                    &format!("not all of the branch can be seen: {why}"),
+                    &format!("cannot review all of the branch: {why}"),
                 );
             }
             Err(error) => return Err(error),
