@@ -1,11 +1,12 @@
-//! One run in a sandbox, from its socket to its result: the gateway serves in this process, the sandbox is at the
-//! other end.
+//! One run in a sandbox, from its socket to its result. The gateway serves the run's socket, in this process or in a
+//! container, and the sandbox connects to the socket.
 //!
-//! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and what it was made of is
-//! gone by then; what a killed process leaves is taken away by [`sweep`], which the next run begins with.
+//! **Invariant:** a run that has begun ends in a [`RunResult`], whatever goes wrong, and its sandbox and its directory
+//! are removed before the result is returned. The [`sweep`] at the start of the next run removes the leftovers of a
+//! killed process.
 //!
-//! Where a sandbox is to be there sooner than it can be made, [`warm_pool`] are kept ready; where runs follow each other in the
-//! same one, there are [`long_running`].
+//! The [`warm_pool`] keeps sandboxes ready for runs that cannot wait for a new one. A [`long_running`] sandbox serves
+//! several runs, one after the other.
 
 mod agent;
 pub mod agents;
@@ -66,35 +67,37 @@ use result::RunResultParts;
 use run_gateway::{GatewaySignals, RunGatewayBackend};
 use sweep::LeftoverSweeper;
 
-/// One run, as its host asks for it.
+/// The plan of one run: its gateway, its sandbox, its agent and its branch.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
-    /// The run's gateway. Where it listens is chosen here.
+    /// The configuration of the run's gateway. The runner chooses the socket's path.
     pub config: GatewayConfig,
-    /// The run's sandbox. Its run id and socket are those of the gateway.
+    /// The run's sandbox. The runner sets the sandbox's run ID and socket to those of the gateway.
     pub spec: SandboxSpec,
     /// The agent of the catalog that the sandbox is for, if it is for one.
     pub agent: Option<AgentInvocation>,
     /// The branch that the run's work is for, if it is for one.
     pub target: Option<DeliveryTarget>,
-    /// What the sandbox is given of this machine has to be below one of these.
+    /// The directories of this machine that the sandbox may mount from. Every host path of the sandbox has to be below
+    /// one of these directories.
     pub roots: Vec<PathBuf>,
-    /// Where runs have their directories.
+    /// The parent of the runs' directories.
     pub run_dir: PathBuf,
     /// The users of this machine that sandboxes run as.
     pub uids: UserRange,
-    /// Who makes the sandbox.
+    /// The driver that makes the sandbox.
     pub driver: SandboxDriver,
-    /// Where this machine's engine is, if it has one: whoever makes this sandbox, runs before may have left something there.
+    /// The socket of this machine's Docker engine. The sweep needs the socket with every driver, because earlier runs
+    /// may have left containers in the engine.
     pub docker_socket: PathBuf,
-    /// The container that serves the gateway; without one, this process does.
+    /// The container that serves the gateway; if absent, this process serves the gateway.
     pub proxy: Option<gateway_container::GatewayContainerConfig>,
-    /// Where this process has its runs' gateways, if it has others.
+    /// The host of all gateways of this process, if the process serves several runs.
     pub seats: Option<GatewayHost>,
 }
 
 impl RunPlan {
-    /// The model that its program is told to use.
+    /// Returns the model that the run's program has to use, if the sandbox's environment names a model.
     pub fn model(&self) -> Option<&str> {
         self.spec.env.get(MODEL_VARIABLE).map(String::as_str)
     }
@@ -102,11 +105,12 @@ impl RunPlan {
     /// Checks everything that can be checked without making anything.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns an error if the branch and the gateway's container exclude each other, if the driver cannot make the
+    /// sandbox, or if the sandbox may not mount one of its host paths.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.proxy.is_some() && self.target.is_some() {
             bail!(
-                "what becomes of a branch is written to the run's log, which a gateway in a container keeps; leave `--proxy container` out"
+                "a run with a branch cannot have its gateway in a container: the container keeps the audit log that the delivery is written to; leave out `--proxy container`"
             );
         }
         self.spec.check()?;
@@ -119,7 +123,8 @@ impl RunPlan {
         )?)
     }
 
-    /// The users that its sandbox may have. What the operator lets it write is the shared user's, before and after it.
+    /// Returns the users that the sandbox may run as. A sandbox that may write to an operator's directory runs as the
+    /// shared user, because the directory's files belong to the shared user before and after the run.
     fn sandbox_users(&self) -> UserRange {
         let SandboxSpec { workspace, mounts, volumes, .. } = &self.spec;
         let given = mounts.iter().map(|mount| mount.access);
@@ -129,6 +134,7 @@ impl RunPlan {
             WorkspaceMount::None | WorkspaceMount::Fresh => None,
         };
         let may_write = given.chain(workspace).any(|access| access == MountAccess::ReadWrite);
+        // A range of a single user leaves no choice.
         if may_write && self.uids.only_user().is_none() {
             UserRange::SHARED_USER
         } else {
@@ -136,13 +142,13 @@ impl RunPlan {
         }
     }
 
-    /// What no sandbox may see, because it is the gateway's or the runner's own.
+    /// Returns the paths that no sandbox may mount: the gateway's paths, the run directory and the engine's socket.
     fn private_paths(&self) -> Vec<PathBuf> {
         let own = [&self.run_dir, &self.docker_socket].map(PathBuf::as_path);
         self.config.private_paths().chain(own).map(Path::to_owned).collect()
     }
 
-    /// What takes away what killed runs of the same installation have left.
+    /// Returns the sweeper that removes the leftovers of killed runs of the same installation.
     pub fn leftover_sweeper(&self) -> LeftoverSweeper {
         LeftoverSweeper {
             docker_socket: self.docker_socket.clone(),
@@ -153,21 +159,22 @@ impl RunPlan {
     }
 }
 
-/// Checks that runs can have their directories and sockets below a directory, as far as its path and mode say.
+/// Checks that a directory's path and mode allow runs to have their directories and sockets below the directory.
 ///
 /// # Errors
-/// The sockets' paths would be too long, or the directory is there and other users may change what is in it.
+/// Returns an error if the sockets' paths would be too long, or if the directory exists and other users may change its
+/// content.
 pub fn check_run_dir(run_dir: &Path) -> anyhow::Result<()> {
     let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
     RunDirectory::check_length(run_dir, &owner)?;
     if run_dir.exists() { Ok(private_dir::check(run_dir)?) } else { Ok(()) }
 }
 
-/// Where a run is executed.
+/// The sandbox that a run is executed in.
 enum SandboxSource {
-    /// In a sandbox of its own, until it is run.
+    /// A sandbox of the run's own; `None` once the run has started.
     Own(Option<Box<SandboxHandle>>),
-    /// In one that other runs come into, too.
+    /// A session in a long-running sandbox, which serves other runs, too.
     Resident(Box<long_running::SandboxSession>),
 }
 
@@ -187,30 +194,31 @@ impl SandboxSource {
     }
 }
 
-/// How whoever has begun a run has it in hand until its end.
+/// The handles by which a caller controls a run until the run's end.
 #[derive(Debug, Default)]
 pub struct RunHandles {
-    /// Ends its program. When that has ended it changes nothing any more: the work is brought to its branch.
+    /// Ends the run's program. After the program has ended the token has no effect: the work is delivered.
     pub cancel: CancellationToken,
-    /// Leaves the rest of the delivery, once it is in the outbox, to whoever takes it up there.
+    /// Stops waiting for the delivery, once the delivery is in the outbox. A later attempt finishes the delivery.
     pub leave: CancellationToken,
-    /// Is told what the agent has answered as soon as it has ended, before anything becomes of its work.
+    /// Receives the agent's answer as soon as the agent has ended, before the agent's work is delivered.
     pub answered: Option<oneshot::Sender<AgentEnvelope>>,
 }
 
-/// A run whose socket is bound and whose log is open, or whose gateway's container has all it needs for that.
-#[must_use = "a slot that was claimed for it is left behind if it does not run"]
+/// A run that is ready to start. Its socket is bound and its audit log is open; if a container serves the gateway,
+/// everything that the container needs is written.
+#[must_use = "a warm sandbox that was claimed for the run is left over if the run does not start"]
 pub struct PreparedRun {
     gateway: RunGatewayBackend,
     run: String,
     driver: SandboxDriver,
     order: sandbox::SandboxRequest,
     sandbox: SandboxSource,
-    /// The sandbox's, and with a slot the run's own, which keeps its name.
+    /// The sandbox's directory. A run in a warm sandbox has a second directory, its own, which reserves the run's name.
     directories: Vec<RunDirectory>,
     is_agent: bool,
     target: Option<Box<TrackedWorkspace>>,
-    /// Where the workspace is a directory that was made for it.
+    /// The bound of the workspace, if the workspace is a directory that was made for the run.
     quota: Option<WorkspaceQuota>,
 }
 
@@ -219,14 +227,22 @@ impl PreparedRun {
     /// runtime.
     ///
     /// # Errors
-    /// What is wrong with the order, or cannot be bound or opened.
+    /// Returns an error if the plan fails its check, the socket cannot be bound, or a file cannot be made or opened.
     pub fn new(order: RunPlan) -> anyhow::Result<Self> {
         let target = order.target.clone();
+        // A branch's workspace is outside of the run's directory, so that directory's removal does not remove it.
         Self::prepare(order)
             .inspect_err(|_| target.iter().for_each(DeliveryTarget::discard_workspace))
     }
 
     fn prepare(order: RunPlan) -> anyhow::Result<Self> {
+        // Each step below needs the steps before it:
+        // 1. the checks, which make nothing;
+        // 2. the run's directory, which reserves the sandbox's user;
+        // 3. the workspace, which belongs to that user, and the socket's place in the directory;
+        // 4. the gateway, which binds the socket and opens the audit log;
+        // 5. the sandbox's handle, which starts nothing yet;
+        // 6. the outbox's row for the workspace, the last step: the row makes a later process look for work there.
         order.check()?;
         let users = order.sandbox_users();
         let RunPlan { mut config, mut spec, agent, target, run_dir, driver, proxy, seats, .. } =
@@ -250,6 +266,7 @@ impl PreparedRun {
         if let Some(agent) = &agent {
             agent.prepare_sandbox(&mut spec, &directory, target.is_some())?;
         }
+        // An operator's own directory has no bound: it may hold much before the run begins.
         let own = spec.workspace_path().map(Path::to_owned);
         let own = own.filter(|path| target.is_some() || *path == directory.workspace_path());
         let quota = own.map(|path| WorkspaceQuota::new(path, spec.limits.max_workspace));
@@ -278,7 +295,8 @@ impl PreparedRun {
         Ok(Self { gateway, run, driver, order, sandbox, directories, is_agent, target, quota })
     }
 
-    /// Ends the grace that its program has, once that has begun, before the time; not in a resident sandbox.
+    /// Returns a token that cuts short the grace period of the run's program, once that period has begun. In a
+    /// long-running sandbox the token has no effect.
     pub fn force_kill_token(&self) -> CancellationToken {
         match &self.sandbox {
             SandboxSource::Own(Some(sandbox)) => sandbox.force_kill_token(),
@@ -286,28 +304,28 @@ impl PreparedRun {
         }
     }
 
-    /// The run's workspace on this machine, where it has one.
+    /// Returns the path of the run's workspace on this machine, if the run has a workspace.
     pub fn workspace_path(&self) -> Option<&Path> {
         self.order.spec.workspace_path()
     }
 
-    /// What the run may spend, for whoever follows it; a gateway in a container keeps that to itself.
+    /// Returns the run's budget ledger, or `None` if a container serves the gateway and keeps the ledger.
     pub fn ledger(&self) -> Option<Arc<BudgetLedger>> {
         self.gateway.run().map(|run| Arc::clone(&run.ledger))
     }
 
-    /// What is kept of each of its two streams.
+    /// Returns the number of bytes that are kept of the program's standard output, and of its standard error.
     pub fn max_output_bytes(&self) -> usize {
         self.order.spec.limits.max_output_bytes
     }
 
-    /// Runs the sandbox to its end, or until `cancel`. `live` is given what it prints, as it comes.
+    /// Runs the sandbox to its end, or until `cancel`. Writes the program's output to `live` as the output arrives.
     pub async fn run<W: AsyncWrite + Unpin>(self, cancel: CancellationToken, live: W) -> RunResult {
         let output = OutputCapture::new(self.max_output_bytes(), live);
         Box::pin(self.run_with_output(output, RunHandles { cancel, ..RunHandles::default() })).await
     }
 
-    /// As [`run`](Self::run), for who listens in another way.
+    /// Runs the sandbox as [`run`](Self::run) does, with the caller's own output capture and handles.
     pub async fn run_with_output<W: AsyncWrite + Unpin>(
         self,
         output: OutputCapture<W>,
@@ -328,6 +346,8 @@ impl PreparedRun {
         let (begun, limits) = (Instant::now(), order.spec.limits);
         let deadline = begun + limits.max_runtime;
         let deadline = gateway.deadline().map_or(deadline, |end| deadline.min(end.into()));
+        // Two futures run side by side until both have ended. `serve` is the gateway. `live` is the sandbox, then the
+        // delivery; it ends `serve` in two steps, first the calls and then the records.
         let (signals, closing) = (gateway.signals(), RunShutdown::default());
         let mut until = pin!(wait_for_stop(&signals, &cancel, deadline, quota.as_ref()));
         tracing::info!(run, root = %order.spec.root, "starting the sandbox");
@@ -336,6 +356,7 @@ impl PreparedRun {
         let serve = gateway.serve(&signals, closing.clone());
         let live = async {
             let asked = SystemTime::now();
+            // 1. The sandbox starts only when the gateway serves. A run that is stopped earlier never has a sandbox.
             let ended = tokio::select! {
                 biased;
                 () = signals.ready.cancelled() => {
@@ -347,15 +368,18 @@ impl PreparedRun {
             if let Some(trace) = &trace {
                 spans::record_sandbox_span(trace, driver.name(), asked, &ended);
             }
+            // 2. The caller receives the answer before the work is delivered, which may take minutes.
             output.close_listener().await;
             let asked = SystemTime::now();
             let (stdout, answer) = read_output(&mut output, is_agent).await;
             let heard = answer.as_ref().and_then(|answer| answer.as_ref().ok());
             send_answer(answered, heard, here.as_deref());
-            // Nothing of the agent's is served while its work is taken out: what is in the workspace reaches nobody. The log
-            // stays open for what becomes of the work.
+            // 3. The gateway has answered its last call before the work is collected, so that nothing in the workspace
+            //    can reach the upstream. The audit log stays open for the result of the delivery.
             closing.calls.cancel();
             closing.quiet.cancelled().await;
+            // 4. The work is collected even from a failed or cancelled run, but not if the sandbox was not made or was
+            //    lost. Then the outbox still names the workspace, and a later process recovers the work.
             let relayed = match (&target, &here, &ended) {
                 (Some(target), Some(run), Ok(ended)) => {
                     let is_ok = ended.cause.is_none() && ended.exit_code == Some(0);
@@ -368,12 +392,13 @@ impl PreparedRun {
             if let (Some(trace), Some(relayed)) = (&trace, &relayed) {
                 spans::record_delivery_span(trace, asked, relayed);
             }
+            // 5. Every record of the run is written, so the gateway may close the audit log.
             closing.records.cancel();
             (ended, stdout, answer, relayed)
         };
         let ((served, calls), (ended, stdout, answer, relayed)) = tokio::join!(serve, live);
         let is_gone = matches!(sandbox, SandboxSource::Own(_));
-        // Nothing is done in the workspace any more.
+        // The next run of a long-running sandbox may use the workspace from here on, so the session ends only now.
         drop(sandbox);
         for directory in directories {
             directory.remove().await;
@@ -395,8 +420,8 @@ impl PreparedRun {
     }
 }
 
-/// Reads what a program has printed on standard output, and the answer in it where the program is an agent. The bytes are
-/// the agent's, so they are read on a thread that may be busy with them.
+/// Returns a program's standard output, and the answer in that output if the program is an agent. The agent chooses the
+/// bytes, so a blocking thread parses the bytes: a slow parse does not hold up the runtime.
 async fn read_output<W>(
     output: &mut OutputCapture<W>,
     is_agent: bool,
@@ -407,13 +432,13 @@ async fn read_output<W>(
         let answer = is_agent.then(|| AgentEnvelope::parse(&stdout.text));
         (stdout, answer)
     });
-    // It fails only where the reading has panicked, and then there is no answer.
+    // The task fails only if the parser has panicked. Then the run has no answer.
     read.await.unwrap_or_else(|_| {
         (CapturedOutput::default(), is_agent.then_some(Err(AgentEnvelopeError::Empty)))
     })
 }
 
-/// Returns when the sandbox has to end.
+/// Waits until the sandbox has to end, and returns the reason.
 async fn wait_for_stop(
     signals: &GatewaySignals,
     cancel: &CancellationToken,
@@ -429,7 +454,8 @@ async fn wait_for_stop(
     }
 }
 
-/// Looks at the workspace once more when the program has ended: what it wrote last was seen by no other look.
+/// Measures the workspace once more after the program has ended, because the last periodic measurement missed what the
+/// program wrote last. A run that was stopped for another reason keeps that reason.
 async fn check_final_size(
     ended: Result<SandboxExit, sandbox::SandboxError>,
     quota: Option<&WorkspaceQuota>,
@@ -443,7 +469,7 @@ async fn check_final_size(
     }
 }
 
-/// Returns when the workspace holds more than it may.
+/// Waits until the workspace exceeds its bound. Waits forever if the workspace has no bound.
 async fn wait_for_quota(quota: Option<&WorkspaceQuota>) -> QuotaExceededError {
     match quota {
         Some(quota) => quota.wait_until_exceeded().await,
@@ -451,13 +477,14 @@ async fn wait_for_quota(quota: Option<&WorkspaceQuota>) -> QuotaExceededError {
     }
 }
 
-/// Tells the run's gateway where the sandbox finds its socket.
+/// Puts the run's ID and the socket's directory into the sandbox's specification, and the socket's path, owner and mode
+/// into the gateway's configuration.
 fn configure_socket(config: &mut GatewayConfig, spec: &mut SandboxSpec, directory: &RunDirectory) {
     spec.run.clone_from(&config.identity.run);
     spec.socket_dir = directory.socket_dir();
     config.listen.socket_path = spec.socket_dir.join("llm.sock");
-    // Whoever may give files away gives the socket to the agent. Others open it to all, behind a directory that only
-    // they can enter.
+    // Only root may change a file's owner. Root gives the socket to the sandbox's user. Any other user opens the socket
+    // to every user, but the socket is below a directory that only its owner can enter.
     if directory.runs_as_root() {
         config.listen.socket_uid = Some(spec.uid);
         if !config.listen.require_uid.is_empty() {
@@ -468,12 +495,13 @@ fn configure_socket(config: &mut GatewayConfig, spec: &mut SandboxSpec, director
     }
 }
 
-/// The texts of a pull request, from the agent's answer.
+/// Returns the texts of a pull request, from the agent's answer.
 fn pull_request_text(answer: &AgentEnvelope) -> PullRequestText {
     PullRequestText::from_body(answer.text())
 }
 
-/// Whoever is told finds the calls that led to the answer in the log.
+/// Sends the agent's answer to the caller, if the caller waits for an answer. Writes the buffered audit records first,
+/// so that the caller finds the calls that led to the answer in the audit log.
 fn send_answer(
     answered: Option<oneshot::Sender<AgentEnvelope>>,
     heard: Option<&AgentEnvelope>,
@@ -483,7 +511,7 @@ fn send_answer(
     if let Some(run) = run {
         run.audit.flush_buffered();
     }
-    // Nobody has to listen.
+    // The caller may have dropped its receiver. That is no error of the run.
     let _ = answered.send(heard.clone());
 }
 
@@ -497,6 +525,6 @@ fn log_exit(ended: &Result<SandboxExit, sandbox::SandboxError>, is_gone: bool) {
                 tracing::info!(exit_code, cause, "the run in a resident sandbox has ended");
             }
         }
-        Err(error) => tracing::warn!(%error, "there was no sandbox, or it was lost"),
+        Err(error) => tracing::warn!(%error, "the sandbox could not be made, or was lost"),
     }
 }

@@ -1,4 +1,4 @@
-//! An agent of the catalog: what it is to answer, and what it is given for it.
+//! An agent of the catalog in a run: its messages, its models, and the files that it finds in its workspace.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::runner::agents::{AgentDefinition, WorkspaceSetup};
 use crate::sandbox::spec::{BindMount, MountAccess, WorkspaceMount};
 use crate::sandbox::{SandboxSpec, sandbox_name};
 
-/// An agent, and what it is asked.
+/// An agent of the catalog, with the messages, models and time of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentInvocation {
     pub entry: Arc<AgentDefinition>,
-    /// All that was said; none where the workspace has the conversation already.
+    /// The messages of the conversation. The list is empty if the workspace already holds the conversation.
     pub messages: Vec<ChatMessage>,
-    /// The model that it begins with.
+    /// The model that the agent begins with.
     pub model: String,
-    /// The models that it may choose from, as far as it is told.
+    /// The models that the agent may choose from, as far as its settings list them.
     pub models: Vec<String>,
-    /// How long it may take.
+    /// The time within which the agent has to answer.
     pub timeout: Duration,
 }
 
-/// Something that was said.
+/// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatMessage {
@@ -38,7 +38,7 @@ pub struct ChatMessage {
     pub content: String,
 }
 
-/// Who has said it.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChatRole {
@@ -47,12 +47,12 @@ pub enum ChatRole {
     Assistant,
 }
 
-/// What an agent finds in its workspace.
+/// The files in an agent's workspace that are no part of its work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct AgentFiles {
-    /// Written anew for each run.
+    /// The files that the runner writes for each run, as path and text.
     pub(super) own: Vec<(&'static str, String)>,
-    /// What it makes itself, and is none of its work.
+    /// The files and directories that the agent's program makes for itself.
     pub(super) made: &'static [&'static str],
 }
 
@@ -63,10 +63,10 @@ impl ChatMessage {
 }
 
 impl AgentInvocation {
-    /// The program and its arguments, as they are executed.
+    /// Returns the program and its arguments, with the run's values in place of the placeholders.
     ///
     /// # Errors
-    /// A message is longer than an argument may be.
+    /// Returns an error if an argument, with the message in it, is longer than the kernel allows.
     pub fn argv(&self, run: &str) -> Result<Vec<String>, ArgumentTooLongError> {
         let values = PlaceholderValues {
             run_id: run.to_owned(),
@@ -82,13 +82,14 @@ impl AgentInvocation {
         values.expand(&self.entry.argv)
     }
 
-    /// The last thing that a user has said, and its place among all that was said.
+    /// Returns the last message of a user, and its index in the conversation.
     pub(super) fn last_user_message(&self) -> Option<(usize, &str)> {
-        let place = self.messages.iter().rposition(|message| message.role == ChatRole::User)?;
-        Some((place, &self.messages[place].content))
+        let index = self.messages.iter().rposition(|message| message.role == ChatRole::User)?;
+        Some((index, &self.messages[index].content))
     }
 
-    /// Gives the sandbox what the agent needs of us. An agent without a workspace gets one that goes with the run.
+    /// Adds the agent's workspace, files and program to the sandbox. If the run has no workspace, the agent gets a new
+    /// one, which is removed with the run's directory.
     pub(super) fn prepare_sandbox(
         &self,
         spec: &mut SandboxSpec,
@@ -99,6 +100,7 @@ impl AgentInvocation {
             let path = directory.create_workspace()?;
             spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         }
+        // A read-only workspace stays as the operator made it; it has to hold the agent's input already.
         if let WorkspaceMount::Directory { path, access: MountAccess::ReadWrite } = &spec.workspace
         {
             self.write_workspace(path, spec.uid, is_repository)?;
@@ -107,13 +109,15 @@ impl AgentInvocation {
         Ok(())
     }
 
-    /// Its program, where that is ours: it is in the file of the sandbox's first process.
+    /// Returns the mount of the agent's program, if the program is the project's own. That program and the sandbox's
+    /// first process (cogni-init) are the same file.
     pub(super) fn program_mount(&self, spec: &SandboxSpec) -> Option<BindMount> {
         let (source, target) = (spec.init.clone()?, self.entry.program.clone()?);
         Some(BindMount { source, target, access: MountAccess::ReadOnly })
     }
 
-    /// Writes what the agent finds in its workspace, and sees to it that none of that is taken for its work.
+    /// Writes the agent's files into its workspace. In a repository, adds the files to git's `info/exclude`, so that
+    /// git does not take the files for the agent's work.
     fn write_workspace(
         &self,
         workspace: &Path,
@@ -123,14 +127,15 @@ impl AgentInvocation {
         let AgentFiles { own, made } = self.workspace_files()?;
         let writer = WorkspaceWriter::open(workspace, uid)?;
         let mut ignored: Vec<_> = made.iter().map(|name| format!("/{name}")).collect();
-        for (place, text) in &own {
-            writer.write_file(Path::new(place), text)?;
-            ignored.push(format!("/{place}"));
+        for (path, text) in &own {
+            writer.write_file(Path::new(path), text)?;
+            ignored.push(format!("/{path}"));
         }
-        for (place, text) in &self.entry.files {
+        for (path, text) in &self.entry.files {
             let FileContent::Here(text) = text else { continue };
-            if writer.write_new_file(place, text)? {
-                ignored.push(format!("/{}", place.display()));
+            // A file that the repository has already is left alone, and stays a part of the agent's work.
+            if writer.write_new_file(path, text)? {
+                ignored.push(format!("/{}", path.display()));
             }
         }
         if is_repository {
@@ -151,7 +156,7 @@ impl AgentInvocation {
     }
 }
 
-/// Where an agent finds what it is to answer.
+/// Returns the path of the agent's input, relative to the workspace.
 pub(super) fn input_path(setup: WorkspaceSetup) -> &'static str {
     match setup {
         WorkspaceSetup::Messages => MESSAGES_PATH,
@@ -159,4 +164,5 @@ pub(super) fn input_path(setup: WorkspaceSetup) -> &'static str {
     }
 }
 
+/// The path of the conversation's file, relative to the workspace.
 const MESSAGES_PATH: &str = ".cogni/messages.json";

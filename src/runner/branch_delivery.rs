@@ -1,11 +1,12 @@
-//! A run's way to a branch: its workspace is filled before the agent comes, and what it has committed is taken out and
-//! delivered when its processes are gone.
+//! The delivery of a run's work to a branch. The branch is checked out into the workspace before the agent starts.
+//! After the agent's processes are gone, the agent's commits are collected and delivered.
 //!
-//! The taking out is done by a sandbox of its own, which has the workspace read-only, nothing of the agent's running in it,
-//! and no way to the run's gateway, which is closed by then. Nothing that has gone wrong here changes how the run itself has ended.
+//! A separate sandbox collects the commits. That sandbox mounts the workspace read-only, runs none of the agent's
+//! processes, and cannot reach the run's gateway, which is closed at that time. An error of the delivery does not
+//! change the result of the run itself.
 //!
-//! **Invariant:** from before the agent comes until the work is out of it, or there was none, the outbox names the
-//! workspace: whoever is killed meanwhile, it is found.
+//! **Invariant:** the outbox names the workspace from before the agent starts until the work is collected, or until it
+//! is known that there is no work. So a later process finds the workspace, even if this process is killed.
 
 mod collect;
 mod extractor;
@@ -39,59 +40,59 @@ pub use orphans::{recover_all, recover_for_run, retry_delivery};
 use collect::CollectOutcome;
 use extractor::WorkExtractor;
 
-/// A branch that the run's work is for. It is the run's for as long as this lives.
+/// The branch that receives a run's work. The run holds the branch's lease as long as the target lives.
 #[derive(Clone)]
 pub struct DeliveryTarget {
     relay: Arc<DeliveryService>,
     repository: RepositoryUrl,
     begun: LeasedBranch,
-    /// Whether there is to be a pull request, too.
+    /// True if the run asks for a pull request, too.
     wants_pull_request: bool,
-    /// Who the commits are by.
+    /// The author of the commits.
     agent: String,
-    /// What they will be judged by.
+    /// The rules that the commits are checked against.
     rules: ReviewRules,
-    /// Where what comes out is to lie.
+    /// The directory that holds the workspace and the collected work.
     place: ArtifactDir,
-    /// The grant that allows the run, where one was asked for.
+    /// The grant that allows the run, if the run uses a grant.
     grant: Option<String>,
 }
 
-/// A branch whose agent is about to work, or has worked.
+/// A branch target with the outbox's row of its workspace. The agent is about to work in the workspace, or has worked.
 #[derive(Debug)]
 pub(super) struct TrackedWorkspace {
     target: DeliveryTarget,
     desk: Box<WorkspaceRow>,
 }
 
-/// What has become of the work, as the result tells it.
+/// The outcome of the delivery, as the run's result reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum DeliveryReport {
     Delivered(DeliveryStatus),
-    /// There was nothing to deliver, or it did not come out.
+    /// The run has no branch, has no work to deliver, or its delivery failed.
     Not {
         #[serde(skip_serializing_if = "Option::is_none")]
         branch: Option<String>,
         why: String,
-        /// For `cogni-gateway relay`, where something is left in the workspace.
+        /// The ID for `cogni-gateway relay`, if work remains in the workspace.
         #[serde(skip_serializing_if = "Option::is_none")]
         id: Option<String>,
-        /// Whether there is anything that somebody would miss.
+        /// False if work was not delivered.
         #[serde(skip)]
         is_well: bool,
     },
-    /// Nothing was to be delivered, by a word for why.
+    /// The run asked for no delivery; the word is the reason.
     Skipped {
         skipped: &'static str,
     },
 }
 
 impl DeliveryTarget {
-    /// Makes the branch the run's, and finds out where it stands.
+    /// Takes the branch's lease and fetches the branch's state from the remote.
     ///
     /// # Errors
-    /// Another run has the branch, or the remote cannot be asked.
+    /// Returns an error if another run holds the branch, or if the remote cannot be reached.
     pub async fn acquire(
         relay: Arc<DeliveryService>,
         repository: RepositoryUrl,
@@ -101,10 +102,10 @@ impl DeliveryTarget {
         Box::pin(Self::acquire_with_timeout(relay, repository, key, base, Duration::ZERO)).await
     }
 
-    /// The same, for whoever waits so long until the branch is free.
+    /// Takes the branch as [`DeliveryTarget::acquire`] does, but waits up to `patience` until the branch is free.
     ///
     /// # Errors
-    /// As [`DeliveryTarget::acquire`].
+    /// Returns the errors of [`DeliveryTarget::acquire`].
     pub async fn acquire_with_timeout(
         relay: Arc<DeliveryService>,
         repository: RepositoryUrl,
@@ -113,7 +114,8 @@ impl DeliveryTarget {
         patience: Duration,
     ) -> anyhow::Result<Self> {
         let (mirror, lease) = relay.lease_branch(&repository, key, patience).await?;
-        // So that this run builds on it, and finds nothing else in its workspace.
+        // Work that an earlier run left at the branch is recovered before the branch is opened. So this run starts from
+        // that work.
         Box::pin(orphans::recover_at_branch(&relay, &repository, &lease)).await?;
         let begun = Box::pin(relay.open_branch(&repository, (mirror, lease), base)).await?;
         let (agent, rules, place) =
@@ -130,33 +132,33 @@ impl DeliveryTarget {
         })
     }
 
-    /// What is kept of the work counts for this grant.
+    /// Counts the stored work against this grant.
     #[must_use]
     pub fn for_grant(self, grant: &str) -> Self {
         Self { grant: Some(grant.to_owned()), ..self }
     }
 
-    /// With a pull request, once the run is over and was ok.
+    /// Requests a pull request, if `wanted`. The pull request is opened after the run has ended successfully.
     #[must_use]
     pub fn with_pull_request(self, wanted: bool) -> Self {
         Self { wants_pull_request: wanted, ..self }
     }
 
-    /// Whose the commits are, where the agent does not say otherwise, and whose rules they are judged by beside this host's.
+    /// Sets the agent whose name the commits carry by default, and whose rules apply in addition to this host's rules.
     #[must_use]
     pub fn for_agent(self, agent: &AgentDefinition) -> Self {
         let rules = self.relay.rules_for(agent.relay.as_ref());
         Self { agent: agent.name.clone(), rules, ..self }
     }
 
-    /// The branch, for whoever asks the outbox about it.
+    /// Returns the branch's repository and key, as the outbox names the branch.
     pub(super) fn branch_ref(&self) -> StoredBranchRef {
         let branch_key = self.begun.state.branch.key().as_str().to_owned();
         StoredBranchRef { repository: self.repository.canonical_key(), branch_key }
     }
 
-    /// Gives the sandbox a workspace with the branch checked out. It is beside what comes out of it, and not in the run's
-    /// directory, which goes with the run. Blocks.
+    /// Gives the sandbox a workspace with the branch checked out. The workspace is in the artifact directory, because
+    /// the run's directory is removed with the run. Blocks.
     pub(super) fn prepare_sandbox(&self, spec: &mut SandboxSpec) -> anyhow::Result<()> {
         if spec.workspace != WorkspaceMount::None {
             bail!("a run with a repository has a workspace of its own; give no other");
@@ -168,14 +170,14 @@ impl DeliveryTarget {
         Ok(())
     }
 
-    /// The run does not begin, and nobody was in its workspace. Blocks.
+    /// Removes the workspace of a run that does not start, so that no agent has worked there. Blocks.
     pub(super) fn discard_workspace(&self) {
         if let Err(error) = self.place.clone().discard() {
-            tracing::warn!(%error, "the workspace of a run that has not begun stays");
+            tracing::warn!(%error, "cannot remove the workspace of a run that did not start");
         }
     }
 
-    /// Writes down that the agent is about to come. Blocks.
+    /// Records the workspace in the outbox before the agent starts. Blocks.
     pub(super) fn register_workspace(
         self,
         order: &sandbox::SandboxRequest,
@@ -210,8 +212,10 @@ impl DeliveryTarget {
         Ok(TrackedWorkspace { target: self, desk: Box::new(desk) })
     }
 
-    /// Checks the branch out in a directory that is not there yet, for the sandbox's user, unless that takes more than
-    /// `max_workspace`. Blocks.
+    /// Checks the branch out for the sandbox's user, into a directory that does not exist yet. Blocks.
+    ///
+    /// # Errors
+    /// Returns an error if the checkout takes more than `max_workspace` bytes, or if the checkout fails.
     pub(super) fn checkout_into(
         &self,
         workspace: &Path,
@@ -219,12 +223,14 @@ impl DeliveryTarget {
         max_workspace: u64,
     ) -> anyhow::Result<()> {
         let LeasedBranch { mirror, lease, state } = &self.begun;
+        // The mirror measures the checkout before any file is written, so that a huge branch never fills the disk.
         mirror.measure_checkout(state, max_workspace)?;
         let owner = FileOwner { uid, gid: uid };
         let author = CommitAuthor { name: self.agent.clone(), email: "agent@sandbox".to_owned() };
         let fed = mirror.checkout_workspace(lease, state, workspace, (owner, &author));
         fed.with_context(|| format!("the workspace for `{}` cannot be filled", state.branch))?;
-        // Ends of lines and keywords make a file larger than git has it; and its history is there, too.
+        // Line endings and keywords can make a file larger than its object in git, and the workspace holds the history,
+        // too. So the real size is checked as well.
         if dir_tree::disk_usage(workspace, max_workspace)? > max_workspace {
             dir_tree::remove_tree(workspace)?;
             let what = format!("more than {max_workspace} bytes with its history");
@@ -235,7 +241,7 @@ impl DeliveryTarget {
 }
 
 impl TrackedWorkspace {
-    /// Takes the work out and delivers it, as far as that can be done now.
+    /// Collects the work and delivers it, as far as both are possible now. An error becomes part of the report.
     pub(super) async fn deliver(
         &self,
         driver: &SandboxDriver,
@@ -245,6 +251,7 @@ impl TrackedWorkspace {
         let DeliveryTarget { relay, begun, wants_pull_request, .. } = &self.target;
         let mut desk = self.desk.clone();
         desk.plan.facts.spent = source.run.ledger.spent_amount();
+        // A failed run still delivers its commits, but asks no person to review them.
         let words = (*wants_pull_request && source.is_ok).then_some(source.words);
         let delivering = async {
             let extractor = WorkExtractor::for_delivery(driver, order, relay)?;
@@ -268,13 +275,13 @@ impl TrackedWorkspace {
     }
 }
 
-/// The run that the work comes from, whose processes are gone.
+/// The run that made the work. The run's processes are gone.
 pub(super) struct FinishedRun<'a> {
     pub(super) run: &'a AgentRun,
-    /// Only then somebody is asked to look at it.
+    /// True if the run succeeded. A failed run gets no pull request.
     pub(super) is_ok: bool,
     pub(super) words: outbox::PullRequestText,
-    /// What is in the outbox by then is not waited for any longer.
+    /// Stops waiting for the delivery, once the delivery is in the outbox.
     pub(super) leave: &'a CancellationToken,
 }
 
@@ -285,13 +292,14 @@ impl fmt::Debug for DeliveryTarget {
 }
 
 impl DeliveryReport {
-    /// Why a run with a repository has no branch.
+    /// Returns the report of a run with a repository but without a branch.
     pub fn skipped_without_branch() -> Self {
-        let why = "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`";
+        let why =
+            "the run has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`";
         Self::Not { branch: None, why: why.to_owned(), id: None, is_well: true }
     }
 
-    /// Whether all that was committed is where it belongs.
+    /// Returns true if every commit was delivered, or if there was no commit to deliver.
     pub fn is_complete(&self) -> bool {
         match self {
             Self::Delivered(delivered) => delivered.is_complete(),
@@ -310,13 +318,13 @@ impl DeliveryReport {
         let left = desk.left.as_deref().unwrap_or_default();
         let kept = format!("{left}; the workspace is kept in `{}`", desk.workspace.display());
         let why = match desk.due {
-            Some(_) => format!("{kept}, and is tried again"),
+            Some(_) => format!("{kept}, and the collection is tried again"),
             None => kept,
         };
         Self::Not { branch, why, id: Some(desk.id.clone()), is_well: false }
     }
 
-    /// The same, for programs.
+    /// Returns the report of a run without a branch key, with the reason as a code for programs.
     pub fn skipped_without_key() -> Self {
         Self::Skipped { skipped: "no_branch_key" }
     }

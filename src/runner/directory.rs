@@ -1,4 +1,5 @@
-//! A run's directory on this machine: nobody else can enter it, and it goes with the run.
+//! A run's directory on this machine. Only the directory's owner can enter it, and the directory is removed with the
+//! run.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -17,8 +18,8 @@ use crate::base::{dir_tree, private_dir};
 use crate::sandbox::spec::{HOSTS_FILE, HOSTS_TEXT, SANDBOX_UID};
 use crate::sandbox::{OwnerProcess, UserLease, UserRange, leftovers, sandbox_name};
 
-/// Where an installation's runs have their directories, without symlinks, whether it is there or not: what was made
-/// before a reboot is known by it.
+/// Returns the absolute path of an installation's run directory, without symlinks. The directory does not have to
+/// exist. The path identifies the installation's containers and cgroups, also those made before a reboot.
 pub(super) fn canonical_run_dir(run_dir: &Path) -> io::Result<PathBuf> {
     let run_dir = path::absolute(run_dir)?;
     match (fs::canonicalize(&run_dir), run_dir.parent(), run_dir.file_name()) {
@@ -29,19 +30,20 @@ pub(super) fn canonical_run_dir(run_dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Goes with its run: [`RunDirectory::remove`] waits for that, and who drops it does not. How much is in it was for an agent to
-/// choose, so it is removed on a thread of its own. Its name says whose it is, so there is no moment at which nobody knows.
+/// The directory of one run, which is removed with the run. [`RunDirectory::remove`] waits for the removal; dropping
+/// the value does not. The agent chose how many files the directory holds, so a blocking thread removes the directory.
+/// The directory's name contains the owner process, so the owner is known from the directory's first moment.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
     path: PathBuf,
     is_roots: bool,
     proxy_user: (u32, u32),
-    /// The sandbox's. It is given back when nothing is left of the directory.
+    /// The lease of the sandbox's user. The lease is returned after the directory is removed.
     user: UserLease,
 }
 
 impl RunDirectory {
-    /// For what has no sandbox.
+    /// Makes a directory for a run whose files belong to the shared user.
     pub(super) fn create(parent: &Path, run: &str, owner: &OwnerProcess) -> anyhow::Result<Self> {
         Self::create_for_users(UserRange::SHARED_USER, parent, run, owner)
     }
@@ -49,7 +51,7 @@ impl RunDirectory {
     /// Checks that the path of a run's socket below `parent` is no longer than the kernel allows.
     ///
     /// # Errors
-    /// The path is longer.
+    /// Returns an error if the path is longer.
     pub(super) fn check_length(parent: &Path, owner: &OwnerProcess) -> anyhow::Result<()> {
         let parent = path::absolute(parent)?;
         let name = format!("{}-{}", sandbox_name(""), owner.to_file_name());
@@ -64,7 +66,7 @@ impl RunDirectory {
         Ok(())
     }
 
-    /// For a sandbox, which is given one of these users.
+    /// Makes a directory for a run whose sandbox gets one of `users`.
     pub(super) fn create_for_users(
         users: UserRange,
         parent: &Path,
@@ -73,16 +75,18 @@ impl RunDirectory {
     ) -> anyhow::Result<Self> {
         let cannot =
             |path: &Path| format!("the run's directory `{}` cannot be made", path.display());
-        // Others may pass through, and see nothing.
+        // Mode 0711: other users may pass through the parent directory, but cannot list it.
         private_dir::make(parent, 0o711).with_context(|| cannot(parent))?;
         let parent = canonical_run_dir(parent).with_context(|| cannot(parent))?;
         let path = parent.join(format!("{}-{}", sandbox_name(run), owner.to_file_name()));
+        // The user is leased before the directory exists, so that no file can belong to a user of another sandbox.
         let user = users.lease_user(None, &path)?;
         DirBuilder::new().mode(0o700).create(&path).with_context(|| cannot(&path))?;
         let mut directory =
             Self { path, is_roots: false, proxy_user: (SANDBOX_UID, SANDBOX_UID), user };
         let socket_dir = directory.socket_dir();
         create_socket_dir(&socket_dir).with_context(|| cannot(&socket_dir))?;
+        // The owner of the new directory shows whether this process makes files as root.
         let made = fs::metadata(&socket_dir)?;
         directory.is_roots = made.uid() == 0;
         if !directory.is_roots {
@@ -95,23 +99,23 @@ impl RunDirectory {
         &self.path
     }
 
-    /// Of all runs, without symlinks.
+    /// Returns the parent of all runs' directories, without symlinks.
     pub(super) fn parent(&self) -> PathBuf {
         self.path.parent().map(Path::to_owned).unwrap_or_default()
     }
 
-    /// Short: a socket's path has 107 bytes.
+    /// Returns the path of the socket's directory. The name is short because a socket's path may have 107 bytes.
     pub(super) fn socket_dir(&self) -> PathBuf {
         self.path.join("sock")
     }
 
-    /// Where a workspace is that goes with the run.
+    /// Returns the path of a workspace that is removed with the run.
     pub(super) fn workspace_path(&self) -> PathBuf {
         self.path.join("workspace")
     }
 
-    /// Makes it, writable for the sandbox's user, and for others only where we may not give
-    /// it away.
+    /// Makes the workspace. Gives it to the sandbox's user, or lets every user write if this process cannot change
+    /// owners.
     pub(super) fn create_workspace(&self) -> anyhow::Result<PathBuf> {
         let path = self.workspace_path();
         let cannot = || format!("the workspace `{}` cannot be made", path.display());
@@ -124,32 +128,36 @@ impl RunDirectory {
         Ok(path)
     }
 
-    /// Who a gateway's container runs as. One that may not give files away keeps them, and runs it as itself.
+    /// Returns the user and group of a gateway's container. A process that is not root cannot change a file's owner, so
+    /// the container runs as that process's user.
     pub(super) fn gateway_user(&self) -> (u32, u32) {
         self.proxy_user
     }
 
-    /// The sandbox's user.
+    /// Returns the sandbox's user.
     pub(super) fn uid(&self) -> u32 {
         self.user.uid()
     }
 
-    /// Whether this process makes files as root.
+    /// Returns true if this process makes files as root.
     pub(super) fn runs_as_root(&self) -> bool {
         self.is_roots
     }
 
+    /// Takes the path and the lease, and leaves an empty path, which `drop` ignores.
     fn take_parts(&mut self) -> (PathBuf, UserLease) {
         (mem::take(&mut self.path), mem::replace(&mut self.user, UserLease::shared_user()))
     }
 
-    /// Removes it. What takes longer than there is time goes on behind whoever waits; where this process ends before, the
-    /// next sweep does the rest.
+    /// Removes the directory, and waits up to [`REMOVE_TIMEOUT`]. A longer removal continues in the background; if this
+    /// process ends before, the next sweep removes the rest.
     pub(super) async fn remove(mut self) {
         let (path, user) = self.take_parts();
         let removal = spawn_blocking(move || remove_best_effort(&path, user));
         if timeout(REMOVE_TIMEOUT, removal).await.is_err() {
-            tracing::warn!("a run's directory holds so much that nobody waits for its end");
+            tracing::warn!(
+                "the removal of a run's directory takes long and continues in the background"
+            );
         }
     }
 }
@@ -161,34 +169,40 @@ impl Drop for RunDirectory {
             return;
         }
         match Handle::try_current() {
+            // The task runs on without its handle.
             Ok(runtime) => drop(runtime.spawn_blocking(move || remove_best_effort(&path, user))),
             Err(_) => remove_best_effort(&path, user),
         }
     }
 }
 
+/// Removes a run's directory. If the removal fails, registers the directory for this process's sweeper.
 fn remove_best_effort(path: &Path, user: UserLease) {
     if let Err(error) = remove_run_dir(path) {
+        // Files of the user remain, so no other sandbox may get the user.
         user.keep_locked();
-        tracing::error!(%error, path = %path.display(), "the run's directory is left behind");
+        tracing::error!(%error, path = %path.display(), "cannot remove the run's directory");
         if let Some(name) = path.file_name() {
             leftovers::register(name.to_string_lossy());
         }
     }
 }
 
-/// Makes what a sandbox sees as its socket's directory, without a socket.
+/// Makes the directory that a sandbox sees as its socket's directory. The directory has a hosts file, but no socket.
 pub(super) fn create_socket_dir(path: &Path) -> io::Result<()> {
     fs::create_dir(path)?;
-    // The sandbox sees this one, and its user must be able to go through.
+    // The sandbox mounts this directory, and the sandbox's user must be able to enter it.
     fs::set_permissions(path, Permissions::from_mode(0o755))?;
     let hosts = path.join(HOSTS_FILE);
     fs::write(&hosts, HOSTS_TEXT)?;
     fs::set_permissions(&hosts, Permissions::from_mode(0o644))
 }
 
-/// Removes a run's directory; one that is not there is as good as removed. Where something is mounted in it, it is kept:
-/// what would be removed is somebody else's.
+/// Removes a run's directory. A missing directory counts as removed.
+///
+/// # Errors
+/// Returns an error if a file system is mounted below the directory, because the mounted files do not belong to the
+/// run. Returns an error if a file cannot be removed.
 pub(super) fn remove_run_dir(path: &Path) -> io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mut targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -198,20 +212,20 @@ pub(super) fn remove_run_dir(path: &Path) -> io::Result<()> {
     dir_tree::remove_tree(path)
 }
 
-/// Who made a directory of this name.
+/// Returns the process that made a directory of this name.
 pub(super) fn owner_from_name(file_name: &str) -> Option<OwnerProcess> {
     let (_, owner) = file_name.strip_prefix("cogni-")?.split_once('-')?;
     OwnerProcess::parse(owner)
 }
 
-/// How long a run's end waits for it: some hundred thousand names.
+/// The maximum time that a run's end waits for the removal (our choice): enough for some hundred thousand names.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// R5: how many names there are is for the agent to choose, and how long others wait is not.
+    /// R5: the agent chooses how many names its directory holds, but not how long other runs wait for the removal.
     #[test]
     fn a_directory_is_removed_beside_the_runtime() {
         let place = tempfile::tempdir().expect("there is a place for it");
@@ -222,7 +236,7 @@ mod tests {
             let mut removal = std::pin::pin!(waited.remove());
             tokio::select! {
                 biased;
-                () = removal.as_mut() => panic!("nobody else had a turn meanwhile"),
+                () = removal.as_mut() => panic!("no other task had a turn during the removal"),
                 () = tokio::task::yield_now() => (),
             }
             removal.await;

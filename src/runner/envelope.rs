@@ -1,7 +1,7 @@
-//! What an agent of the catalog prints: its answer, and what it says about it.
+//! The envelope that an agent of the catalog prints: its answer, and metadata about the answer.
 //!
-//! The envelope is the last thing on standard output. Before it there may be lines of others, such as the warnings of a
-//! program that the agent is made with. Where it is not plain which one is the answer, there is none.
+//! The envelope is the last thing on standard output. Other lines may precede the envelope, such as the warnings of a
+//! library that the agent uses. If several envelopes could be the answer, the output has no answer.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,7 +13,7 @@ pub struct AgentEnvelope {
     pub meta: Map<String, Value>,
 }
 
-/// Why there is no answer on an agent's standard output.
+/// An error of an agent whose standard output has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AgentEnvelopeError {
     #[error("the agent has printed nothing on standard output, where its answer should be")]
@@ -26,7 +26,7 @@ pub enum AgentEnvelopeError {
         "the agent's standard output ends in JSON that is no answer: {0}; an agent prints `{{\"payloads\":[…],\"meta\":{{…}}}}`"
     )]
     NotEnvelope(String),
-    #[error("the agent has printed {0} answers, and nobody can tell which one it means")]
+    #[error("the agent has printed {0} answers; an agent has to print a single answer")]
     Several(usize),
     #[error(
         "the agent has printed more than {MAX_DOCUMENTS} JSON objects on standard output; an agent prints its answer there, and what it logs on standard error"
@@ -35,14 +35,16 @@ pub enum AgentEnvelopeError {
 }
 
 impl AgentEnvelope {
-    /// Reads all of an agent's standard output.
+    /// Reads the answer from the whole of an agent's standard output.
     ///
     /// # Errors
-    /// It ends in something else, or in more than one answer.
+    /// Returns an error if the output does not end in an answer, or if the output holds several answers.
     pub fn parse(stdout: &str) -> Result<Self, AgentEnvelopeError> {
         if stdout.trim().is_empty() {
             return Err(AgentEnvelopeError::Empty);
         }
+        // Every JSON object of the output is read, not only the last: a second answer further up makes the output
+        // ambiguous. `last` holds the last object and the text behind it.
         let (mut answers, mut documents) = (0, 0);
         let mut last = None;
         let mut rest = stdout;
@@ -60,12 +62,13 @@ impl AgentEnvelope {
                     answers += usize::from(read.is_ok());
                     last = Some((read, rest));
                 }
-                // What is no object is the noise of others, up to the line that says so.
+                // The text is no JSON, so it is another program's output. The scan goes on at the line with the syntax
+                // error, or at the next line if that is the first line, so every step moves forward.
                 Some(Err(error)) => rest = text_from_line(text, error.line().max(2)),
                 None => break,
             }
         }
-        // Looked at once: behind each of many objects it would be the same blanks again.
+        // Only the last object's rest is trimmed. Trimming behind every object could scan the same blanks many times.
         let last = last.filter(|(_, after)| after.trim_start().is_empty()).map(|(read, _)| read);
         match last {
             Some(Ok(_)) if answers > 1 => Err(AgentEnvelopeError::Several(answers)),
@@ -75,7 +78,8 @@ impl AgentEnvelope {
         }
     }
 
-    /// An answer, or what `OpenClaw` prints in place of one: `{"ok": false, "error": {"type": …, "message": …}}`.
+    /// Returns the answer in a JSON object. Converts the error object that `OpenClaw` prints in place of an answer:
+    /// `{"ok": false, "error": {"type": …, "message": …}}`.
     fn from_document(document: Value) -> Result<Self, serde_json::Error> {
         let error = &document["error"];
         if document["ok"] != false || error.is_null() {
@@ -88,7 +92,7 @@ impl AgentEnvelope {
         Ok(Self { payloads: vec![], meta: Map::from_iter([("error".to_owned(), error)]) })
     }
 
-    /// What was answered. Of an answer without a text it is told where it is.
+    /// Returns the texts of the answer. A payload without a text contributes its media URL.
     pub fn text(&self) -> String {
         let texts = self.payloads.iter().filter_map(|payload| {
             let text = payload["text"].as_str().filter(|text| !text.is_empty());
@@ -97,7 +101,7 @@ impl AgentEnvelope {
         texts.collect::<Vec<_>>().join("\n\n")
     }
 
-    /// What went wrong, as the agent tells it.
+    /// Returns the agent's error message, if the agent reports an error.
     pub fn error_message(&self) -> Option<String> {
         match self.meta.get("error") {
             None | Some(Value::Null) => self.incomplete_reason(),
@@ -113,8 +117,8 @@ impl AgentEnvelope {
         }
     }
 
-    /// An agent may say in other words that it is not done: `OpenClaw` marks an answer that is only an error, and a run
-    /// that it has broken off.
+    /// Returns the reason of an answer that has no error but is incomplete. `OpenClaw` marks an answer that consists
+    /// of errors only, and a run that `OpenClaw` has aborted.
     fn incomplete_reason(&self) -> Option<String> {
         let is_error = |payload: &Value| payload["isError"] == true;
         if !self.payloads.is_empty() && self.payloads.iter().all(is_error) {
@@ -122,14 +126,14 @@ impl AgentEnvelope {
         }
         let is_aborted = self.meta.get("aborted") == Some(&Value::Bool(true));
         is_aborted.then(|| match self.text() {
-            text if text.is_empty() => "the agent has broken off".to_owned(),
-            text => format!("the agent has broken off: {text}"),
+            text if text.is_empty() => "the agent has aborted".to_owned(),
+            text => format!("the agent has aborted: {text}"),
         })
     }
 }
 
-/// Where the next line begins that may be an object. No line's end is looked for before what begins the line is known: many
-/// objects may stand on one.
+/// Returns the position of the next `{` that begins a line, or that begins the text. The function searches for a line's
+/// end only if the line begins with another character, because one long line may hold many objects.
 fn find_next_object(text: &str) -> Option<usize> {
     let mut rest = text;
     loop {
@@ -141,13 +145,13 @@ fn find_next_object(text: &str) -> Option<usize> {
     }
 }
 
-/// From a line on; the first is 1.
+/// Returns the text from a line on. The first line has the number 1; `line` is at least 2.
 fn text_from_line(text: &str, line: usize) -> &str {
     let mut ends = text.match_indices('\n').map(|(at, _)| at + 1);
     ends.nth(line - 2).map_or("", |at| &text[at..])
 }
 
-/// What is wrong with the last line, for whoever has made the agent.
+/// Describes the error in the last line, for the agent's developer.
 fn describe_last_line(stdout: &str) -> String {
     let last = stdout.trim_end().lines().next_back().unwrap_or_default();
     match serde_json::from_str::<Value>(last) {
@@ -160,8 +164,9 @@ fn describe_last_line(stdout: &str) -> String {
     }
 }
 
-/// JSON objects on one standard output. Each costs some memory and time, however short it is.
+/// The maximum number of JSON objects on one standard output (our choice). Every object costs some memory and time,
+/// however short the object is.
 const MAX_DOCUMENTS: usize = 100_000;
 
-/// Enough of a line to recognise it.
+/// The maximum number of characters of a line in an error message (our choice). 80 characters identify a line.
 const MAX_EXCERPT_CHARS: usize = 80;

@@ -1,6 +1,6 @@
-//! A gateway in a container of its own: what it is given, and what its audit log tells while it serves.
+//! A gateway in a container of its own: the container's settings and files, and the reader of its audit log.
 //!
-//! The upstream's key is in one file of the run's directory, which is mounted into that container and no other.
+//! The upstream's key is in one file of the run's directory. Only the gateway's container mounts that file.
 
 mod audit_tail;
 mod files;
@@ -24,19 +24,19 @@ use crate::sandbox::spec::{OwnerLabels, SOCKET_DIR_TARGET};
 use crate::sandbox::{SandboxError, spec};
 use audit_tail::GatewayAuditTail;
 
-/// How a gateway's container is made.
+/// The settings from which a gateway's container is made.
 #[derive(Clone, Debug)]
 pub struct GatewayContainerConfig {
     pub docker_socket: PathBuf,
     pub image: String,
     pub network: String,
-    /// The settings that were given by flag or variable, but for secrets.
+    /// The settings that were given by flag or variable, except for secrets.
     pub given: Vec<(&'static str, String)>,
     /// The file with further settings.
     pub config_file: Option<PathBuf>,
 }
 
-/// Everything that the container needs is there; nothing is started.
+/// A gateway's container that is ready to start. Everything that the container needs is written; nothing is started.
 pub(super) struct PreparedGatewayContainer {
     docker_socket: PathBuf,
     spec: spec::docker::gateway_container::GatewayContainerSpec,
@@ -47,7 +47,7 @@ pub(super) struct PreparedGatewayContainer {
 }
 
 impl PreparedGatewayContainer {
-    /// Writes the files that the container is given.
+    /// Writes the files that the container mounts, and builds the container's specification.
     pub(super) fn prepare(
         settings: GatewayContainerConfig,
         config: &GatewayConfig,
@@ -55,13 +55,18 @@ impl PreparedGatewayContainer {
         stamp: &OwnerLabels,
     ) -> anyhow::Result<Self> {
         if let Some(path) = &config.admin.socket_path {
-            bail!("`ADMIN_SOCKET_PATH` is `{}`; a gateway in a container has none", path.display());
+            bail!(
+                "`ADMIN_SOCKET_PATH` is `{}`, and a gateway in a container has no admin socket; leave the setting out",
+                path.display()
+            );
         }
+        // Later entries of `env` replace earlier ones: flags and variables, then the paths of the mounted files, then
+        // the run's identity and budget, then the socket.
         let given = files::write_files(&settings, config, directory)?;
         let mut env: std::collections::BTreeMap<_, _> =
             settings.given.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         env.extend(given.env);
-        // A file of the run may have said more than flags and variables did.
+        // The run's own file may set the identity and the budget, and flags and variables do not contain those values.
         env.extend(environment(config).map(|(name, value)| (name.to_owned(), value)));
         env.insert("SOCKET_PATH".to_owned(), format!("{SOCKET_DIR_TARGET}/llm.sock"));
         env.insert("SOCKET_MODE".to_owned(), format!("{:04o}", config.listen.socket_mode));
@@ -94,7 +99,7 @@ impl PreparedGatewayContainer {
         self.deadline
     }
 
-    /// Serves until `stop`, or until the container ends by itself; then nothing is left of it.
+    /// Serves until `stop` is cancelled, or until the container ends by itself. Then removes the container.
     pub(super) async fn serve(
         mut self,
         signals: &GatewaySignals,
@@ -103,6 +108,8 @@ impl PreparedGatewayContainer {
         let served = match DockerEngine::connect(&self.docker_socket).await {
             Ok(docker) => {
                 let served = Box::pin(self.run_container(&docker, signals, &stop)).await;
+                // The start may have been cut off between the engine's creation of the container and its answer, so
+                // the removal has to look for a container that appears late.
                 let was_cut = matches!(served, Ok(false));
                 gateway_container::remove_gateway(&docker, &self.spec.run, &self.stamp, was_cut)
                     .await;
@@ -110,11 +117,12 @@ impl PreparedGatewayContainer {
             }
             Err(error) => Err(error.into()),
         };
+        // The container's last records are complete only now.
         let read = self.records.read_new();
         (served.and(read), self.records.calls())
     }
 
-    /// Whether it came to be started.
+    /// Runs the container until `stop`. Returns false if `stop` was cancelled before the container had started.
     async fn run_container(
         &mut self,
         docker: &DockerEngine,
@@ -135,7 +143,7 @@ impl PreparedGatewayContainer {
         }
     }
 
-    /// Tells what its log tells. Ends only with an error.
+    /// Follows the container's audit log, and cancels the tokens of `signals` accordingly. Ends only with an error.
     async fn follow_audit_log(&mut self, signals: &GatewaySignals) -> anyhow::Result<bool> {
         let ready = async {
             while !self.records.is_started() {
@@ -158,7 +166,7 @@ impl PreparedGatewayContainer {
     }
 }
 
-/// Who the run is and what it may spend, in the gateway's own settings.
+/// Returns the run's identity and budget as settings of the gateway.
 fn environment(config: &GatewayConfig) -> impl Iterator<Item = (&'static str, String)> {
     let RunIdentity { run, attempt, account, trace, .. } = &config.identity;
     let budget = &config.budget;
@@ -188,11 +196,12 @@ async fn exit_error(running: &RunningGatewayContainer, exit_code: i64) -> Sandbo
     SandboxError::Proxy(format!("exit code {exit_code}; it said: {said}"))
 }
 
-/// From its start to its first record; a busy machine takes some seconds to start a container.
+/// The maximum time from the container's start to its first audit record (our choice). A busy machine takes some
+/// seconds to start a container.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Between two looks at the log: of what a spent budget still costs, this is the longest part.
+/// The time between two polls of the audit log (our choice). A spent budget is noticed only at the next poll.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// From the end of its drain to its own.
+/// The time that the container gets to exit after its drain (our choice).
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

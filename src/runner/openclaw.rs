@@ -1,25 +1,28 @@
-//! What `OpenClaw` reads: its settings, and what it is to answer.
+//! The files that `OpenClaw` reads: its settings, its prompt and the conversation before the prompt.
 //!
-//! It is a program for machines that are somebody's: it has tools for the web, timers, messengers and other machines, and
-//! providers of its own. Here it has one provider, which is the run's gateway, and the tools that work on files.
+//! `OpenClaw` is made for personal machines: it has tools for the web, timers, messengers and other machines, and
+//! providers of its own. In a sandbox `OpenClaw` has a single provider, the run's gateway, and the tools that work on
+//! files.
 
 use serde_json::{Value, json};
 
 use super::agent::{AgentFiles, AgentInvocation, ChatMessage, ChatRole};
 
-/// What is too long for it.
+/// The error of a message that is longer than `OpenClaw` accepts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the message has {given} bytes, and OpenClaw takes {MAX_MESSAGE_BYTES}; give less, or put it into a file of the workspace"
+    "the message has {given} bytes, and OpenClaw takes {MAX_MESSAGE_BYTES}; give less, or put the message into a file of the workspace"
 )]
 pub(super) struct MessageTooLongError {
     given: usize,
 }
 
-/// The files that it finds. Where nothing is asked, the workspace has that already.
+/// Returns the files that `OpenClaw` finds in its workspace. If the run has no message of a user, the workspace holds
+/// the prompt already.
 pub(super) fn workspace_files(agent: &AgentInvocation) -> Result<AgentFiles, MessageTooLongError> {
     let mut own = vec![(SETTINGS_PATH, format!("{:#}\n", settings_json(agent)))];
     if let Some((place, message)) = agent.last_user_message() {
+        // The prompt is the last message of a user. All other messages go into a file that the prompt refers to.
         let before: Vec<_> =
             agent.messages.iter().enumerate().filter(|(at, _)| *at != place).collect();
         let mut prompt = message.to_owned();
@@ -70,7 +73,7 @@ fn settings_json(agent: &AgentInvocation) -> Value {
     })
 }
 
-/// The run's model first; what they cost is nothing that it has to know.
+/// Returns the list of models, the run's model first. The costs are zero, because the gateway accounts for the costs.
 fn models_json(agent: &AgentInvocation) -> Vec<Value> {
     let others = agent.models.iter().filter(|model| **model != agent.model);
     let claw = &agent.entry.openclaw;
@@ -100,17 +103,20 @@ fn render_conversation<'a>(messages: impl Iterator<Item = &'a ChatMessage>) -> S
     format!("# What was said before\n{}", said.collect::<String>())
 }
 
+/// The path of the settings, relative to the workspace.
 const SETTINGS_PATH: &str = ".openclaw/openclaw.json";
 
-/// The last thing that a user has said, where `PROMPT_FILE` leads.
+/// The path of the prompt (the last message of a user), relative to the workspace. `PROMPT_FILE` names the same file.
 pub(super) const PROMPT_PATH: &str = ".cogni/prompt.txt";
 
+/// The path of the messages other than the prompt, relative to the workspace.
 const CONVERSATION_PATH: &str = ".cogni/conversation.md";
 
+/// The text before a prompt that has a conversation.
 const CONVERSATION_HINT: &str = "(What was said before this is in `.cogni/conversation.md`, with your instructions. Read that file first, then do what follows.)";
 
-/// Tools that need what a sandbox has not: a network, a display, other machines, somebody to talk to, or a process that
-/// stays.
+/// The tools that need something that a sandbox lacks: a network, a display, other machines, a person to talk to, or a
+/// process that outlives the run.
 const DENIED_TOOLS: [&str; 8] = [
     "group:web",
     "browser",
@@ -122,5 +128,5 @@ const DENIED_TOOLS: [&str; 8] = [
     "message",
 ];
 
-/// `--message-file` of 2026.9.6 takes 4 MiB.
+/// The maximum length of a message in bytes: `--message-file` of OpenClaw 2026.9.6 takes 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;

@@ -1,8 +1,8 @@
-//! How much a run's workspace may hold, where it is a directory that is made for it.
+//! The bound of a run's workspace, if the workspace is a directory that was made for the run.
 //!
-//! Not every file system has quotas, and a directory has none of its own. So it is measured: before a run, and from time
-//! to time while it runs, and when its program has ended. What is written between two looks is not prevented, and what was deleted while it is open is not
-//! seen, until the run ends.
+//! Not every file system has quotas, and a directory has no quota of its own. So the runner measures the workspace:
+//! before a run in a persistent workspace, periodically during the run, and after the program has ended. A measurement
+//! does not prevent a write between two measurements. It does not count a deleted file that a process still has open.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use tokio::time::sleep;
 
 use crate::base::dir_tree;
 
-/// A workspace, and its bound.
+/// A workspace and its bound in bytes.
 #[derive(Clone, Debug)]
 pub(super) struct WorkspaceQuota {
     path: PathBuf,
     most: u64,
 }
 
-/// It holds more than it may.
+/// The error of a workspace that exceeds its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the workspace holds more than {}, which is as much as it may (`max_workspace` of the limits)", HumanBytes(*most))]
 pub struct QuotaExceededError {
@@ -33,14 +33,16 @@ impl WorkspaceQuota {
         Self { path, most }
     }
 
+    /// Checks the size of the workspace. Logs a failed measurement and treats the workspace as within its bound.
+    ///
     /// # Errors
-    /// It holds more than it may. What cannot be measured is told, and let be.
+    /// Returns an error if the workspace exceeds its bound.
     pub(super) async fn check(&self) -> Result<(), QuotaExceededError> {
         self.measure().await.map(drop)
     }
 
-    /// As [`check`](Self::check); returns the processor time that it took. How long it waited for a thread or for a
-    /// processor is not the workspace's doing, and no reason to look less often.
+    /// Checks the size as [`check`](Self::check) does, and returns the processor time of the measurement. The time
+    /// spent waiting for a thread or a processor does not count: a busy machine is no reason to measure less often.
     async fn measure(&self) -> Result<Duration, QuotaExceededError> {
         let Self { path, most } = self.clone();
         let measure = move || {
@@ -62,11 +64,12 @@ impl WorkspaceQuota {
         }
     }
 
-    /// Returns when it holds more than it may.
+    /// Waits until the workspace exceeds its bound.
     pub(super) async fn wait_until_exceeded(&self) -> QuotaExceededError {
         loop {
             match self.measure().await {
                 Ok(took) => {
+                    // An expensive measurement is followed by a longer pause, within the two bounds.
                     sleep((took * POLL_BACKOFF_FACTOR).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL))
                         .await;
                 }
@@ -76,12 +79,12 @@ impl WorkspaceQuota {
     }
 }
 
-/// The processor time of this thread.
+/// Returns the processor time of this thread.
 fn thread_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
-/// For people: `4 GiB`, `1.5 MiB`.
+/// A number of bytes, displayed with a unit and at most one digit after the point: `4 GiB`, `1.5 MiB`.
 pub struct HumanBytes(pub u64);
 
 impl fmt::Display for HumanBytes {
@@ -99,11 +102,12 @@ impl fmt::Display for HumanBytes {
     }
 }
 
-/// Between two looks.
+/// The minimum time between two measurements (our choice).
 const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A look at a million files takes its time; the pause after it is so many times that,
+/// The ratio of the pause after a measurement to the measurement's processor time (our choice). Measuring a million
+/// files takes a noticeable time.
 const POLL_BACKOFF_FACTOR: u32 = 20;
 
-/// and never longer than this.
+/// The maximum time between two measurements (our choice).
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! Who serves a run's gateway: this process, or a container beside the sandbox.
+//! The gateway of a run, served by this process or by a container beside the sandbox.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,42 +11,43 @@ use crate::gateway::process::{GatewayHost, GatewayProcess, HostedGateway, RunShu
 use crate::gateway::run::AgentRun;
 use crate::llm::budget::BudgetAmount;
 
+/// The process or container that serves a run's gateway.
 pub(super) enum RunGatewayBackend {
-    /// Its socket is bound, and its log open.
+    /// A gateway in this process. Its socket is bound, and its audit log is open.
     Here {
         app: Box<GatewayProcess>,
         run: Arc<AgentRun>,
     },
-    /// The same, in a process that has others.
+    /// A gateway in this process, beside the gateways of other runs.
     Seat(Box<HostedGateway>),
     Container(Box<PreparedGatewayContainer>),
 }
 
-/// What a gateway tells while it serves.
+/// The signals that a gateway sends while it serves a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GatewaySignals {
-    /// Whoever connects is served.
+    /// Cancelled when the gateway accepts connections.
     pub(super) ready: CancellationToken,
-    /// No further call of the run will be let through.
+    /// Cancelled when the budget is spent, so that the gateway admits no further call of the run.
     pub(super) exhausted: CancellationToken,
-    /// It serves no more.
+    /// Cancelled when the gateway has stopped serving.
     pub(super) gone: CancellationToken,
 }
 
-/// What became of the run's calls.
+/// The counts and costs of the run's calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CallSummary {
     pub(super) spent: BudgetAmount,
     pub(super) admitted: u64,
     pub(super) refused: u64,
-    /// Those of them that did not reach the upstream.
+    /// The number of admitted calls that did not reach the upstream.
     pub(super) unreached: u64,
-    /// The last of them was too large for what was left of the budget.
+    /// True if the last call was refused because the budget is spent.
     pub(super) is_denied: bool,
 }
 
 impl RunGatewayBackend {
-    /// Binds the run's socket and opens its log, in this process.
+    /// Binds the run's socket and opens its audit log, in this process.
     pub(super) fn open(config: GatewayConfig, seats: Option<&GatewayHost>) -> anyhow::Result<Self> {
         if let Some(seats) = seats {
             return Ok(Self::Seat(Box::new(seats.open_gateway(config)?)));
@@ -56,7 +57,7 @@ impl RunGatewayBackend {
         Ok(Self::Here { app: Box::new(app), run })
     }
 
-    /// The run, where it is here that its log is kept.
+    /// Returns the run, if this process serves the gateway and writes its audit log.
     pub(super) fn run(&self) -> Option<Arc<AgentRun>> {
         match self {
             Self::Here { run, .. } => Some(Arc::clone(run)),
@@ -67,6 +68,7 @@ impl RunGatewayBackend {
 
     pub(super) fn signals(&self) -> GatewaySignals {
         let mut signals = GatewaySignals::default();
+        // A gateway in this process has bound its socket already. A container's `serve` cancels `ready` later.
         if let Some(run) = self.run() {
             signals.exhausted = run.ledger.exhausted_token().clone();
             signals.ready.cancel();
@@ -74,7 +76,7 @@ impl RunGatewayBackend {
         signals
     }
 
-    /// The end of the run by its budget.
+    /// Returns the time at which the budget ends the run, if the budget has a deadline.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Here { run, .. } => run.ledger.deadline(),
@@ -83,8 +85,8 @@ impl RunGatewayBackend {
         }
     }
 
-    /// Serves until it is told to close, lets open calls finish, and tells what became of all. A container keeps its own
-    /// records, and so closes them with its calls.
+    /// Serves until `closing` requests the end, lets open calls finish, and returns the summary of all calls. A
+    /// container writes the audit log itself, so the container closes the log together with the calls.
     pub(super) async fn serve(
         self,
         signals: &GatewaySignals,
@@ -101,6 +103,7 @@ impl RunGatewayBackend {
             }
             Self::Container(proxy) => Box::pin(proxy.serve(signals, calls)).await,
         };
+        // The caller waits for `quiet`. A gateway that failed, or that is in a container, has not cancelled `quiet`.
         quiet.cancel();
         signals.gone.cancel();
         (served, calls)

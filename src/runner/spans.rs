@@ -1,4 +1,4 @@
-//! What a run's trace is told of its sandbox and of what became of its work.
+//! The spans and attributes that a run's trace receives about the agent, the sandbox and the delivery.
 
 use std::time::SystemTime;
 
@@ -7,7 +7,7 @@ use crate::runner::branch_delivery::DeliveryReport;
 use crate::sandbox::{self, SandboxExit, StopReason};
 use crate::telemetry::trace::{FinishedSpan, RunTrace};
 
-/// Says which agent the run is of.
+/// Adds the agent's name to the run's trace.
 pub(super) fn record_agent(run: &AgentRun, name: &str) {
     if let Some(trace) = &run.trace {
         trace.set_attribute("gen_ai.operation.name", "invoke_agent");
@@ -15,7 +15,7 @@ pub(super) fn record_agent(run: &AgentRun, name: &str) {
     }
 }
 
-/// Tells of a sandbox that was asked for at `asked` and is gone, and of how long it took to start.
+/// Records the span of a sandbox that was requested at `asked` and has ended, and the span of the sandbox's start.
 pub(super) fn record_sandbox_span(
     trace: &RunTrace,
     driver: &'static str,
@@ -41,7 +41,7 @@ pub(super) fn record_sandbox_span(
     }
 }
 
-/// Tells of a delivery that began at `begun`.
+/// Records the span of a delivery that began at `begun`.
 pub(super) fn record_delivery_span(trace: &RunTrace, begun: SystemTime, relayed: &DeliveryReport) {
     let mut attributes = vec![];
     let mut error = None;

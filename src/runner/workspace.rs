@@ -1,10 +1,11 @@
-//! What an agent finds in its workspace: its conversation, its settings.
+//! The writer of the files that an agent finds in its workspace: its conversation and its settings.
 //!
-//! The workspace may be one that other agents have written to, or write to now. So every step is taken from the
-//! directory that the step before has opened, through no symlink and never upwards; the file is written under a name that
-//! was not there, and takes its place in one step.
+//! Other agents may have written to the workspace, or may write to it now. So the writer opens each directory relative
+//! to the directory that the step before has opened, follows no symlink and never goes upwards. The writer writes a
+//! file under a new temporary name, and then renames the file in one step.
 //!
-//! **Invariant:** nothing outside of the workspace is touched, and nobody's file changes its owner but one made here.
+//! **Invariant:** the writer touches nothing outside of the workspace, and changes the owner of no file or directory
+//! but those that the writer made.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,7 +20,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use uuid::Uuid;
 
-/// Why it is not there.
+/// An error of writing a file into a workspace.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WorkspaceWriteError {
     #[error("`{}` leads through a symlink; what is in a workspace must not lead out of it", .0.display())]
@@ -28,7 +29,7 @@ pub(super) enum WorkspaceWriteError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// A workspace that is written to.
+/// An open workspace and the user that its new files belong to.
 #[derive(Debug)]
 pub(super) struct WorkspaceWriter {
     folder: OwnedFd,
@@ -36,35 +37,36 @@ pub(super) struct WorkspaceWriter {
 }
 
 impl WorkspaceWriter {
-    /// What is written is for the sandbox's user, `uid`.
+    /// Opens a workspace for writing. The files will belong to `uid`, the sandbox's user.
     ///
     /// # Errors
-    /// It cannot be opened, or not without following a symlink.
+    /// Returns `Symlink` if the path leads through a symlink, and `Io` if the workspace cannot be opened.
     pub(super) fn open(workspace: &Path, uid: u32) -> Result<Self, WorkspaceWriteError> {
         let folder = openat2(CWD, workspace, DIR_FLAGS, Mode::empty(), ResolveFlags::NO_SYMLINKS);
         Ok(Self { folder: folder.map_err(|error| write_error(workspace, error))?, uid })
     }
 
-    /// Writes a file at `place`, which is a relative path, in place of what is there.
+    /// Writes a file at `place`, a relative path. Replaces the file or symlink that is there.
     ///
     /// # Errors
-    /// It cannot be written, or not without following a symlink.
+    /// Returns `Symlink` if a directory of the path is a symlink, and `Io` if the file cannot be written.
     pub(super) fn write_file(&self, place: &Path, text: &str) -> Result<(), WorkspaceWriteError> {
         self.with_parent_dir(place, |folder, name| {
             replace_file(folder, name, text.as_bytes(), self.uid)
         })
     }
 
-    /// Writes a file where nothing is, and says whether it did.
+    /// Writes a file at `place` unless the path exists, and returns true if the file was written.
     ///
     /// # Errors
-    /// It cannot be written, or not without following a symlink.
+    /// Returns `Symlink` if a directory of the path is a symlink, and `Io` if the file cannot be written.
     pub(super) fn write_new_file(
         &self,
         place: &Path,
         text: &str,
     ) -> Result<bool, WorkspaceWriteError> {
         self.with_parent_dir(place, |folder, name| {
+            // A dangling symlink counts as existing, too: the check does not follow symlinks.
             match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(_) => Ok(false),
                 Err(Errno::NOENT) => {
@@ -75,7 +77,7 @@ impl WorkspaceWriter {
         })
     }
 
-    /// Does something with a name in the folder that `place` leads to, which is made where it is not there.
+    /// Calls `act` with the last name of `place` and the open directory that holds the name. Makes missing directories.
     fn with_parent_dir<T>(
         &self,
         place: &Path,
@@ -88,6 +90,7 @@ impl WorkspaceWriter {
                 _ => None,
             })
             .collect();
+        // `..` and `/` are dropped above, so every name stays below the workspace. `here` is only for error messages.
         let Some(file_name) = names.pop() else { return Err(write_error(place, Errno::ISDIR)) };
         let (mut here, mut entered) = (PathBuf::new(), None);
         for name in names {
@@ -102,13 +105,15 @@ impl WorkspaceWriter {
     }
 }
 
-/// Opens a folder, which is made where it is not there.
+/// Opens a directory, and makes the directory if it does not exist.
 fn open_or_create_dir(parent: &OwnedFd, name: &Path, uid: u32) -> Result<OwnedFd, Errno> {
     let is_new = match mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(error) => return Err(error),
     };
+    // An agent may have put another directory under the name since `mkdirat`. That directory is inside the workspace,
+    // too, as the kernel resolves the name beneath `parent` and through no symlink.
     let folder = openat2(parent, name, DIR_FLAGS, Mode::empty(), RESOLVE_FLAGS)?;
     if is_new {
         chown_to_sandbox(&folder, 0o755, uid)?;
@@ -116,8 +121,10 @@ fn open_or_create_dir(parent: &OwnedFd, name: &Path, uid: u32) -> Result<OwnedFd
     Ok(folder)
 }
 
-/// Puts a new file where another may be, or a symlink, which is replaced and not followed.
+/// Writes a new file at a name that may exist already. Replaces an existing file or symlink, and follows no symlink.
 fn replace_file(folder: &OwnedFd, name: &Path, text: &[u8], uid: u32) -> Result<(), Errno> {
+    // `EXCL` guarantees a new file: only such a file may change its owner. The rename replaces the name itself, so a
+    // symlink or a hard link at the name keeps its target unchanged.
     let temporary = format!(".{}", Uuid::now_v7());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = openat2(folder, &temporary, flags, Mode::from_raw_mode(0o600), RESOLVE_FLAGS)?;
@@ -129,7 +136,7 @@ fn replace_file(folder: &OwnedFd, name: &Path, text: &[u8], uid: u32) -> Result<
     })
 }
 
-/// Whoever may give files away gives this one to the sandbox's user.
+/// Sets a file's mode, and gives the file to the sandbox's user if this process is root and so may change owners.
 fn chown_to_sandbox(file: &OwnedFd, mode: u32, uid: u32) -> Result<(), Errno> {
     fchmod(file, Mode::from_raw_mode(mode))?;
     if geteuid().is_root() {
@@ -149,7 +156,9 @@ fn to_errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
+/// The flags of every opened directory.
 const DIR_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
+/// The restrictions of path resolution below the workspace: no way out of it, no symlink, no other file system.
 const RESOLVE_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);

@@ -1,8 +1,8 @@
-//! Git in a sandbox that has the agent's workspace, read-only, and nobody else in it.
+//! Git in a sandbox that mounts the agent's workspace read-only and runs no other program.
 //!
-//! Git reads what an agent has written. Should that make git do what the agent wants, it is as confined as the agent was: by
-//! the same profile of system calls, and behind `cogni-init`'s filter and its rules for Landlock. It makes no unix socket,
-//! and writes nowhere but in memory.
+//! Git reads files that an agent has written. If such a file takes control of git, git is as confined as the agent was:
+//! by the same profile of system calls, by `cogni-init`'s filter and by its rules for Landlock. Git can make no unix
+//! socket, and can write only to memory.
 
 use std::fs;
 use std::io;
@@ -26,22 +26,23 @@ use crate::sandbox::output::{OutputCapture, OutputStream};
 use crate::sandbox::spec::{BindMount, MountAccess, RootSource, SandboxLimits, WorkspaceMount};
 use crate::sandbox::{self, InitBinary, SandboxDriver, SandboxSpec, StopReason, embedded};
 
-/// Where the work is taken out: a sandbox like the agent's, and this machine's programs if they can be had.
+/// The sandbox that collects the work. It resembles the agent's sandbox, and has this machine's programs if the
+/// embedded driver can make it.
 pub(super) struct WorkExtractor {
     driver: SandboxDriver,
     order: sandbox::SandboxRequest,
-    /// This machine's git, where the sandbox has this machine's programs.
+    /// This machine's git, if the sandbox has this machine's programs.
     git: Option<PathBuf>,
-    /// When the taking out is over, whatever is asked by then: the run's branch and place wait for it.
+    /// The end of the collection, whatever commands remain. The run's branch and its permit wait for the collection.
     deadline: Instant,
 }
 
 impl WorkExtractor {
-    /// Makes one for a run that is over, and whose workspace is a directory. All that is asked takes no more than the relay
-    /// gives it.
+    /// Makes an extractor for a run that is over and whose workspace is a directory. All commands of the extractor
+    /// together may take the relay's time limit.
     ///
     /// # Errors
-    /// The sandbox's first process cannot be written to the relay's directory.
+    /// Returns an error if the sandbox's first process cannot be written to the relay's directory.
     pub(super) fn for_delivery(
         driver: &SandboxDriver,
         order: &sandbox::SandboxRequest,
@@ -50,7 +51,8 @@ impl WorkExtractor {
         let init = if let Some(path) = &order.spec.init {
             path.clone()
         } else {
-            // The agent's image brings a bridge of its own; git needs none.
+            // The agent's image has its own bridge in place of cogni-init. Git needs no bridge, but needs the filter of
+            // cogni-init.
             let first = InitBinary::BuiltIn { directory: relay.state_dir().to_owned() };
             first.install_file()?.context("the built-in cogni-init has no file")?
         };
@@ -64,7 +66,8 @@ impl WorkExtractor {
         (init, time): (PathBuf, Duration),
     ) -> Self {
         let spec = &order.spec;
-        // This machine's git is the one that the rest of the relay uses, and no image needs one then.
+        // This machine's git is preferred: the rest of the relay uses the same git, and the image needs no git. Only
+        // root can replace the Docker driver by the embedded driver.
         let can_embed = rustix::process::geteuid().is_root();
         let (driver, root) = match driver {
             SandboxDriver::Docker { .. } if can_embed => (
@@ -88,7 +91,7 @@ impl WorkExtractor {
             volumes: vec![],
             init: Some(init),
             has_gateway: false,
-            // Git has nothing to bring to an end, and what it was made to start has no claim to time.
+            // Git has nothing to save at its end, and a program that a hostile file made git start gets no time.
             grace: Duration::ZERO,
             ..spec.clone()
         };
@@ -96,7 +99,7 @@ impl WorkExtractor {
         Self { driver, order, git, deadline: Instant::now() + time }
     }
 
-    /// What a command says, where that is not much.
+    /// Runs a command, and returns its standard output, which has to be small.
     pub(super) async fn capture_output(
         &self,
         artifacts: &ArtifactDir,
@@ -105,7 +108,8 @@ impl WorkExtractor {
         self.capture_output_with_head(artifacts, command, None).await
     }
 
-    /// What a command says that is asked of a repository of the relay's own, which has `head` checked out.
+    /// Runs a command in a repository of the relay that has `head` checked out, and returns the standard output. If
+    /// `head` is `None`, the command has no such repository.
     pub(super) async fn capture_output_with_head(
         &self,
         artifacts: &ArtifactDir,
@@ -115,13 +119,13 @@ impl WorkExtractor {
         let path = artifacts.directory().join("answer");
         let filled = self.write_output_with_head(artifacts, &path, (command, head)).await;
         let answer = fs::read(&path);
-        // Nobody needs it any more, whatever has become of it.
+        // The file is removed after a failed command, too. A leftover file is harmless.
         let _ = fs::remove_file(&path);
         filled?;
         Ok(answer?)
     }
 
-    /// Puts what a command says into a file, which is whole then.
+    /// Runs a command, and writes its complete standard output into a file.
     pub(super) async fn write_output(
         &self,
         artifacts: &ArtifactDir,
@@ -137,6 +141,7 @@ impl WorkExtractor {
         path: &Path,
         (command, head): (&ExtractCommand, Option<ObjectId>),
     ) -> anyhow::Result<()> {
+        // 1. The output goes into a file of bounded size; a failed write ends the sandbox's output.
         let end = self.deadline.min(Instant::now() + command.time);
         let spool = artifacts.create_bounded(PathBuf::from(path), command.output_bytes)?;
         let mut sink = BoundedFileWriter { spool, failure: None };
@@ -147,19 +152,21 @@ impl WorkExtractor {
             sleep_until(end).await;
             StopReason::Deadline
         };
+        // 2. The sandbox runs until git has ended, or until the command's time or the extractor's time is over.
         let ended = Box::pin(self.driver.run(&order, &mut output, until)).await;
         fs::remove_dir_all(&order.directory)?;
         let said = output.stderr.finish().text;
-        let ended = ended.context("there is no sandbox to take the work out with")?;
+        // 3. Of several errors, the cause is returned: a full file makes git fail, too.
+        let ended = ended.context("the sandbox that collects the work failed")?;
         if let Some(failure) = sink.failure {
             return Err(failure.into());
         }
         if ended.cause.is_some() {
-            bail!("git took more than {:?} to take the work out", command.time);
+            bail!("git took more than {:?} to collect the work", command.time);
         }
         if ended.exit_code != Some(0) {
             let why = ended.not_started.unwrap_or(said);
-            bail!("git cannot take the work out: {}", why.trim());
+            bail!("git cannot collect the work: {}", why.trim());
         }
         Ok(sink.spool.finish()?)
     }
@@ -170,10 +177,11 @@ impl WorkExtractor {
         head: Option<ObjectId>,
     ) -> anyhow::Result<sandbox::SandboxRequest> {
         let mut order = self.order.clone();
-        // Its name is the agent's sandbox's, which is gone; what that has left in the run's directory is not in its way.
+        // The sandbox has the name of the agent's sandbox, which is gone. A directory of its own keeps it apart from
+        // the files that the agent's sandbox left in the run's directory.
         order.directory.push("extract");
         fs::create_dir(&order.directory)?;
-        // The run's socket is not in it.
+        // A new directory without a socket: git has no way to the run's gateway.
         order.spec.socket_dir = order.directory.join("sock");
         create_socket_dir(&order.spec.socket_dir)?;
         if let Some(head) = head {
@@ -202,14 +210,15 @@ fn as_read_only(workspace: &WorkspaceMount) -> WorkspaceMount {
     }
 }
 
-/// Takes output into a file, until it is too much.
+/// A writer that copies output into a file until the file's size limit.
 struct BoundedFileWriter {
     spool: BoundedFile,
     failure: Option<crate::relay::repo::RepoError>,
 }
 
 impl AsyncWrite for BoundedFileWriter {
-    /// Into the page cache, in pieces of a pipe's size: nothing is won by another thread.
+    /// Writes a piece in place, without a blocking thread: a piece has at most a pipe's size and goes to the page
+    /// cache.
     fn poll_write(self: Pin<&mut Self>, _: &mut Cx<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
         let sink = self.get_mut();
         Poll::Ready(match sink.spool.push(piece) {
@@ -230,16 +239,18 @@ impl AsyncWrite for BoundedFileWriter {
     }
 }
 
-/// Packing holds what it compares; a bundle has a limit of its own.
+/// The maximum memory of git in bytes (our choice). Packing holds the objects that it compares in memory. A bundle has
+/// a limit of its own.
 const MAX_MEMORY_BYTES: u64 = 1 << 30;
 
-/// Git and its helpers.
+/// The maximum number of processes of git and its helpers (our choice).
 const MAX_PROCESSES: u32 = 32;
 
-/// Of what git complains about.
+/// The number of bytes that are kept of git's error messages (our choice).
 const KEEP_STDERR_BYTES: usize = 4 << 10;
 
-/// The command's own time ends it; this is for a runner that is gone.
+/// The time after the command's own time when the sandbox ends by itself (our choice). The margin matters only if the
+/// runner has died.
 const WATCHDOG_MARGIN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -251,7 +262,7 @@ mod tests {
     use crate::sandbox::spec::oci::{self, OciHostSettings};
     use crate::sandbox::spec::{HOSTS_FILE, OwnerLabels};
 
-    /// L3, R5: who takes work out has no way to the run's gateway, nothing that the run was shown, and no grace.
+    /// L3, R5: the collecting sandbox has no way to the run's gateway, none of the run's mounts, and no grace period.
     #[test]
     fn an_extractor_has_nothing_of_the_runs_but_the_workspace() {
         let place = tempfile::tempdir().expect("there is a place for it");
@@ -318,7 +329,7 @@ mod tests {
         assert_eq!(spec.workspace, WorkspaceMount::Directory { path, access });
     }
 
-    /// The first process of a sandbox, and its arguments.
+    /// Returns the first process of a sandbox and its arguments.
     fn started_with(spec: &SandboxSpec) -> Vec<String> {
         let place = OciHostSettings {
             root: "/root".into(),

@@ -10,19 +10,20 @@ use serde::Deserialize;
 use crate::llm::budget::BudgetAmount;
 use crate::runner::run_gateway::CallSummary;
 
-/// What stands in the log since this run began.
+/// The part of the audit log that the gateway's container has written since this run began.
 #[derive(Debug)]
 pub(super) struct GatewayAuditTail {
     path: PathBuf,
     log: BufReader<File>,
-    /// A line whose end is not there yet.
+    /// A line whose end is not written yet.
     begun: String,
     is_started: bool,
     is_exhausted: bool,
     calls: CallSummary,
 }
 
-/// What is of interest here. The log's own reader checks the chain; this one only listens to it.
+/// The fields of an audit record that the runner uses. This reader does not check the log's hash chain; the audit log's
+/// own reader does.
 #[derive(Deserialize)]
 struct GatewayAuditLine {
     event: String,
@@ -36,7 +37,7 @@ struct GatewayAuditLine {
 }
 
 impl GatewayAuditTail {
-    /// Begins behind what an earlier process has written.
+    /// Opens the log, and starts reading behind the complete lines of an earlier process.
     pub(super) fn open_at_end(path: PathBuf) -> anyhow::Result<Self> {
         let open = || -> std::io::Result<BufReader<File>> {
             let mut file = File::open(&path)?;
@@ -50,9 +51,10 @@ impl GatewayAuditTail {
         Ok(Self { path, log, begun, is_started: false, is_exhausted: false, calls })
     }
 
-    /// Reads what is new.
+    /// Reads the lines that were added since the last call.
     pub(super) fn read_new(&mut self) -> anyhow::Result<()> {
         while self.log.read_line(&mut self.begun).with_context(|| read_error(&self.path))? > 0 {
+            // Without a line end, `begun` keeps the partial line, and the next call appends the rest.
             if self.begun.ends_with('\n') {
                 let line =
                     serde_json::from_str(&self.begun).with_context(|| read_error(&self.path))?;
@@ -90,7 +92,8 @@ impl GatewayAuditTail {
                 self.calls.is_denied = is_denied;
                 self.is_exhausted |= exhausted;
             }
-            // It knows better: an earlier process may have spent something.
+            // The gateway's own totals replace the sums, because an earlier process may have spent a part of the
+            // budget.
             "run.finished" => {
                 self.calls = CallSummary {
                     spent: spent.unwrap_or(self.calls.spent),
@@ -104,7 +107,7 @@ impl GatewayAuditTail {
     }
 }
 
-/// How much of a log is whole: a torn last line is taken away by whoever writes on.
+/// Returns the length of a log's complete lines. The next writer of the log removes a torn last line.
 fn complete_lines_len(file: &mut File) -> std::io::Result<u64> {
     let (mut length, mut whole) = (0, 0);
     let mut reader = BufReader::new(file.take(u64::MAX));

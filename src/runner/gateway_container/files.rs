@@ -1,5 +1,5 @@
-//! The files of a gateway's container: what it reads is copied into the run's directory, what it writes is where the
-//! operator wants it.
+//! The files of a gateway's container. The files that the container reads are copied into the run's directory. The
+//! files that it writes are at the operator's paths.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -15,7 +15,7 @@ use crate::runner::directory::RunDirectory;
 use crate::sandbox::spec::{BindMount, MountAccess};
 use crate::telemetry::access_log::AccessLogDestination;
 
-/// What has been written, as the container sees it.
+/// The written files, as the container sees them: settings with their paths, and mounts.
 pub(super) struct GatewayContainerFiles {
     pub(super) env: BTreeMap<String, String>,
     pub(super) mounts: Vec<BindMount>,
@@ -23,7 +23,7 @@ pub(super) struct GatewayContainerFiles {
     pub(super) audit: PathBuf,
 }
 
-/// A directory of files for one reader.
+/// A directory of files that only the container's user can read.
 struct MountedDir {
     path: PathBuf,
     owner: (u32, u32),
@@ -39,6 +39,7 @@ pub(super) fn write_files(
     let path = directory.path().join("proxy");
     fs::create_dir(&path).with_context(|| creation_error(&path))?;
     change_owner(&path, owner, 0o700)?;
+    // The gateway makes its socket in this directory, so the container's user has to own the directory.
     chown(directory.socket_dir(), Some(owner.0), Some(owner.1))?;
     let mut shelf = MountedDir { path: path.clone(), owner, env: BTreeMap::new() };
     shelf.write_secret("LITELLM_MASTER_KEY_FILE", &config.upstream.api_key)?;
@@ -53,6 +54,7 @@ pub(super) fn write_files(
         target: FILES_TARGET.into(),
         access: MountAccess::ReadOnly,
     }];
+    // The runner itself reads the audit log, so there is one even if the operator wants none.
     let audit = config.audit.path.clone().unwrap_or_else(|| directory.path().join("audit.jsonl"));
     let mut log = |name: &str, file: &str, source: &Path| {
         let source = create_writable(source, owner)?;
@@ -96,7 +98,8 @@ impl MountedDir {
     }
 }
 
-/// A file that the container may go on with; mounted alone, so that it sees nothing beside it.
+/// Makes a file that the container may append to, and returns its path without symlinks. The file is mounted alone, so
+/// that the container cannot see the files beside it.
 fn create_writable(path: &Path, owner: (u32, u32)) -> anyhow::Result<PathBuf> {
     let open = || {
         File::options().append(true).create(true).mode(0o600).open(path)?;
@@ -118,6 +121,8 @@ fn creation_error(path: &Path) -> String {
     format!("`{}` cannot be made for the gateway's container", path.display())
 }
 
-/// Where the container finds what it reads, and what it writes: the image has the latter.
+/// The container's directory of the files that it reads.
 const FILES_TARGET: &str = "/cogni";
+
+/// The container's directory of the files that it writes. The image contains this directory.
 const LOGS_TARGET: &str = "/var/log/cogni";

@@ -87,7 +87,7 @@ async fn a_run_may_have_nothing_to_deliver() {
     assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));
     assert_eq!(
         without.json["relay"]["why"],
-        "it has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`"
+        "the run has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`"
     );
     let unasked = place.run(&[&own[..], &["--state-key", "memory"]].concat(), "true");
     assert_eq!(unasked.json["relay"], without.json["relay"]);

@@ -41,8 +41,8 @@ fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
     "one" error None
     "one" error None
     "one" error None
-    the agent has printed 2 answers, and nobody can tell which one it means
-    the agent has printed 2 answers, and nobody can tell which one it means
+    the agent has printed 2 answers; an agent has to print a single answer
+    the agent has printed 2 answers; an agent has to print a single answer
     the agent's standard output ends in no JSON object: expected value at line 1 column 1 of its last line, `done`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
     the agent's standard output ends in no JSON object: expected value at line 1 column 1 of its last line, `answer: {"payloads":[{"text":"one"}],"meta":{}}`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
     the agent's standard output ends in no JSON object: EOF while parsing a string at line 1 column 26 of its last line, `{"payloads":[{"text":"half`; an agent prints its answer last, as `{"payloads":[…],"meta":{…}}`
@@ -84,8 +84,8 @@ fn an_answer_may_say_that_it_is_none() {
     "/workspace/a.png" error None
     "no model" error Some("no model")
     "a\n\nb" error None
-    "" error Some("the agent has broken off")
-    "half" error Some("the agent has broken off: half")
+    "" error Some("the agent has aborted")
+    "half" error Some("the agent has aborted: half")
     "" error Some("plain")
     "" error Some("timeout: late")
     "" error Some("{\"code\":7}")
