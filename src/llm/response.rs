@@ -233,6 +233,11 @@ impl ResponseObserver {
         self.report.stream_end()
     }
 
+    /// Returns true if the response reported an error, including an orderly end with a failure.
+    pub fn has_error(&self) -> bool {
+        self.report.has_error()
+    }
+
     /// Returns true if the last bytes are an error, or the beginning of an event that may become an
     /// error.
     pub fn may_be_error(&self) -> bool {

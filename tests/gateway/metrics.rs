@@ -347,6 +347,27 @@ async fn names_of_calls_that_cost_nothing_take_no_series() {
     app.stop().await;
 }
 
+/// G12: a provider that fails in the middle of a stream reports that behind a status of 200. The failure is counted and recorded;
+/// the client receives the event as it came.
+#[tokio::test]
+async fn an_error_event_of_a_stream_is_counted() {
+    let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
+    for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
+        let model = "fake/chunks=3;fault=error@1";
+        let body = json!({"model": model, "stream": true, "max_tokens": 9, "messages": []});
+        let answer = app.client().post(path, &body).await;
+        assert_eq!(answer.status, 200, "{path}");
+    }
+    for record in app.recorded("request.settled", 3).await {
+        assert_eq!(record["outcome"], "completed");
+        assert_eq!(record["code"], "upstream_stream_error");
+    }
+    let text = scrape(app.metrics.unwrap(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let errors = r#"cogni_gateway_upstream_errors_total{kind="upstream_stream_error"}"#;
+    assert_eq!(sample(&text, errors), 3);
+    app.stop().await;
+}
+
 /// G12, G2: each way a request can end is seen by the scraper and by the log reader alike.
 #[tokio::test]
 async fn what_is_served_is_seen() {

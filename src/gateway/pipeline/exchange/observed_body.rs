@@ -177,6 +177,7 @@ impl ObservedBodyInner {
         self.ended = true;
         self.exchange.outcome = CallOutcome::Completed;
         let last = self.observer.end_of_body();
+        self.record_stream_error();
         let Some(mut redactor) = self.exchange.redactor.take() else { return last };
         let passed = redactor.redact_frame(&last.unwrap_or_default());
         let rest: Bytes = [passed, redactor.redact_rest()].concat().into();
@@ -184,6 +185,15 @@ impl ObservedBodyInner {
         error_body.push(&rest);
         self.exchange.error_tokens = error_body.tokens();
         Some(error_body.end())
+    }
+
+    /// Counts an error event of a stream. The status was 200 and the body is delivered to its end, so only the event shows
+    /// that the provider failed.
+    fn record_stream_error(&mut self) {
+        if self.exchange.status < 400 && self.observer.has_error() {
+            self.exchange.code = Some(STREAM_ERROR_CODE);
+            self.exchange.gateway.metrics.record_upstream_error(STREAM_ERROR_CODE);
+        }
     }
 
     fn record_failure(&mut self, error: upstream::UpstreamError) -> ResponseBodyError {
@@ -283,6 +293,9 @@ impl Body for ObservedBody {
         }
     }
 }
+
+/// The code of a call whose stream ended with an error event.
+const STREAM_ERROR_CODE: &str = "upstream_stream_error";
 
 /// The longest time from the client's disconnect to the end of the response. Our choice: long enough
 /// for most responses.
