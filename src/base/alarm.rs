@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Timers that run and that nobody waits for, of one worker.
+/// Timers of one worker that still run although no task waits for them.
 #[derive(Debug, Default)]
 pub struct TimerPool(Mutex<Vec<Pin<Box<Sleep>>>>);
 
@@ -56,7 +56,7 @@ impl TimerPool {
     }
 
     fn put(&self, mut timer: Pin<Box<Sleep>>) {
-        // It rings for nobody, and holds no task that has ended.
+        // The timer's waker does nothing, so the timer keeps no ended task alive.
         let is_running = timer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
         let mut timers = self.timers();
         if is_running && timers.len() < MAX_TIMERS {
@@ -69,7 +69,8 @@ impl TimerPool {
     }
 }
 
-/// Of a worker; more waits at a time are rare enough to pay for timers of their own.
+/// The largest number of timers of a worker. More waits at the same time are rare enough to create timers of their own.
+/// Our choice.
 const MAX_TIMERS: usize = 64;
 
 #[cfg(test)]

@@ -33,12 +33,12 @@ impl BoundedCounter {
         self.held.fetch_sub(count, Ordering::AcqRel);
     }
 
-    /// How many are held now.
+    /// Returns the number of units that are held now.
     pub fn held_count(&self) -> u64 {
         self.held.load(Ordering::Acquire)
     }
 
-    /// How many may still be taken.
+    /// Returns the number of units that can still be taken.
     pub fn free_count(&self) -> u64 {
         self.limit.saturating_sub(self.held_count())
     }

@@ -1,8 +1,10 @@
-//! A SQLite file that many tasks of one process write to, and other processes too: opened for us alone, brought to
-//! this version's tables, and written by one thread, which commits together what has come together. It is read with a few
-//! connections, and with one more for what everybody waits for.
+//! A SQLite file that many tasks of one process, and other processes, write to.
 //!
-//! **Invariant:** what a call has written is there after a power cut, or the call says that it failed.
+//! The file is opened with access for its owner only and migrated to this version's tables. One thread writes, and
+//! commits waiting jobs
+//! together. A few connections read; one more is reserved for short reads that many tasks wait for.
+//!
+//! **Invariant:** what a call has written survives a power cut, or the call returns an error.
 
 mod reader_pool;
 mod vacuum;
@@ -26,7 +28,7 @@ use reader_pool::ReaderPool;
 pub struct SqliteDatabase {
     writer: mpsc::Sender<WriteJob>,
     readers: Arc<ReaderPool>,
-    /// For [`read_quick`](Self::read_priority) alone.
+    /// The connection of [`read_priority`](Self::read_priority).
     quick: Arc<ReaderPool>,
 }
 
@@ -38,7 +40,7 @@ pub struct DatabaseSchema {
     pub steps: &'static [&'static str],
 }
 
-/// Why a file cannot be read or written.
+/// An error of reading or writing the file.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DatabaseError {
     #[error("cannot use `{}`", path.display())]
@@ -53,7 +55,7 @@ pub enum DatabaseError {
     Closed,
 }
 
-/// What is done in a transaction, or is not where there is none.
+/// A job for the writer. The job receives the transaction, or the error if there is no transaction.
 type WriteJob = Box<dyn FnOnce(Result<&Transaction<'_>, DatabaseError>) -> WriteJobOutcome + Send>;
 
 /// A job that is over, whose caller is told when it is known whether it is on disk.
@@ -71,10 +73,11 @@ impl SqliteDatabase {
         Self::open_with_commit_observer(path, schemas, |_, _| ())
     }
 
-    /// As [`open`](Self::open_database); `watch` is told of each commit how long it took, and whether it is on disk.
+    /// Opens the file like [`open_database`](Self::open_database). `watch` receives the duration of each commit, and
+    /// whether the commit is on disk.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`open_database`](Self::open_database).
     pub fn open_with_commit_observer(
         path: &Path,
         schemas: &[DatabaseSchema],
@@ -113,10 +116,11 @@ impl SqliteDatabase {
         answer.await.map_err(|_| DatabaseError::Closed)?
     }
 
-    /// As [`write`](Self::write_in_transaction), for a thread that may wait and has no runtime.
+    /// Runs `work` like [`write_in_transaction`](Self::write_in_transaction), and blocks the calling thread, which
+    /// needs no runtime.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`write_in_transaction`](Self::write_in_transaction).
     pub fn write_in_transaction_blocking<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
@@ -139,10 +143,10 @@ impl SqliteDatabase {
         self.readers.read_pooled(work).await
     }
 
-    /// As [`read`](Self::read_committed), for what takes a moment and is waited for by everybody: it is never behind a long read.
+    /// Runs a short read on a connection of its own, so that the read never waits behind a long read.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`read_committed`](Self::read_committed).
     pub async fn read_priority<T, F>(&self, work: F) -> Result<T, DatabaseError>
     where
         T: Send + 'static,
@@ -153,11 +157,10 @@ impl SqliteDatabase {
 }
 
 impl SqliteDatabase {
-    /// Gives room that nothing uses any more back to the disk, a little at a time, so that whoever writes meanwhile
-    /// waits no longer than a moment.
+    /// Returns unused pages to the file system in small steps, so that other writers wait only for a moment.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub async fn release_free_pages(&self) -> Result<(), DatabaseError> {
         while self.write_in_transaction(vacuum::vacuum_step).await? {}
         self.read_committed(vacuum::checkpoint_wal).await
@@ -214,7 +217,7 @@ fn run_in_savepoint<T>(
     Ok(done)
 }
 
-/// The writer's thread: it ends when nobody can give it anything any more.
+/// Runs the jobs of the writer's thread. The loop ends when all senders are dropped.
 fn run_writer_loop(
     mut connection: Connection,
     mut jobs: mpsc::Receiver<WriteJob>,
@@ -304,10 +307,10 @@ fn apply_migrations(
     Ok(change.commit()?)
 }
 
-/// Jobs that wait for the disk; whoever has another waits before.
+/// The largest number of jobs that wait for the writer. The sender of a further job waits for room. Our choice.
 const MAX_QUEUED_JOBS: usize = 1024;
 
-/// For another process to finish its transaction.
+/// The longest wait for another process to finish its transaction. Our choice.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes that are kept of a write-ahead log that was longer.

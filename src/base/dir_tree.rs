@@ -1,11 +1,14 @@
-//! Directories that somebody else has filled: taken away, measured and given away, however deep and however many they are.
+//! Removal, measurement and change of owner of directories that an agent has filled, of any depth and size.
 //!
-//! What is in them was chosen by who would like us to fail: names a hundred thousand levels deep, which overflow the stack
-//! of whoever goes down by recursion, symlinks, names that come and go meanwhile. All walks have one directory open
-//! beside the first, and go through no symlink.
+//! The agent chose the content and may want these functions to fail. Names a hundred thousand levels deep overflow the
+//! stack of a
+//! recursive walk; symbolic links lead elsewhere; names appear and disappear during the walk. Every walk has one
+//! directory open beside the
+//! first and follows no symbolic link.
 //!
-//! **Invariant:** none takes more stack or descriptors the deeper a directory is, nor more memory the wider it is; for each
-//! level that a path can say, whoever measures or gives away holds some names.
+//! **Invariant:** stack and descriptors do not grow with the depth of a directory, and memory does not grow with its
+//! width. Measuring and
+//! changing the owner hold some names for each level that a path can express.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
@@ -44,7 +47,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
         let names = list_names(&top, MAX_NAMES_PER_BATCH)?;
         if names.is_empty() {
             match fs::remove_dir(path) {
-                // Somebody else is removing it, too, and has lifted something.
+                // Another process removes the same directory and has moved an entry up.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => continue,
                 removed => return ignore_io_not_found(removed),
             }
@@ -67,12 +70,14 @@ pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
     remove_tree(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(last))
 }
 
-/// How many bytes a directory takes on its disk, or something above `most`, at which it stops counting. Each name counts
-/// for a block at least, so that there is a bound for those, too. What cannot be looked into counts as too much, and so
-/// does what lies deeper than a path can say. Blocks.
+/// Returns the bytes that a directory takes on disk, or a value above `most`, at which counting stops. Each name counts
+/// as at least one
+/// block, so that the number of names is bounded, too. An unreadable directory, or one deeper than a path can express,
+/// counts as
+/// too much. Blocks.
 ///
 /// # Errors
-/// It cannot be opened, or read.
+/// Returns an error if the directory cannot be opened or read.
 pub fn disk_usage(path: &Path, most: u64) -> io::Result<u64> {
     let top = openat(CWD, path, DIRECTORY_FLAGS, Mode::empty())?;
     let mut bytes = 0_u64;
@@ -88,11 +93,12 @@ pub fn disk_usage(path: &Path, most: u64) -> io::Result<u64> {
     }
 }
 
-/// What in a directory makes whoever opens it wait, or leads elsewhere: a pipe, a device or a symlink, of those that `is_meant`
-/// is true of by their names; the first that is found. Nothing is opened but directories. Blocks.
+/// Returns the name of the first pipe, device or symbolic link that `is_meant` accepts. A process that opens such a
+/// name may block or be
+/// led elsewhere. This function opens directories only. Blocks.
 ///
 /// # Errors
-/// It is no directory, or cannot be read.
+/// Returns an error if the path is not a directory or cannot be read.
 pub fn find_special_entry(
     path: &Path,
     is_meant: impl Fn(&CStr, FileType) -> bool,
@@ -112,11 +118,12 @@ pub fn find_special_entry(
     Ok(special)
 }
 
-/// Gives a directory with all that is in it to somebody else, as far down as a path can say. It is itself given last: until
-/// then whoever was kept out of it cannot come in, and put a link in our way. Blocks.
+/// Changes the owner of a directory and its content, as deep as a path can express. The directory itself changes last:
+/// until
+/// then its new owner cannot enter and place a link in the way. Blocks.
 ///
 /// # Errors
-/// Not all of it is theirs.
+/// Returns an error if the owner of an entry could not be changed.
 pub fn chown_tree(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
     let top = openat(CWD, path, DIRECTORY_FLAGS, Mode::empty())?;
@@ -127,8 +134,9 @@ pub fn chown_tree(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     Ok(fchown(&top, uid, gid)?)
 }
 
-/// Shows each name below a directory once, with the directory that it is in, until whoever looks has seen enough. What has
-/// gone meanwhile is not shown.
+/// Calls `visit` once for each name below a directory, with the directory that contains the name, until `visit` breaks.
+/// Names that
+/// disappear during the walk are left out.
 fn walk_tree(
     top: &OwnedFd,
     mut see: impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,
@@ -159,9 +167,9 @@ fn walk_tree(
 
 /// A directory on the way down to the one that is looked into now.
 struct DirectoryFrame {
-    /// Of the directories in it, some that have not had their turn.
+    /// Subdirectories that the walk has not visited yet.
     ahead: Vec<CString>,
-    /// Where its reading goes on after those, if it has not come to its end.
+    /// The offset at which reading continues after `ahead`; `None` at the end of the directory.
     rest: Option<i64>,
 }
 
@@ -221,7 +229,7 @@ fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
             let fresh = format!(".{}", Uuid::now_v7());
             let lift = || renameat_with(&folder, &inner, top, &fresh, RenameFlags::NOREPLACE);
             let lifted = match lift() {
-                // Whoever is not root may not move a directory that they may not write.
+                // A user other than root cannot move a directory without write permission.
                 Err(Errno::ACCESS) => {
                     chmodat(&folder, &inner, OWNER_MODE, AtFlags::empty()).and_then(|()| lift())
                 }
@@ -253,7 +261,8 @@ fn unlink_or_open(folder: &OwnedFd, name: &CString) -> Result<UnlinkOutcome, Err
     }
 }
 
-/// Where its owner may not read it or write in it, that is changed: it is about to go.
+/// Opens a directory. If the owner has no permission to read or write the directory, the permission is added: the
+/// directory is about to be removed.
 fn open_directory(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errno> {
     let open = || openat(top, name, DIRECTORY_FLAGS, Mode::empty());
     let folder = match open() {
@@ -273,7 +282,7 @@ fn open_directory(top: &OwnedFd, name: &CString) -> Result<Option<OwnedFd>, Errn
     }
 }
 
-/// So many of them at most. In a directory that somebody else has removed meanwhile there are none.
+/// Returns at most `most` names. A directory that another process has removed has no names.
 fn list_names(folder: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
     let own = |name: &Result<rustix::fs::DirEntry, Errno>| {
         name.as_ref().map_or(true, |name| !is_dot_entry(name.file_name().to_bytes()))
@@ -313,17 +322,17 @@ const DIRECTORY_FLAGS: OFlags =
 const RESOLVE_BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
-/// For its owner alone.
+/// The mode of a directory that only its owner can use.
 const OWNER_MODE: Mode = Mode::RWXU;
 
-/// Names that are held in memory at a time, by whoever removes.
+/// The largest number of names that a removal holds in memory.
 const MAX_NAMES_PER_BATCH: usize = 1024;
 
-/// Bytes of names that are held of each level, by whoever measures or gives away. A path has two thousand levels at most.
+/// The bytes of names that a walk holds for each level. A path has at most 2,000 levels.
 const MAX_NAME_BYTES_PER_LEVEL: usize = 8 << 10;
 
-/// What `st_blocks` counts (stat(2)).
+/// The unit of `st_blocks` (stat(2)).
 const SECTOR_BYTES: u64 = 512;
 
-/// Of the file systems that are in use. An empty file takes one in a table of its own.
+/// The block size of common file systems. An empty file counts as one block, for its entry in the table of files.
 const FILE_SYSTEM_BLOCK_BYTES: u64 = 4096;

@@ -1,9 +1,11 @@
-//! Which addresses a host's name may lead to, by who has named the host.
+//! The addresses that a host's name may lead to, depending on who named the host.
 //!
-//! A name does not say where it leads: many public names are names of the loopback address, and a name may have another
-//! address each time it is looked up. So the addresses are judged, and the caller connects to those and looks no name up again.
+//! A name does not tell its address: many public names lead to the loopback address, and a name may have another
+//! address at each
+//! lookup. So the addresses are checked, and the caller connects to the checked addresses without another lookup.
 //!
-//! **Invariant:** no host leads to a link-local, multicast, unspecified or reserved address, where clouds keep credentials.
+//! **Invariant:** no host leads to a link-local, multicast, unspecified or reserved address, where clouds keep
+//! credentials.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -16,37 +18,38 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum HostReach {
-    /// Addresses on the internet, without this machine's own: somebody else has named the host.
+    /// Addresses on the internet, without this machine's own. For hosts that a tenant or an agent named.
     #[default]
     Public,
     /// Addresses in private networks and on this machine, too: the operator has named the host.
     Named,
 }
 
-/// Why a host cannot be connected to.
+/// An error for a host that must not be connected to, or has no address.
 #[derive(Debug, thiserror::Error)]
 pub enum HostReachError {
     #[error("`{host}` cannot be looked up")]
     Unknown { host: String, source: io::Error },
     #[error("`{host}` has no address that a server can have")]
     Unusable { host: String },
-    /// The text is the same for a name that does not exist: it tells nobody which names a private network has.
+    /// The text is the same for a name that does not exist, so that an answer does not reveal the names of a private
+    /// network.
     #[error("`{host}` has no address on the internet")]
     NotPublic { host: String },
 }
 
-/// What an address is for.
+/// The purpose of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressPurpose {
     Public,
     Private,
     Loopback,
-    /// No server that anybody means has such an address.
+    /// An address of no server.
     Reserved,
 }
 
 impl HostReach {
-    /// Whether a host can be allowed by its text. A name that passes has yet to be looked up.
+    /// Returns true if the text of a host is allowed. The addresses of an allowed name must still be checked.
     pub fn allows_host(self, host: &str) -> bool {
         match host.parse() {
             Ok(address) => self.allows_address(address),
@@ -54,7 +57,7 @@ impl HostReach {
         }
     }
 
-    /// Whether an address may be connected to, as far as the address itself says.
+    /// Returns true if a connection to the address is allowed.
     pub fn allows_address(self, address: IpAddr) -> bool {
         match address_purpose(address) {
             AddressPurpose::Public => true,
@@ -85,8 +88,9 @@ impl HostReach {
     }
 }
 
-/// Whether a text is a host in the one spelling that every program reads alike: an address in full, or a name. Resolvers take
-/// what ends in a number for an address, whose parts may be octal, hexadecimal or missing.
+/// Returns true if a text is a host in the one spelling that all programs read alike: a full address, or a name.
+/// Resolvers read a name that
+/// ends in a number as an address, whose parts may be octal, hexadecimal or missing.
 pub fn is_canonical_host(text: &str) -> bool {
     if text.parse::<IpAddr>().is_ok() {
         return true;
@@ -105,7 +109,7 @@ pub fn is_canonical_host(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES && text.split('.').all(is_label) && !is_number
 }
 
-/// Whether a name is this machine's wherever it is looked up (RFC 6761, section 6.3).
+/// Returns true for a name that means this machine at every resolver (RFC 6761, section 6.3).
 fn is_local_name(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     host == "localhost" || host.ends_with(".localhost")
@@ -123,8 +127,9 @@ fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     Ok(found.map(|address| address.ip()).collect())
 }
 
-/// Whether the kernel takes an address for one of this machine's: a connection to such an address comes from that address.
-/// Connecting a datagram socket sends nothing.
+/// Returns true if the kernel treats the address as this machine's: a connection to such an address has the same
+/// address as its source.
+/// Connecting a datagram socket sends no packet.
 fn is_own_address(address: IpAddr) -> bool {
     let any: SocketAddr = match address {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -233,7 +238,8 @@ const PRIVATE_V4: [(Ipv4Addr, u32); 8] = [
     (Ipv4Addr::new(203, 0, 113, 0), 24),
 ];
 
-/// What in `2000::/3` and `fc00::/7` is no server's: protocols (Teredo among them), metadata of AWS and Google Cloud.
+/// Ranges inside `2000::/3` and `fc00::/7` without servers: protocols (such as Teredo), and the metadata services of
+/// AWS and Google Cloud.
 const RESERVED_V6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
     (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), 128),

@@ -2,7 +2,7 @@
 //!
 //! A [`JsonScanner`] is fed frames as they arrive from the socket, split anywhere, and reads each byte
 //! once. It builds no tree: what it keeps is where the members of the top-level object begin and
-//! end, so that a 32 MiB prompt costs a few hundred bytes. Whoever holds the frames can then read or
+//! end, so that a 32 MiB prompt costs a few hundred bytes. A caller that holds the frames can then read or
 //! replace single values ([`rope`](super::rope)).
 //!
 //! It is stricter than most parsers, because what we let through is read again by the upstream, and
@@ -58,21 +58,21 @@ pub struct JsonScanner<W = ()> {
     /// Offset of the next byte, from the start of the document.
     at: u64,
     text: JsonStringState,
-    /// What is still to come of `true`, `false` or `null`.
+    /// The bytes of `true`, `false` or `null` that are still expected.
     literal: &'static [u8],
     /// The arrays and objects that are open, with the keys seen in them.
     keys: JsonKeyStack,
     /// The top-level member that is being read.
     member: JsonMember,
     members: Vec<JsonMember>,
-    /// Who is told what stands inside, and whether it wants to see the text that is being read.
+    /// The visitor, which receives the events and selects the text to keep.
     watch: W,
     start: JsonStringPrefix,
     /// Set by the first error; nothing is read after it.
     failed: Option<JsonError>,
 }
 
-/// How deep and how wide a document may be.
+/// The largest depth and width of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JsonLimits {
     /// Arrays and objects inside one another, the top-level object counted. Tool schemas reach 20;
@@ -82,7 +82,7 @@ pub struct JsonLimits {
     pub members: u16,
 }
 
-/// What is known of a document that was read to its end.
+/// The result of reading a whole document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JsonDocument {
     /// The top-level object's members, in the order they were written.
@@ -95,12 +95,12 @@ pub struct JsonMember {
     pub key: JsonKey,
     /// Offset of the key's opening quote.
     pub start: u64,
-    /// Whether the key is written without an escape.
+    /// True if the key has no escape.
     pub is_plain: bool,
-    /// Where the value stands, quotes and brackets included, the white space around it not.
+    /// The position of the value, with quotes or brackets and without surrounding white space.
     pub value: Range<u64>,
     pub kind: JsonType,
-    /// How many strings, arrays and objects stand directly inside the value.
+    /// The number of strings, arrays and objects directly inside the value.
     pub entries: u32,
 }
 
@@ -116,10 +116,10 @@ pub enum JsonType {
     Object,
 }
 
-/// What the next byte belongs to.
+/// The state between two bytes.
 #[derive(Clone, Copy, Debug)]
 enum JsonScannerState {
-    /// Nothing but white space so far.
+    /// Only white space so far.
     Start,
     /// A value has to follow: after `:`, and after `,` in an array.
     Value,
@@ -129,20 +129,20 @@ enum JsonScannerState {
     FirstKey,
     /// A key has to follow: after `,` in an object.
     NextKey,
-    /// In a key.
+    /// Inside a key.
     Key,
     /// `:`, after a key.
     Colon,
-    /// In a string that is a value.
+    /// Inside a string value.
     Text,
     Number(JsonNumberState),
-    /// In `true`, `false` or `null`.
+    /// Inside `true`, `false` or `null`.
     Literal,
     /// `,` or `}`: after a member of an object.
     AfterMember,
     /// `,` or `]`: after an element of an array.
     AfterElement,
-    /// Nothing but white space: the document is complete.
+    /// After the document; only white space may follow.
     End,
 }
 
@@ -196,7 +196,7 @@ impl<W: JsonVisitor> JsonScanner<W> {
         self.finish_with_visitor().map(|(document, _)| document)
     }
 
-    /// The same, and who was told.
+    /// Ends the document like [`finish_document`](Self::finish_document), and returns the visitor, too.
     pub fn finish_with_visitor(self) -> Result<(JsonDocument, W), JsonError> {
         match (self.failed, self.state) {
             (Some(invalid), _) => Err(invalid),

@@ -1,6 +1,6 @@
-//! Prometheus text, and the small listener it is scraped from.
+//! Prometheus text, and the small listener that Prometheus scrapes.
 //!
-//! **Invariant:** the listener answers whoever reaches it, so it is bound where only operators can:
+//! **Invariant:** the listener answers every client that reaches it, so it is bound where only operators can connect:
 //! never on a socket that is mounted into a sandbox.
 
 pub mod discovery;

@@ -1,4 +1,4 @@
-//! How a client gets to a server elsewhere: whom it trusts, and by which proxy.
+//! Connections from this program to a server elsewhere: trusted authorities and the proxy.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ impl OutboundConfig {
     }
 }
 
-/// What carries TLS to a host that cannot be reached otherwise. It sees which host, and nothing that is said.
+/// The proxy that carries TLS to a host. The proxy sees the host's name and not the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpProxy {
     /// `http://[USER:PASSWORD@]HOST[:PORT]`
@@ -59,7 +59,7 @@ impl HttpProxy {
         &self.url
     }
 
-    /// What nobody is to read, where there is something.
+    /// Returns the password in the proxy's URL, which logs must not show.
     pub fn url_password(&self) -> Option<SecretString> {
         let (user, _) = self.url.expose_secret().split_once("://")?.1.rsplit_once('@')?;
         Some(SecretString::new(user.split_once(':')?.1))

@@ -52,7 +52,7 @@ fn mask_path(path: &str, text: &str) -> Option<String> {
     (from > 0).then(|| masked + &text[from..])
 }
 
-/// Whether a character is taken for a part of a path. A name with others is masked up to the first of them.
+/// Returns true if a character can be part of a path. A name with another character is masked up to that character.
 fn is_path_character(c: char) -> bool {
     c.is_alphanumeric() || "/._-+@%=~".contains(c)
 }
@@ -68,7 +68,7 @@ fn path_spellings(path: &Path) -> Vec<String> {
     texts.filter(|text| text.starts_with('/')).collect()
 }
 
-/// What stands in place of a path.
+/// The text that replaces a path.
 pub const PATH_PLACEHOLDER: &str = "[host path]";
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// A directory that cannot be used for what nobody else may change.
+/// An error for a directory that another user could change.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     #[error("directory `{}` cannot be made or read", path.display())]

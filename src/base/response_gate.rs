@@ -1,4 +1,4 @@
-//! Where answers wait until somebody lets them go on: order by events, never by the clock.
+//! A gate that holds responses until the caller opens the gate: tests order events without a clock.
 
 use std::sync::Arc;
 

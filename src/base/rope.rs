@@ -192,7 +192,7 @@ impl SplicedBytes {
     }
 }
 
-/// For writing the pieces with one vectored write.
+/// Gives the pieces to a vectored write.
 impl Buf for ByteRope {
     fn remaining(&self) -> usize {
         clamp_offset(self.len, usize::MAX)
@@ -214,7 +214,7 @@ impl Buf for ByteRope {
     }
 }
 
-/// For hyper, piece by piece.
+/// Gives the pieces to hyper one by one.
 impl Body for ByteRope {
     type Data = Bytes;
     type Error = Infallible;

@@ -48,7 +48,8 @@ impl<'a> SanitizedText<'a> {
     }
 }
 
-/// Whether a byte goes as it is. In ASCII `+,-./`, the digits and `:` follow one another, as do `@` and the capitals.
+/// Returns true for a byte that passes unchanged. In ASCII the characters `+,-./`, the digits and `:` are adjacent, as
+/// are `@` and the capitals.
 fn is_safe_byte(byte: u8) -> bool {
     matches!(byte, b'+'..=b':' | b'@'..=b'Z' | b'_' | b'a'..=b'z')
 }

@@ -1,13 +1,14 @@
-//! What serde says of data that does not fit, in words for people: where it stands, what it is, and what to give instead.
+//! serde's errors in words for people: the place of the value, the problem, and the expected value.
 //!
-//! serde names Rust's types, which mean nothing to a client, and leaves out where a value of the wrong type stands.
+//! serde's own texts name Rust types, which mean nothing to a client, and omit the place of a value with the wrong
+//! type.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::error::Category;
 
-/// Why bytes are not the JSON that is wanted.
+/// An error for bytes that are not the expected JSON.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonInputError {
     /// The bytes are not JSON.

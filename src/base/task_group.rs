@@ -21,7 +21,7 @@ pub struct TaskGroup {
     cut: CancellationToken,
 }
 
-/// How a drain ended.
+/// The end of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownOutcome {
     /// Every task ended by itself.
@@ -64,10 +64,10 @@ impl TaskGroup {
         }
     }
 
-    /// Does all of it, also for somebody who stops waiting for the outcome: that is dropped then.
+    /// Runs the task to its end, even if the caller stops waiting. The result is dropped in that case.
     ///
     /// # Panics
-    /// The task has.
+    /// Panics if the task panicked.
     pub async fn run_detached<F>(&self, task: F) -> F::Output
     where
         F: Future<Output: Send> + Send + 'static,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-/// As tokio's `timeout`, but what is ready at once needs no timer.
+/// Waits like tokio's `timeout`, without a timer for a future that is ready at once.
 pub async fn timeout_unless_ready<F: Future>(
     limit: Duration,
     future: F,

@@ -20,7 +20,7 @@ pub struct TlsFiles<'a> {
     pub client_authorities: Option<&'a Path>,
 }
 
-/// Why a file cannot be used. No error shows what stands in a key's file.
+/// An error for a TLS file that cannot be used. No error shows the content of a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFileError {
     #[error("`{}` cannot be read", path.display())]
@@ -37,10 +37,10 @@ pub enum TlsFileError {
     ClientAuthorities { path: PathBuf, source: VerifierBuilderError },
 }
 
-/// What a server needs to speak TLS 1.2 or later, and HTTP/2 or HTTP/1.1 over it.
+/// Returns the server configuration for TLS 1.2 or later with HTTP/2 or HTTP/1.1.
 ///
 /// # Errors
-/// The first file that cannot be used.
+/// Returns the error of the first file that cannot be used.
 pub fn server_config(files: &TlsFiles<'_>) -> Result<Arc<ServerConfig>, TlsFileError> {
     let chain = load_certificates(files.certificate)?;
     let key = load_private_key(files.key)?;

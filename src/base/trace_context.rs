@@ -18,13 +18,13 @@ pub struct TraceId([u8; 16]);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SpanId([u8; 8]);
 
-/// What a caller says about the trace that its work is part of.
+/// The trace that a caller continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace: TraceId,
     /// The caller's span, where it has one.
     pub parent: Option<SpanId>,
-    /// Whether the caller records its spans, so that ours have a place.
+    /// True if the caller records its spans, so that this program's spans have a parent.
     pub is_sampled: bool,
 }
 
@@ -48,10 +48,10 @@ impl TraceId {
         &self.0
     }
 
-    /// Whether the trace is among this share of all: the same answer wherever it is asked.
+    /// Returns true if the trace belongs to the given share of all traces. Every process gives the same answer.
     pub fn is_sampled_at(&self, share: f64) -> bool {
         let last = self.0.last_chunk().expect("an id has 16 bytes");
-        // The last seven bytes are random, whoever has made the id.
+        // The last seven bytes are random in every id.
         let place = u64::from_be_bytes(*last) & RANDOM_BITS_MASK;
         count_as_f64(place) < share * count_as_f64(RANDOM_BITS_MASK + 1)
     }
@@ -74,13 +74,13 @@ impl SpanId {
 }
 
 impl TraceContext {
-    /// A trace that nobody is within yet.
+    /// Returns the context of a trace without a parent span.
     pub fn root_context(trace: TraceId, is_sampled: bool) -> Self {
         Self { trace, parent: None, is_sampled }
     }
 }
 
-/// What `span` tells those that work for it, as the header `traceparent`.
+/// Returns the header `traceparent` for calls that belong to `span`.
 pub fn format_traceparent(trace: &TraceId, span: &SpanId, is_sampled: bool) -> HeaderValue {
     let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
     hex::encode_hex(&trace.0, &mut text[3..35]);
@@ -118,7 +118,7 @@ impl FromStr for TraceContext {
     }
 }
 
-/// As a `traceparent`; without a span, that is all zeros.
+/// Formats the context as a `traceparent`. A missing span is written as zeros.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parent = SpanId(self.parent.map_or([0; 8], |span| span.0));
@@ -187,10 +187,10 @@ fn random_nonzero<const BYTES: usize>() -> [u8; BYTES] {
     bytes
 }
 
-/// Of version 00; later ones begin with as much.
+/// The length of a `traceparent` of version 00. Later versions begin with the same form.
 const TRACEPARENT_BYTES: usize = 55;
 
-/// Where W3C asks for random bits.
+/// The bits that W3C requires to be random.
 const RANDOM_BITS_MASK: u64 = (1 << 56) - 1;
 
 /// The one flag of version 00 that is about us.

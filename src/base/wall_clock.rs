@@ -1,10 +1,12 @@
-//! Whether the wall clock can be believed, by the monotonic clock beside it.
+//! A check of the wall clock against the monotonic clock.
 //!
-//! The age of what a process keeps is told by the wall clock, and a wall clock may jump: a machine without a battery, a
-//! wrong time server. What is thrown away on the word of one look cannot be had back.
+//! The wall clock decides the age of stored data, and a wall clock may jump: a machine without a battery, a wrong time
+//! server. Data that
+//! is deleted because of one wrong reading cannot be restored.
 //!
-//! **Invariant:** the wall clock is trusted after it has gone in step with the monotonic one for an hour, and no more from
-//! the look on that finds a jump.
+//! **Invariant:** the wall clock is trusted after it has advanced with the monotonic clock for an hour, and no longer
+//! after
+//! a reading that finds a jump.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +17,7 @@ pub struct ClockReading {
     pub monotonic: Instant,
 }
 
-/// What a look at both clocks finds.
+/// The result of reading both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClockCheck {
     Trusted,
@@ -76,7 +78,7 @@ pub fn is_plausible_successor(known: SystemTime, now: SystemTime) -> bool {
     known <= now + CLOCK_TOLERANCE && now <= known + MIN_STEADY_TIME
 }
 
-/// How long the clocks have to be in step. Ours: long enough for a time server to put a clock right.
+/// The time for which both clocks must advance together. Our choice: long enough for a time server to correct a clock.
 pub const MIN_STEADY_TIME: Duration = Duration::from_hours(1);
 
 /// Between two looks: more than a clock that is only slow, or a leap second, comes to.

@@ -1,6 +1,6 @@
-//! The connections that are read with: a few, so that one long answer does not hold up the others.
+//! The reading connections. There are a few, so that one long read does not block other reads.
 //!
-//! **Invariant:** whoever waits for a connection holds no thread.
+//! **Invariant:** a task that waits for a connection holds no thread.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -106,7 +106,7 @@ impl<'a> JsonCursor<'a> {
         self.skip_value_within(MAX_DEPTH)
     }
 
-    /// Nothing but white space is left.
+    /// Returns `Some` if only white space is left.
     pub fn expect_end(mut self) -> Option<()> {
         self.skip_space();
         (self.at == self.data.len()).then_some(())

@@ -1,4 +1,4 @@
-//! Why a document was refused, and at which byte.
+//! Errors of the scanner, with the offset of the byte.
 
 /// The first thing wrong with a document. Offsets count bytes from 0; messages read on after
 /// "the body is not acceptable JSON:".

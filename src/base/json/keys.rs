@@ -41,13 +41,13 @@ pub(super) struct JsonKeyStack {
 
 struct OpenJsonContainer {
     kind: JsonType,
-    /// Where in [`JsonKeyStack::few`] its stretch begins.
+    /// The index in [`JsonKeyStack::few`] of the container's first key.
     first: usize,
 }
 
 /// A key as its bytes arrive.
 pub(super) struct JsonKeyBuffer {
-    /// All of a short key; of a long one, the block that is being filled.
+    /// A whole short key, or the current block of a long key.
     block: [u8; JsonKey::MAX_BYTES],
     filled: usize,
     len: u64,
@@ -88,7 +88,7 @@ impl JsonKeyStack {
         self.open.len()
     }
 
-    /// Whether the innermost is an array or an object.
+    /// Returns the type of the innermost container.
     pub(super) fn innermost_type(&self) -> Option<JsonType> {
         self.open.last().map(|open| open.kind)
     }
@@ -127,7 +127,7 @@ impl JsonKeyStack {
         Ok(())
     }
 
-    /// Whether the key is new to the innermost object.
+    /// Adds a key to the innermost object. Returns false if the object has the key already.
     fn insert_key(&mut self, key: KeyFingerprint) -> bool {
         let depth = self.depth();
         if let Some((_, keys)) = self.many.last_mut().filter(|(owner, _)| *owner == depth) {
@@ -189,7 +189,7 @@ impl JsonKeyBuffer {
         self.len
     }
 
-    /// All of it, unless it is longer than [`JsonKey::MAX_BYTES`].
+    /// Returns the whole key; `None` if the key is longer than [`JsonKey::MAX_BYTES`].
     pub(super) fn as_bytes(&self) -> Option<&[u8]> {
         self.hasher.is_none().then(|| self.filled_block())
     }

@@ -1,6 +1,6 @@
-//! The form of a number, one byte at a time. Its value is nobody's business here.
+//! The syntax of a number, one byte at a time. The value is not computed.
 
-/// What of a number has been read.
+/// The part of a number that was read last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonNumberState {
     Minus,
@@ -40,7 +40,7 @@ impl JsonNumberState {
         }
     }
 
-    /// Whether the number may end here.
+    /// Returns true if the number may end here.
     pub(super) fn is_complete(self) -> bool {
         matches!(self, Self::Zero | Self::Integer | Self::Fraction | Self::Power)
     }

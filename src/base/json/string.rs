@@ -19,7 +19,7 @@ pub(super) struct JsonStringState {
     high: Option<u16>,
 }
 
-/// What the next byte of the string belongs to.
+/// The state between two bytes of a string.
 #[derive(Clone, Copy, Default)]
 enum JsonStringPosition {
     #[default]
@@ -166,7 +166,7 @@ fn scan_valid_prefix(data: &[u8]) -> usize {
     }
 }
 
-/// As [`scan_valid_prefix`], as far as there are whole blocks; the error is where it ends.
+/// Scans whole blocks like [`scan_valid_prefix`]. The error is the offset at which the scan ends.
 fn skim_blocks(data: &[u8]) -> Result<usize, usize> {
     if let Some(end) = data.get(..SHORT).and_then(find_stop).filter(|end| data[*end] == b'"') {
         return Err(end);

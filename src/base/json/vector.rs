@@ -3,7 +3,8 @@
 //! Each search has two forms with one answer: with SSE2, which every x86-64 processor has, and byte by
 //! byte, for what is shorter than a vector and for other processors. A test holds one against the other.
 
-/// Where the first byte stands that is no plain text: a quote, a backslash, a control or not ASCII.
+/// Returns the offset of the first byte that is not plain text: a quote, a backslash, a control character, or not
+/// ASCII.
 #[inline]
 pub(super) fn find_stop(data: &[u8]) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
@@ -38,7 +39,7 @@ fn mask_of(bytes: &[u8; MASKED], search: impl Fn(&[u8; BLOCK_BYTES]) -> u32) -> 
     blocks.iter().rev().fold(0, |mask, block| mask << BLOCK_BYTES | u64::from(search(block)))
 }
 
-/// Where the first quote or backslash stands.
+/// Returns the offset of the first quote or backslash.
 #[inline]
 pub(super) fn find_quote(data: &[u8]) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]

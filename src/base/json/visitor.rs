@@ -21,7 +21,7 @@ pub trait JsonVisitor {
     fn on_close(&mut self);
 }
 
-/// Nobody watches.
+/// A visitor that ignores every event.
 impl JsonVisitor for () {
     fn on_key(&mut self, _depth: usize, _key: &[u8]) {}
 
@@ -52,8 +52,9 @@ impl JsonStringPrefix {
         self.has_blanks = false;
     }
 
-    /// How many bytes of the document may be read for it now: unescaped they are no more than these
-    /// and the three that a character begun before may bring.
+    /// Returns the number of document bytes that may be read for the name now. Unescaped they are at most that many
+    /// bytes, and three more for
+    /// a character that began before.
     pub(super) fn wanted_bytes(&self, name: &JsonKeyBuffer) -> usize {
         if self.is_wanted {
             Self::MAX_PREFIX_BYTES.saturating_sub(buffered_length(name)).max(1)
@@ -82,7 +83,7 @@ impl JsonStringPrefix {
         self.has_blanks
     }
 
-    /// What was wanted; nothing more is.
+    /// Returns the wanted prefix of the name and wants nothing more.
     pub(super) fn take_prefix<'a>(&mut self, name: &'a JsonKeyBuffer) -> &'a [u8] {
         self.is_wanted = false;
         let bytes = name.as_bytes().unwrap_or_default();
@@ -90,7 +91,7 @@ impl JsonStringPrefix {
     }
 }
 
-/// What readers of addresses pass over.
+/// Returns true for characters that readers of addresses skip.
 fn is_blank(character: char) -> bool {
     character.is_whitespace()
         || character.is_control()

@@ -42,10 +42,11 @@ struct WholeDocumentScanner<'a, W> {
     limits: JsonLimits,
     data: &'a [u8],
     at: usize,
-    /// How many of `open` are open.
+    /// The number of open containers in `open`.
     depth: usize,
     open: [WholeDocumentContainer; MAX_DEPTH],
-    /// Where the keys stand that are live, and their lengths. Each open object owns a stretch, the innermost the last.
+    /// The positions and lengths of the live keys. Each open object owns a range; the innermost object owns the last
+    /// range.
     keys: [(u32, u32); MAX_LIVE_KEYS],
     live: usize,
     member: JsonMember,
@@ -56,7 +57,7 @@ struct WholeDocumentScanner<'a, W> {
 #[derive(Clone, Copy)]
 struct WholeDocumentContainer {
     kind: JsonType,
-    /// Where its stretch of keys begins.
+    /// The index of the container's first key.
     first: usize,
 }
 
@@ -66,7 +67,7 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         self.skip_byte(b'{')?;
         self.open_container(JsonType::Object)?;
         self.skip_space();
-        // An empty object says nothing, and is nobody's usual body.
+        // An empty object is rare in practice, so the slow path reads it.
         self.read_key()?;
         loop {
             let kind = self.read_value()?;
@@ -88,7 +89,8 @@ impl<W: JsonVisitor> WholeDocumentScanner<'_, W> {
         }
     }
 
-    /// What follows a value: the ends of those around it, up to a comma. `false` after the end of the document.
+    /// Reads the bytes after a value: the ends of containers, up to a comma. Returns `false` after the end of the
+    /// document.
     fn continue_after_value(&mut self) -> Option<bool> {
         loop {
             self.skip_space();

@@ -1,15 +1,15 @@
-//! What Prometheus asks with `http_sd_configs`: where there is something to scrape, which is here.
+//! The answer to Prometheus' `http_sd_configs`: the address of this listener and its labels.
 
 use std::net::SocketAddr;
 
 use serde::Serialize;
 
-/// What an answer says of this process.
+/// The target that an answer describes.
 #[derive(Clone, Debug)]
 pub struct ScrapeTarget {
-    /// Where it is scraped; without one, where it was asked.
+    /// The address to scrape; `None` means the address of the request.
     pub address: Option<String>,
-    /// What it is called in the label `service`.
+    /// The value of the label `service`.
     pub service: String,
 }
 

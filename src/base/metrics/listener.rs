@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use super::discovery::ScrapeTarget;
 
-/// What is served at a path.
+/// The answers of the listener, by path.
 #[derive(Clone)]
 pub struct HttpPage {
     path: &'static str,
@@ -152,13 +152,13 @@ fn text_response(
 /// health check need four.
 const MAX_CONNECTIONS: usize = 16;
 
-/// How long a head may take to arrive. Ours: an operator's network is near.
+/// The longest time for the head of a request. Our choice: an operator's network is near.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one connection may live. Prometheus gives up after its `scrape_timeout`, 10 s by default.
+/// The longest life of a connection. Prometheus gives up after its `scrape_timeout`, 10 s by default.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a shutdown waits for scrapes under way, so that a run's last figures are not lost.
+/// The time that a shutdown waits for open scrapes, so that a run's last figures are not lost. Our choice.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// The pause after a failed accept: out of file descriptors is not cured by asking again at once.

@@ -1,6 +1,6 @@
-//! What the process itself uses, under the names every Prometheus client gives it.
+//! The resources that the process uses, under the names of every Prometheus client.
 //!
-//! Read from `/proc/self` at each scrape: four small reads, about 20 µs, and nothing in between.
+//! Each scrape reads `/proc/self`: four small reads, about 20 µs.
 
 use std::collections::HashMap;
 use std::fs;

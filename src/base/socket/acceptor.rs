@@ -41,5 +41,5 @@ impl SocketAcceptor {
     }
 }
 
-/// Long enough for connections to end, short enough that nobody notices.
+/// The pause after a failed accept: long enough for connections to end, too short for a client to notice. Our choice.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

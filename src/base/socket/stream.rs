@@ -94,12 +94,12 @@ impl ServerStream {
         }
     }
 
-    /// Whether the peer opens with HTTP/2 prior knowledge; waits until that can be told.
+    /// Returns true if the peer opens with HTTP/2 prior knowledge; waits until that is certain.
     ///
-    /// It waits for the whole preface, because hyper would wait for the rest without a time limit.
+    /// The function waits for the whole preface, because hyper would wait for the rest without a time limit.
     ///
     /// # Errors
-    /// The socket failed. A peer that closes first is told apart later, by the reader.
+    /// Returns an error if the socket failed. A peer that closes first is found later, by the reader.
     pub async fn peek_http2_preface(&self) -> io::Result<bool> {
         let mut first = [0; HTTP2_PREFACE.len()];
         loop {
@@ -216,5 +216,5 @@ impl AsyncWrite for ServerStream {
     }
 }
 
-/// How a connection with HTTP/2 prior knowledge begins (RFC 9113, section 3.4).
+/// The first bytes of a connection with HTTP/2 prior knowledge (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

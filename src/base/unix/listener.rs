@@ -21,7 +21,7 @@ pub struct UnixListenerGuard {
     inode: (u64, u64),
 }
 
-/// Who may connect: the socket's mode, and its owner where the process may set one.
+/// The permissions of a socket: its mode, and its owner if the process may set one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketPermissions {
     pub mode: u32,
@@ -44,7 +44,7 @@ pub enum UnixListenerError {
 impl UnixListenerGuard {
     /// Binds `path`. A socket file left by a dead process is replaced; one that answers is an error.
     ///
-    /// Permissions are set before the socket listens, so nobody connects under the wrong ones.
+    /// Permissions are set before the socket listens, so no client connects under wrong permissions.
     pub fn bind_socket(
         path: &Path,
         permissions: SocketPermissions,
@@ -120,8 +120,9 @@ fn remove_stale(path: &Path) -> Result<(), UnixListenerError> {
     }
 }
 
-/// Whether somebody listens, be it with a full backlog. Only a refusal proves that nobody does, or that whoever did is
-/// dead: a child that it was about to start may hold its socket for a moment, and accepts nothing.
+/// Returns true if a process listens, even with a full backlog. Only a refused connection proves that no process
+/// listens. A dead
+/// process' child may hold the socket for a moment without accepting.
 fn has_live_listener(path: &Path) -> io::Result<bool> {
     let socket = create_socket()?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {

@@ -1,4 +1,4 @@
-//! Who is at the other end of a unix socket, as the kernel says.
+//! The process at the other end of a unix socket, as the kernel reports it.
 
 use std::fs::File;
 use std::io::{self, Read};
