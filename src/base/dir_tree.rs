@@ -134,7 +134,7 @@ pub fn chown_tree(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     Ok(fchown(&top, uid, gid)?)
 }
 
-/// Calls `visit` once for each name below a directory, with the directory that contains the name, until `visit` breaks.
+/// Calls `see` once for each name below a directory, with the directory that contains the name, until `see` breaks.
 /// Names that
 /// disappear during the walk are left out.
 fn walk_tree(

@@ -17,7 +17,7 @@ use ring::digest::{SHA256, digest};
 use super::records::AuditRecord;
 use crate::base::hex;
 
-/// Where the next record will stand, and what it must build on.
+/// The end of a chain: the number of the next record, and the hash that the next record must contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashChain {
     next: u64,
@@ -28,7 +28,7 @@ pub struct HashChain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHash([u8; 64]);
 
-/// Why a line is not the next record of its log.
+/// The reason why a line is not the next record of its log.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainBreakReason {
     #[error(
@@ -122,14 +122,14 @@ impl HashChain {
         Ok(())
     }
 
-    /// Whether `bytes` could be the beginning of the next record.
+    /// Returns true if `bytes` could be the beginning of the next record.
     pub fn could_begin_with(&self, bytes: &[u8]) -> bool {
         let shared = bytes.len().min(SEQ_PREFIX.len());
         bytes[..shared] == SEQ_PREFIX[..shared]
     }
 }
 
-/// What every line begins with, apart from its number.
+/// The fields that begin every line, apart from the record's number.
 #[derive(Clone, Copy)]
 pub struct RecordHeader<'a> {
     /// RFC 3339, UTC.

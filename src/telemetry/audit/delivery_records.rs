@@ -1,8 +1,10 @@
-//! What is written down about a run's work on its way to a branch, one type per event.
+//! The records of a delivery, one type for each event.
 //!
-//! A step is written down in the outbox before it is recorded here. What a crash has cut off is taken again, and recorded
-//! again; of a branch or a pull request that has the work already, whoever goes on says that it was there. An end that was
-//! written down in a process's last moment is in the outbox alone, which says what counts.
+//! A step is written to the outbox before it is recorded here. A process that continues after a crash repeats the
+//! interrupted step and its
+//! record; for a branch or a pull request that already has the work, the record says so. An end that was written in a
+//! process's last
+//! moment is in the outbox only, which is the authority.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
 use serde::Serialize;
@@ -21,10 +23,10 @@ pub struct WorkExtractedRecord<'a> {
     pub repository: &'a str,
     #[serde(serialize_with = "serialize_truncated")]
     pub branch: &'a str,
-    /// What it builds on.
+    /// The commit that the work is based on.
     #[serde(serialize_with = "serialize_truncated")]
     pub start: &'a str,
-    /// As the sandbox says, until the next record.
+    /// The head as the sandbox reports it, until the next record.
     #[serde(serialize_with = "serialize_truncated")]
     pub tree: &'a str,
     pub commits: u32,
@@ -48,9 +50,9 @@ pub struct WorkReviewedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
     pub rules: &'a str,
     pub files: u64,
-    /// How many rules had something to say.
+    /// The number of rules with a finding.
     pub reasons: u64,
-    /// What the first of them said.
+    /// The first finding.
     #[serde(
         serialize_with = "serialize_truncated_list",
         skip_serializing_if = "<[String]>::is_empty"
@@ -63,7 +65,7 @@ pub struct WorkReviewedRecord<'a> {
 pub struct BranchPushedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    /// Where the branch was; absent where there was none.
+    /// The commit of the branch before the push; absent for a new branch.
     #[serde(
         serialize_with = "serialize_truncated_option",
         skip_serializing_if = "Option::is_none"
@@ -90,7 +92,7 @@ pub struct PullRequestOpenedRecord<'a> {
 pub struct WorkHeldRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    /// Which kind of reason: never the agent's text.
+    /// The kind of the reason: never the agent's text.
     #[serde(serialize_with = "serialize_truncated")]
     pub code: &'a str,
 }
@@ -100,11 +102,11 @@ pub struct WorkHeldRecord<'a> {
 pub struct DeliveryResumedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]
     pub relay: &'a str,
-    /// How far it had come.
+    /// The step that the delivery had reached.
     pub step: &'static str,
 }
 
-/// Written when somebody has brought the work into a clone by hand.
+/// The record of an operator who has applied the work to a clone by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkAppliedRecord<'a> {
     #[serde(serialize_with = "serialize_truncated")]

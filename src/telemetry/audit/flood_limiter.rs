@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// One thing that may come in floods.
 #[derive(Debug)]
 pub(super) struct RecordFloodLimiter {
-    /// How many more are recorded one by one.
+    /// The number of further events that are recorded one by one.
     singly: u32,
     /// Counted since the last record.
     repeats: u64,
@@ -36,7 +36,7 @@ impl RecordFloodLimiter {
         Some(std::mem::take(&mut self.repeats))
     }
 
-    /// Whether something was counted that is not recorded yet.
+    /// Returns true if an event was counted and is not recorded yet.
     pub(super) fn is_counting(&self) -> bool {
         self.repeats > 0
     }

@@ -84,7 +84,7 @@ impl Drop for FsyncThread {
         self.shared.lock().stopping = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic, and a destructor would have nobody to tell.
+            // The thread cannot panic, and a destructor has no caller to report to.
             let _ = thread.join();
         }
     }

@@ -61,12 +61,12 @@ impl AuditPublicKey {
         decode_key("public key", text).map(Self)
     }
 
-    /// Whether `signature` was made with this key's other half for `text`.
+    /// Returns true if `signature` was made for `text` with the private half of this key.
     pub fn verify_message(&self, text: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ED25519, self.0).verify(text, signature).is_ok()
     }
 
-    /// Whether `signature` (hexadecimal) was made with this key's other half for `head`.
+    /// Returns true if `signature` (hexadecimal) was made for `head` with the private half of this key.
     pub(super) fn verify_checkpoint(&self, head: &RecordHash, signature: &str) -> bool {
         let key = UnparsedPublicKey::new(&ED25519, self.0);
         hex::decode_hex::<64>(signature)
@@ -74,10 +74,12 @@ impl AuditPublicKey {
     }
 }
 
-/// The seed in a file, which is made with one, for its owner alone, where there is none. Whoever is first has made it.
+/// Returns the seed in a file. Without a file, a new seed is written, readable by its owner only. Two processes that
+/// start together use the
+/// seed of the first.
 ///
 /// # Errors
-/// The file cannot be made or read, or holds something else.
+/// Returns an error if the file cannot be made or read, or does not hold a seed.
 pub fn load_or_create_seed(path: &Path) -> Result<SecretString, AuditError> {
     let failed = |source| AuditError::KeyFile { path: path.to_owned(), source };
     let text = match fs::read_to_string(path) {
@@ -129,8 +131,9 @@ impl fmt::Debug for AuditPublicKey {
     }
 }
 
-/// What is signed: `cogni-gateway audit checkpoint v1 ` and the hash as it stands in the file. The
-/// words make the signature worthless for anything else this key may sign.
+/// Returns the bytes to sign: `cogni-gateway audit checkpoint v1 ` and the hash as the file has it. The prefix makes
+/// the
+/// signature useless for any other message that this key may sign.
 fn checkpoint_message(head: &RecordHash) -> [u8; CHECKPOINT_DOMAIN.len() + 64] {
     let mut statement = [0; CHECKPOINT_DOMAIN.len() + 64];
     statement[..CHECKPOINT_DOMAIN.len()].copy_from_slice(CHECKPOINT_DOMAIN);
@@ -150,7 +153,7 @@ fn decode_key(what: &'static str, text: &str) -> Result<[u8; 32], AuditError> {
     bytes.ok_or(AuditError::Key { what, characters: text.chars().count() })
 }
 
-/// What the file is called in a state directory.
+/// The name of the key file in a state directory.
 pub const KEY_FILE_NAME: &str = "audit.key";
 
 const CHECKPOINT_DOMAIN: &[u8] = b"cogni-gateway audit checkpoint v1 ";

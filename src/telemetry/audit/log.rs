@@ -1,18 +1,19 @@
-//! Writing the log, inline, by whoever has something to record.
+//! The writer of the log. Callers write inline, without a writer thread.
 //!
-//! Records are chained into one buffer under one lock. An admission takes the buffer to the file
-//! with one `write`; settlements and refusals wait in it for the next admission or
-//! [`flush`](AuditLog::flush_buffered), so a request costs one system call. Handing the record to a writer thread
-//! would cost two context switches instead (`src/manual/decisions/0004`).
+//! 1. Records are chained into one buffer under one lock.
+//! 2. An admission writes the buffer to the file with one `write`.
+//! 3. Settlements and refusals wait in the buffer for the next admission or [`flush`](AuditLog::flush_buffered), so a
+//! request
+//!    costs one system call. A writer thread would cost two context switches instead (`src/manual/decisions/0004`).
+//! 4. The flush that finds the oldest unsigned record too old signs a checkpoint, so that a call rarely waits for a
+//! signature. Only
+//!    a log with very many records since the last checkpoint makes the next call sign.
 //!
-//! Checkpoints are signed by the flush that finds the oldest unsigned record too old, so that hardly a call waits for a
-//! signature: only a log with very many records since the last one has the next call sign it.
+//! **Invariant:** the buffer holds whole records that continue the file. An admission that was not written to the file
+//! leaves
+//! buffer and chain unchanged; other records stay until they are written.
 //!
-//! **Invariant:** the buffer holds whole records that continue the file. An admission that did not
-//! get into the file leaves the buffer and the chain as if it had never been tried; everything else
-//! stays until it is written.
-//!
-//! **Invariant:** the buffer is bounded while the disk is full: nothing is admitted then, so at most
+//! **Invariant:** the buffer is bounded while the disk is full: no call is admitted then, so at most
 //! [`MAX_UNSETTLED_CALLS`] settlements arrive, and refusals are counted instead of recorded.
 
 use std::io::{self, BufReader};
@@ -44,10 +45,10 @@ use crate::llm::budget::BudgetAmount;
 /// The audit log of one run. Shared by every thread that serves it.
 pub struct AuditLog(Option<OpenAuditLog>);
 
-/// What the file of an earlier process held.
+/// The state that the file of an earlier process held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredRun {
-    /// What was charged so far, lost settlements included: where the ledger goes on.
+    /// The amount charged so far, with lost settlements. The ledger continues from this amount.
     pub spent: BudgetAmount,
     /// Time since the first record: how long the run has been going on.
     pub age: Duration,
@@ -55,16 +56,16 @@ pub struct RecoveredRun {
     pub crashed: u64,
     /// Bytes of an incomplete last line, now in a file beside the log.
     pub torn_bytes: u64,
-    /// Whether there were records.
+    /// True if the file held records.
     pub resumed: bool,
 }
 
-/// What is recorded and not yet written.
+/// Records that are not written yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditLag {
     pub records: u64,
     pub bytes: u64,
-    /// Whether the last attempt to write or sync failed, so that nothing is admitted.
+    /// True if the last attempt to write or sync failed. No call is admitted in that state.
     pub failing: bool,
 }
 
@@ -114,7 +115,7 @@ impl AuditLog {
         let key = AuditSigningKey::new(config.signing_key.as_ref())?;
         let opened = recover::open_locked(path)?;
         let log = Self::resume_log((config, path), started, key, &opened);
-        // The lock is still ours: nobody else has begun to write the file.
+        // The file's lock is still held, so no other process has begun to write the file.
         if log.is_err()
             && let Err(error) = opened.remove_if_unused(path)
         {
@@ -229,7 +230,7 @@ impl AuditLog {
         }
     }
 
-    /// Waits until there is something to flush or to sign, so that an idle run wakes nobody.
+    /// Waits until there are records to flush or to sign, so that an idle run wakes no task.
     pub async fn wait_for_data(&self) {
         let Some(open) = &self.0 else { return std::future::pending().await };
         let due = open.lock_state().next_checkpoint_due();
@@ -248,9 +249,10 @@ impl AuditLog {
         }
     }
 
-    /// Records the end of the run, signs the whole and syncs it. Blocks on the disk.
+    /// Records the end of the run, signs the log and syncs it. Blocks on the disk.
     ///
-    /// After an error the end is still buffered: [`write_out`](Self::write_and_sync) tries again, and so does whoever drops the log.
+    /// After an error the end is still buffered: [`write_out`](Self::write_and_sync) and the log's destructor try
+    /// again.
     pub fn finish_log(&self, record: &RunFinishedRecord) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
         let mut state = open.lock_state();

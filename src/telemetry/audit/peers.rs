@@ -6,7 +6,7 @@ use super::flood_limiter::RecordFloodLimiter;
 use super::records::ManyPeersRecord;
 use crate::base::unix::PeerCredentials;
 
-/// Those recorded one by one, and the number of connections by others.
+/// The peers that are recorded one by one, and the number of further connections.
 #[derive(Debug, Default)]
 pub(super) struct PeerTracker {
     recorded: Vec<PeerCredentials>,
@@ -31,7 +31,7 @@ impl PeerTracker {
         self.flood.take_due(now, all).map(|repeats| ManyPeersRecord { repeats })
     }
 
-    /// Whether something was counted that is not recorded yet.
+    /// Returns true if a connection was counted and is not recorded yet.
     pub(super) fn is_counting(&self) -> bool {
         self.flood.is_counting()
     }

@@ -14,7 +14,7 @@ pub struct AuditReader<R> {
     from: R,
     chain: HashChain,
     line: Vec<u8>,
-    /// Where the next line begins.
+    /// The offset of the next line.
     offset: u64,
 }
 
@@ -22,7 +22,7 @@ pub struct AuditReader<R> {
 #[derive(Debug)]
 pub struct AuditEntry {
     pub seq: u64,
-    /// Where its line begins in the file.
+    /// The offset of the record's line in the file.
     pub offset: u64,
     /// The hash of the record before it.
     pub(super) prev: RecordHash,
@@ -33,7 +33,7 @@ pub struct AuditEntry {
     pub event: AuditEvent,
 }
 
-/// What a record says, as far as this version knows its event.
+/// The content of a record. Unknown events of later versions have no content.
 #[derive(Debug)]
 pub enum AuditEvent {
     Started(AuditSessionEvent),
@@ -61,7 +61,7 @@ pub struct AuditSessionEvent {
     pub upstream: String,
 }
 
-/// Who connected; only [`AuditConnectionEvent::repeats`] where the record stands for a crowd.
+/// The peer of a connection; only [`AuditConnectionEvent::repeats`] if the record stands for many connections.
 #[derive(Debug, Deserialize)]
 pub struct AuditConnectionEvent {
     pub pid: Option<u32>,
@@ -124,12 +124,12 @@ pub struct AuditRepairEvent {
 pub struct ChainBreakError {
     /// The record that should stand here. Records count from 1, so this is also the line.
     pub seq: u64,
-    /// Where its line begins.
+    /// The offset of the faulty line.
     pub offset: u64,
     pub why: ChainBreakReason,
 }
 
-/// Why reading ended before the end.
+/// The reason why reading ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditReadError {
     #[error(transparent)]
@@ -138,7 +138,7 @@ pub enum AuditReadError {
     Broken(#[from] ChainBreakError),
 }
 
-/// Where a reader stands: everything up to here is proved.
+/// The position of a reader. Every record before the position is proved.
 #[derive(Clone, Copy, Debug)]
 pub struct AuditReadPosition {
     pub(super) chain: HashChain,
@@ -184,7 +184,7 @@ impl AuditReadPosition {
     /// Before the first record.
     pub const START: Self = Self { chain: HashChain::START, offset: 0 };
 
-    /// Where in the file that is.
+    /// Returns the position's offset in the file.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -232,7 +232,7 @@ fn read_entry(
     Ok(AuditEntry { seq, offset, prev, time, run, name, event })
 }
 
-/// What to say of a line without an end.
+/// Returns the reason for a line without an end.
 fn classify_partial_line(chain: &HashChain, line: &[u8]) -> ChainBreakReason {
     if line.len() as u64 > MAX_LINE_BYTES {
         ChainBreakReason::TooLong

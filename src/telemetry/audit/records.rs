@@ -1,8 +1,8 @@
-//! What is written down, one type per event.
+//! The records of a run, one type for each event.
 //!
 //! **Invariant:** no field can hold a prompt, a completion or a secret: only ids, counts, codes,
-//! names, sizes and times. Text that a client or an upstream chose is cut to [`MAX_TEXT_BYTES`] bytes, so
-//! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE_BYTES) whatever they send.
+//! names, sizes and times. Text that a client or an upstream chose is truncated to [`MAX_TEXT_BYTES`] bytes, so
+//! that a record stays far below [`MAX_LINE`](super::read::MAX_LINE_BYTES) for every input.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
 use std::ops::Not;
@@ -42,7 +42,7 @@ pub struct RunStartedRecord {
     /// The W3C id of the trace that the run is part of; a call's span in it is the end of its request's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
-    /// What answers at the upstream, which decides who says what a call has cost: `litellm`, `openai`, `anthropic`.
+    /// The kind of upstream: `litellm`, `openai` or `anthropic`. It decides which source states the cost of a call.
     pub upstream: &'static str,
 }
 
@@ -53,7 +53,7 @@ pub struct PolicyChangedRecord<'a> {
     pub version: u64,
     pub policy: &'a str,
     pub prices: &'a str,
-    /// How the change came: `signal` or `admin`.
+    /// The source of the change: `signal` or `admin`.
     pub by: &'static str,
 }
 
@@ -64,14 +64,14 @@ pub(super) struct SessionStartedRecord<'a> {
     pub(super) started: &'a RunStartedRecord,
     /// The key this process signs with, in hexadecimal.
     pub(super) public_key: &'a str,
-    /// Whether the file already held records.
+    /// True if the file already held records.
     pub(super) resumed: bool,
 }
 
 /// Written when a process connects to the run's socket for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PeerConnectedRecord<'a> {
-    /// As the kernel says; absent where the process lives in a namespace that ours cannot see into.
+    /// The process id as the kernel reports it; absent for a process in a namespace that this process cannot see.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     pub uid: u32,
@@ -107,7 +107,7 @@ pub struct CallAdmittedRecord<'a> {
     /// The process that called, where the kernel can name it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// What the call may spend at most; charged in full if its settlement is lost in a crash.
+    /// The most that the call may spend. The amount is charged in full if a crash loses the settlement.
     pub reserved: BudgetAmount,
 }
 
@@ -126,7 +126,7 @@ pub struct CallSettledRecord<'a> {
     )]
     pub code: Option<&'a str>,
     pub usage: TokenUsage,
-    /// What the ledger charged.
+    /// The amount that the ledger charged.
     pub charged: BudgetAmount,
     pub response_bytes: u64,
     /// Body frames passed on.
@@ -143,7 +143,8 @@ pub struct CallSettledRecord<'a> {
         skip_serializing_if = "Option::is_none"
     )]
     pub litellm_response_cost: Option<&'a str>,
-    /// What the answer itself says that it cost, as LiteLLM's streams do, whose head comes too early to know.
+    /// The cost that the response body states. LiteLLM's streams state the cost there, because their head is sent too
+    /// early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reported_cost_usd: Option<Nanodollars>,
     #[serde(
@@ -175,7 +176,7 @@ pub struct CallRefusedRecord<'a> {
     /// No further call of the run will be let through, so the run is at its end.
     #[serde(skip_serializing_if = "Not::not")]
     pub exhausted: bool,
-    /// As in [`CallAdmittedRecord::pid`].
+    /// The process id, like [`CallAdmittedRecord::pid`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
@@ -186,7 +187,7 @@ pub(super) struct RefusalsRepeatedRecord {
     pub(super) code: &'static str,
     /// The status of the last of them.
     pub(super) status: u16,
-    /// How many refusals this record stands for.
+    /// The number of refusals that this record stands for.
     pub(super) repeats: u64,
 }
 
@@ -213,7 +214,7 @@ pub(super) struct CheckpointRecord<'a> {
     pub(super) public_key: &'a str,
 }
 
-/// How an admitted call ended.
+/// The end of an admitted call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallOutcome {
@@ -385,7 +386,7 @@ pub(super) fn serialize_truncated_option<S: Serializer>(
     }
 }
 
-/// Milliseconds to three places: nobody reads nanoseconds, and they would cost ten bytes a line.
+/// Serializes milliseconds with three decimals. Nanoseconds would cost ten more bytes in each line.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
 fn serialize_rounded_milliseconds<S: Serializer>(
     milliseconds: &f64,

@@ -15,10 +15,10 @@ use super::read::{self, AuditReader, ChainBreakError};
 use super::verify::AuditVerifyReportBuilder;
 use crate::llm::budget::BudgetAmount;
 
-/// What a log holds, as far as a new process must know.
+/// The content of a log that a new process needs.
 #[derive(Debug)]
 pub struct AuditLogScan {
-    /// Where the next record goes.
+    /// The chain, which the next record continues.
     pub chain: HashChain,
     /// Bytes up to the end of the last whole record; what follows is torn.
     pub whole_bytes: u64,
@@ -26,7 +26,7 @@ pub struct AuditLogScan {
     pub run: String,
     /// When the first record was written.
     pub began: Option<SystemTime>,
-    /// What the settled calls were charged.
+    /// The amount that the settled calls were charged.
     pub spent: BudgetAmount,
     /// Admissions without a settlement, in order, with what they had reserved.
     pub open: Vec<(String, BudgetAmount)>,
@@ -70,7 +70,7 @@ pub(super) struct LockedAuditFile {
 }
 
 impl LockedAuditFile {
-    /// Removes a file that was made here and got no record, so that nobody takes it for a log that was cut.
+    /// Removes a file that this process made without writing a record. An empty file would look like a truncated log.
     pub(super) fn remove_if_unused(&self, path: &Path) -> io::Result<()> {
         if self.is_new && self.file.metadata()?.len() == 0 {
             std::fs::remove_file(path)?;
@@ -82,8 +82,8 @@ impl LockedAuditFile {
 /// Opens or creates a log for appending and makes sure that no other process writes it.
 pub(super) fn open_locked(path: &Path) -> Result<LockedAuditFile, AuditError> {
     let failed = |source| AuditError::File { path: path.into(), source };
-    // Looked at first: to open a FIFO would wait for its other end.
-    // A link would let whoever can write beside the logs say what is written to.
+    // Check before opening: opening a FIFO would wait for its other end.
+    // Through a link, a user who can write beside the logs could choose the file that is written.
     if path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(AuditError::NotAFile { path: path.into() });
     }
@@ -140,7 +140,7 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Append only, readable by nobody else, and never through a link.
+/// Sets the options of a log file: append only, readable by its owner only, never through a link.
 fn private_append_options(options: &mut OpenOptions) -> &mut OpenOptions {
     use std::os::unix::fs::OpenOptionsExt as _;
     options.append(true).create(true).mode(0o600).custom_flags(OPEN_NO_FOLLOW)

@@ -37,7 +37,7 @@ impl RefusalCounter {
         })
     }
 
-    /// Whether something was counted that is not recorded yet.
+    /// Returns true if a refusal was counted and is not recorded yet.
     pub(super) fn is_counting(&self) -> bool {
         self.0.iter().any(|count| count.flood.is_counting())
     }

@@ -1,8 +1,10 @@
-//! What is remembered of a log elsewhere when its run has ended, and how the file is held against that later.
+//! The seal of a log: a record of its end, stored elsewhere, against which the file is checked later.
 //!
-//! A chain finds what was changed inside a log, and a checkpoint says who signed it. Neither tells that this is the file
-//! that was closed: another run's log is whole, too, and so is the beginning of its own, and one that somebody has
-//! written and signed with a key of their own. Whoever remembers a log's [`AuditLogSeal`] is told of all of these.
+//! A chain finds changes inside a log, and a checkpoint proves who signed the log. Neither proves that a file is the
+//! log that was
+//! closed: the log of another run is valid, too, and so is the beginning of the same log, and a log that a forger wrote
+//! and signed with
+//! another key. The holder of an [`AuditLogSeal`] detects all three.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -18,11 +20,11 @@ pub struct AuditLogSeal {
     pub records: u64,
     /// The hash of the last record, which stands for all of them.
     pub head: String,
-    /// Whose signature that record is.
+    /// The public key of the last record's signature.
     pub public_key: String,
 }
 
-/// Why a log cannot be believed.
+/// The reason why a log does not match its seal.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditProofError {
     #[error(transparent)]
@@ -46,17 +48,17 @@ pub enum AuditProofError {
     #[error("it is gone: it had {sealed} records when the run ended")]
     Gone { sealed: u64 },
     #[error(
-        "nothing was written down about it when the run ended, so nobody can tell whether it is the same: the run was \
-         an earlier version's, or its log could not be closed"
+        "no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made \
+         the run, or the log could not be closed"
     )]
     Unsealed,
 }
 
 impl AuditLogSeal {
-    /// Of a run's log that is whole, closed in order, and signed at its end with `key`. Blocks.
+    /// Returns the seal of a run's log that is complete, closed in order, and signed at its end with `key`. Blocks.
     ///
     /// # Errors
-    /// What it is not.
+    /// Returns the condition that the log does not meet.
     pub fn seal_log(path: &Path, run: &str, key: &AuditPublicKey) -> Result<Self, AuditProofError> {
         let report = verify_complete(BufReader::new(File::open(path)?), run, Some(key))?;
         let Some(head) = report.head.filter(|_| report.finished) else {

@@ -15,14 +15,14 @@ use super::read::{
 use super::records::CallOutcome;
 use crate::llm::budget::BudgetAmount;
 
-/// What a proved log says.
+/// The content of a verified log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditVerifyReport {
     pub run: String,
-    /// Of the last start, as the account.
+    /// The attempt of the last start; `account` is of the last start, too.
     pub attempt: String,
     pub account: String,
-    /// How often a process started to write it; more than one means it was resumed.
+    /// The number of processes that wrote the log. More than one means that the log was resumed.
     pub starts: u64,
     pub records: u64,
     /// The times of the first and the last record.
@@ -30,7 +30,7 @@ pub struct AuditVerifyReport {
     pub last: String,
     pub admitted: u64,
     pub settled: u64,
-    /// Of the settled ones, those whose real settlement a crash lost.
+    /// The settled calls whose real settlement was lost in a crash.
     pub crashed: u64,
     /// Admissions without a settlement: calls in flight, unless the process is gone.
     pub open: u64,
@@ -38,14 +38,14 @@ pub struct AuditVerifyReport {
     pub unmatched: u64,
     pub refused: u64,
     pub spent: BudgetAmount,
-    /// Whether the last thing that happened was the run's orderly end.
+    /// True if the last record is the run's orderly end.
     pub finished: bool,
     /// The hash of the last record, where there is one.
     pub head: Option<RecordHash>,
     pub signatures: CheckpointSignatures,
 }
 
-/// Who vouches for a log, and for how much of it.
+/// The keys that signed a log, and the part of the log that each signature covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointSignatures {
     /// Checkpoints that count: with a pinned key, those it made.
@@ -69,11 +69,13 @@ pub enum CheckpointCoverage {
     UnsignedEnd,
 }
 
-/// Proves the log at `path` and reports what it says.
+/// Verifies the log at `path` and reports its content.
 ///
-/// With a pinned key, at least one checkpoint must have been made by it, and [`AuditVerifyReport::coverage`] tells how much of the
-/// log it covers: anybody can append records that no checkpoint signs. Without a pinned key, signatures are checked
-/// against the keys that the file itself names: that finds damage, not a forger.
+/// With a pinned key, at least one checkpoint must be signed with that key, and [`AuditVerifyReport::coverage`] states
+/// how much of the
+/// log the checkpoints cover: a forger can append records that no checkpoint signs. Without a pinned key, signatures
+/// are checked
+/// against the keys that the file itself names, which finds damage and not a forger.
 pub fn verify_file(
     path: &Path,
     pinned: Option<&AuditPublicKey>,
@@ -160,7 +162,7 @@ impl AuditVerifyReportBuilder {
         &self.report.first
     }
 
-    /// What has been spent, and what is still reserved, in the order of admission.
+    /// Returns the spent amount, and the reservations that are still open, in the order of admission.
     pub(super) fn into_spent_and_reserved(self) -> (BudgetAmount, Vec<(String, BudgetAmount)>) {
         let mut open: Vec<_> = self.open.into_iter().collect();
         open.sort_unstable_by_key(|(_, open)| open.seq);

@@ -91,7 +91,7 @@ async fn old_run_is_as_it_was(service: &Service) {
     assert_eq!(told, of_old);
     let proof = service.get("/api/v1/runs/run-old/audit").await.json();
     assert_eq!(proof["verified"], false);
-    insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"nothing was written down about it when the run ended, so nobody can tell whether it is the same: the run was an earlier version's, or its log could not be closed");
+    insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made the run, or the log could not be closed");
 }
 
 /// A file that was written before types and fields got their present names reads the same. The text of each stored value is the
