@@ -1,12 +1,14 @@
-//! The one way in which this program runs git.
+//! The only module through which this program runs git.
 //!
-//! [`GitCommand`] is one call, from its words to what it said, and [`cat_file`] reads objects as they are printed; [`ObjectId`] names one.
-//! Whose repository it is, and what the answers are for, is the [`relay`](crate::relay::repo)'s.
+//! [`GitCommand`] is one call of git, from its arguments to its output. [`cat_file`] parses printed objects while git
+//! prints them. [`ObjectId`] names one object. The module [`repo`](crate::relay::repo) decides on which repository a
+//! call works and what its output is used for.
 //!
-//! **Invariant:** nothing but this room says what git is configured with: no system or user configuration, no hooks, no
-//! helpers, no prompts, no protocol but those allowed here, and no repository but the one that is named.
+//! **Invariant:** only this module configures git: no system or user configuration, no hooks, no helpers, no prompts,
+//! no protocol except those allowed here, and no repository except the named one.
 //!
-//! **Invariant:** a secret is in the environment of the one process that needs it, and in nothing that comes back.
+//! **Invariant:** a secret is only in the environment of the one process that needs the secret, and never in anything
+//! that a call returns.
 
 pub mod cat_file;
 mod command;
@@ -31,7 +33,7 @@ pub use command::{GitCommand, GitInput};
 pub use object_id::ObjectId;
 pub use process::GitLimits;
 
-/// Git, found and looked at once.
+/// A git program on this machine, found and checked once.
 #[derive(Clone, Debug)]
 pub struct GitProgram {
     place: Arc<GitEnvironment>,
@@ -40,12 +42,12 @@ pub struct GitProgram {
 #[derive(Debug)]
 struct GitEnvironment {
     program: PathBuf,
-    /// Empty, and ours: git looks for files of its user here.
+    /// An empty directory of our own. Git looks for its user's files here.
     home: PathBuf,
     network: OutboundConfig,
 }
 
-/// Why git did not do what it should.
+/// Reasons why a call of git failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
     #[error("git {} or newer is needed on this machine; {found}", format_version(MIN_VERSION))]
@@ -63,7 +65,8 @@ pub enum GitError {
 }
 
 impl GitProgram {
-    /// Takes the first git that is new enough, of where systems have it. `home` is made, where it is missing.
+    /// Returns the first git in the usual system directories that is new enough. Creates the directory `home` if it is
+    /// missing.
     pub fn find(home: &Path) -> Result<Self, GitError> {
         DirBuilder::new().recursive(true).mode(0o700).create(home)?;
         let home = home.canonicalize()?;
@@ -88,7 +91,7 @@ impl GitProgram {
         Err(GitError::Unfit { found: found.join(", ") })
     }
 
-    /// The same git, which gets to remotes this way.
+    /// Returns the same git program, with `network` as its settings for calls to remotes.
     #[must_use]
     pub fn with_network(self, network: OutboundConfig) -> Self {
         let GitEnvironment { program, home, .. } = &*self.place;
@@ -96,19 +99,19 @@ impl GitProgram {
         Self { place: Arc::new(place) }
     }
 
-    /// Where it is on this machine.
+    /// Returns the path of the git program.
     pub fn program(&self) -> &Path {
         &self.place.program
     }
 
-    /// A call of a subcommand; see [`GitCommand`] for what it may be given.
+    /// Returns a new call of `subcommand`. [`GitCommand`] describes its arguments and options.
     pub fn subcommand(&self, subcommand: &'static str) -> GitCommand<'_> {
         GitCommand::new(&self.place, subcommand)
     }
 }
 
 impl GitError {
-    /// Where git itself refused: what it said, which is for people.
+    /// Returns the text on git's standard error, meant for people, if git itself refused.
     pub fn stderr_text(&self) -> Option<&str> {
         match self {
             Self::Failed { said, .. } => Some(said),
@@ -116,8 +119,8 @@ impl GitError {
         }
     }
 
-    /// Whether the same may come to another end on another day: the machine is at fault, whose disk is full, or somebody
-    /// who has ended git; and not what git was asked about.
+    /// Returns true if the same call may end differently on another day. Then the machine is at fault: an I/O error, a
+    /// full disk, or a process that killed git from outside. The object of the call is not at fault.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Io(_) => true,
@@ -125,6 +128,7 @@ impl GitError {
                 Some(signal) => {
                     !contains_signal(signal, &LIMIT_SIGNALS)
                         && !contains_signal(signal, &CRASH_SIGNALS)
+                // XFSZ and XCPU come from our own limits; a crash repeats. Any other signal came from outside.
                 }
                 None => DISK_FULL_MESSAGES.iter().any(|words| fatal_message(said).ends_with(words)),
             },
@@ -132,7 +136,7 @@ impl GitError {
         }
     }
 
-    /// Whether it takes more than it was given.
+    /// Returns true if the call needs more than its [`GitLimits`] allow.
     pub fn is_resource_limit(&self) -> bool {
         match self {
             Self::Late { .. } | Self::TooMuch { .. } => true,
@@ -147,7 +151,7 @@ impl GitError {
         }
     }
 
-    /// Whether git has said no to a question, which is no failure.
+    /// Returns true if git answered no to a question (exit code 1), which is not a failure.
     pub fn is_negative_answer(&self) -> bool {
         matches!(self, Self::Failed { end, .. } if end.code() == Some(1))
     }
@@ -157,22 +161,24 @@ fn contains_signal(signal: i32, signals: &[Signal]) -> bool {
     signals.iter().any(|one| one.as_raw() == signal)
 }
 
-/// The last that git says before it gives up, which is the reason. What comes before may have been written by anybody.
+/// Returns the last line of standard error without `fatal: `, which is git's reason. The remote may have written the
+/// lines before it.
 fn fatal_message(said: &str) -> &str {
     said.lines().last().and_then(|last| last.strip_prefix("fatal: ")).unwrap_or_default()
 }
 
-/// Tells whether a process that git had started was ended for what it took. The one that a fetch writes its pack with says
-/// nothing then, and git only that it has said nothing; where the connection broke off, both have a reason. Lines of the
-/// remote begin otherwise.
+/// Returns true if git's standard error says that a helper process of git reached a limit. The helper that writes a
+/// fetched pack prints nothing when a signal kills it, and git reports only that the helper was silent. If the
+/// connection broke off instead, git and the helper both print a reason. Lines of the remote have another prefix.
 fn has_ended_part(said: &str) -> bool {
     let ends = LIMIT_SIGNALS.map(|signal| format!(" died of signal {}", signal.as_raw()));
     let is_end = |line: &str| ends.iter().any(|end| line.ends_with(&**end));
+    // Exactly one `fatal:` line, and it is the one about a silent helper: no other reason was printed.
     let is_silent = said.lines().filter(|line| line.starts_with("fatal: ")).eq([SILENT]);
     is_silent || said.lines().any(|line| line.starts_with("error: ") && is_end(line))
 }
 
-/// `git version 2.47.3 (Apple Git-1)` is 2.47.3.
+/// Parses the output of `git version`: `git version 2.47.3 (Apple Git-1)` is 2.47.3.
 fn parse_version(said: &str) -> Option<[u32; 3]> {
     let numbers = said.strip_prefix("git version ")?.split([' ', '\n']).next()?;
     let mut parts = numbers.split('.').map(|part| part.parse().unwrap_or_default());
@@ -183,24 +189,25 @@ fn format_version([major, minor, patch]: [u32; 3]) -> String {
     format!("{major}.{minor}.{patch}")
 }
 
-/// How the kernel ends what has reached a limit of [`GitLimits`].
+/// The signals with which the kernel kills a process that reaches a limit of [`GitLimits`].
 const LIMIT_SIGNALS: [Signal; 2] = [Signal::XFSZ, Signal::XCPU];
 
-/// How git ends that has come to harm, by itself. Other signals are somebody's.
+/// The signals with which git dies from its own fault. Any other signal was sent by another process.
 const CRASH_SIGNALS: [Signal; 6] =
     [Signal::SEGV, Signal::ABORT, Signal::BUS, Signal::ILL, Signal::FPE, Signal::SYS];
 
-/// What git says, in this language, where there is no room on the disk,
+/// The messages of git, in the C locale, about a full disk.
 const DISK_FULL_MESSAGES: [&str; 3] =
     ["No space left on device", "Out of diskspace", "Disk quota exceeded"];
 
-/// and where it is given no more memory.
+/// The messages of git, in the C locale, about memory that it cannot get.
 const OUT_OF_MEMORY_MESSAGES: [&str; 4] =
     ["out of memory", "Out of memory", "mmap failed", "Cannot allocate memory"];
 
-/// What a fetch says whose pack could not be written, for whatever reason.
+/// The message of a fetch whose pack could not be written, for any reason.
 const SILENT: &str = "fatal: fetch-pack: invalid index-pack output";
 
-/// The git that all of this was tried with.
+/// The oldest supported version: all of this module was tested with it.
+/// Our choice: the directories where systems and administrators install git.
 const MIN_VERSION: [u32; 3] = [2, 39, 0];
 const SEARCH_PATHS: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];

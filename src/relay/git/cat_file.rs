@@ -1,10 +1,10 @@
-//! What `cat-file --batch` prints, read as it comes: objects may be larger than memory.
+//! A parser for the output of `cat-file --batch`, fed piece by piece because objects may be larger than memory.
 
 use std::ops::ControlFlow;
 
 use super::ObjectId;
 
-/// The head of an object.
+/// The header line of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectHeader {
     pub name: ObjectId,
@@ -12,30 +12,30 @@ pub struct ObjectHeader {
     pub size: u64,
 }
 
-/// A part of what is printed.
+/// One part of the output.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BatchPart<'a> {
     Head(&'a ObjectHeader),
-    /// Of the object before; in pieces of any size.
+    /// A piece, of any size, of the object whose header came last.
     Content(&'a [u8]),
-    /// The object before is complete.
+    /// The end of the object whose header came last.
     End,
 }
 
-/// Where the reading stands.
+/// The state of the parser between two pieces.
 #[derive(Debug, Default)]
 pub struct BatchReader {
     line: Vec<u8>,
-    /// Bytes of content to come, and then one for the line's end.
+    /// The number of content bytes still to come before the line feed that ends the object. `None` in a header line.
     left: Option<u64>,
 }
 
-/// Something else was printed: an object is missing.
+/// The output is not in the expected form, usually because git printed `missing` for an object.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BatchFormatError;
 
 impl BatchReader {
-    /// Takes the next piece.
+    /// Parses the next piece and passes each part in it to `take`.
     pub fn push(
         &mut self,
         mut piece: &[u8],
@@ -43,15 +43,18 @@ impl BatchReader {
     ) -> Result<(), BatchFormatError> {
         while !piece.is_empty() {
             piece = match self.left {
+                // State 1: in the header line, which may arrive in several pieces.
                 None => match self.parse_head(piece, &mut take)? {
                     ControlFlow::Continue(rest) => rest,
                     ControlFlow::Break(()) => return Ok(()),
                 },
+                // State 3: all content has come; the next byte is the line feed after it.
                 Some(0) => {
                     self.left = None;
                     take(BatchPart::End);
                     &piece[1..]
                 }
+                // State 2: in the content. Only the part in this piece is passed on, nothing is stored.
                 Some(left) => {
                     let length = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
                     take(BatchPart::Content(&piece[..length]));
@@ -81,7 +84,7 @@ impl BatchReader {
     }
 }
 
-/// `<name> <kind> <size>`, as `--batch-check` prints it, too.
+/// Parses `<name> <kind> <size>`, the header line of `--batch` and the whole line of `--batch-check`.
 pub fn parse_object_header(line: &[u8]) -> Option<ObjectHeader> {
     let mut words = str::from_utf8(line).ok()?.split(' ');
     let name = ObjectId::parse(words.next()?.as_bytes())?;

@@ -1,4 +1,4 @@
-//! One call of git, from its words to what it said.
+//! One call of git, from its arguments to its output.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,7 +17,7 @@ use super::{GitEnvironment, GitError, OutboundConfig};
 use crate::base::host_reach::{HostReach, HostReachError};
 use crate::base::secret::SecretString;
 
-/// What git is to be told. Words are arguments of their own, never a shell's.
+/// A call of git that is being prepared. Each word is one argument; no shell is involved.
 #[must_use = "nothing happens before it is run"]
 pub struct GitCommand<'a> {
     place: &'a GitEnvironment,
@@ -30,13 +30,13 @@ pub struct GitCommand<'a> {
     secrets: Vec<SecretString>,
 }
 
-/// What git reads.
+/// The standard input of git.
 #[derive(Debug, Default)]
 pub enum GitInput {
     #[default]
     Nothing,
     Bytes(Vec<u8>),
-    /// From where it stands.
+    /// The file, read from its current position.
     File(File),
 }
 
@@ -64,13 +64,13 @@ impl<'a> GitCommand<'a> {
         self
     }
 
-    /// A setting of this call alone, `key=value`.
+    /// Adds a setting, `key=value`, for this call alone.
     pub fn config(mut self, setting: impl Into<String>) -> Self {
         self.settings.push(setting.into());
         self
     }
 
-    /// The repository. Without one there is none: git does not look for it.
+    /// Sets the repository. A call without a repository has none: git does not search for one.
     pub fn repository(self, git_dir: &Path) -> Self {
         self.env("GIT_DIR", git_dir)
     }
@@ -90,33 +90,38 @@ impl<'a> GitCommand<'a> {
         self
     }
 
-    /// An HTTP header for the server at `url`, and for no other: its value is in the environment of this call alone.
+    /// Adds an HTTP header for the server at `url` and for no other server. The header's value is in the environment of
+    /// this call alone.
     pub fn http_header(mut self, url: &str, value: &SecretString) -> Self {
-        // Git has no other way to be given a setting that is not in its arguments.
+        // This is the only way to pass git a setting that is not visible in its arguments.
         self = self.env("GIT_CONFIG_COUNT", "1");
         self = self.env("GIT_CONFIG_KEY_0", format!("http.{url}.extraHeader"));
         self = self.env("GIT_CONFIG_VALUE_0", value.expose_secret());
         self.redact_secret(value)
     }
 
-    /// For a call that talks to a remote: by which way, to which addresses, and whom it trusts there. No other call is told.
+    /// Sets proxy, addresses and trusted certificates for a call that connects to `remote`. Calls that do not connect
+    /// get none of these settings.
     ///
     /// # Errors
-    /// The remote's host leads to no address within `reach`. A proxy looks names up itself: there, only the text is judged.
+    /// Returns an error if the remote's host resolves to no address within `reach`. A proxy resolves names itself, so
+    /// with a proxy only the host's text is checked.
     pub fn with_remote(mut self, remote: &Uri, reach: HostReach) -> Result<Self, HostReachError> {
         let place = self.place;
         let OutboundConfig { ca_file, proxy } = &place.network;
         if let Some(ca_file) = ca_file {
-            // In place of the system's, not beside them: the empty directory takes the place of its own.
+            // The operator's certificates replace the system's: the empty directory hides the system's directory.
             self = self.env("GIT_SSL_CAINFO", ca_file);
             self = self.env("GIT_SSL_CAPATH", &place.home);
         }
         let host = remote.host().unwrap_or_default().trim_matches(['[', ']']);
         if let Some(proxy) = proxy.as_ref().filter(|_| place.network.proxy_for(remote).is_some()) {
+            // The proxy chooses the address, so only the text of the host can be checked here.
             if !reach.allows_host(host) {
                 return Err(HostReachError::NotPublic { host: host.to_owned() });
             }
             self = self.env("https_proxy", proxy.url().expose_secret());
+            // The URL may carry a password. Neither the URL nor the password may appear in git's output.
             return Ok(proxy
                 .url_password()
                 .iter()
@@ -124,11 +129,12 @@ impl<'a> GitCommand<'a> {
         }
         let is_tls = remote.scheme() == Some(&Scheme::HTTPS);
         let port = remote.port_u16().unwrap_or(if is_tls { HTTPS_PORT } else { HTTP_PORT });
+        // The addresses that were checked are pinned, so that a second lookup by git cannot return others.
         let addresses = reach.resolve_host(host, port)?;
         Ok(self.with_pinned_addresses((host, port), &addresses))
     }
 
-    /// Has git connect to these addresses where it would look the host's name up.
+    /// Makes git connect to these addresses instead of resolving the host's name.
     pub fn with_pinned_addresses(self, (host, port): (&str, u16), addresses: &[IpAddr]) -> Self {
         let addresses: Vec<_> = addresses
             .iter()
@@ -137,51 +143,52 @@ impl<'a> GitCommand<'a> {
                 IpAddr::V6(address) => format!("[{address}]"),
             })
             .collect();
-        // An address is not looked up.
+        // A host that is an address is never resolved, so there is nothing to pin.
         if host.parse::<IpAddr>().is_ok() {
             return self;
         }
         self.config(format!("http.curloptResolve={host}:{port}:{}", addresses.join(",")))
     }
 
-    /// What must not be in anything that comes back.
+    /// Removes `secret` from everything that the call returns.
     pub fn redact_secret(mut self, secret: &SecretString) -> Self {
         self.secrets.push(secret.clone());
         self
     }
 
-    /// Runs it, and returns what it printed.
+    /// Runs the call and returns its standard output.
     pub fn output_bytes(self) -> Result<Vec<u8>, GitError> {
         let mut output = vec![];
         self.run_to_sink(&mut OutputSink::Bytes(&mut output))?;
         Ok(output)
     }
 
-    /// Runs it, and returns what it printed, where git writes ASCII.
+    /// Runs the call and returns its standard output, for subcommands that print ASCII.
     pub fn output_text(self) -> Result<String, GitError> {
         let what = self.subcommand.to_owned();
         String::from_utf8(self.output_bytes()?).map_err(|_| GitError::Senseless { what })
     }
 
-    /// Runs it, and hands on what it prints, piece by piece.
+    /// Runs the call and passes its standard output to `take`, piece by piece.
     pub fn stream_output(self, mut take: impl FnMut(&[u8])) -> Result<(), GitError> {
         self.run_to_sink(&mut OutputSink::Pieces(&mut take))
     }
 
-    /// Runs a `cat-file --batch`, and hands on the objects, part by part.
+    /// Runs a `cat-file --batch` and passes the printed objects to `take`, part by part.
     pub fn read_objects(self, mut take: impl FnMut(BatchPart<'_>)) -> Result<(), GitError> {
         let what = self.subcommand.to_owned();
         let (mut reader, mut is_sound) = (BatchReader::default(), true);
+        // After the first malformed piece the rest is only drained: the parser's state is no longer valid.
         self.stream_output(|piece| is_sound &= is_sound && reader.push(piece, &mut take).is_ok())?;
         if is_sound { Ok(()) } else { Err(GitError::Senseless { what }) }
     }
 
-    /// Runs it for what it does; what it prints is dropped.
+    /// Runs the call for its effect and drops its output.
     pub fn execute(self) -> Result<(), GitError> {
         self.stream_output(|_| ())
     }
 
-    /// Runs it as a question that git answers by its exit code: 0 is yes, 1 is no.
+    /// Runs the call as a question that git answers by its exit code: 0 is yes, 1 is no.
     pub fn run_predicate(self) -> Result<bool, GitError> {
         let (ended, what) = self.spawn_and_wait(&mut OutputSink::Pieces(&mut |_| ()))?;
         match ended.status.code() {
@@ -191,7 +198,8 @@ impl<'a> GitCommand<'a> {
         }
     }
 
-    /// Runs it, and returns what it printed however it ended, with secrets left out, and how it ended.
+    /// Runs the call and returns its standard output without secrets, and separately the call's success or failure. The
+    /// output is returned in both cases.
     pub fn output_and_status(self) -> Result<(String, Result<(), GitError>), GitError> {
         let (mut output, secrets) = (vec![], self.secrets.clone());
         let (ended, what) = self.spawn_and_wait(&mut OutputSink::Bytes(&mut output))?;
@@ -212,6 +220,7 @@ impl<'a> GitCommand<'a> {
         let input = std::mem::take(&mut self.input);
         let ended = process::run_process(&mut command, input, sink, &self.limits);
         let mut ended = ended.map_err(|fault| fault.into_error(self.subcommand))?;
+        // Every result passes here, so no secret leaves this module through git's error messages.
         ended.said = redact_secrets(&ended.said, &self.secrets);
         Ok((ended, self.subcommand))
     }
@@ -220,11 +229,13 @@ impl<'a> GitCommand<'a> {
         let GitEnvironment { program, home, .. } = self.place;
         let mut command = Command::new(program);
         command.env_clear().current_dir(home).env("HOME", home).env("XDG_CONFIG_HOME", home);
-        // There is no repository but the one that is named.
+        // Git searches for a repository unless this variable names one, so it names a missing directory. `repository`
+        // overrides the variable below.
         command.env("GIT_DIR", home.join("none"));
         command.envs(SAFE_ENVIRONMENT.iter().copied()).envs(self.environment.iter().cloned());
         for setting in SAFE_SETTINGS.iter().copied().chain(self.settings.iter().map(String::as_str))
         {
+            // Arguments of `-c` have priority over every configuration file.
             command.args(["-c", setting]);
         }
         command.arg(self.subcommand).args(&self.words);
@@ -253,19 +264,21 @@ impl process::ProcessError {
     }
 }
 
-/// Word by word: git and servers repeat parts of a header.
+/// Replaces each word of the secrets by `***`. Git and servers repeat single words of a header, not only the whole
+/// header.
 fn redact_secrets(text: &str, secrets: &[SecretString]) -> String {
     let words = secrets.iter().flat_map(|secret| secret.expose_secret().split_ascii_whitespace());
     let secret = words.filter(|word| word.len() >= MIN_SECRET_BYTES);
     secret.fold(text.to_owned(), |text, word| text.replace(word, "***"))
 }
 
-/// For paths that git takes as a list: none may have what separates or quotes one.
+/// Returns true if a path can be an item of one of git's path lists: the path is absolute and contains no character
+/// that separates or quotes items.
 pub(crate) fn is_plain_path(path: &Path) -> bool {
     path.is_absolute() && !path.as_os_str().as_bytes().iter().any(|byte| b":\"\n".contains(byte))
 }
 
-/// `Basic` and `Bearer` are none.
+/// The shortest word that counts as a secret, in bytes (our choice). `Basic` and `Bearer` are shorter.
 const MIN_SECRET_BYTES: usize = 8;
 
 const HTTPS_PORT: u16 = 443;

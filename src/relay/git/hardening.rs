@@ -1,7 +1,8 @@
-//! What every git is told, so that nobody else can tell it anything.
+//! The environment and settings of every git call, so that nothing else can configure git.
 
+/// The environment of every call. A call starts with an empty environment and adds these variables.
 pub(super) const SAFE_ENVIRONMENT: &[(&str, &str)] = &[
-    // Git's programs find each other by it, and nothing of a user's.
+    // Git finds its own helper programs through this path, and no program of a user's.
     ("PATH", "/usr/local/bin:/usr/bin:/bin"),
     ("GIT_CONFIG_NOSYSTEM", "1"),
     ("GIT_CONFIG_GLOBAL", "/dev/null"),

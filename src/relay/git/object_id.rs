@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::hex;
 
-/// A SHA-1 name. Repositories that use another hash are refused where they are opened.
+/// A SHA-1 name. The mirror refuses repositories that use another hash when it opens them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ObjectId([u8; 20]);
 
-/// The text is not 40 hexadecimal digits.
+/// An error for a text that is not 40 hexadecimal digits.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an object's name has 40 hexadecimal digits")]
 pub struct ObjectIdError;
 
 impl ObjectId {
-    /// What git writes where there is no object.
+    /// The name that git prints in place of a missing object: 40 zeros.
     pub const NONE: Self = Self([0; 20]);
 
-    /// Reads exactly 40 lower-case digits, as git prints them.
+    /// Parses exactly 40 lower-case digits, as git prints them.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = str::from_utf8(text).ok()?;
         let is_lower = !text.bytes().any(|byte| byte.is_ascii_uppercase());
         hex::decode_hex(text).filter(|_| is_lower).map(Self)
     }
 
-    /// The name that git gives to an object of this kind and content.
+    /// Returns the name that git gives to an object of this kind and content.
     pub fn hash_object(kind: &str, content: &[u8]) -> Self {
         let mut object = format!("{kind} {}\0", content.len()).into_bytes();
         object.extend_from_slice(content);

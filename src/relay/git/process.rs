@@ -1,4 +1,4 @@
-//! A child process that is fed, listened to and ended within limits, by one thread.
+//! A child process that one thread feeds, reads and, at its limits, kills.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -14,33 +14,33 @@ use rustix::process::{
 
 use super::command::GitInput;
 
-/// What one call may take. The defaults are for questions about a repository.
+/// Limits of one call. The defaults are for questions about a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GitLimits {
     pub time: Duration,
-    /// What it may print.
+    /// The longest standard output, in bytes.
     pub output_bytes: u64,
-    /// Its address space.
+    /// The largest address space of each process (`RLIMIT_AS`).
     pub memory_bytes: u64,
-    /// The largest file that it may write.
+    /// The largest file that a process may write (`RLIMIT_FSIZE`).
     pub file_bytes: u64,
 }
 
-/// What becomes of what a process prints.
+/// The destination of a process's standard output.
 pub(super) enum OutputSink<'a> {
     Bytes(&'a mut Vec<u8>),
     Pieces(&'a mut dyn FnMut(&[u8])),
 }
 
-/// How a process ended.
+/// The end of a process that exited by itself or by a signal.
 #[derive(Debug)]
 pub(super) struct ProcessExit {
     pub(super) status: ExitStatus,
-    /// The beginning of its standard error, and the end.
+    /// The beginning and the end of the process's standard error.
     pub(super) said: String,
 }
 
-/// Why it did not end by itself.
+/// Reasons why a process could not be run to its own end.
 #[derive(Debug)]
 pub(super) enum ProcessError {
     Io(io::Error),
@@ -71,7 +71,7 @@ impl From<Errno> for ProcessError {
     }
 }
 
-/// Runs a process to its end; it and what it has started are gone when this returns.
+/// Runs a process until it exits. When this function returns, the process and all processes of its group are dead.
 pub(super) fn run_process(
     command: &mut Command,
     input: GitInput,
@@ -84,39 +84,43 @@ pub(super) fn run_process(
         GitInput::Bytes(bytes) => (Stdio::piped(), bytes),
         GitInput::File(file) => (file.into(), vec![]),
     };
-    // A group of its own, so that git's helpers go with it.
+    // The child leads a process group of its own, so that one kill ends git's helpers, too.
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     set_rlimits(command, limits);
     let mut group = ProcessGroup { child: command.spawn()?, is_reaped: false };
     let feed = StdinFeed { bytes, at: 0 };
     let said =
         GitProcessIo { group: &mut group, feed, sink, limits, deadline }.pump_until_exit()?;
+    // The group was killed before this line, so its id was still reserved by the unreaped leader.
     let status = group.child.wait()?;
     group.is_reaped = true;
     Ok(ProcessExit { status, said })
 }
 
-/// Has the process limited before its program begins, so that nothing which it starts is ever without limits. A limit that
-/// this process has itself is never raised.
+/// Sets the resource limits before the program begins, so that the program and its children never run without limits. A
+/// limit that this process has itself is never raised.
 #[expect(unsafe_code, reason = "only what runs between fork and exec comes before the program")]
 fn set_rlimits(command: &mut Command, limits: &GitLimits) {
     let most = [
         (Resource::As, limits.memory_bytes),
         (Resource::Fsize, limits.file_bytes),
+        // One second above the deadline: the CPU limit stops helpers even if this process is stopped.
         (Resource::Cpu, limits.time.min(MAX_TIME).as_secs() + 1),
+        // Core files would contain credentials of the environment.
         (Resource::Core, 0),
     ]
     .map(|(resource, most)| {
+        // An unprivileged process cannot raise its own maximum; asking for more would fail.
         let most = Some(getrlimit(resource).maximum.map_or(most, |own| own.min(most)));
         (resource, Rlimit { current: most, maximum: most })
     });
     let limit =
         move || most.iter().try_for_each(|(resource, most)| Ok(setrlimit(*resource, *most)?));
-    // SAFETY: in the child it makes one system call for each limit, and neither allocates nor takes a lock.
+    // SAFETY: in the child, the closure makes one system call per limit. It neither allocates nor takes a lock.
     unsafe { command.pre_exec(limit) };
 }
 
-/// A process and all that it starts, killed when dropped.
+/// A process and its process group, killed when dropped.
 struct ProcessGroup {
     child: Child,
     is_reaped: bool,
@@ -127,7 +131,7 @@ impl ProcessGroup {
         Pid::from_child(&self.child)
     }
 
-    /// Before the first process is waited for: until then its id can be nobody else's.
+    /// Kills the group. The caller must not have reaped the leader: until then no other process can have its id.
     fn kill(&self) {
         let _ = kill_process_group(self.pid(), Signal::KILL);
     }
@@ -156,8 +160,9 @@ struct GitProcessIo<'a, 'b> {
 }
 
 impl GitProcessIo<'_, '_> {
-    /// Until the process has ended and its outputs are read; returns what it said on standard error.
+    /// Feeds and reads the process until it has exited and its outputs are closed. Returns its standard error.
     fn pump_until_exit(mut self) -> Result<String, ProcessError> {
+        // A pidfd becomes readable when the process exits, so one `poll` watches the exit and all pipes.
         let ending = pidfd_open(self.group.pid(), PidfdFlags::empty())?;
         let child = &mut self.group.child;
         let (mut stdin, mut stdout, mut stderr) =
@@ -165,6 +170,7 @@ impl GitProcessIo<'_, '_> {
         let inputs = stdin.as_ref().map(AsFd::as_fd);
         let outputs = [stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)];
         for pipe in inputs.into_iter().chain(outputs.into_iter().flatten()) {
+            // A blocking read or write could wait past the deadline.
             ioctl_fionbio(pipe, true)?;
         }
         let (mut said, mut printed, mut has_ended) = (vec![], 0, false);
@@ -177,14 +183,14 @@ impl GitProcessIo<'_, '_> {
             ])?;
             if !has_ended && is_ready(&ending)? {
                 has_ended = true;
-                // What it leaves running would hold the pipes open.
+                // The leader is dead but not reaped. Helpers that it left running would keep the pipes open for ever.
                 self.group.kill();
             }
             stdin = self.write_stdin(stdin)?;
             stdout = read_pipe(stdout, |piece| self.take_output(piece, &mut printed))?;
             stderr = read_pipe(stderr, |piece| {
                 said.extend_from_slice(piece);
-                // What goes is in the middle: the last line says why.
+                // The middle is dropped: the first lines name the cause, and the last line is git's own reason.
                 let over = said.len().saturating_sub(STDERR_BYTES);
                 said.drain(
                     STDERR_HALF_BYTES.min(said.len())..(STDERR_HALF_BYTES + over).min(said.len()),
@@ -195,7 +201,7 @@ impl GitProcessIo<'_, '_> {
         Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
     }
 
-    /// Until one of them has something, or the time is up.
+    /// Waits until one of the descriptors is ready.
     fn wait_ready(&self, watched: [Option<PollFd<'_>>; 4]) -> Result<(), ProcessError> {
         let mut watched: Vec<_> = watched.into_iter().flatten().collect();
         loop {
@@ -212,7 +218,8 @@ impl GitProcessIo<'_, '_> {
         }
     }
 
-    /// As much as the pipe takes; it is closed after the last byte, or when git wants no more.
+    /// Writes as much as the pipe accepts. Returns `None`, which closes the pipe, after the last byte or when git
+    /// closes its end.
     fn write_stdin(
         &mut self,
         stdin: Option<ChildStdin>,
@@ -239,7 +246,7 @@ impl GitProcessIo<'_, '_> {
         match self.sink {
             OutputSink::Bytes(bytes) => bytes.extend_from_slice(piece),
             OutputSink::Pieces(take) => {
-                // What is made of it here is not git's time.
+                // The time that the consumer needs for a piece is not git's time, so the deadline moves.
                 let begun = Instant::now();
                 take(piece);
                 self.deadline += begun.elapsed();
@@ -249,14 +256,14 @@ impl GitProcessIo<'_, '_> {
     }
 }
 
-/// What there is; the pipe goes at its end.
+/// Reads what is available. Returns `None` at the end of the output, which closes the pipe.
 fn read_pipe<P: Read>(
     pipe: Option<P>,
     mut take: impl FnMut(&[u8]) -> Result<(), ProcessError>,
 ) -> Result<Option<P>, ProcessError> {
     let Some(mut pipe) = pipe else { return Ok(None) };
     let mut piece = [0; READ_BUFFER_BYTES];
-    // Not to the end: a process that never stops must not keep the deadline from being looked at.
+    // The reads per turn are bounded: a process that prints without end must not prevent the check of the deadline.
     for _ in 0..MAX_READS_PER_TURN {
         match pipe.read(&mut piece) {
             Ok(0) => return Ok(None),
@@ -273,13 +280,14 @@ fn is_ready(fd: &impl AsFd) -> Result<bool, Errno> {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).map(|ready| ready > 0)
 }
 
-/// More is no limit, and more than a clock can count would be none either.
+/// The longest time limit (our choice): one year. A larger value could overflow the clock's arithmetic.
 const MAX_TIME: Duration = Duration::from_hours(24 * 365);
 
-/// Git's complaints are a few lines.
+/// The longest stored standard error, in bytes (our choice). Git's error messages have a few lines.
 const STDERR_BYTES: usize = 8 << 10;
 const STDERR_HALF_BYTES: usize = STDERR_BYTES / 2;
 
-/// A full pipe, in four.
+/// The size of one read: a quarter of a Linux pipe's 64 KiB.
 const READ_BUFFER_BYTES: usize = 16 << 10;
+/// The most reads of one pipe before the deadline is checked again (our choice): 256 KiB.
 const MAX_READS_PER_TURN: usize = 16;
