@@ -1,13 +1,14 @@
-//! The service over HTTP: agents, chats, runs and what they cost, for those who hold a grant.
+//! The HTTP API of the service: agents, chats, runs, their costs and their records, for callers that hold a grant.
 //!
-//! Reading order: [`extract`] is who asks and what for; [`run_request`] turns a body into what the supervisor wants, as far as
-//! the grant allows; [`chat`] and [`runs`] begin runs, [`events`] is how they are watched, [`run_records`] what is left of
-//! them, [`audit`] what proves it. A handler parses, asks the grant, calls one room below, and answers.
+//! Reading order: [`extract`] identifies the caller and parses the request. [`run_request`] turns a body into a run
+//! submission, as far as the grant allows. [`chat`] and [`runs`] start runs, and [`events`] streams the events of a
+//! run. [`run_records`] serves the records of a run, and [`audit`] proves its audit log. A handler parses the
+//! request, checks the grant, calls one module below, and answers.
 //!
-//! The description of all this ([`openapi`]) is made from the handlers themselves, and served; the answers that several
-//! of them have in common stand in [`error_docs`].
+//! The handlers generate the served `OpenAPI` document ([`openapi`]). Error answers that several handlers share are
+//! described in [`error_docs`].
 //!
-//! **Invariant:** nobody sees, watches or ends a run of another's grant, but an admin.
+//! **Invariant:** only a run's own grant, or an admin, can see, watch or end that run.
 
 #![expect(unused_qualifications, reason = "the macros that describe handlers write whole paths")]
 
@@ -58,41 +59,41 @@ use error::ApiError;
 use extract::AuthenticatedCaller;
 use share_limiter::{GrantShareError, GrantShareGuard};
 
-/// What the handlers work on.
+/// The shared state of all request handlers.
 pub struct ApiState {
     pub grants: GrantStore,
-    /// What everybody may do who can connect, where no grant is asked for.
+    /// The grant of every caller that can connect, if the service asks for no grants; `None` if callers need a token.
     pub anybody: Option<Arc<AccessGrant>>,
     pub supervisor: RunService,
     pub books: BillingStore,
     pub availability: AvailabilityCache,
     pub metrics: Arc<MetricsRegistry>,
-    /// Streams of events.
+    /// The open event streams, counted by grant.
     pub watchers: GrantShareLimiter,
-    /// Files that are being sent: audit logs, and what came out of sandboxes.
+    /// The files that are being sent (audit logs and artifacts of sandboxes), counted by grant.
     pub downloads: GrantShareLimiter,
-    /// Reads that take long: lists of runs, and proofs of audit logs.
+    /// The long reads (lists of runs, and proofs of audit logs) that grants do at the same time.
     pub long_reads: GrantWorkLimiter,
     pub proofs: ProofCache<AuditView>,
-    /// Reports of costs, whose bodies are large.
+    /// The cost reports that grants send at the same time. Their bodies are large.
     pub reports: GrantWorkLimiter,
-    /// What clients are given.
+    /// The limits for clients.
     pub limits: ApiLimits,
-    /// What requests leave behind, and must not be lost.
+    /// The group of tasks that requests start and that must finish even if the client leaves.
     pub tasks: TaskGroup,
 }
 
-/// What clients are given.
+/// The limits that apply to each client connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiLimits {
-    /// Connections at the same time.
+    /// The maximum number of connections at the same time.
     pub connections: usize,
-    /// For a head, and for a body.
+    /// The timeout for reading the head of a request, and for reading its body.
     pub patience: Duration,
 }
 
 impl ApiState {
-    /// All routes.
+    /// Returns the router of all routes.
     pub fn api_router(self: &Arc<Self>) -> Router {
         let (router, document) = all_routes();
         let document: Arc<str> = document.to_json().expect("it has texts as keys").into();
@@ -105,17 +106,19 @@ impl ApiState {
         self.with_layers(router)
     }
 
-    /// What is answered where there are too many connections for all else.
+    /// Returns the router for the reserved connections. It serves health and cost reports, and refuses every other
+    /// path.
     fn health_router(self: &Arc<Self>) -> Router {
         self.with_layers(health_routes().split_for_parts().0.fallback(async || ApiError::Crowded))
     }
 
-    /// With what every request goes through, from the last line to the first.
+    /// Adds the layers of every request. A request passes them from the last line of this function to the first.
     fn with_layers(self: &Arc<Self>, router: Router<Arc<Self>>) -> Router {
         let router = router
             .method_not_allowed_fallback(async || ApiError::Method)
             .layer(DefaultBodyLimit::max(MAX_REQUEST_BODY_BYTES));
         let router = match &self.anybody {
+            // Without grants, a token does not keep browsers out, so the origin check must.
             Some(_) => router.layer(middleware::from_fn(origin_check::reject_cross_origin)),
             None => router,
         };
@@ -123,14 +126,14 @@ impl ApiState {
         router.layer(trace).with_state(Arc::clone(self))
     }
 
-    /// The grant of everybody, where none is asked for.
+    /// Returns the grant that every caller has if the service asks for none. It allows everything.
     pub fn anonymous_grant() -> AccessGrant {
         let pattern = |text: &str| text.parse().expect("it is a pattern");
         let terms = GrantTerms {
             access: GrantScope::ALL.into(),
             allow_sandbox: true,
             agents: vec![pattern("*")],
-            // The first pays where nobody is named.
+            // The first account pays if the request names no account.
             accounts: vec![pattern("anybody"), pattern("*")],
             repositories: vec![pattern("*")],
             ..GrantTerms::default()
@@ -140,12 +143,12 @@ impl ApiState {
         AccessGrant { id, name, terms, created, expires: None, revoked: None, used: None }
     }
 
-    /// What is served at [`openapi::OPENAPI_PATH`].
+    /// Returns the `OpenAPI` document that is served at [`openapi::OPENAPI_PATH`].
     pub fn openapi_document() -> OpenApi {
         all_routes().1
     }
 
-    /// Counts one more watcher of a caller's.
+    /// Counts one more event stream of the caller's grant.
     fn acquire_watcher(&self, caller: &AuthenticatedCaller) -> Result<GrantShareGuard, ApiError> {
         self.watchers.acquire_share(&caller.0.id).map_err(|full| match full {
             GrantShareError::Grant(most) => ApiError::TooManyWatchers(most),
@@ -153,7 +156,8 @@ impl ApiState {
         })
     }
 
-    /// A run that the caller may see.
+    /// Returns a run that the caller may see. The answer is "not found" for a run of another grant as well, so that a
+    /// caller cannot find out which run ids exist.
     async fn visible_run(
         &self,
         caller: &AuthenticatedCaller,
@@ -184,16 +188,18 @@ fn all_routes() -> (Router<Arc<ApiState>>, OpenApi) {
         .split_for_parts()
 }
 
-/// How the service is, and what calls have cost: whoever asks that must not have to wait for others to leave.
+/// Returns the routes that are also served on the reserved connections: health and cost reports. Their clients must
+/// not have to wait until other clients leave.
 fn health_routes() -> OpenApiRouter<Arc<ApiState>> {
     OpenApiRouter::new()
         .routes(routes!(health::show_liveness))
         .routes(routes!(health::show_readiness))
         .routes(
+            // Cost reports hold up to 512 calls, so they have a larger limit than other bodies.
             routes!(billing::ingest_notices)
                 .layer(DefaultBodyLimit::max(billing::MAX_NOTICES_BYTES)),
         )
 }
 
-/// Of one request. Ours: a long conversation is some hundred kilobytes.
+/// The maximum size of a request body, in bytes. Our choice: a long conversation is some hundred kilobytes.
 const MAX_REQUEST_BODY_BYTES: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! A run's audit log: the log itself, and the proof of it.
+//! The audit log of a run: the log itself, and the proof that nothing in the log was changed.
 
 use std::fs::{self, Metadata};
 use std::io::{self, BufRead, BufReader, Read};
@@ -24,52 +24,52 @@ use crate::telemetry::audit::AuditPublicKey;
 use crate::telemetry::audit::seal::{self, AuditLogSeal, AuditProofError};
 use crate::telemetry::audit::verify::AuditVerifyReport;
 
-/// What a run's audit log says, and whether that can be believed.
+/// A summary of a run's audit log, and the result of its verification.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct AuditView {
-    /// The run has ended, and the log is what it was then, to the last record. While the run goes on this is false:
-    /// `signed` says how much is proved.
+    /// True if the run has ended and the log is unchanged since then, to the last record. While the run goes on,
+    /// `verified` is false and `signed` counts the records that are proved.
     verified: bool,
-    /// Why the log cannot be believed, in words.
+    /// The reason why the log cannot be trusted, as text.
     #[schema(example = "it has 3 of its 8 records: some are missing at its end")]
     broken: Option<String>,
     records: u64,
-    /// Records that a signed checkpoint of this service covers.
+    /// The number of records that a signed checkpoint of this service covers.
     signed: u64,
-    /// Records after the last checkpoint, which nothing proves yet.
+    /// The number of records after the last checkpoint, which no signature proves yet.
     unsigned: u64,
-    /// The times of the first and the last record.
+    /// The time of the last record.
     first: String,
     last: String,
-    /// Calls that were let through, and not.
+    /// The number of calls that the gateway let through.
     admitted: u64,
     refused: u64,
     settled: u64,
-    /// Of those let through, those that have not ended.
+    /// The number of admitted calls that have not ended.
     open: u64,
-    /// Of those settled, those whose real settlement a crash has lost.
+    /// The number of settled calls whose real settlement was lost in a crash.
     crashed: u64,
     turns: u64,
     input_tokens: u64,
     output_tokens: u64,
     cost_usd: String,
-    /// Whether the run's orderly end is in it.
+    /// True if the log contains the orderly end of the run.
     finished: bool,
-    /// Of whoever signed it last.
+    /// The public key of the last signature in the log.
     public_key: Option<String>,
 }
 
-/// How to see it.
+/// The form in which the log is returned.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AuditQuery {
-    /// `1`: the log itself, a line of JSON for each record
+    /// `1` returns the log itself, one line of JSON for each record
     #[param(minimum = 0, maximum = 1)]
     raw: Option<u8>,
 }
 
-/// A run's audit log, proved
+/// Show a run's audit log, verified
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/audit",
@@ -100,7 +100,7 @@ pub(super) async fn show_audit(
     }
 }
 
-/// What is to be proved.
+/// The log to prove, with the facts that its proof needs.
 struct ProofSubject {
     run: String,
     path: PathBuf,
@@ -109,7 +109,8 @@ struct ProofSubject {
     key: AuditPublicKey,
 }
 
-/// Answers with the proof that was made before, where the log of a run that has ended is as it was then; else proves it.
+/// Returns the earlier proof if the run has ended and its log is unchanged since that proof. Otherwise proves the
+/// log.
 async fn prove_cached(
     api: &Arc<ApiState>,
     caller: &AuthenticatedCaller,
@@ -128,6 +129,8 @@ async fn prove_cached(
     if let Some(known) = key.and_then(|key| api.proofs.find_proof(&key)) {
         return Ok(known);
     }
+    // The grant's permit comes before the place in the proof cache, so that one grant cannot queue for all places at
+    // once.
     let turn = api.long_reads.acquire_permit(&caller.0.id).await;
     let ours = Arc::clone(api);
     let proved = api.proofs.run_proof(turn, move || subject.prove_log(&ours.proofs)).await;
@@ -139,11 +142,13 @@ async fn prove_cached(
 }
 
 impl ProofSubject {
-    /// Blocks.
+    /// Verifies the log against its seal, or the open log against its signed checkpoints. Blocks the thread.
     fn prove_log(&self, proofs: &ProofCache<AuditView>) -> Result<AuditView, AuditProofError> {
         let log = fs::File::open(&self.path);
         let Some(seal) = &self.seal else {
             let log = log?;
+            // Without a seal, a log of an ended run proves nothing. A log of a live run is verified up to its last
+            // whole line.
             return if self.has_ended {
                 Err(AuditProofError::Unsealed)
             } else {
@@ -152,11 +157,12 @@ impl ProofSubject {
             };
         };
         if is_not_found(&log) {
+            // The seal says that a log existed, so a missing file means that the log was removed.
             return Err(AuditProofError::Gone { sealed: seal.records });
         }
         let log = log?;
         let before = self.proof_key(&log.metadata()?);
-        // Another request may have had it proved while this one was waiting.
+        // Another request may have stored a proof of the same log while this request waited for its place.
         if let Some(known) = before.as_ref().and_then(|key| proofs.find_proof(key)) {
             return Ok(known);
         }
@@ -165,6 +171,8 @@ impl ProofSubject {
             Err(AuditProofError::Io(error)) => return Err(error.into()),
             Err(why) => AuditView::from_proof_error(&why),
         };
+        // The proof is stored only if the file did not change while it was read. Otherwise the key and the proof
+        // would not match.
         let after = self.proof_key(&log.metadata()?);
         if let Some(key) = after.filter(|after| before.as_ref() == Some(after)) {
             proofs.store_proof(key, audit.clone(), SystemTime::now());
@@ -172,7 +180,8 @@ impl ProofSubject {
         Ok(audit)
     }
 
-    /// The log of a run that goes on has none: it changes with each call.
+    /// Returns the key under which the proof can be stored. A log without a seal has no key, because the log of a
+    /// live run changes with each call.
     fn proof_key(&self, found: &Metadata) -> Option<ProofKey> {
         let (run, file) = (self.run.clone(), FileFingerprint::from_metadata(found));
         self.seal.clone().map(|seal| ProofKey { run, seal, file })
@@ -183,11 +192,15 @@ fn is_not_found<T>(file: &io::Result<T>) -> bool {
     matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// A log up to the end of its last whole line: what comes after that is being written just now.
+/// Returns a reader of the log up to the end of its last whole line. The bytes after that line belong to a record
+/// that is being written.
 fn whole_lines(log: fs::File) -> io::Result<impl BufRead> {
     let (mut end, mut block) = (log.metadata()?.len(), vec![0; 8 << 10]);
     while end > 0 {
+        // Search backwards, block by block, for the last newline. If the log has no newline, `end` reaches 0 and
+        // nothing is read.
         let start = end.saturating_sub(block.len() as u64);
+        // The difference is at most one block, so the conversion cannot fail.
         let part = &mut block[..usize::try_from(end - start).unwrap_or(0)];
         log.read_exact_at(part, start)?;
         if let Some(at) = part.iter().rposition(|byte| *byte == b'\n') {
@@ -200,7 +213,8 @@ fn whole_lines(log: fs::File) -> io::Result<impl BufRead> {
 }
 
 impl AuditView {
-    /// What such a log says is not told, since nobody can tell who says it.
+    /// Returns a view with no content but the reason. The content of a broken log is left out, because its author is
+    /// unknown.
     fn from_proof_error(why: &AuditProofError) -> Self {
         Self::new(&AuditVerifyReport::default(), Some(why.to_string()))
     }

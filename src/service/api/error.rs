@@ -1,4 +1,4 @@
-//! What a caller is told when something is not done: always JSON, always with a code that stays the same.
+//! The error answers of the API. Each is JSON with a code that never changes and a message for people.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ use crate::base::{db, disk};
 use crate::service::auth::{self, AccessDeniedError};
 use crate::service::runs::RunStartError;
 
-/// Why a request was not done.
+/// The reason why a request was refused or has failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
     #[error(transparent)]
@@ -43,10 +43,10 @@ pub(super) enum ApiError {
     Invalid(String),
     #[error("{0}")]
     NoSuchAgent(String),
-    /// It is well-formed, and contradicts what is.
+    /// The request is well-formed, but contradicts the present state.
     #[error("{message}")]
     Conflict { code: &'static str, message: String },
-    /// It may be done later, as it is.
+    /// The same request may succeed later.
     #[error("{message}")]
     Busy { code: &'static str, message: String },
     #[error("the body did not come in time")]
@@ -57,30 +57,30 @@ pub(super) enum ApiError {
     TooManyWatchers(usize),
     #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
     TooManyDownloads(usize),
-    /// With the time until the cap of a day opens again.
+    /// The money of the grant is used up. `opens_after` is the time until the cap of a day opens again.
     #[error("{message}")]
     GrantBudget { message: String, opens_after: Option<Duration> },
     #[error("the disk of this service is full; ask again later")]
     StorageFull,
-    /// The log has the reason; the caller can do nothing about it.
+    /// A fault of the service. The log has the reason; the caller can do nothing about it.
     #[error("something went wrong here; the log of the service says what, under this request's id")]
     Internal,
 }
 
-/// The body of every answer that is an error.
+/// The body of every error answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ErrorBody {
     error: ErrorDetail,
 }
 
-/// What went wrong.
+/// The error of a request.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Error)]
 pub(super) struct ErrorDetail {
-    /// For programs: it stays the same.
+    /// The code for programs. A code never changes.
     #[schema(example = "forbidden_agent")]
     code: &'static str,
-    /// For people.
+    /// The message for people. A message may change.
     message: String,
 }
 
@@ -97,12 +97,12 @@ impl ApiError {
         Self::Invalid(message.to_string())
     }
 
-    /// The service does as much of it as it does at the same time.
+    /// Returns the error for work that the service already does as often at the same time as it can.
     pub(super) fn too_busy(what: &str) -> Self {
         Self::Busy { code: "overloaded", message: format!("{what}; ask again later") }
     }
 
-    /// Something of ours has failed; the log says what.
+    /// Returns the error for a fault of the service, and logs its cause. A full disk has an error of its own.
     pub(super) fn internal_error(error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
         tracing::error!("a request failed: {error:#}");
@@ -146,11 +146,12 @@ impl IntoResponse for ApiError {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            // A disk gets no room from one second to the next.
+            // A full disk stays full for longer than a second, so the client should wait longer.
             let after = if code == "storage_full" { "10" } else { "1" };
             headers.insert(RETRY_AFTER, HeaderValue::from_static(after));
         }
         if let Self::GrantBudget { opens_after: Some(after), .. } = self {
+            // `as_secs` rounds down; one second more makes sure that the cap has opened when the client retries.
             headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs() + 1));
         }
         response
@@ -204,7 +205,8 @@ fn denied_status(denied: &AccessDeniedError) -> StatusCode {
     }
 }
 
-/// What a caller sent is told back only as far as it could be meant.
+/// Returns the beginning of a caller's text, without control characters, for an error message. No valid id is longer
+/// than 80 characters.
 fn truncate_text(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(80).collect()
 }

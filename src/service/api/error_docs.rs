@@ -1,6 +1,7 @@
-//! How calls are refused, as the description tells it: what several calls have in common is said once, here.
+//! Descriptions of error answers for the `OpenAPI` document. Answers that several handlers share are described here
+//! once.
 //!
-//! Nothing is ever made of these types; [`Error`](super::error::ApiError) is what answers.
+//! The service never creates values of these types; it answers with [`ApiError`](super::error::ApiError).
 
 #![expect(dead_code, reason = "the description shows what the answers are made of")]
 
@@ -8,7 +9,7 @@ use utoipa::IntoResponses;
 
 use super::error::ErrorBody;
 
-/// Whoever asks is not known, or may not.
+/// The caller is unknown or is not allowed to do this.
 #[derive(IntoResponses)]
 pub(super) enum AuthErrorResponses {
     /// `unauthorized`, `grant_revoked`, `grant_expired`
@@ -25,7 +26,7 @@ pub(super) enum AuthErrorResponses {
     Crowded(ErrorBody),
 }
 
-/// What stands behind the path's `?` is not understood.
+/// The query of the request is not valid.
 #[derive(IntoResponses)]
 pub(super) enum QueryErrorResponses {
     /// `invalid_parameter`
@@ -33,7 +34,7 @@ pub(super) enum QueryErrorResponses {
     Parameter(ErrorBody),
 }
 
-/// There is nothing of this name that the caller can see.
+/// The run, or the record of the run, does not exist or is not visible to the caller.
 #[derive(IntoResponses)]
 pub(super) enum NotFoundResponses {
     /// `not_found`
@@ -41,7 +42,7 @@ pub(super) enum NotFoundResponses {
     Missing(ErrorBody),
 }
 
-/// No run is begun.
+/// The run was not started.
 #[derive(IntoResponses)]
 pub(super) enum CreateRunErrorResponses {
     /// `invalid_json`, `invalid_parameter`
@@ -56,10 +57,10 @@ pub(super) enum CreateRunErrorResponses {
     /// `forbidden`, `forbidden_agent`, `forbidden_account`, `forbidden_repo`, `sandbox_not_allowed`
     #[response(status = 403)]
     Forbidden(ErrorBody),
-    /// `request_timeout`: of its body
+    /// `request_timeout`: the body did not arrive in time
     #[response(status = 408)]
     TooSlow(ErrorBody),
-    /// `idempotency_conflict`; `workspaces_full`: too much of this grant's work is held, or was left
+    /// `idempotency_conflict`; `workspaces_full`: too much work of this grant is held or not yet collected
     #[response(status = 409)]
     Conflict(ErrorBody),
     /// `body_too_large`
@@ -71,7 +72,7 @@ pub(super) enum CreateRunErrorResponses {
     /// `invalid_request`, `no_such_agent`
     #[response(status = 422)]
     Invalid(ErrorBody),
-    /// `too_many_runs`, of a chat also `too_many_watchers`: of this grant
+    /// `too_many_runs`; for a chat also `too_many_watchers`. Both limits are per grant
     #[response(status = 429)]
     GrantFull(ErrorBody),
     /// `internal`: the log of the service has the reason

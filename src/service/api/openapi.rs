@@ -1,4 +1,4 @@
-//! The service's description of itself, as `OpenAPI` 3.1.
+//! The `OpenAPI` 3.1 document of the service.
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -8,24 +8,26 @@ use utoipa::{Modify, OpenApi};
 
 use super::error::ErrorBody;
 
-/// Where it is served, to everybody.
+/// The path of the document. It is served without a grant.
 pub(super) const OPENAPI_PATH: &str = "/api/v1/openapi.json";
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "cogni-gateway", description = API_DESCRIPTION, license(name = "MIT OR Apache-2.0")),
     tags(
-        (name = "agents", description = "What can be run here"),
-        (name = "runs", description = "Begin runs, watch them, end them, and read what is left of them"),
-        (name = "billing", description = "What calls have cost"),
-        (name = "service", description = "How the service itself is")
+        (name = "agents", description = "Agents that can run here"),
+        (name = "runs", description = "Start, watch and end runs, and read their records"),
+        (name = "billing", description = "Costs of model calls"),
+        (name = "service", description = "Health of the service")
     ),
     components(schemas(ErrorBody)),
     security(("grant" = [])),
     modifiers(&GrantSecurityScheme)
 )]
+/// The part of the document that does not come from a handler.
 struct ApiDocumentHead;
 
+/// Adds the bearer token of a grant to the document as its security scheme.
 struct GrantSecurityScheme;
 
 impl Modify for GrantSecurityScheme {
@@ -40,7 +42,7 @@ impl Modify for GrantSecurityScheme {
     }
 }
 
-/// The description without its paths, which the router adds.
+/// Returns the document without its paths; the router adds them.
 pub(super) fn base_document() -> Document {
     ApiDocumentHead::openapi()
 }
@@ -50,12 +52,12 @@ pub(super) fn document_response(document: &str) -> Response {
 }
 
 const API_DESCRIPTION: &str = "\
-Runs agents in sandboxes that have no network but an LLM gateway, for programs that hold a grant.
+Runs agents in sandboxes for programs that hold a grant. A sandbox has no network, only an LLM gateway.
 
 Every error is `{\"error\":{\"code\",\"message\"}}`; codes stay the same, messages are for people. Every answer has an \
 `x-request-id`, which the service's log has, too.
 
-A run is watched as server-sent events. Each has an `id`; whoever was cut off asks for the events after the last one by \
+A run is watched as server-sent events. Each has an `id`; a client that was cut off asks for the events after the last one by \
 `Last-Event-ID`. The names of events, and what their data holds:
 
 | event | data |
@@ -65,11 +67,11 @@ A run is watched as server-sent events. Each has an `id`; whoever was cut off as
 | `tool_call`, `tool_result` | the agent uses a tool of its own |
 | `usage_report` | one settled call of a model: `call_id`, `model`, `input`, `output`, `cost_usd` |
 | `assistant_final` | `text`: the whole answer |
-| `error` | `code`, `message`: the run is not ok |
+| `error` | `code`, `message`: the run has failed |
 | `done` | the agent has ended |
-| `final` | always the last, and the run's `result`: `run_id`, `ok`, `error_code`, `error`, `relay`, `usage`, `timings` |
+| `final` | always the last event, with the run's `result`: `run_id`, `ok`, `error_code`, `error`, `relay`, `usage`, `timings` |
 
-In a result, `relay` is there where the run had a repository: `branch`, `step`, `verdict`, `head`, `is_pushed`, \
+A result has `relay` if the run had a repository: `branch`, `step`, `verdict`, `head`, `is_pushed`, \
 `pull_request_url` and `why` of its work, `branch` and `why` where there was nothing to deliver, or `skipped`.
 
-What is no request of HTTP is answered before it is one of ours, without a body: 400, 414 and 431.";
+A message that is not valid HTTP is refused without a body: 400, 414 and 431.";

@@ -1,8 +1,8 @@
-//! Where no grant is asked for: nobody is served whom a page in a browser has brought here.
+//! A check that refuses requests of browser pages, for services that ask for no grants.
 //!
-//! Any page may have its visitor's browser connect to this machine: under a name of the page's own that leads here (DNS
-//! rebinding), or blindly, as forms do. A browser tells both: the name in `Host`, the page in `Origin`. With grants there
-//! is nothing to keep out: no page has a token.
+//! Any web page can make its visitor's browser connect to this machine: through a name of the page's own that
+//! resolves to this machine (DNS rebinding), or blindly, as HTML forms do. A browser sends both facts: the name in
+//! `Host` and the page in `Origin`. A service with grants needs no such check, because a page has no token.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 
-/// Refuses what was not meant for this machine, and what a page of another place asks for.
+/// Middleware that refuses requests that were not meant for this machine, and requests of pages from other origins.
 pub(super) async fn reject_cross_origin(request: Request, next: Next) -> Response {
     match check_origin(request.headers()) {
         Ok(()) => next.run(request).await,
@@ -23,12 +23,15 @@ pub(super) async fn reject_cross_origin(request: Request, next: Next) -> Respons
     }
 }
 
+/// Checks that `Host` names this machine and that `Origin`, if it is there, names the same host.
 fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
-    // What is no browser may say nothing.
+    // A client that is not a browser may send neither header, so an absent header passes. A header that is not text
+    // is refused.
     let mut hosts = header_values(headers, HOST);
     if !hosts.all(|host| host.is_some_and(is_loopback_host)) {
         return Err(ApiError::ForeignHost);
     }
+    // An origin is a scheme and an authority. The page is our own if its authority equals `Host`.
     let host = header_values(headers, HOST).flatten().next().unwrap_or_default();
     let is_own = |origin: &str| {
         origin.split_once("://").is_some_and(|(_, place)| place.eq_ignore_ascii_case(host))
@@ -39,14 +42,16 @@ fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `None` for what is no text.
+/// Returns all values of a header, with `None` for a value that is not text.
 fn header_values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = Option<&str>> {
     headers.get_all(name).into_iter().map(|value| value.to_str().ok())
 }
 
-/// A service without grants listens on loopback addresses and unix sockets only.
+/// Returns true if a `Host` value names this machine: `localhost` or a loopback address. A service without grants
+/// listens on loopback addresses and unix sockets only.
 fn is_loopback_host(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
+    // An IPv6 address stands in brackets there, which its parser does not take.
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     let address = name.parse::<IpAddr>();
     name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())

@@ -1,10 +1,9 @@
-//! Proofs of audit logs: a bound on how many are made at the same time, and the proofs of closed logs that have not changed
-//! since.
+//! Proofs of audit logs: a limit on the proofs that run at the same time, and a cache of proofs of closed logs.
 //!
-//! A proof reads a whole log, up to a gigabyte, and hashes it. Reading order: [`ProofCache::find_proof`] answers from memory;
-//! [`ProofCache::run_proof`] waits for a place and does the work on a thread that may block.
+//! A proof reads and hashes a whole log, up to a gigabyte. Reading order: [`ProofCache::find_proof`] answers from
+//! memory; [`ProofCache::run_proof`] waits for a place and does the work on a thread that may block.
 //!
-//! **Invariant:** a place is taken until its proof has ended, also where the client that asked for the proof has left.
+//! **Invariant:** a place is taken until its proof has ended, even if the client that asked for the proof has left.
 
 use std::collections::VecDeque;
 use std::fs::Metadata;
@@ -17,11 +16,11 @@ use tokio::sync::Semaphore;
 use super::work_limiter::GrantWorkPermit;
 use crate::telemetry::audit::seal::AuditLogSeal;
 
-/// The proofs of a service.
+/// The cached proofs of a service, and the places for proofs that are being made.
 #[derive(Debug)]
 pub struct ProofCache<T> {
     places: Arc<Semaphore>,
-    /// Proofs of closed logs, the latest last.
+    /// The cached proofs of closed logs, the latest last.
     known: Mutex<VecDeque<(ProofKey, T)>>,
 }
 
@@ -33,8 +32,8 @@ pub(super) struct ProofKey {
     pub(super) file: FileFingerprint,
 }
 
-/// A file as its file system describes it. Whoever writes a file, or puts another file in its place, changes this; the time
-/// of the last change (`ctime`) cannot be set by a program.
+/// The identity and times of a file, as its file system reports them. Every write and every replacement of the file
+/// changes the fingerprint: a program cannot set the time of the last change (`ctime`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileFingerprint {
     device: u64,
@@ -45,24 +44,25 @@ pub(super) struct FileFingerprint {
 }
 
 impl<T: Clone> ProofCache<T> {
-    /// Allows so many proofs at the same time.
+    /// Creates an empty cache that allows `places` proofs at the same time.
     pub fn new(places: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(places)), known: Mutex::default() }
     }
 
-    /// Returns the proof that was made of this log, if the log is as it was.
+    /// Returns the cached proof of a log, if the log has not changed since.
     pub(super) fn find_proof(&self, key: &ProofKey) -> Option<T> {
         let known = self.lock_proofs();
         known.iter().find(|(other, _)| other == key).map(|(_, proof)| proof.clone())
     }
 
-    /// Keeps a proof of a closed log, unless the file was changed so shortly before that another change could have the
-    /// same time.
+    /// Stores a proof of a closed log. It is not stored if the file changed so recently that another change could get
+    /// the same timestamp.
     pub(super) fn store_proof(&self, key: ProofKey, proof: T, now: SystemTime) {
         if !key.file.is_unambiguous(now) {
             return;
         }
         let mut known = self.lock_proofs();
+        // One proof for each run: a proof of an earlier state of the log is useless.
         known.retain(|(other, _)| other.run != key.run);
         if known.len() >= MAX_CACHED_PROOFS {
             known.pop_front();
@@ -70,11 +70,11 @@ impl<T: Clone> ProofCache<T> {
         known.push_back((key, proof));
     }
 
-    /// Does `work` on a thread that may block, once a place is free. The place, and the grant's `turn`, are free again when
-    /// the work has ended, and not before.
+    /// Does `work` on a thread that may block, once a place is free. The place and the grant's `turn` are released
+    /// when the work has ended, not earlier.
     ///
     /// # Errors
-    /// The work has panicked.
+    /// Returns an error if the work panics.
     pub(super) async fn run_proof<P: Send + 'static>(
         &self,
         turn: Option<GrantWorkPermit>,
@@ -82,6 +82,8 @@ impl<T: Clone> ProofCache<T> {
     ) -> Result<P, tokio::task::JoinError> {
         let place = Arc::clone(&self.places).acquire_owned().await;
         tokio::task::spawn_blocking(move || {
+            // The blocking thread owns both permits. If the client leaves, this future is dropped, but the thread and
+            // its permits go on.
             let _held = (turn, place);
             work()
         })
@@ -104,7 +106,7 @@ impl FileFingerprint {
         }
     }
 
-    /// Whether the last change is so long ago that a further one has another time.
+    /// Returns true if the last change is so long ago that a further change would have another timestamp.
     fn is_unambiguous(&self, now: SystemTime) -> bool {
         let (seconds, _) = self.changed;
         let changed = Duration::from_secs(seconds.max(0).cast_unsigned());

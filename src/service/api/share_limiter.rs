@@ -1,10 +1,10 @@
-//! Bounded numbers of things that stay open: so many of each grant, and so many of all grants together. No grant may have
-//! all connections, or all files, of a service.
+//! Limits on things that stay open: a number for each grant, and a number for all grants together. No grant can take
+//! all connections or all open files of a service.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The open things of one kind, counted by grant.
+/// The limits and the open things of one kind, counted by grant.
 #[derive(Debug)]
 pub struct GrantShareLimiter {
     per_grant: usize,
@@ -12,19 +12,19 @@ pub struct GrantShareLimiter {
     open: Arc<Mutex<OpenShareCounts>>,
 }
 
-/// Counts as open until it is dropped.
+/// A guard that counts one open thing of a grant until the guard is dropped.
 #[derive(Debug)]
 pub(super) struct GrantShareGuard {
     grant: String,
     open: Arc<Mutex<OpenShareCounts>>,
 }
 
-/// The bound that is reached.
+/// The limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GrantShareError {
-    /// The grant has as many as this.
+    /// The grant has as many open things as it may have; the value is that number.
     Grant(usize),
-    /// All grants together have as many as they may.
+    /// All grants together have as many open things as they may have.
     All,
 }
 
@@ -35,15 +35,16 @@ struct OpenShareCounts {
 }
 
 impl GrantShareLimiter {
-    /// Allows so many of each grant, and so many of all grants together.
+    /// Creates a limiter with a maximum for each grant and a maximum for all grants together.
     pub fn new(per_grant: usize, total: usize) -> Self {
         Self { per_grant, total, open: Arc::default() }
     }
 
-    /// Counts one more of a grant.
+    /// Counts one more open thing of a grant.
     ///
     /// # Errors
-    /// Which bound is reached.
+    /// [`GrantShareError::Grant`] if the grant has its maximum, [`GrantShareError::All`] if all grants together have
+    /// theirs.
     pub(super) fn acquire_share(&self, grant: &str) -> Result<GrantShareGuard, GrantShareError> {
         let mut open = lock_counts(&self.open);
         if open.grants.get(grant).is_some_and(|count| *count >= self.per_grant) {
@@ -52,6 +53,7 @@ impl GrantShareLimiter {
         if open.total >= self.total {
             return Err(GrantShareError::All);
         }
+        // Both counters change under one lock, and only after both checks have passed.
         open.total += 1;
         *open.grants.entry(grant.to_owned()).or_default() += 1;
         Ok(GrantShareGuard { grant: grant.to_owned(), open: Arc::clone(&self.open) })
@@ -64,6 +66,7 @@ impl Drop for GrantShareGuard {
         open.total -= 1;
         if let Some(count) = open.grants.get_mut(&self.grant) {
             *count -= 1;
+            // A grant without open things leaves the map, so the map stays as small as the number of open things.
             if *count == 0 {
                 open.grants.remove(&self.grant);
             }

@@ -1,21 +1,22 @@
-//! Bounded work of each grant: what one grant asks for beyond its share waits, and nobody else waits with it.
+//! A limit on the work of each grant. Work beyond a grant's share waits, and the work of other grants does not wait
+//! with it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The work of one kind that grants do at the same time.
+/// The limit for one kind of work that grants do at the same time.
 #[derive(Debug)]
 pub struct GrantWorkLimiter {
-    /// Per grant.
+    /// The maximum number of pieces of work of one grant at the same time.
     limit: usize,
     grants: Mutex<HashMap<String, Arc<Semaphore>>>,
-    /// Of all grants together.
+    /// The permits of all grants together.
     all: Arc<Semaphore>,
 }
 
-/// A piece of work that is done, until it is dropped.
+/// A permit for one piece of work. Dropping it ends the work's share.
 #[derive(Debug)]
 pub(super) struct GrantWorkPermit {
     _of_grant: OwnedSemaphorePermit,
@@ -23,7 +24,7 @@ pub(super) struct GrantWorkPermit {
 }
 
 impl GrantWorkLimiter {
-    /// Lets each grant do so many at the same time.
+    /// Creates a limiter that lets each grant do `limit` pieces of work at the same time.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -32,30 +33,31 @@ impl GrantWorkLimiter {
         }
     }
 
-    /// Lets all grants together do so many at the same time.
+    /// Limits the work of all grants together to `all` pieces at the same time.
     #[must_use]
     pub fn with_total_limit(self, all: usize) -> Self {
         Self { all: Arc::new(Semaphore::new(all)), ..self }
     }
 
-    /// Waits for a turn of the grant, which ends when it is dropped. None is given when the service ends.
+    /// Waits for a permit of the grant and for a permit of all grants. Returns `None` if the semaphores are closed.
     pub(super) async fn acquire_permit(&self, grant: &str) -> Option<GrantWorkPermit> {
         let turns = {
             let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
+            // A count of 1 means that only the map holds the semaphore: the grant has no work and no waiter.
             if grants.len() >= MAX_IDLE_GRANTS {
                 grants.retain(|_, turns| Arc::strong_count(turns) > 1);
             }
             let new = || Arc::new(Semaphore::new(self.limit));
             Arc::clone(grants.entry(grant.to_owned()).or_insert_with(new))
         };
-        // The grant's own comes first: a grant that waits for it holds nothing that another one needs.
+        // The grant's own permit comes first: a grant that waits for it holds no permit that another grant needs.
         let of_grant = turns.acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
         Some(GrantWorkPermit { _of_grant: of_grant, _of_all: of_all })
     }
 }
 
-/// Grants that are remembered; those that ask for nothing are forgotten beyond this.
+/// The number of remembered grants above which idle grants are forgotten. Our choice.
 const MAX_IDLE_GRANTS: usize = 1024;
 
 #[cfg(test)]
