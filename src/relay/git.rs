@@ -128,7 +128,7 @@ impl GitError {
                 Some(signal) => {
                     !contains_signal(signal, &LIMIT_SIGNALS)
                         && !contains_signal(signal, &CRASH_SIGNALS)
-                // XFSZ and XCPU come from our own limits; a crash repeats. Any other signal came from outside.
+                    // XFSZ and XCPU come from our own limits; a crash repeats. Any other signal came from outside.
                 }
                 None => DISK_FULL_MESSAGES.iter().any(|words| fatal_message(said).ends_with(words)),
             },

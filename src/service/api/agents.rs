@@ -20,7 +20,7 @@ pub(super) struct AgentsPage {
     agents: Vec<AgentSummary>,
 }
 
-/// Which agents.
+/// The agents to list.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -60,7 +60,7 @@ pub(super) async fn list_agents(
 }
 
 impl ApiState {
-    /// All agents, and which can run here.
+    /// Returns all agents, each with whether it can run here.
     pub(super) async fn agent_summaries(&self) -> Vec<AgentSummary> {
         let catalog = self.supervisor.catalog();
         let mut listed = Vec::with_capacity(catalog.entries().len());

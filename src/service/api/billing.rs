@@ -1,4 +1,4 @@
-//! What calls have cost: told by whoever was billed for them, and shown for each run.
+//! The costs of calls: charge notices come in, receipts of each run go out.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -16,10 +16,10 @@ use super::extract::{self, AcceptedMedia, AuthenticatedCaller, PathParam, QueryP
 use crate::service::auth::GrantScope;
 use crate::service::billing::{self, store::IngestError};
 
-/// What a run's calls have come to.
+/// The costs of a run's calls.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ReceiptsView {
-    /// The sums, and what somebody has to look at: `state` is `complete`, `pending` or `overdue`.
+    /// The sums, and the flags that an operator should look at: `state` is `complete`, `pending` or `overdue`.
     #[schema(value_type = Object)]
     bill: Value,
     /// One for each call that was charged; `source_reference` is `run/attempt/call id`, and there is one of each.
@@ -27,7 +27,7 @@ pub(super) struct ReceiptsView {
     receipts: Vec<Value>,
 }
 
-/// Runs with calls that somebody has to look at, by their ids.
+/// The ids of runs with calls that an operator should look at.
 #[derive(Serialize, ToSchema)]
 pub(super) struct FlaggedRunsPage {
     /// The bill of each; its `flags` say why.
@@ -37,19 +37,19 @@ pub(super) struct FlaggedRunsPage {
     next: Option<String>,
 }
 
-/// Which of them.
+/// The page of runs to return.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FlaggedRunsQuery {
     /// `next` of the page before
     cursor: Option<String>,
-    /// At most so many
+    /// The largest number of runs to return
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
 
-/// What became of what was told.
+/// The result of a delivery of charge notices.
 #[derive(Serialize, ToSchema)]
 pub(super) struct IngestReportView {
     /// Calls that have a receipt now, and had none.
@@ -66,14 +66,14 @@ pub(super) struct IngestReportView {
     foreign: u64,
     /// Items that cannot be used.
     invalid: u64,
-    /// Why, for the first of them.
+    /// The reasons for the first items that were not used.
     complaints: Vec<ItemErrorView>,
 }
 
-/// Why an item cannot be used.
+/// The reason why an item cannot be used.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ItemErrorView {
-    /// Which of the body's items, counted from 0.
+    /// The position of the item in the body, counted from 0.
     item: usize,
     message: String,
 }
@@ -107,7 +107,7 @@ pub(super) async fn ingest_notices(
     caller.require_scope(GrantScope::Billing)?;
     let _turn = api.reports.acquire_permit(&caller.0.id).await;
     let body = extract::read_body(request, &api, &NOTICE_MEDIA_TYPES, MAX_NOTICES_BYTES).await?;
-    // Whoever reports nothing has meant to report something.
+    // An empty report is more likely a mistake of the sender than a report without items.
     if body.trim_ascii().is_empty() {
         return Err(ApiError::Json("it is empty".to_owned()));
     }
@@ -118,7 +118,7 @@ pub(super) async fn ingest_notices(
     Ok(Json(ingested.into()))
 }
 
-/// What a run's calls have come to, and what was charged for each
+/// Show the costs of a run's calls, and the receipt of each call
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/receipts",

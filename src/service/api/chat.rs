@@ -28,7 +28,7 @@ pub(super) struct ChatBody {
     graph_name: String,
     /// The model; else the agent's own.
     model: Option<String>,
-    /// What was said, the last by the user.
+    /// The conversation. The last message is the user's.
     #[schema(min_items = 1)]
     messages: Vec<ApiMessage>,
     /// The conversation that the run is a part of.
@@ -43,21 +43,21 @@ pub(super) struct ChatBody {
     /// Ask for a pull request, too.
     #[serde(default)]
     pull_request: bool,
-    /// Who pays; else the grant's first account.
+    /// The account to charge; the default is the grant's first account.
     account: Option<String>,
-    /// What the run may spend; what the agent and the grant allow at most holds in any case.
+    /// The run's limits. The limits of the agent and of the grant hold in any case.
     #[serde(default)]
     budget: BudgetBody,
     /// Stands in LiteLLM's spend logs, beside what stands there anyway.
     #[serde(default)]
     #[schema(value_type = Object)]
     metadata: Map<String, Value>,
-    /// What becomes of the run when its client goes away.
+    /// The effect of a client's disconnect on the run.
     #[serde(default)]
     on_disconnect: OnDisconnect,
 }
 
-/// What becomes of a run when its client goes away.
+/// The effect of a client's disconnect on the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnDisconnect {
@@ -149,7 +149,7 @@ impl Drop for CancelOnDisconnect {
     }
 }
 
-/// The stream, with somebody who waits for its end.
+/// Returns the stream, and disarms the guard at its end.
 fn disarm_at_end<S: Stream>(
     events: Pin<Box<S>>,
     leaving: Option<CancelOnDisconnect>,

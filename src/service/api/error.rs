@@ -46,7 +46,7 @@ pub(super) enum ApiError {
     /// The request is well-formed, but contradicts the present state.
     #[error("{message}")]
     Conflict { code: &'static str, message: String },
-    /// The same request may succeed later.
+    /// An error that may pass: the same request may succeed later.
     #[error("{message}")]
     Busy { code: &'static str, message: String },
     #[error("the body did not come in time")]

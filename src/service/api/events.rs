@@ -1,4 +1,4 @@
-//! How a run is watched: its events as server-sent events, from wherever a watcher was cut off.
+//! The events of a run as server-sent events. A watcher can resume after a lost connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::base::db;
 use crate::service::auth;
 use crate::service::store::RunEvent;
 
-/// Where to begin.
+/// The event after which to begin.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -33,7 +33,7 @@ pub(super) struct EventsQuery {
 #[schema(as = Event)]
 #[expect(dead_code, reason = "events are written as lines")]
 pub(super) struct RunEventDoc {
-    /// For `Last-Event-ID`: a number.
+    /// The value of `Last-Event-ID`: a number.
     id: String,
     #[schema(example = "text_delta")]
     event: String,
@@ -77,7 +77,7 @@ pub(super) async fn watch_run(
     Ok(event_stream(end_when_revoked(&api, &caller, events), watcher))
 }
 
-/// What a watcher is told next. An error breaks the connection, so that whoever watches comes back.
+/// The next item for a watcher. An error closes the connection, so that the watcher connects again.
 pub(super) type SseItem = Result<sse::Event, db::DatabaseError>;
 
 /// A run's events as a body, which has a watcher until it is dropped.
@@ -134,5 +134,5 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     Ok(Some(number))
 }
 
-/// Between events, so that nobody on the way takes a quiet run for a dead connection.
+/// The interval of heartbeats, so that no proxy closes the connection of a quiet run. Our choice.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);

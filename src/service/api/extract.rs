@@ -1,6 +1,6 @@
-//! What handlers are given of a request: who asks, and what for.
+//! The inputs of handlers: the caller's grant, the path, the query and the body.
 //!
-//! Each refuses in our own words, so that nobody ever reads one of axum's.
+//! Each extractor refuses with an error of this API, so that no client reads a text of axum's.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use crate::base::json;
 use crate::base::serde_words::{self, JsonInputError};
 use crate::service::auth::{AccessDeniedError, AccessGrant, GrantScope};
 
-/// Who asks. A handler without this answers everybody.
+/// The caller's grant. A handler without this argument answers every client.
 pub(super) struct AuthenticatedCaller(pub(super) Arc<AccessGrant>);
 
 /// A body of JSON.
 pub(super) struct JsonBody<T>(pub(super) T);
 
-/// What stands in the path.
+/// The parameters of the path.
 pub(super) struct PathParam<T>(pub(super) T);
 
 /// The query.
@@ -36,7 +36,7 @@ impl AuthenticatedCaller {
         Ok(self.0.check_scope(access)?)
     }
 
-    /// At runs: at its own, or at everybody's.
+    /// Checks that the caller may read runs: its own, or every caller's.
     pub(super) fn require_read(&self) -> Result<(), ApiError> {
         self.require_scope(GrantScope::Read)
             .or_else(|denied| self.require_scope(GrantScope::Admin).map_err(|_| denied))
@@ -81,10 +81,10 @@ impl<T: DeserializeOwned> FromRequest<Arc<ApiState>> for JsonBody<T> {
     }
 }
 
-/// What a body may be.
+/// The content types that a body may have.
 pub(super) struct AcceptedMedia {
     pub(super) kinds: &'static [&'static str],
-    /// For whoever sends something else.
+    /// The text for a client that sends another content type.
     pub(super) said: &'static str,
 }
 

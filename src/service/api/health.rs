@@ -1,4 +1,4 @@
-//! Whether the process is alive, and whether it can take work.
+//! Liveness and readiness of the process.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,21 +25,23 @@ pub(super) struct LivenessView {
     status: &'static str,
 }
 
-/// Whether runs can be accepted, and what stands in the way.
+/// The answer of the readiness check.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ReadinessView {
     #[serde(rename = "ready")]
     can_accept: bool,
-    /// By what is looked at: `ok`, or why not. Runs are accepted also without `relay`, `upstream` and `forge`: who has none
-    /// of them can do without, and another instance of the service would have the same.
+    /// The result of each check: `ok`, or the problem. Problems of `relay`, `upstream` and `forge` do not refuse runs:
+    /// an operator may run
+    /// without them, and every other instance of the service would have the same problem.
     checks: BTreeMap<&'static str, String>,
-    /// Whether the models can be reached with the key, as of the last half minute: `ok`, `upstream_unreachable` with its cause,
-    /// `upstream_auth`, or `not known yet`.
+    /// The state of the upstream, at most half a minute old: `ok`, `upstream_unreachable` with its cause,
+    /// `upstream_auth`, or
+    /// `not known yet`.
     #[schema(example = "ok")]
     upstream: String,
 }
 
-/// Whether the process is alive
+/// Show that the process is alive
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -51,7 +53,7 @@ pub(super) async fn show_liveness() -> Json<LivenessView> {
     Json(LivenessView { status: "ok" })
 }
 
-/// Whether runs can be accepted, and if not, why
+/// Show if runs can be accepted, and the problems if not
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -86,8 +88,9 @@ pub(super) async fn show_readiness(
     (status, Json(ReadinessView { can_accept: ready, checks, upstream }))
 }
 
-/// How the service stands with those that it depends on. Whoever asks for readiness has little time: what takes longer goes on,
-/// and is known the next time.
+/// Returns the state of the upstream and the forge. A readiness probe has little time, so a slow check continues in the
+/// background and its
+/// result is shown by the next probe.
 async fn standing(api: &ApiState) -> ServiceStatus {
     let supervisor = api.supervisor.clone();
     let asked = api.tasks.run_detached(async move { supervisor.standing().await });
@@ -116,8 +119,9 @@ async fn check_agents(api: &ApiState) -> Result<(), String> {
     Err(format!("no agent can run here: {}", why.unwrap_or_else(|| "there is none".to_owned())))
 }
 
-/// Whether there is room for what a run needs at least: whoever may write is not always allowed to make a file, and a disk that
-/// is full has room for one that is empty.
+/// Checks that the directory has room for the files of a run. Permission to write does not imply permission to make a
+/// file, and a full disk
+/// still has room for an empty file.
 fn check_writable(directory: &Path) -> Result<(), String> {
     let probe = directory.join(format!("probe-{}", Uuid::now_v7()));
     let made = File::options().write(true).create_new(true).open(&probe);
@@ -132,7 +136,7 @@ fn check_writable(directory: &Path) -> Result<(), String> {
     })
 }
 
-/// For the upstream and the forge. A probe of Kubernetes waits for a second by default.
+/// The longest wait for the upstream and the forge. A probe of Kubernetes waits one second by default.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Bytes that have to be writable.

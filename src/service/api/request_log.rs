@@ -20,7 +20,7 @@ pub(super) async fn log_request(
     next: Next,
 ) -> Response {
     let id = Uuid::now_v7().to_string();
-    // The grant is known to whoever checks it.
+    // The extractor that checks the grant fills in this field.
     let span = tracing::info_span!("request", id, grant = Empty);
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or("-", MatchedPath::as_str);
@@ -43,5 +43,5 @@ pub(super) async fn log_request(
 
 const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Of a path in the log: longer than any of ours.
+/// The largest part of a path in the log, in bytes. All paths of this API are shorter.
 const MAX_LOGGED_PATH_BYTES: usize = 256;

@@ -1,4 +1,4 @@
-//! What is left of a run: what it printed, its work, and files of it, of which a bounded number is sent at the same time.
+//! The records of a finished run: output, deliveries and files. A bounded number of files is sent at the same time.
 
 use std::io;
 use std::path::{Path as File, PathBuf};
@@ -24,38 +24,38 @@ use crate::relay::delivery::outbox::{DeliveryJob, VerdictKind};
 use crate::relay::repo::ArtifactDir;
 use crate::service::store::{RunPhase as Progress, RunRow};
 
-/// What a run has printed.
+/// The output of a run.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RunOutputView {
-    /// Whether the run has ended, and this is all; until then there is nothing.
+    /// True if the run has ended and this is the whole output. A run that has not ended has no output yet.
     complete: bool,
     stdout: String,
     stderr: String,
 }
 
-/// What has become of a run's commits.
+/// The deliveries of a run's commits.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DeliveriesView {
     /// Empty where the run has no branch, or made no commits.
     deliveries: Vec<DeliveryView>,
 }
 
-/// Some work on its way to a branch.
+/// A delivery of work to a branch.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DeliveryView {
     id: String,
     #[schema(example = "sandbox/issue-7")]
     branch: String,
-    /// How far it has come; `done`, `held` and `failed` are ends.
+    /// The step of the delivery; `done`, `held` and `failed` are final.
     #[schema(example = "done")]
     step: &'static str,
     /// `push`, `review` or `hold`.
     verdict: Option<&'static str>,
-    /// What the branch is at, or would be.
+    /// The commit of the branch after the delivery.
     head: Option<String>,
     is_pushed: bool,
     pull_request_url: Option<String>,
-    /// Why it is not further.
+    /// The reason why the delivery waits or has failed.
     why: Option<String>,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct ArtifactView {
     bytes: u64,
 }
 
-/// What a run has printed, once it has ended
+/// Show the output of a run that has ended
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/output",
@@ -95,7 +95,7 @@ pub(super) async fn show_output(
     Ok(Json(RunOutputView { complete: row.state == Progress::Ended, stdout, stderr }))
 }
 
-/// What has become of a run's commits
+/// List the deliveries of a run's commits
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}/relay",
@@ -183,7 +183,7 @@ pub(super) async fn find_readable_run(
     api.visible_run(caller, id).await
 }
 
-/// What of a run is in the outbox.
+/// Returns the run's jobs in the outbox.
 async fn list_jobs(api: &ApiState, row: RunRow) -> Result<Vec<DeliveryJob>, ApiError> {
     let Some(relay) = api.supervisor.delivery_service() else { return Ok(vec![]) };
     let listed = tokio::task::spawn_blocking(move || relay.outbox().jobs_of_run(&row.id));
@@ -244,5 +244,5 @@ impl DeliveryView {
     }
 }
 
-/// Of a file that is sent, read at once.
+/// The size of the pieces in which a file is read and sent.
 const CHUNK_BYTES: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! What somebody asks for, turned into what the supervisor wants, as far as the grant allows.
+//! The translation of a request's body to a run's submission, within the limits of the grant.
 
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ pub(super) struct CreateRunBody {
     pub(super) agent: String,
     /// The model; else the agent's own.
     pub(super) model: Option<String>,
-    /// What was said, the last by the user.
+    /// The conversation. The last message is the user's.
     #[schema(min_items = 1)]
     pub(super) messages: Vec<ApiMessage>,
-    /// Who pays; else the grant's first account.
+    /// The account to charge; the default is the grant's first account.
     pub(super) account: Option<String>,
     /// The conversation that the run is a part of.
     pub(super) state_key: Option<String>,
@@ -43,7 +43,7 @@ pub(super) struct CreateRunBody {
     /// Ask for a pull request, too.
     #[serde(default)]
     pub(super) pull_request: bool,
-    /// What the run may spend; what the agent and the grant allow at most holds in any case.
+    /// The run's limits. The limits of the agent and of the grant hold in any case.
     #[serde(default)]
     pub(super) budget: BudgetBody,
     /// When the run is ended; what its agent allows at most holds in any case.
@@ -65,7 +65,7 @@ pub(super) struct ApiMessage {
     pub(super) content: String,
 }
 
-/// Who has said it.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ApiRole {
@@ -74,7 +74,7 @@ pub(super) enum ApiRole {
     Assistant,
 }
 
-/// What a run may spend. What is left out is no limit.
+/// The limits of a run. A missing value is no limit.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct BudgetBody {
@@ -97,7 +97,7 @@ pub(super) struct BudgetBody {
 }
 
 impl CreateRunBody {
-    /// What the supervisor is told, if the grant allows it.
+    /// Returns the submission, if the grant allows it.
     pub(super) fn authorize(self, grant: &AccessGrant) -> Result<RunSubmission, ApiError> {
         grant.check_scope(GrantScope::Runs)?;
         grant.check_sandbox()?;
@@ -184,7 +184,9 @@ impl CreateRunBody {
         Ok(())
     }
 
-    /// What is asked for by name is done, or refused. A repository alone is worked on by nobody, and the run says so.
+    /// Checks the branch settings. A named branch is used or refused. A repository without a branch key is accepted,
+    /// and the run's result
+    /// says that the relay was skipped.
     fn validate_branch(&self) -> Result<(), ApiError> {
         let has_key = self.branch_key.is_some() || self.work_item.is_some();
         let asked = [("pull_request", self.pull_request), ("base", self.base.is_some())];
@@ -233,7 +235,7 @@ impl From<ApiMessage> for runner::ChatMessage {
     }
 }
 
-/// In its one spelling, by which grants name it, and how far its host's name may lead.
+/// Returns the canonical spelling, which grants use, and the addresses that the host's name may lead to.
 fn resolve_repository(grant: &AccessGrant, url: &str) -> Result<(String, HostReach), ApiError> {
     let repository = RepositoryUrl::parse(url).map_err(ApiError::invalid_body)?;
     let url = repository.clone_url();
@@ -241,7 +243,7 @@ fn resolve_repository(grant: &AccessGrant, url: &str) -> Result<(String, HostRea
     Ok((url, reach))
 }
 
-/// Whether a text can stand in a variable, a log line and a list.
+/// Returns true if a text is safe in a variable, a log line and a list.
 fn is_valid_label(text: &str) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&text.chars().count()) && !text.chars().any(char::is_control)
 }

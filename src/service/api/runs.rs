@@ -29,7 +29,7 @@ use crate::service::store::{self, RunFilter, RunRow, SpendingCaps};
 pub(super) struct RunView {
     #[serde(flatten)]
     listed: RunSummary,
-    /// What came of it, once it is over.
+    /// The result of the run; null until the run has ended.
     #[schema(value_type = Option<Object>)]
     result: Option<Box<RawValue>>,
 }
@@ -40,21 +40,21 @@ pub(super) struct RunView {
 pub(super) struct RunSummary {
     #[schema(example = "run-019a1b2c-3d4e-7f60-8a1b-2c3d4e5f6071")]
     id: String,
-    /// Whose it is.
+    /// The id of the grant that started the run.
     grant: String,
     agent: String,
-    /// Who pays.
+    /// The account that is charged.
     account: String,
     model: String,
     state: RunStateView,
     created_at: String,
     started_at: Option<String>,
     ended_at: Option<String>,
-    /// Why it is not ok; null where it is, or is not over.
+    /// The error of the run; null for a successful run, and until the run has ended.
     error_code: Option<String>,
 }
 
-/// How far a run has come.
+/// The state of a run.
 #[derive(Clone, Copy, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = State)]
@@ -65,7 +65,7 @@ pub(super) enum RunStateView {
     Ended,
 }
 
-/// Some runs, newest first.
+/// A page of runs, newest first.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RunsPage {
     runs: Vec<RunSummary>,
@@ -73,7 +73,7 @@ pub(super) struct RunsPage {
     next: Option<String>,
 }
 
-/// Which runs.
+/// The filter and the page of runs.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -84,7 +84,7 @@ pub(super) struct RunsQuery {
     state: Option<RunStateView>,
     /// `next` of the page before
     cursor: Option<String>,
-    /// At most so many
+    /// The largest number of runs to return
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
 }
@@ -279,7 +279,7 @@ pub(super) async fn show_run(
 }
 
 impl RunView {
-    /// With what came of it, as it was written down.
+    /// Returns the row with its result, as the store has it.
     async fn from_row(api: &ApiState, row: RunRow) -> Result<Self, ApiError> {
         let result = match row.state {
             store::RunPhase::Ended => api.supervisor.run_store().run_result(&row.id).await?,

@@ -1,8 +1,8 @@
-//! Listens on TCP or on a unix socket, and serves connections until it is told to finish.
+//! The listener of the service, on TCP or on a unix socket, and the connections until shutdown.
 //!
-//! A client that sends its head too slowly, or reads nothing for too long, loses its connection. Of connections beyond the
-//! limit some are kept for whoever asks how the service is, or reports what calls have cost; the rest is turned away with
-//! an answer.
+//! A client that sends its head too slowly, or reads nothing for too long, loses its connection. Some connections
+//! beyond the limit are
+//! reserved for health checks and charge notices; all others are answered with an error and closed.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -52,7 +52,7 @@ impl ApiListener {
         }
     }
 
-    /// With the port that was chosen for port 0.
+    /// Returns the address, with the port that was chosen for port 0.
     pub fn listen_address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
@@ -110,13 +110,13 @@ struct ConnectionLimiter {
     way: ConnectionSettings,
 }
 
-/// How a connection is served.
+/// The limits of a connection.
 #[derive(Clone)]
 struct ConnectionSettings {
     router: Router,
-    /// For a head; an idle connection stays open as long.
+    /// The longest time for a head. An idle connection stays open as long.
     patience: Duration,
-    /// Whether it may ask again.
+    /// True if the connection may send another request.
     may_stay: bool,
 }
 
@@ -173,10 +173,10 @@ async fn serve_connection(
 /// Beyond all others. Ours: a probe, Prometheus' and LiteLLM's callback, each some times over.
 const RESERVED_CONNECTIONS: usize = 64;
 
-/// Who has one of them asks at once.
+/// The longest time for a request on a reserved connection. Health checks and reports send their request at once.
 const RESERVED_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a client may leave us unable to write.
+/// The longest time for which a client may leave the socket full.
 const WRITE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The answer to a connection too many, whatever it was going to ask.

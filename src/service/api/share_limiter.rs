@@ -24,7 +24,7 @@ pub(super) struct GrantShareGuard {
 pub(super) enum GrantShareError {
     /// The grant has as many open things as it may have; the value is that number.
     Grant(usize),
-    /// All grants together have as many open things as they may have.
+    /// An error of all grants together: their open things have reached the limit.
     All,
 }
 
