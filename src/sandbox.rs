@@ -77,13 +77,13 @@ pub enum SandboxError {
     #[error("image `{0}` is not on this machine; build or load it first, nothing is pulled")]
     NoImage(String),
     #[error(
-        "image `{image}` has a `VOLUME` at `{place}`, which would be a disk of this machine's; {instead}build the image without"
+        "image `{image}` has a `VOLUME` at `{place}`, which would be a writable disk of this machine; {instead}build the image without the volume"
     )]
     ImageVolume { image: String, place: String, instead: &'static str },
-    #[error("there is no volume `{0}`; make it first, none is made for a run")]
+    #[error("there is no volume `{0}`; make it first, the gateway makes none for a run")]
     NoVolume(String),
     #[error(
-        "volume `{name}` cannot be given to a sandbox: it shows {what}, and not a directory of the engine's own; give a directory as a mount"
+        "volume `{name}` cannot be given to a sandbox: it shows {what} instead of a directory of the engine; give a directory as a mount"
     )]
     Volume { name: String, what: String },
     #[error(
@@ -111,7 +111,7 @@ pub enum SandboxError {
     #[error("Docker Engine cannot {doing}")]
     Engine { doing: &'static str, source: bollard::errors::Error },
     #[error(
-        "Docker Engine says nothing when it is to {0}; what it has made is left to `cogni-gateway sweep`"
+        "Docker Engine did not answer a request to {0}; `cogni-gateway sweep` removes what remains"
     )]
     Silent(&'static str),
 }

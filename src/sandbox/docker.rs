@@ -83,15 +83,15 @@ impl DockerEngine {
             Err(error) if has_status(&error, HTTP_NOT_FOUND) => {
                 Err(SandboxError::NoImage(name.to_owned()))
             }
-            Err(source) => Err(SandboxError::Engine { doing: "look at the image", source }),
+            Err(source) => Err(SandboxError::Engine { doing: "inspect the image", source }),
         }
     }
 
     /// Returns true if the engine is Podman, which serves Docker Engine's API with some differences.
     async fn is_podman(&self) -> Result<bool, SandboxError> {
         let version = self.client.version().await;
-        let version =
-            version.map_err(|source| SandboxError::Engine { doing: "say what it is", source })?;
+        let version = version
+            .map_err(|source| SandboxError::Engine { doing: "report its version", source })?;
         let is_podman = |part: &SystemVersionComponents| part.name == "Podman Engine";
         Ok(version.components.unwrap_or_default().iter().any(is_podman))
     }
@@ -140,9 +140,9 @@ impl DockerEngine {
             match self.client.remove_container(container, Some(options)).await {
                 Ok(()) => return Ok(()),
                 Err(error) if has_status(&error, HTTP_NOT_FOUND) => return Ok(()),
+                // A conflict means that another removal is in progress; the next try finds out how it ended.
                 Err(error)
                     if has_status(&error, HTTP_CONFLICT) && begun.elapsed() < REMOVE_TIMEOUT => {}
-                // A conflict means that another removal is in progress; the next try finds out how it ended.
                 Err(source) => {
                     return Err(SandboxError::Engine { doing: "remove the container", source });
                 }

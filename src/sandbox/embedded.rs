@@ -208,7 +208,9 @@ struct HelperProcess {
 
 impl HelperProcess {
     async fn start(program: &Path, task: &HelperTask) -> Result<Self, SandboxError> {
-        let cannot = |error: io::Error| SandboxError::Embedded(format!("no helper: {error}"));
+        let cannot = |error: io::Error| {
+            SandboxError::Embedded(format!("the helper cannot be started: {error}"))
+        };
         // The helper executes the copy by its descriptor, so no path to a writable file exists.
         let copy = sealed_copy(program).await.map_err(cannot)?;
         let in_memory =
@@ -334,7 +336,7 @@ async fn send_signal(signals: &mut OwnedWriteHalf, signal: HelperSignal) {
 fn unexpected_event(event: HelperEvent) -> SandboxError {
     let why = match event {
         HelperEvent::Failed { message } => message,
-        _ => "the process that made it is gone".to_owned(),
+        _ => "the helper process has ended".to_owned(),
     };
     SandboxError::Embedded(why)
 }

@@ -60,7 +60,7 @@ pub enum HostUserError {
     #[error("no user is left for the sandbox: all of {0} are in use; give more with `--uids`")]
     Exhausted(UserRange),
     #[error(
-        "no user is there for the sandbox: {0} is outside of this user namespace (`/proc/self/uid_map`); give users of it with `--uids`"
+        "no user can be used for the sandbox: {0} is outside of this user namespace (`/proc/self/uid_map`); give users of the namespace with `--uids`"
     )]
     Unmapped(UserRange),
 }
@@ -228,7 +228,7 @@ impl TryFrom<String> for UserRange {
     type Error = String;
 
     fn try_from(given: String) -> Result<Self, String> {
-        given.parse().map_err(|rule| format!("`{given}` are no users; {rule}"))
+        given.parse().map_err(|rule| format!("`{given}` is not a range of users; {rule}"))
     }
 }
 

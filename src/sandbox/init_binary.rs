@@ -19,7 +19,8 @@ pub enum InitBinary {
     Given(PathBuf),
     /// The `cogni-init` that this program carries. It is static, so every root can have it.
     BuiltIn {
-        /// The directory that the file is written to when the first sandbox needs it. Container engines mount it from there.
+        /// The directory that the file is written to when the first sandbox needs it. Container engines mount the file
+        /// from there.
         directory: PathBuf,
     },
 }

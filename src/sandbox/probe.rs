@@ -156,7 +156,7 @@ fn machine_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
         0 => warn_finding(
             "user namespaces",
             "no user may have any",
-            "only root runs sandboxes of our own here; `sysctl user.max_user_namespaces=10000` lets others",
+            "only root can use the driver `embedded` here; `sysctl user.max_user_namespaces=10000` lets other users",
         ),
         count => ok_finding("user namespaces", format!("{count} for a user")),
     };
@@ -202,10 +202,10 @@ fn machine_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
 fn socket_memory_finding(facts: &HostFacts) -> Option<DoctorFinding> {
     let found = match (facts.cgroups.version, facts.limits_sockets) {
         (1, true) => {
-            "a sandbox of our own has its memory limit once more for them, one of Docker's has no limit"
+            "the driver `embedded` sets a second limit of the same size for them, the driver `docker` sets none"
         }
         (1, false) => {
-            "a sandbox has no limit for them but the machine's, `net.ipv4.tcp_mem` and `net.ipv4.udp_mem`"
+            "a sandbox has no limit for them except the machine's, `net.ipv4.tcp_mem` and `net.ipv4.udp_mem`"
         }
         _ => return None,
     };
@@ -283,7 +283,7 @@ fn embedded_finding(facts: &HostFacts) -> DoctorFinding {
         missing_finding(
             NAME,
             format!("there are no limits on {}", join_names(&lacking)),
-            "mount the cgroup controllers, or say `--allow-unlimited` and do without",
+            "mount the cgroup controllers, or run without limits with `--allow-unlimited`",
         )
     } else if !facts.has_seccomp {
         missing_finding(
@@ -332,7 +332,7 @@ fn engine_findings(answers: &EngineInfo) -> Vec<DoctorFinding> {
     let runtime = answers.runtime.as_ref().map(|(name, version)| {
         let found = format!("{name} {version}");
         if name == "runc" && is_old_runc(version) {
-            warn_finding("container runtime", found, "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 lead out of it: use runc 1.2.8, 1.3.3 or newer, or one that your distribution has mended")
+            warn_finding("container runtime", found, "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 lead out of it: use runc 1.2.8, 1.3.3 or newer, or a version that your distribution has fixed")
         } else {
             ok_finding("container runtime", found)
         }
@@ -345,13 +345,9 @@ fn engine_findings(answers: &EngineInfo) -> Vec<DoctorFinding> {
         )
     });
     let runsc = if answers.has_runsc {
-        ok_finding("runsc", "the engine has it; it is used where it is the engine's default")
+        ok_finding("runsc", "installed; used if it is the engine's default runtime")
     } else {
-        warn_finding(
-            "runsc",
-            "not there",
-            "nothing needs it; gVisor keeps agents away from the kernel",
-        )
+        warn_finding("runsc", "not there", "optional: gVisor keeps agents away from the kernel")
     };
     runtime.into_iter().chain(userns).chain([runsc]).collect()
 }

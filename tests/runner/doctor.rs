@@ -84,7 +84,7 @@ fn a_machine_that_has_everything_is_told_so() {
     ok       driver embedded    enforces everything
     ok       driver docker      enforces everything, with engine 29.1.0, API 1.52
     ok       container runtime  runc 1.3.3
-    ok       runsc              the engine has it; it is used where it is the engine's default
+    ok       runsc              installed; used if it is the engine's default runtime
     ok       podman             answers at /run/podman/podman.sock; name it with `--docker-socket`
     ok       cogni-init         /usr/lib/cogni-init
     ok       git                2.47.3
@@ -100,7 +100,7 @@ fn a_machine_that_has_nothing_is_told_what_to_get() {
     missing  cgroups            none are mounted
                                 mount them: an init system does, or cgroupfs-mount
     warn     user namespaces    no user may have any
-                                only root runs sandboxes of our own here; `sysctl user.max_user_namespaces=10000` lets others
+                                only root can use the driver `embedded` here; `sysctl user.max_user_namespaces=10000` lets other users
     missing  seccomp            the kernel takes no filters
                                 use a kernel with CONFIG_SECCOMP_FILTER
     warn     landlock           the kernel has none
@@ -132,12 +132,12 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
     let older = |limits_sockets| {
         news(|facts| (facts.cgroups.version, facts.limits_sockets) = (1, limits_sockets))
     };
-    assert!(older(true).contains("buffers of sockets") && older(true).contains("once more"));
-    assert!(older(false).contains("no limit for them but the machine's"), "{}", older(false));
+    assert!(older(true).contains("buffers of sockets") && older(true).contains("a second limit"));
+    assert!(older(false).contains("no limit for them except the machine's"), "{}", older(false));
     insta::assert_snapshot!(news(|facts| facts.cgroups.controllers = controllers(["cpu", "memory"])), @r"
     ok       cgroups            version 2: cpu, memory
     missing  driver embedded    there are no limits on pids
-                                mount the cgroup controllers, or say `--allow-unlimited` and do without
+                                mount the cgroup controllers, or run without limits with `--allow-unlimited`
     the driver `docker` enforces everything
     ");
     insta::assert_snapshot!(news(|facts| facts.docker = EngineProbe::Silent("refused".to_owned())), @r"
@@ -173,7 +173,7 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
     ");
     insta::assert_snapshot!(news(|facts| answers(facts).has_runsc = false), @r"
     warn     runsc              not there
-                                nothing needs it; gVisor keeps agents away from the kernel
+                                optional: gVisor keeps agents away from the kernel
     ");
     insta::assert_snapshot!(news(|facts| facts.git = Some("2.38.1 (Apple Git-140)".to_owned())), @r"
     missing  git                2.38.1 (Apple Git-140)

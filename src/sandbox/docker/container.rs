@@ -77,11 +77,11 @@ impl CreatedContainer {
     }
 
     async fn inspect_state(&self) -> Result<ContainerState, SandboxError> {
-        let engine = |source| SandboxError::Engine { doing: "look at the container", source };
+        let engine = |source| SandboxError::Engine { doing: "inspect the container", source };
         let inspect = self.client.inspect_container(&self.id, None::<InspectContainerOptions>);
         let found = timeout(INSPECT_TIMEOUT, inspect).await;
         let found =
-            found.map_err(|_| SandboxError::Silent("look at a container"))?.map_err(engine)?;
+            found.map_err(|_| SandboxError::Silent("inspect a container"))?.map_err(engine)?;
         Ok(found.state.unwrap_or_default())
     }
 

@@ -96,7 +96,7 @@ impl PreparedContainer {
             .with_systemd(false)
             .build()?;
         let pid = container.pid().and_then(|pid| Pid::from_raw(pid.as_raw()));
-        let pid = pid.ok_or("it has no process")?;
+        let pid = pid.ok_or("the container has no process")?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         Ok(Self { container, process, pid, report })
     }
@@ -136,8 +136,10 @@ fn start_failure_event(number: i32) -> HelperEvent {
     let refused = |why: &str| HelperEvent::Failed { message: why.to_owned() };
     let error = io::Error::from_raw_os_error(number);
     match number {
-        ERR_SECCOMP_FILTER => refused("this kernel does not take the filter of system calls"),
-        ERR_SWITCH_USER => refused("this kernel does not make a user of ours in there"),
+        ERR_SECCOMP_FILTER => refused("this kernel does not accept the filter of system calls"),
+        ERR_SWITCH_USER => {
+            refused("this kernel does not create a user namespace for the sandbox's user")
+        }
         libc::ENOENT | libc::ENOTDIR => HelperEvent::NotStarted {
             exit_code: EXIT_NOT_FOUND,
             message: format!("the program is not found: {error}"),

@@ -27,7 +27,7 @@ pub struct SeccompFilters {
 pub enum SeccompError {
     #[error("the filter of system calls is not in Docker's form")]
     Form(#[from] serde_json::Error),
-    #[error("the filter of system calls has {0}, which is not known here")]
+    #[error("the filter of system calls has {0}, which is not supported")]
     Unknown(String),
     #[error("the filter of system calls cannot be compiled")]
     Compile(#[from] BackendError),

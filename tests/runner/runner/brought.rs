@@ -15,7 +15,7 @@ fn a_volume_that_shows_a_path_of_this_machine_is_refused() {
     let result = with_volume(&runner, &volume, "ls /data");
     assert_eq!(result.facts(), json!([false, null, "sandbox_unavailable"]));
     let error = result.json["error"].as_str().unwrap().replace(&volume, "VOLUME");
-    insta::assert_snapshot!(error, @"volume `VOLUME` cannot be given to a sandbox: it shows `/etc`, and not a directory of the engine's own; give a directory as a mount");
+    insta::assert_snapshot!(error, @"volume `VOLUME` cannot be given to a sandbox: it shows `/etc` instead of a directory of the engine; give a directory as a mount");
     let volume = engine.volume();
     let result = with_volume(&runner, &volume, "ls -d /data");
     assert_eq!(result.json["stdout"], "/data\n", "{}", result.json);
@@ -29,7 +29,7 @@ fn a_volume_has_to_be_there() {
     let result = with_volume(&runner, &volume, "true");
     assert_eq!(result.facts(), json!([false, null, "volume_not_found"]));
     let error = result.json["error"].as_str().unwrap().replace(&volume, "VOLUME");
-    insta::assert_snapshot!(error, @"there is no volume `VOLUME`; make it first, none is made for a run");
+    insta::assert_snapshot!(error, @"there is no volume `VOLUME`; make it first, the gateway makes none for a run");
     let filter = format!("name={volume}");
     assert_eq!(must(&["volume", "ls", "--quiet", "--filter", &filter]), "");
 }
@@ -43,7 +43,7 @@ fn an_image_brings_no_disk_of_its_own() {
     let result = runner.run(&flags, &["true"]);
     assert_eq!(result.facts(), json!([false, null, "sandbox_unavailable"]));
     let error = result.json["error"].as_str().unwrap().replace(&image, "IMAGE");
-    insta::assert_snapshot!(error, @"image `IMAGE` has a `VOLUME` at `/data/`, which would be a disk of this machine's; give a mount or a volume there, or build the image without");
+    insta::assert_snapshot!(error, @"image `IMAGE` has a `VOLUME` at `/data/`, which would be a writable disk of this machine; give a mount or a volume there, or build the image without the volume");
     let file = spec(&runner, &engine.volume());
     let result = runner.run(&[&flags[..], &["--spec", &file]].concat(), &["true"]);
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
