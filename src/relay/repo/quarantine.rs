@@ -1,8 +1,8 @@
-//! Where the agent's objects are looked at: beside the mirror, never in it.
+//! The quarantine: the agent's objects are inspected beside the mirror, never in it.
 //!
-//! The pack is unpacked into a directory of its own that borrows the mirror's objects. Git checks each object's form
-//! on the way in, and that nothing is missing; what remains to be asked is whether this is work on top of what the
-//! agent was given, and how large it is once unpacked.
+//! The pack is unpacked into a directory of its own that borrows the mirror's objects. Git checks the form of each
+//! object on the way in, and that no object is missing. This module then checks that the commits build on what the
+//! agent was given, and that the unpacked objects are within the limits.
 
 pub mod commit;
 mod existing_branch;
@@ -22,47 +22,52 @@ use commit::{ParsedCommit, UnparsedCommit};
 pub(super) use rewrite::TRAILER_NAMES;
 pub use rewrite::{CommitProvenance, PatchComparison, PatchMismatch};
 
-/// The agent's commits, whole and well-formed, on top of where it began. Nobody has said yet that they are welcome.
+/// The agent's commits: complete, well-formed, and on top of the commit where the agent began. They are not reviewed
+/// yet.
 #[derive(Debug)]
 pub struct QuarantinedWork {
     pub(super) mirror: RepoMirror,
-    /// Held until the branch is moved, or will not be.
+    /// The lease, which is held until the branch is moved or the work is given up.
     pub(super) lease: BranchLease,
     pub(super) state: BranchState,
+    /// The directory of the new objects.
     pub(super) objects: PathBuf,
-    /// Oldest first, as the agent made them. None where the branch's own are looked at.
+    /// The agent's own commits, oldest first. Empty if the existing commits of a branch are reviewed.
     pub(super) commits: Vec<ParsedCommit>,
-    /// The names of what is judged and pushed, oldest first.
+    /// The IDs of the commits that are reviewed and pushed, oldest first.
     pub(super) names: Vec<ObjectId>,
-    /// All text of the commits, both as the agent made them and as they are pushed.
+    /// The text of all commits, both as the agent made them and as they are pushed.
     pub(super) texts: Vec<Vec<u8>>,
-    /// What is to be pushed.
+    /// The commit to push.
     pub(super) tip: ObjectId,
     pub(super) tree: ObjectId,
     pub(super) mode: PatchComparison,
-    /// Who has made the commits anew; the judge must not find that name in an author's place.
+    /// The committer of the rewritten commits. The review refuses this name as an author's. `None` before the rewrite.
     pub(super) committer: Option<String>,
     pub(super) has_work_elsewhere: bool,
     pub(super) limits: QuarantineLimits,
 }
 
-/// What may come in at all; what is welcome is [`judge`](super::review)'s question.
+/// Limits on what is accepted at all. The [`review`](super::review) decides what may be pushed. The defaults are our
+/// choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuarantineLimits {
     pub commits: u32,
-    /// The commits themselves: their messages, mostly.
+    /// The bytes of the commit objects, which are mostly their messages.
     pub commits_bytes: u64,
     pub pack_bytes: u64,
     pub objects: u64,
-    /// All of them, unpacked.
+    /// The bytes of all objects, unpacked.
     pub bytes: u64,
+    /// The memory of each git process, in bytes.
     pub memory_bytes: u64,
+    /// The time of each git process.
     #[serde(with = "humantime_serde")]
     pub time: Duration,
 }
 
-/// Why the agent's work cannot come in. It is for people to look at then.
+/// The reason why the agent's work is refused. The work is kept, and a person has to look at it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuarantineError {
     #[error("git does not accept its objects: {0}")]
@@ -81,7 +86,7 @@ pub enum QuarantineError {
     Tree(ObjectId, tree::TreeFormatError),
     #[error("it brings `{0}`, which its tip does not lead to")]
     Stray(ObjectId),
-    #[error("its tip would lead to other commits than those that were looked at")]
+    #[error("its tip would lead to other commits than those that were inspected")]
     Unseen,
     #[error("it has more than {0} commits")]
     Commits(u32),
@@ -108,10 +113,11 @@ impl Default for QuarantineLimits {
 }
 
 impl GitBundle {
-    /// Takes the bundle in, and looks at what it is.
+    /// Unpacks the bundle into quarantine, and checks its objects and commits.
     ///
     /// # Errors
-    /// [`RepoError::Refused`] for what must not come in; [`RepoError::Unlike`] where it is not what was announced.
+    /// Returns [`RepoError::Refused`] if the content must not be accepted, and [`RepoError::Unlike`] if the content
+    /// differs from the announcement.
     pub fn into_quarantine(
         self,
         mirror: &RepoMirror,
@@ -120,10 +126,15 @@ impl GitBundle {
     ) -> Result<QuarantinedWork, RepoError> {
         let objects = lease.create_scratch_dir("objects")?;
         let cell = QuarantineRepo { mirror, objects: &objects, limits };
+        // 1. Unpack the objects. Git refuses malformed and missing objects.
         cell.index_pack(&self)?;
+        // 2. Read the commits, and check that they are work on top of what the agent was given.
         let (commits, texts) = cell.new_commits(&self)?;
+        // 3. Limit the number and the size of all objects, before any tree or file is read.
         let reached = cell.check_object_sizes(self.header.tip, &self.state.base_revisions())?;
+        // 4. Refuse objects that no commit leads to, and trees that git would not write.
         cell.check_objects(&reached)?;
+        // 5. Compare with the announcement. A difference means that the sandbox's git was misled, or lied.
         let Self { state, announced, header, .. } = self;
         let newest = commits.last().expect("there is at least one");
         if newest.tree != announced.tree {
@@ -151,7 +162,7 @@ impl GitBundle {
 }
 
 impl QuarantinedWork {
-    /// The commit that would be pushed.
+    /// Returns the commit to push.
     pub fn tip(&self) -> ObjectId {
         self.tip
     }
@@ -164,17 +175,17 @@ impl QuarantinedWork {
         &self.mode
     }
 
-    /// How many commits would be pushed.
+    /// Returns the number of commits to push.
     pub fn commit_count(&self) -> usize {
         self.names.len()
     }
 
-    /// Git, where it sees the new objects and the mirror's.
+    /// Builds a git command that sees the new objects and the mirror's.
     pub(super) fn git_command(&self, subcommand: &'static str) -> GitCommand<'_> {
         git_in_quarantine(&self.mirror, &self.objects, subcommand).limits(self.git_limits())
     }
 
-    /// For every git that looks at it.
+    /// Returns the limits of every git process that reads the objects.
     pub(super) fn git_limits(&self) -> git::GitLimits {
         self.quarantine_repo().git_limits()
     }
@@ -184,6 +195,7 @@ impl QuarantinedWork {
     }
 }
 
+/// The repository of one quarantine: the mirror, and a directory for new objects.
 struct QuarantineRepo<'a> {
     mirror: &'a RepoMirror,
     objects: &'a Path,
@@ -191,7 +203,7 @@ struct QuarantineRepo<'a> {
 }
 
 impl QuarantineRepo<'_> {
-    /// Unpacks, with every check that git has; what a thin pack leaves out is taken from the mirror.
+    /// Unpacks the pack with all of git's checks. Objects that a thin pack leaves out are copied from the mirror.
     fn index_pack(&self, bundle: &GitBundle) -> Result<(), RepoError> {
         let disk = |source| RepoError::Disk { path: bundle.path.clone(), source };
         let most = format!("--max-input-size={}", self.limits.pack_bytes);
@@ -201,7 +213,8 @@ impl QuarantineRepo<'_> {
         call.input(GitInput::File(pack)).execute().map_err(map_git_error)
     }
 
-    /// The new commits, oldest first, and their text, once it is clear that they are work on top of what was given.
+    /// Returns the new commits, oldest first, and their text. Checks before that they are work on top of the agent's
+    /// start.
     fn new_commits(
         &self,
         bundle: &GitBundle,
@@ -212,6 +225,8 @@ impl QuarantineRepo<'_> {
         if kind.trim_end() != "commit" {
             return Err(QuarantineError::NoCommit.into());
         }
+        // Prerequisites may only be commits that the agent was given. The mirror also has other runs' work, and a
+        // bundle must not pull that in.
         if !self.is_from_base(&header.prerequisites, state)? {
             return Err(QuarantineError::Foreign.into());
         }
@@ -220,6 +235,7 @@ impl QuarantineRepo<'_> {
         if !ancestor.run_predicate()? {
             return Err(QuarantineError::Rewritten.into());
         }
+        // A limited list: one commit more than allowed is enough to refuse.
         let raw = self.read_commits(self.list_commit_ids(header.tip, &state.base_revisions())?)?;
         let parsed = raw.iter().map(|UnparsedCommit { name, content }| {
             ParsedCommit::parse(*name, content).map_err(|why| QuarantineError::Commit(*name, why))
@@ -228,13 +244,14 @@ impl QuarantineRepo<'_> {
         if commits.is_empty() {
             return Err(QuarantineError::Nothing.into());
         }
+        // A commit without parents begins a history of its own.
         match commits.iter().find(|commit| commit.parents.is_empty()) {
             Some(root) => Err(QuarantineError::Root(root.name).into()),
             None => Ok((commits, raw.into_iter().map(|raw| raw.content).collect())),
         }
     }
 
-    /// The names of the commits that `tip` builds on beside what is `known`, oldest first.
+    /// Lists the commits that `tip` leads to and that `known` excludes, oldest first.
     fn list_commit_ids(&self, tip: ObjectId, known: &[String]) -> Result<Vec<ObjectId>, RepoError> {
         let most = format!("--max-count={}", u64::from(self.limits.commits) + 1);
         let words = ["--topo-order", "--reverse", &most, &tip.to_string()];
@@ -246,7 +263,7 @@ impl QuarantineRepo<'_> {
         Ok(names)
     }
 
-    /// Whether the agent was given all of these. The mirror has other runs' work, too.
+    /// Returns true if the agent was given all of these commits. The mirror has other runs' work, too.
     fn is_from_base(&self, commits: &[ObjectId], state: &BranchState) -> Result<bool, RepoError> {
         let list = commits
             .iter()
@@ -257,11 +274,13 @@ impl QuarantineRepo<'_> {
         let call = call.input(GitInput::Bytes((list.join("\n") + "\n").into_bytes()));
         match call.output_text() {
             Ok(foreign) => Ok(foreign.is_empty()),
+            // Git does not know one of the commits, so the agent was not given that commit.
             Err(error @ git::GitError::Failed { .. }) if !error.is_transient() => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
+    /// Reads the content of commits.
     fn read_commits(&self, names: Vec<ObjectId>) -> Result<Vec<UnparsedCommit>, RepoError> {
         let (mut name, mut content, mut commits) = (ObjectId::NONE, vec![], vec![]);
         let limits =
@@ -278,8 +297,8 @@ impl QuarantineRepo<'_> {
         Ok(commits)
     }
 
-    /// Asks each object that `tip` leads to beside what is `known` for its size, without unpacking it: all of them must not
-    /// be too large. Returns their names.
+    /// Asks git for the sizes of all objects that `tip` leads to and that `known` excludes, without unpacking them.
+    /// Checks their number and the sum of their sizes, and returns their IDs.
     fn check_object_sizes(
         &self,
         tip: ObjectId,
@@ -299,19 +318,22 @@ impl QuarantineRepo<'_> {
         Ok(objects.into_iter().map(|object| object.name).collect())
     }
 
-    /// Checks that nothing has come in beside what is `reached`, and that each new tree has the one form that git writes.
+    /// Checks that every unpacked object is `reached`, and that each new tree has the form that git writes.
     fn check_objects(&self, reached: &BTreeSet<ObjectId>) -> Result<(), RepoError> {
         let words = ["--batch-all-objects", "--unordered", "--batch-check"];
+        // Only the quarantine's own directory is listed, without the mirror's objects.
         let all = self.mirror.git_command("cat-file").args(words).limits(self.git_limits());
         let all =
             all.env("GIT_OBJECT_DIRECTORY", self.objects).output_bytes().map_err(map_git_error)?;
         let is_reached = |object: &ObjectHeader| reached.contains(&object.name);
         let (expected, others): (Vec<_>, Vec<_>) =
             parse_object_headers(&all)?.into_iter().partition(is_reached);
+        // Objects that complete a thin pack are copies of the mirror's. Every other object was smuggled in.
         if let Some(stray) = self.first_missing_in_mirror(&others)? {
             return Err(QuarantineError::Stray(stray).into());
         }
         let trees: Vec<_> = expected.iter().filter(|object| object.kind == "tree").collect();
+        // A tree is held in memory while it is checked, so its size is limited first.
         if trees.iter().any(|tree| tree.size > MAX_TREE_BYTES) {
             let QuarantineLimits { objects, .. } = *self.limits;
             return Err(QuarantineError::Size { objects, bytes: MAX_TREE_BYTES }.into());
@@ -333,7 +355,8 @@ impl QuarantineRepo<'_> {
         found.map_or(Ok(()), |(name, why)| Err(QuarantineError::Tree(name, why).into()))
     }
 
-    /// The first of these that the mirror does not have. It has those that complete a thin pack.
+    /// Returns the first of these objects that the mirror does not have. The mirror has the objects that complete a
+    /// thin pack.
     fn first_missing_in_mirror(
         &self,
         objects: &[ObjectHeader],
@@ -359,14 +382,14 @@ impl QuarantineRepo<'_> {
         git::GitLimits {
             time: self.limits.time,
             memory_bytes: self.limits.memory_bytes,
-            // What a thin pack leaves out is added to it.
+            // `--fix-thin` adds the objects that a thin pack leaves out, so the stored pack may grow.
             file_bytes: self.limits.pack_bytes.saturating_mul(2),
             output_bytes: self.limits.objects.saturating_mul(OBJECT_LINE_BYTES),
         }
     }
 }
 
-/// What git fails at among the agent's objects is the agent's doing, unless it is the machine's.
+/// Maps an error of git on the agent's objects: temporary errors are this machine's, and others are the work's.
 pub(super) fn map_git_error(error: git::GitError) -> RepoError {
     let why = error.stderr_text().filter(|said| !said.is_empty());
     let why = why.map_or_else(|| error.to_string(), str::to_owned);
@@ -378,20 +401,21 @@ pub(super) fn map_git_error(error: git::GitError) -> RepoError {
     }
 }
 
-/// Object names, as git prints them: one on each line.
+/// Parses object IDs in git's output, one on each line.
 fn parse_object_ids(said: &[u8], what: &str) -> Result<Vec<ObjectId>, git::GitError> {
     let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let names = lines.map(ObjectId::parse).collect::<Option<_>>();
     names.ok_or_else(|| git::GitError::Senseless { what: what.to_owned() })
 }
 
+/// Parses lines of `cat-file --batch-check`.
 fn parse_object_headers(said: &[u8]) -> Result<Vec<ObjectHeader>, git::GitError> {
     let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let objects = lines.map(cat_file::parse_object_header).collect::<Option<_>>();
     objects.ok_or_else(|| git::GitError::Senseless { what: "cat-file".to_owned() })
 }
 
-/// Object names, as git reads them.
+/// Formats object IDs as input of git, one on each line.
 fn object_id_lines(names: impl IntoIterator<Item = ObjectId>) -> GitInput {
     let mut text = String::new();
     for name in names {
@@ -400,7 +424,7 @@ fn object_id_lines(names: impl IntoIterator<Item = ObjectId>) -> GitInput {
     GitInput::Bytes(text.into_bytes())
 }
 
-/// New objects go where nobody looks for them, and are read together with the mirror's.
+/// Builds a git command that writes new objects to the quarantine, and reads the mirror's objects as well.
 fn git_in_quarantine<'a>(
     mirror: &'a RepoMirror,
     objects: &Path,
@@ -410,11 +434,11 @@ fn git_in_quarantine<'a>(
     call.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", mirror.objects_dir())
 }
 
-/// Everything that git warns of is an error, and some of what it only mentions.
+/// The flag that makes git's warnings errors, and two of its notes, too.
 const FSCK_STRICT_FLAG: &str = "--strict=badFilemode=error,gitmodulesParse=error";
 
-/// A name, a kind and a size of 20 digits.
+/// The longest output line of one object in bytes: an ID, a kind and a size of 20 digits.
 const OBJECT_LINE_BYTES: u64 = 72;
 
-/// One directory of some hundred thousand files. A tree is held in memory while it is checked.
+/// The largest tree in bytes: a directory of some hundred thousand files. A tree is held in memory while it is checked.
 const MAX_TREE_BYTES: u64 = 16 << 20;

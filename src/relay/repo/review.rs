@@ -1,7 +1,7 @@
-//! Whether the agent's work is pushed, by what the host's own git says has changed.
+//! The review: decides by the output of the host's own git whether the agent's work is pushed.
 //!
-//! Looked at is what each commit changes, and what all of them come to: a file that is added and taken away again is
-//! in the history all the same, and so is a credential.
+//! The review covers the changes of each commit, and the changes of all commits together. A file that is added and then
+//! removed is still in the history, and so is a credential in it.
 
 mod commit_claims;
 pub mod diff;
@@ -29,7 +29,7 @@ pub use secret::{
     CredentialKind, FoundSecrets, MIN_SECRET_BYTES as SHORTEST_KNOWN, ScanWindow, SecretScanner,
 };
 
-/// Work that was looked at.
+/// Work that was reviewed.
 #[derive(Debug)]
 pub struct ReviewedWork {
     quarantined: QuarantinedWork,
@@ -37,14 +37,14 @@ pub struct ReviewedWork {
     files: usize,
 }
 
-/// Work that may be pushed; there is no other way to one of these.
+/// Work that may be pushed. Only [`ReviewedWork::into_approved`] makes this value.
 #[derive(Debug)]
 pub struct ApprovedWork {
     pub(super) quarantined: QuarantinedWork,
     pub(super) verdict: ReviewVerdict,
 }
 
-/// Work that is not pushed. What came out of the sandbox is in its [`Artifacts`](super::ArtifactDir) still.
+/// Work that is not pushed. Its files are still in its [`ArtifactDir`](super::ArtifactDir).
 #[derive(Debug)]
 pub struct HeldWork {
     pub state: BranchState,
@@ -52,27 +52,28 @@ pub struct HeldWork {
     pub reasons: Vec<ReviewReason>,
 }
 
-/// What becomes of the work.
+/// The decision of the review.
 #[derive(Clone, Debug, PartialEq, Eq)]
+/// The work is pushed.
 pub enum ReviewVerdict {
     Push,
-    /// Pushed; a person has to look at it.
+    /// The work is pushed, and a person has to review it.
     Review(Vec<ReviewReason>),
-    /// Not pushed.
+    /// The work is not pushed.
     Hold(Vec<ReviewReason>),
 }
 
-/// Why it is not simply pushed.
+/// One reason why work is not simply pushed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReviewReason {
     pub ruling: ReviewAction,
-    /// Escaped: the agent chose it.
+    /// The path that the reason is about. The path is escaped, because the agent chose it.
     pub path: Option<String>,
     pub why: String,
 }
 
 impl QuarantinedWork {
-    /// Judges by `policy`. `known` are credentials of this host, which must not be found in anything.
+    /// Reviews the work by `policy`. `known` are credentials of this host, which the work must not contain.
     pub fn review(
         self,
         policy: &ReviewPolicy,
@@ -95,12 +96,12 @@ impl ReviewedWork {
         &self.quarantined
     }
 
-    /// How many paths are not what they were.
+    /// Returns the number of changed paths.
     pub fn changed_files(&self) -> usize {
         self.files
     }
 
-    /// The work, to be pushed; or why it is not.
+    /// Returns the work if it may be pushed, and otherwise the reasons why it is held.
     #[expect(clippy::result_large_err, reason = "both are the outcome, and there is one of them")]
     pub fn into_approved(self) -> Result<ApprovedWork, HeldWork> {
         let Self { quarantined, verdict, .. } = self;
@@ -139,14 +140,14 @@ impl fmt::Display for ReviewReason {
     }
 }
 
-/// Hears every rule, and remembers what speaks against.
+/// The evaluation of all rules, with the reasons that they have given.
 struct PolicyEvaluator<'a> {
     policy: &'a ReviewPolicy,
     reasons: BTreeSet<ReviewReason>,
 }
 
 impl PolicyEvaluator<'_> {
-    /// What the work is, and what is said of it.
+    /// Evaluates the content of the work and the claims of its commits.
     fn evaluate(&mut self, work: &QuarantinedWork, evidence: &ReviewEvidence) {
         self.evaluate_evidence(evidence);
         self.check_claims(work);
@@ -156,6 +157,7 @@ impl PolicyEvaluator<'_> {
         }
     }
 
+    /// Evaluates the rules about paths, modes, sizes, links and secrets.
     fn evaluate_evidence(&mut self, evidence: &ReviewEvidence) {
         let ReviewPolicy { review_files, hold_files, .. } = *self.policy;
         for change in &evidence.changes {
@@ -190,7 +192,7 @@ impl PolicyEvaluator<'_> {
         }
     }
 
-    /// What commits say of themselves.
+    /// Evaluates the rules about authors, messages, dates and encodings of commits.
     fn check_claims(&mut self, work: &QuarantinedWork) {
         let ReviewPolicy { claims_provenance, strange_date, foreign_encoding, .. } = *self.policy;
         let now = SystemTime::now();
@@ -263,6 +265,7 @@ impl PolicyEvaluator<'_> {
         }
     }
 
+    /// Adds a reason, unless the action is to push.
     fn add_reason(&mut self, ruling: ReviewAction, path: Option<&[u8]>, why: &str) {
         if ruling > ReviewAction::Push {
             let path = path.map(display_path);
@@ -270,9 +273,11 @@ impl PolicyEvaluator<'_> {
         }
     }
 
+    /// Returns the verdict: the strictest action of all reasons.
     fn into_verdict(self) -> ReviewVerdict {
+        // Reasons are ordered by their action first, so the last one has the strictest action.
         let strictest = self.reasons.last().map(|reason| reason.ruling);
-        // The strictest first, and no more than a person reads.
+        // The strictest reasons come first, and no more of them than a person reads.
         let reasons = || {
             let mut reasons: Vec<_> = self.reasons.iter().cloned().collect();
             reasons.sort_by_key(|reason| std::cmp::Reverse(reason.ruling));
@@ -287,17 +292,21 @@ impl PolicyEvaluator<'_> {
     }
 }
 
-/// Not text, or with characters that show nothing, or turn around what stands beside them.
+/// Returns true if a path is not UTF-8, or has characters that are invisible, that change the direction of text, or
+/// that other systems take for a separator.
 fn has_strange_characters(path: &[u8]) -> bool {
     str::from_utf8(path).map_or(true, |path| {
         path.chars().any(normalize::is_invisible_or_bidi) || path.contains('\\')
     })
 }
 
+/// Escapes and cuts a path for people.
 fn display_path(path: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(path).chars().flat_map(char::escape_debug).collect();
     text.chars().take(MAX_PATH_CHARS).collect()
 }
 
+/// The most reasons of a verdict. Our choice.
 const MAX_REASONS: usize = 50;
+/// The most characters of a path in a reason. Our choice.
 const MAX_PATH_CHARS: usize = 200;

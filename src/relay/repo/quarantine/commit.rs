@@ -1,8 +1,8 @@
-//! A commit as git stores it, taken apart, and made anew by the relay.
+//! A strict parser for commit objects, and the relay's rewriting of commits.
 //!
-//! Git reads the first `tree`, the `parent` lines right behind it, and skips whatever it does not know. A reader that
-//! takes any line for a header sees another commit than git, and so another one than the judge. So there is one form,
-//! which git itself writes, and anything else is refused.
+//! Git reads the first `tree` and the `parent` lines right behind it, and skips whatever it does not know. A reader
+//! that takes any line for a header would see another commit than git does, and the review would check another commit.
+//! So there is one accepted form, which git itself writes, and every other form is refused.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,37 +10,38 @@ use memchr::memmem;
 
 use crate::relay::repo::ObjectId;
 
-/// A commit that has been listed, and not been read yet.
+/// The content of a commit that was read and is not parsed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnparsedCommit {
     pub name: ObjectId,
     pub content: Vec<u8>,
 }
 
-/// A commit in the form in which git writes it.
+/// A commit in the form that git writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedCommit {
     pub name: ObjectId,
     pub tree: ObjectId,
     pub parents: Vec<ObjectId>,
-    /// `Name <email> seconds zone`, in whatever encoding.
+    /// The author line, `Name <email> seconds zone`, in the commit's encoding.
     pub author: Vec<u8>,
-    /// `None` where the commit does not say it, or says UTF-8.
+    /// The encoding, or `None` if the commit names no encoding or UTF-8.
     pub encoding: Option<Vec<u8>>,
     pub message: Vec<u8>,
 }
 
-/// Why a commit is not in the form in which git writes it.
+/// The reason why a commit is not in the form that git writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CommitFormatError(&'static str);
 
 impl ParsedCommit {
-    /// Reads the content of a commit object, header by header, in git's order.
+    /// Parses the content of a commit object, header by header, in git's order.
     pub fn parse(name: ObjectId, content: &[u8]) -> Result<Self, CommitFormatError> {
         if memchr::memchr(0, content).is_some() {
             return Err(CommitFormatError("it has a NUL in it"));
         }
+        // The first empty line ends the headers. Everything behind it is the message.
         let end =
             memmem::find(content, b"\n\n").ok_or(CommitFormatError("its headers have no end"))?;
         let mut headers = CommitHeaders { rest: Some(&content[..end]) };
@@ -65,15 +66,17 @@ impl ParsedCommit {
         Ok(Self { name, tree, parents, author, encoding: encoding.map(<[u8]>::to_vec), message })
     }
 
-    /// Who the author is, `Name <email>`, and when that was, `seconds zone`.
+    /// Returns the author, `Name <email>`, and the author's date, `seconds zone`.
     pub fn author_and_date(&self) -> (&[u8], &[u8]) {
         let after = self.author.iter().rposition(|byte| *byte == b'>').map_or(0, |at| at + 1);
         (self.author[..after].trim_ascii(), self.author[after..].trim_ascii())
     }
 
-    /// The same work by the same author at the same time, committed by `committer` and with `trailers` below its message.
-    /// Its parents have the names that they have been `made` with; those that have not are nobody's new work. Nothing else
-    /// is taken over, and no `encoding`: whoever reads the commit reads UTF-8, as the judge did. The same again whenever it is made.
+    /// Returns a new commit with the same tree, author, date and message. The committer is `committer`, and `trailers`
+    /// are below the message. A parent in `made` is replaced by its rewritten commit; other parents stay.
+    ///
+    /// No other header is copied, and no `encoding`: every reader of the new commit reads UTF-8, as the review did.
+    /// Equal input always gives equal bytes.
     pub fn rewritten(
         &self,
         made: &HashMap<ObjectId, ObjectId>,
@@ -81,7 +84,7 @@ impl ParsedCommit {
         trailers: &str,
     ) -> Vec<u8> {
         let mut anew = format!("tree {}\n", self.tree).into_bytes();
-        // Two of the agent's may come to one: then it is one parent.
+        // Two of the agent's commits may be rewritten to the same commit, which is then one parent.
         let mut parents = HashSet::new();
         for parent in self.parents.iter().map(|parent| made.get(parent).unwrap_or(parent)) {
             if parents.insert(parent) {
@@ -97,11 +100,14 @@ impl ParsedCommit {
             anew.push(b'\n');
         };
         header(b"author", &[&self.author]);
+        // The committer's date is the author's date: the present time would make every attempt another commit.
         header(b"committer", &[committer.as_bytes(), self.author_and_date().1]);
-        // No encoding: with `UTF-16` git would show neither an author nor these trailers, with `IBM037` others than were judged.
+        // No encoding: with `UTF-16` git would show neither an author nor these trailers, and with `IBM037` other ones
+        // than the review has seen.
         anew.push(b'\n');
         let message = self.message.trim_ascii_end();
         anew.extend_from_slice(message);
+        // Trailers must be a paragraph of their own, unless the message's last paragraph is trailers already.
         anew.extend_from_slice(match (message, ends_in_trailers(message)) {
             ([], _) => b"",
             (_, true) => b"\n",
@@ -112,12 +118,13 @@ impl ParsedCommit {
     }
 }
 
-/// The lines above the message, taken one by one.
+/// The header lines of a commit, taken one by one.
 struct CommitHeaders<'a> {
     rest: Option<&'a [u8]>,
 }
 
 impl<'a> CommitHeaders<'a> {
+    /// Takes the next line.
     fn next(&mut self) -> Option<&'a [u8]> {
         let rest = self.rest?;
         let end = memchr::memchr(b'\n', rest);
@@ -125,24 +132,25 @@ impl<'a> CommitHeaders<'a> {
         Some(end.map_or(rest, |end| &rest[..end]))
     }
 
-    /// Takes the next line where it begins with `key`, and returns what follows that.
+    /// Takes the next line if it begins with `key`, and returns the rest of that line.
     fn next_with_key(&mut self, key: &[u8]) -> Option<&'a [u8]> {
         self.rest.filter(|rest| rest.starts_with(key))?;
         self.next().map(|line| &line[key.len()..])
     }
 
-    /// Reads what may stand below the committer, and returns the encoding.
+    /// Parses the optional headers below the committer, and returns the encoding.
     fn parse_encoding(mut self) -> Result<Option<&'a [u8]>, CommitFormatError> {
         let mut encoding = None;
         let (mut is_signed, mut may_go_on) = ([false; 2], false);
         while let Some(line) = self.next() {
             let (key, value) = line.split_at(memchr::memchr(b' ', line).unwrap_or(line.len()));
             let is_first = match key {
+                // A line that begins with a space continues the header before it.
                 b"" if may_go_on && !value.is_empty() => continue,
                 b"encoding" => encoding.replace(value.get(1..).unwrap_or_default()).is_none(),
                 b"gpgsig" => !std::mem::replace(&mut is_signed[0], true),
                 b"gpgsig-sha256" => !std::mem::replace(&mut is_signed[1], true),
-                // One for each tag that was merged.
+                // One for each merged tag.
                 b"mergetag" => true,
                 _ => {
                     return Err(CommitFormatError("it has a header that git does not write there"));
@@ -151,13 +159,14 @@ impl<'a> CommitHeaders<'a> {
             if !is_first || value.is_empty() {
                 return Err(CommitFormatError("it has a header twice, or an empty one"));
             }
+            // Signatures and tags go over several lines; an encoding does not.
             may_go_on = key != b"encoding";
         }
         Ok(encoding)
     }
 }
 
-/// `Name <email> seconds zone`, as git checks it.
+/// Returns true if a line is `Name <email> seconds zone`, as git checks it.
 fn is_author_line(line: &[u8]) -> bool {
     let parts = || {
         let (name, rest) = line.split_at(memchr::memchr(b'<', line)?);
@@ -169,7 +178,7 @@ fn is_author_line(line: &[u8]) -> bool {
     })
 }
 
-/// `seconds zone`.
+/// Returns true if a text is `seconds zone`.
 fn is_date(date: &[u8]) -> bool {
     let parts = str::from_utf8(date).ok().and_then(|date| date.split_once(' '));
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -180,12 +189,12 @@ fn is_date(date: &[u8]) -> bool {
     })
 }
 
-/// Whether git takes text in an encoding of this name for what it is.
+/// Returns true if git reads text of this encoding as UTF-8.
 fn is_utf8(encoding: &[u8]) -> bool {
     encoding.eq_ignore_ascii_case(b"utf-8") || encoding.eq_ignore_ascii_case(b"utf8")
 }
 
-/// Whether the last of several paragraphs is one `Name: value` below the other.
+/// Returns true if the last of several paragraphs has only `Name: value` lines.
 fn ends_in_trailers(message: &[u8]) -> bool {
     let Some(at) = message.windows(2).rposition(|two| two == b"\n\n") else { return false };
     message[at + 2..].split(|byte| *byte == b'\n').all(|line| {
@@ -197,5 +206,5 @@ fn ends_in_trailers(message: &[u8]) -> bool {
     })
 }
 
-/// More than any merge that people have made.
+/// The most parents of a commit: more than any merge that people have made.
 pub const MAX_PARENTS: usize = 100;

@@ -1,13 +1,14 @@
-//! What a branch has already, seen like work that comes in.
+//! The existing commits of a branch, in the form of quarantined work, so that they can be reviewed.
 
 use super::{PatchComparison, PatchMismatch, QuarantineLimits, QuarantineRepo, QuarantinedWork};
 use crate::relay::git;
 use crate::relay::repo::{BranchLease, BranchState, ObjectId, RepoError, RepoMirror};
 
 impl QuarantinedWork {
-    /// All that a branch has, as the remote says, and what it is for has not. `None` where there is nothing of that.
+    /// Returns the commits that a branch has and its base has not, by the remote's state. Returns `None` if there are
+    /// none.
     ///
-    /// It is for looking at: who made these commits, and whose they are, was said when they came in.
+    /// The result is only for a review of content. Authors and provenance were checked when each commit came in.
     pub(in crate::relay::repo) fn existing_commits(
         mirror: &RepoMirror,
         lease: &BranchLease,
@@ -21,7 +22,7 @@ impl QuarantinedWork {
         if names.is_empty() {
             return Ok(None);
         }
-        // Others than agents commit there, in whatever form: their commits are looked at as git reads them.
+        // People and other programs commit there as well, in whatever form. So these commits are not parsed strictly.
         let texts = cell.read_commits(names.clone())?.into_iter().map(|raw| raw.content).collect();
         let (tree, start) = (cell.commit_tree(tip)?, cell.merge_base(base, tip)?);
         Ok(Some(Self {
@@ -43,6 +44,7 @@ impl QuarantinedWork {
 }
 
 impl QuarantineRepo<'_> {
+    /// Returns the tree of a commit.
     fn commit_tree(&self, commit: ObjectId) -> Result<ObjectId, RepoError> {
         let call = self.git_command("rev-parse").args(["--verify", "--end-of-options"]);
         let said = call.arg(format!("{commit}^{{tree}}")).output_text()?;
@@ -50,7 +52,8 @@ impl QuarantineRepo<'_> {
         Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 
-    /// Where two branches part. Where they have nothing in common, all of the one is beside all of the other.
+    /// Returns the commit where two branches part. Without a common commit, the base itself is compared with the
+    /// branch.
     fn merge_base(&self, base: ObjectId, tip: ObjectId) -> Result<ObjectId, RepoError> {
         let call = self.git_command("merge-base").args([base.to_string(), tip.to_string()]);
         let (said, ended) = call.output_and_status()?;

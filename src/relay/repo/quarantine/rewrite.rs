@@ -1,4 +1,4 @@
-//! The agent's commits made anew by the relay, and whether the patches that people read come to the same.
+//! The rewriting of the agent's commits by the relay, and the comparison of the patches with the commits.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
@@ -10,44 +10,44 @@ use super::{QuarantineError, QuarantinedWork, parse_object_ids};
 use crate::relay::git::{self, GitInput};
 use crate::relay::repo::{ObjectId, RepoError};
 
-/// What tells of the work. Its commits are the relay's in any case: the agent's trees, authors and messages, and the
-/// relay's name and trailers.
+/// The result of comparing the patches with the commits. In either case the relay rewrites the commits: they have the
+/// agent's trees, authors and messages, and the relay's name and trailers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PatchComparison {
-    /// The bundle and the patches, which come to the same.
+    /// The patches give the same tree as the bundle.
     Replayed,
-    /// The bundle alone.
+    /// Only the bundle describes the commits.
     Bundled(PatchMismatch),
 }
 
-/// Why the patches do not tell what the commits are.
+/// The reason why the patches do not describe the commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PatchMismatch {
-    /// Nobody has compared them yet, and the commits are the agent's still.
+    /// The patches were not compared yet, and the commits are still the agent's own.
     NotReplayed,
-    /// Patches cannot say what a merge is.
+    /// The work has a merge, which patches cannot describe.
     Merge,
-    /// The patches are not one for each commit, in their order.
+    /// The patches are not one for each commit, in the commits' order.
     OtherPatches,
-    /// The patches do not apply where the agent began.
+    /// The patches do not apply to the commit where the agent began.
     DoesNotApply,
-    /// They apply, and come to something else than the commits: a message was read as a patch, or ends of lines were
-    /// lost.
+    /// The patches apply and give another tree than the commits. A part of a message was read as a patch, or line
+    /// endings were lost.
     OtherTree,
 }
 
-/// What is said about each commit that the relay makes.
+/// The facts that the relay writes into each commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitProvenance {
-    /// `Name <email>`.
+    /// The committer, as `Name <email>`.
     pub committer: String,
     pub run: String,
     pub agent: Option<String>,
 }
 
 impl QuarantinedWork {
-    /// Makes the commits anew, and applies the patches in `patches` to where the agent began, to see whether they come to
-    /// the very tree that the bundle has. Done twice it comes to the same names.
+    /// Rewrites the commits, and applies the patches in `patches` to the commit where the agent began, to see whether
+    /// they give the tree of the bundle. A repeated call gives the same commit IDs.
     pub fn rewrite_and_compare(
         mut self,
         patches: &Path,
@@ -59,7 +59,7 @@ impl QuarantinedWork {
         self.rewrite_commits(provenance)
     }
 
-    /// The first way in which the patches are not the commits.
+    /// Returns the first difference between the patches and the commits, or `None` if there is none.
     fn compare_patches(&self, patches: &Path) -> Result<Option<PatchMismatch>, RepoError> {
         let disk = |source| RepoError::Disk { path: patches.to_owned(), source };
         if !self.is_linear() {
@@ -69,6 +69,7 @@ impl QuarantinedWork {
         if names.is_none_or(|names| !names.iter().eq(self.commits.iter().map(|it| &it.name))) {
             return Ok(Some(PatchMismatch::OtherPatches));
         }
+        // The patches are applied to an index only. No file of the work is ever written on this host.
         let index = self.lease.create_scratch_dir("index")?.join("index");
         let on_index = |what| self.git_command(what).env("GIT_INDEX_FILE", &index);
         on_index("read-tree").arg(self.state.start.to_string()).execute()?;
@@ -77,7 +78,7 @@ impl QuarantinedWork {
         match on_index("apply").args(words).input(input).execute() {
             Ok(()) => (),
             Err(error) if error.is_transient() => return Err(error.into()),
-            // Whatever is too much for it: the commits are there.
+            // Whatever made git fail, limits among them: the commits of the bundle count in any case.
             Err(_) => return Ok(Some(PatchMismatch::DoesNotApply)),
         }
         let tree = on_index("write-tree").output_text()?;
@@ -85,19 +86,20 @@ impl QuarantinedWork {
         Ok((!is_same).then_some(PatchMismatch::OtherTree))
     }
 
-    /// Whether each commit has the one before it as its only parent.
+    /// Returns true if each commit has exactly one parent, the commit before it.
     fn is_linear(&self) -> bool {
         let before = [self.state.start].into_iter().chain(self.commits.iter().map(|it| it.name));
         self.commits.iter().zip(before).all(|(commit, parent)| commit.parents == [parent])
     }
 
+    /// Writes the rewritten commits into quarantine, and makes them the ones to push.
     fn rewrite_commits(mut self, provenance: &CommitProvenance) -> Result<Self, RepoError> {
         let directory = self.lease.create_scratch_dir("commits")?;
         let disk = |source| RepoError::Disk { path: directory.clone(), source };
         let trailers = provenance.to_trailers();
         let (mut made, mut names, mut list) = (HashMap::new(), vec![], String::new());
         let mut texts = vec![];
-        // Parents come before their children.
+        // Parents come before their children, so each parent's new ID is known.
         for (at, commit) in self.commits.iter().enumerate() {
             let content = commit.rewritten(&made, &provenance.committer, &trailers);
             let name = ObjectId::hash_object("commit", &content);
@@ -108,7 +110,7 @@ impl QuarantinedWork {
             texts.push(content);
             let _ = writeln!(list, "{}", path.display());
         }
-        // All of them in one process, which checks their form and says their names.
+        // One process writes all of them, checks their form, and prints their IDs, which must be the expected ones.
         let words = ["-t", "commit", "-w", "--no-filters", "--stdin-paths"];
         let call =
             self.git_command("hash-object").args(words).input(GitInput::Bytes(list.into_bytes()));
@@ -119,7 +121,7 @@ impl QuarantinedWork {
         self.tip = made.get(&self.tip).copied().expect("the tip is one of the commits");
         self.committer = Some(provenance.committer.clone());
         self.texts.extend(texts);
-        // Two of the agent's that come to one are one.
+        // Two of the agent's commits that were rewritten to the same commit count once.
         let mut seen = BTreeSet::new();
         names.retain(|name| seen.insert(*name));
         self.names = names;
@@ -127,8 +129,8 @@ impl QuarantinedWork {
         Ok(self)
     }
 
-    /// Checks that the new tip leads to the commits that were `made`, and to no others, and that all it leads to is within
-    /// the limits: this is what will be judged and pushed.
+    /// Checks that the new tip leads to the commits in `made` and to no others, and that all objects are within the
+    /// limits. The result is what will be reviewed and pushed.
     fn check_rewritten(&self, made: &BTreeSet<ObjectId>) -> Result<(), RepoError> {
         let (cell, known) = (self.quarantine_repo(), self.state.base_revisions());
         let found: BTreeSet<_> = cell.list_commit_ids(self.tip, &known)?.into_iter().collect();
@@ -140,18 +142,19 @@ impl QuarantinedWork {
 }
 
 impl CommitProvenance {
+    /// Formats the trailers, one on each line.
     fn to_trailers(&self) -> String {
         let values = [Some(&self.run), self.agent.as_ref()];
         let said =
             TRAILER_NAMES.iter().zip(values).filter_map(|(name, value)| Some((name, value?)));
-        // A value that began a line of its own would be a trailer of its own.
+        // A value with a line break would add a trailer of its own, so control characters become spaces.
         let flat = |value: &str| value.replace(|letter: char| letter.is_control(), " ");
         said.fold(String::new(), |lines, (name, value)| lines + name + ": " + &flat(value) + "\n")
     }
 }
 
-/// The commits that the patches say they are of; `None` where a line begins like a patch and is none, or where there
-/// are no patches, or too many.
+/// Returns the IDs of the commits that the patches name. Returns `None` if a line looks like a patch's first line and
+/// is not one, if there are no patches, or if there are too many.
 fn patch_commit_ids(patches: &Path) -> io::Result<Option<Vec<ObjectId>>> {
     let file = match File::open(patches) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -161,7 +164,7 @@ fn patch_commit_ids(patches: &Path) -> io::Result<Option<Vec<ObjectId>>> {
         return Ok(None);
     }
     let (mut file, mut names) = (BufReader::new(file), vec![]);
-    // The beginning of a line: one may be as long as the file.
+    // Only the beginning of a line is kept: a line may be as long as the file.
     let mut line = vec![];
     loop {
         let read = file.fill_buf()?;
@@ -171,13 +174,16 @@ fn patch_commit_ids(patches: &Path) -> io::Result<Option<Vec<ObjectId>>> {
         let is_whole = read.is_empty() || read[end - 1] == b'\n';
         file.consume(end);
         if !is_whole {
+            // The line goes on in the next buffer.
             continue;
         }
         if let Some(rest) = line.strip_prefix(b"From ") {
+            // The fixed date is the mark that `format-patch` writes into each first line.
             let name = rest.strip_suffix(b" Mon Sep 17 00:00:00 2001\n").and_then(ObjectId::parse);
             let Some(name) = name else { return Ok(None) };
             names.push(name);
         }
+        // An empty read is the end of the file.
         if line.is_empty() {
             return Ok(Some(names));
         }
@@ -186,7 +192,7 @@ fn patch_commit_ids(patches: &Path) -> io::Result<Option<Vec<ObjectId>>> {
 }
 
 impl PatchComparison {
-    /// As it stands in records.
+    /// Returns the text for audit records and statements.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Replayed => "replayed",
@@ -199,11 +205,11 @@ impl PatchComparison {
     }
 }
 
-/// Below each message that the relay writes: whose work it is.
+/// The trailers below each message that the relay writes. They name the run and the agent.
 pub(in crate::relay::repo) const TRAILER_NAMES: [&str; 2] = ["Sandbox-Run", "Sandbox-Agent"];
 
-/// More than a line that begins a patch.
+/// The bytes of a line's beginning that are kept: more than a patch's first line has.
 const MAX_FROM_LINE_BYTES: usize = 100;
 
-/// Git holds all of them in memory when it applies them.
+/// The largest patches in bytes. Git holds all of them in memory when it applies them. Our choice.
 const MAX_PATCHES_BYTES: u64 = 256 << 20;

@@ -1,4 +1,4 @@
-//! What a commit says of itself, and only the relay may say; and what nobody would say.
+//! Claims in commits that only the relay may make, and values that no real commit has.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,10 +7,11 @@ use super::normalize::fold_case_and_invisible;
 use crate::relay::repo::quarantine::TRAILER_NAMES;
 use crate::relay::repo::quarantine::commit::ParsedCommit;
 
-/// Whether the message has a line that looks like one of the relay's trailers.
+/// Returns true if the message has a line that looks like one of the relay's trailers.
 pub(super) fn claims_run_trailer(commit: &ParsedCommit) -> bool {
     let message = fold_case_and_invisible(&commit.message);
     message.split(LINE_ENDS).any(|line| {
+        // A full-width colon and other dashes look like the real trailer to people.
         let name = line.split([':', '\u{ff1a}']).next().unwrap_or_default().trim();
         let name: String =
             name.chars().map(|letter| if is_dash(letter) { '-' } else { letter }).collect();
@@ -18,7 +19,7 @@ pub(super) fn claims_run_trailer(commit: &ParsedCommit) -> bool {
     })
 }
 
-/// Whether the author has the name or the address of `committer`, who is the relay.
+/// Returns true if the author has the name or the address of `committer`, which is the relay's.
 pub(super) fn claims_committer_identity(commit: &ParsedCommit, committer: &str) -> bool {
     let parts = |who: &[u8]| {
         let who = fold_case_and_invisible(who);
@@ -30,12 +31,12 @@ pub(super) fn claims_committer_identity(commit: &ParsedCommit, committer: &str) 
     name == our_name || address == our_address
 }
 
-/// Whether the author's name or address has characters that move what a terminal shows.
+/// Returns true if the author's name or address has control characters, which change what a terminal shows.
 pub(super) fn hides_author(commit: &ParsedCommit) -> bool {
     String::from_utf8_lossy(&commit.author).chars().any(char::is_control)
 }
 
-/// Whether its time is none that somebody may have worked at, or its zone none on Earth.
+/// Returns true if the commit's date is before 2000, in the future, or in an invalid time zone.
 pub(super) fn has_implausible_date(commit: &ParsedCommit, now: SystemTime) -> bool {
     let (_, date) = commit.author_and_date();
     let parsed = str::from_utf8(date).ok().and_then(|date| date.split_once(' '));
@@ -46,10 +47,11 @@ pub(super) fn has_implausible_date(commit: &ParsedCommit, now: SystemTime) -> bo
     let latest = now.duration_since(UNIX_EPOCH).unwrap_or_default() + MAX_CLOCK_SKEW;
     !(MIN_COMMIT_SECONDS..=latest.as_secs()).contains(&seconds)
         || !VALID_ZONES.contains(&zone)
+        // The zone's last two digits are minutes.
         || zone.abs() % 100 >= 60
 }
 
-/// Whether other readers see other text in it than this one does, who reads UTF-8.
+/// Returns true if other programs may show other text than the review, which reads UTF-8, has seen.
 pub(super) fn is_in_foreign_encoding(commit: &ParsedCommit) -> bool {
     let is_text = |bytes: &[u8]| str::from_utf8(bytes).is_ok();
     commit.encoding.is_some() || !is_text(&commit.author) || !is_text(&commit.message)
@@ -59,14 +61,14 @@ fn is_dash(letter: char) -> bool {
     matches!(letter, '\u{2010}'..='\u{2015}' | '\u{2212}' | '\u{fe58}' | '\u{fe63}' | '\u{ff0d}')
 }
 
-/// What ends a line, to one reader or another.
+/// The characters that end a line for one program or another.
 const LINE_ENDS: [char; 7] = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
 
-/// The first of January 2000. Work may be older than its commit, if somebody has it from elsewhere.
+/// The earliest plausible date: the first of January 2000. Work from elsewhere may be older than its commit.
 const MIN_COMMIT_SECONDS: u64 = 946_684_800;
 
-/// Clocks differ.
+/// The tolerated difference of clocks. Our choice.
 const MAX_CLOCK_SKEW: Duration = Duration::from_hours(24);
 
-/// Hours and minutes, as git writes them.
+/// The valid time zones as git writes them, hours and minutes in one number.
 const VALID_ZONES: RangeInclusive<i32> = -1200..=1400;

@@ -1,30 +1,30 @@
-//! What git prints of a diff, `--raw -z`, with merges combined.
+//! A parser for git's raw diff (`--raw -z`), with combined diffs of merges.
 
 use crate::relay::repo::ObjectId;
 
-/// One path that is not what it was.
+/// A path that has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathChange {
     pub path: Vec<u8>,
-    /// One for each parent.
+    /// The path's entry in each parent.
     pub before: Vec<TreeEntry>,
     pub after: TreeEntry,
 }
 
-/// What stands at a path.
+/// The entry of a tree at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeEntry {
-    /// 0 where there is nothing.
+    /// The mode, or 0 if there is no entry.
     pub mode: u32,
     pub name: ObjectId,
 }
 
-/// It is not what git prints.
+/// An error: the text is not in git's form.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is no raw diff")]
 pub struct DiffFormatError;
 
-/// What git writes of a file, of a program, of a link and of another repository's commit.
+/// The modes that git writes for a file, a program, a link and another repository's commit.
 pub const MODE_FILE: u32 = 0o100_644;
 pub const MODE_EXECUTABLE: u32 = 0o100_755;
 pub const MODE_SYMLINK: u32 = 0o120_000;
@@ -35,7 +35,7 @@ impl TreeEntry {
         self.mode == 0
     }
 
-    /// Whether there is content to read.
+    /// Returns true if the entry has content to read.
     pub fn is_blob(self) -> bool {
         !self.is_absent() && self.mode != MODE_SUBMODULE
     }
@@ -47,10 +47,10 @@ impl PathChange {
     }
 }
 
-/// Reads any number of changes.
+/// Parses any number of changes.
 ///
-/// A change is one colon for each parent, the modes and the names of the parents' entries and the own one, a letter
-/// for each parent, a NUL, the path and a NUL.
+/// A change consists of one colon for each parent, the modes and the IDs of the parents' entries and of the new entry,
+/// a letter for each parent, a NUL, the path and a NUL.
 pub fn parse_raw_diff(mut bytes: &[u8]) -> Result<Vec<PathChange>, DiffFormatError> {
     let mut changes = vec![];
     while !bytes.is_empty() {
@@ -63,6 +63,7 @@ pub fn parse_raw_diff(mut bytes: &[u8]) -> Result<Vec<PathChange>, DiffFormatErr
 }
 
 fn parse_change(head: &[u8], path: &[u8]) -> Result<PathChange, DiffFormatError> {
+    // The number of colons gives the number of modes, IDs and letters that must follow.
     let parents = head.iter().take_while(|byte| **byte == b':').count();
     let words: Vec<_> = head[parents..].split(|byte| *byte == b' ').collect();
     let entries = parents + 1;
@@ -79,18 +80,20 @@ fn parse_change(head: &[u8], path: &[u8]) -> Result<PathChange, DiffFormatError>
             name: ObjectId::parse(words[entries + at])?,
         })
     };
+    // The entries are the parents' ones, and then the new one.
     let mut before = (0..entries).map(entry).collect::<Option<Vec<_>>>().ok_or(DiffFormatError)?;
     let after = before.pop().ok_or(DiffFormatError)?;
     Ok(PathChange { path: path.to_vec(), before, after })
 }
 
-/// Six octal digits, of the few modes there are.
+/// Parses a mode: six octal digits, and one of the few modes that git writes.
 fn parse_mode(word: &[u8]) -> Option<u32> {
     let text = str::from_utf8(word).ok().filter(|text| text.len() == 6)?;
     let mode = u32::from_str_radix(text, 8).ok()?;
     [0, MODE_FILE, MODE_EXECUTABLE, MODE_SYMLINK, MODE_SUBMODULE].contains(&mode).then_some(mode)
 }
 
+/// Splits off the text before the next NUL.
 fn split_field(bytes: &[u8]) -> Result<(&[u8], &[u8]), DiffFormatError> {
     let end = memchr::memchr(0, bytes).ok_or(DiffFormatError)?;
     Ok((&bytes[..end], &bytes[end + 1..]))

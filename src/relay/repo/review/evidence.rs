@@ -1,4 +1,4 @@
-//! What the host's own git says of the work, gathered once for all rules.
+//! The facts about the work from the host's own git, collected once for all rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,21 +13,22 @@ use crate::relay::git::{self, GitInput};
 use crate::relay::repo::quarantine::map_git_error;
 use crate::relay::repo::{ObjectId, QuarantinedWork, RepoError};
 
-/// All that rules are about.
+/// The facts that the rules evaluate.
 #[derive(Debug, Default)]
 pub(super) struct ReviewEvidence {
-    /// Of every commit, and of all together. A path may be here more than once.
+    /// The changes of every commit, and of all commits together. A path may occur more than once.
     pub(super) changes: Vec<PathChange>,
-    /// Paths that differ in the end.
+    /// The number of paths that differ in the end.
     pub(super) files: usize,
     pub(super) large: BTreeSet<(Vec<u8>, u64)>,
     pub(super) links_outside: BTreeSet<Vec<u8>>,
     pub(super) lfs_pointers: BTreeSet<Vec<u8>>,
-    /// Where, and what kind.
+    /// The path and the kind of each found secret.
     pub(super) secrets: BTreeSet<(Option<Vec<u8>>, String)>,
 }
 
 impl ReviewEvidence {
+    /// Collects the facts: lists the changes, and reads every new blob once.
     pub(super) fn collect(
         work: &QuarantinedWork,
         policy: &ReviewPolicy,
@@ -43,7 +44,7 @@ impl ReviewEvidence {
             SecretScanner::new(&policy.secrets, known).expect("patterns are checked when read");
         let mut found = evidence.scan_blobs(work, &changes, (policy, &scanner))?;
         if !found.is_empty() {
-            // What was there before is nobody's new secret.
+            // Secrets that the same paths had before are not new secrets of this work.
             let old = before.iter().filter(|entry| entry.is_blob()).map(|entry| entry.name);
             let old = secrets_in_blobs(work, old.collect(), &scanner)?;
             found.retain(|_, secrets: &mut FoundSecrets| {
@@ -62,7 +63,7 @@ impl ReviewEvidence {
         Ok(evidence)
     }
 
-    /// Reads every new blob once, and returns the secrets of each.
+    /// Reads every new blob once. Returns the secrets of each blob, and notes large files, links and LFS pointers.
     fn scan_blobs(
         &mut self,
         work: &QuarantinedWork,
@@ -102,6 +103,7 @@ impl ReviewEvidence {
         Ok(secrets)
     }
 
+    /// Notes what a blob's first bytes tell: a link out of the repository, or an LFS pointer.
     fn inspect_blob(&mut self, beginning: &[u8], places: &[&PathChange]) {
         for change in places {
             match change.after.mode {
@@ -118,7 +120,7 @@ impl ReviewEvidence {
     }
 }
 
-/// Returns the first path at which each object stands: an agent may have a credential in each of many.
+/// Returns the first path of each object. One path is enough: an agent may have the same credential at many paths.
 fn first_paths(changes: &[PathChange]) -> BTreeMap<ObjectId, &[u8]> {
     let mut paths = BTreeMap::new();
     for change in changes {
@@ -127,10 +129,11 @@ fn first_paths(changes: &[PathChange]) -> BTreeMap<ObjectId, &[u8]> {
     paths
 }
 
-/// What all commits come to, beside what there would be without them.
+/// Returns the changes of all commits together, compared with the tree that would be there without the agent's work.
 ///
-/// Where the agent has merged the newer base, that is what git makes of the two by itself. It is not enough to leave out
-/// what is as in the base: a merge that keeps to its own side takes back what the base has brought.
+/// If the agent has merged a newer base, that tree is git's own merge of the start and the newer base. Leaving out the
+/// paths that are as in the base would not be enough: a merge that keeps its own side reverts what the base has
+/// brought.
 fn effective_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> {
     let merged = merged_base_commits(work)?;
     let without: Vec<_> = if merged.is_empty() {
@@ -142,7 +145,7 @@ fn effective_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoErro
     Ok(changes.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// How much of the base is in the work, and was not before: most often one commit, or none.
+/// Returns the commits of the base that the work has merged: most often one commit, or none.
 fn merged_base_commits(work: &QuarantinedWork) -> Result<Vec<ObjectId>, RepoError> {
     let words = ["--all".to_owned(), work.state.base_tip.to_string(), work.tip.to_string()];
     let (said, ended) = work.git_command("merge-base").args(words).output_and_status()?;
@@ -160,8 +163,8 @@ fn merged_base_commits(work: &QuarantinedWork) -> Result<Vec<ObjectId>, RepoErro
     Ok(merged)
 }
 
-/// The tree that comes of merging a commit of the base into where the agent began. Where they are in conflict, it has
-/// marks: whatever the agent has made of those is its own work.
+/// Returns the tree of a merge of a base commit into the agent's start. Conflicts leave marks in the tree, and the
+/// agent's resolution of them counts as its own work.
 fn merge_tree(work: &QuarantinedWork, base: ObjectId) -> Result<ObjectId, RepoError> {
     let words = ["--write-tree", "--allow-unrelated-histories", "--no-messages", "--name-only"];
     let call = work.git_command("merge-tree").args(words);
@@ -179,6 +182,7 @@ fn parse_object_id(name: &str) -> Result<ObjectId, RepoError> {
     Ok(ObjectId::parse(name.as_bytes()).ok_or_else(senseless)?)
 }
 
+/// Lists the changes from a tree to the work's tip.
 fn diff_trees(work: &QuarantinedWork, from: ObjectId) -> Result<Vec<PathChange>, RepoError> {
     let call = work
         .git_command("diff-tree")
@@ -187,7 +191,7 @@ fn diff_trees(work: &QuarantinedWork, from: ObjectId) -> Result<Vec<PathChange>,
     parse_diff(&call.output_bytes().map_err(map_git_error)?)
 }
 
-/// What each commit changes; of a merge, what is in none of its parents.
+/// Lists the changes of each commit. A merge's changes are those that none of its parents has.
 fn commit_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> {
     let mut names = String::new();
     for name in &work.names {
@@ -200,12 +204,13 @@ fn commit_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> 
     )
 }
 
+/// Parses a raw diff.
 fn parse_diff(bytes: &[u8]) -> Result<Vec<PathChange>, RepoError> {
     let senseless = |_| git::GitError::Senseless { what: "diff-tree".to_owned() };
     Ok(diff::parse_raw_diff(bytes).map_err(senseless)?)
 }
 
-/// Secrets that some blobs have.
+/// Returns the secrets of some blobs.
 fn secrets_in_blobs(
     work: &QuarantinedWork,
     blobs: BTreeSet<ObjectId>,
@@ -220,7 +225,7 @@ fn secrets_in_blobs(
     Ok(found)
 }
 
-/// Secrets in messages, names, and whatever else stands in a commit.
+/// Returns the secrets in commits and paths: messages, names and every other text of a commit.
 fn secrets_in_metadata(
     work: &QuarantinedWork,
     changes: &[PathChange],
@@ -233,6 +238,7 @@ fn secrets_in_metadata(
     found
 }
 
+/// Reads blobs, and passes the parts of each to `take`.
 fn read_blobs(
     work: &QuarantinedWork,
     blobs: BTreeSet<ObjectId>,
@@ -242,17 +248,18 @@ fn read_blobs(
     for name in blobs {
         let _ = writeln!(names, "{name}");
     }
-    // As large as what may come in, and larger: blobs of before are read as well.
+    // No limit: the new blobs' sizes were checked in quarantine, and older blobs are read as well, which may be larger.
     let limits = git::GitLimits { output_bytes: u64::MAX, ..work.git_limits() };
     let call = work.git_command("cat-file").arg("--batch").limits(limits);
     call.input(GitInput::Bytes(names.into_bytes())).read_objects(take).map_err(map_git_error)
 }
 
-/// Whether a link at `path` with this target may lead out of the tree, or into git's own directory.
+/// Returns true if a link at `path` with this target may lead out of the tree, or into git's own directory.
 ///
-/// A way up is counted from where the link is, which is a real directory. After a name it may begin anywhere: that may be
-/// a link itself, in this commit or in another.
+/// Steps up are counted from the link's directory, which is a real directory. A step up after a name counts as outside:
+/// that name may be a link itself, in this commit or in another, so the step may begin anywhere.
 fn leads_outside(path: &[u8], target: &[u8]) -> bool {
+    // The target was cut, so its end is unknown.
     if target.len() >= INSPECTED_BYTES {
         return true;
     }
@@ -273,9 +280,10 @@ fn leads_outside(path: &[u8], target: &[u8]) -> bool {
     false
 }
 
-/// Also that of systems which have another.
+/// The separators of paths, with the one of other systems.
 const PATH_SEPARATORS: [char; 2] = ['/', '\\'];
 
+/// The arguments of every diff.
 const DIFF_ARGS: &[&str] = &[
     "-r",
     "-z",
@@ -288,5 +296,5 @@ const DIFF_ARGS: &[&str] = &[
 ];
 const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// No link that works is longer.
+/// The bytes of a blob's beginning that are inspected. No working link is longer.
 const INSPECTED_BYTES: usize = 4096;

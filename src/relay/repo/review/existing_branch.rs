@@ -1,7 +1,7 @@
-//! Whether somebody has to look at a branch as it stands, before it is merged.
+//! The review of a branch's existing commits, before people are asked to merge the branch.
 //!
-//! A run's work is judged when it comes, beside where the run began. What people are asked to merge is all that the
-//! branch has: earlier runs may have brought more, and nobody may have been told of it.
+//! A run's work is reviewed when it comes, against the commit where the run began. A pull request asks people to merge
+//! everything that the branch has. Earlier runs may have added more, and no person may have seen it.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use crate::relay::repo::quarantine::QuarantineLimits;
 use crate::relay::repo::{BranchLease, BranchState, QuarantinedWork, RepoError, RepoMirror};
 
 impl RepoMirror {
-    /// Why somebody has to look at what a branch has, and its base has not; `state` says where they stand. Whose commits
-    /// they are was asked when they came, and no credential of this host has come in.
+    /// Returns the reasons why a person has to review the commits that a branch has and its base has not. `state` names
+    /// both. Authors and this host's credentials were checked when the commits came in, and are not checked again.
     ///
     /// # Errors
-    /// Git or the disk does not work. What is too much to be looked at is a reason.
+    /// Returns an error if git or the disk fails. Work that exceeds a limit gives a reason, and no error.
     pub fn review_existing_branch(
         &self,
         lease: &BranchLease,

@@ -1,8 +1,10 @@
-//! Text as it is seen: by people, and by file systems that know no case.
+//! Text as people see it, and as file systems that ignore case see it.
 
-/// Letters that differ in case alone, or in what cannot be seen, are the same here. What is no text looks like nothing.
+/// Folds a text, so that texts are equal if they differ only in case or in invisible characters. Bytes that are not
+/// UTF-8 become replacement characters.
 ///
-/// Upwards and then downwards: the Kelvin sign is a `k`, and the long s an `s`, but neither in one step.
+/// Letters are converted to upper case and then to lower case: the Kelvin sign becomes `k` and the long s becomes `s`,
+/// but neither does in one step.
 pub(super) fn fold_case_and_invisible(text: &[u8]) -> String {
     if text.is_ascii() {
         let text = text.to_ascii_lowercase();
@@ -13,11 +15,12 @@ pub(super) fn fold_case_and_invisible(text: &[u8]) -> String {
     shown.flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
 }
 
-/// Whether a letter shows nothing, or turns around what stands beside it.
+/// Returns true if a character is invisible, or changes the direction of the text around it.
 pub(super) fn is_invisible_or_bidi(letter: char) -> bool {
     letter.is_control() || is_invisible(letter)
 }
 
+/// Returns true if a character shows nothing: fillers, joiners, variation selectors, tags and marks of direction.
 fn is_invisible(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'

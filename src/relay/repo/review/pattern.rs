@@ -1,12 +1,12 @@
-//! Which paths a rule is about.
+//! The path patterns of rules.
 
 use serde::{Deserialize, Serialize};
 
 use super::normalize::fold_case_and_invisible;
 
-/// A path with holes: `*` is anything within a segment, `**` is any number of whole segments.
+/// A pattern for paths: `*` is any text within a segment, and `**` is any number of whole segments.
 ///
-/// Case is ignored, and so is what cannot be seen: on a file system that ignores it, `.GitHub` is `.github`.
+/// Case and invisible characters are ignored: on a file system that ignores case, `.GitHub` is `.github`.
 ///
 /// ```
 /// use cogni_gateway::relay::repo::review::PathPattern;
@@ -36,7 +36,7 @@ impl PathPattern {
         self.matches_segments(&path.split('/').collect::<Vec<_>>())
     }
 
-    /// The same, of a path that was folded and taken apart already.
+    /// Returns true if the pattern matches a path that is already folded and split into segments.
     pub(super) fn matches_segments(&self, path: &[&str]) -> bool {
         match_segments(&self.segments, path)
     }
@@ -54,11 +54,12 @@ impl From<PathPattern> for String {
     }
 }
 
-/// Matches segment by segment. Where it does not go on, the last `**` takes one segment more: what an earlier one could
-/// take instead, that one can take, too. So the work is bounded by the product of the two lengths.
+/// Matches a pattern segment by segment. On a mismatch, the last `**` takes one segment more. An earlier `**` need not
+/// be tried again: whatever it could take, the last one can take, too. So the work is bounded by the product of both
+/// lengths.
 fn match_segments(pattern: &[String], path: &[&str]) -> bool {
     let (mut wanted, mut given) = (0, 0);
-    // Where the pattern goes on behind the last `**`, and from which segment on that was tried.
+    // The position behind the last `**`, and the first segment that was tried there.
     let mut again: Option<(usize, usize)> = None;
     loop {
         match (pattern.get(wanted), path.get(given)) {
@@ -82,7 +83,7 @@ fn match_segments(pattern: &[String], path: &[&str]) -> bool {
     }
 }
 
-/// The last `*` takes what is left over; going back to an earlier one finds nothing more.
+/// Matches one segment. Each `*` takes as little as possible, and the last one the rest; no other split matches more.
 fn match_segment(pattern: &[u8], segment: &[u8]) -> bool {
     let mut parts = pattern.split(|byte| *byte == b'*');
     let first = parts.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What is welcome, as data. `config/relay.toml` says it all, and is what holds where nobody says otherwise.
+//! The review policy as data. `config/relay.toml` has all defaults, which apply to every key that is not set.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub struct RelayConfig {
     pub policy: ReviewPolicy,
 }
 
-/// What becomes of which change.
+/// The action of each rule.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReviewPolicy {
@@ -40,7 +40,7 @@ pub struct ReviewPolicy {
     pub secret: ReviewAction,
     pub paths: Vec<PathRule>,
     pub secrets: Vec<CredentialKind>,
-    /// A second list, of whose work it is: the stricter of what the two say holds.
+    /// The agent's own list of path rules. The stricter action of both lists counts.
     #[serde(skip)]
     pub own_paths: Vec<PathRule>,
 }
@@ -55,7 +55,7 @@ pub struct PathRule {
     pub patterns: Vec<PathPattern>,
 }
 
-/// What one rule says; the strictest of all that are said holds.
+/// The action of one rule. The strictest action of all rules that apply counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReviewAction {
@@ -64,7 +64,7 @@ pub enum ReviewAction {
     Hold,
 }
 
-/// What is wrong with a file of settings.
+/// An error of a settings file.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayConfigError {
     #[error("the relay's settings cannot be read")]
@@ -74,16 +74,17 @@ pub enum RelayConfigError {
 }
 
 impl RelayConfig {
-    /// Reads settings; what `text` does not say is as in `config/relay.toml`.
+    /// Parses settings. Keys that `text` does not set are as in `config/relay.toml`.
     pub fn parse(text: &str) -> Result<Self, RelayConfigError> {
         Self::from_table(text.parse()?)
     }
 
-    /// The same, of what was read.
+    /// Builds settings from a parsed table. Keys that the table does not set are as in `config/relay.toml`.
     pub fn from_table(said: toml::Table) -> Result<Self, RelayConfigError> {
         let mut whole: toml::Table = DEFAULT_CONFIG.parse()?;
         merge_tables(&mut whole, said);
         let config: Self = toml::Value::Table(whole).try_into()?;
+        // Compiled only to refuse a bad pattern now, and not at the first review.
         super::SecretScanner::new(&config.policy.secrets, &[])?;
         Ok(config)
     }
@@ -96,7 +97,7 @@ impl Default for RelayConfig {
 }
 
 impl ReviewPolicy {
-    /// What the first rule for a path says, in each list.
+    /// Returns the first rule that matches a path in each of the two lists.
     pub fn rules_for_path(&self, path: &[u8]) -> impl Iterator<Item = &PathRule> {
         let path = fold_case_and_invisible(path);
         let segments: Vec<_> = path.split('/').collect();
@@ -106,6 +107,7 @@ impl ReviewPolicy {
     }
 }
 
+/// Lays `over` on top of `under`, table by table.
 fn merge_tables(under: &mut toml::Table, over: toml::Table) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {
@@ -117,4 +119,5 @@ fn merge_tables(under: &mut toml::Table, over: toml::Table) {
     }
 }
 
+/// The default settings.
 const DEFAULT_CONFIG: &str = include_str!("../../../../config/relay.toml");

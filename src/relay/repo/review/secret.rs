@@ -1,4 +1,4 @@
-//! Credentials in what is to be pushed.
+//! The search for credentials in work that is to be pushed.
 
 use std::collections::BTreeMap;
 
@@ -8,42 +8,44 @@ use serde::{Deserialize, Serialize};
 use crate::base::hex;
 use crate::base::secret::SecretString;
 
-/// One kind of credential.
+/// A kind of credential to search for.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CredentialKind {
     pub name: String,
-    /// A regular expression that matches no more than some hundred bytes.
+    /// A regular expression that matches at most some hundred bytes.
     pub pattern: String,
 }
 
-/// Finds credentials of all kinds.
+/// A scanner for credentials of all kinds.
 #[derive(Debug)]
 pub struct SecretScanner {
     any: RegexSet,
     each: Vec<Regex>,
     names: Vec<String>,
-    /// Those that the host itself holds; the agent was never given one.
+    /// Credentials of this host, which no agent was given.
     known: Vec<SecretString>,
-    /// What is kept of a piece until the next one: the longest that may be in both.
+    /// The number of bytes of a piece that are kept for the next one: the length of the longest credential.
     kept: usize,
 }
 
-/// A text that is being looked at, piece by piece.
+/// The state of scanning one text, piece by piece.
 #[derive(Debug, Default)]
 pub struct ScanWindow {
-    /// The end of what was looked at, where a credential may have begun.
+    /// The end of the text so far, in which a credential may have begun.
     window: Vec<u8>,
-    /// The same without NULs, from the first of them on: Latin letters in UTF-16 have one each.
+    /// The same bytes without NULs, since the first NUL. Latin letters in UTF-16 have one NUL each.
     narrow: Option<Vec<u8>>,
 }
 
-/// What was found: the kind of each, by a hash of what it was.
+/// The found credentials: the kind of each, by the credential's hash.
 pub type FoundSecrets = BTreeMap<String, String>;
 
 impl SecretScanner {
+    /// Compiles the patterns. Registered credentials that are shorter than [`MIN_SECRET_BYTES`] are ignored.
+    ///
     /// # Errors
-    /// The first pattern that is none.
+    /// Returns the error of the first pattern that is not a regular expression, or that is too large.
     pub fn new(kinds: &[CredentialKind], known: &[SecretString]) -> Result<Self, regex::Error> {
         let patterns = || kinds.iter().map(|kind| kind.pattern.as_str());
         let known: Vec<_> = known
@@ -51,7 +53,7 @@ impl SecretScanner {
             .filter(|known| known.expose_secret().len() >= MIN_SECRET_BYTES)
             .cloned()
             .collect();
-        // A private key is longer than what has a pattern.
+        // A registered private key may be longer than any credential that a pattern finds.
         let longest =
             known.iter().map(|known| known.expose_secret().len()).max().unwrap_or_default();
         Ok(Self {
@@ -63,8 +65,9 @@ impl SecretScanner {
         })
     }
 
-    /// Looks at the next piece of a text.
+    /// Scans the next piece of a text.
     pub fn scan(&self, text: &mut ScanWindow, piece: &[u8], found: &mut FoundSecrets) {
+        // The first NUL: from here on, a second window is scanned that has no NULs.
         if text.narrow.is_none() && memchr::memchr(0, piece).is_some() {
             text.narrow = Some(text.window.clone());
         }
@@ -76,8 +79,9 @@ impl SecretScanner {
         self.scan_window(&mut text.window, found);
     }
 
-    /// Looks at a window, and leaves its end.
+    /// Scans a window, and keeps only its end.
     fn scan_window(&self, window: &mut Vec<u8>, found: &mut FoundSecrets) {
+        // One pass finds out which patterns match at all. Only those are then searched one by one.
         for at in &self.any.matches(window) {
             let matches = self.each[at].find_iter(window).map(|found| found.as_bytes());
             for credential in matches.filter(|credential| !is_example(credential)) {
@@ -92,30 +96,33 @@ impl SecretScanner {
                 );
             }
         }
+        // A credential that ends in the next piece is still in the window as a whole.
         let done = window.len().saturating_sub(self.kept);
         window.drain(..done);
     }
 }
 
-/// Documentation is full of these: well-known ones, and `xxxx`. How many letters there are does not grow less by what
-/// is put before a real one, or behind it.
+/// Returns true if a match is an example. Documentation has many: well-known ones, and texts like `xxxx`. Text before
+/// or behind a real credential cannot hide it, because the number of different characters only grows.
 fn is_example(credential: &[u8]) -> bool {
     let mut letters = credential.to_vec();
     letters.sort_unstable();
     letters.dedup();
+    // Fewer different characters than random text of this length would have. A private key's frame is no example.
     let dull = if credential.len() < 32 { 8 } else { 12 };
     let is_dull = letters.len() <= dull && !credential.starts_with(b"-----");
     is_dull || EXAMPLE_CREDENTIALS.iter().any(|example| credential == example.as_bytes())
 }
 
-/// Those that stand in the documentation of whoever gives out real ones.
+/// Examples in the documentation of the issuer of real credentials.
 const EXAMPLE_CREDENTIALS: [&str; 3] =
     ["AKIAIOSFODNN7EXAMPLE", "AKIAI44QH8DHBEXAMPLE", "ASIAIOSFODNN7EXAMPLE"];
 
+/// The kind of this host's own credentials.
 const HOST_SECRET_KIND: &str = "this host's own";
 
-/// A shorter one would be found everywhere.
+/// The least bytes of a registered credential. A shorter one would be found in ordinary text.
 pub const MIN_SECRET_BYTES: usize = 12;
 
-/// The longest credential that is found by its pattern where two pieces meet.
+/// The longest credential in bytes that its pattern finds across two pieces.
 const MAX_CREDENTIAL_BYTES: usize = 512;
