@@ -1,11 +1,11 @@
-//! Who may ask for what: bearer tokens with scopes, of which only hashes are kept.
+//! The grants of clients: bearer tokens with scopes, of which the service stores only hashes.
 //!
-//! A grant is for a program that asks on behalf of others, not for those others. It says which agents may be run, who
-//! may be made to pay, which repositories may be worked on, and what one run may spend at most.
+//! A grant is for a client program that acts for its own users, not for those users. The grant names the agents that
+//! the client may run, the accounts that may pay, the repositories for work, and the limits of one run.
 //!
-//! **Invariant:** a token is random and is told once; what is stored cannot be turned into it.
+//! **Invariant:** a token is random and is shown once; the stored hash cannot be turned into the token.
 //!
-//! **Invariant:** what a grant does not name it does not allow: an empty list allows nothing.
+//! **Invariant:** a grant allows only what the grant names: an empty list allows nothing.
 
 mod error;
 mod pattern;
@@ -28,20 +28,22 @@ pub use terms::{GrantTerms, GrantTermsError};
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccessGrant {
     pub id: String,
-    /// For people: who has it.
+    /// The name of the grant's holder, for people.
     pub name: String,
     pub terms: GrantTerms,
     pub created: SystemTime,
-    /// From here on it is worth nothing.
+    /// The time from which the grant is not valid.
     pub expires: Option<SystemTime>,
     pub revoked: Option<SystemTime>,
-    /// To the minute, because it is not written down more often.
+    /// The last use, to the minute, because a use is recorded once a minute at most.
     pub used: Option<SystemTime>,
 }
 
 impl AccessGrant {
+    /// Checks that the grant is valid at a time.
+    ///
     /// # Errors
-    /// It has been revoked, or its time is over.
+    /// Returns an error if the grant is revoked or expired.
     pub fn check_valid_at(&self, now: SystemTime) -> Result<(), AccessDeniedError> {
         if self.revoked.is_some() {
             return Err(AccessDeniedError::Revoked);
@@ -52,8 +54,10 @@ impl AccessGrant {
         }
     }
 
+    /// Checks that the grant has a scope.
+    ///
     /// # Errors
-    /// It does not come with this kind of access.
+    /// Returns an error if the grant does not have the scope.
     pub fn check_scope(&self, access: GrantScope) -> Result<(), AccessDeniedError> {
         if self.terms.access.contains(&access) {
             Ok(())
@@ -62,23 +66,28 @@ impl AccessGrant {
         }
     }
 
+    /// Checks that the grant allows an agent.
+    ///
     /// # Errors
-    /// The agent is not among those it names.
+    /// Returns an error if the grant does not name the agent.
     pub fn check_agent(&self, agent: &str) -> Result<(), AccessDeniedError> {
         let is_named = self.terms.agents.iter().any(|pattern| pattern.matches(agent));
         if is_named { Ok(()) } else { Err(AccessDeniedError::Agent(agent.to_owned())) }
     }
 
+    /// Checks that the grant allows agents in sandboxes.
+    ///
     /// # Errors
-    /// It is for nothing that runs in a sandbox.
+    /// Returns an error if the grant does not allow sandboxes.
     pub fn check_sandbox(&self) -> Result<(), AccessDeniedError> {
         if self.terms.allow_sandbox { Ok(()) } else { Err(AccessDeniedError::Sandbox) }
     }
 
-    /// Who pays: the account that is asked for, or the first that the grant names.
+    /// Returns the account that pays: the requested account, or else the first account of the grant.
     ///
     /// # Errors
-    /// The account is not among those it names, or none is asked for and the first is a pattern.
+    /// Returns an error if the grant does not name the account, or if none is requested and the grant's first account
+    /// is a pattern.
     pub fn resolve_account(&self, asked: Option<&str>) -> Result<String, AccessDeniedError> {
         let accounts = &self.terms.accounts;
         let Some(asked) = asked else {
@@ -93,41 +102,47 @@ impl AccessGrant {
         }
     }
 
-    /// Which addresses the repository's host may have, by the URL that the repository is cloned from, in its one spelling.
+    /// Checks that the grant allows a repository, and returns the addresses that the repository's host may have. `url`
+    /// is the URL for cloning, in its canonical spelling.
     ///
     /// # Errors
-    /// The repository is not among those it names.
+    /// Returns an error if the grant does not name the repository.
     pub fn check_repository(&self, url: &str) -> Result<HostReach, AccessDeniedError> {
+        // A pattern may name the repository with or without the `.git` of its URL.
         let bare = url.strip_suffix(".git").unwrap_or(url);
         let is_file = url.starts_with(FILE_SCHEME);
         let named = self.terms.repositories.iter().filter(|pattern| {
-            // What is on this machine is named on purpose: a `*` alone is for forges.
+            // A repository on this machine needs a pattern of its own: a `*` alone means repositories on forges.
             pattern.as_str().starts_with(FILE_SCHEME) == is_file
                 && (pattern.matches(bare) || pattern.matches(url))
         });
+        // Only a pattern with a complete host shows that the operator means this very host, which may then have a
+        // private address. A wildcard host reaches public addresses only.
         let reaches = named.map(|pattern| {
             if has_complete_host(pattern) { HostReach::Named } else { HostReach::Public }
         });
         let allowed = reaches.filter(|reach| is_file || reach.allows_host(url_host(url)));
+        // The widest of the matching patterns counts.
         allowed.max().ok_or_else(|| AccessDeniedError::Repository(url.to_owned()))
     }
 
-    /// Whether it may see and end what another grant has begun.
+    /// Returns true if the grant may see and cancel the runs of other grants.
     pub fn is_admin(&self) -> bool {
         self.terms.access.contains(&GrantScope::Admin)
     }
 }
 
-/// Whether a pattern has a URL's host from its beginning to its end.
+/// Returns true if a pattern names a URL's host completely.
 fn has_complete_host(pattern: &GrantPattern) -> bool {
     let Some(beginning) = pattern.as_str().strip_suffix('*') else { return true };
     let Some((_, rest)) = beginning.split_once("://") else { return false };
     let host = url_host(beginning);
-    // A port may be open; an address in brackets ends with its bracket.
+    // The text before the `*` names the whole host only if the host's end is visible: by a slash, or by the colon
+    // before the port. The host of an unclosed bracket is incomplete.
     !host.is_empty() && (rest.contains('/') || rest.ends_with(':')) && !host.starts_with('[')
 }
 
-/// The host of a URL, or of the beginning of one; with its bracket where that is not closed.
+/// Returns the host of a URL or of a URL's beginning. The host of an unclosed bracket keeps its bracket.
 fn url_host(url: &str) -> &str {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     let authority = rest.split('/').next().unwrap_or_default();
@@ -138,4 +153,5 @@ fn url_host(url: &str) -> &str {
     }
 }
 
+/// The beginning of the URLs of repositories on this machine.
 const FILE_SCHEME: &str = "file://";

@@ -1,16 +1,19 @@
-//! What runs cost, and that each call was charged once: facts from our own audit logs, receipts from who was paid.
+//! The cost of runs, and the proof that each call was charged once: usage from our own audit logs, receipts from the
+//! charging side.
 //!
-//! A [`CallUsage`] is one call as our own records have it, on whichever way it ended. A [`ChargeNotice`] is what somebody else says of
-//! a call: LiteLLM's callback, LiteLLM's spend logs, or our price table where there is no LiteLLM to ask. Where both are
-//! there the call has a [`ChargeReceipt`], and only one, whoever comes first and however often. Call ids are made by the gateway
-//! for each request, so they join the two.
+//! A [`CallUsage`] is one call as our own audit log has it, whichever way the call ended. A [`ChargeNotice`] is a
+//! report of a call's price from LiteLLM's callback, from LiteLLM's spend logs, or from our price table if there is no
+//! LiteLLM. If a call has both, the call gets one [`ChargeReceipt`], whichever arrives first and however often. The
+//! gateway generates a call id for each request, and the call id joins usage and notice.
 //!
-//! What stands where: [`call_usage`] reads an audit log while it grows, [`ingest`] what LiteLLM calls back with, [`store`] keeps
-//! both, [`reconcile`] asks LiteLLM for what is missing, [`reconcile_task`] does so again and again, and tells the metrics.
+//! The modules: [`call_usage`] reads an audit log while the log grows. [`ingest`] reads the bodies of LiteLLM's
+//! callback. [`store`] keeps both sides in the database. [`reconcile`] asks LiteLLM for missing receipts, and
+//! [`reconcile_task`] does so periodically and updates the metrics.
 //!
-//! **Invariant:** a call is charged at most once. A notice that contradicts an earlier one is kept beside it and flagged.
+//! **Invariant:** a call is charged at most once. A notice that contradicts an earlier notice is stored beside it and
+//! flagged.
 //!
-//! **Invariant:** a call that cost something and has no receipt in time is flagged; it is never silently free.
+//! **Invariant:** a call that cost money and has no receipt in time is flagged; the call is never silently free.
 
 pub mod call_usage;
 pub mod ingest;
@@ -32,7 +35,7 @@ pub use notice::{ChargeNotice, ChargeSource};
 pub use receipt::{BillFlag, BillState, ChargeReceipt, RunBill};
 pub use store::{BillingStore, SCHEMA};
 
-/// Why the books cannot be kept.
+/// An error of reading or writing the books.
 #[derive(Debug, thiserror::Error)]
 pub enum BillingError {
     #[error(transparent)]

@@ -136,16 +136,16 @@ fn what_a_grant_does_not_name_it_does_not_allow() {
     let refused: Vec<_> =
         refused.iter().map(|denied| format!("{}: {denied}", denied.code())).collect();
     insta::assert_snapshot!(refused.join("\n"), @r"
-    forbidden: this grant does not come with `admin` access
+    forbidden: this grant does not have `admin` access
     forbidden_agent: this grant does not allow the agent `sandbox:openclaw`
     forbidden_agent: this grant does not allow the agent `sandbox:agent2`
     forbidden_account: this grant does not allow the account `acct-2` to pay
     forbidden_repo: this grant does not allow the repository `https://github.com/acme-evil/site.git`
-    forbidden_account: this grant names no account that pays where none is asked for; name one
-    forbidden: this grant does not come with `read` access
+    forbidden_account: this grant has no default account; name an account
+    forbidden: this grant does not have `read` access
     sandbox_not_allowed: this grant does not allow agents in sandboxes
     forbidden_agent: this grant does not allow the agent `sandbox:agent`
-    forbidden_account: this grant names no account that pays where none is asked for; name one
+    forbidden_account: this grant has no default account; name an account
     forbidden_repo: this grant does not allow the repository `https://github.com/acme/site.git`
     ");
 }
@@ -165,10 +165,10 @@ fn terms_that_allow_nothing_are_refused() {
         wrong.iter().map(|terms| terms.validate().unwrap_err().to_string()).collect();
     insta::assert_snapshot!(said.join("\n"), @r"
     the grant has no access; give some of read, runs, billing and admin
-    the grant may begin runs, and all agents run in sandboxes; allow those, too
+    the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too
     the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`
-    the grant may begin runs that nobody pays for; name an account
-    the grant may have no run; give at least 1, or no limit
+    the grant may begin runs, and has no account that pays; name an account
+    the grant's maximum number of runs is 0; give at least 1, or no limit
     the grant may spend nothing; give a cap of more than $0, or none
     the grant may spend nothing; give a cap of more than $0, or none
     ");
@@ -423,7 +423,7 @@ fn a_grant_that_makes_no_sense_is_not_minted() {
         })
         .collect();
     insta::assert_snapshot!(said.join("\n"), @r"
-    2 error: the grant may begin runs, and all agents run in sandboxes; allow those, too (`--allow-sandbox`)
+    2 error: the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too (`--allow-sandbox`)
     2 error: the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*` (`--agent NAME`)
     2 error: invalid value 'everything' for '--access <KIND,…>': give read, runs, billing or admin
     2 error: invalid value 'https://*/acme' for '--repo <URL>': give a name, or the beginning of names and a `*`

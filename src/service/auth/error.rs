@@ -1,8 +1,8 @@
-//! Why somebody may not do what they ask for.
+//! The reasons for which a grant does not allow a request.
 
 use super::GrantScope;
 
-/// The reason, as its code and as a sentence. What the token was, nobody is told.
+/// The reason of a refusal, with its code and a sentence. The sentence never contains the token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDeniedError {
     #[error("a grant is needed; send `Authorization: Bearer` and its token")]
@@ -13,7 +13,7 @@ pub enum AccessDeniedError {
     Revoked,
     #[error("this grant has expired")]
     Expired,
-    #[error("this grant does not come with `{0}` access")]
+    #[error("this grant does not have `{0}` access")]
     Access(GrantScope),
     #[error("this grant does not allow agents in sandboxes")]
     Sandbox,
@@ -21,16 +21,16 @@ pub enum AccessDeniedError {
     Agent(String),
     #[error("this grant does not allow the account `{0}` to pay")]
     Account(String),
-    #[error("this grant names no account that pays where none is asked for; name one")]
+    #[error("this grant has no default account; name an account")]
     NoAccount,
     #[error("this grant does not allow the repository `{0}`")]
     Repository(String),
-    #[error("this grant may have {0} runs at the same time, and has; wait for one to end")]
+    #[error("this grant already has {0} concurrent runs, its maximum; retry when a run has ended")]
     Runs(u32),
 }
 
 impl AccessDeniedError {
-    /// Stable, and documented in the manual.
+    /// Returns the stable code, which the manual documents.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Missing | Self::Unknown => "unauthorized",

@@ -1,11 +1,11 @@
-//! What a scope names: one thing, or everything that begins alike.
+//! Patterns of a grant: one name, or all names with a common beginning.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A text, or the beginning of texts where it ends with `*`.
+/// A name, or a beginning of names if the pattern ends with `*`.
 ///
 /// ```
 /// # use cogni_gateway::service::auth::GrantPattern;
@@ -26,7 +26,7 @@ impl GrantPattern {
         }
     }
 
-    /// The one text that it stands for; `None` where it stands for many.
+    /// Returns the pattern's only name; `None` if the pattern matches many names.
     pub fn exact_text(&self) -> Option<&str> {
         (!self.0.ends_with('*')).then_some(&*self.0)
     }
@@ -69,5 +69,5 @@ impl From<GrantPattern> for String {
     }
 }
 
-/// Longer than any URL of a repository that is in use.
+/// The maximum length of a pattern, in bytes. Our choice: longer than any URL of a repository that is in use.
 const MAX_PATTERN_BYTES: usize = 512;

@@ -1,26 +1,26 @@
-//! What kinds of call a grant is for.
+//! The scopes of a grant: the kinds of API calls that the grant allows.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// One kind.
+/// One scope of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GrantScope {
-    /// List agents, and look at its own runs.
+    /// List agents, and read the grant's own runs.
     Read,
-    /// Begin runs, as chats or otherwise, and end its own.
+    /// Begin runs, as chats or otherwise, and cancel the grant's own runs.
     Runs,
     /// Report what calls have cost.
     Billing,
-    /// Look at everybody's runs, and end them.
+    /// Read and cancel the runs of all grants.
     Admin,
 }
 
 impl GrantScope {
-    /// All kinds, in the order in which they are shown.
+    /// Every scope, in the order of display.
     pub const ALL: [Self; 4] = [Self::Read, Self::Runs, Self::Billing, Self::Admin];
 
     pub fn as_str(self) -> &'static str {

@@ -1,7 +1,7 @@
 //! The grants of a service, in its database.
 //!
-//! The command line mints and revokes in the same file while a service runs: what a service remembers of a grant, it
-//! forgets within half a second.
+//! The command line mints and revokes grants in the same database while a service runs. The service caches a grant for
+//! half a second at most.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use super::{AccessDeniedError, AccessGrant, GrantTerms, GrantTermsError, token};
 use crate::base::db::{self, DatabaseSchema, SqliteDatabase};
 use crate::base::secret::SecretString;
 
-/// The tables of this room.
+/// The tables of this module.
 pub const GRANT_SCHEMA: DatabaseSchema = DatabaseSchema {
     room: "grant",
     steps: &[
@@ -28,26 +28,26 @@ pub const GRANT_SCHEMA: DatabaseSchema = DatabaseSchema {
              revoked INTEGER,
              used INTEGER
          ) STRICT",
-        // Whether a revocation ends the grant's runs, too.
+        // True if the revocation cancels the grant's runs, too.
         "ALTER TABLE grants ADD COLUMN cancels_runs INTEGER NOT NULL DEFAULT 0",
     ],
 };
 
-/// The grants of one database. Clones share what is remembered.
+/// The grants of one database. Clones share the cache.
 #[derive(Clone, Debug)]
 pub struct GrantStore {
     database: SqliteDatabase,
     known: Arc<Mutex<HashMap<String, CachedGrant>>>,
 }
 
-/// A grant as it was a moment ago.
+/// A grant in the cache, with the time until which the entry may be used.
 #[derive(Debug)]
 struct CachedGrant {
     grant: Arc<AccessGrant>,
     until: Instant,
 }
 
-/// Why grants cannot be read or changed.
+/// An error of reading or changing grants.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantStoreError {
     #[error(transparent)]
@@ -67,10 +67,10 @@ impl GrantStore {
         Self { database, known: Arc::default() }
     }
 
-    /// The grant that a token stands for.
+    /// Returns the valid grant of a token.
     ///
     /// # Errors
-    /// [`GrantStoreError::Denied`] where it stands for none that is good now.
+    /// [`GrantStoreError::Denied`] if the token has no grant, or its grant is not valid now.
     pub async fn check_token(&self, token: &str) -> Result<Arc<AccessGrant>, GrantStoreError> {
         let hash = token::hash_token(token).ok_or(AccessDeniedError::Unknown)?;
         let now = SystemTime::now();
@@ -82,11 +82,11 @@ impl GrantStore {
         Ok(grant)
     }
 
-    /// Checks the grant that a run or a watcher has, as it was half a second ago at most. A grant that is not in the
-    /// database is that of a service which asks for none, or of an earlier file: nothing can be said against it.
+    /// Checks the grant of a run or a watcher, as the grant was at most half a second ago. A grant that is not in the
+    /// database passes: the service then requires no grants, or the grant belongs to an earlier database.
     ///
     /// # Errors
-    /// [`GrantStoreError::Denied`] where the grant is revoked or expired.
+    /// [`GrantStoreError::Denied`] if the grant is revoked or expired.
     pub async fn check_id(&self, id: &str) -> Result<(), GrantStoreError> {
         let now = SystemTime::now();
         if let Some(grant) = self.find_cached(id) {
@@ -101,10 +101,10 @@ impl GrantStore {
         Ok(grant.check_valid_at(now)?)
     }
 
-    /// Makes a grant, and returns it with its token, which nobody can see again.
+    /// Creates a grant, and returns the grant with its token, which is never shown again.
     ///
     /// # Errors
-    /// Its terms make no sense, or it cannot be stored.
+    /// Returns an error if the name or the terms are not valid, or the grant cannot be stored.
     pub async fn mint_grant(
         &self,
         name: &str,
@@ -117,6 +117,7 @@ impl GrantStore {
         }
         let token = token::mint_token().map_err(|_| GrantStoreError::NoRandom)?;
         let hash = token::hash_token(token.expose_secret()).expect("it was just made so");
+        // Times are rounded to the database's milliseconds, so that the returned grant equals the stored one.
         let created = from_unix_millis(to_unix_millis(SystemTime::now()));
         let expires = expires.map(to_unix_millis).map(from_unix_millis);
         let id = format!("grant-{}", Uuid::now_v7());
@@ -134,7 +135,7 @@ impl GrantStore {
         Ok((grant, token))
     }
 
-    /// All grants, oldest first.
+    /// Returns every grant, oldest first.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read.
@@ -147,7 +148,7 @@ impl GrantStore {
     }
 
     /// # Errors
-    /// There is no such grant, or it cannot be read.
+    /// Returns an error if there is no such grant, or the database cannot be read.
     pub async fn find_grant(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
         let wanted = id.to_owned();
         let found = self.database.read_committed(move |view| {
@@ -156,7 +157,8 @@ impl GrantStore {
         found.await?.ok_or_else(|| no_such_grant(id))
     }
 
-    /// Returns whether a grant names one account and no pattern. A grant that cannot be read may name more.
+    /// Returns true if a grant names one account and no pattern. A grant that cannot be read may name more, so the
+    /// answer is false.
     pub async fn has_one_account(&self, id: &str) -> bool {
         self.find_grant(id).await.is_ok_and(|grant| match &grant.terms.accounts[..] {
             [only] => only.exact_text().is_some(),
@@ -164,18 +166,20 @@ impl GrantStore {
         })
     }
 
-    /// Makes a grant worthless, at once for this process and within half a second for others. Once more changes
-    /// nothing.
+    /// Revokes a grant, at once for this process and within half a second for other processes. A second revocation
+    /// changes nothing.
     ///
     /// # Errors
-    /// There is no such grant, or it cannot be written.
+    /// Returns an error if there is no such grant, or the database cannot be written.
     pub async fn revoke_grant(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
         let (wanted, now) = (id.to_owned(), to_unix_millis(SystemTime::now()));
         let revoked = self.database.write_in_transaction(move |change| {
+            // `coalesce` keeps the time of the first revocation.
             let revoke = "UPDATE grants SET revoked = coalesce(revoked, ?2) WHERE id = ?1";
             change.execute(revoke, params![wanted, now])
         });
         let revoked = revoked.await?;
+        // The whole cache, because the entries are keyed by hash and by id.
         self.lock_cache().clear();
         if revoked == 0 {
             return Err(no_such_grant(id));
@@ -183,10 +187,10 @@ impl GrantStore {
         self.find_grant(id).await
     }
 
-    /// Revokes a grant as [`revoke`](Self::revoke_grant) does, and has its runs cancelled by the service.
+    /// Revokes a grant as [`revoke`](Self::revoke_grant) does, and makes the service cancel the grant's runs.
     ///
     /// # Errors
-    /// There is no such grant, or it cannot be written.
+    /// Returns an error if there is no such grant, or the database cannot be written.
     pub async fn revoke_and_cancel_runs(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
         let wanted = id.to_owned();
         let mark = "UPDATE grants SET cancels_runs = 1 WHERE id = ?1";
@@ -194,7 +198,7 @@ impl GrantStore {
         self.revoke_grant(id).await
     }
 
-    /// The ids of revoked grants whose runs are to be cancelled.
+    /// Returns the ids of the revoked grants whose runs must be cancelled.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read.
@@ -219,7 +223,7 @@ impl GrantStore {
         hash: String,
         now: SystemTime,
     ) -> Result<Arc<AccessGrant>, GrantStoreError> {
-        // Before the look, so that a revocation meanwhile is not remembered for longer than it may.
+        // The time is taken before the read. A revocation during the read is then not cached for longer than the limit.
         let until = Instant::now() + CACHE_TTL;
         let wanted = hash.clone();
         let found = self.database.read_priority(move |view| {
@@ -227,6 +231,7 @@ impl GrantStore {
         });
         let grant = Arc::new(found.await?.ok_or(AccessDeniedError::Unknown)?);
         grant.check_valid_at(now)?;
+        // Unknown tokens are never cached, so that a flood of made-up tokens cannot fill the cache.
         self.cache_grant(hash, CachedGrant { grant: Arc::clone(&grant), until });
         self.record_use(&grant, now).await;
         Ok(grant)
@@ -234,13 +239,14 @@ impl GrantStore {
 
     fn cache_grant(&self, hash: String, grant: CachedGrant) {
         let mut known = self.lock_cache();
+        // Clearing everything is simple and rare; the next requests read their grants again.
         if known.len() >= MAX_CACHED_GRANTS {
             known.clear();
         }
         known.insert(hash, grant);
     }
 
-    /// Whoever cannot write it down still has a good grant.
+    /// Records the use of a grant, once a minute at most. A failure is only logged, because the grant is still valid.
     async fn record_use(&self, grant: &AccessGrant, now: SystemTime) {
         let is_recent =
             |used| now.duration_since(used).is_ok_and(|since| since < RECORD_USE_INTERVAL);
@@ -254,7 +260,7 @@ impl GrantStore {
             .write_in_transaction(move |change| change.execute(note, params![id, now]))
             .await;
         if let Err(error) = noted {
-            tracing::warn!(grant = grant.id, %error, "the use of a grant cannot be written down");
+            tracing::warn!(grant = grant.id, %error, "cannot record the use of a grant");
         }
     }
 
@@ -311,11 +317,11 @@ fn from_unix_millis(millis: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis.try_into().unwrap_or_default())
 }
 
-/// How long a revocation by another process may take.
+/// The lifetime of a cache entry, and so the maximum delay of another process's revocation. Our choice.
 const CACHE_TTL: Duration = Duration::from_millis(500);
 
-/// Grants that are remembered. Ours: more programs than that do not share one service.
+/// The maximum number of cached grants. Our choice: more programs than that do not share one service.
 const MAX_CACHED_GRANTS: usize = 4096;
 
-/// How often a grant's use is written down.
+/// The minimum time between two records of a grant's use. Our choice.
 const RECORD_USE_INTERVAL: Duration = Duration::from_mins(1);

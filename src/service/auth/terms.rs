@@ -1,4 +1,4 @@
-//! What a grant allows, as it is written down.
+//! The terms of a grant, as they are stored.
 
 use std::collections::BTreeSet;
 
@@ -7,43 +7,43 @@ use serde::{Deserialize, Serialize};
 use super::{GrantPattern, GrantScope};
 use crate::llm::budget::{BudgetLimits, Nanodollars};
 
-/// The scopes of a grant.
+/// The terms of a grant: its scopes, names and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GrantTerms {
     pub access: BTreeSet<GrantScope>,
-    /// Agents that run in sandboxes may be asked for, which all of ours do.
+    /// True if the client may run agents in sandboxes, which all of our agents use.
     pub allow_sandbox: bool,
-    /// Agents, by their names.
+    /// The names of the agents that the client may run.
     pub agents: Vec<GrantPattern>,
-    /// Who may be made to pay. The first pays where nobody is named.
+    /// The accounts that may pay. The first pays if the request names none.
     pub accounts: Vec<GrantPattern>,
-    /// Repositories, by their URLs: `https://host/owner/*`.
+    /// The URLs of the repositories for work: `https://host/owner/*`.
     pub repositories: Vec<GrantPattern>,
-    /// What one run may spend at most, whatever else is asked for.
+    /// The limits of one run, whatever the request says.
     pub budget: BudgetLimits,
-    /// Runs that have not ended.
+    /// The maximum number of concurrent runs.
     pub max_runs: Option<u32>,
-    /// Money that all runs may cost together, for as long as the grant exists.
+    /// The money that all runs of the grant may cost together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd_total: Option<Nanodollars>,
-    /// Money that the runs of one day (UTC) may cost together.
+    /// The money that the runs of one day (UTC) may cost together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd_per_day: Option<Nanodollars>,
 }
 
-/// Terms that would allow nothing, or not what they seem to.
+/// An error for terms that would allow nothing, or something else than they seem to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantTermsError {
     #[error("the grant has no access; give some of read, runs, billing and admin")]
     Access,
     #[error("the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`")]
     Agents,
-    #[error("the grant may begin runs that nobody pays for; name an account")]
+    #[error("the grant may begin runs, and has no account that pays; name an account")]
     Accounts,
-    #[error("the grant may begin runs, and all agents run in sandboxes; allow those, too")]
+    #[error("the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too")]
     Sandbox,
-    #[error("the grant may have no run; give at least 1, or no limit")]
+    #[error("the grant's maximum number of runs is 0; give at least 1, or no limit")]
     MaxRuns,
     #[error("the grant may spend nothing; give a cap of more than $0, or none")]
     Cap,
@@ -56,10 +56,10 @@ pub enum GrantTermsError {
 }
 
 impl GrantTerms {
-    /// Whether a grant with these terms can be used at all.
+    /// Checks that a grant with these terms can be used.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns the first term that is missing or contradictory.
     pub fn validate(&self) -> Result<(), GrantTermsError> {
         if self.access.is_empty() {
             return Err(GrantTermsError::Access);
@@ -74,6 +74,7 @@ impl GrantTerms {
         if !self.repositories.iter().all(is_bounded) {
             return Err(GrantTermsError::Repositories);
         }
+        // Agents, accounts and sandboxes matter only for a grant that may begin runs.
         if !self.access.contains(&GrantScope::Runs) {
             return Ok(());
         }
@@ -86,7 +87,7 @@ impl GrantTerms {
     }
 }
 
-/// Whether a pattern ends where a name does.
+/// Returns true if a pattern ends at the end of a name, so that `acme*` cannot match `acme-evil`.
 fn is_bounded(pattern: &GrantPattern) -> bool {
     let beginning = pattern.as_str().strip_suffix('*');
     beginning.is_none_or(|text| text.is_empty() || text.ends_with(['/', ':']))

@@ -5,10 +5,10 @@ use ring::rand::{SecureRandom, SystemRandom};
 use crate::base::secret::SecretString;
 use crate::base::{b64, hex};
 
-/// A new token.
+/// Generates a new token.
 ///
 /// # Errors
-/// The kernel gives no random bytes.
+/// Returns an error if the kernel gives no random bytes.
 pub(super) fn mint_token() -> Result<SecretString, ring::error::Unspecified> {
     let mut bytes = [0; TOKEN_RANDOM_BYTES];
     SystemRandom::new().fill(&mut bytes)?;
@@ -17,18 +17,19 @@ pub(super) fn mint_token() -> Result<SecretString, ring::error::Unspecified> {
     Ok(SecretString::new(text))
 }
 
-/// What is stored of a token; `None` of what cannot be one.
+/// Returns the hash by which a token is stored; `None` if the text cannot be a token.
 ///
-/// The token is found by this, so nothing is compared byte by byte with what somebody sends, and how long that takes
-/// says nothing: who would learn from it has to find texts with a chosen beginning of their hash, and would then know
-/// a hash.
+/// The service finds a grant by this hash, so no code compares a stored secret with a client's text byte by byte. The
+/// time of the look-up leaks nothing useful: an attacker would need texts with a chosen beginning of their hash, and
+/// would then learn only a hash.
 pub(super) fn hash_token(token: &str) -> Option<String> {
     let mut bytes = [0; TOKEN_RANDOM_BYTES];
     let length = b64::decode_base64(token.strip_prefix(TOKEN_PREFIX)?, &mut bytes)?;
     (length == TOKEN_RANDOM_BYTES).then(|| hex::sha256_hex(token.as_bytes()))
 }
 
-/// "cogni grant".
+/// The prefix of tokens, for "cogni grant".
 const TOKEN_PREFIX: &str = "cgr_";
 
+/// The number of random bytes in a token. Our choice: 256 bits.
 const TOKEN_RANDOM_BYTES: usize = 32;

@@ -1,6 +1,6 @@
-//! What each call used, from the run's own audit log, which may still be growing.
+//! Reads the usage of each call from the run's own audit log, which may still be growing.
 //!
-//! **Invariant:** a log gives the same facts however it is read: whole or in pieces, cut anywhere.
+//! **Invariant:** a log gives the same calls however it is read: whole or in pieces, cut anywhere.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,29 +21,29 @@ use crate::telemetry::audit::read::{
 };
 use crate::telemetry::audit::records::CallOutcome;
 
-/// One call, as our own record has it.
+/// One call, as our own audit log has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CallUsage {
-    /// The request's id, which LiteLLM knows as `litellm_call_id`.
+    /// The request's id, which is `litellm_call_id` in LiteLLM.
     pub call_id: String,
     pub run: String,
     pub attempt: String,
-    /// Who pays.
+    /// The account that pays.
     pub account: String,
-    /// What answered: `litellm`, `openai` or `anthropic`.
+    /// The kind of the upstream: `litellm`, `openai` or `anthropic`.
     pub upstream: String,
     pub route: String,
     pub model: Option<String>,
     pub stream: bool,
     pub outcome: CallOutcome,
-    /// The status sent to the client; 0 where none was.
+    /// The status sent to the client; 0 if none was sent.
     pub status: u16,
     #[serde(flatten)]
     pub usage: TokenUsage,
-    /// By our own price table; zero where the model stands in none.
+    /// The cost by our own price table; zero if the table does not have the model.
     #[serde(rename = "cost_usd")]
     pub cost: Nanodollars,
-    /// What the upstream said with its answer that it cost.
+    /// The cost that the upstream reported with its answer.
     #[serde(rename = "reported_cost_usd", skip_serializing_if = "Option::is_none")]
     pub reported_cost: Option<Nanodollars>,
     #[serde(serialize_with = "serialize_rfc3339")]
@@ -52,19 +52,19 @@ pub struct CallUsage {
     pub settled: SystemTime,
 }
 
-/// Follows one run's log.
+/// A reader that follows one run's audit log.
 #[derive(Debug)]
 pub struct CallUsageReader {
     path: PathBuf,
     file: Option<File>,
     position: AuditReadPosition,
-    /// Of the process that writes now.
+    /// The session record of the gateway process that writes the log now.
     session: Option<AuditSessionEvent>,
     open: HashMap<String, OpenCall>,
     last: SystemTime,
-    /// Of the calls that are settled.
+    /// The cost of the settled calls.
     charged: Nanodollars,
-    /// Whether the last look found what cannot be read.
+    /// True if the last read failed.
     is_broken: bool,
 }
 
@@ -81,13 +81,15 @@ struct OpenCall {
 }
 
 impl CallUsage {
-    /// Whether the account is charged for the call. A call that used nothing was refused by the upstream, or never reached it. A
-    /// 5xx costs the run's budget its input, out of caution, and the provider sends no bill for it.
+    /// Returns true if the account is charged for the call. A call without tokens was refused by the upstream, or never
+    /// reached the upstream. After a 5xx answer, the run's budget counts the input out of caution, but the provider
+    /// sends no bill.
     pub fn is_billable(&self) -> bool {
         !self.usage.total_tokens().is_zero() && self.status < 500
     }
 
-    /// Whether it used something, or is of a kind that does. Other calls come in any number, and are in no book.
+    /// Returns true if the call used tokens or its route can use tokens. Calls of the free routes are unlimited in
+    /// number and are not booked.
     pub fn can_cost(&self) -> bool {
         let is_free = [GatewayRoute::CountTokens, GatewayRoute::Models, GatewayRoute::Model]
             .iter()
@@ -95,24 +97,24 @@ impl CallUsage {
         self.is_billable() || !is_free
     }
 
-    /// Whether LiteLLM says what it cost; otherwise our own price table does.
+    /// Returns true if LiteLLM reports the call's cost; otherwise our own price table does.
     pub fn is_billed_by_litellm(&self) -> bool {
         self.upstream == "litellm"
     }
 
-    /// `run/attempt/call id`, by which a receipt refers to it.
+    /// Returns `run/attempt/call id`, by which a receipt refers to the call.
     pub fn source_reference(&self) -> String {
         format!("{}/{}/{}", self.run, self.attempt, self.call_id)
     }
 
-    /// What it should cost: by our own prices or, where we have none, by what came with the answer.
+    /// Returns the expected cost: by our own prices or, if we have none, by the upstream's answer.
     pub fn expected_cost(&self) -> Option<Nanodollars> {
         if self.cost.is_zero() { self.reported_cost } else { Some(self.cost) }
     }
 }
 
 impl CallUsageReader {
-    /// Begins to follow a log; it need not be there yet, nor be whole.
+    /// Creates a reader of a log. The log may be incomplete, or may not exist yet.
     pub fn open(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
@@ -126,16 +128,18 @@ impl CallUsageReader {
         }
     }
 
-    /// The calls that have ended since the last time. A line that is still being written is left for the next. Blocks on
-    /// the disk.
+    /// Returns the calls that were settled since the last read. An incomplete last line is left for the next read.
+    /// Blocks on the disk.
     ///
     /// # Errors
-    /// The log cannot be read, or is not as it was written. What stands before the break is handed out first.
+    /// Returns an error if the log cannot be read or is damaged. The calls before the damage are returned first, by an
+    /// earlier call.
     pub fn read_new(&mut self) -> Result<Vec<CallUsage>, BillingError> {
         let mut facts = vec![];
         let read = self.read_entries(&mut facts);
         self.is_broken = read.is_err();
         match read {
+            // An error behind new calls waits: the next read starts at the error, finds no call and returns the error.
             Err(source) if facts.is_empty() => {
                 Err(BillingError::Log { path: self.path.clone(), source })
             }
@@ -143,15 +147,15 @@ impl CallUsageReader {
         }
     }
 
-    /// Returns what the calls have cost by now, as the run's budget counts them; a call that is not settled has cost what
-    /// it has reserved. `None` where the rest of the log cannot be read.
+    /// Returns the cost of the calls so far, as the run's budget counts it. An open call counts with its reservation.
+    /// Returns `None` if the rest of the log cannot be read.
     pub fn charged(&self) -> Option<Nanodollars> {
         let reserved = self.open.values().map(|open| open.admission.reserved.cost);
         (!self.is_broken).then(|| reserved.fold(self.charged, Add::add))
     }
 
-    /// The rest, and whether it is all. What never ended is taken to have used everything that it had reserved, as it is
-    /// when the log is taken up again: so this is only for a log that nobody writes any more.
+    /// Returns the remaining calls, and an error if the log cannot be read to its end. A call that never ended counts
+    /// with its whole reservation, as it does when a gateway reopens the log. The log must have no writer any more.
     pub fn finish(mut self) -> (Vec<CallUsage>, Result<(), BillingError>) {
         let mut facts = vec![];
         let end = loop {
@@ -169,6 +173,8 @@ impl CallUsageReader {
 
     fn read_entries(&mut self, facts: &mut Vec<CallUsage>) -> Result<(), read::AuditReadError> {
         let Some(mut file) = self.open_file()? else { return Ok(()) };
+        // The position is after the last complete record, so a record that was incomplete at the previous read is read
+        // again.
         file.seek(SeekFrom::Start(self.position.offset()))?;
         let mut reader = read::AuditReader::resume_at(BufReader::new(&file), self.position);
         let end = loop {
@@ -177,6 +183,7 @@ impl CallUsageReader {
                     Ok(fact) => facts.extend(fact),
                     Err(error) => break Err(error),
                 },
+                // A torn last record is normal in a growing log: its writer has not finished the record yet.
                 Ok(None)
                 | Err(read::AuditReadError::Broken(ChainBreakError {
                     why: ChainBreakReason::Torn,
@@ -206,6 +213,7 @@ impl CallUsageReader {
     ) -> Result<Option<CallUsage>, read::AuditReadError> {
         let time = humantime::parse_rfc3339(&entry.time).unwrap_or(self.last);
         self.last = self.last.max(time);
+        // The bound limits the memory for open calls; a log above the bound counts as damaged.
         if self.open.len() > MAX_UNSETTLED_CALLS {
             let AuditEntry { seq, offset, .. } = entry;
             return Err(ChainBreakError { seq, offset, why: ChainBreakReason::Unsettled }.into());
@@ -248,7 +256,7 @@ impl CallUsageReader {
         time: SystemTime,
     ) -> CallUsage {
         let open = self.open.remove(&settled.request).unwrap_or_else(|| {
-            // A fault of the gateway; what was charged without an admission was charged all the same.
+            // A settlement without an admission is a fault of the gateway, but the call was charged all the same.
             let (request, route) = (settled.request.clone(), "-".to_owned());
             let reserved = BudgetAmount::default();
             let admission =

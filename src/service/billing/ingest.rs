@@ -1,9 +1,11 @@
-//! What LiteLLM's generic callback sends: its `StandardLoggingPayload`, one, an array of them, or one on each line.
+//! Reads the bodies of LiteLLM's generic callback: one `StandardLoggingPayload`, an array of payloads, or one payload
+//! on each line.
 //!
-//! Its shape was taken from LiteLLM 1.106 itself (`tests/fixtures/litellm`). Of its fifty fields those are read that say which
-//! call, whose, how much and when; everything else may come and go.
+//! The shape was taken from LiteLLM 1.106 itself (`tests/fixtures/litellm`). Of the fifty fields, the parser reads
+//! those that name the call, its owner, its cost and its time. LiteLLM may add or remove all other fields.
 //!
-//! **Invariant:** reading a body takes memory for some hundred items at a time, however many it has and whatever they are.
+//! **Invariant:** reading a body takes memory for some hundred items at a time, however many items the body has and
+//! whatever they are.
 
 use std::fmt;
 use std::mem;
@@ -18,38 +20,38 @@ use super::notice::{MAX_AMOUNT, MAX_TOKENS};
 use super::{ChargeNotice, ChargeSource};
 use crate::llm::budget::{Nanodollars, Tokens};
 
-/// What became of the items of one body.
+/// The outcome of ingesting one body.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct IngestReport {
-    /// Calls that have a receipt now, and had none.
+    /// Items that gave a call its receipt.
     pub new: u64,
-    /// Said before.
+    /// Items that repeat an earlier notice.
     pub known: u64,
-    /// Calls of ours that are not in the books yet; they get their receipts when they are.
+    /// Items of our calls that are not in the books yet. These calls get their receipts when they are booked.
     pub unknown: u64,
-    /// Other than said before; kept and flagged, not charged.
+    /// Items that contradict an earlier notice. They are stored and flagged, not charged.
     pub conflicting: u64,
-    /// Failed attempts at no cost, and notices without a price, of calls that used tokens; kept, and the calls still have no
-    /// receipts.
+    /// Failed attempts at no cost and notices without a price, of calls that used tokens. The items are stored, and the
+    /// calls still have no receipts.
     pub unpaid: u64,
-    /// Calls that others have made with the same LiteLLM, other gateways among them; nothing is kept of them.
+    /// Items of other callers of the same LiteLLM, other gateways included. None of them is stored.
     pub foreign: u64,
-    /// Items that cannot be used.
+    /// Items that cannot be parsed.
     pub invalid: u64,
-    /// Why, for the first of them.
+    /// The reasons for the first invalid items.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub complaints: Vec<IngestItemError>,
 }
 
-/// Why an item cannot be used.
+/// The reason for which an item cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IngestItemError {
-    /// Which of the body's items, counted from 0.
+    /// The index of the item in the body, counted from 0.
     pub item: usize,
     pub message: String,
 }
 
-/// The items of one body that are no notices.
+/// The counts of the items of one body that are not notices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SkippedItems {
     pub foreign: u64,
@@ -57,22 +59,23 @@ pub struct SkippedItems {
     pub complaints: Vec<IngestItemError>,
 }
 
-/// A body that has no items at all.
+/// An error for a body that is not valid JSON.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the body is neither a JSON object, nor an array of objects, nor one object on each line: {0}"
 )]
 pub struct MalformedBodyError(#[from] Error);
 
-/// Reads a body, and gives its notices to `take`, some hundred at a time. An item that cannot be used takes nothing away
-/// from the others.
+/// Reads a body and passes its notices to `take` in batches. An invalid item does not affect the other items.
 ///
 /// # Errors
-/// The body is not JSON; then `take` was given nothing.
+/// Returns an error if the body is not JSON; then `take` was never called.
 pub fn parse_body(
     body: &[u8],
     mut take: impl FnMut(Vec<ChargeNotice>),
 ) -> Result<SkippedItems, MalformedBodyError> {
+    // The first pass only checks the syntax of the whole body, so that nothing is written for a body that is damaged at
+    // its end.
     for_each_item(body, |_| ())?;
     let (mut rest, mut notices, mut count) = (SkippedItems::default(), vec![], 0);
     for_each_item(body, |item| {
@@ -92,7 +95,7 @@ pub fn parse_body(
     Ok(rest)
 }
 
-/// Hands out each item of a body as it stands there. A value that is no array is one item.
+/// Calls `each` with each item of a body as raw text. A value that is not an array is one item.
 fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Error> {
     for value in Deserializer::from_slice(body).into_iter::<&RawValue>() {
         let value = value?;
@@ -105,7 +108,7 @@ fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Err
     Ok(())
 }
 
-/// Hands out the elements of an array one by one.
+/// A visitor that passes on the elements of an array one by one.
 struct ArrayItemVisitor<F>(F);
 
 impl<'de, F: FnMut(&RawValue)> Visitor<'de> for ArrayItemVisitor<F> {
@@ -133,7 +136,7 @@ impl SkippedItems {
     }
 }
 
-/// The fields that are read. What LiteLLM does not know is null.
+/// The fields of a payload that are read. LiteLLM sends null for unknown values.
 #[derive(Deserialize)]
 struct LitellmLogPayload<'a> {
     litellm_call_id: Option<String>,
@@ -146,22 +149,22 @@ struct LitellmLogPayload<'a> {
     #[serde(rename = "endTime")]
     ended: Option<f64>,
     end_user: Option<String>,
-    /// As the caller named it; `model` is what the provider calls it.
+    /// The model as the caller named it; `model` has the provider's name.
     model_group: Option<String>,
     model: Option<String>,
     #[serde(borrow)]
     metadata: Option<LitellmCallMetadata<'a>>,
 }
 
-/// The metadata of a call, wherever LiteLLM shows it.
+/// The metadata of a call, in callbacks and in spend logs.
 #[derive(Deserialize)]
 pub(super) struct LitellmCallMetadata<'a> {
-    /// Told by the gateway; other callers may tell LiteLLM anything here.
+    /// The gateway's metadata; other callers may send any JSON value here.
     #[serde(borrow)]
     spend_logs_metadata: Option<&'a RawValue>,
 }
 
-/// What the gateway tells LiteLLM with each call.
+/// The metadata that the gateway sends to LiteLLM with each call.
 #[derive(Deserialize)]
 struct GatewayMetadata {
     run_id: String,
@@ -170,7 +173,7 @@ struct GatewayMetadata {
 }
 
 impl LitellmCallMetadata<'_> {
-    /// The run, and the deployment.
+    /// Returns the run and the deployment, or `None` for a call of another caller.
     pub(super) fn run_and_deployment(self) -> (Option<String>, Option<String>) {
         let ours = self.spend_logs_metadata.map(|told| serde_json::from_str(told.get()));
         match ours {
@@ -180,7 +183,7 @@ impl LitellmCallMetadata<'_> {
     }
 }
 
-/// The reason of an error in an item, without the place in a text that nobody sees.
+/// Returns the reason of an error in an item, without its position, which refers to a text that the client never sees.
 pub(super) fn error_reason(error: &Error) -> String {
     let said = error.to_string();
     said.rsplit_once(" at line ").map_or(&*said, |(reason, _)| reason).to_owned()
@@ -193,8 +196,7 @@ fn parse_notice(item: &RawValue) -> Result<ChargeNotice, String> {
     let payload: LitellmLogPayload<'_> =
         serde_json::from_str(item.get()).map_err(|error| error_reason(&error))?;
     let call_id = payload.litellm_call_id.filter(|id| !id.is_empty());
-    let call_id =
-        call_id.ok_or("`litellm_call_id` is missing, so nobody can tell which call this is")?;
+    let call_id = call_id.ok_or("`litellm_call_id` is missing, so the call is unknown")?;
     let is_failure = match payload.status.as_deref() {
         Some("success") => false,
         Some("failure") => true,
@@ -222,7 +224,7 @@ fn parse_notice(item: &RawValue) -> Result<ChargeNotice, String> {
 
 impl ChargeNotice {
     /// # Errors
-    /// Which figure cannot be one call's.
+    /// Returns the reason if a length, an amount or a number of tokens is impossible for one call.
     pub(super) fn validated(self) -> Result<Self, String> {
         if self.call_id.len() > MAX_ID_BYTES {
             return Err(format!("the call's id is longer than {MAX_ID_BYTES} bytes"));
@@ -242,20 +244,22 @@ impl ChargeNotice {
 
 fn parse_time(seconds: f64) -> Option<SystemTime> {
     let since = Duration::try_from_secs_f64(seconds).ok()?;
-    // Of what is beyond, no date can be written.
+    // Later times cannot be formatted as a date.
     (since < MAX_TIME).then(|| SystemTime::UNIX_EPOCH + since)
 }
 
+/// The maximum number of item errors in a report. Our choice.
 const MAX_ITEM_ERRORS: usize = 10;
 
-/// Characters of a complaint, which may repeat a text of the item.
+/// The maximum length of an item error, in characters. The error may repeat a text of the item. Our choice.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// Notices that are handed out together, and written in one transaction: other writers wait no longer than for these.
+/// The number of notices in a batch, which is one transaction. Our choice: other writers wait no longer than for one
+/// batch.
 const BATCH_SIZE: usize = 256;
 
-/// LiteLLM takes an id of 256 bytes from its caller; ours have 36.
+/// The maximum length of a call's or run's id, in bytes: LiteLLM accepts 256 bytes from its caller; our ids have 36.
 const MAX_ID_BYTES: usize = 256;
 
-/// The year 9999.
+/// The latest accepted time since 1970: the end of the year 9999.
 const MAX_TIME: Duration = Duration::from_hours(70_380_768);

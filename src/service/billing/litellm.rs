@@ -1,8 +1,8 @@
 //! LiteLLM's spend logs, read over its HTTP API.
 //!
-//! `/spend/logs/v2` comes in pages and filters by end user. Before it there was `/spend/logs`, which takes whole days, gives the
-//! latest 10,000 rows and no more, and ignores a filter by end user: there we look for ourselves. Pages filter by one call's
-//! id, too, since LiteLLM keeps the ids that it is given by its caller (1.106.2, seen).
+//! `/spend/logs/v2` returns pages and filters by end user. Older versions of LiteLLM have only `/spend/logs`, which
+//! takes whole days, returns the latest 10,000 rows at most and ignores a filter by end user. For these versions the
+//! client filters the rows itself. Pages also filter by one call's
 
 use std::collections::{HashMap, hash_map};
 use std::fmt::Write;
@@ -27,58 +27,59 @@ use crate::base::secret::SecretString;
 use crate::gateway::upstream::{UpstreamScheme, UpstreamUrl};
 use crate::llm::budget::{Nanodollars, Tokens};
 
-/// Where LiteLLM is, and how it is asked.
+/// The address of LiteLLM, and the credentials for its spend logs.
 #[derive(Clone, Debug)]
 pub struct LitellmConfig {
     pub url: UpstreamUrl,
-    /// One that may read spend logs: the master key, or an administrator's.
+    /// A key that may read spend logs: the master key, or an administrator's key.
     pub key: SecretString,
-    /// PEM file of authorities to trust instead of the system's.
+    /// The PEM file of authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
 }
 
-/// Asks one LiteLLM.
+/// A client of one LiteLLM's spend logs.
 pub struct LitellmClient {
     settings: LitellmConfig,
     client: legacy::Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
 }
 
-/// What rows are asked for.
+/// A filter for spend log rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpendLogWindow {
     pub since: SystemTime,
     pub until: SystemTime,
-    /// LiteLLM's end user; without one, everybody's.
+    /// LiteLLM's end user; `None` for all end users.
     pub account: Option<String>,
 }
 
-/// Rows of calls that came through a gateway of ours.
+/// The rows of calls that came through one of our gateways.
 #[derive(Clone, Debug, Default)]
 pub struct SpendLogRows {
-    /// In the order in which the books take them: of one call's rows the one that counts most comes first.
+    /// The notices in the order in which the books ingest them: among the rows of one call, the row with the highest
+    /// precedence comes first.
     pub notices: Vec<ChargeNotice>,
-    /// The place of a row among the notices, by LiteLLM's own id of it.
+    /// The index of each row among the notices, by LiteLLM's own id of the row.
     by_id: HashMap<String, usize>,
-    /// All rows that were read, those of other callers too.
+    /// The number of rows that were read, including those of other callers.
     pub read: u64,
-    /// Rows that cannot be used.
+    /// The number of rows that cannot be parsed.
     pub invalid: u64,
     pub way: SpendLogSource,
-    /// Whether LiteLLM gave only the latest of a day's rows.
+    /// True if LiteLLM returned only the latest of a day's rows.
     pub is_partial: bool,
 }
 
-/// How they were got.
+/// The endpoint from which the rows were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpendLogSource {
     #[default]
     Pages,
-    /// From a LiteLLM that has no pages.
+    /// `/spend/logs`, of a LiteLLM that has no pages.
     Days,
 }
 
-/// Why there are no rows.
+/// The reason for which LiteLLM returned no rows.
 #[derive(Debug, thiserror::Error)]
 pub enum LitellmError {
     #[error("LiteLLM at `{url}` cannot be asked")]
@@ -87,7 +88,7 @@ pub enum LitellmError {
     Silent { url: String },
     #[error("LiteLLM refuses to show its spend logs ({status}): {message}")]
     Refused { status: StatusCode, message: String },
-    #[error("LiteLLM's spend logs are not what they were: {0}")]
+    #[error("LiteLLM's spend logs cannot be parsed: {0}")]
     Malformed(#[from] serde_json::Error),
     #[error("LiteLLM has more than {} rows for this; ask for less time", MAX_PAGES * PAGE_SIZE)]
     TooMany,
@@ -95,7 +96,7 @@ pub enum LitellmError {
 
 impl LitellmClient {
     /// # Errors
-    /// The authorities cannot be read, or there are none.
+    /// Returns an error if the authorities cannot be read, or the system has none.
     pub fn new(settings: LitellmConfig) -> io::Result<Self> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
@@ -110,7 +111,7 @@ impl LitellmClient {
             None if settings.url.scheme() == UpstreamScheme::Https => {
                 builder.with_native_roots()?
             }
-            // Where there is no TLS, a machine without authorities will do.
+            // Plain HTTP needs no authorities, so a machine without any must not fail here.
             None => {
                 let none = rustls::ClientConfig::builder()
                     .with_root_certificates(rustls::RootCertStore::empty());
@@ -122,10 +123,10 @@ impl LitellmClient {
         Ok(Self { settings, client })
     }
 
-    /// The rows of a window.
+    /// Reads the rows of a window.
     ///
     /// # Errors
-    /// LiteLLM is not there, refuses, or answers what is not understood.
+    /// Returns an error if LiteLLM does not answer, refuses, or sends rows that cannot be parsed.
     pub async fn fetch_rows(&self, window: &SpendLogWindow) -> Result<SpendLogRows, LitellmError> {
         let mut rows = SpendLogRows::default();
         for page in 1..=MAX_PAGES {
@@ -133,6 +134,7 @@ impl LitellmClient {
                 Err(LitellmError::Refused { status, .. })
                     if page == 1 && is_not_found_status(status) =>
                 {
+                    // This LiteLLM has no pages, so the client reads whole days.
                     return self.fetch_days(window).await;
                 }
                 answer => answer?,
@@ -147,17 +149,17 @@ impl LitellmClient {
         Err(LitellmError::TooMany)
     }
 
-    /// The rows of one call, of which a call that was tried again may have more than one; `None` from a LiteLLM that has
-    /// no pages and so cannot be asked for one call.
+    /// Reads the rows of one call. A call that LiteLLM retried may have more than one row. Returns `None` if LiteLLM
+    /// has no pages and cannot filter by a call.
     ///
     /// # Errors
-    /// As there.
+    /// Returns an error under the same conditions as [`fetch_rows`](Self::fetch_rows).
     pub async fn fetch_call(
         &self,
         id: &str,
         began: SystemTime,
     ) -> Result<Option<Vec<ChargeNotice>>, LitellmError> {
-        // It wants a time beside the id, and its clock may be another.
+        // LiteLLM requires a time window beside the id. A day on each side allows for a different clock.
         let (since, until) = (began.checked_sub(DAY).unwrap_or(began), began + DAY);
         let window = SpendLogWindow { since, until, account: None };
         let mut path = window.page_path(1);
@@ -172,6 +174,7 @@ impl LitellmClient {
         let SpendLogPage { data } = serde_json::from_slice(&answer)?;
         let mut rows = SpendLogRows::default();
         rows.extend(data, &window);
+        // A LiteLLM that ignores the filter returns other calls, too.
         rows.notices.retain(|row| row.call_id == id);
         Ok(Some(rows.into_sorted().notices))
     }
@@ -182,6 +185,7 @@ impl LitellmClient {
         while format_date(day) <= format_date(window.until) {
             let answer = self.get(&SpendLogWindow::day_path(day)).await?;
             let data: Vec<&RawValue> = serde_json::from_slice(&answer)?;
+            // A full answer means that LiteLLM has cut the day's older rows.
             rows.is_partial |= data.len() >= MAX_ROWS_PER_DAY;
             rows.extend(data, window);
             day += DAY;
@@ -190,6 +194,7 @@ impl LitellmClient {
     }
 
     async fn get(&self, path: &str) -> Result<Bytes, LitellmError> {
+        // `h2c` is our name for cleartext HTTP/2; the spend logs are read over HTTP/1 on the same address.
         let url = self.settings.url.to_string().replacen("h2c:", "http:", 1);
         let uri: Uri = format!("{url}{path}").parse().expect("what is escaped is a URL");
         let request = Request::get(uri)
@@ -200,6 +205,7 @@ impl LitellmClient {
             let source = "its key cannot be sent as a header".into();
             return Err(LitellmError::Unreachable { url, source });
         };
+        // One timeout covers the connection, the head and the body, so that a slow body cannot hold the task.
         let ask = async {
             let response = self.client.request(request).await?;
             let status = response.status();
@@ -250,7 +256,8 @@ impl SpendLogRows {
         }
     }
 
-    /// A row of midnight is in the answers for both days, and a page may begin with rows of the page before.
+    /// Adds a notice once. A row of midnight is in the answers for both days, and a page may repeat rows of the
+    /// previous page.
     fn add_notice(&mut self, id: String, notice: ChargeNotice) {
         match self.by_id.entry(id) {
             hash_map::Entry::Vacant(new) => {
@@ -266,7 +273,7 @@ impl SpendLogRows {
         }
     }
 
-    /// A call that LiteLLM tried again has a row for each attempt.
+    /// Sorts the notices by call and precedence. A call that LiteLLM retried has a row for each attempt.
     fn into_sorted(mut self) -> Self {
         self.by_id.clear();
         self.notices.sort_by(|one, other| {
@@ -277,7 +284,7 @@ impl SpendLogRows {
 }
 
 impl SpendLogWindow {
-    /// What a filter of LiteLLM's should have seen to.
+    /// Returns true if a row is in the window, because an old LiteLLM ignores its filters.
     fn matches(&self, notice: &ChargeNotice) -> bool {
         let is_theirs = |account| notice.account.as_ref() == Some(account);
         (self.since..=self.until).contains(&notice.started)
@@ -294,7 +301,7 @@ struct SpendLogPage<'a> {
 #[derive(Deserialize)]
 struct SpendLogRow<'a> {
     request_id: String,
-    /// Missing from old versions, which had it as the row's id where the provider gave none.
+    /// The call's id. Old versions lack the field and use the call's id as the row's id if the provider sent none.
     litellm_call_id: Option<String>,
     status: Option<String>,
     spend: Option<Nanodollars>,
@@ -311,7 +318,7 @@ struct SpendLogRow<'a> {
     metadata: Option<LitellmCallMetadata<'a>>,
 }
 
-/// What a row says, with LiteLLM's own id of the row.
+/// Parses a row into LiteLLM's own id of the row and a notice.
 fn parse_row(row: &RawValue) -> Result<(String, ChargeNotice), String> {
     let row: SpendLogRow<'_> =
         serde_json::from_str(row.get()).map_err(|error| ingest::error_reason(&error))?;
@@ -335,7 +342,7 @@ fn parse_row(row: &RawValue) -> Result<(String, ChargeNotice), String> {
     Ok((id, notice.validated()?))
 }
 
-/// One of its doors writes `…Z`, the other `…+00:00`, and some versions nothing; all mean UTC.
+/// Parses a time in UTC. One of LiteLLM's endpoints writes `…Z`, the other `…+00:00`, and some versions write no zone.
 fn parse_time(text: &str) -> Option<SystemTime> {
     let text = text.trim_end_matches("+00:00").trim_end_matches('Z');
     humantime::parse_rfc3339_weak(text).ok()
@@ -350,7 +357,7 @@ fn format_date(time: SystemTime) -> String {
     text.split('T').next().unwrap_or_default().to_owned()
 }
 
-/// Everything but what is safe anywhere in a URL (RFC 3986, section 2.3).
+/// Escapes every byte that is not an unreserved character of a URL (RFC 3986, section 2.3).
 fn percent_encode(text: &str, into: &mut String) {
     for byte in text.bytes() {
         match byte {
@@ -366,24 +373,28 @@ fn is_not_found_status(status: StatusCode) -> bool {
     status == StatusCode::NOT_FOUND || status == StatusCode::METHOD_NOT_ALLOWED
 }
 
-/// Of an error's body as much as fits in a line.
+/// Returns the beginning of an error's body, at most 200 characters on one line.
 fn error_excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }
 
-/// Half of what LiteLLM gives at most: a row has some 10 KB.
+/// The number of rows in a page: half of LiteLLM's maximum, because a row has some 10 KB.
 const PAGE_SIZE: usize = 500;
 
+/// The maximum number of pages of one query. Our choice.
 const MAX_PAGES: usize = 2_000;
 
-/// LiteLLM's `SPEND_LOGS_PAGINATION_COUNT_CAP`.
+/// The maximum number of rows that `/spend/logs` returns: LiteLLM's `SPEND_LOGS_PAGINATION_COUNT_CAP`.
 const MAX_ROWS_PER_DAY: usize = 10_000;
 
 const DAY: Duration = Duration::from_hours(24);
 
+/// The maximum size of an answer, in bytes. Our choice.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
 
+/// The maximum time to connect to LiteLLM. Our choice.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The maximum time of a whole request to LiteLLM. Our choice.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);

@@ -1,4 +1,4 @@
-//! What somebody says that a call has cost.
+//! A report of what a call has cost.
 
 use std::time::SystemTime;
 
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use super::CallUsage;
 use crate::llm::budget::{Nanodollars, Tokens};
 
-/// One call by its id, and the price that somebody has put to it.
+/// A report of one call's price, by the call's id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChargeNotice {
     pub call_id: String,
     pub source: ChargeSource,
-    /// The run, as the gateway told LiteLLM in the call's metadata.
+    /// The run, as the gateway sent it to LiteLLM in the call's metadata.
     pub run: Option<String>,
-    /// Whose books it is for, told in the same way; a gateway without books tells none.
+    /// The deployment whose books the notice is for, from the call's metadata. A gateway without books sends none.
     pub deployment: Option<String>,
     pub account: Option<String>,
     pub model: Option<String>,
-    /// Another notice may say what the call cost: LiteLLM gave up on this attempt, and may have tried again; or it put no
-    /// price to the call.
+    /// True if a later notice may name the cost: LiteLLM gave up on this attempt and may have retried, or LiteLLM has
+    /// no price for the call.
     pub is_provisional: bool,
     pub amount: Nanodollars,
     pub input: Tokens,
@@ -28,36 +28,37 @@ pub struct ChargeNotice {
     pub ended: SystemTime,
 }
 
-/// Who says so.
+/// The source of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChargeSource {
-    /// LiteLLM, as soon as the call was over.
+    /// LiteLLM's callback, right after the call.
     LitellmCallback,
-    /// LiteLLM, when we asked.
+    /// LiteLLM's spend logs, on our request.
     LitellmSpendLogs,
-    /// We ourselves, where there is no LiteLLM in between.
+    /// Our own price table, if there is no LiteLLM in between.
     PriceTable,
 }
 
 impl ChargeNotice {
-    /// Tells whether the notice can be the receipt of a call. LiteLLM reports a failed attempt with an amount of 0, and a
-    /// call that it cannot price with none; where the call used tokens all the same, what it cost is still to be said.
+    /// Returns true if the notice can be the receipt of a call. LiteLLM reports a failed attempt with an amount of 0,
+    /// and a call without a known price with no amount. If such a call used tokens, its cost is still unknown.
     pub fn is_charge_for(&self, fact: &CallUsage) -> bool {
         !(self.names_no_charge() && fact.is_billable())
     }
 
-    /// Tells whether the notice leaves open what the call cost.
+    /// Returns true if the notice does not name the call's cost.
     pub fn names_no_charge(&self) -> bool {
         self.is_provisional && self.amount.is_zero()
     }
 
-    /// Tells whether the notice names any tokens.
+    /// Returns true if the notice names any tokens.
     pub fn has_tokens(&self) -> bool {
         !(self.input.is_zero() && self.output.is_zero())
     }
 
-    /// Sorts what is said of one call by how much it counts: what is final before what is not, then the larger amount.
+    /// Returns the sort key of a call's notices: a final notice outranks a provisional one, then the larger amount
+    /// outranks the smaller.
     pub(super) fn precedence(&self) -> (bool, Nanodollars) {
         (!self.is_provisional, self.amount)
     }
@@ -73,9 +74,9 @@ impl ChargeSource {
     }
 }
 
-/// The most that one call can be said to have cost: a million dollars. Whoever says more is mistaken, and sums stay far
-/// from where they would wrap.
+/// The largest accepted price of one call: a million dollars. Our choice: a larger amount is a mistake, and sums stay
+/// far from an overflow.
 pub const MAX_AMOUNT: Nanodollars = Nanodollars(1_000_000_000_000_000);
 
-/// The most tokens that one call can be said to have had, for the same reason.
+/// The largest accepted number of tokens of one call. Our choice, for the same reason as [`MAX_AMOUNT`].
 pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000);

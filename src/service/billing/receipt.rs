@@ -1,4 +1,4 @@
-//! Receipts, and what they come to for a run.
+//! Receipts of single calls, and the bill of a run.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ use super::ChargeSource;
 use super::call_usage::serialize_rfc3339;
 use crate::llm::budget::{Nanodollars, Tokens};
 
-/// That a call was charged. There is one for each call at most.
+/// The proof that a call was charged. A call has at most one receipt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChargeReceipt {
     /// `run/attempt/call id`.
@@ -24,24 +24,24 @@ pub struct ChargeReceipt {
     /// The tokens that were charged for, as the source has them.
     pub input: Tokens,
     pub output: Tokens,
-    /// When the call was over, by the source's clock.
+    /// The end of the call, by the source's clock.
     #[serde(serialize_with = "serialize_rfc3339")]
     pub ended: SystemTime,
-    /// When the receipt was written here.
+    /// The time at which the receipt was written here.
     #[serde(serialize_with = "serialize_rfc3339")]
     pub received: SystemTime,
 }
 
-/// What a run's calls come to.
+/// The bill of a run: counts and sums over its calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunBill {
     pub run: String,
     pub account: String,
-    /// All calls that were admitted.
+    /// The number of admitted calls.
     pub calls: u64,
-    /// Of those, the ones that used something and so must be charged.
+    /// The number of calls that used tokens and must be charged.
     pub billable: u64,
-    /// Billable calls whose tokens nobody reported.
+    /// Billable calls whose tokens are an estimate, because the upstream reported none.
     pub estimated: u64,
     pub receipts: u64,
     /// The sum of the receipts.
@@ -49,9 +49,9 @@ pub struct RunBill {
     pub amount: Nanodollars,
     /// Billable calls that have no receipt.
     pub missing: u64,
-    /// Of those, the ones that should have one by now.
+    /// Billable calls without a receipt whose time for a receipt is over.
     pub overdue: u64,
-    /// Receipts over nothing for calls that used tokens: whoever charges has no price for the model.
+    /// Receipts of $0 for calls that used tokens: the charging side has no price for the model.
     pub unpriced: u64,
     /// Notices that contradict a receipt, or name another run.
     pub conflicting: u64,
@@ -59,27 +59,27 @@ pub struct RunBill {
     pub flags: Vec<BillFlag>,
 }
 
-/// How far a run's bill has come.
+/// The state of a run's bill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BillState {
     /// Every billable call has its receipt.
     Complete,
-    /// Some have none yet.
+    /// Billable calls without a receipt exist, and their time for a receipt goes on.
     Pending,
-    /// Some have none, and should.
+    /// Billable calls without a receipt exist, and their time for a receipt is over.
     Overdue,
 }
 
-/// What somebody has to look at.
+/// A problem of a bill that the operator must check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BillFlag {
-    /// A call has no receipt, and should.
+    /// A call has no receipt, and its time for a receipt is over.
     Unreceipted,
     /// A call used tokens and cost nothing.
     Unpriced,
-    /// Two accounts of one call differ.
+    /// Two notices of one call contradict each other.
     Conflicting,
 }
 

@@ -1,4 +1,5 @@
-//! Our facts beside LiteLLM's spend logs: what both have, what only one of them has, and by how much they differ.
+//! Compares our calls with LiteLLM's spend logs: the calls that both sides have, the calls that only one side has, and
+//! their differences.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -11,7 +12,7 @@ use super::store::{CallFilter, IngestOutcome, UnreceiptedCall};
 use super::{BillingStore, CallUsage, ChargeNotice};
 use crate::llm::budget::{Nanodollars, Tokens};
 
-/// What came of a comparison.
+/// The result of a comparison.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReconcileReport {
     /// Calls that began from here…
@@ -20,39 +21,39 @@ pub struct ReconcileReport {
     /// …to before here.
     #[serde(serialize_with = "serialize_rfc3339")]
     pub until: SystemTime,
-    /// Calls that began before here were asked for, and are not compared: some of them are deleted from the books.
+    /// The time before which calls were requested but not compared, because some of them are deleted from the books.
     #[serde(
         serialize_with = "serialize_optional_rfc3339",
         skip_serializing_if = "Option::is_none"
     )]
     pub deleted_before: Option<SystemTime>,
     pub way: SpendLogSource,
-    /// LiteLLM gave only some of its rows, so what is missing may be there.
+    /// True if LiteLLM returned only some of its rows, so that a missing call may exist there.
     pub is_partial: bool,
-    /// Rows that cannot be used.
+    /// The number of rows that cannot be parsed.
     pub invalid: u64,
-    /// Calls that both have.
+    /// The number of calls that both sides have.
     pub matched: u64,
-    /// Receipts that were written for some of them.
+    /// The number of receipts that were written for matched calls.
     pub receipts_written: u64,
-    /// Billable calls of ours that LiteLLM does not know, and should by now.
+    /// Our billable calls that LiteLLM does not have, although their time for a receipt is over.
     pub missing: Vec<UnmatchedCall>,
-    /// Calls that only one side has, within the bound.
+    /// The number of calls that only one side has, within the time for a receipt.
     pub pending: u64,
-    /// Calls that LiteLLM knows as ours, and we do not: they name our deployment or, from a gateway without books, a run that
-    /// has other calls here.
+    /// Calls that LiteLLM has as ours, and that we do not have. They name our deployment or, from a gateway without
+    /// books, a run that has other calls here.
     pub unknown: Vec<UnmatchedCall>,
-    /// Calls for which LiteLLM's rows contradict what has a receipt.
+    /// Calls for which LiteLLM's rows contradict the call's receipt.
     pub conflicting: Vec<UnmatchedCall>,
-    /// Theirs less ours, over the matched calls.
+    /// LiteLLM's input tokens minus ours, over the matched calls.
     pub delta_input: i64,
     pub delta_output: i64,
-    /// What LiteLLM has charged for the matched calls.
+    /// The amount that LiteLLM charged for the matched calls.
     #[serde(rename = "charged_usd")]
     pub charged: Nanodollars,
-    /// Theirs less ours in billionths of a dollar, over the matched calls of which we know what they should cost.
+    /// LiteLLM's cost minus ours in billionths of a dollar, over the matched calls with a known expected cost.
     pub delta_cost_nanodollars: i64,
-    /// Matched calls of which we do not.
+    /// The number of matched calls without a known expected cost.
     pub uncompared: u64,
     /// Matched calls that differ in tokens or in cost.
     pub different: Vec<CallDifference>,
@@ -73,7 +74,7 @@ pub struct UnmatchedCall {
     pub started: SystemTime,
 }
 
-/// One call that both have, each in its own way; theirs less ours.
+/// The difference of one call that both sides have: LiteLLM's figures minus ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CallDifference {
     pub call_id: String,
@@ -82,11 +83,11 @@ pub struct CallDifference {
     pub input: i64,
     pub output: i64,
     pub cost_nanodollars: i64,
-    /// Our own tokens are an estimate, so that they differ says little.
+    /// True if our own tokens are an estimate, so that a difference means little.
     pub is_estimate: bool,
 }
 
-/// Why there is no report.
+/// An error of a comparison.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     #[error(transparent)]
@@ -96,7 +97,7 @@ pub enum ReconcileError {
 }
 
 impl ReconcileReport {
-    /// Whether both sides have the same calls, as far as they can by now.
+    /// Returns true if both sides have the same calls, apart from pending calls.
     pub fn is_clean(&self) -> bool {
         self.missing.is_empty()
             && self.unknown.is_empty()
@@ -106,11 +107,10 @@ impl ReconcileReport {
 }
 
 impl BillingStore {
-    /// Asks LiteLLM for the calls that a filter lets through, compares them with ours, and writes the receipts that were
-    /// missing.
+    /// Reads from LiteLLM the calls that match a filter, compares them with ours, and writes the missing receipts.
     ///
     /// # Errors
-    /// LiteLLM does not answer, or the books cannot be read or written.
+    /// Returns an error if LiteLLM does not answer, or the books cannot be read or written.
     pub async fn reconcile(
         &self,
         client: &LitellmClient,
@@ -120,7 +120,8 @@ impl BillingStore {
         let deleted_before = self.complete_since().await?.filter(|time| *time > filter.since);
         let since = deleted_before.unwrap_or(filter.since).min(filter.until);
         let filter = &CallFilter { since, ..filter.clone() };
-        // Theirs first, and with a margin: what was begun since is not missing, and their clock may be another.
+        // LiteLLM's rows are read before ours, so that a call that begins in between is not reported as missing. The
+        // margin allows for a different clock.
         let window = SpendLogWindow {
             since: filter.since.checked_sub(TIME_MARGIN).unwrap_or(filter.since),
             until: filter.until + TIME_MARGIN,
@@ -130,6 +131,7 @@ impl BillingStore {
         rows.notices.retain(|row| filter.run.is_none() || row.run == filter.run);
         let facts = self.find_calls(filter).await?;
         let ids = rows.notices.iter().map(|row| row.call_id.clone()).collect();
+        // Only rows of booked calls are written. The other rows are judged by their deployment, or by their run.
         let known = self.known_call_ids(ids).await?;
         let fates = self.ingest_known(&rows, &known).await?;
         let runs = rows.notices.iter().filter(|row| row.deployment.is_none());
@@ -142,11 +144,11 @@ impl BillingStore {
         })
     }
 
-    /// Asks LiteLLM for single calls, by their ids; returns those that it does not know, or `None` where it cannot be asked
-    /// so.
+    /// Reads single calls from LiteLLM by their ids. Returns the calls that LiteLLM does not have, or `None` if LiteLLM
+    /// cannot filter by an id.
     ///
     /// # Errors
-    /// As of [`reconcile`](Self::reconcile).
+    /// Returns an error under the same conditions as [`reconcile`](Self::reconcile).
     pub async fn query_calls(
         &self,
         client: &LitellmClient,
@@ -157,7 +159,7 @@ impl BillingStore {
             let Some(rows) = client.fetch_call(&call.call_id, call.started).await? else {
                 return Ok(None);
             };
-            // Where LiteLLM shows only failed attempts, or no price, it does not know yet what the call was charged.
+            // If LiteLLM has only failed attempts or no price, LiteLLM does not know the call's charge yet.
             if rows.iter().all(ChargeNotice::names_no_charge) {
                 strange.push(call.clone());
             }
@@ -166,8 +168,8 @@ impl BillingStore {
         Ok(Some(strange))
     }
 
-    /// What becomes of the rows whose calls are in the books, by call id. Those of others are not kept: nothing would ever
-    /// come to them.
+    /// Ingests the rows whose calls are in the books, and returns the outcomes by call id. Other rows are not stored,
+    /// because no usage would ever match them.
     async fn ingest_known(
         &self,
         rows: &SpendLogRows,
@@ -184,7 +186,7 @@ impl BillingStore {
     }
 }
 
-/// What the comparison has to know beside the two sides.
+/// The facts that the comparison needs in addition to the two sides.
 struct ReconcileContext {
     known: HashSet<String>,
     runs: HashSet<String>,
@@ -194,7 +196,7 @@ struct ReconcileContext {
 }
 
 impl ReconcileContext {
-    /// Whether a row should stand in these books.
+    /// Returns true if a row belongs to these books.
     fn is_ours(&self, row: &ChargeNotice) -> bool {
         match (&row.deployment, &row.run) {
             (Some(named), _) => *named == self.deployment,
@@ -212,7 +214,8 @@ fn build_report(
     at: &ReconcileContext,
 ) -> ReconcileReport {
     let mut report = ReconcileReport::new(filter, &rows);
-    // The row that counts most comes first among a call's, and so is put in last.
+    // Among the rows of a call, the row with the highest precedence comes first. The reversed order inserts that row
+    // last, so the map keeps it.
     let rows = rows.notices.into_iter().rev();
     let mut theirs: HashMap<String, ChargeNotice> =
         rows.map(|row| (row.call_id.clone(), row)).collect();
@@ -226,6 +229,7 @@ fn build_report(
                     report.conflicting.push(UnmatchedCall::from_notice(row));
                 }
             }
+            // Only billable calls of LiteLLM can be missing; the others have no row there.
             None if !fact.is_billable() || !fact.is_billed_by_litellm() => {}
             None if fact.settled + at.bound >= at.now => report.pending += 1,
             None => report.missing.push(UnmatchedCall::from_usage(fact)),
@@ -234,7 +238,7 @@ fn build_report(
     let is_asked_for = |row: &ChargeNotice| (filter.since..filter.until).contains(&row.started);
     let is_unknown = |row: &ChargeNotice| !at.known.contains(&row.call_id) && at.is_ours(row);
     let strangers = theirs.into_values().filter(|row| is_unknown(row) && is_asked_for(row));
-    // Our own record of a call may be a moment later than LiteLLM's.
+    // Our own record of a call may come a moment after LiteLLM's, so a recent call is pending, not unknown.
     let (late, unknown): (Vec<_>, Vec<_>) =
         strangers.partition(|row| row.ended + at.bound >= at.now);
     report.pending += late.len() as u64;
@@ -280,7 +284,7 @@ impl ReconcileReport {
                 0
             }
         };
-        // A billionth is what rounding does.
+        // Rounding may differ by a billionth of a dollar.
         let cost = if cost.abs() <= 1 { 0 } else { cost };
         self.delta_input = self.delta_input.saturating_add(input);
         self.delta_output = self.delta_output.saturating_add(output);
@@ -342,5 +346,5 @@ fn signed_difference(theirs: u64, ours: u64) -> i64 {
     i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(i64::MAX)
 }
 
-/// How much earlier or later than we LiteLLM may say that a call began.
+/// The maximum difference between LiteLLM's and our time of a call's beginning. Our choice.
 const TIME_MARGIN: Duration = Duration::from_mins(10);

@@ -1,4 +1,4 @@
-//! The service's bookkeeper: looks for calls without a receipt, asks LiteLLM about them, and tells the metrics.
+//! The periodic reconciliation: finds calls without a receipt, asks LiteLLM about them, and updates the metrics.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,17 +11,18 @@ use super::reconcile::{ReconcileError, ReconcileReport};
 use super::store::{BillingTotals, CallFilter, UnreceiptedCall};
 use crate::telemetry::metrics::{BillingGauges, MetricsRegistry};
 
-/// Looks after the books until it is stopped.
+/// A task that reconciles the books periodically.
 pub struct ReconcileTask {
     pub books: BillingStore,
-    /// Where receipts come from that no callback has brought; without one, they are only missed.
+    /// The LiteLLM that has the receipts which no callback delivered. `None` means that missing receipts are only
+    /// counted.
     pub litellm: Option<LitellmClient>,
     pub metrics: Arc<MetricsRegistry>,
     pub every: Duration,
 }
 
 impl ReconcileTask {
-    /// Goes on until `stop`.
+    /// Runs the reconciliation at each interval, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(self.every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -32,12 +33,12 @@ impl ReconcileTask {
         }
     }
 
-    /// Looks once.
+    /// Runs one reconciliation now.
     pub async fn run_once(&self) {
         self.run_once_at(SystemTime::now()).await;
     }
 
-    /// Looks at what is open at a given time.
+    /// Runs one reconciliation as of a given time.
     pub async fn run_once_at(&self, now: SystemTime) {
         match self.reconcile(now).await {
             Ok(()) => self.metrics.record_reconciliation(true),
@@ -48,15 +49,16 @@ impl ReconcileTask {
         }
         match self.books.totals(now).await {
             Ok(totals) => self.metrics.set_billing_gauges(&billing_gauges(&totals)),
-            Err(error) => tracing::error!(%error, "the books cannot be read"),
+            Err(error) => tracing::error!(%error, "cannot read the sums of the books"),
         }
     }
 
-    /// Asks for what has no receipt, each call at its turn: the oldest by their ids, so that one that stays without costs no
-    /// more than itself, and the rest by the time in which they began.
+    /// Asks LiteLLM for the calls that have no receipt and whose next query is due. The oldest calls are queried by id,
+    /// so that a call that stays without a receipt costs only its own query. The others are queried by the time in
+    /// which they began.
     async fn reconcile(&self, now: SystemTime) -> Result<(), ReconcileError> {
         let Some(client) = &self.litellm else { return Ok(()) };
-        // What LiteLLM has not written down after so long it will not.
+        // LiteLLM writes its rows within a minute. A row that is missing after two days never comes.
         let since = now.checked_sub(MAX_CALL_AGE).unwrap_or(SystemTime::UNIX_EPOCH);
         let open = self.books.calls_without_receipt(since, now).await?;
         let (few, many) = open.split_at(open.len().min(MAX_SINGLE_QUERIES));
@@ -69,13 +71,14 @@ impl ReconcileTask {
         if let Some(filter) = filter_around(left) {
             log_report(&self.books.reconcile(client, &filter, now).await?);
         }
+        // Reschedule all calls that were queried; those with a receipt by now are unaffected.
         if !open.is_empty() {
             self.books.mark_queried(&open, now).await?;
         }
         Ok(())
     }
 
-    /// What came of asking for single calls.
+    /// Logs the result of querying single calls.
     fn log_unknown_calls(
         &self,
         asked: &[UnreceiptedCall],
@@ -100,7 +103,7 @@ impl ReconcileTask {
     }
 }
 
-/// The time in which calls began.
+/// Returns a filter for the time in which calls began, or `None` for no calls.
 fn filter_around(calls: &[UnreceiptedCall]) -> Option<CallFilter> {
     let since = calls.iter().map(|call| call.started).min()?;
     let last = calls.iter().map(|call| call.started).max()?;
@@ -146,8 +149,8 @@ fn error_chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Of one look: calls that are asked for one by one.
+/// The maximum number of calls that one reconciliation queries by id. Our choice.
 const MAX_SINGLE_QUERIES: usize = 20;
 
-/// A call that ended longer ago is not asked for.
+/// The age from which a call without a receipt is not queried any more. Our choice.
 const MAX_CALL_AGE: Duration = Duration::from_hours(48);

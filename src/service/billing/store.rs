@@ -1,7 +1,7 @@
-//! The books: facts, notices and receipts in the service's database.
+//! The books: calls, notices and receipts in the service's database.
 //!
-//! Facts and notices come in any order, more than once, and from several tasks and processes. Whatever is written is
-//! written in one transaction, and what follows from it with it: the receipt, where the other half is already there.
+//! Calls and notices arrive in any order, more than once, and from several tasks and processes. Each is written in one
+//! transaction, together with its consequence: the receipt, if the other half is already there.
 
 mod columns;
 mod ingest_body;
@@ -25,39 +25,41 @@ pub use ingest_body::IngestError;
 pub use retention::{CallCursor, DayBill, DeletedCalls, MIN_RETENTION, OldRuns};
 pub use schema::SCHEMA;
 
-/// Shared by whoever writes or reads them.
+/// The books of one deployment. Clones share the same database.
 #[derive(Clone, Debug)]
 pub struct BillingStore {
     database: SqliteDatabase,
     bound: Duration,
-    /// Bodies that are read at the same time, each by a thread of its own.
+    /// The permits for bodies that are read at the same time, each in its own thread.
     readers: Arc<Semaphore>,
 }
 
-/// What became of a notice.
+/// The outcome of ingesting a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IngestOutcome {
     New,
     Known,
     /// The call is not in the books; the notice waits for it.
     Waits,
-    /// The call is not in the books, and so many notices wait that this one is not kept. Reconciliation finds it.
+    /// The call is not in the books, and the maximum number of notices waits already. The notice is not stored;
+    /// reconciliation finds its call.
     Crowded,
     Conflicting,
-    /// A failed attempt at no cost, or no price, of a call that used tokens. It is kept, and the call still has no receipt.
+    /// A failed attempt at no cost, or a notice without a price, of a call that used tokens. The notice is stored, and
+    /// the call still has no receipt.
     Unpaid,
-    /// It is for another deployment's books; nothing is kept of it.
+    /// The notice is for another deployment's books and is not stored.
     Foreign,
 }
 
-/// How many calls, over all runs, somebody has to look at.
+/// The sums over all runs, for the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct BillingTotals {
     pub calls: u64,
     pub receipts: u64,
-    /// Billable calls without a receipt, the bound not yet over.
+    /// Billable calls without a receipt, within the time for a receipt.
     pub pending_calls: u64,
-    /// The same, beyond the bound.
+    /// Billable calls without a receipt, beyond the time for a receipt.
     pub unreceipted_calls: u64,
     pub unreceipted_runs: u64,
     pub unpriced_calls: u64,
@@ -68,7 +70,7 @@ pub struct BillingTotals {
     pub deleted_calls: u64,
 }
 
-/// A call that used something, and has no receipt.
+/// A billable call that has no receipt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreceiptedCall {
     pub call_id: String,
@@ -76,7 +78,7 @@ pub struct UnreceiptedCall {
     pub settled: SystemTime,
 }
 
-/// Which facts are asked for.
+/// A filter for calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallFilter {
     /// Calls that began from here…
@@ -96,19 +98,19 @@ impl BillingStore {
         }
     }
 
-    /// With another time within which a call must have its receipt.
+    /// Sets the time within which a call must have its receipt.
     #[must_use]
     pub fn with_bound(self, bound: Duration) -> Self {
         Self { bound, ..self }
     }
 
-    /// How long after its end a call may be without a receipt.
+    /// Returns the time after its end for which a call may lack a receipt.
     pub fn receipt_bound(&self) -> Duration {
         self.bound
     }
 
-    /// Writes down what calls used; returns how many of them were not known. A call that was taken for lost and has ended
-    /// after all is put right.
+    /// Records the usage of calls, and returns the number of new calls. If a call was recorded as lost and has ended
+    /// after all, its record is corrected.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -128,7 +130,7 @@ impl BillingStore {
         Ok(self.database.write_in_transaction(work).await?)
     }
 
-    /// Takes in notices, all or none; returns what became of each.
+    /// Ingests notices in one transaction, and returns the outcome of each.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -142,7 +144,7 @@ impl BillingStore {
         Ok(self.database.write_in_transaction(ingest_in_transaction(notices)).await?)
     }
 
-    /// Which deployment's books these are: a name that was made with them, and that their gateway tells LiteLLM.
+    /// Returns the deployment's id, which was generated with the books and which the gateway sends to LiteLLM.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -153,8 +155,8 @@ impl BillingStore {
             .await?)
     }
 
-    /// Forgets notices whose calls have not come in two days, and what contradicts such notices; returns the number of
-    /// notices. Reconciliation finds what belongs to calls that come later still.
+    /// Deletes notices whose calls have not arrived within two days, and the conflicts of such notices. Returns the
+    /// number of notices. If a call arrives later, reconciliation finds its notice again.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -177,7 +179,7 @@ impl BillingStore {
         Ok(forgotten)
     }
 
-    /// A run's receipts, in the order of its calls.
+    /// Returns a run's receipts, in the order of its calls.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -191,7 +193,7 @@ impl BillingStore {
             .await?)
     }
 
-    /// A run's calls as our own records have them.
+    /// Returns a run's calls as our own audit log has them.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -204,7 +206,7 @@ impl BillingStore {
             .await?)
     }
 
-    /// The calls that a filter lets through, in order.
+    /// Returns the calls that match a filter, in order.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -222,7 +224,7 @@ impl BillingStore {
         Ok(self.database.read_committed(read).await?)
     }
 
-    /// Those of some call ids that are in the books.
+    /// Returns the call ids that are in the books.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -231,7 +233,7 @@ impl BillingStore {
         Ok(self.database.read_committed(move |view| existing_names(view, find, ids)).await?)
     }
 
-    /// Those of some runs that have calls in the books.
+    /// Returns the runs that have calls in the books.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -240,7 +242,7 @@ impl BillingStore {
         Ok(self.database.read_committed(move |view| existing_names(view, find, names)).await?)
     }
 
-    /// What a run comes to by now.
+    /// Returns a run's bill as of now.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -248,7 +250,7 @@ impl BillingStore {
         self.run_bill_at(run, SystemTime::now()).await
     }
 
-    /// What a run comes to, as it is at a given time.
+    /// Returns a run's bill as of a given time.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -257,7 +259,7 @@ impl BillingStore {
         Ok(self.database.read_committed(move |view| query_bill(view, &run, due)).await?)
     }
 
-    /// The runs that somebody has to look at, by name.
+    /// Returns the bills of the flagged runs, by name.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -265,7 +267,7 @@ impl BillingStore {
         self.flagged_runs_after(now, None, u32::MAX).await
     }
 
-    /// The same, so many of them at most, after a run.
+    /// Returns at most `most` bills of the flagged runs after a given run, by name.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -291,8 +293,8 @@ impl BillingStore {
         Ok(self.database.read_committed(read).await?)
     }
 
-    /// Billable calls without a receipt whose turn it is to be asked for, of those that ended from `since` on: the oldest
-    /// of them, in order.
+    /// Returns the billable calls without a receipt that ended from `since` on and whose next query is due: the oldest
+    /// calls, in order.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -316,7 +318,8 @@ impl BillingStore {
         Ok(self.database.read_committed(read).await?)
     }
 
-    /// These were asked for. Those that LiteLLM does not know are asked for again when they are twice as old.
+    /// Reschedules calls that were queried. A call that still has no receipt is queried again when the call is twice as
+    /// old.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -336,7 +339,7 @@ impl BillingStore {
         Ok(self.database.write_in_transaction(work).await?)
     }
 
-    /// The sums over all runs.
+    /// Returns the sums over all runs.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -345,13 +348,13 @@ impl BillingStore {
         Ok(self.database.read_committed(move |view| query_totals(view, due)).await?)
     }
 
-    /// What ended before this should have its receipt.
+    /// Returns the time before which an ended call should have its receipt.
     fn receipt_deadline(&self, now: SystemTime) -> i64 {
         to_millis(now.checked_sub(self.bound).unwrap_or(SystemTime::UNIX_EPOCH))
     }
 }
 
-/// Writes notices down, in one transaction.
+/// Returns the transaction that ingests notices.
 fn ingest_in_transaction(
     notices: Vec<ChargeNotice>,
 ) -> impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<Vec<IngestOutcome>> {
@@ -362,7 +365,7 @@ fn ingest_in_transaction(
     }
 }
 
-/// Those of some names for which `find` finds something.
+/// Returns the names for which the query `find` returns a row.
 fn existing_names(
     view: &Connection,
     find: &str,
@@ -460,18 +463,19 @@ SELECT (SELECT count(*) FROM billing_fact) AS calls,
        (SELECT count(*) FROM billing_notice WHERE NOT is_taken) AS waiting_notices,
        (SELECT coalesce(sum(calls), 0) FROM billing_day) AS deleted_calls";
 
-/// How long a notice waits for its call. A run's calls are booked while it goes on; what comes later is reconciled.
+/// The time for which a notice waits for its call. Our choice: a run's calls are booked while the run goes on, and
+/// reconciliation finds later calls.
 const MAX_NOTICE_WAIT: Duration = Duration::from_hours(48);
 
-/// Notices that are forgotten at once, so that nobody waits long for the disk.
+/// The maximum number of notices that one transaction deletes. Our choice: other writers wait only a moment.
 const MAX_PURGED_NOTICES: u32 = 10_000;
 
-/// Calls that are asked for at one look; the others are at the next.
+/// The maximum number of calls that one reconciliation queries. Our choice; the other calls follow at the next.
 const MAX_QUERIED_CALLS: u32 = 10_000;
 
-/// LiteLLM calls back within seconds, once, and writes its rows within a minute; what its callback loses is asked for
-/// meanwhile.
+/// The default time within which a call must have its receipt. LiteLLM calls back once, within seconds, and writes its
+/// rows within a minute; the reconciliation within this time finds the receipts that the callback lost.
 pub(super) const DEFAULT_RECEIPT_BOUND: Duration = Duration::from_mins(15);
 
-/// The service's database in its state directory; the books share it with the other rooms.
+/// The file name of the service's database in its state directory, which the books share with the other modules.
 pub const DATABASE_FILE: &str = "state.db";

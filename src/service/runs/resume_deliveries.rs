@@ -87,7 +87,7 @@ impl RunServiceInner {
     ) -> Option<DeliveryStatus> {
         let row = self.leave.run_until_cancelled(Box::pin(Self::find_job(relay, run))).await?;
         let row = row.inspect_err(|error| {
-            tracing::error!(run, "cannot read the run's delivery from the outbox: {error:#}")
+            tracing::error!(run, "cannot read the run's delivery from the outbox: {error:#}");
         });
         let id = &*row.ok()??.id;
         // A timeout is not an error here: the state below says how far the delivery has come.

@@ -29,7 +29,7 @@ impl WarmPools {
         let pools = catalog.entries().filter(asks).filter_map(|entry| {
             let pool = build_pool(entry, (settings, config, catalog));
             let told = |error| {
-                tracing::warn!(agent = entry.name, "the agent has no warm sandboxes: {error:#}")
+                tracing::warn!(agent = entry.name, "the agent has no warm sandboxes: {error:#}");
             };
             Some((entry.name.clone(), Arc::new(pool.map_err(told).ok()?)))
         });

@@ -70,10 +70,10 @@ async fn a_grant_is_good_for_what_it_names_and_while_it_is() {
     until(async || all.get("/api/v1/runs").await.status == 401).await;
     tell(&mut said, "revoked", &all.get("/api/v1/runs").await);
     insta::assert_snapshot!(said, @r"
-    only reads: 403 forbidden: this grant does not come with `runs` access
-    only reads: 403 forbidden: this grant does not come with `runs` access
+    only reads: 403 forbidden: this grant does not have `runs` access
+    only reads: 403 forbidden: this grant does not have `runs` access
     another agent: 403 forbidden_agent: this grant does not allow the agent `sandbox:agent`
-    only runs: 403 forbidden: this grant does not come with `read` access
+    only runs: 403 forbidden: this grant does not have `read` access
     another account: 403 forbidden_account: this grant does not allow the account `acct-2` to pay
     another repository: 403 forbidden_repo: this grant does not allow the repository `https://github.com/acme-evil/site.git`
     one of this machine: 403 forbidden_repo: this grant does not allow the repository `file:///srv/git/site.git`

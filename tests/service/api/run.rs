@@ -155,7 +155,7 @@ async fn a_grant_has_no_more_runs_at_once_than_it_may() {
     assert_eq!((again.status.as_u16(), &again.json()["id"]), (200, &json!(run)), "it has its run");
     let refused = grant.post("/api/v1/runs", &asked("fake")).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
-    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant may have 1 runs at the same time, and has; wait for one to end"}}"#);
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"too_many_runs","message":"this grant already has 1 concurrent runs, its maximum; retry when a run has ended"}}"#);
     grant.ask(Method::POST, &format!("/api/v1/runs/{run}/cancel"), "", &[]).await;
     grant.ended(&run).await;
     let next = grant.run(&asked("fake")).await;

@@ -487,7 +487,7 @@ async fn an_ingest_is_counted() {
       "complaints": [
         {
           "item": 4,
-          "message": "`litellm_call_id` is missing, so nobody can tell which call this is"
+          "message": "`litellm_call_id` is missing, so the call is unknown"
         }
       ]
     }

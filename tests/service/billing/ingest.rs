@@ -69,7 +69,7 @@ fn an_item_that_cannot_be_used_takes_nothing_from_the_others() {
     let told: Vec<_> =
         rest.complaints.iter().map(|one| format!("{}: {}", one.item, one.message)).collect();
     assert_snapshot!(told.join("\n"), @r#"
-    1: `litellm_call_id` is missing, so nobody can tell which call this is
+    1: `litellm_call_id` is missing, so the call is unknown
     2: the call's id is longer than 256 bytes
     3: `status` is neither "success" nor "failure"
     4: `-1` is not an amount of dollars, such as "2.50"

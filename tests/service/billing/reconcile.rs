@@ -208,7 +208,7 @@ async fn a_litellm_that_does_not_answer_is_told_apart() {
         (Kind::Says(401, "no"), "LiteLLM refuses to show its spend logs (401 Unauthorized): no"),
         (
             Kind::Says(200, "{}"),
-            "LiteLLM's spend logs are not what they were: missing field `data` at line 1 column 2",
+            "LiteLLM's spend logs cannot be parsed: missing field `data` at line 1 column 2",
         ),
     ] {
         let litellm = Litellm::start(kind);

@@ -1,4 +1,4 @@
-//! How things stand in rows, and come out of them.
+//! Converts between values and database columns.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,7 @@ use crate::service::billing::notice::{MAX_AMOUNT, MAX_TOKENS};
 use crate::service::billing::store::UnreceiptedCall;
 use crate::service::billing::{CallUsage, ChargeReceipt};
 
-/// What is made of a row.
+/// A value that is read from a database row.
 pub(super) trait FromRow: Sized {
     fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self>;
 
@@ -83,7 +83,7 @@ impl FromRow for UnreceiptedCall {
     }
 }
 
-/// One of our own words, of a fixed set.
+/// Reads an enum from its name in a text column.
 pub(super) fn enum_column<T: DeserializeOwned>(
     row: &rusqlite::Row<'_>,
     name: &str,
@@ -101,7 +101,7 @@ pub(super) fn money_column(row: &rusqlite::Row<'_>, name: &str) -> rusqlite::Res
     Ok(Nanodollars(row.get::<_, i64>(name)?.cast_unsigned()))
 }
 
-/// Sums of what is cut to this cannot leave SQLite's integers.
+/// Converts an amount to a column, at most [`MAX_AMOUNT`], so that sums cannot overflow SQLite's integers.
 pub(super) fn to_db_amount(amount: Nanodollars) -> i64 {
     amount.min(MAX_AMOUNT).0.cast_signed()
 }

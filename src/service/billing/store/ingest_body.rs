@@ -1,7 +1,7 @@
-//! Taking in a report of costs: a large body, from a caller that is trusted to report and with nothing else.
+//! Ingests a report of costs: a large body from a caller that is trusted to report costs and with nothing else.
 //!
-//! **Invariant:** a body is read by a thread that may block, and its notices are written some hundred at a time. So neither
-//! the runtime nor other writers wait for the whole of it.
+//! **Invariant:** a blocking thread reads the body, and its notices are written some hundred at a time. So neither the
+//! runtime nor other writers wait for the whole body.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::base::db;
 use crate::service::billing::BillingError;
 use crate::service::billing::ingest::{self, IngestReport, MalformedBodyError, SkippedItems};
 
-/// Why a body was not taken in.
+/// The reason for which a body was not ingested.
 #[derive(Debug, thiserror::Error)]
 pub enum IngestError {
     #[error(transparent)]
@@ -23,16 +23,19 @@ pub enum IngestError {
 }
 
 impl BillingStore {
-    /// Takes in what LiteLLM's callback has sent. A body is read by a thread that may block, and few are at a time.
+    /// Ingests a body of LiteLLM's callback. A blocking thread reads the body, and at most [`MAX_CONCURRENT_READERS`]
+    /// bodies are read at a time.
     ///
     /// # Errors
-    /// The body is not JSON, or as every call; in the second case some of its notices may be in the books.
+    /// Returns an error if the body is not JSON, or if the database cannot be written. In the second case, some of the
+    /// notices may be in the books.
     pub async fn ingest(&self, body: impl Into<Bytes>) -> Result<IngestReport, IngestError> {
         let reader = Arc::clone(&self.readers).acquire_owned().await;
         let reader = reader.map_err(|_| BillingError::from(db::DatabaseError::Closed))?;
         let (books, body) = (self.clone(), body.into());
         let read = spawn_blocking(move || {
-            // The thread goes on when the caller has left, and counts until its end.
+            // The thread continues after the caller has disconnected, so the thread itself holds the permit until its
+            // end.
             let _reader = reader;
             books.ingest_blocking(&body)
         });
@@ -42,6 +45,7 @@ impl BillingStore {
     fn ingest_blocking(&self, body: &[u8]) -> Result<IngestReport, IngestError> {
         let (mut ingested, mut failed) = (IngestReport::default(), None);
         let rest = ingest::parse_body(body, |notices| {
+            // The parser cannot be stopped from here, so the batches after a failed one are skipped.
             if failed.is_none() {
                 match self.database.write_in_transaction_blocking(ingest_in_transaction(notices)) {
                     Ok(fates) => fates.into_iter().for_each(|fate| ingested.count_outcome(fate)),
@@ -72,5 +76,5 @@ impl IngestReport {
     }
 }
 
-/// Ours: one thread reads 100 MiB of notices in a second.
+/// The maximum number of bodies that are read at a time. Our choice: one thread reads 100 MiB of notices in a second.
 pub(super) const MAX_CONCURRENT_READERS: usize = 2;

@@ -1,7 +1,7 @@
-//! The end of old calls: how they are found and deleted, and what is left of them.
+//! Finds and deletes old calls, and keeps their sums.
 //!
-//! Calls are deleted run by run, so that a run's bill is whole or gone. What they came to stays in a row for each day and
-//! account, which is written in the transaction that deletes them.
+//! Calls are deleted run by run, so that a run's bill is either whole or gone. The transaction that deletes calls adds
+//! them to the sums of their day and account.
 //!
 //! **Invariant:** no transaction deletes more than [`MAX_DELETED_PER_TX`] calls.
 
@@ -15,21 +15,21 @@ use super::columns::{FromRow, from_millis, money_column, to_millis, token_column
 use super::{BillingError, BillingStore};
 use crate::llm::budget::{Nanodollars, Tokens};
 
-/// Runs that may be old enough, and where the next of them are.
+/// A page of runs that may be old enough, and the cursor of the next page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldRuns {
     pub runs: Vec<String>,
     pub next: Option<CallCursor>,
 }
 
-/// A place in the order of calls.
+/// A position in the order of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallCursor {
     started: i64,
     run: String,
 }
 
-/// The number of calls that were deleted, and of those among them that somebody should have looked at.
+/// The number of deleted calls, and the number of flagged calls among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeletedCalls {
     pub calls: u64,
@@ -60,13 +60,13 @@ pub struct DayBill {
     pub unpriced: u64,
     /// Calls with a contradiction.
     pub conflicting: u64,
-    /// Of the calls, those of which nothing else is left.
+    /// The number of deleted calls, of which only these sums are left.
     pub deleted_calls: u64,
 }
 
 impl BillingStore {
-    /// Finds runs with calls that began before a time, in the order of their calls, after a place in it. A run may be found
-    /// more than once.
+    /// Finds a page of runs with calls that began before a time, in the order of their calls, after a cursor. A run may
+    /// be found more than once.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -83,7 +83,8 @@ impl BillingStore {
     /// time.
     ///
     /// # Errors
-    /// As every call. What is deleted by then stays so.
+    /// Returns an error if the database cannot be read or written. The chunks that were deleted before the error stay
+    /// deleted.
     pub async fn delete_run(
         &self,
         run: &str,
@@ -109,7 +110,7 @@ impl BillingStore {
         }
     }
 
-    /// Deletes contradictions of calls that are not in the books, if they were received before a time, in milliseconds
+    /// Deletes the conflicts of calls that are not in the books and that were received before a time, in milliseconds
     /// since 1970.
     pub(super) async fn delete_stray_conflicts(&self, before: i64) -> Result<(), BillingError> {
         loop {
@@ -124,7 +125,7 @@ impl BillingStore {
         }
     }
 
-    /// Gives the room of what was deleted back to the disk.
+    /// Returns the space of deleted rows to the disk.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -153,7 +154,7 @@ impl BillingStore {
         Ok(self.database.read_committed(read).await?)
     }
 
-    /// The end of the last day of which calls are deleted: before it the books may lack calls.
+    /// Returns the end of the last day from which calls are deleted. Before that time the books may lack calls.
     ///
     /// # Errors
     /// Returns an error if the database cannot be read or written.
@@ -184,13 +185,13 @@ fn query_old_runs(
     Ok(OldRuns { runs, next })
 }
 
-/// Deletes the run's first calls, [`MAX_DELETED_PER_TX`] of them at most, and adds them to the sums of their days.
+/// Deletes the run's first calls, at most [`MAX_DELETED_PER_TX`], and adds them to the sums of their days.
 fn delete_chunk(change: &Transaction<'_>, run: &str) -> rusqlite::Result<DeletedCalls> {
     let last = change
         .prepare_cached(CHUNK_END_QUERY)?
         .query_row(params![run, MAX_DELETED_PER_TX - 1], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
-    // Fewer are left: all of them.
+    // Fewer calls are left than a chunk has, so the chunk ends after the last call.
     let (started, call_id) = last.unwrap_or((i64::MAX, String::new()));
     let chunk = params![run, started, call_id];
     let deleted = add_to_days(change, chunk)?;
@@ -237,7 +238,7 @@ fn add_to_days(
 }
 
 impl DeletedCalls {
-    /// Whether somebody should have looked at some of them.
+    /// Returns true if some of the deleted calls were flagged.
     pub fn has_flagged(&self) -> bool {
         self.unreceipted + self.unpriced + self.conflicting > 0
     }
@@ -281,14 +282,14 @@ fn serialize_date<S: Serializer>(day: &SystemTime, serializer: S) -> Result<S::O
     serializer.serialize_str(text.split('T').next().unwrap_or_default())
 }
 
-/// The shortest time for which calls can be kept: the service asks for receipts for two days, and a day of margin on each
-/// side keeps what is compared with LiteLLM apart from what is deleted.
+/// The shortest time for which calls can be stored. The service queries receipts for two days; a day of margin on each
+/// side separates the calls that are compared with LiteLLM from the calls that are deleted.
 pub const MIN_RETENTION: Duration = Duration::from_hours(4 * 24);
 
-/// Calls that are deleted in one transaction: some milliseconds of the writer's time.
+/// The maximum number of calls that one transaction deletes. Our choice: some milliseconds of the writer's time.
 const MAX_DELETED_PER_TX: u32 = 500;
 
-/// Calls that are looked at in one read.
+/// The number of calls in one page of old runs. Our choice.
 const PAGE_SIZE: u32 = 10_000;
 
 const DAY_MILLIS: i64 = 24 * 60 * 60 * 1000;
@@ -299,10 +300,10 @@ const OLD_RUNS_QUERY: &str =
 
 const CHUNK_END_QUERY: &str = "SELECT started, call_id FROM billing_fact WHERE run = ?1 ORDER BY started, call_id LIMIT 1 OFFSET ?2";
 
-/// The calls of a chunk, by the run and its last call.
+/// The condition for the calls of a chunk, by the run and the chunk's last call.
 const CHUNK_CONDITION: &str = "billing_fact WHERE run = ?1 AND (started, call_id) <= (?2, ?3)";
 
-/// A row for each call, as far as the sums need it.
+/// A query for a row per call, with the columns of the sums.
 const CALL_ROWS_QUERY: &str = "
     SELECT started / 86400000 AS day, account, 1 AS calls, is_billable AS billable,
            r.call_id IS NOT NULL AS receipts, coalesce(r.amount, 0) AS amount, f.input, f.output,
@@ -310,7 +311,7 @@ const CALL_ROWS_QUERY: &str = "
            EXISTS (SELECT 1 FROM billing_conflict c WHERE c.call_id = f.call_id) AS conflicting, 0 AS deleted
     FROM billing_fact f LEFT JOIN billing_receipt r USING (call_id)";
 
-/// The same, for each day and account of which calls are deleted.
+/// A query for a row per day and account of deleted calls, with the columns of the sums.
 const DELETED_DAYS_QUERY: &str = "
     SELECT day, account, calls, billable, receipts, amount, input, output, unreceipted, unpriced, conflicting,
            calls AS deleted

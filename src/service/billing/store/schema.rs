@@ -1,8 +1,8 @@
-//! The books' tables.
+//! The database tables of the books.
 
 use crate::base::db::DatabaseSchema;
 
-/// The tables. Times are milliseconds since 1970, money is billionths of a dollar.
+/// The schema of the books. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const SCHEMA: DatabaseSchema = DatabaseSchema {
     room: "billing",
     steps: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],
@@ -80,17 +80,17 @@ CREATE TABLE billing_conflict (
 ) STRICT;
 CREATE INDEX billing_conflict_run ON billing_conflict (run)";
 
-/// Before then, LiteLLM is not asked again for what it did not know.
+/// Adds the time before which the service does not query LiteLLM again for a call that LiteLLM did not have.
 const MIGRATION_2: &str =
     "ALTER TABLE billing_fact ADD COLUMN ask_after INTEGER NOT NULL DEFAULT 0";
 
-/// Whose books these are. What is made by chance is made once, with the table.
+/// Adds the deployment's id, which is random and generated once, with the table.
 const MIGRATION_3: &str = "
 CREATE TABLE billing_deployment (id TEXT NOT NULL) STRICT;
 INSERT INTO billing_deployment VALUES (lower(hex(randomblob(8))))";
 
-/// Whether a receipt over nothing is for a call that used tokens, by the call's fact. An earlier version took a failed
-/// attempt at no cost for the receipt of such a call: those calls are without a receipt again.
+/// Adds a column for receipts of $0 for calls that used tokens. An earlier version took a failed attempt at no cost for
+/// the receipt of such a call; the step removes these receipts.
 const MIGRATION_4: &str = "
 ALTER TABLE billing_receipt ADD COLUMN is_unpriced INTEGER NOT NULL DEFAULT 0;
 CREATE TEMP TABLE failed AS
@@ -104,8 +104,8 @@ UPDATE billing_receipt SET is_unpriced = 1 WHERE amount = 0
 DROP INDEX billing_receipt_unpriced;
 CREATE INDEX billing_receipt_unpriced ON billing_receipt (run) WHERE is_unpriced";
 
-/// What is left of calls that are deleted, by the day on which they began (since 1970, UTC) and by account; and what finds
-/// calls that are old.
+/// Adds the sums of deleted calls by account and by the day on which the calls began (since 1970, UTC), and the indexes
+/// that find old calls.
 const MIGRATION_5: &str = "
 CREATE TABLE billing_day (
     day INTEGER NOT NULL,

@@ -1,4 +1,4 @@
-//! Writing one fact or one notice, and the receipt that follows from both.
+//! Writes one call or one notice, and the receipt that follows from both.
 
 use std::time::SystemTime;
 
@@ -11,7 +11,7 @@ use super::columns::{
 use crate::llm::budget::Nanodollars;
 use crate::service::billing::{CallUsage, ChargeNotice, ChargeSource};
 
-/// Returns whether the call is new.
+/// Records a call and its receipt, if the notice is already there. Returns true if the call is new.
 pub(super) fn ingest_usage(
     change: &Transaction<'_>,
     fact: &CallUsage,
@@ -20,6 +20,8 @@ pub(super) fn ingest_usage(
     let known = "SELECT outcome FROM billing_fact WHERE call_id = ?1";
     let known: Option<String> =
         change.prepare_cached(known)?.query_row([&fact.call_id], |row| row.get(0)).optional()?;
+    // A call that was recorded as crashed counts with its whole reservation. If its real settlement arrives, the real
+    // usage replaces that record; every other repetition changes nothing.
     let was_lost = known.as_deref() == Some("crashed") && fact.outcome.as_str() != "crashed";
     if known.is_some() && !was_lost {
         return Ok(false);
@@ -40,7 +42,7 @@ pub(super) fn waiting_capacity(change: &Transaction<'_>) -> rusqlite::Result<u64
     Ok(MAX_WAITING.saturating_sub(waiting.cast_unsigned()))
 }
 
-/// Takes a notice in; `room` is for notices whose calls are not in the books.
+/// Ingests a notice. `room` is the number of further notices that may wait for their calls.
 pub(super) fn ingest_notice(
     change: &Transaction<'_>,
     notice: &ChargeNotice,
@@ -48,10 +50,13 @@ pub(super) fn ingest_notice(
     now: SystemTime,
 ) -> rusqlite::Result<IngestOutcome> {
     let find = "SELECT * FROM billing_fact WHERE call_id = ?1";
+    // 1. Skip the notices of other deployments, unless the call is in these books.
     let fact = CallUsage::query_all(change, find, [&notice.call_id])?.pop();
     if fact.is_none() && is_foreign(change, notice)? {
         return Ok(IngestOutcome::Foreign);
     }
+    // 2. The first notice of a call is stored. If the call is booked, the notice makes its receipt; otherwise the
+    // notice waits.
     let Some(before) = find_notice(change, &notice.call_id)? else {
         if fact.is_none() {
             if *room == 0 {
@@ -63,19 +68,22 @@ pub(super) fn ingest_notice(
         return fact
             .map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now));
     };
+    // 3. A further notice must name the same run. A different run is a conflict and never moves a charge.
     let run = fact.as_ref().map(|fact| &fact.run).or(before.run.as_ref());
     if before.run != notice.run {
         record_conflict(change, notice, run, Some(&before), now)?;
         return Ok(IngestOutcome::Conflicting);
     }
+    // 4. Compare the amounts. Only a final notice after a provisional one of $0 replaces the earlier notice.
     match (before.is_provisional, notice.is_provisional) {
-        // It tried again and came through, or says now what it gave up before, or what it cost.
+        // LiteLLM retried the call and succeeded, or names now the cost that an earlier notice left open.
         (true, false) if before.amount.is_zero() => {
             insert_notice(change, notice, now)?;
             fact.map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now))
         }
         (false, true) if notice.amount.is_zero() => Ok(IngestOutcome::Known),
-        // The same figure comes as 4.9999999999999996e-05 from one door and as 5e-05 from another.
+        // One LiteLLM endpoint sends a figure as 4.9999999999999996e-05 and another sends 5e-05, so a billionth of a
+        // dollar is no difference.
         _ if before.amount.0.abs_diff(notice.amount.0) <= 1 => Ok(IngestOutcome::Known),
         _ => {
             record_conflict(change, notice, run, Some(&before), now)?;
@@ -84,20 +92,23 @@ pub(super) fn ingest_notice(
     }
 }
 
-/// Whether it names other books than these. Where the call is known, whoever recorded it here has decided that.
+/// Returns true if the notice names the books of another deployment. The caller checks only unknown calls: a call that
+/// is booked here belongs to these books.
 fn is_foreign(change: &Transaction<'_>, notice: &ChargeNotice) -> rusqlite::Result<bool> {
     let Some(named) = &notice.deployment else { return Ok(false) };
     let ours: String = change.prepare_cached(DEPLOYMENT_QUERY)?.query_row([], |row| row.get(0))?;
     Ok(ours != *named)
 }
 
-/// Makes a receipt of a fact and a notice, which must be of the same run.
+/// Creates a receipt from a call and a notice, which must name the same run.
 fn create_receipt(
     change: &Transaction<'_>,
     fact: &CallUsage,
     notice: &ChargeNotice,
     now: SystemTime,
 ) -> rusqlite::Result<IngestOutcome> {
+    // A notice that waited may name another run than the call. The notice leaves the table, so that a correct notice
+    // can still arrive.
     if notice.run.as_ref().is_some_and(|run| *run != fact.run) {
         change.execute("DELETE FROM billing_notice WHERE call_id = ?1", [&notice.call_id])?;
         record_conflict(change, notice, Some(&fact.run), None, now)?;
@@ -113,7 +124,7 @@ fn create_receipt(
     Ok(IngestOutcome::New)
 }
 
-/// Removes the receipt of a call that turned out to have used tokens when what it cost was left open.
+/// Removes the receipt of a call that used tokens after all, while its notice names no cost.
 fn remove_receipt(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Result<()> {
     let gone = change
         .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1")?
@@ -126,7 +137,7 @@ fn remove_receipt(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Resul
     Ok(())
 }
 
-/// What we ourselves say of a call, where nobody else does.
+/// Returns the notice by our own price table, for a call that no LiteLLM charges.
 fn notice_from_price_table(fact: &CallUsage) -> ChargeNotice {
     ChargeNotice {
         call_id: fact.call_id.clone(),
@@ -144,7 +155,7 @@ fn notice_from_price_table(fact: &CallUsage) -> ChargeNotice {
     }
 }
 
-/// The one receipt of a call; what took it for lost, or for failed, is put right.
+/// Writes the one receipt of a call. A receipt for a lost or failed attempt is corrected.
 fn upsert_receipt(
     change: &Transaction<'_>,
     fact: &CallUsage,
@@ -180,8 +191,8 @@ fn upsert_receipt(
     Ok(())
 }
 
-/// What was taken for lost, and charged for all that it had reserved, has used nothing. What somebody else has said of it
-/// stays.
+/// Removes the price table's receipt of a call that was recorded as lost and has used nothing. Receipts from other
+/// sources stay.
 fn reverse_charge(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Result<()> {
     let taken = change
         .prepare_cached("DELETE FROM billing_receipt WHERE call_id = ?1 AND source = ?2")?
@@ -194,7 +205,7 @@ fn reverse_charge(change: &Transaction<'_>, fact: &CallUsage) -> rusqlite::Resul
     Ok(())
 }
 
-/// Keeps what contradicts what was said before, or names another run than ours; of each call the first some.
+/// Records a notice that contradicts an earlier notice or names another run, up to [`MAX_CONFLICTS`] for each call.
 fn record_conflict(
     change: &Transaction<'_>,
     notice: &ChargeNotice,
@@ -288,7 +299,7 @@ fn insert_notice(
     Ok(())
 }
 
-/// What was said of a call so far.
+/// Returns the stored notice of a call.
 fn find_notice(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Option<ChargeNotice>> {
     let find = "SELECT * FROM billing_notice WHERE call_id = ?1";
     change
@@ -313,11 +324,13 @@ fn find_notice(change: &Transaction<'_>, call_id: &str) -> rusqlite::Result<Opti
         .optional()
 }
 
-/// Notices that wait for their calls. A gateway's own are booked within seconds; the rest is of earlier books or made up.
+/// The maximum number of notices that wait for their calls. Our choice: a gateway's own calls are booked within
+/// seconds, and the other notices belong to earlier books or are forged.
 const MAX_WAITING: u64 = 100_000;
 
-/// Conflicts that are kept of one call: enough for people to see what contradicts what.
+/// The maximum number of conflicts that are stored for one call. Our choice: enough for the operator to see the
+/// contradiction.
 const MAX_CONFLICTS: i64 = 16;
 
-/// Says whose books these are.
+/// The query for the deployment's id.
 pub(super) const DEPLOYMENT_QUERY: &str = "SELECT id FROM billing_deployment";
