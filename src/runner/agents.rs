@@ -1,9 +1,9 @@
-//! The agents that can be asked for by name: each is a file, and each file is what an operator says about one agent: its
-//! program, what it may use, which models, and what it may spend.
+//! The agents that can be asked for by name: each is a file, and each file is what an operator says about one agent:
+//! its program, what it may use, which models, and what it may spend.
 //!
-//! [`definition`] is what a file can say; [`parse`] parses it, and says where it is wrong; [`placeholders`] fills in what is
-//! known only when a run begins; [`policy_overlay`] lays an agent's own policy over its gateway's; [`availability`] says whether an
-//! agent can run here; [`AgentSummary`] is an agent as others are told of it.
+//! [`definition`] is what a file can say; [`parse`] parses it, and says where it is wrong; [`placeholders`] fills in
+//! what is known only when a run begins; [`policy_overlay`] lays an agent's own policy over its gateway's;
+//! [`availability`] says whether an agent can run here; [`AgentSummary`] is an agent as others are told of it.
 //!
 //! **Invariant:** a catalog is whole or is not there. Whoever reads one anew keeps the old one until the new one is
 //! good.

@@ -1,9 +1,9 @@
 //! Sandboxes that outlive their runs: one for each agent and branch, or whatever else its runs have in common.
 //!
-//! The runs of a [`SandboxKey`] come one after the other into the same sandbox and find the same workspace. Everything else is
-//! each run's own: its socket, its gateway with its log and budget, its variables and its output. Of its processes, and
-//! of what it wrote to memory, nothing is left for the next. A sandbox is made when the first run comes, and again after
-//! so many runs, at an age, when it was idle, or when it is not well.
+//! The runs of a [`SandboxKey`] come one after the other into the same sandbox and find the same workspace. Everything
+//! else is each run's own: its socket, its gateway with its log and budget, its variables and its output. Of its
+//! processes, and of what it wrote to memory, nothing is left for the next. A sandbox is made when the first run comes,
+//! and again after so many runs, at an age, when it was idle, or when it is not well.
 //!
 //! **Invariant:** no run begins in a sandbox in which anything of another still runs, or whose run's socket is there.
 
@@ -383,8 +383,8 @@ impl LongRunningPool {
         Ok(stay)
     }
 
-    /// Where there is none, the sandbox goes that was idle for the longest time. One that somebody has may only be on its
-    /// way out, or become idle in a moment, so it is looked more than once; whoever takes one away finishes that.
+    /// Where there is none, the sandbox goes that was idle for the longest time. One that somebody has may only be on
+    /// its way out, or become idle in a moment, so it is looked more than once; whoever takes one away finishes that.
     async fn reserve_capacity(
         &self,
         cancel: &CancellationToken,

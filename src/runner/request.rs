@@ -1,4 +1,5 @@
-//! What is asked for, with gaps: by flags, by a file, by an agent's entry in the catalog. Together they make an order.
+//! A request for a run, whose fields may be absent. Flags, a file and the agent's entry in the catalog each make a part
+//! of the request. The parts together make a plan.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,42 +24,43 @@ use crate::sandbox::spec::{
 };
 use crate::sandbox::{self, SandboxSpec, UserRange, embedded};
 
-/// One run, as far as somebody has said. Paths that are not absolute begin at the current directory.
+/// A request for one run, with optional fields. Relative paths begin at the current directory.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunRequest {
-    /// The run's id; one is made where nobody says.
+    /// The run's ID. If absent, the run gets the ID of the gateway's configuration.
     pub run: Option<String>,
-    /// An agent of the catalog, in place of `argv`.
+    /// The name of an agent of the catalog, in place of `argv`.
     pub agent: Option<String>,
-    /// What the agent is to answer: the only message of a user.
+    /// The only message of the conversation, from a user.
     pub message: Option<String>,
-    /// What the agent is to answer: all that was said.
+    /// All messages of the conversation.
     pub messages: Vec<ChatMessage>,
     pub driver: Option<DriverChoice>,
-    /// Whether the embedded driver may do without limits on memory, processes and processors.
+    /// True if the embedded driver may run a sandbox without limits on memory, processes and processors.
     pub allow_unlimited: Option<bool>,
-    /// The image, by name or id.
+    /// The image's name or ID.
     pub image: Option<String>,
-    /// An unpacked root in place of an image.
+    /// The directory of an unpacked root file system, in place of an image.
     pub rootfs: Option<PathBuf>,
-    /// The program and its arguments, executed as they stand.
+    /// The program and its arguments, which are executed unchanged.
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub limits: LimitOverrides,
     #[serde(deserialize_with = "deserialize_workspace")]
     pub workspace: Option<WorkspaceMount>,
-    /// What the sandbox is given of this machine has to be below one of these.
+    /// The directories of this machine that the sandbox may mount from. Every host path of the sandbox has to be below
+    /// one of these directories.
     pub roots: Vec<PathBuf>,
     pub mounts: Vec<BindMount>,
     pub volumes: Vec<VolumeMount>,
-    /// Between SIGTERM and SIGKILL.
+    /// The time between SIGTERM and SIGKILL.
     #[serde(with = "humantime_serde")]
     pub grace: Option<Duration>,
     pub llm: GatewayOverrides,
 }
 
-/// What the run's gateway is told; its other settings are those of the gateway's own configuration.
+/// The settings of the run's gateway that a request may change. The gateway's own configuration has the other settings.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayOverrides {
@@ -70,28 +72,28 @@ pub struct GatewayOverrides {
     pub traceparent: Option<trace_context::TraceContext>,
     /// The model's name, which the program finds in `COGNI_MODEL`.
     pub model: Option<String>,
-    /// The models that there are, for an agent that is to know; those that its entry allows come before them.
+    /// The models that an agent's settings list, unless the gateway's policy or the agent's entry restricts the models.
     pub models: Vec<String>,
     pub budget: budget::BudgetLimits,
 }
 
-/// What this machine has, beside what is asked for.
+/// The properties of this machine that a plan needs beside the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEnvironment {
     pub docker_socket: PathBuf,
-    /// Where runs have their directories.
+    /// The parent of the runs' directories.
     pub run_dir: PathBuf,
-    /// What sandboxes have as their first process.
+    /// The first process of the sandboxes.
     pub init: InitBinary,
     /// The users of this machine that sandboxes run as.
     pub uids: UserRange,
 }
 
 impl RunRequest {
-    /// Reads a file.
+    /// Reads a request from a TOML file.
     ///
     /// # Errors
-    /// It cannot be read, or says what is not understood; the error shows where.
+    /// Returns an error if the file cannot be read or parsed. The error contains the path and the line.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let text = fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
@@ -101,10 +103,11 @@ impl RunRequest {
         })
     }
 
-    /// What is said here, and where nothing is, what is said there.
+    /// Returns this request, with the fields of `below` in place of absent fields.
     #[must_use]
     pub fn with_defaults(mut self, below: Self) -> Self {
-        // Who names one of these has chosen against the others.
+        // The fields of each pair exclude each other. A pair is taken from one request as a whole: an image here must
+        // not meet a root directory from `below`.
         if self.image.is_none() && self.rootfs.is_none() {
             (self.image, self.rootfs) = (below.image, below.rootfs);
         }
@@ -132,7 +135,7 @@ impl RunRequest {
         }
     }
 
-    /// Tells the gateway's configuration what it is told here.
+    /// Writes the request's gateway settings into the gateway's configuration.
     pub fn apply_to_config(&self, config: &mut GatewayConfig) {
         let GatewayOverrides { account, attempt, metadata, traceparent, budget, .. } = &self.llm;
         let identity = &mut config.identity;
@@ -151,10 +154,11 @@ impl RunRequest {
         config.budget = budget.clone().or_defaults(&config.budget);
     }
 
-    /// The whole, the defaults in the gaps, with an agent of the `catalog` where one is named.
+    /// Returns the plan of the run, with defaults for absent fields, and with the named agent of the `catalog`.
     ///
     /// # Errors
-    /// What does not fit together.
+    /// Returns an error if fields contradict each other, if the agent is unknown, or if the agent lacks something that
+    /// it needs.
     pub fn resolve(
         mut self,
         config: GatewayConfig,
@@ -181,7 +185,8 @@ impl RunRequest {
         }
     }
 
-    /// What the agent's entry says goes where nothing else is said, but what it allows at most holds in any case.
+    /// Returns the plan of an agent's run. The agent's entry fills absent fields, and the entry's limits bound the
+    /// request in any case.
     fn resolve_agent(
         mut self,
         entry: Arc<AgentDefinition>,
@@ -194,7 +199,8 @@ impl RunRequest {
         }
         if self.image.is_none() && self.rootfs.is_none() {
             (self.image, self.rootfs) = (entry.image.clone(), entry.rootfs.clone());
-            // Whoever writes the catalog decides what it shows of this machine.
+            // The operator writes the catalog, so its root directory needs no other permission. The request's own roots
+            // stay: they are made explicit here, because an empty list means the current directory.
             if let Some(root) = &entry.rootfs {
                 self.roots = self.allowed_roots().chain([root.clone()]).collect();
             }
@@ -209,6 +215,7 @@ impl RunRequest {
                 "no model is named, and the agent has none of its own: name one with `--model` or `{MODEL_VARIABLE}`"
             );
         };
+        // The request's variables replace those of the entry.
         let mut env = entry.env.clone();
         env.extend(mem::take(&mut self.env));
         self.env = env;
@@ -218,6 +225,7 @@ impl RunRequest {
         entry.apply_to(&mut config.policy)?;
         config.budget = config.budget.capped_by(&entry.budget);
         let mut spec = self.sandbox_spec(&config, &host)?;
+        // The agent's own timeout follows from the earlier of the two deadlines, the sandbox's and the budget's.
         let longest = config.budget.deadline.unwrap_or(spec.limits.max_runtime);
         let timeout = AgentDefinition::agent_timeout(spec.limits.max_runtime.min(longest));
         let models = match &config.policy.body.models {
@@ -230,7 +238,7 @@ impl RunRequest {
         self.build_plan(config, host, spec, Some(agent))
     }
 
-    /// The sandbox, as far as it is said here.
+    /// Builds the sandbox's specification from the request. Moves the used fields out of the request.
     fn sandbox_spec(
         &mut self,
         config: &GatewayConfig,
@@ -245,7 +253,7 @@ impl RunRequest {
             run: config.identity.run.clone(),
             root,
             argv: mem::take(&mut self.argv),
-            // Until it has a user of its own.
+            // A placeholder: the run's directory or workspace decides the user later.
             uid: SANDBOX_UID,
             env,
             limits: self.limits.resolve_limits(),
@@ -259,7 +267,7 @@ impl RunRequest {
         })
     }
 
-    /// What may be shown of this machine: the current directory, where nothing is said.
+    /// Returns the directories that the sandbox may mount from: the request's roots, or else the current directory.
     fn allowed_roots(&self) -> impl Iterator<Item = PathBuf> {
         let here = self.roots.is_empty().then(|| PathBuf::from("."));
         here.into_iter().chain(self.roots.clone())
@@ -346,7 +354,7 @@ fn absolute_workspace(workspace: WorkspaceMount) -> anyhow::Result<WorkspaceMoun
     })
 }
 
-/// What an agent needs of its sandbox.
+/// Checks that the sandbox has what the agent needs: its program, its input and a workspace that it may write to.
 fn check_agent(agent: &AgentInvocation, spec: &SandboxSpec) -> anyhow::Result<()> {
     let AgentInvocation { entry, messages, .. } = agent;
     let AgentDefinition { name, setup, program, .. } = &**entry;
@@ -396,7 +404,8 @@ fn deserialize_workspace<'de, D: Deserializer<'de>>(
     Ok(Some(WorkspaceMount::Directory { path, access }))
 }
 
-/// Where a program finds its model's name.
+/// The environment variable that tells the program its model's name.
 pub const MODEL_VARIABLE: &str = "COGNI_MODEL";
 
+/// The default time between SIGTERM and SIGKILL (our choice).
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);

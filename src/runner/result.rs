@@ -1,4 +1,4 @@
-//! What came of a run, as its host reads it.
+//! The result of a run, as the host's program reads it.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -18,67 +18,67 @@ use crate::sandbox::{self, SandboxExit, StopReason};
 #[derive(Clone, Debug, Serialize)]
 pub struct RunResult {
     pub run_id: String,
-    /// The program ended by itself, with exit code 0, and all of its standard output is here.
+    /// True if the program ended by itself with exit code 0 and the result contains its complete standard output.
     pub ok: bool,
     pub exit_code: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_code: Option<RunErrorCode>,
-    /// What went wrong outside of the sandbox, for people.
+    /// A message for people about the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     pub stdout: String,
     pub stderr: String,
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
-    /// Something is left out in the middle of `stdout` or `stderr`.
+    /// True if a middle part of `stdout` or `stderr` is left out.
     pub truncated: bool,
-    /// What an agent of the catalog has answered.
+    /// The answer of an agent of the catalog.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentEnvelope>,
-    /// What has become of its commits, where it had a repository.
+    /// The outcome of the delivery, if the run had a repository.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relay: Option<DeliveryReport>,
     pub usage: RunUsage,
     pub timings: RunTimings,
 }
 
-/// Why a run is not ok.
+/// The error code of a run that did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunErrorCode {
-    /// It ran for as long as it may.
+    /// The run reached its deadline.
     Timeout,
-    /// The kernel ended it for want of memory.
+    /// The kernel killed the program because its memory was used up.
     OomKilled,
-    /// It failed outside of the sandbox.
+    /// The run failed outside of the sandbox.
     Internal,
-    /// Its program failed, or could not be started.
+    /// The program failed, or could not be started.
     ContainerFailed,
-    /// The agent says that it has no answer.
+    /// The agent reports an error in its answer.
     AgentFailed,
-    /// The agent ended as if it were ok, and its standard output is no answer.
+    /// The agent ended with exit code 0, but its standard output has no valid answer.
     InvalidOutput,
-    /// It was ok, but not all of its standard output is here.
+    /// The program succeeded, but its standard output is longer than the result keeps.
     OutputTruncated,
-    /// It asked for more than its budget had.
+    /// The run needed more than its budget.
     BudgetExhausted,
-    /// Somebody ended it.
+    /// The caller cancelled the run, or the gateway stopped.
     Cancelled,
-    /// Its workspace held more than it may.
+    /// The workspace exceeded its bound.
     WorkspaceFull,
-    /// Its image is not on this machine.
+    /// The run's image is not on this machine.
     ImageNotFound,
-    /// A volume that it names is not on this machine.
+    /// A volume of the run is not on this machine.
     VolumeNotFound,
-    /// The engine that is to make its sandbox does not answer.
+    /// The engine that has to make the sandbox does not answer.
     EngineUnreachable,
-    /// Its sandbox cannot be made as it is asked for.
+    /// The sandbox cannot be made as requested.
     SandboxUnavailable,
-    /// It failed, and none of its calls reached the upstream.
+    /// The run failed, and none of its calls reached the upstream.
     UpstreamUnreachable,
 }
 
 impl RunErrorCode {
-    /// As in the result.
+    /// Returns the code's name in the result.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -99,7 +99,7 @@ impl RunErrorCode {
         }
     }
 
-    /// For people, where there is nothing better to say.
+    /// Returns the message for people, for a run without a more specific message.
     pub fn default_message(self) -> &'static str {
         match self {
             Self::Timeout => "the run has not ended in its time, and was ended",
@@ -122,7 +122,8 @@ impl RunErrorCode {
         }
     }
 
-    /// Returns whether the program was never started, because something that it needs is not on this machine.
+    /// Returns true if the code means that the program was never started, because the machine lacks something that the
+    /// program needs.
     pub fn is_before_start(self) -> bool {
         matches!(
             self,
@@ -133,7 +134,7 @@ impl RunErrorCode {
         )
     }
 
-    /// The code of a run whose sandbox could not be made, or was lost.
+    /// Returns the code of a run whose sandbox could not be made, or was lost.
     fn of(error: &sandbox::SandboxError) -> Self {
         match error {
             sandbox::SandboxError::NoImage(_) => Self::ImageNotFound,
@@ -162,7 +163,7 @@ impl Serialize for RunErrorCode {
     }
 }
 
-/// What the run's calls came to.
+/// The costs and counts of the run's calls.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RunUsage {
     #[serde(flatten)]
@@ -171,29 +172,29 @@ pub struct RunUsage {
     pub refused: u64,
 }
 
-/// Milliseconds since the deadline was armed.
+/// Durations in milliseconds, from the start of the run's deadline.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RunTimings {
-    /// Until the program was started; none where it was not.
+    /// The time until the program was started. Absent if the program was not started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_ms: Option<u64>,
-    /// Until nothing was left of the run.
+    /// The time until the run's sandbox and directory were removed.
     pub total_ms: u64,
 }
 
-/// All that a result is made of.
+/// The parts from which a result is made.
 pub(super) struct RunResultParts {
     pub(super) ended: Result<SandboxExit, sandbox::SandboxError>,
     pub(super) served: anyhow::Result<()>,
     pub(super) calls: CallSummary,
     pub(super) stdout: CapturedOutput,
     pub(super) stderr: CapturedOutput,
-    /// What stands on the standard output of a program that is an agent.
+    /// The answer on standard output, if the program is an agent.
     pub(super) answer: Option<Result<AgentEnvelope, AgentEnvelopeError>>,
     pub(super) relayed: Option<DeliveryReport>,
-    /// No further call would have been let through.
+    /// True if the budget was spent, so that the gateway admitted no further call.
     pub(super) is_exhausted: bool,
-    /// What its workspace may hold.
+    /// The bound of the workspace in bytes.
     pub(super) max_workspace: u64,
     pub(super) elapsed: Duration,
 }
@@ -243,7 +244,8 @@ impl RunResultParts {
         }
     }
 
-    /// Why the run was ended comes before how it took it: an agent may leave with any exit code when it is told to.
+    /// Returns the error code, or `None` if the run succeeded. The reason for stopping the run takes precedence over
+    /// the exit code, because a stopped agent may exit with any code.
     fn error_code(
         &self,
         agent: Option<&Result<AgentEnvelope, AgentEnvelopeError>>,
@@ -255,12 +257,18 @@ impl RunResultParts {
             }
             (Err(error), _) => return Some(RunErrorCode::of(error)),
         };
+        // The order of the arms is the order of precedence:
+        // 1. the reason for which the runner stopped the run;
+        // 2. a spent budget, even if the program ended before the runner could stop it;
+        // 3. an error in the agent's answer, explained by the budget or by the upstream if possible;
+        // 4. for exit code 0, the state of standard output;
+        // 5. for other exit codes, the kernel's, the budget's and the upstream's explanation, in this order.
         match (ended.cause, ended.exit_code) {
             (Some(StopReason::Deadline), _) => Some(RunErrorCode::Timeout),
             (Some(StopReason::Cancelled), _) => Some(RunErrorCode::Cancelled),
             (Some(StopReason::Budget), _) => Some(RunErrorCode::BudgetExhausted),
             (Some(StopReason::Workspace), _) => Some(RunErrorCode::WorkspaceFull),
-            // It was quicker than we were.
+            // The program ended by itself before the runner stopped it for the spent budget.
             (None, _) if self.is_exhausted => Some(RunErrorCode::BudgetExhausted),
             (None, None) => Some(RunErrorCode::Internal),
             (None, Some(_)) if has_error(agent) && self.calls.is_denied => {
@@ -270,7 +278,7 @@ impl RunResultParts {
                 Some(RunErrorCode::UpstreamUnreachable)
             }
             (None, Some(_)) if has_error(agent) => Some(RunErrorCode::AgentFailed),
-            // A program that lived on after the kernel had killed one of its children has dealt with it.
+            // With exit code 0, `oom_killed` does not count: the program has survived the kill of one of its children.
             (None, Some(0)) if self.stdout.truncated => Some(RunErrorCode::OutputTruncated),
             (None, Some(0)) => matches!(agent, Some(Err(_))).then_some(RunErrorCode::InvalidOutput),
             (None, Some(_)) if ended.oom_killed => Some(RunErrorCode::OomKilled),
@@ -280,7 +288,7 @@ impl RunResultParts {
         }
     }
 
-    /// Whether the run has made calls, and none of them has reached the upstream.
+    /// Returns true if the run has made calls, and none of its calls has reached the upstream.
     fn is_cut_off(&self) -> bool {
         self.calls.admitted > 0 && self.calls.unreached == self.calls.admitted
     }
@@ -290,7 +298,7 @@ fn has_error(agent: Option<&Result<AgentEnvelope, AgentEnvelopeError>>) -> bool 
     matches!(agent, Some(Ok(envelope)) if envelope.error_message().is_some())
 }
 
-/// Why an agent has no answer, in its own words where it has any.
+/// Returns the message about an agent without an answer. Prefers the agent's own error message.
 fn agent_error_message(
     error_code: RunErrorCode,
     agent: &Result<AgentEnvelope, AgentEnvelopeError>,
@@ -327,7 +335,7 @@ fn agent_error_message(
     }
 }
 
-/// The last line of standard error, as far as it is short.
+/// Returns the first characters of the last line of standard error, if the line is not empty.
 fn last_stderr_line(stderr: &str) -> Option<&str> {
     let line = stderr.trim_end().lines().next_back()?.trim();
     let end = line.char_indices().nth(MAX_STDERR_LINE_CHARS).map_or(line.len(), |(at, _)| at);
@@ -338,8 +346,8 @@ fn duration_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Exit codes that tell of a signal.
+/// The exit codes of a program that was ended by a signal: 128 plus the signal's number.
 const SIGNAL_EXIT_CODES: RangeInclusive<i64> = 129..=192;
 
-/// Enough to recognise a message.
+/// The maximum number of characters of a line in an error message (our choice). 300 characters identify a message.
 const MAX_STDERR_LINE_CHARS: usize = 300;

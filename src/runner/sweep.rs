@@ -1,8 +1,8 @@
-//! What crashed processes, and engines that were away, have left behind: found by the owner that everything of ours
-//! carries, and taken away.
+//! The sweep removes the leftovers of crashed processes, and of engines that could not be reached. The sweep recognises
+//! a leftover by the owner process in its label or name.
 //!
-//! **Invariant:** nothing is touched whose owner may still live, but what this process itself has [`leftovers`] behind, and
-//! nothing that belongs to another installation: one that has its runs in another directory.
+//! **Invariant:** the sweep touches nothing whose owner may still live, except the [`leftovers`] that this process
+//! itself has registered. The sweep touches nothing of another installation, which is one with another run directory.
 
 use std::fs;
 use std::io;
@@ -21,36 +21,36 @@ use crate::sandbox::leftovers::{self, LeftoverClaim};
 use crate::sandbox::owner_process::OwnerState;
 use crate::sandbox::{self, OwnerProcess, gateway_container_name, sandbox_name};
 
-/// What is to be swept, and how far it goes.
+/// A sweep of one installation, and its options.
 #[derive(Clone, Debug)]
 pub struct LeftoverSweeper {
     pub docker_socket: PathBuf,
-    /// Where the installation's runs have their directories.
+    /// The parent of the directories of the installation's runs.
     pub run_dir: PathBuf,
-    /// Removes what is orphaned; else it is only looked at.
+    /// Removes orphaned items; if false, the sweep only lists them.
     pub apply: bool,
-    /// Looks at other installations' containers, too, and no more than that.
+    /// Lists the containers of other installations, too. The sweep never removes such a container.
     pub all: bool,
 }
 
-/// What was found, and whether that is all.
+/// The result of a sweep: the items found, and the state of the engine, which may hold more items.
 #[derive(Debug)]
 pub struct SweepReport {
     pub found: Vec<SweepItem>,
     pub engine: EngineSweepStatus,
 }
 
-/// Whether there was an engine to be asked for containers.
+/// The outcome of the request to the engine for its containers.
 #[derive(Debug)]
 pub enum EngineSweepStatus {
     Asked,
-    /// There is no such socket, and so there are no containers.
+    /// The engine's socket does not exist, so there are no containers.
     Absent,
-    /// It may have containers of ours.
+    /// The request failed. The engine may have containers of the installation.
     Failed(anyhow::Error),
 }
 
-/// One thing that carries our mark.
+/// A container, directory or cgroup that carries the mark of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SweepItem {
     pub kind: LeftoverKind,
@@ -62,40 +62,42 @@ pub struct SweepItem {
 pub enum LeftoverKind {
     Container,
     Directory,
-    /// Of processes, in a container of our own.
+    /// A cgroup of a sandbox of the embedded driver.
     Group,
 }
 
-/// What is done about it.
+/// The sweep's decision about an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SweepOutcome {
-    /// Its owner is alive.
+    /// The item's owner is alive.
     InUse,
-    /// Nobody can tell whose it is, so it is kept.
+    /// The item's owner is unknown, so the item is kept.
     Unclear,
-    /// It belongs to the installation with this directory.
+    /// The item belongs to the installation with this run directory.
     Elsewhere(String),
-    /// Its owner is dead, or is this process and has left it behind.
+    /// The item's owner is dead, or this process failed to remove the item earlier.
     Orphaned,
-    /// The same, and it is gone.
+    /// The item was orphaned, and is removed.
     Removed,
-    /// The same, and it is still there.
+    /// The item is orphaned, and could not be removed.
     Stuck(String),
 }
 
 impl LeftoverSweeper {
-    /// Looks at the installation's containers and run directories, and does about them what there is to do.
+    /// Sweeps the installation's containers, run directories and cgroups.
     ///
     /// # Errors
-    /// The directory cannot be read. What becomes of the engine is a part of what is found.
+    /// Returns an error if the run directory or the cgroups cannot be read. A failure of the engine is a part of the
+    /// report.
     pub async fn sweep(&self) -> anyhow::Result<SweepReport> {
         self.sweep_inner(None).await
     }
 
-    /// The same, for whoever waits no longer for directories than this: they hold what agents have left.
+    /// Sweeps as [`LeftoverSweeper::sweep`] does, but waits at most `patience` for the removal of directories. An agent
+    /// chose how much the directories hold.
     ///
     /// # Errors
-    /// As [`LeftoverSweeper::sweep`].
+    /// Returns the errors of [`LeftoverSweeper::sweep`].
     pub async fn sweep_with_timeout(&self, patience: Duration) -> anyhow::Result<SweepReport> {
         self.sweep_inner(Some(patience)).await
     }
@@ -105,7 +107,7 @@ impl LeftoverSweeper {
         let run_dir = canonical_run_dir(&self.run_dir).with_context(cannot)?;
         let mut found = vec![];
         let engine = self.sweep_containers(&run_dir, &mut found).await;
-        // After them: a container's socket is not taken away while it runs.
+        // Containers come before directories, so that no running container loses its socket.
         let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
         let end = patience.map(|patience| Instant::now() + patience);
         for name in list_names(&run_dir).with_context(cannot)? {
@@ -130,7 +132,7 @@ impl LeftoverSweeper {
                 fate = match end {
                     None => removal_outcome(removal.await),
                     Some(end) if end <= Instant::now() => fate,
-                    // It goes on behind us.
+                    // After the timeout the removal continues on its blocking thread.
                     Some(end) => timeout_at(end, removal).await.map_or(fate, removal_outcome),
                 };
             }
@@ -142,8 +144,8 @@ impl LeftoverSweeper {
         Ok(SweepReport { found, engine })
     }
 
-    /// Sweeps at once, and then `every` so often, until `stop`; what is being removed then is given a moment. Nothing
-    /// waits for it, so what goes wrong is logged.
+    /// Sweeps at once, and then at the interval `every`, until `stop`. A removal that runs at that time gets
+    /// [`STOP_TIMEOUT`] to finish. No caller waits for the sweeps, so errors are logged.
     pub async fn run_periodically(&self, every: Duration, stop: CancellationToken) {
         let patience = async {
             stop.cancelled().await;
@@ -167,7 +169,7 @@ impl LeftoverSweeper {
         }
     }
 
-    /// Those whose directories have gone before them; the others went with these.
+    /// Sweeps the cgroups whose run directories are gone. The other cgroups were removed with their directories.
     async fn sweep_cgroups(&self, run_dir: PathBuf) -> io::Result<Vec<SweepItem>> {
         let may_remove = self.apply;
         let found = spawn_blocking(move || {
@@ -207,7 +209,8 @@ impl LeftoverSweeper {
             for container in docker.list_managed(of).await? {
                 let mut fate = container_outcome(&container, run_dir);
                 if self.apply && fate == SweepOutcome::Orphaned {
-                    // What has its name by the time that it is gone is another.
+                    // A new container may get the same name before this removal ends, so the registration changes from
+                    // the name to the container's ID.
                     if leftovers::unregister(&container.name) {
                         leftovers::register(&container.id);
                     }
@@ -231,15 +234,15 @@ impl LeftoverSweeper {
 }
 
 impl SweepReport {
-    /// For whoever does not look at it otherwise.
+    /// Logs the removed items and the failures. For callers that do not use the report otherwise.
     pub fn log_items(self) {
         for SweepItem { kind, name, fate } in self.found {
             match fate {
                 SweepOutcome::Removed => {
-                    tracing::info!(?kind, name, "removed what was left behind");
+                    tracing::info!(?kind, name, "removed a leftover");
                 }
                 SweepOutcome::Stuck(error) => {
-                    tracing::warn!(?kind, name, error, "cannot remove what is left behind");
+                    tracing::warn!(?kind, name, error, "cannot remove a leftover");
                 }
                 SweepOutcome::InUse
                 | SweepOutcome::Unclear
@@ -253,7 +256,8 @@ impl SweepReport {
     }
 }
 
-/// A label can be set by anybody; a container of ours also has a name that goes with its run.
+/// Decides about a container. Any user of the engine can set a label, so a container counts as the installation's own
+/// only if its name fits its run, too.
 fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> SweepOutcome {
     if Path::new(&container.run_dir) != run_dir {
         return SweepOutcome::Elsewhere(container.run_dir.clone());
@@ -270,7 +274,8 @@ fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> Sw
         SweepOutcome::InUse if owner == OwnerProcess::this_process().ok() && is_left() => {
             SweepOutcome::Orphaned
         }
-        // Whoever it is, the run is over, and its runner's and its first process's time for an end.
+        // The owner cannot be seen from this process. But the deadline is long past, with all time that the runner and
+        // the sandbox's first process have to end the run.
         SweepOutcome::Unclear if is_over && owner.is_some() => SweepOutcome::Orphaned,
         fate => fate,
     }
@@ -291,13 +296,14 @@ fn removal_outcome<E: Into<anyhow::Error>>(removed: Result<(), E>) -> SweepOutco
     }
 }
 
-/// What is given to our own driver's helper has a root in it, its resident's one level below.
+/// Returns true unless the directory has the root of a sandbox of the embedded driver. The root of a long-running
+/// sandbox is one level below.
 fn may_belong_to_container(directory: &Path) -> bool {
     !["root", "made/root"].iter().any(|root| directory.join(root).exists())
 }
 
-/// Ends what runs of a container of our own, whose groups of processes are named like the run's directory, and then
-/// removes that.
+/// Ends the remaining processes of a run in the embedded driver, whose cgroup is named like the run's directory. Then
+/// removes the directory.
 async fn remove_run_leftovers(
     directory: PathBuf,
     left: Option<LeftoverClaim>,
@@ -314,7 +320,7 @@ async fn remove_run_leftovers(
     Ok(removed.await??)
 }
 
-/// What is not removed stays noted.
+/// Calls `remove`, and completes the claim on the leftover. If `remove` fails, the leftover stays registered.
 fn remove_registered(
     left: Option<LeftoverClaim>,
     remove: impl FnOnce() -> io::Result<()>,
@@ -324,7 +330,7 @@ fn remove_registered(
     Ok(())
 }
 
-/// None where there is no such directory: nothing has run here yet.
+/// Returns the sorted names in a directory, or no names if the directory does not exist, because no run was here yet.
 fn list_names(directory: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -339,14 +345,14 @@ fn list_names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// All the time that an engine has to tell, and to remove, what is left.
+/// The maximum time in which the engine has to list and remove its leftovers (our choice).
 const ENGINE_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// After its deadline and all grace there may be, a container of an owner that cannot be seen from here is nobody's any
-/// more.
+/// The time after its deadline when a container counts as orphaned although its owner cannot be seen (our choice). The
+/// time is longer than every grace period.
 const FOREIGN_GRACE: Duration = Duration::from_hours(48);
 
-/// For a removal that has begun; the next sweep does the rest.
+/// The time that a running removal gets after `stop` (our choice). The next sweep removes the rest.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -355,7 +361,7 @@ mod tests {
 
     use super::*;
 
-    /// R5: one of another pid namespace is never seen, so that its container would be there for ever.
+    /// R5: an owner in another pid namespace is never seen, so without this rule its container would stay forever.
     #[test]
     fn whoever_cannot_be_seen_has_a_container_until_long_after_its_deadline() {
         let this = OwnerProcess::this_process().expect("it is there").to_string();
@@ -372,7 +378,7 @@ mod tests {
         assert_eq!(fate(&unseen, None), SweepOutcome::Unclear);
         assert_eq!(fate(&unseen, ago(FOREIGN_GRACE / 2)), SweepOutcome::Unclear);
         assert_eq!(fate(&unseen, ago(FOREIGN_GRACE * 2)), SweepOutcome::Orphaned);
-        assert_eq!(fate("somebody else's", ago(FOREIGN_GRACE * 2)), SweepOutcome::Unclear);
+        assert_eq!(fate("another program's", ago(FOREIGN_GRACE * 2)), SweepOutcome::Unclear);
         assert_eq!(fate(&this, ago(FOREIGN_GRACE * 2)), SweepOutcome::InUse);
     }
 }

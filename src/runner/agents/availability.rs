@@ -1,5 +1,5 @@
-//! Whether an agent can run here: its image is there, or its programs can be run by ourselves, and so is the first process
-//! of its sandbox.
+//! Whether an agent can run here: its image is there, or its programs can be run by ourselves, and so is the first
+//! process of its sandbox.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

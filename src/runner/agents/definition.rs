@@ -68,7 +68,8 @@ pub struct AgentDefinition {
     /// Laid over its gateway's.
     #[serde(default)]
     pub policy: PolicyOverlay,
-    /// What becomes of its work, in the words of `config/relay.toml`: stricter than this host's rules, and never looser.
+    /// What becomes of its work, in the words of `config/relay.toml`: stricter than this host's rules, and never
+    /// looser.
     pub relay: Option<AgentReviewRules>,
     /// Of an agent whose `setup` is `openclaw`.
     #[serde(default)]

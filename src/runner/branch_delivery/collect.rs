@@ -1,8 +1,9 @@
-//! From a workspace whose agent is gone to the outbox: the work, or that there is none, or what stays where it is.
+//! The collection of work from a workspace whose agent is gone. The outcome is written to the outbox: the work, no
+//! work, or a workspace that is retained.
 //!
-//! One statement to the outbox says all that has come of it. Whoever is cut off before has done nothing, and it is begun
-//! again; whoever is cut off after has only to put away what the next run would replace, which the next one at the branch
-//! does then.
+//! The outcome is committed in one SQL statement. If the process dies before that statement, the collection starts
+//! over. If the process dies after the statement, only the archiving of the workspace is missing. The next run at the
+//! branch archives the workspace.
 
 mod archive;
 mod ignored_files;
@@ -25,42 +26,43 @@ use crate::relay::repo::extract_commands::{
 use crate::relay::repo::{ArtifactDir, ObjectId};
 use crate::sandbox::{self, spec::WORKSPACE_TARGET};
 
-/// What has come of it.
+/// The outcome of a collection.
 pub(super) enum CollectOutcome {
-    /// It is a row, and on this machine's disk.
+    /// The work is a job of the outbox, and its files are on this machine's disk.
     Work(Box<DeliveryJob>),
     Nothing,
-    /// Something is there that the relay does not deliver.
+    /// The workspace is retained, because it holds something that the relay cannot deliver, or cannot collect yet.
     Left(Box<WorkspaceRow>),
 }
 
-/// What is in a workspace.
+/// The content of a workspace.
 enum WorkspaceContent {
     Work(CollectedWork),
     Nothing,
-    /// Files, or commits on other branches.
+    /// The workspace holds uncommitted files, or commits on other branches.
     Other(&'static str),
 }
 
-/// What is on the branch.
+/// The commits of the run's branch.
 struct CollectedWork {
     announced: AnnouncedBranch,
-    /// Where it lies now.
+    /// The directory that holds the exported commits.
     place: ArtifactDir,
-    /// Why the workspace is kept beside it.
+    /// The reason for keeping the workspace, too, if it is kept.
     rest: Option<String>,
 }
 
-/// Takes out what is on the branch. What is not there, or does not come out, is kept with the workspace.
+/// Collects the commits of the run's branch. Retains the workspace if it holds other work, or if git fails.
 ///
 /// # Errors
-/// The outbox or the disk cannot be used.
+/// Returns an error if the outbox or the disk cannot be used.
 pub(super) async fn collect_work(
     relay: &Arc<DeliveryService>,
     extractor: &WorkExtractor,
     desk: &WorkspaceRow,
     words: Option<PullRequestText>,
 ) -> anyhow::Result<CollectOutcome> {
+    // 1. An earlier process has committed the outcome and then died. Only the archiving is missing.
     if desk.needs_archiving() {
         return Ok(CollectOutcome::Left(archive_workspace(relay, desk.clone()).await?));
     }
@@ -71,14 +73,17 @@ pub(super) async fn collect_work(
         RELAY_REPOSITORY_TARGET,
         relay.extract_limits(),
     );
+    // 2. Git must not hang on a pipe or read a file outside of the workspace, so the workspace is checked before git
+    //    runs.
     let workspace = desk.workspace.clone();
     if let Err(error) =
         spawn_blocking(move || special_files::check_special_files(&workspace)).await?
     {
         let why = format!("{error:#}");
-        tracing::warn!(run = desk.plan.facts.run, why, "git is not asked to take the work out");
+        tracing::warn!(run = desk.plan.facts.run, why, "the work is not collected");
         return Ok(CollectOutcome::Left(retain_workspace(relay, desk, why).await?));
     }
+    // 3. Ignored files are removed only from a workspace that is retained. The future runs when it is awaited below.
     let remove_ignored =
         ignored_files::remove_ignored(extractor, &place, (desk, &commands.ignored));
     let why = match inspect_workspace(relay, extractor, (desk, &commands), &place).await {
@@ -95,7 +100,9 @@ pub(super) async fn collect_work(
         }
         Ok(WorkspaceContent::Other(what)) => what.to_owned(),
         Err(error) => {
-            tracing::error!(run = desk.plan.facts.run, "cannot take the work out: {error:#}");
+            tracing::error!(run = desk.plan.facts.run, "cannot collect the work: {error:#}");
+            // 4. An error of this machine, such as a full disk, may pass, so the collection is tried again later. An
+            //    error of the work itself would come again, so the workspace is retained for a person.
             let wait =
                 is_host_failure(&error).then(|| delivery::retry_delay(desk.attempts)).flatten();
             if let Some(wait) = wait {
@@ -117,6 +124,7 @@ async fn inspect_workspace(
     place: &ArtifactDir,
 ) -> anyhow::Result<WorkspaceContent> {
     let facts = extractor.capture_output(place, &commands.facts).await?;
+    // The branch has no new commits. The workspace may still hold commits elsewhere, or uncommitted files.
     let Some(announced) = AnnouncedBranch::parse(&facts, 0)? else {
         if !extractor.capture_output(place, &commands.elsewhere).await?.is_empty() {
             return Ok(WorkspaceContent::Other(COMMITS_ELSEWHERE_MESSAGE));
@@ -132,7 +140,7 @@ async fn inspect_workspace(
             WorkspaceContent::Other(UNCOMMITTED_MESSAGE)
         });
     };
-    // A `HEAD` that names nothing is no failure.
+    // The command fails if `HEAD` names no commit. The branch has its commits all the same.
     let head = extractor.capture_output(place, &commands.head).await.unwrap_or_default();
     let announced = announced.with_head(&head);
     let rest = find_other_commits(extractor, place, commands).await;
@@ -140,7 +148,7 @@ async fn inspect_workspace(
         export_commits(extractor, place, commands).await?;
         return Ok(WorkspaceContent::Work(CollectedWork { announced, place: place.clone(), rest }));
     }
-    // The workspace stays where it is, and what is delivered goes from beside it.
+    // `place` will hold the retained workspace, so the delivered commits get a directory of their own.
     let own = relay.create_artifacts_dir()?;
     if let Err(error) = export_commits(extractor, &own, commands).await {
         own.discard()?;
@@ -149,22 +157,22 @@ async fn inspect_workspace(
     Ok(WorkspaceContent::Work(CollectedWork { announced, place: own, rest }))
 }
 
-/// Puts the commits into their files.
+/// Exports the commits as patches and as a bundle.
 async fn export_commits(
     extractor: &WorkExtractor,
     place: &ArtifactDir,
     commands: &ExtractCommandSet,
 ) -> anyhow::Result<()> {
-    // They are for people, and to be compared: without them the commits go as they are.
+    // The patches are for people and for comparisons. The bundle alone is delivered, so a failure here does not count.
     let patches = extractor.write_output(place, &place.patches_path(), &commands.patches).await;
     if let Err(error) = patches {
-        tracing::warn!("the patches are not whole: {error:#}");
+        tracing::warn!("cannot export the patches: {error:#}");
     }
     extractor.write_output(place, &place.bundle_path(), &commands.bundle).await
 }
 
-/// What there may be beside the branch: commits on others, unless git can say that there are none. Files that are committed
-/// nowhere are what every build leaves.
+/// Returns a reason to retain the workspace beside the delivered branch: commits on other branches, or a failure of git
+/// to tell. Uncommitted files are no reason, because every build leaves such files.
 async fn find_other_commits(
     extractor: &WorkExtractor,
     place: &ArtifactDir,
@@ -176,7 +184,7 @@ async fn find_other_commits(
     }
 }
 
-/// Writes down what is to be delivered, and in the same statement what stays.
+/// Adds the work to the outbox and, in the same statement, the reason for a retained workspace.
 async fn enqueue_work(
     relay: &Arc<DeliveryService>,
     desk: &WorkspaceRow,
@@ -202,11 +210,12 @@ async fn enqueue_work(
             return anyhow::Ok((job, Some(left)));
         }
         let job = outbox.enqueue(order)?;
+        // The workspace is removed after the statement, so that no work is lost if this process dies in between.
         let is_gone =
             if desk.is_exclusive() { dir_tree::remove_tree(&desk.workspace) } else { Ok(()) };
         if let Err(error) = is_gone {
-            // It goes with what came out of it.
-            tracing::warn!(%error, relay = job.id, "a workspace that nobody needs is still there");
+            // The workspace is removed later, together with the artifacts of the job.
+            tracing::warn!(%error, relay = job.id, "cannot remove a collected workspace");
         }
         Ok((job, None))
     };
@@ -214,8 +223,8 @@ async fn enqueue_work(
     if let Some(left) = left.filter(WorkspaceRow::needs_collection)
         && let Err(error) = archive_workspace(relay, left).await
     {
-        // Whoever is next at the branch does it; and this is to be delivered.
-        tracing::error!(relay = job.id, "what is beside the work is not put away: {error:#}");
+        // The next run at the branch archives the workspace. The delivery of this work does not depend on the archive.
+        tracing::error!(relay = job.id, "cannot archive the workspace: {error:#}");
     }
     Ok(Box::new(job))
 }
@@ -233,13 +242,13 @@ async fn clear_workspace(
     spawn_blocking(clear).await?
 }
 
-/// Whether this machine is why the work did not come out, and not the work: then the same may come out later.
+/// Returns true if this machine caused the error, and not the work. Then a later collection may succeed.
 fn is_host_failure(error: &anyhow::Error) -> bool {
     disk::is_transient(error.as_ref())
         || error.chain().any(<dyn std::error::Error>::is::<sandbox::SandboxError>)
 }
 
-/// Leaves everything where it is until the next attempt. No run begins at the branch meanwhile.
+/// Leaves everything as it is until the next attempt. No run begins at the branch before that attempt.
 async fn reschedule(
     relay: &Arc<DeliveryService>,
     desk: &WorkspaceRow,
@@ -250,7 +259,7 @@ async fn reschedule(
     Ok(Box::new(spawn_blocking(put_off).await??))
 }
 
-/// Makes a workspace that was kept one that git can look into: its own user has it.
+/// Gives a retained workspace back to its own user, so that git can read the workspace as that user.
 pub(super) async fn restore_ownership(desk: &WorkspaceRow) -> anyhow::Result<()> {
     if desk.left.is_none() || !desk.is_exclusive() {
         return Ok(());
@@ -259,7 +268,7 @@ pub(super) async fn restore_ownership(desk: &WorkspaceRow) -> anyhow::Result<()>
     Ok(spawn_blocking(move || archive::restore_ownership(&workspace)).await??)
 }
 
-/// Keeps a workspace, and says why.
+/// Retains a workspace with a reason. Archives the workspace if other runs use its path.
 async fn retain_workspace(
     relay: &Arc<DeliveryService>,
     desk: &WorkspaceRow,
@@ -271,8 +280,12 @@ async fn retain_workspace(
     if left.needs_collection() { archive_workspace(relay, left).await } else { Ok(Box::new(left)) }
 }
 
-/// Puts away what is left in a workspace that other runs come into. Nobody is locked out of it where that cannot be done, but
-/// for as long as only the disk is why: then it stays as it is, and whoever is next at the branch does it.
+/// Archives the leftover content of a workspace that other runs use, too. A permanent failure is recorded as part of
+/// the reason, and does not block the workspace's next run.
+///
+/// # Errors
+/// Returns an error if the disk has a temporary failure, such as a full disk. Then the workspace stays as it is, and
+/// the next run at the branch tries again.
 async fn archive_workspace(
     relay: &Arc<DeliveryService>,
     desk: WorkspaceRow,
@@ -282,10 +295,10 @@ async fn archive_workspace(
     let mut why = desk.left.clone().unwrap_or_default();
     if let Err(error) = put {
         if disk::is_transient(error.as_ref()) {
-            return Err(error.context("what is left in a workspace cannot be put away yet"));
+            return Err(error.context("the workspace cannot be archived yet"));
         }
-        tracing::error!(relay = desk.id, "a workspace cannot be kept: {error:#}");
-        why = format!("not all of it can be kept: {error:#}; {why}");
+        tracing::error!(relay = desk.id, "cannot archive a workspace: {error:#}");
+        why = format!("not all of the workspace can be kept: {error:#}; {why}");
     }
     let (relay, kept) = (relay.clone(), place.workspace_path());
     Ok(Box::new(
@@ -293,13 +306,16 @@ async fn archive_workspace(
     ))
 }
 
-/// What is said where there is nothing.
+/// The message for a workspace without work.
 pub(super) const NO_WORK_MESSAGE: &str = "nothing was committed";
 
+/// The message for a workspace with commits on other branches than the run's.
 const COMMITS_ELSEWHERE_MESSAGE: &str =
     "there are commits that are on other branches than the run's";
 
+/// The beginning of the message for a workspace whose other branches git cannot list.
 const COMMITS_UNKNOWN_MESSAGE: &str =
-    "nobody can tell whether there are commits on other branches than the run's";
+    "it is not known whether there are commits on other branches than the run's";
 
+/// The message for a workspace with files, but without commits.
 const UNCOMMITTED_MESSAGE: &str = "nothing was committed, and files are left";

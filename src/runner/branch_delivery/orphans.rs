@@ -1,7 +1,7 @@
-//! What runs have left in their workspaces whose processes were killed.
+//! The recovery of work in the workspaces of runs whose process was killed.
 //!
-//! Whoever has a branch knows that no run goes on there: the work is taken out as at a run's end, once it is certain that
-//! nothing of the sandbox still runs.
+//! The holder of a branch's lease knows that no run uses the branch. So the lease's holder collects the work as at a
+//! run's end, after it is certain that no process of the sandbox still runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,10 +28,11 @@ use crate::sandbox::spec::{
 };
 use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, embedded, sandbox_name};
 
-/// Takes out what was left at a branch, for whoever has it.
+/// Collects the leftover work at a branch, on behalf of the holder of the branch's lease.
 ///
 /// # Errors
-/// Something of it may still run, it cannot come out yet, or the outbox does not work.
+/// Returns an error if a process of an earlier run may still run, if the work cannot be collected yet, or if the outbox
+/// cannot be used.
 pub(super) async fn recover_at_branch(
     relay: &Arc<DeliveryService>,
     repository: &RepositoryUrl,
@@ -40,6 +41,7 @@ pub(super) async fn recover_at_branch(
     let (owner, place, key) = (relay.clone(), repository.clone(), lease.branch().key().clone());
     for desk in spawn_blocking(move || owner.outbox().workspaces_at(&place, &key)).await?? {
         let taken = Box::pin(recover_workspace(relay, &desk)).await?;
+        // A rescheduled collection still needs the branch as it is. A workspace that is retained for good does not.
         if let CollectOutcome::Left(desk) = taken
             && desk.due.is_some()
         {
@@ -50,20 +52,20 @@ pub(super) async fn recover_at_branch(
     Ok(())
 }
 
-/// Takes out whatever was left and is due, but for branches that a run is at. What does not come out now is logged.
+/// Collects all leftover work that is due, except at branches that another run holds. Logs each failed collection.
 ///
 /// # Errors
-/// The outbox does not work.
+/// Returns an error if the outbox cannot be used.
 pub async fn recover_all(relay: &Arc<DeliveryService>) -> anyhow::Result<()> {
     let owner = relay.clone();
     let desks = spawn_blocking(move || owner.outbox().workspaces()).await??;
     let due = desks.into_iter().filter(|desk| desk.needs_collection() && desk.is_due());
     for desk in delivery::interleave_by_owner(due.collect(), |desk| desk.plan.grant.clone()) {
         match Box::pin(recover_unleased(relay, &desk.id)).await {
-            // Its run has ended since they were listed, and has taken it out itself.
+            // The run has ended since the list was read, and has collected the work itself.
             Err(error) if is_unknown_job(&error) => (),
             Err(error) => {
-                tracing::warn!(relay = desk.id, "what a run has left is not taken out: {error:#}");
+                tracing::warn!(relay = desk.id, "cannot collect a run's leftover work: {error:#}");
             }
             Ok(_) => (),
         }
@@ -76,17 +78,17 @@ fn is_unknown_job(error: &anyhow::Error) -> bool {
     matches!(found, Some(delivery::DeliveryError::Outbox(outbox::OutboxError::Unknown(_))))
 }
 
-/// Takes out what a run has left, if it has.
+/// Collects the leftover work of a run, if there is any.
 ///
 /// # Errors
-/// Something of it may still run, or the outbox does not work.
+/// Returns an error if a process of the run may still run, or if the outbox cannot be used.
 pub async fn recover_for_run(relay: &Arc<DeliveryService>, run: &str) -> anyhow::Result<()> {
     let owner = relay.clone();
     let desks = spawn_blocking(move || owner.outbox().workspaces()).await??;
     let is_its = |desk: &WorkspaceRow| desk.plan.facts.run == run && desk.needs_collection();
     for desk in desks.into_iter().filter(is_its) {
         match Box::pin(recover_unleased(relay, &desk.id)).await {
-            // Who was at the branch has taken it out meanwhile.
+            // The branch's holder has collected the work since the list was read.
             Err(error) if is_unknown_job(&error) => (),
             taken => drop(taken?),
         }
@@ -94,10 +96,11 @@ pub async fn recover_for_run(relay: &Arc<DeliveryService>, run: &str) -> anyhow:
     Ok(())
 }
 
-/// Takes up a row because somebody asks for it, or what is in a workspace. `None` where somebody else is at its branch.
+/// Retries a delivery, or the collection of a workspace, at an operator's request. Returns `None` if another run holds
+/// the workspace's branch.
 ///
 /// # Errors
-/// There is no such row, or it cannot be taken up here.
+/// Returns an error if no delivery and no workspace has the ID, or if the retry fails.
 pub async fn retry_delivery(
     relay: &Arc<DeliveryService>,
     id: &str,
@@ -105,11 +108,12 @@ pub async fn retry_delivery(
 ) -> anyhow::Result<Option<DeliveryStatus>> {
     let (owner, known) = (relay.clone(), id.to_owned());
     let desk = spawn_blocking(move || owner.outbox().workspace(&known)).await?;
+    // 1. An ID that names no workspace is that of a delivery.
     if desk.is_err() {
         return Ok(Box::pin(relay.retry_delivery(id, new_rules)).await?);
     }
     let taken = match Box::pin(recover_unleased(relay, id)).await {
-        // Who was at the branch has taken it out meanwhile; the work may have a row of the same name.
+        // 2. The branch's holder has collected the work since the lookup. A delivery of the same ID may exist now.
         Err(error) if is_unknown_job(&error) => {
             return Ok(Box::pin(relay.retry_delivery(id, new_rules)).await?);
         }
@@ -118,7 +122,7 @@ pub async fn retry_delivery(
     match taken {
         Some((_, CollectOutcome::Work(job))) => {
             match Box::pin(relay.retry_delivery(&job.id, new_rules)).await {
-                // Its rules are not so old.
+                // 3. The job was made a moment ago with the current rules, so new rules do not apply.
                 Err(delivery::DeliveryError::OnItsWay) => {
                     Ok(Box::pin(relay.retry_delivery(&job.id, false)).await?)
                 }
@@ -133,7 +137,7 @@ pub async fn retry_delivery(
     }
 }
 
-/// `None` where somebody else is at the branch.
+/// Takes the branch's lease and recovers a workspace. Returns `None` if another holder has the lease.
 async fn recover_unleased(
     relay: &Arc<DeliveryService>,
     id: &str,
@@ -142,7 +146,7 @@ async fn recover_unleased(
     let taken = spawn_blocking(move || {
         let DeliveryPlan { repository, state, .. } = owner.outbox().workspace(&id)?.plan;
         let lease = owner.try_lease_branch(&repository, state.branch.key())?;
-        // It may have been cleared until then.
+        // The row is read again under the lease: another holder may have cleared the workspace before.
         Ok((owner.outbox().workspace(&id)?, lease))
     });
     let (desk, lease) = match taken.await? {
@@ -158,11 +162,13 @@ async fn recover_workspace(
     relay: &Arc<DeliveryService>,
     desk: &WorkspaceRow,
 ) -> anyhow::Result<CollectOutcome> {
+    // 1. No process of the killed run may write to the workspace while git reads it.
     remove_sandbox(&desk.plan)
         .await
         .context("something of an earlier run at this branch may still run")?;
     let DeliveryPlan { run_dir, facts, .. } = &desk.plan;
-    tracing::info!(run = facts.run, relay = desk.id, "taking out what a run has left");
+    tracing::info!(run = facts.run, relay = desk.id, "collecting a run's leftover work");
+    // 2. The collecting sandbox gets a run directory of its own, as the run's directory is removed.
     let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
     let name = format!("left-{}", desk.id);
     let directory = RunDirectory::create(run_dir, &name, &owner)?;
@@ -194,24 +200,30 @@ async fn recover_workspace(
         },
         directory: directory.path().to_owned(),
     };
+    // 3. The row does not store the run's driver; the embedded driver needs no engine and no image.
     let driver = SandboxDriver::Embedded(embedded::EmbeddedDriverConfig::default());
     let owner = relay.clone();
     let extractor =
         spawn_blocking(move || WorkExtractor::for_delivery(&driver, &order, &owner)).await??;
     let taken = Box::pin(collect::collect_work(relay, &extractor, desk, None)).await?;
     if let CollectOutcome::Work(job) = &taken {
+        // The run's audit log is closed, so the collection is recorded in another log.
         relay.log_late_extraction(job).await?;
     }
     Ok(taken)
 }
 
-/// The user that has worked there. A directory that is root's own was never given to a sandbox.
+/// Returns the user that worked in the workspace. A directory of root was never given to a sandbox, so its user is the
+/// default user.
 fn workspace_user(workspace: &Path) -> u32 {
     let found = fs::symlink_metadata(workspace).map(|found| found.uid());
     found.ok().filter(|uid| *uid != 0).unwrap_or(SANDBOX_UID)
 }
 
-/// Takes away what is left of the sandbox.
+/// Removes the leftovers of the run's sandbox.
+///
+/// # Errors
+/// Returns an error if the engine cannot be reached, or if a leftover of the sandbox remains.
 async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
     let sweep = LeftoverSweeper {
         docker_socket: plan.docker_socket.clone(),
@@ -226,7 +238,7 @@ async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
     let own = sandbox_name(&plan.facts.run);
     let is_there = |found: &&SweepItem| match &found.fate {
         SweepOutcome::Removed | SweepOutcome::Elsewhere(_) => false,
-        // It may be the resident sandbox that it was in.
+        // The container may be the long-running sandbox that the run was in, whose name does not contain the run's ID.
         SweepOutcome::Stuck(_) if found.kind == LeftoverKind::Container => true,
         _ => found.name.starts_with(&own),
     };
@@ -236,5 +248,5 @@ async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
     }
 }
 
-/// All that git is given to take work out.
+/// The maximum time of one recovered collection (our choice).
 const MAX_COLLECT_TIME: Duration = Duration::from_hours(1);

@@ -39,8 +39,8 @@ impl SandboxKey {
         Self { within: Some(scope), ..self }
     }
 
-    /// Lets the key have the workspace that an earlier version kept under the same text, whatever account and kind of key
-    /// that was for. The caller knows that it was for this account.
+    /// Lets the key have the workspace that an earlier version kept under the same text, whatever account and kind of
+    /// key that was for. The caller knows that it was for this account.
     #[must_use]
     pub fn with_inheritance(self) -> Self {
         Self { inherits: true, ..self }

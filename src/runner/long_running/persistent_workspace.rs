@@ -116,8 +116,8 @@ impl PersistentWorkspace {
         }
     }
 
-    /// Puts something else into the workspace, but for what is kept. The directory stays the same, as it is mounted in a
-    /// sandbox; none of that one's processes runs now.
+    /// Puts something else into the workspace, but for what is kept. The directory stays the same, as it is mounted in
+    /// a sandbox; none of that one's processes runs now.
     pub(super) fn replace_content(
         &self,
         kept: &[String],
@@ -147,9 +147,9 @@ impl PersistentWorkspace {
     }
 }
 
-/// Gives a home that an earlier version made its name of now, for a tenant who is to have it, where there is none of this
-/// name yet. A home whose last run was for another line of work stays as it is: its branch may not be this one's. What
-/// goes wrong costs the run nothing but what was kept.
+/// Gives a home that an earlier version made its name of now, for a tenant who is to have it, where there is none of
+/// this name yet. A home whose last run was for another line of work stays as it is: its branch may not be this one's.
+/// What goes wrong costs the run nothing but what was kept.
 pub(super) fn adopt_legacy_workspace(
     place: &Path,
     earlier: &str,

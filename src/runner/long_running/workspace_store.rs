@@ -4,7 +4,8 @@
 //! process that is; who forgets one locks it, too, and puts it away in one step before anything in it is removed. So a
 //! run that comes meanwhile finds all of it, or none.
 //!
-//! **Invariant:** nothing is forgotten that a run or a sandbox has now, or of whose branch the relay has work under way.
+//! **Invariant:** nothing is forgotten that a run or a sandbox has now, or of whose branch the relay has work under
+//! way.
 
 use std::fmt;
 use std::fs;
@@ -214,7 +215,8 @@ impl fmt::Display for WorkspaceOwner {
     }
 }
 
-/// Whether the relay has work of a branch under way, or has yet to take it out. Where nobody can tell, it may have. Blocks.
+/// Whether the relay has work of a branch under way, or has yet to take it out. Where nobody can tell, it may have.
+/// Blocks.
 pub fn has_pending_delivery(outbox: &DeliveryOutbox, line: &StoredBranchRef) -> bool {
     let is_of = |repository: &RepositoryUrl, branch: &SandboxBranch| {
         repository.canonical_key() == line.repository && branch.key().as_str() == line.branch_key

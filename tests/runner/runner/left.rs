@@ -225,7 +225,7 @@ async fn what_cannot_be_listed_is_kept_beside_what_is_delivered() {
     let left: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
     let why = left["why"].as_str().unwrap();
     let unclear =
-        "nobody can tell whether there are commits on other branches than the run's: git cannot";
+        "it is not known whether there are commits on other branches than the run's: git cannot";
     assert!(why.starts_with(unclear) && left["step"] == "left", "{said}");
     assert_ne!(left["id"], relay["id"]);
     let kept = Path::new(left["workspace"].as_str().unwrap());

@@ -1,4 +1,5 @@
-//! A workspace that other runs come into, put where they do not.
+//! The archiving of a workspace that other runs use, too: its content is copied or moved to a directory that they do
+//! not use.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -16,12 +17,12 @@ use tokio::time::timeout;
 use crate::base::dir_tree;
 use crate::relay::repo::ArtifactDir;
 
-/// Copies it, so that its next run finds what it keeps from run to run. Where that cannot be done, since names are too deep
-/// for it, or too much for the disk or the time, it is moved, and the next run finds nothing. Whoever was cut off may begin
-/// again.
+/// Copies the workspace, so that its next run still finds the state that the workspace keeps from run to run. If the
+/// copy fails because the paths are too deep, or because the disk or the time does not suffice, moves the content
+/// instead. Then the next run finds an empty workspace. An interrupted call may be repeated.
 pub(super) async fn copy_or_move(workspace: &Path, place: &ArtifactDir) -> anyhow::Result<()> {
     let kept = place.workspace_path();
-    // What is there is a whole copy, or what was moved of it.
+    // An existing directory is a complete copy, or the part of the content that an earlier call has moved.
     if !kept.try_exists()? {
         match copy_tree(workspace, &place.directory().join("copy"), &kept).await {
             Ok(()) => return Ok(()),
@@ -36,7 +37,7 @@ pub(super) async fn copy_or_move(workspace: &Path, place: &ArtifactDir) -> anyho
         .context("the workspace cannot be moved")
 }
 
-/// Under its name there is all of it, or nothing.
+/// Copies a tree. The name `to` exists only after the copy is complete: the copy is made under the name `half`.
 async fn copy_tree(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
     remove_partial_copy(half).await?;
     let copied = timeout(COPY_TIMEOUT, run_cp(from, half)).await;
@@ -47,7 +48,7 @@ async fn copy_tree(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
     copied.and_then(|()| Ok(fs::rename(half, to)?))
 }
 
-/// As it is: it follows no link, and runs nothing of what it copies.
+/// Runs `cp -a`, which preserves links, owners and modes, follows no symlink, and executes none of the files.
 async fn run_cp(from: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("cp");
     let done = command.args(["-aT", "--"]).arg(from).arg(to).kill_on_drop(true).output().await?;
@@ -61,8 +62,8 @@ async fn remove_partial_copy(half: &Path) -> anyhow::Result<()> {
     Ok(spawn_blocking(move || dir_tree::remove_tree(&half)).await??)
 }
 
-/// Name by name: the directory itself is mounted where its runs are. Then it is given to whom the other belongs, as a copy
-/// is, also where it was there already: git is to look into it as that user.
+/// Moves the entries one by one, because the workspace directory itself is mounted in a sandbox. Then gives `to` the
+/// owner and mode of `from`, as a copy has them, even if `to` existed before: git reads `to` as that owner.
 fn move_entries(from: &Path, to: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(to) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -72,7 +73,7 @@ fn move_entries(from: &Path, to: &Path) -> io::Result<()> {
         let entry = entry?;
         let place = to.join(entry.file_name());
         match renameat_with(CWD, entry.path(), CWD, place, RenameFlags::NOREPLACE) {
-            // It was copied.
+            // The entry exists in `to` already, from an earlier call.
             Ok(()) | Err(Errno::EXIST) => (),
             Err(error) => return Err(error.into()),
         }
@@ -83,8 +84,8 @@ fn move_entries(from: &Path, to: &Path) -> io::Result<()> {
     folder.set_permissions(source.permissions())
 }
 
-/// Gives a workspace to whom its repository belongs, where it is root's alone: an earlier version did not when it moved one.
-/// Blocks.
+/// Gives a workspace to its repository's owner, if only root can enter the workspace. An earlier version of this
+/// program did not set the owner when it moved a workspace. Blocks.
 pub(super) fn restore_ownership(workspace: &Path) -> io::Result<()> {
     let Ok(repository) = fs::symlink_metadata(workspace.join(".git")) else { return Ok(()) };
     let folder = File::open(workspace)?;
@@ -96,5 +97,5 @@ pub(super) fn restore_ownership(workspace: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A workspace has some gigabytes at most.
+/// The maximum time of a copy (our choice). A workspace has some gigabytes at most.
 const COPY_TIMEOUT: Duration = Duration::from_mins(10);

@@ -1,4 +1,5 @@
-//! What git ignores in a workspace that is kept: builds, caches and dependencies, which nobody misses.
+//! The removal of files that git ignores from a workspace that is retained. Such files are builds, caches and
+//! dependencies, which can be made again.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +13,8 @@ use crate::relay::repo::ArtifactDir;
 use crate::relay::repo::extract_commands::ExtractCommand;
 use crate::runner::branch_delivery::extractor::WorkExtractor;
 
-/// Removes what is ignored from a workspace that is the run's alone. Where that cannot be told, all of it is kept.
+/// Removes the ignored files from a workspace that only this run uses. If git cannot list the ignored files, keeps and
+/// logs them.
 pub(super) async fn remove_ignored(
     extractor: &WorkExtractor,
     place: &ArtifactDir,
@@ -35,7 +37,8 @@ pub(super) async fn remove_ignored(
     }
 }
 
-/// Git lists nothing of its own directory; whatever it says, that stays.
+/// Parses git's list of ignored paths, which are separated by zero bytes. Skips every path below `.git`: git lists no
+/// such path itself, but the agent could have tricked git.
 fn ignored_paths(listed: &[u8]) -> impl Iterator<Item = &Path> {
     let names = listed.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     names.map(|name| Path::new(OsStr::from_bytes(name))).filter(|name| !name.starts_with(".git"))

@@ -1,7 +1,8 @@
-//! What git would wait for in a workspace: a pipe that nobody writes to, in the place of a file that git opens by itself.
+//! The check for special files in a workspace. An agent may put a pipe without a writer in the place of a file that git
+//! opens by itself, and git would wait for the pipe forever.
 //!
-//! The agent's processes are gone, so what is looked at does not change. Nothing of it is opened but directories, and the
-//! repository's configuration, which may name further files for git to open.
+//! The agent's processes are gone, so the workspace does not change during the check. The check opens only directories
+//! and the repository's configuration, which may name further files for git to open.
 
 use std::ffi::CStr;
 use std::fs::{self, OpenOptions};
@@ -14,29 +15,33 @@ use rustix::fs::{FileType, OFlags};
 
 use crate::base::dir_tree;
 
-/// Looks before git does. Git opens each file below `.git` as it comes by it, and of the workspace those that say what it
-/// ignores and how it reads the others. Blocks.
+/// Checks every file that git may open: each file below `.git`, and the files of the workspace that tell git what to
+/// ignore and how to read other files. Blocks.
 ///
 /// # Errors
-/// One of them is a pipe or a device, or below `.git` a symlink, which may lead to one; the configuration includes files, or
-/// objects are to be found elsewhere; or they cannot be looked at.
+/// Returns an error if such a file is a pipe or a device, or a symlink below `.git`, which may lead to a pipe. Returns
+/// an error if the configuration includes files, if the repository refers to objects elsewhere, or if the workspace
+/// cannot be read.
 pub(super) fn check_special_files(workspace: &Path) -> anyhow::Result<()> {
     let own = workspace.join(".git");
     match fs::symlink_metadata(&own) {
-        // Git says so itself.
+        // Without `.git` there is nothing to check. Git itself reports the missing repository.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Ok(found) if !found.is_dir() => bail!("`.git` is not a directory, and git is not asked"),
         found => found.map(drop).context(INSPECT_ERROR_MESSAGE)?,
     }
+    // 1. Files that lead git to another directory, which this check does not see.
     for name in LEADING {
         if own.join(name).symlink_metadata().is_ok() {
             bail!("`.git/{name}` leads git elsewhere, and git is not asked");
         }
     }
+    // 2. Special files in the repository; then its configuration, which is safe to open after that check.
     reject_special(find_in_repository(&own), ".git")?;
     for name in CONFIGURATIONS {
         check_configuration(&own.join(name)).with_context(|| format!("`.git/{name}`"))?;
     }
+    // 3. The files of the workspace that git reads by itself. Git follows no symlink at these names.
     let is_read =
         |name: &CStr, kind| kind != FileType::Symlink && GIT_READ_FILES.contains(&name.to_bytes());
     reject_special(
@@ -46,8 +51,9 @@ pub(super) fn check_special_files(workspace: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// Refuses a configuration that includes files: git opens those wherever they are and whatever they are. Git takes the name of
-/// a section in any case, and nothing but the name right behind the bracket; brackets in values are refused as well.
+/// Refuses a configuration that includes files, because git opens an included file at any path and of any type. Git
+/// accepts a section's name in upper or lower case, but only directly behind the bracket. A value that contains the
+/// same text is refused as well.
 fn check_configuration(path: &Path) -> anyhow::Result<()> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
@@ -66,7 +72,8 @@ fn check_configuration(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All but hooks, which are not started: people link them.
+/// Returns the first special file or symlink below `.git`. Skips the hooks: git starts no hook here, and people link
+/// hooks to other places.
 fn find_in_repository(own: &Path) -> io::Result<Option<String>> {
     for entry in fs::read_dir(own)? {
         let entry = entry?;
@@ -98,21 +105,23 @@ fn display_name(name: &CStr) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Git opens these in each directory, and follows no symlink there.
+/// The names that git opens in each directory of a workspace. Git follows no symlink at these names.
 const GIT_READ_FILES: &[&[u8]] = &[b".gitignore", b".gitattributes", b".gitmodules"];
 
-/// Files below `.git` that name another place to look for what is there, or for objects.
+/// The files below `.git` that name another directory for the repository's content or objects.
 const LEADING: &[&str] = &["commondir", "objects/info/alternates", "objects/info/http-alternates"];
 
+/// The configuration files below `.git`.
 const CONFIGURATIONS: &[&str] = &["config", "config.worktree"];
 
 /// The beginning of a section that includes files, with a condition or without.
 const INCLUDE: &[u8] = b"[include";
 
-/// The longest configuration that is looked at. Ours: one of a thousand branches has 100 KiB.
+/// The maximum size of a configuration in bytes (our choice). The configuration of a thousand branches has 100 KiB.
 const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
-const INSPECT_ERROR_MESSAGE: &str = "the workspace cannot be looked at";
+/// The context of every error of reading the workspace.
+const INSPECT_ERROR_MESSAGE: &str = "the workspace cannot be read";
 
 #[cfg(test)]
 mod tests {
@@ -123,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// L3: a pipe in the place of what git opens is found before git waits for it, wherever it lies.
+    /// L3: the check finds a pipe at every path that git opens, before git waits for the pipe.
     #[test]
     fn a_pipe_that_git_would_open_is_refused() {
         let places = [
@@ -150,7 +159,7 @@ mod tests {
         }
     }
 
-    /// L3: nothing leads git elsewhere; what it does not open may be anything.
+    /// L3: no file leads git to another directory. A file that git does not open may have any type.
     #[test]
     fn what_leads_elsewhere_is_refused_where_git_follows() {
         for (name, is_refused) in [
@@ -170,7 +179,7 @@ mod tests {
         }
     }
 
-    /// L3: git opens no file because the repository's configuration says so.
+    /// L3: the repository's configuration cannot make git open a file.
     #[test]
     fn a_configuration_that_includes_files_is_refused() {
         for (text, is_refused) in [
