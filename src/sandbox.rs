@@ -6,7 +6,8 @@
 //!   neither a daemon nor an image.
 //! - [`warm_slot`] starts a sandbox ahead, before its run is known. [`long_running`] executes one run after the other.
 //! - [`output`] captures the output.
-//! - [`owner_process`] identifies the process that owns a sandbox. [`leftovers`] lists what it could not remove.
+//! - [`owner_process`] identifies the process that owns a sandbox. [`leftovers`] lists the objects that this process
+//!   could not remove.
 //! - [`host_users`] reserves a user for each sandbox. [`probe`] reports what this machine can enforce.
 //!
 //! **Invariant:** a sandbox has no network, no capability and no way to get one, for every request: a

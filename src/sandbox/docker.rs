@@ -105,6 +105,7 @@ impl DockerEngine {
         run_dir: Option<&Path>,
     ) -> Result<Vec<ManagedContainer>, SandboxError> {
         let dir = run_dir.map(|run_dir| format!("{DIR_LABEL}={}", run_dir.display()));
+        // The owner's label marks every container of the gateway; the directory's label selects one installation.
         let labels = std::iter::once(OWNER_LABEL).chain(dir.as_deref()).collect();
         let filters = HashMap::from([("label", labels)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();

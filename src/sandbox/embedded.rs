@@ -233,7 +233,8 @@ impl HelperProcess {
             // The container must not outlive this process, also if the future is dropped.
             .kill_on_drop(true);
         let mut child = command.spawn().map_err(cannot)?;
-        // The command holds the helper's end of the socket; a copy here would hide the helper's end from this process.
+        // The command holds the helper's end of the socket. With a copy in this process, the socket would stay open
+        // after the helper's end.
         drop(command);
         let (events, mut signals) = UnixStream::from_std(ours).map_err(cannot)?.into_split();
         signals.write_all(&messages::encode_line(task)).await.map_err(cannot)?;

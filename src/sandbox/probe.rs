@@ -1,4 +1,4 @@
-//! The probe of this machine: which limits it can enforce, which it cannot, and the remedies.
+//! The probe of this machine: the restrictions that the machine can enforce, those that are missing, and the remedies.
 //!
 //! [`machine`] and [`engine`] collect [`HostFacts`]. [`DoctorReport::from_facts`] evaluates the facts, and reads
 //! nothing itself.
@@ -152,6 +152,7 @@ fn machine_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
         ),
         _ => ok_finding("cgroups", format!("version {version}: {}", join_names(controllers))),
     };
+    // Root makes its sandboxes without user namespaces, so their absence is only a warning.
     let namespaces = match facts.user_namespaces {
         0 => warn_finding(
             "user namespaces",

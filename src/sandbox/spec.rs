@@ -33,8 +33,8 @@ pub struct SandboxSpec {
     /// The variables of this sandbox, which override the variables that every agent gets.
     pub env: BTreeMap<String, String>,
     pub limits: SandboxLimits,
-    /// The time between SIGTERM and SIGKILL. It also holds for the first process, which kills the agent only after
-    /// that time.
+    /// The time between SIGTERM and SIGKILL. The first process itself kills the agent only after
+    /// this time.
     pub grace: Duration,
     pub workspace: WorkspaceMount,
     pub mounts: Vec<BindMount>,
@@ -155,6 +155,7 @@ impl SandboxSpec {
         if matches!(&self.root, RootSource::Image(image) if image.is_empty()) {
             return wrong("the image", String::new(), "give its name or id");
         }
+        // The kernel takes arguments and variables as zero-terminated texts, and the claim of a slot separates them so.
         if let Some(text) = self.argument_texts().find(|text| text.contains('\0')) {
             return wrong(
                 "an argument or variable",
@@ -162,10 +163,12 @@ impl SandboxSpec {
                 "it must not hold a zero byte",
             );
         }
+        // In a variable, the first `=` separates the name from the value.
         if let Some(name) = self.env.keys().find(|name| name.is_empty() || name.contains('=')) {
             return wrong("a variable", name.clone(), "give it as NAME=VALUE");
         }
         let volumes = self.volumes.iter();
+        // A path is not a volume's name: paths of the machine are mounts, which have checks of their own.
         if let Some(volume) = volumes.clone().find(|volume| !is_volume_name(&volume.name)) {
             return wrong("a volume", volume.name.clone(), "give its name; a path is a mount");
         }
@@ -204,9 +207,11 @@ impl SandboxLimits {
         if self.pids < 2 {
             return wrong("pids", self.pids.to_string(), "give at least 2");
         }
+        // The range also excludes NaN, and keeps the conversion to the engines' integers within their bounds.
         if !(0.01..=1024.0).contains(&self.cpus) {
             return wrong("cpus", self.cpus.to_string(), "give a number from 0.01 to 1024");
         }
+        // A run time of zero would end every run before its start.
         if self.max_runtime.is_zero() {
             return wrong("max_runtime", "0s".to_owned(), "give a time, such as 10m");
         }
@@ -233,10 +238,10 @@ impl Default for SandboxLimits {
     }
 }
 
-/// The longest run time that a client may request: our choice. It keeps the arithmetic with clocks far from its limits.
+/// The longest run time that a client may request: our choice. The arithmetic with clocks stays far from its limits.
 const MAX_RUNTIME: Duration = Duration::from_hours(365 * 24);
 
-/// The longest grace: our choice. With a run time of a year it is still below the longest wait of `cogni-init`.
+/// The longest grace: our choice. A run time of a year and this grace are still below the longest wait of `cogni-init`.
 const MAX_GRACE: Duration = Duration::from_hours(24);
 
 fn is_volume_name(name: &str) -> bool {

@@ -62,8 +62,8 @@ impl CreatedContainer {
                 frames: attached.output,
             })),
             Err(source) => {
-                // The engine refuses the start of a missing program; its exit code separates that from the engine's
-                // own errors.
+                // The engine refuses the start of a missing program; the exit code tells this case from the
+                // engine's own errors.
                 let code = self.inspect_state().await.ok().and_then(|state| state.exit_code);
                 match (code, source) {
                     (

@@ -60,7 +60,7 @@ impl SandboxSpec {
             .into_iter()
             .flat_map(|argument| argument.into_bytes().into_iter().chain([0]))
             .collect();
-        // A text that is too long for the length gets the largest one, which the first process refuses.
+        // A text that is too long for four bytes gets the largest length, which the first process refuses.
         let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
         [&length.to_be_bytes()[..], &text].concat()
     }
@@ -119,7 +119,7 @@ impl SandboxSpec {
             memory("/run", format!("rw,nosuid,nodev,noexec,size=8m,{own}")),
         ];
         if self.workspace == WorkspaceMount::None {
-            // Where agents write programs and run them.
+            // Agents write programs here and run them, so this directory allows execution.
             all.push(memory(WORKSPACE_TARGET, format!("rw,exec,nosuid,nodev,size=256m,{own}")));
         }
         all
