@@ -1,8 +1,8 @@
 //! A SQLite file that many tasks of one process, and other processes, write to.
 //!
 //! The file is opened with access for its owner only and migrated to this version's tables. One thread writes, and
-//! commits waiting jobs
-//! together. A few connections read; one more is reserved for short reads that many tasks wait for.
+//! commits waiting jobs together. A few connections read; one more is reserved for short reads that many tasks wait
+//! for.
 //!
 //! **Invariant:** what a call has written survives a power cut, or the call returns an error.
 

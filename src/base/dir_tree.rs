@@ -1,10 +1,8 @@
 //! Removal, measurement and change of owner of directories that an agent has filled, of any depth and size.
 //!
 //! The agent chose the content and may want these functions to fail. Names a hundred thousand levels deep overflow the
-//! stack of a
-//! recursive walk; symbolic links lead elsewhere; names appear and disappear during the walk. Every walk has one
-//! directory open beside the
-//! first and follows no symbolic link.
+//! stack of a recursive walk; symbolic links lead elsewhere; names appear and disappear during the walk. Every walk has
+//! one directory open beside the first and follows no symbolic link.
 //!
 //! **Invariant:** stack and descriptors do not grow with the depth of a directory, and memory does not grow with its
 //! width. Measuring and
@@ -71,10 +69,8 @@ pub fn remove_below(top: &Path, name: &Path) -> io::Result<()> {
 }
 
 /// Returns the bytes that a directory takes on disk, or a value above `most`, at which counting stops. Each name counts
-/// as at least one
-/// block, so that the number of names is bounded, too. An unreadable directory, or one deeper than a path can express,
-/// counts as
-/// too much. Blocks.
+/// as at least one block, so that the number of names is bounded, too. An unreadable directory, or one deeper than a
+/// path can express, counts as too much. Blocks.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be opened or read.
@@ -94,8 +90,7 @@ pub fn disk_usage(path: &Path, most: u64) -> io::Result<u64> {
 }
 
 /// Returns the name of the first pipe, device or symbolic link that `is_meant` accepts. A process that opens such a
-/// name may block or be
-/// led elsewhere. This function opens directories only. Blocks.
+/// name may block or be led elsewhere. This function opens directories only. Blocks.
 ///
 /// # Errors
 /// Returns an error if the path is not a directory or cannot be read.
@@ -119,8 +114,7 @@ pub fn find_special_entry(
 }
 
 /// Changes the owner of a directory and its content, as deep as a path can express. The directory itself changes last:
-/// until
-/// then its new owner cannot enter and place a link in the way. Blocks.
+/// until then its new owner cannot enter and place a link in the way. Blocks.
 ///
 /// # Errors
 /// Returns an error if the owner of an entry could not be changed.
@@ -135,8 +129,7 @@ pub fn chown_tree(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 }
 
 /// Calls `see` once for each name below a directory, with the directory that contains the name, until `see` breaks.
-/// Names that
-/// disappear during the walk are left out.
+/// Names that disappear during the walk are left out.
 fn walk_tree(
     top: &OwnedFd,
     mut see: impl FnMut(BorrowedFd<'_>, &CStr, &Stat) -> Result<ControlFlow<()>, Errno>,

@@ -1,8 +1,8 @@
 //! The addresses that a host's name may lead to, depending on who named the host.
 //!
 //! A name does not tell its address: many public names lead to the loopback address, and a name may have another
-//! address at each
-//! lookup. So the addresses are checked, and the caller connects to the checked addresses without another lookup.
+//! address at each lookup. So the addresses are checked, and the caller connects to the checked addresses without
+//! another lookup.
 //!
 //! **Invariant:** no host leads to a link-local, multicast, unspecified or reserved address, where clouds keep
 //! credentials.
@@ -89,8 +89,7 @@ impl HostReach {
 }
 
 /// Returns true if a text is a host in the one spelling that all programs read alike: a full address, or a name.
-/// Resolvers read a name that
-/// ends in a number as an address, whose parts may be octal, hexadecimal or missing.
+/// Resolvers read a name that ends in a number as an address, whose parts may be octal, hexadecimal or missing.
 pub fn is_canonical_host(text: &str) -> bool {
     if text.parse::<IpAddr>().is_ok() {
         return true;
@@ -128,8 +127,7 @@ fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 }
 
 /// Returns true if the kernel treats the address as this machine's: a connection to such an address has the same
-/// address as its source.
-/// Connecting a datagram socket sends no packet.
+/// address as its source. Connecting a datagram socket sends no packet.
 fn is_own_address(address: IpAddr) -> bool {
     let any: SocketAddr = match address {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

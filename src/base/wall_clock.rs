@@ -1,8 +1,7 @@
 //! A check of the wall clock against the monotonic clock.
 //!
 //! The wall clock decides the age of stored data, and a wall clock may jump: a machine without a battery, a wrong time
-//! server. Data that
-//! is deleted because of one wrong reading cannot be restored.
+//! server. Data that is deleted because of one wrong reading cannot be restored.
 //!
 //! **Invariant:** the wall clock is trusted after it has advanced with the monotonic clock for an hour, and no longer
 //! after

@@ -53,8 +53,7 @@ impl JsonStringPrefix {
     }
 
     /// Returns the number of document bytes that may be read for the name now. Unescaped they are at most that many
-    /// bytes, and three more for
-    /// a character that began before.
+    /// bytes, and three more for a character that began before.
     pub(super) fn wanted_bytes(&self, name: &JsonKeyBuffer) -> usize {
         if self.is_wanted {
             Self::MAX_PREFIX_BYTES.saturating_sub(buffered_length(name)).max(1)

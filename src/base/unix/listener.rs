@@ -121,8 +121,7 @@ fn remove_stale(path: &Path) -> Result<(), UnixListenerError> {
 }
 
 /// Returns true if a process listens, even with a full backlog. Only a refused connection proves that no process
-/// listens. A dead
-/// process' child may hold the socket for a moment without accepting.
+/// listens. A dead process' child may hold the socket for a moment without accepting.
 fn has_live_listener(path: &Path) -> io::Result<bool> {
     let socket = create_socket()?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {

@@ -31,8 +31,7 @@ pub(super) struct ReadinessView {
     #[serde(rename = "ready")]
     can_accept: bool,
     /// The result of each check: `ok`, or the problem. Problems of `relay`, `upstream` and `forge` do not refuse runs:
-    /// an operator may run
-    /// without them, and every other instance of the service would have the same problem.
+    /// an operator may run without them, and every other instance of the service would have the same problem.
     checks: BTreeMap<&'static str, String>,
     /// The state of the upstream, at most half a minute old: `ok`, `upstream_unreachable` with its cause,
     /// `upstream_auth`, or
@@ -89,8 +88,7 @@ pub(super) async fn show_readiness(
 }
 
 /// Returns the state of the upstream and the forge. A readiness probe has little time, so a slow check continues in the
-/// background and its
-/// result is shown by the next probe.
+/// background and its result is shown by the next probe.
 async fn standing(api: &ApiState) -> ServiceStatus {
     let supervisor = api.supervisor.clone();
     let asked = api.tasks.run_detached(async move { supervisor.standing().await });
@@ -120,8 +118,7 @@ async fn check_agents(api: &ApiState) -> Result<(), String> {
 }
 
 /// Checks that the directory has room for the files of a run. Permission to write does not imply permission to make a
-/// file, and a full disk
-/// still has room for an empty file.
+/// file, and a full disk still has room for an empty file.
 fn check_writable(directory: &Path) -> Result<(), String> {
     let probe = directory.join(format!("probe-{}", Uuid::now_v7()));
     let made = File::options().write(true).create_new(true).open(&probe);

@@ -185,8 +185,7 @@ impl CreateRunBody {
     }
 
     /// Checks the branch settings. A named branch is used or refused. A repository without a branch key is accepted,
-    /// and the run's result
-    /// says that the relay was skipped.
+    /// and the run's result says that the relay was skipped.
     fn validate_branch(&self) -> Result<(), ApiError> {
         let has_key = self.branch_key.is_some() || self.work_item.is_some();
         let asked = [("pull_request", self.pull_request), ("base", self.base.is_some())];

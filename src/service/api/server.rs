@@ -1,8 +1,8 @@
 //! The listener of the service, on TCP or on a unix socket, and the connections until shutdown.
 //!
 //! A client that sends its head too slowly, or reads nothing for too long, loses its connection. Some connections
-//! beyond the limit are
-//! reserved for health checks and charge notices; all others are answered with an error and closed.
+//! beyond the limit are reserved for health checks and charge notices; all others are answered with an error and
+//! closed.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,10 +1,8 @@
 //! The records of a delivery, one type for each event.
 //!
 //! A step is written to the outbox before it is recorded here. A process that continues after a crash repeats the
-//! interrupted step and its
-//! record; for a branch or a pull request that already has the work, the record says so. An end that was written in a
-//! process's last
-//! moment is in the outbox only, which is the authority.
+//! interrupted step and its record; for a branch or a pull request that already has the work, the record says so. An
+//! end that was written in a process's last moment is in the outbox only, which is the authority.
 #![expect(clippy::ref_option_ref, reason = "serde hands a field to its function by reference")]
 
 use serde::Serialize;

@@ -75,8 +75,7 @@ impl AuditPublicKey {
 }
 
 /// Returns the seed in a file. Without a file, a new seed is written, readable by its owner only. Two processes that
-/// start together use the
-/// seed of the first.
+/// start together use the seed of the first.
 ///
 /// # Errors
 /// Returns an error if the file cannot be made or read, or does not hold a seed.
@@ -132,8 +131,7 @@ impl fmt::Debug for AuditPublicKey {
 }
 
 /// Returns the bytes to sign: `cogni-gateway audit checkpoint v1 ` and the hash as the file has it. The prefix makes
-/// the
-/// signature useless for any other message that this key may sign.
+/// the signature useless for any other message that this key may sign.
 fn checkpoint_message(head: &RecordHash) -> [u8; CHECKPOINT_DOMAIN.len() + 64] {
     let mut statement = [0; CHECKPOINT_DOMAIN.len() + 64];
     statement[..CHECKPOINT_DOMAIN.len()].copy_from_slice(CHECKPOINT_DOMAIN);

@@ -3,11 +3,9 @@
 //! 1. Records are chained into one buffer under one lock.
 //! 2. An admission writes the buffer to the file with one `write`.
 //! 3. Settlements and refusals wait in the buffer for the next admission or [`flush`](AuditLog::flush_buffered), so a
-//! request
-//!    costs one system call. A writer thread would cost two context switches instead (`src/manual/decisions/0004`).
+//!    request costs one system call. A writer thread would cost two context switches instead (`src/manual/decisions/0004`).
 //! 4. The flush that finds the oldest unsigned record too old signs a checkpoint, so that a call rarely waits for a
-//! signature. Only
-//!    a log with very many records since the last checkpoint makes the next call sign.
+//!    signature. Only a log with very many records since the last checkpoint makes the next call sign.
 //!
 //! **Invariant:** the buffer holds whole records that continue the file. An admission that was not written to the file
 //! leaves

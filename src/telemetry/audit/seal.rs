@@ -1,10 +1,8 @@
 //! The seal of a log: a record of its end, stored elsewhere, against which the file is checked later.
 //!
 //! A chain finds changes inside a log, and a checkpoint proves who signed the log. Neither proves that a file is the
-//! log that was
-//! closed: the log of another run is valid, too, and so is the beginning of the same log, and a log that a forger wrote
-//! and signed with
-//! another key. The holder of an [`AuditLogSeal`] detects all three.
+//! log that was closed: the log of another run is valid, too, and so is the beginning of the same log, and a log that a
+//! forger wrote and signed with another key. The holder of an [`AuditLogSeal`] detects all three.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};

@@ -72,10 +72,8 @@ pub enum CheckpointCoverage {
 /// Verifies the log at `path` and reports its content.
 ///
 /// With a pinned key, at least one checkpoint must be signed with that key, and [`AuditVerifyReport::coverage`] states
-/// how much of the
-/// log the checkpoints cover: a forger can append records that no checkpoint signs. Without a pinned key, signatures
-/// are checked
-/// against the keys that the file itself names, which finds damage and not a forger.
+/// how much of the log the checkpoints cover: a forger can append records that no checkpoint signs. Without a pinned
+/// key, signatures are checked against the keys that the file itself names, which finds damage and not a forger.
 pub fn verify_file(
     path: &Path,
     pinned: Option<&AuditPublicKey>,
