@@ -1,7 +1,7 @@
-//! Where people look at the work: GitHub, as a client sees it.
+//! The part of the relay that calls GitHub, where people look at the work.
 //!
-//! [`credential`] is what the relay shows, [`client`] carries the calls, and [`pull_request`] keeps one pull request for
-//! each branch.
+//! [`credential`] provides tokens, [`client`] sends the API calls, and [`pull_request`] keeps one pull request for each
+//! branch.
 //!
 //! **Invariant:** a token goes to the API and to the host of its own repository, and nowhere else.
 

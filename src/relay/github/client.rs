@@ -1,7 +1,7 @@
-//! Calls to GitHub's REST API, and what its answers mean.
+//! A client for GitHub's REST API, with one GraphQL mutation.
 //!
-//! Each call is one request over HTTP/1.1 ([`transport`]): no redirect is followed, nothing is sent a second time, and no
-//! answer is read without an end.
+//! Each call is one request over HTTP/1.1 ([`transport`]). The client follows no redirect, sends no request a second
+//! time, and reads no answer beyond a limit.
 
 mod error;
 mod retry;
@@ -27,15 +27,15 @@ use transport::GithubTransport;
 pub use error::{GithubError, ValidationProblem};
 pub use retry::RetryPolicy;
 
-/// Where the API is, and how long it may take.
+/// The address of the API and the limits of its calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GithubConfig {
     /// `https://api.github.com`, or `https://HOST/api/v3` of GitHub Enterprise.
     pub url: Uri,
     pub network: OutboundConfig,
-    /// For a connection.
+    /// The time limit of a connection attempt.
     pub connect_timeout: Duration,
-    /// For a call, its answer included.
+    /// The time limit of a call, its answer included.
     pub timeout: Duration,
     pub patience: RetryPolicy,
 }
@@ -47,7 +47,7 @@ pub struct GithubClient {
     config: GithubConfig,
 }
 
-/// What a repository says of itself.
+/// The fields of a repository that the relay reads.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct RepositoryInfo {
     pub default_branch: String,
@@ -55,13 +55,13 @@ pub struct RepositoryInfo {
     pub archived: bool,
 }
 
-/// What a branch says of itself.
+/// The fields of a branch that the relay reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct BranchInfo {
     pub protected: bool,
 }
 
-/// What a query is answered with; what it found is left out.
+/// The answer to a GraphQL call. The relay needs no data of it, so only the errors are read.
 #[derive(Deserialize)]
 struct GraphqlResponse {
     #[serde(default)]
@@ -89,8 +89,10 @@ impl Default for GithubConfig {
 }
 
 impl GithubClient {
+    /// Creates a client, and loads the certificate authorities.
+    ///
     /// # Errors
-    /// The authorities cannot be read.
+    /// Returns an error if the certificate authorities cannot be read.
     pub fn new(config: GithubConfig) -> io::Result<Self> {
         Ok(Self { way: GithubTransport::new(&config)?, config })
     }
@@ -99,9 +101,9 @@ impl GithubClient {
         &self.config.patience
     }
 
-    /// Whether this API is the one of the repository's host, so that a token for one may be shown to the other.
+    /// Returns true if this API is the one of the repository's host, so that a token for one may be sent to the other.
     ///
-    /// `https://api.github.com` is that of `github.com`; an Enterprise's own is on its host.
+    /// The API of `github.com` is `https://api.github.com`. The API of a GitHub Enterprise server is on its own host.
     pub fn serves_repository(&self, repository: &HostedRepository) -> bool {
         let Some(api) = self.config.url.authority() else { return false };
         let (api, host) = (api.as_str().to_ascii_lowercase(), repository.authority());
@@ -109,8 +111,10 @@ impl GithubClient {
             || api == host.to_ascii_lowercase()
     }
 
+    /// Returns the repository's data.
+    ///
     /// # Errors
-    /// As every call.
+    /// Returns a [`GithubError`] if the call fails.
     pub async fn repository_info(
         &self,
         token: &SecretString,
@@ -119,10 +123,10 @@ impl GithubClient {
         self.get(token, &repository_path(repository, "")).await
     }
 
-    /// What is known of a branch; `None` where there is none of that name.
+    /// Returns a branch's data, or `None` if there is no branch of that name.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns a [`GithubError`] if the call fails.
     pub async fn branch_info(
         &self,
         token: &SecretString,
@@ -142,6 +146,7 @@ impl GithubClient {
         }
     }
 
+    /// Sends a GET request, and parses its answer.
     pub(super) async fn get<T: DeserializeOwned>(
         &self,
         token: &SecretString,
@@ -150,7 +155,7 @@ impl GithubClient {
         self.call_once(token, Method::GET, path, None::<&()>).await
     }
 
-    /// One mutation of the API that is not REST, for what REST cannot do. What it answers is not needed.
+    /// Calls one GraphQL mutation, for actions that the REST API does not have. The answer's data is ignored.
     pub(super) async fn graphql_mutation(
         &self,
         token: &SecretString,
@@ -160,6 +165,7 @@ impl GithubClient {
         let body = serde_json::json!({ "query": query, "variables": { "id": id } });
         let called =
             Box::pin(self.send_and_parse(token, (Method::POST, GRAPHQL_PATH), Some(&body)));
+        // GraphQL reports errors with status 200, in the body.
         let answer: GraphqlResponse = self.with_timeout(called).await?;
         match answer.errors.first() {
             Some(error) => Err(GithubError::from_graphql(&error.kind, &error.message)),
@@ -167,7 +173,8 @@ impl GithubClient {
         }
     }
 
-    /// One call, once: whoever may repeat it knows whether it may have been done already.
+    /// Sends one request once. Only the caller knows whether a repetition is safe, because the first request may have
+    /// been carried out.
     pub(super) async fn call_once<T: DeserializeOwned>(
         &self,
         token: &SecretString,
@@ -178,6 +185,7 @@ impl GithubClient {
         self.with_timeout(Box::pin(self.send_and_parse(token, (method, path), body))).await
     }
 
+    /// Limits the time of a call. A call that takes longer may still be carried out.
     async fn with_timeout<T>(
         &self,
         called: impl Future<Output = Result<T, GithubError>>,
@@ -190,6 +198,7 @@ impl GithubClient {
         }
     }
 
+    /// Sends a request, reads the answer up to a limit, and parses it.
     async fn send_and_parse<T: DeserializeOwned>(
         &self,
         token: &SecretString,
@@ -206,13 +215,13 @@ impl GithubClient {
         if !head.status.is_success() {
             return Err(GithubError::from_response(&head, &body));
         }
-        // The work is done; an answer that cannot be read is as good as one that was lost.
+        // GitHub has done the work, but an answer that cannot be parsed tells as little as a lost one.
         serde_json::from_slice(&body).map_err(|error| {
             GithubError::Unanswered(format!("its answer is not what its API describes ({error})"))
         })
     }
 
-    /// Builds a request to the API's own address, which is the only one that a token is shown to.
+    /// Builds a request to the API's own address. No other address ever gets a token.
     fn build_request(
         &self,
         token: &SecretString,
@@ -223,6 +232,7 @@ impl GithubClient {
             .map_err(|_| {
                 GithubError::Unauthorized("no header may have its characters".to_owned())
             })?;
+        // A sensitive header is left out of debug output.
         token.set_sensitive(true);
         let request = Request::builder()
             .method(method)
@@ -241,7 +251,7 @@ impl GithubClient {
         request.map_err(invalid_request_error)
     }
 
-    /// Joins the API's address and a path. An Enterprise has the other API beside the REST API, not in it.
+    /// Joins the API's address and a path. A GitHub Enterprise server has its GraphQL API beside the REST API's path.
     fn absolute_uri(&self, path: &str) -> Result<Uri, http::Error> {
         let url = &self.config.url;
         let base = url.path().trim_end_matches('/');
@@ -258,19 +268,19 @@ impl fmt::Debug for GithubClient {
     }
 }
 
-/// The API's address.
+/// Formats the API's address.
 impl fmt::Display for GithubClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.config.url)
     }
 }
 
-/// Below a repository. Its parts are made of what a URL may have as it is.
+/// Returns the path below a repository. The owner and the name have only characters that a URL allows.
 pub(super) fn repository_path(repository: &HostedRepository, rest: &str) -> String {
     format!("/repos/{}/{}{rest}", repository.owner(), repository.name())
 }
 
-/// Text as a part of a URL: a branch's name in a path, a value in a query.
+/// Encodes text as a part of a URL: a branch's name in a path, or a value in a query.
 pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -286,7 +296,7 @@ pub(super) fn percent_encode(text: &str) -> String {
     encoded
 }
 
-/// Tells why an answer that has begun did not end.
+/// Returns the reason why an answer has begun and not ended.
 fn broken_response_message(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     if error.is::<LengthLimitError>() {
         return format!("its answer is longer than {} MiB", MAX_RESPONSE_BYTES >> 20);
@@ -294,21 +304,22 @@ fn broken_response_message(error: &(dyn std::error::Error + Send + Sync + 'stati
     format!("its answer broke off ({})", transport::root_cause(error))
 }
 
-/// Tells why a request could not be made, which takes a repository's name that no URL can have.
+/// Makes an error for a request that could not be built. A repository's name that no URL can have is the only known
+/// cause.
 fn invalid_request_error(error: impl fmt::Display) -> GithubError {
     GithubError::Unanswered(format!(
         "it cannot be asked for this ({error}); check the repository's URL"
     ))
 }
 
-/// The API that is not REST.
+/// The path of the GraphQL API.
 const GRAPHQL_PATH: &str = "/graphql";
 
 /// The version of the REST API that the calls are written for.
 const API_VERSION: &str = "2022-11-28";
 
-/// GitHub wants to know who calls.
+/// The name of this program in requests. GitHub requires one.
 const USER_AGENT_VALUE: &str = concat!("cogni-gateway/", env!("CARGO_PKG_VERSION"));
 
-/// A page of pull requests has some hundred KiB, most of it addresses.
+/// The longest answer in bytes. A page of pull requests has some hundred KiB, most of it URLs. Our choice.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;

@@ -1,4 +1,5 @@
-//! What the relay shows to a forge: a token that was given, or one that an app asks for, a repository at a time.
+//! The credential of the relay at a forge: a configured token, or a GitHub App that requests tokens for one repository
+//! each.
 //!
 //! **Invariant:** a token goes to the API and to the host of its own repository, and nowhere else: not into a log, an
 //! error, an argument or a file.
@@ -15,24 +16,26 @@ use crate::relay::repo::repository::HostedRepository;
 
 pub use github_app::GithubApp;
 
-/// Who the relay is.
+/// The identity of the relay at the forge.
 pub enum ForgeCredential {
-    /// A personal or fine-grained token, as it was given.
+    /// A personal or fine-grained token from the configuration.
     Token(SecretString),
     /// A GitHub App.
     App(Box<GithubApp>),
 }
 
 impl ForgeCredential {
-    /// A token that is good for one repository for some minutes at least.
+    /// Returns a token that is valid for one repository for some minutes at least.
     ///
     /// # Errors
-    /// The repository is not on the API's host; or the app has no access to it; or as every call.
+    /// Returns [`GithubError::Foreign`] if the repository is not on the API's host. Returns an error of the call if the
+    /// app has no access to the repository.
     pub async fn token(
         &self,
         api: &GithubClient,
         repository: &HostedRepository,
     ) -> Result<SecretString, GithubError> {
+        // Checked before any token exists: a token for one host must never be sent to another.
         if !api.serves_repository(repository) {
             let (api, host) = (api.to_string(), repository.authority().to_owned());
             return Err(GithubError::Foreign { api, host });
@@ -43,11 +46,11 @@ impl ForgeCredential {
         }
     }
 
-    /// Asks whether the forge accepts the credential. An Enterprise that limits no rates does not know the question, and has
-    /// looked at the token before it says so.
+    /// Asks whether the forge accepts the credential. A GitHub Enterprise server without rate limits answers 404, after
+    /// a check of the token, which counts as accepted.
     ///
     /// # Errors
-    /// As every call.
+    /// Returns a [`GithubError`] if the forge rejects the credential or does not answer.
     pub async fn check(&self, api: &GithubClient) -> Result<(), GithubError> {
         let asked = match self {
             Self::Token(token) => api.get(token, "/rate_limit").await,
@@ -59,10 +62,11 @@ impl ForgeCredential {
         }
     }
 
-    /// Does something with a token; once more with a new one, where an app's was taken back before its time.
+    /// Calls `attempt` with a token. If the forge rejects an app's token, which may be revoked early, calls `attempt`
+    /// once more with a new token.
     ///
     /// # Errors
-    /// As [`ForgeCredential::token`], and what `attempt` says.
+    /// Returns the errors of [`ForgeCredential::token`] and of `attempt`.
     pub async fn with_token<T, F>(
         &self,
         api: &GithubClient,
@@ -74,6 +78,7 @@ impl ForgeCredential {
     {
         let first = Box::pin(attempt(self.token(api, repository).await?)).await;
         match (self, first) {
+            // Only an app can get another token. A configured token stays rejected.
             (Self::App(app), Err(GithubError::Unauthorized(_))) => {
                 app.invalidate(repository).await;
                 Box::pin(attempt(self.token(api, repository).await?)).await

@@ -1,14 +1,14 @@
-//! One pull request for each branch, created or brought up to date.
+//! One pull request for each branch, opened or updated.
 //!
-//! Whatever goes wrong, the way on begins with looking: which pull request is there now? So an answer that was lost, a
-//! request that came twice or a crash cannot make a second one.
+//! Every attempt begins with a search for the branch's open pull request. So a lost answer, a request that arrived
+//! twice or a crash cannot lead to a second pull request.
 //!
-//! **Invariant:** what people wrote into a pull request stays as it is, byte for byte; the relay changes only what
-//! stands between its own marks ([`managed_section`]).
+//! **Invariant:** text that people wrote into a pull request stays as it is, byte for byte. The relay changes only the
+//! text between its own marks ([`managed_section`]).
 //!
 //! **Invariant:** work that needs a review never comes to a pull request that is ready to be merged.
 //!
-//! **Invariant:** an agent's words name nobody, close nothing and load nothing ([`safe_text`]).
+//! **Invariant:** an agent's text notifies no person, closes no issue and loads no picture ([`safe_text`]).
 
 pub mod managed_section;
 pub mod safe_text;
@@ -24,30 +24,31 @@ use crate::relay::repo::review::ReviewReason;
 use crate::relay::repo::{ObjectId, SandboxBranch};
 use managed_section::NOTICE_MARK;
 
-/// What is to stand on a pull request.
+/// The content of a pull request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullRequestSpec {
     /// The branch with the work.
     pub head: SandboxBranch,
-    /// The branch it is meant for; the repository's default branch where none is named.
+    /// The branch to merge into, or `None` for the repository's default branch.
     pub base: Option<String>,
     pub run: String,
     pub agent: String,
-    /// Of a new pull request; an old one keeps what it has. The agent's words.
+    /// The agent's title for a new pull request. An existing pull request keeps its title.
     pub title: String,
-    /// The agent's words, too.
+    /// The agent's description.
     pub body: String,
-    /// From where to where the run has moved the branch.
+    /// The commits that the run has moved the branch from and to.
     pub moved: (ObjectId, ObjectId),
-    /// Whether somebody has to look at it before it counts: a new one is then a draft.
+    /// True if a person has to review the work before it counts. A new pull request is then a draft.
     pub needs_review: bool,
-    /// Why.
+    /// The reasons for the review.
     pub reasons: Vec<ReviewReason>,
-    /// Why somebody has to look at what the branch had before. A pull request that does not say so yet is then a draft, too.
+    /// The reasons why a person has to review the branch's earlier commits. A pull request without these reasons in its
+    /// text is then made a draft, too.
     pub before: Vec<ReviewReason>,
 }
 
-/// A pull request that says what it should.
+/// A pull request that was opened or updated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedPullRequest {
     pub number: u64,
@@ -55,11 +56,11 @@ pub struct PublishedPullRequest {
     pub is_new: bool,
 }
 
-/// What is read of a pull request.
+/// The fields of a pull request that the relay reads.
 #[derive(Debug, Deserialize)]
 struct FetchedPullRequest {
     number: u64,
-    /// Its name in the API that is not REST. Not every forge that speaks the one has the other.
+    /// The ID in the GraphQL API. Some forges with the same REST API have no GraphQL API.
     #[serde(default)]
     node_id: String,
     html_url: String,
@@ -74,7 +75,7 @@ struct FetchedPullRequest {
 struct PullRequestBranch {
     #[serde(rename = "ref")]
     branch: String,
-    /// `None` where the repository is gone: it was a fork.
+    /// The branch's repository, or `None` if the repository was a fork that was deleted.
     repo: Option<BranchRepository>,
 }
 
@@ -97,10 +98,11 @@ struct UpdatePullRequest<'a> {
     body: &'a str,
 }
 
-/// Brings the branch's pull request up to date, or makes one.
+/// Updates the branch's open pull request, or opens one.
 ///
 /// # Errors
-/// What cannot be helped by trying again for some seconds. [`GithubError::retry_after`] says whether it can be by waiting.
+/// Returns an error if retries within some seconds do not help. [`GithubError::retry_after`] says whether a later
+/// attempt may succeed.
 pub async fn publish_pull_request(
     api: &GithubClient,
     credential: &ForgeCredential,
@@ -114,11 +116,11 @@ pub async fn publish_pull_request(
     Box::pin(api.retry_policy().retry(attempts)).await
 }
 
-/// Takes the pull requests of a branch back to drafts, before work is pushed there that needs a review: one that is ready
-/// may be merged by itself as soon as the work is there.
+/// Converts the open pull requests of a branch to drafts, before work is pushed that needs a review. A pull request
+/// with automatic merging could otherwise be merged as soon as the work is there.
 ///
 /// # Errors
-/// As [`publish_pull_request`]. Nothing is to be pushed then.
+/// Returns the errors of [`publish_pull_request`]. The caller must not push the work then.
 pub async fn convert_to_draft(
     api: &GithubClient,
     credential: &ForgeCredential,
@@ -132,6 +134,7 @@ pub async fn convert_to_draft(
     Box::pin(api.retry_policy().retry(attempts)).await
 }
 
+/// Converts all open pull requests of a branch to drafts, in one attempt.
 async fn convert_all_to_draft(
     api: &GithubClient,
     token: &SecretString,
@@ -144,7 +147,7 @@ async fn convert_all_to_draft(
     Ok(())
 }
 
-/// Makes a pull request a draft, where it is none yet.
+/// Converts a pull request to a draft, unless it is a draft already.
 async fn make_draft(
     api: &GithubClient,
     token: &SecretString,
@@ -154,7 +157,7 @@ async fn make_draft(
         return Ok(());
     }
     match api.graphql_mutation(token, CONVERT_TO_DRAFT_MUTATION, &found.node_id).await {
-        // Where there are no drafts, nothing is merged by itself either. The text says that it is to be looked at.
+        // A forge without drafts has no automatic merging either. The pull request's text asks for the review.
         Err(error) if error.to_string().contains(NO_DRAFTS_MESSAGE) => return Ok(()),
         done => done?,
     }
@@ -162,8 +165,8 @@ async fn make_draft(
     Ok(())
 }
 
-/// The open pull requests from a branch, which `more` of a query is about. GitHub is asked for just those, and not
-/// believed: what it does not understand in a query, it leaves out, and a fork's branch may have the same name.
+/// Returns the open pull requests from a branch, narrowed by the query's further part `more`. The answer is filtered
+/// again: GitHub ignores parts of a query that it does not understand, and a fork may have a branch of the same name.
 async fn open_pull_requests(
     api: &GithubClient,
     token: &SecretString,
@@ -183,7 +186,7 @@ async fn open_pull_requests(
     Ok(found.into_iter().filter(is_it).collect())
 }
 
-/// Where one attempt is made.
+/// One attempt to publish a pull request.
 struct PullRequestPublisher<'a> {
     api: &'a GithubClient,
     token: SecretString,
@@ -192,17 +195,20 @@ struct PullRequestPublisher<'a> {
 }
 
 impl PullRequestPublisher<'_> {
+    /// Opens or updates the pull request, without retries.
     async fn try_publish(&self) -> Result<PublishedPullRequest, GithubError> {
         let base = match &self.order.base {
             Some(base) => base.clone(),
             None => self.api.repository_info(&self.token, self.repository).await?.default_branch,
         };
+        // 1. Search first: an earlier attempt may have opened the pull request and lost the answer.
         if let Some(found) = self.find_open(&base).await? {
             return self.update_pull_request(found).await;
         }
+        // 2. None is open: open one. A notice about review makes it a draft from the start.
         let is_draft = self.order.needs_review || !self.order.before.is_empty();
         match self.create_pull_request(&base, is_draft).await {
-            // Somebody was faster, or we were and never heard of it.
+            // 3. Another request has opened one since the search: update that one.
             Err(error)
                 if error.has_problem(|reason| reason.message.contains(ALREADY_EXISTS_MESSAGE)) =>
             {
@@ -210,7 +216,7 @@ impl PullRequestPublisher<'_> {
                 self.update_pull_request(found.ok_or(GithubError::Unanswered(error.to_string()))?)
                     .await
             }
-            // Not every plan has drafts. The text says that it is to be looked at.
+            // 4. Not every plan has drafts. The text asks for the review.
             Err(error) if is_draft && error.to_string().contains(NO_DRAFTS_MESSAGE) => {
                 self.create_pull_request(&base, false).await
             }
@@ -218,7 +224,7 @@ impl PullRequestPublisher<'_> {
         }
     }
 
-    /// The open pull request from the branch to `base`.
+    /// Returns the open pull request from the branch to `base`.
     async fn find_open(&self, base: &str) -> Result<Option<FetchedPullRequest>, GithubError> {
         let more = format!("&base={}", percent_encode(base));
         let place = (self.repository, &self.order.head);
@@ -226,6 +232,7 @@ impl PullRequestPublisher<'_> {
         Ok(found.into_iter().find(|one| one.base.branch == base))
     }
 
+    /// Opens a pull request.
     async fn create_pull_request(
         &self,
         base: &str,
@@ -246,6 +253,7 @@ impl PullRequestPublisher<'_> {
         Ok(PublishedPullRequest { number: created.number, url: created.html_url, is_new: true })
     }
 
+    /// Updates the relay's section in the text of a pull request.
     async fn update_pull_request(
         &self,
         found: FetchedPullRequest,
@@ -253,7 +261,8 @@ impl PullRequestPublisher<'_> {
         let old = found.body.as_deref();
         let words =
             self.body_section(managed_section::has_notice_of_other_run(old, &self.order.run));
-        // Whoever has said that it is ready has not read a notice that is not there yet.
+        // A person who marked the pull request as ready has not seen a notice that is new in this update. So the draft
+        // comes first: a failure after it leaves a draft, and never a ready pull request without the notice.
         if words.contains(NOTICE_MARK) && !managed_section::has_notice_of_run(old, &self.order.run)
         {
             make_draft(self.api, &self.token, &found).await?;
@@ -261,6 +270,7 @@ impl PullRequestPublisher<'_> {
         let published =
             PublishedPullRequest { number: found.number, url: found.html_url, is_new: false };
         let Some(body) = managed_section::upsert_section(old, &self.order.run, &words) else {
+            // Without room for the notice, the work must not count as published.
             if words.contains(NOTICE_MARK) {
                 return Err(GithubError::Full(published.url));
             }
@@ -270,6 +280,7 @@ impl PullRequestPublisher<'_> {
             );
             return Ok(published);
         };
+        // Nothing to change: an earlier attempt has written the same text.
         if old == Some(body.as_str()) {
             return Ok(published);
         }
@@ -280,7 +291,8 @@ impl PullRequestPublisher<'_> {
         Ok(published)
     }
 
-    /// What the run has to say: the agent's words, and ours below them. What was there before is told of once.
+    /// Returns the text of the run's section: the agent's text, and the relay's text below it. If `is_told` is true,
+    /// another run's section already has the reasons about the branch's earlier commits.
     fn body_section(&self, is_told: bool) -> String {
         let PullRequestSpec { run, agent, moved: (from, to), .. } = self.order;
         let body = safe_text::format_body(&self.order.body);
@@ -297,7 +309,8 @@ impl PullRequestPublisher<'_> {
         format!("{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{notice}")
     }
 
-    /// What stays for as long as there is room for anything: that somebody has to look, and below it, at what.
+    /// Returns the notice that a review is needed, with its reasons. The notice's headline is the last text that gives
+    /// way if there is too little room.
     fn review_notice(&self, run: &str, before: &[ReviewReason]) -> String {
         let PullRequestSpec { needs_review, reasons, .. } = self.order;
         let headline = match (needs_review, before.is_empty()) {
@@ -326,11 +339,13 @@ impl PullRequestPublisher<'_> {
     }
 }
 
+/// A part of GitHub's message if the branch has an open pull request already.
 const ALREADY_EXISTS_MESSAGE: &str = "A pull request already exists";
+/// A part of GitHub's message if the repository's plan has no drafts.
 const NO_DRAFTS_MESSAGE: &str = "Draft pull requests are not supported";
 
-/// REST can make a draft of nothing that is not one.
+/// The GraphQL mutation that converts a pull request to a draft. The REST API cannot do that.
 const CONVERT_TO_DRAFT_MUTATION: &str = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }";
 
-/// More than that is read where the work is.
+/// The most reasons in a notice. People read further reasons where the work is. Our choice.
 const MAX_REASONS: usize = 10;

@@ -86,7 +86,7 @@ async fn an_app_is_told_why_it_gets_no_token() {
     app.token(&api, &forge.hosted()).await.unwrap();
     let other: RepositoryUrl = format!("{}/acme/other", forge.hub.url()).parse().unwrap();
     let error = app.token(&api, other.as_hosted().unwrap()).await.unwrap_err();
-    insta::assert_snapshot!(error, @"there is no such repository, or the token does not reach it; check the URL and what the token is for");
+    insta::assert_snapshot!(error, @"GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories");
 }
 
 /// L6: a token is never shown to a host that its API does not belong to.

@@ -240,7 +240,7 @@ async fn every_refusal_says_what_to_do() {
      API rate limit exceeded for installation ID 1. | again: much later
     the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository | again: no
     GitHub does not accept the token: Unauthorized; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE` | again: no
-    there is no such repository, or the token does not reach it; check the URL and what the token is for | again: no
+    GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories | again: no
     GitHub answers 418 I'm a teapot: I'm a teapot | again: no
     GitHub refuses this: `head` is invalid | again: soon
     ");

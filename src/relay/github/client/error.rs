@@ -1,4 +1,4 @@
-//! Why a call did not do what it was for, and whether it will later.
+//! The errors of calls to GitHub, and whether a later attempt may succeed.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,13 +7,13 @@ use http::response::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-/// What came of a call that was not answered well. Nothing in it is a secret.
+/// An error of a call to GitHub. No variant contains a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GithubError {
-    /// It may have been done, and it may not.
+    /// The call has no answer. GitHub may have carried it out, or not.
     #[error("GitHub did not answer: {0}")]
     Unanswered(String),
-    #[error("GitHub wants fewer calls, and none for {} seconds: {message}", after.as_secs())]
+    #[error("GitHub limits the rate of calls, and accepts none for {} seconds: {message}", after.as_secs())]
     Limited { after: Duration, message: String },
     #[error("GitHub is unwell ({0})")]
     Unwell(StatusCode),
@@ -26,7 +26,7 @@ pub enum GithubError {
     )]
     Forbidden(String),
     #[error(
-        "there is no such repository, or the token does not reach it; check the URL and what the token is for"
+        "GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories"
     )]
     NotFound,
     #[error("the repository has moved to {0}; give its new URL")]
@@ -42,12 +42,12 @@ pub enum GithubError {
     #[error("the app's private key cannot be used: {0}")]
     Key(&'static str),
     #[error(
-        "the text of {0} is full, and has no room to say that the work needs a review; make some"
+        "the text of {0} is full and has no room for the notice that the work needs a review; shorten that text"
     )]
     Full(String),
 }
 
-/// One thing that is wrong with a request.
+/// One problem of a request that GitHub has refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ValidationProblem {
@@ -56,7 +56,7 @@ pub struct ValidationProblem {
     pub message: String,
 }
 
-/// GitHub's body of every refusal.
+/// The body of GitHub's error answers.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct GithubErrorBody {
@@ -66,10 +66,12 @@ struct GithubErrorBody {
 }
 
 impl GithubError {
-    /// Reads an answer that is not a success.
+    /// Maps an answer that is not a success to an error.
     pub(super) fn from_response(head: &Parts, body: &[u8]) -> Self {
         let refusal: GithubErrorBody = serde_json::from_slice(body).unwrap_or_default();
         let message = one_line(&refusal.message);
+        // Rate limits come first: GitHub reports them as 403 or 429, which would otherwise look like a missing
+        // permission.
         if let Some(after) = rate_limit_wait(head, &message) {
             return Self::Limited { after, message };
         }
@@ -91,7 +93,7 @@ impl GithubError {
         }
     }
 
-    /// What a query was refused for, which is said with a status that says that all is well.
+    /// Maps an error of a GraphQL answer, whose HTTP status is a success.
     pub(super) fn from_graphql(kind: &str, message: &str) -> Self {
         let message = one_line(message);
         match kind {
@@ -101,7 +103,7 @@ impl GithubError {
         }
     }
 
-    /// The stable code of what is wrong, for those who may not know more.
+    /// Returns the stable error code, for clients that must not see the details.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unanswered(_) => "forge_unreachable",
@@ -112,12 +114,12 @@ impl GithubError {
         }
     }
 
-    /// How long to wait before it is worth trying again; `None` where that would change nothing.
+    /// Returns the wait before another attempt, or `None` if another attempt would have the same result.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Unanswered(_) | Self::Unwell(_) => Some(Duration::ZERO),
             Self::Limited { after, .. } => Some(*after),
-            // Git took the branch a moment ago, and the API does not know it yet.
+            // Git has pushed the branch a moment ago, and the API does not know it yet.
             Self::Invalid { .. } if self.has_problem(|reason| reason.field == "head") => {
                 Some(Duration::ZERO)
             }
@@ -125,7 +127,7 @@ impl GithubError {
         }
     }
 
-    /// Whether a request was refused for a reason.
+    /// Returns true if GitHub has refused the request because of a problem that `is_it` accepts.
     pub(in crate::relay::github) fn has_problem(
         &self,
         is_it: impl Fn(&ValidationProblem) -> bool,
@@ -135,7 +137,7 @@ impl GithubError {
 }
 
 impl ValidationProblem {
-    /// Most are objects; some parts of the API send a text.
+    /// Reads one problem of an answer. Most problems are objects; some parts of the API send a text.
     fn from_json(value: serde_json::Value) -> Self {
         let mut reason = match value {
             serde_json::Value::String(message) => Self { message, ..Self::default() },
@@ -157,7 +159,7 @@ impl fmt::Display for ValidationProblem {
     }
 }
 
-/// When to come again, where the answer is that there were too many calls.
+/// Returns the wait that a rate limit demands, or `None` if the answer is not about a rate limit.
 ///
 /// <https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api#exceeding-the-rate-limit>
 fn rate_limit_wait(head: &Parts, message: &str) -> Option<Duration> {
@@ -166,6 +168,7 @@ fn rate_limit_wait(head: &Parts, message: &str) -> Option<Duration> {
         return None;
     }
     let number = |name| header_text(&head.headers, name).and_then(|text| text.parse::<u64>().ok());
+    // In the order of GitHub's documentation: the stated wait, then the time of the reset, then a minute.
     let after = if let Some(seconds) = number("retry-after") {
         Duration::from_secs(seconds)
     } else if number("x-ratelimit-remaining") == Some(0) {
@@ -180,25 +183,29 @@ fn rate_limit_wait(head: &Parts, message: &str) -> Option<Duration> {
     Some(after.min(MAX_RATE_LIMIT_WAIT))
 }
 
+/// Returns the text of a header, if it is text.
 fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
+/// Joins the problems of a refusal, or returns the message if there are none.
 fn join_problems(message: &str, reasons: &[ValidationProblem]) -> String {
     let reasons: Vec<_> = reasons.iter().map(ValidationProblem::to_string).collect();
     if reasons.is_empty() { message.to_owned() } else { reasons.join("; ") }
 }
 
-/// What stands in logs and rows is short, and one line.
+/// Removes control characters and cuts a text, because logs and rows have one short line.
 pub(super) fn one_line(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE_CHARS).collect()
 }
 
+/// The longest text of a message in characters. Our choice.
 const MAX_MESSAGE_CHARS: usize = 300;
+/// The shortest wait if GitHub's stated time of the reset has passed already. Our choice.
 const MIN_RETRY_WAIT: Duration = Duration::from_secs(1);
 
-/// What GitHub asks for where it does not say how long.
+/// The wait if GitHub states none, as its documentation asks for.
 const DEFAULT_RATE_LIMIT_WAIT: Duration = Duration::from_mins(1);
 
-/// Its limits are of an hour; what says more is not believed.
+/// The longest wait. GitHub's limits are counted per hour; a longer stated wait is not believed. Our choice.
 const MAX_RATE_LIMIT_WAIT: Duration = Duration::from_hours(24);

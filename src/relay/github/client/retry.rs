@@ -1,32 +1,33 @@
-//! How often something is tried again, and how long is waited before.
+//! The retries of calls to GitHub, and the waits between them.
 
 use std::time::Duration;
 
 use super::GithubError;
 
-/// Waits that double, up to a bound. What needs a longer one is left for later, by whoever asked.
+/// A policy of waits that double up to a maximum. A call that needs a longer wait is left to the caller's later
+/// attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// How often something is tried in all.
+    /// The number of attempts in all.
     pub attempts: u32,
     /// The first wait.
     pub first: Duration,
-    /// The longest: of ours, and of those that GitHub asks for.
+    /// The longest wait, both of this policy and of GitHub's demands.
     pub longest: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Some ten seconds in all, so that a hiccup passes unseen and an outage holds nothing up.
+    /// Some ten seconds in all: a short disturbance passes unnoticed, and an outage does not hold the caller up.
     fn default() -> Self {
         Self { attempts: 4, first: Duration::from_millis(500), longest: Duration::from_secs(10) }
     }
 }
 
 impl RetryPolicy {
-    /// Does something until it is done, or will not be soon.
+    /// Calls `attempt` until it succeeds, fails for good, or needs a longer wait than the policy allows.
     ///
     /// # Errors
-    /// The last one.
+    /// Returns the error of the last attempt.
     pub async fn retry<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, GithubError>
     where
         F: Future<Output = Result<T, GithubError>>,
@@ -40,6 +41,7 @@ impl RetryPolicy {
             let Some(pause) = error.retry_after().map(|after| after.max(wait)) else {
                 return Err(error);
             };
+            // GitHub demands a longer wait than the caller can spend. The outbox waits instead.
             if pause > self.longest {
                 return Err(error);
             }
@@ -47,6 +49,7 @@ impl RetryPolicy {
             tokio::time::sleep(pause).await;
             wait = (wait * 2).min(self.longest);
         }
+        // The last attempt has no wait behind it.
         Box::pin(attempt()).await
     }
 }

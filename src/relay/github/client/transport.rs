@@ -1,4 +1,4 @@
-//! The way to the API: straight, or through a proxy that sees nothing of what is said.
+//! The connection to the API: direct, or through a proxy that sees only encrypted data.
 
 use std::error::Error as Cause;
 use std::io;
@@ -20,7 +20,7 @@ use super::error::one_line;
 use super::{GithubConfig, GithubError};
 use crate::base;
 
-/// Always the same one: there is but one host.
+/// The HTTP client of one API, which has one host and so one route.
 #[derive(Clone)]
 pub(super) enum GithubTransport {
     Straight(HttpsClient<HttpConnector>),
@@ -50,7 +50,7 @@ impl GithubTransport {
     /// Sends a request once.
     ///
     /// # Errors
-    /// There is no answer; the text says why, and which setting to look at.
+    /// Returns [`GithubError::Unanswered`] if there is no answer. Its text has the reason and the setting to check.
     pub(super) async fn send(
         &self,
         request: Request<Full<Bytes>>,
@@ -63,10 +63,11 @@ impl GithubTransport {
     }
 }
 
-/// Tells why a request was not answered. `setting` is where the way begins.
+/// Returns the reason why a request was not answered. `setting` names the address that was connected to.
 fn describe_error(error: &legacy::Error, setting: &str) -> String {
     let causes =
         || iter::successors(Some(error as &(dyn Cause + 'static)), |error| wrapped_error(*error));
+    // A certificate error is the most specific cause, wherever it is in the chain of causes.
     let certificate = causes().find_map(|cause| match cause.downcast_ref() {
         Some(rustls::Error::InvalidCertificate(error)) => Some(error),
         _ => None,
@@ -87,13 +88,13 @@ fn describe_error(error: &legacy::Error, setting: &str) -> String {
     why
 }
 
-/// Finds the last cause of an error: each error before it repeats what it wraps, or says less.
+/// Returns the text of the last cause of an error. Each error before the last repeats the cause, or says less.
 pub(super) fn root_cause(error: &(dyn Cause + 'static)) -> String {
     let causes = iter::successors(Some(error), |error| wrapped_error(*error));
     causes.last().map(|last| one_line(&last.to_string())).unwrap_or_default()
 }
 
-/// Finds what an error wraps. An `io::Error` skips over that when it is asked for its source.
+/// Returns the error that an error wraps. The `source` of an `io::Error` would skip the error that it wraps.
 fn wrapped_error<'a>(error: &'a (dyn Cause + 'static)) -> Option<&'a (dyn Cause + 'static)> {
     match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         Some(inner) => Some(inner),
@@ -101,6 +102,7 @@ fn wrapped_error<'a>(error: &'a (dyn Cause + 'static)) -> Option<&'a (dyn Cause 
     }
 }
 
+/// Returns the advice for a certificate error.
 fn certificate_advice(error: &CertificateError) -> &'static str {
     use CertificateError as E;
     match error {
@@ -112,6 +114,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
     }
 }
 
+/// Builds a client with the configured certificate authority, or with this machine's authorities.
 fn build_client<C: Clone>(config: &GithubConfig, inner: C) -> io::Result<HttpsClient<C>>
 where
     HttpsConnector<C>: Connect + Clone,
@@ -132,4 +135,5 @@ where
         .build(connector))
 }
 
+/// The time after which an idle connection is closed. Our choice.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);

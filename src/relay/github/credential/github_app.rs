@@ -1,4 +1,4 @@
-//! A GitHub App: it signs for itself, and is given tokens for the repositories it is installed for.
+//! A GitHub App: signs requests as itself, and gets tokens for the repositories where it is installed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,12 +19,13 @@ use crate::base::secret::SecretString;
 use crate::relay::github::client::{GithubClient, GithubError, repository_path};
 use crate::relay::repo::repository::HostedRepository;
 
-/// An app with its private key, and the tokens it has been given.
+/// An app with its private key and its current tokens.
 pub struct GithubApp {
-    /// Its client id, or its number.
+    /// The app's client ID or its number.
     id: String,
     key: RsaKeyPair,
-    /// For each repository one place, which whoever asks for a token holds: others wait for that one.
+    /// One cell for each repository. A caller that requests a token holds the cell's lock, and other callers wait for
+    /// it.
     given: Mutex<HashMap<String, Arc<TokenCell>>>,
 }
 
@@ -48,10 +49,10 @@ struct AccessTokenResponse {
 }
 
 impl GithubApp {
-    /// Reads the private key as GitHub hands it out: PEM, in PKCS#1 or PKCS#8.
+    /// Creates an app from the private key in the form in which GitHub provides it: PEM, in PKCS#1 or PKCS#8.
     ///
     /// # Errors
-    /// It is none, or too short.
+    /// Returns [`GithubError::Key`] if the text is not an RSA key in PEM, or if the key is shorter than 2048 bits.
     pub fn new(id: &str, private_key: &SecretString) -> Result<Self, GithubError> {
         let der = PrivateKeyDer::from_pem_slice(private_key.expose_secret().as_bytes())
             .map_err(|_| GithubError::Key("it is not a private key in PEM"))?;
@@ -65,13 +66,14 @@ impl GithubApp {
         Ok(Self { id: id.to_owned(), key, given: Mutex::default() })
     }
 
-    /// The token for a repository: the one it has, or else a new one. Those who ask meanwhile get the same.
+    /// Returns the current token for a repository, or requests a new one. Callers at the same time get the same token.
     pub(super) async fn token(
         &self,
         api: &GithubClient,
         repository: &HostedRepository,
     ) -> Result<SecretString, GithubError> {
         let place = self.token_cell(repository);
+        // The lock is held during the request. Callers that wait here find the new token and send no request.
         let mut given = place.lock().await;
         if let Some(given) = given.as_ref().filter(|given| given.is_fresh()) {
             return Ok(given.token.clone());
@@ -80,21 +82,24 @@ impl GithubApp {
         Ok(given.insert(new).token.clone())
     }
 
-    /// Asks the forge what it knows of the app.
+    /// Asks the forge for the app's own data, which only a valid signature gives.
     pub(super) async fn check(&self, api: &GithubClient) -> Result<IgnoredAny, GithubError> {
         api.get(&self.sign_jwt(SystemTime::now())?, "/app").await
     }
 
+    /// Forgets the token of a repository, so that the next caller requests a new one.
     pub(super) async fn invalidate(&self, repository: &HostedRepository) {
         *self.token_cell(repository).lock().await = None;
     }
 
+    /// Returns the cell of a repository. The lock of the map is never held across an await.
     fn token_cell(&self, repository: &HostedRepository) -> Arc<TokenCell> {
         let name = format!("{}/{}", repository.owner(), repository.name()).to_ascii_lowercase();
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.entry(name).or_default().clone()
     }
 
+    /// Requests a new token from the forge.
     async fn request_token(
         &self,
         api: &GithubClient,
@@ -104,6 +109,7 @@ impl GithubApp {
         let installation: InstallationResponse =
             api.get(&signed, &repository_path(repository, "/installation")).await?;
         let address = format!("/app/installations/{}/access_tokens", installation.id);
+        // The token gets the fewest permissions: one repository, commits and pull requests.
         let scope = json!({
             "repositories": [repository.name()],
             "permissions": { "contents": "write", "pull_requests": "write" },
@@ -115,8 +121,8 @@ impl GithubApp {
         Ok(InstallationToken { token: given.token, expires })
     }
 
-    /// What the app shows of itself (RFC 7519): good for nine minutes, since GitHub allows ten, and from a minute ago,
-    /// since clocks differ.
+    /// Returns the app's signed identity (RFC 7519). It is valid for nine minutes, since GitHub allows ten, and begins
+    /// a minute ago, since clocks differ.
     fn sign_jwt(&self, now: SystemTime) -> Result<SecretString, GithubError> {
         let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let header = json!({ "alg": "RS256", "typ": "JWT" }).to_string();
@@ -136,6 +142,7 @@ impl GithubApp {
 }
 
 impl InstallationToken {
+    /// Returns true if the token is valid for long enough to be used.
     fn is_fresh(&self) -> bool {
         let left = self.expires.duration_since(SystemTime::now()).unwrap_or_default();
         left > MIN_TOKEN_LIFETIME
@@ -148,5 +155,6 @@ impl fmt::Debug for GithubApp {
     }
 }
 
-/// A token is good for an hour. One that has less than this left could end within a large push.
+/// The least remaining time of a token that is used again. Tokens are valid for an hour, and a large push takes
+/// minutes.
 const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(5);

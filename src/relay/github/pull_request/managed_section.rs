@@ -1,4 +1,4 @@
-//! The parts of a pull request's text that are the relay's: one for each run, between marks that are not shown.
+//! The relay's sections in a pull request's text: one for each run, between marks that the page does not show.
 //!
 //! ```text
 //! <!-- cogni:run run-7 -->
@@ -8,11 +8,11 @@
 
 use std::borrow::Cow;
 
-/// The text with the run's part in it: in place of what it had, or after the last part, or at the end. `None` where
-/// there is no room for it beside what people wrote.
+/// Returns the text with the run's section in it. The section replaces the run's earlier one, or follows the last
+/// section, or is at the end. Returns `None` if there is no room beside the text that people wrote.
 ///
-/// Parts of the longest past runs give way when there are too many, or too little room; but what one has to say below
-/// [`NOTICE_MARK`] does not go, only what it has listed there.
+/// If there are too many sections, or too little room, sections of the oldest runs give way. The headline below
+/// [`NOTICE_MARK`] stays, and only the list below it gives way.
 pub fn upsert_section(text: Option<&str>, run: &str, words: &str) -> Option<String> {
     let mut pieces = parse_sections(text.unwrap_or_default());
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
@@ -28,24 +28,24 @@ pub fn upsert_section(text: Option<&str>, run: &str, words: &str) -> Option<Stri
     fit_sections(pieces, own)
 }
 
-/// Whether another run's part says that somebody has to look.
+/// Returns true if another run's section has a review notice.
 pub fn has_notice_of_other_run(text: Option<&str>, run: &str) -> bool {
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
     let is_it = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Part(part) if part.contains(NOTICE_MARK) && !part.starts_with(&mark));
     parse_sections(text.unwrap_or_default()).iter().any(is_it)
 }
 
-/// Whether the run's own part says so.
+/// Returns true if the run's own section has a review notice.
 pub fn has_notice_of_run(text: Option<&str>, run: &str) -> bool {
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
     let is_it = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Part(part) if part.contains(NOTICE_MARK) && part.starts_with(&mark));
     parse_sections(text.unwrap_or_default()).iter().any(is_it)
 }
 
-/// What a text is made of.
+/// A part of a pull request's text.
 enum DescriptionPart<'a> {
     Foreign(&'a str),
-    /// With its marks.
+    /// A section of the relay's, with its marks.
     Part(Cow<'a, str>),
 }
 
@@ -57,8 +57,9 @@ impl DescriptionPart<'_> {
         }
     }
 
-    /// The part with less in it: first its words go, then what its notice lists, and its first line never. Without a
-    /// notice it goes as a whole. `None` where nothing can go.
+    /// Returns the section with less text: first without the agent's text, then without the notice's list, but never
+    /// without the notice's headline. A section without a notice is removed as a whole. Returns `None` if nothing can
+    /// be removed.
     fn shrink(&self) -> Option<String> {
         let Self::Part(text) = self else { return None };
         let Some((above, notice)) = text.split_once(NOTICE_MARK) else {
@@ -74,10 +75,10 @@ impl DescriptionPart<'_> {
     }
 }
 
-/// Takes a text apart. A mark without its other half is nobody's part.
+/// Splits a text into sections and other text. A mark without its other half is other text.
 fn parse_sections(text: &str) -> Vec<DescriptionPart<'_>> {
     let (mut pieces, mut read, mut open) = (vec![], 0, None);
-    // Each mark is seen once, so that many without their other half cost no more than few.
+    // Each mark is visited once, so that many marks without their other half cost no more than few.
     for (at, _) in text.match_indices(COMMENT_START) {
         let mark = &text[at..];
         if mark.starts_with(RUN_MARK) {
@@ -95,7 +96,7 @@ fn parse_sections(text: &str) -> Vec<DescriptionPart<'_>> {
     pieces
 }
 
-/// Adds a part that was not there, and says where.
+/// Inserts a new section behind the last one, or at the end, and returns its index.
 fn add_section(pieces: &mut Vec<DescriptionPart<'_>>, part: String) -> usize {
     let last = pieces.iter().rposition(|piece| matches!(piece, DescriptionPart::Part(_)));
     let at = last.map_or(pieces.len(), |last| last + 1);
@@ -106,13 +107,15 @@ fn add_section(pieces: &mut Vec<DescriptionPart<'_>>, part: String) -> usize {
     at + 1
 }
 
-/// Joins the pieces. Parts other than `own` give way from the oldest on, while there are too many of them.
+/// Joins the parts. Sections other than `own` give way, the oldest first, while the text is too long or has too many.
 fn fit_sections(mut pieces: Vec<DescriptionPart<'_>>, own: usize) -> Option<String> {
     let length = |piece: &DescriptionPart<'_>| piece.text().chars().count();
     let mut characters: usize = pieces.iter().map(length).sum();
     let others = pieces.iter().enumerate().filter(|(at, _)| *at != own);
     let mut parts = others.filter(|(_, piece)| piece.shrink().is_some()).count();
     let mut oldest = 0;
+    // Each round either shrinks the oldest section that can shrink, or goes to the next one. So the loop ends: at the
+    // last part, `get_mut` returns `None`.
     while characters > MAX_BODY_CHARS || parts >= MAX_PARTS {
         let piece = pieces.get_mut(oldest)?;
         let Some(less) = piece.shrink().filter(|_| oldest != own) else {
@@ -127,18 +130,19 @@ fn fit_sections(mut pieces: Vec<DescriptionPart<'_>>, own: usize) -> Option<Stri
     Some(pieces.iter().map(DescriptionPart::text).collect())
 }
 
-/// What follows it in a part is not to be lost.
+/// The mark of a review notice. The headline behind it is never removed.
 pub const NOTICE_MARK: &str = "<!-- cogni:review -->";
 
-/// Each mark begins so.
+/// The beginning of every mark.
+/// The beginning of a section's first mark; the run's ID follows.
 const COMMENT_START: &str = "<!-- ";
 const RUN_MARK: &str = "<!-- cogni:run ";
 const MARK_END: &str = " -->";
 const END_MARK: &str = "<!-- /cogni -->";
 const SECTION_GAP: &str = "\n\n";
 
-/// GitHub's own bound is 65,536.
+/// The longest text in characters. GitHub's own limit is 65,536.
 const MAX_BODY_CHARS: usize = 65_000;
 
-/// Runs that a pull request tells of. Our choice: more than anybody scrolls through.
+/// The most sections of a text. Our choice: more than people scroll through.
 const MAX_PARTS: usize = 20;

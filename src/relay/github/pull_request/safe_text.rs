@@ -1,15 +1,20 @@
-//! An agent's words, made harmless for a page that notifies people, closes issues and loads pictures.
+//! Makes an agent's text harmless for a page that notifies people, closes issues and loads pictures.
 //!
-//! Each sign that would do something is parted from what follows by a zero-width space. It looks the same, whether in a
-//! sentence or in code, and it also holds where a text of the page becomes a commit's message, as squashing does.
+//! A zero-width space behind each character that would start an action separates the character from the text after it.
+//! The text looks the same, in a sentence and in code. The separation also holds if the page's text becomes a commit's
+//! message, as squashing does.
 //!
-//! What is parted: `@name` (which notifies), `#12` and `GH-12` (which refer, and after a word like `fixes`, close), such
-//! a word before an address, `![` and every HTML tag and comment (which load pictures, hide text, or end our part), and
-//! `&` before a name or a number and `\` before `-` and `:`, which would write one of these signs in another way.
+//! The separated texts are:
 //!
-//! A block of code that is not ended is ended, so that what follows is not part of it.
+//! - `@name`, which notifies.
+//! - `#12` and `GH-12`, which refer to issues, and which close them after a word like `fixes`.
+//! - Such a word before a URL.
+//! - `![`, HTML tags and HTML comments, which load pictures, hide text, or end the relay's section.
+//! - `&` before a name or a number, and `\` before `-` and `:`, which would write one of these characters differently.
+//!
+//! An open code block is closed, so that the relay's text behind it is not part of the block.
 
-/// A title: one line, of some length, and never none.
+/// Returns a title of one line and limited length: the first line of `given` with text, or `otherwise`.
 pub fn format_title(given: &str, otherwise: &str) -> String {
     let line: String =
         given.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().into();
@@ -17,16 +22,17 @@ pub fn format_title(given: &str, otherwise: &str) -> String {
     if line.is_empty() { otherwise.to_owned() } else { line }
 }
 
-/// Some paragraphs, in the page's own language.
+/// Returns the harmless form of a text of several paragraphs, in Markdown.
 pub fn format_body(given: &str) -> String {
     close_code_block(&neutralize_markup(truncate(given, MAX_AGENT_TEXT_CHARS).trim()))
 }
 
-/// A name in a sentence of ours.
+/// Returns a name in code quotes, for a sentence of the relay's.
 pub fn format_code(name: &str) -> String {
     format!("`{}`", neutralize_markup(name).replace('`', "'"))
 }
 
+/// Removes unprintable characters, and separates every character that would start an action.
 fn neutralize_markup(given: &str) -> String {
     let given: String = given.chars().filter(|&c| is_printable(c)).collect();
     let mut text = String::with_capacity(given.len());
@@ -40,12 +46,13 @@ fn neutralize_markup(given: &str) -> String {
     text
 }
 
-/// The text with its last block of code ended.
+/// Returns the text with its last code block closed.
 ///
-/// A block that begins a few columns to the right may belong to an item of a list, which ends with that item, or to none.
-/// It is moved to the first column, where it belongs to none.
+/// A code block that is indented by some columns may belong to a list item, and end with that item, or to no item. Such
+/// a block is moved to the first column, where it belongs to no item.
 fn close_code_block(given: &str) -> String {
     let (mut text, mut open) = (String::with_capacity(given.len()), None);
+    // `open` is the fence that began the present block. Only a fence of the same character, at least as long, ends it.
     for line in given.split_inclusive('\n') {
         match (open, parse_fence(line)) {
             (None, Some(fence)) if fence.may_begin() => {
@@ -67,14 +74,15 @@ fn close_code_block(given: &str) -> String {
     text
 }
 
-/// A line that begins or ends a block of code.
+/// A line that begins or ends a code block.
 struct CodeFence<'a> {
     sign: char,
     length: usize,
-    /// What follows on the line.
+    /// The rest of the line.
     rest: &'a str,
 }
 
+/// Parses a fence: at least three equal marks, indented by at most three spaces (CommonMark).
 fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
     let marks = line.trim_start_matches(' ');
     let sign = marks.chars().next().filter(|sign| matches!(sign, '`' | '~'))?;
@@ -85,16 +93,18 @@ fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
 }
 
 impl CodeFence<'_> {
+    /// Returns true if the fence can begin a block. Text behind backticks must not have further backticks (CommonMark).
     fn may_begin(&self) -> bool {
         self.sign == '~' || !self.rest.contains('`')
     }
 
+    /// Returns true if the fence ends a block that began with `length` times `sign`.
     fn may_end(&self, sign: char, length: usize) -> bool {
         self.sign == sign && self.length >= length && self.rest.trim_matches([' ', '\t']).is_empty()
     }
 }
 
-/// Whether a character, the last one of `before`, does something together with what comes `after` it.
+/// Returns true if a character, the last one of `before`, starts an action together with the text `after` it.
 fn triggers_action(c: char, before: &str, after: &str) -> bool {
     let next = after.chars().next().unwrap_or_default();
     match c {
@@ -105,12 +115,13 @@ fn triggers_action(c: char, before: &str, after: &str) -> bool {
         '&' => next == '#' || next.is_ascii_alphabetic(),
         '\\' => matches!(next, '-' | ':'),
         '<' => next.is_ascii_alphabetic() || matches!(next, '/' | '!' | '?'),
-        // In this order: who looks for an address goes through all blanks, and does so behind such a word only.
+        // The cheap test comes first: `is_before_address` walks over all blanks, and only runs behind a closing
+        // keyword.
         _ => ends_with_any(before, CLOSING_KEYWORDS) && is_before_address(after),
     }
 }
 
-/// `: https://…`
+/// Returns true if a text begins with an optional colon, blanks and a URL, as in `: https://…`.
 fn is_before_address(text: &str) -> bool {
     let rest = text.strip_prefix(':').unwrap_or(text);
     let address = rest.trim_start();
@@ -120,6 +131,7 @@ fn is_before_address(text: &str) -> bool {
     address.len() < rest.len() && (starts("http:") || starts("https:"))
 }
 
+/// Returns true if a text ends with one of the words, in any case.
 fn ends_with_any(text: &str, words: &[&str]) -> bool {
     words.iter().any(|word| {
         let at = text.len().checked_sub(word.len());
@@ -127,13 +139,14 @@ fn ends_with_any(text: &str, words: &[&str]) -> bool {
     })
 }
 
-/// Neither control characters nor those that reorder what stands around them.
+/// Returns true if a character is neither a control character nor one that changes the direction of text.
 fn is_printable(c: char) -> bool {
     let reorders =
         matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
     (!c.is_control() || matches!(c, '\n' | '\t')) && !reorders
 }
 
+/// Cuts a text to a number of characters, and marks the cut by `…`.
 fn truncate(text: &str, characters: usize) -> String {
     let mut kept: String = text.chars().take(characters).collect();
     if kept.len() < text.len() {
@@ -142,15 +155,16 @@ fn truncate(text: &str, characters: usize) -> String {
     kept
 }
 
+/// The words with which GitHub closes an issue:
 /// <https://docs.github.com/en/issues/tracking-your-work-with-issues/using-issues/linking-a-pull-request-to-an-issue>
 const CLOSING_KEYWORDS: &[&str] =
     &["close", "closes", "closed", "fix", "fixes", "fixed", "resolve", "resolves", "resolved"];
 
-/// A zero-width space.
+/// A zero-width space, which separates characters and is not visible.
 const ZERO_WIDTH_SPACE: char = '\u{200b}';
 
-/// GitHub allows 256; a sign takes two.
+/// The longest title in characters. GitHub allows 256, and a separated character counts twice.
 const MAX_TITLE_CHARS: usize = 120;
 
-/// More than anybody reads; three of GitHub's pages of text hold twenty.
+/// The longest text of an agent in characters: more than people read. GitHub's limit has room for several such texts.
 const MAX_AGENT_TEXT_CHARS: usize = 8_000;

@@ -34,7 +34,7 @@ pub struct SecretScanner {
 pub struct ScanWindow {
     /// The end of the text so far, in which a credential may have begun.
     window: Vec<u8>,
-    /// The same bytes without NULs, since the first NUL. Latin letters in UTF-16 have one NUL each.
+    /// A copy of the window without NULs, made at the first NUL. Latin letters in UTF-16 have one NUL each.
     narrow: Option<Vec<u8>>,
 }
 
