@@ -1,4 +1,4 @@
-//! The service: where it listens, and where it keeps what.
+//! The `[serve]` table of the configuration file: the service's addresses, directories, limits and times.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,68 +16,70 @@ use crate::runner::agents::DriverChoice;
 use crate::sandbox::UserRange;
 use crate::service::billing::store::MIN_RETENTION;
 
-/// Agents, chats and runs over HTTP: `cogni-gateway serve`.
+/// The settings of the HTTP service for agents, chats and runs: `cogni-gateway serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceConfig {
     pub listen: ListenAddress,
-    /// Serve whoever can connect, without a grant; only on a loopback address or a unix socket.
+    /// True if the service serves every client that can connect, without a grant. Allowed only on a loopback address or
+    /// a unix socket.
     pub insecure_no_auth: bool,
-    /// Everything that has to outlive the process. Nothing in it is ever shown to a sandbox. Without it, it is where every
-    /// command looks: [`ServiceConfig::state_directory()`].
+    /// The directory of all state that must survive the process. No sandbox ever sees its content. `None` means the
+    /// default of every command: [`ServiceConfig::state_directory()`].
     pub state_dir: Option<PathBuf>,
-    /// Where runs have their directories, which go with them.
+    /// The parent of the runs' directories, which are removed with their runs.
     pub run_dir: PathBuf,
-    /// A file for each agent; without it, those that this program brings along.
+    /// The directory with a file for each agent. `None` means the agents that this program contains.
     pub agents_dir: Option<PathBuf>,
-    /// For agents that do not say.
+    /// The driver for agents whose files name none.
     pub driver: DriverChoice,
     pub docker_socket: PathBuf,
-    /// Whether the embedded driver may do without limits on memory, processes and processors.
+    /// True if the embedded driver may run without limits on memory, processes and processors.
     pub allow_unlimited: bool,
-    /// The users of this machine that sandboxes run as.
+    /// The range of user ids that sandboxes run as.
     pub uids: UserRange,
-    /// At the same time; more are refused.
+    /// The maximum number of concurrent runs. The service refuses further runs.
     pub max_runs: usize,
-    /// Open at the same time; of further ones only those for health and reports of costs are answered.
+    /// The maximum number of open connections. On further connections the service answers only health checks and
+    /// reports of costs.
     pub max_connections: usize,
-    /// Watchers of runs at the same time, of each grant.
+    /// The maximum number of concurrent watchers of one grant.
     pub max_watchers: usize,
-    /// How long a client may take for the head of a request, and for its body.
+    /// The maximum time that a client may take for the head of a request, and for its body.
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
-    /// Between SIGTERM and SIGKILL, for a sandbox.
+    /// The time between SIGTERM and SIGKILL, for a sandbox.
     #[serde(with = "humantime_serde")]
     pub grace: Duration,
-    /// How long runs may go on after SIGTERM.
+    /// The maximum time that runs may continue after the service receives SIGTERM.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
-    /// How long runs that have ended are remembered.
+    /// The time for which ended runs are stored.
     #[serde(with = "humantime_serde")]
     pub retention: Duration,
-    /// How long the workspace of a resident sandbox is kept that nobody uses.
+    /// The time for which an unused workspace of a long-running sandbox is stored.
     #[serde(with = "humantime_serde")]
     pub workspace_retention: Duration,
-    /// How long audit logs are kept, and never for less than their runs; without it, for ever.
+    /// The time for which audit logs are stored, at least as long as their runs. `None` stores them forever.
     #[serde(with = "humantime_serde")]
     pub audit_retention: Option<Duration>,
-    /// How long the books keep the calls of runs that are forgotten; without it, for ever.
+    /// The time for which the books store the calls of forgotten runs. `None` stores the calls forever.
     #[serde(with = "humantime_serde")]
     pub billing_retention: Option<Duration>,
-    /// How long a call may go without a receipt before its run is flagged.
+    /// The time for which a call may lack a receipt, before its run is flagged.
     #[serde(with = "humantime_serde")]
     pub receipt_bound: Duration,
-    /// How often LiteLLM is asked about calls without a receipt.
+    /// The interval between queries to LiteLLM for calls without a receipt.
     #[serde(with = "humantime_serde")]
     pub reconcile_every: Duration,
 }
 
-/// Where a service listens.
+/// The address on which a service listens.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum ListenAddress {
     Tcp(SocketAddr),
-    /// Open to its owner only.
+    /// A unix socket that only its owner can open.
     Unix(PathBuf),
 }
 
@@ -100,13 +102,15 @@ impl ServiceConfig {
         Ok(Some(read.serve))
     }
 
-    /// The part of these settings that the gateway needs, to share out the descriptors of the process.
+    /// Returns the settings that the gateway needs to divide the descriptors of the process.
     pub fn size(&self) -> ServiceSize {
         ServiceSize { max_runs: self.max_runs, max_connections: self.max_connections }
     }
 
+    /// Checks that the settings are valid together.
+    ///
     /// # Errors
-    /// What does not fit together, and what to do about it.
+    /// Returns an error that names the wrong setting and the remedy.
     pub fn validate(&self) -> anyhow::Result<()> {
         let counts = [
             ("max_runs", self.max_runs),
@@ -122,10 +126,12 @@ impl ServiceConfig {
         match &self.listen {
             ListenAddress::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => {
                 bail!(
-                    "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; whoever reaches that address \
+                    "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; every client that reaches that address \
                  could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants"
                 )
             }
+            // Sandboxes mount directories below `run_dir`, so the API's socket there could become reachable from a
+            // sandbox.
             ListenAddress::Unix(path) if path.starts_with(&self.run_dir) => bail!(
                 "`serve.listen` is `unix:{}`, below `serve.run_dir`, where sandboxes have their sockets; give it a \
                  directory of its own",
@@ -135,7 +141,7 @@ impl ServiceConfig {
         }
     }
 
-    /// What is longer cannot be counted to, and some must take a while.
+    /// Checks that each time is between its minimum and the longest time that the service can count.
     fn validate_times(&self) -> anyhow::Result<()> {
         let (any, some, a_while) =
             (Duration::ZERO, Duration::from_millis(1), Duration::from_secs(1));
@@ -160,27 +166,27 @@ impl ServiceConfig {
         )
     }
 
-    /// Says whether others may follow these while the service runs.
+    /// Checks that a reload may replace these settings with `next` while the service runs.
     ///
     /// # Errors
-    /// What needs a restart.
+    /// Returns an error if a setting changes that needs a restart.
     pub fn check_reloadable(&self, next: &Self) -> anyhow::Result<()> {
-        // Agents are read again, from wherever they are now.
+        // The agents are read again at each reload, so their directory may change.
         let same = Self { agents_dir: self.agents_dir.clone(), ..next.clone() };
         if same != *self {
             bail!(
-                "`[serve]` cannot change while it serves, but for `agents_dir`; restart for that"
+                "`[serve]` cannot change while the service runs, except for `agents_dir`; restart the service"
             );
         }
         Ok(())
     }
 
-    /// Where everything is that has to outlive the process.
+    /// Returns the directory of all state that must survive the process.
     pub fn state_directory(&self) -> PathBuf {
         self.state_dir.clone().unwrap_or_else(default_state_directory)
     }
 
-    /// The service's database.
+    /// Returns the path of the service's database.
     pub fn database_path(&self) -> PathBuf {
         self.state_directory().join("state.db")
     }
@@ -198,9 +204,9 @@ impl Default for ServiceConfig {
             docker_socket: PathBuf::from("/var/run/docker.sock"),
             allow_unlimited: false,
             uids: UserRange::DEFAULT_RANGE,
-            // A sandbox is given 512 MiB by default, of which few use all.
+            // Our choice: a sandbox may use 512 MiB by default, and few sandboxes use all of it.
             max_runs: 64,
-            // A watcher for each of a thousand runs, and as many who look in between.
+            // Our choice: a watcher for each of a thousand runs, and room for as many further clients.
             max_connections: 4096,
             max_watchers: 1024,
             request_timeout: Duration::from_secs(30),
@@ -234,7 +240,9 @@ impl TryFrom<String> for ListenAddress {
     type Error = String;
 
     fn try_from(given: String) -> Result<Self, String> {
-        given.parse().map_err(|allowed| format!("`{given}` is no place to listen; {allowed}"))
+        given
+            .parse()
+            .map_err(|allowed| format!("`{given}` is not an address to listen on; {allowed}"))
     }
 }
 
@@ -247,20 +255,22 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// Where what outlives a process is kept when nobody says: for root the machine's place, for others their own (XDG Base
-/// Directory Specification).
+/// Returns the default directory for state that must survive a process: the machine's directory for root, the user's
+/// own for other users (XDG Base Directory Specification).
 pub fn default_state_directory() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/var/lib/cogni");
     }
+    // The XDG specification requires absolute paths; a relative path is ignored.
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
     state.unwrap_or_else(std::env::temp_dir).join("cogni")
 }
 
-/// In seconds.
+/// The number of seconds in a day.
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
-/// Of whatever is counted here: more than any machine serves, and less than a semaphore takes.
+/// The maximum of each count in this table. Our choice: more than any machine serves, and less than a semaphore's
+/// maximum.
 const MAX_COUNT: usize = 1_000_000;

@@ -126,7 +126,7 @@ async fn tcp_is_served_and_never_by_accident_without_grants() {
         .output()
         .unwrap();
     assert_eq!(said.status.code(), Some(2));
-    insta::assert_snapshot!(String::from_utf8_lossy(&said.stderr), @"error: `serve.insecure_no_auth` is `true` and `serve.listen` is `0.0.0.0:0`; whoever reaches that address could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants");
+    insta::assert_snapshot!(String::from_utf8_lossy(&said.stderr), @"error: `serve.insecure_no_auth` is `true` and `serve.listen` is `0.0.0.0:0`; every client that reaches that address could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants");
 }
 
 /// Two services with one state directory would both begin its runs.
