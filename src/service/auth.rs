@@ -90,6 +90,7 @@ impl AccessGrant {
     /// is a pattern.
     pub fn resolve_account(&self, asked: Option<&str>) -> Result<String, AccessDeniedError> {
         let accounts = &self.terms.accounts;
+        // Only an exact name can be the default: a pattern names no account to charge.
         let Some(asked) = asked else {
             let first = accounts.first().and_then(GrantPattern::exact_text);
             return first.map(str::to_owned).ok_or(AccessDeniedError::NoAccount);
@@ -147,6 +148,7 @@ fn url_host(url: &str) -> &str {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     let authority = rest.split('/').next().unwrap_or_default();
     match authority.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
+        // An IPv6 address contains colons, so only the closing bracket ends it.
         Some((address, _)) => address,
         None if authority.starts_with('[') => authority,
         None => authority.split(':').next().unwrap_or_default(),

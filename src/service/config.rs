@@ -90,7 +90,8 @@ struct ServiceFile {
 }
 
 impl ServiceConfig {
-    /// Reads the `[serve]` table of the file that a gateway's configuration was read from; `None` if the file has no such table.
+    /// Reads the `[serve]` table of the file that a gateway's configuration was read from. Returns `None` if the file
+    /// has no such table.
     ///
     /// # Errors
     /// Returns an error that shows the line if the table is not valid.
@@ -124,14 +125,15 @@ impl ServiceConfig {
         }
         self.validate_times()?;
         match &self.listen {
+            // A service without grants must not be reachable over the network: every client could run agents at the
+            // operator's cost.
             ListenAddress::Tcp(address) if self.insecure_no_auth && !address.ip().is_loopback() => {
                 bail!(
-                    "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; every client that reaches that address \
-                 could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants"
+                    "`serve.insecure_no_auth` is `true` and `serve.listen` is `{address}`; every client that reaches that \
+                     address could run agents: listen on 127.0.0.1 or on a unix socket, or ask for grants"
                 )
             }
-            // Sandboxes mount directories below `run_dir`, so the API's socket there could become reachable from a
-            // sandbox.
+            // The directories that sandboxes mount are below `run_dir`; the API's socket must not be among them.
             ListenAddress::Unix(path) if path.starts_with(&self.run_dir) => bail!(
                 "`serve.listen` is `unix:{}`, below `serve.run_dir`, where sandboxes have their sockets; give it a \
                  directory of its own",
@@ -143,6 +145,7 @@ impl ServiceConfig {
 
     /// Checks that each time is between its minimum and the longest time that the service can count.
     fn validate_times(&self) -> anyhow::Result<()> {
+        // The minimum of each time: a request needs some time, and LiteLLM is queried once a second at most.
         let (any, some, a_while) =
             (Duration::ZERO, Duration::from_millis(1), Duration::from_secs(1));
         let times = [
@@ -152,6 +155,7 @@ impl ServiceConfig {
             ("retention", self.retention, any),
             ("workspace_retention", self.workspace_retention, any),
             ("audit_retention", self.audit_retention.unwrap_or_default(), any),
+            // `None` means forever, so the shortest allowed time stands in for it and always passes.
             ("billing_retention", self.billing_retention.unwrap_or(MIN_RETENTION), MIN_RETENTION),
             ("receipt_bound", self.receipt_bound, any),
             ("reconcile_every", self.reconcile_every, a_while),
@@ -172,6 +176,7 @@ impl ServiceConfig {
     /// Returns an error if a setting changes that needs a restart.
     pub fn check_reloadable(&self, next: &Self) -> anyhow::Result<()> {
         // The agents are read again at each reload, so their directory may change.
+        // A comparison of all fields at once, so that a new setting needs a restart until it is named here.
         let same = Self { agents_dir: self.agents_dir.clone(), ..next.clone() };
         if same != *self {
             bail!(

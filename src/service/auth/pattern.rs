@@ -46,6 +46,7 @@ impl FromStr for GrantPattern {
     type Err = &'static str;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
+        // Only one `*`, and only at the end: a `*` in the middle would look like a glob and match literally.
         let inner = given.strip_suffix('*').unwrap_or(given);
         let is_plain = inner.chars().all(|c| c.is_ascii_graphic() && c != '*');
         if given.is_empty() || !is_plain || given.len() > MAX_PATTERN_BYTES {

@@ -96,6 +96,7 @@ impl GrantStore {
         let found = self.database.read_priority(move |view| {
             view.prepare_cached(&select_sql("id = ?1"))?.query_row([wanted], read_row).optional()
         });
+        // `read_priority` has a connection of its own, so that this check never waits behind a long read.
         let Some(grant) = found.await?.map(Arc::new) else { return Ok(()) };
         self.cache_grant(id.to_owned(), CachedGrant { grant: Arc::clone(&grant), until });
         Ok(grant.check_valid_at(now)?)
@@ -120,6 +121,7 @@ impl GrantStore {
         // Times are rounded to the database's milliseconds, so that the returned grant equals the stored one.
         let created = from_unix_millis(to_unix_millis(SystemTime::now()));
         let expires = expires.map(to_unix_millis).map(from_unix_millis);
+        // Only the hash goes into the database. The token leaves this function once and is not stored.
         let id = format!("grant-{}", Uuid::now_v7());
         let grant = AccessGrant {
             id,
@@ -193,6 +195,8 @@ impl GrantStore {
     /// Returns an error if there is no such grant, or the database cannot be written.
     pub async fn revoke_and_cancel_runs(&self, id: &str) -> Result<AccessGrant, GrantStoreError> {
         let wanted = id.to_owned();
+        // The mark is written before the revocation. If the process dies in between, the mark has no effect yet,
+        // because the service cancels only runs of grants that have both.
         let mark = "UPDATE grants SET cancels_runs = 1 WHERE id = ?1";
         self.database.write_in_transaction(move |change| change.execute(mark, [wanted])).await?;
         self.revoke_grant(id).await
@@ -248,6 +252,7 @@ impl GrantStore {
 
     /// Records the use of a grant, once a minute at most. A failure is only logged, because the grant is still valid.
     async fn record_use(&self, grant: &AccessGrant, now: SystemTime) {
+        // A write per request would make every read of the API wait for the disk.
         let is_recent =
             |used| now.duration_since(used).is_ok_and(|since| since < RECORD_USE_INTERVAL);
         if grant.used.is_some_and(is_recent) {
@@ -265,6 +270,7 @@ impl GrantStore {
     }
 
     fn lock_cache(&self) -> MutexGuard<'_, HashMap<String, CachedGrant>> {
+        // A panic under the lock cannot leave the map inconsistent, so a poisoned lock is still usable.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -284,6 +290,7 @@ fn select_sql(what: &str) -> String {
 
 fn read_row(row: &Row<'_>) -> rusqlite::Result<AccessGrant> {
     let terms: String = row.get(2)?;
+    // A row that cannot be parsed is an error, never a grant with default terms.
     let terms = serde_json::from_str(&terms).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(2, rusqlite::types::Type::Text, error.into())
     })?;

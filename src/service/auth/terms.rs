@@ -89,6 +89,7 @@ impl GrantTerms {
 
 /// Returns true if a pattern ends at the end of a name, so that `acme*` cannot match `acme-evil`.
 fn is_bounded(pattern: &GrantPattern) -> bool {
+    // A pattern without `*` is exact, and a lone `*` means every repository on purpose.
     let beginning = pattern.as_str().strip_suffix('*');
     beginning.is_none_or(|text| text.is_empty() || text.ends_with(['/', ':']))
 }

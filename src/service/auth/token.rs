@@ -25,6 +25,7 @@ pub(super) fn mint_token() -> Result<SecretString, ring::error::Unspecified> {
 pub(super) fn hash_token(token: &str) -> Option<String> {
     let mut bytes = [0; TOKEN_RANDOM_BYTES];
     let length = b64::decode_base64(token.strip_prefix(TOKEN_PREFIX)?, &mut bytes)?;
+    // A text of another length is no token and costs no database read.
     (length == TOKEN_RANDOM_BYTES).then(|| hex::sha256_hex(token.as_bytes()))
 }
 

@@ -150,6 +150,7 @@ impl CallUsageReader {
     /// Returns the cost of the calls so far, as the run's budget counts it. An open call counts with its reservation.
     /// Returns `None` if the rest of the log cannot be read.
     pub fn charged(&self) -> Option<Nanodollars> {
+        // An open call may still cost its whole reservation, so the sum is never too low.
         let reserved = self.open.values().map(|open| open.admission.reserved.cost);
         (!self.is_broken).then(|| reserved.fold(self.charged, Add::add))
     }
@@ -160,12 +161,15 @@ impl CallUsageReader {
         let mut facts = vec![];
         let end = loop {
             match self.read_new() {
+                // An empty read is the end of the log: a read stops early only at an error, and the next read returns
+                // that error.
                 Ok(more) if more.is_empty() => break Ok(()),
                 Ok(more) => facts.extend(more),
                 Err(error) => break Err(error),
             }
         };
         let mut open: Vec<_> = self.open.into_values().collect();
+        // The map has no order; the order of admission makes the result the same for every read.
         open.sort_unstable_by_key(|open| open.seq);
         facts.extend(open.into_iter().map(|open| open.into_lost(self.last)));
         (facts, end)
@@ -202,6 +206,7 @@ impl CallUsageReader {
             return Ok(Some(file));
         }
         match File::open(&self.path) {
+            // The gateway creates the log when the run begins, which may be later than the first read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }
@@ -211,6 +216,7 @@ impl CallUsageReader {
         &mut self,
         entry: AuditEntry,
     ) -> Result<Option<CallUsage>, read::AuditReadError> {
+        // `last` becomes the end of calls that never settle. It never goes back, even if the wall clock did.
         let time = humantime::parse_rfc3339(&entry.time).unwrap_or(self.last);
         self.last = self.last.max(time);
         // The bound limits the memory for open calls; a log above the bound counts as damaged.
@@ -220,6 +226,7 @@ impl CallUsageReader {
         }
         let AuditEntry { seq, run, event, .. } = entry;
         match event {
+            // A log may have several sessions: a later process that reopens the log starts a new one.
             AuditEvent::Started(session) => self.session = Some(session),
             AuditEvent::Admitted(admission) => {
                 let open = self.open_call(seq, run, admission, time);

@@ -130,6 +130,7 @@ impl SkippedItems {
     fn add_error(&mut self, item: usize, message: &str) {
         self.invalid += 1;
         if self.complaints.len() < MAX_ITEM_ERRORS {
+            // The message may quote the client's text, so its length is bounded.
             let message = message.chars().take(MAX_MESSAGE_CHARS).collect();
             self.complaints.push(IngestItemError { item, message });
         }
@@ -175,6 +176,7 @@ struct GatewayMetadata {
 impl LitellmCallMetadata<'_> {
     /// Returns the run and the deployment, or `None` for a call of another caller.
     pub(super) fn run_and_deployment(self) -> (Option<String>, Option<String>) {
+        // Other callers may send any JSON here. A value that does not parse belongs to another caller and is no error.
         let ours = self.spend_logs_metadata.map(|told| serde_json::from_str(told.get()));
         match ours {
             Some(Ok(GatewayMetadata { run_id, deployment })) => (Some(run_id), deployment),
@@ -197,6 +199,7 @@ fn parse_notice(item: &RawValue) -> Result<ChargeNotice, String> {
         serde_json::from_str(item.get()).map_err(|error| error_reason(&error))?;
     let call_id = payload.litellm_call_id.filter(|id| !id.is_empty());
     let call_id = call_id.ok_or("`litellm_call_id` is missing, so the call is unknown")?;
+    // An unknown status is refused: a guess could charge a failed attempt.
     let is_failure = match payload.status.as_deref() {
         Some("success") => false,
         Some("failure") => true,

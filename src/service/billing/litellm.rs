@@ -140,6 +140,7 @@ impl LitellmClient {
                 answer => answer?,
             };
             let SpendLogPage { data } = serde_json::from_slice(&answer)?;
+            // A page that is not full is the last one; a full last page costs one more request.
             let is_last = data.len() < PAGE_SIZE;
             rows.extend(data, window);
             if is_last {
@@ -182,6 +183,7 @@ impl LitellmClient {
     async fn fetch_days(&self, window: &SpendLogWindow) -> Result<SpendLogRows, LitellmError> {
         let mut rows = SpendLogRows { way: SpendLogSource::Days, ..SpendLogRows::default() };
         let mut day = window.since;
+        // Whole days in UTC, as LiteLLM counts them. The window filters the rows of the first and the last day.
         while format_date(day) <= format_date(window.until) {
             let answer = self.get(&SpendLogWindow::day_path(day)).await?;
             let data: Vec<&RawValue> = serde_json::from_slice(&answer)?;
@@ -248,6 +250,7 @@ impl SpendLogRows {
         for row in rows {
             self.read += 1;
             match parse_row(row) {
+                // Rows of other callers of the same LiteLLM name no run of a gateway.
                 Ok((_, notice)) if notice.run.is_none() => {}
                 Ok((_, notice)) if !window.matches(&notice) => {}
                 Ok((id, notice)) => self.add_notice(id, notice),
@@ -265,6 +268,7 @@ impl SpendLogRows {
                 self.notices.push(notice);
             }
             hash_map::Entry::Occupied(known) => {
+                // Of two copies of a row, the copy that counts more is kept.
                 let known = &mut self.notices[*known.get()];
                 if known.precedence() < notice.precedence() {
                     *known = notice;
@@ -326,6 +330,7 @@ fn parse_row(row: &RawValue) -> Result<(String, ChargeNotice), String> {
         row.metadata.map(LitellmCallMetadata::run_and_deployment).unwrap_or_default();
     let id = row.request_id;
     let notice = ChargeNotice {
+        // Old versions have the call's id only as the row's id.
         call_id: row.litellm_call_id.unwrap_or_else(|| id.clone()),
         source: ChargeSource::LitellmSpendLogs,
         run,

@@ -118,6 +118,7 @@ impl BillingStore {
         now: SystemTime,
     ) -> Result<ReconcileReport, ReconcileError> {
         let deleted_before = self.complete_since().await?.filter(|time| *time > filter.since);
+        // Calls before this time may be deleted here, and would look unknown.
         let since = deleted_before.unwrap_or(filter.since).min(filter.until);
         let filter = &CallFilter { since, ..filter.clone() };
         // LiteLLM's rows are read before ours, so that a call that begins in between is not reported as missing. The
@@ -235,6 +236,7 @@ fn build_report(
             None => report.missing.push(UnmatchedCall::from_usage(fact)),
         }
     }
+    // The query had a margin on both sides; rows in the margin are compared but never reported as unknown.
     let is_asked_for = |row: &ChargeNotice| (filter.since..filter.until).contains(&row.started);
     let is_unknown = |row: &ChargeNotice| !at.known.contains(&row.call_id) && at.is_ours(row);
     let strangers = theirs.into_values().filter(|row| is_unknown(row) && is_asked_for(row));
@@ -277,6 +279,8 @@ impl ReconcileReport {
         let input = signed_difference(row.input.0, fact.usage.input.0);
         let output = signed_difference(row.output.0, fact.usage.output.0);
         let cost = match fact.expected_cost() {
+            // Three cases: a known price is compared; a call that must be free is compared with 0; a call without a
+            // price of ours cannot be compared.
             Some(expected) => signed_difference(row.amount.0, expected.0),
             None if !fact.is_billable() => signed_difference(row.amount.0, 0),
             None => {

@@ -25,6 +25,7 @@ impl ReconcileTask {
     /// Runs the reconciliation at each interval, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(self.every);
+        // A slow reconciliation delays the next one, instead of causing a burst of requests to LiteLLM.
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             if stop.run_until_cancelled(Box::pin(self.run_once())).await.is_none() {
@@ -47,6 +48,7 @@ impl ReconcileTask {
                 tracing::warn!(error = %error_chain(&error), "the books could not be compared with LiteLLM's");
             }
         }
+        // The gauges are set even after a failure, because the numbers of open calls come from our own books.
         match self.books.totals(now).await {
             Ok(totals) => self.metrics.set_billing_gauges(&billing_gauges(&totals)),
             Err(error) => tracing::error!(%error, "cannot read the sums of the books"),
@@ -61,13 +63,16 @@ impl ReconcileTask {
         // LiteLLM writes its rows within a minute. A row that is missing after two days never comes.
         let since = now.checked_sub(MAX_CALL_AGE).unwrap_or(SystemTime::UNIX_EPOCH);
         let open = self.books.calls_without_receipt(since, now).await?;
+        // 1. Query the oldest calls by id.
         let (few, many) = open.split_at(open.len().min(MAX_SINGLE_QUERIES));
+        // 2. If LiteLLM cannot filter by id, all calls are left for the window.
         let left = if let Some(strange) = self.books.query_calls(client, few).await? {
             self.log_unknown_calls(few, &strange, now);
             many
         } else {
             &open
         };
+        // 3. One window covers the other calls.
         if let Some(filter) = filter_around(left) {
             log_report(&self.books.reconcile(client, &filter, now).await?);
         }

@@ -115,6 +115,7 @@ impl BillingStore {
     /// # Errors
     /// Returns an error if the database cannot be read or written.
     pub async fn record_calls(&self, facts: &[CallUsage]) -> Result<u64, BillingError> {
+        // Free calls may come in any number, so they are never booked.
         let facts: Vec<_> = facts.iter().filter(|fact| fact.can_cost()).cloned().collect();
         if facts.is_empty() {
             return Ok(0);
@@ -162,6 +163,7 @@ impl BillingStore {
     /// Returns an error if the database cannot be read or written.
     pub async fn purge_waiting(&self, now: SystemTime) -> Result<u64, BillingError> {
         let before = to_millis(now.checked_sub(MAX_NOTICE_WAIT).unwrap_or(SystemTime::UNIX_EPOCH));
+        // In chunks, so that the calls of running gateways are booked between two chunks.
         let forget = "DELETE FROM billing_notice WHERE call_id IN
                       (SELECT call_id FROM billing_notice WHERE NOT is_taken AND received < ?1 LIMIT ?2)";
         let mut forgotten = 0;
@@ -360,6 +362,7 @@ fn ingest_in_transaction(
 ) -> impl FnOnce(&rusqlite::Transaction<'_>) -> rusqlite::Result<Vec<IngestOutcome>> {
     let now = SystemTime::now();
     move |change| {
+        // The free capacity is counted once per transaction and decreases with each notice that waits.
         let mut room = writes::waiting_capacity(change)?;
         notices.iter().map(|notice| writes::ingest_notice(change, notice, &mut room, now)).collect()
     }
@@ -404,6 +407,7 @@ fn query_bill(view: &Connection, run: &str, due: i64) -> rusqlite::Result<RunBil
             overdue,
             unpriced,
             conflicting,
+            // `overdue` is a part of `missing`.
             state: match (overdue, missing) {
                 (0, 0) => BillState::Complete,
                 (0, _) => BillState::Pending,

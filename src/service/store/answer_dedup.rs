@@ -49,6 +49,8 @@ impl StoredRunEnd {
                     *text = cut;
                 }
             };
+            // The result, the output and the events hold the answer in JSON; the search uses its escaped form, as the
+            // result has it.
             ended.result.iter_mut().for_each(replace);
             replace(&mut ended.stdout);
             for event in &mut events {
@@ -212,6 +214,8 @@ fn replace_with_marker(answer: &Finder<'_>, text: &str) -> Option<String> {
 
 /// Returns the longest string of a JSON document, in its escaped form.
 fn longest_text(json: &str) -> &str {
+    // A scan for quotes instead of a JSON parser: the text is cut out in its escaped form, and a wrong cut would cost
+    // only space.
     let (mut longest, mut at) = ("", 0);
     while let Some(quote) = find_byte(json, at, |byte| byte == b'"') {
         let begin = quote + 1;

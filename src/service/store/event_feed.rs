@@ -59,6 +59,7 @@ impl EventFeed {
         let seq = self.0.first + told.events.len() as u64 + 1;
         let event = RunEvent::created_now(seq, kind, data);
         if kind.is_droppable() {
+            // Only details are bounded. The events that every client needs are few and always pass.
             if told.events.len() >= MAX_EVENTS || told.bytes + event.data.len() > MAX_DETAIL_BYTES {
                 told.dropped += 1;
                 return;
@@ -93,6 +94,7 @@ impl EventFeed {
     /// Returns the run's last events with their numbers, for writing them to the database. The caller publishes nothing
     /// between this call and [`close`](Self::close).
     pub(super) fn prepare_final(&self, words: &[(RunEventKind, Value)]) -> Vec<RunEvent> {
+        // The numbers are fixed now and must still be free at `close`, hence the rule above.
         let next = self.0.first + self.lock_state().events.len() as u64 + 1;
         let numbered = (next..).zip(words);
         numbered.map(|(seq, (kind, data))| RunEvent::created_now(seq, *kind, data)).collect()
@@ -118,6 +120,7 @@ impl EventFeed {
         if last <= after {
             return None;
         }
+        // Numbers are dense within a feed, so the number is also the index.
         let skip = usize::try_from(after - self.0.first).unwrap_or(usize::MAX);
         Some(self.lock_state().events.iter().skip(skip).take(PAGE_SIZE as usize).cloned().collect())
     }

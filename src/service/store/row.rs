@@ -135,6 +135,7 @@ impl RunFilter {
             add(" AND state = ?", state);
         }
         if let Some(before) = &self.before {
+            // A cursor by value: the page after a run stays the same when newer runs arrive.
             add(" AND (created, id) < (SELECT created, id FROM run WHERE id = ?)", before);
         }
         let query = format!("{} ORDER BY created DESC, id DESC LIMIT ?", select_sql(&conditions));

@@ -77,6 +77,7 @@ impl SpendingCaps {
         &self,
         standing: &SpendingStatus,
     ) -> Result<Option<Nanodollars>, ExhaustedCap> {
+        // Reserved money counts like charged money: a running call may still cost all of it.
         let left = |cap: Option<Nanodollars>, spending: GrantSpending, opens| {
             let Some(cap) = cap else { return Ok(None) };
             let left = cap.saturating_sub(spending.sum());
@@ -203,6 +204,7 @@ pub(super) fn read_status(
             standing.today.add(spending);
         }
     }
+    // The first millisecond of the next day.
     let ends = Duration::from_millis((today + 1).saturating_mul(DAY_MS).max(0).cast_unsigned());
     standing.day_ends = UNIX_EPOCH.checked_add(ends);
     Ok(standing)

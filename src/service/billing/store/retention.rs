@@ -96,6 +96,8 @@ impl BillingStore {
         let read =
             move |view: &Connection| view.query_row(last, [of], |row| row.get::<_, Option<i64>>(0));
         let mut deleted = DeletedCalls::default();
+        // The last call decides, so that a bill is deleted as a whole. Forgotten runs get no further calls, so a check
+        // before the transaction is enough.
         if self.database.read_committed(read).await?.is_none_or(|last| last >= before) {
             return Ok(deleted);
         }
@@ -104,6 +106,7 @@ impl BillingStore {
             let some =
                 self.database.write_in_transaction(move |change| delete_chunk(change, &of)).await?;
             deleted += some;
+            // A chunk that is not full was the last one.
             if some.calls < u64::from(MAX_DELETED_PER_TX) {
                 return Ok(deleted);
             }
@@ -178,6 +181,7 @@ fn query_old_runs(
         Ok(CallCursor { started: row.get(0)?, run: row.get(1)? })
     })?;
     let found: Vec<CallCursor> = found.collect::<Result<_, _>>()?;
+    // A page that is not full is the last one.
     let next = found.last().filter(|_| found.len() >= PAGE_SIZE as usize).cloned();
     let mut runs: Vec<_> = found.into_iter().map(|call| call.run).collect();
     runs.sort_unstable();
@@ -194,6 +198,8 @@ fn delete_chunk(change: &Transaction<'_>, run: &str) -> rusqlite::Result<Deleted
     // Fewer calls are left than a chunk has, so the chunk ends after the last call.
     let (started, call_id) = last.unwrap_or((i64::MAX, String::new()));
     let chunk = params![run, started, call_id];
+    // The sums are read from the rows that the following statements delete, so the order matters. The calls themselves
+    // go last, because receipts refer to them and the chunk's condition reads them.
     let deleted = add_to_days(change, chunk)?;
     for table in ["billing_receipt", "billing_notice", "billing_conflict"] {
         let delete =

@@ -26,7 +26,10 @@ pub(super) fn ingest_usage(
     if known.is_some() && !was_lost {
         return Ok(false);
     }
+    // The call is written first: a receipt refers to its row.
     upsert_usage(change, fact)?;
+    // Our own price table is final, so its receipt needs no notice. A call through LiteLLM takes the notice that may
+    // wait for it.
     if !fact.is_billed_by_litellm() {
         upsert_receipt(change, fact, &notice_from_price_table(fact), now)?;
     } else if let Some(notice) = find_notice(change, &fact.call_id)? {
@@ -117,6 +120,7 @@ fn create_receipt(
     change
         .execute("UPDATE billing_notice SET is_taken = 1 WHERE call_id = ?1", [&notice.call_id])?;
     if !notice.is_charge_for(fact) {
+        // An earlier receipt can exist if the call was recorded as lost without tokens and has used some after all.
         remove_receipt(change, fact)?;
         return Ok(IngestOutcome::Unpaid);
     }
@@ -163,6 +167,7 @@ fn upsert_receipt(
     now: SystemTime,
 ) -> rusqlite::Result<()> {
     if !fact.is_billable() && notice.source == ChargeSource::PriceTable {
+        // Nothing was used, so our own table must not leave a receipt.
         return reverse_charge(change, fact);
     }
     change
@@ -213,6 +218,7 @@ fn record_conflict(
     before: Option<&ChargeNotice>,
     now: SystemTime,
 ) -> rusqlite::Result<()> {
+    // The difference to the earlier notice, which the operator reads.
     let charged = before.map_or(Nanodollars::ZERO, |before| before.amount);
     change
         .prepare_cached(
