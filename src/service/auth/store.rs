@@ -92,6 +92,7 @@ impl GrantStore {
         if let Some(grant) = self.find_cached(id) {
             return Ok(grant.check_valid_at(now)?);
         }
+        // The lifetime starts before the read, so that a revocation during the read is seen in time.
         let (until, wanted) = (Instant::now() + CACHE_TTL, id.to_owned());
         let found = self.database.read_priority(move |view| {
             view.prepare_cached(&select_sql("id = ?1"))?.query_row([wanted], read_row).optional()

@@ -202,6 +202,7 @@ impl CallUsageReader {
     }
 
     fn open_file(&mut self) -> io::Result<Option<File>> {
+        // The file is opened once, so that every read continues in the same file.
         if let Some(file) = self.file.take() {
             return Ok(Some(file));
         }
@@ -232,6 +233,7 @@ impl CallUsageReader {
                 let open = self.open_call(seq, run, admission, time);
                 self.open.insert(open.admission.request.clone(), open);
             }
+            // Only a settlement completes a call; other records change nothing here.
             AuditEvent::Settled(settlement) => {
                 return Ok(Some(self.settle_call(seq, run, &settlement, time)));
             }
@@ -299,6 +301,7 @@ impl OpenCall {
             route,
             model,
             stream,
+            // The defaults of a call without a settlement; `into_settled` replaces them.
             outcome: CallOutcome::Crashed,
             status: 0,
             usage: TokenUsage {

@@ -99,6 +99,7 @@ pub fn parse_body(
 fn for_each_item(body: &[u8], mut each: impl FnMut(&RawValue)) -> Result<(), Error> {
     for value in Deserializer::from_slice(body).into_iter::<&RawValue>() {
         let value = value?;
+        // The elements are visited one by one, so that an array is never held as a whole.
         if value.get().starts_with('[') {
             Deserializer::from_str(value.get()).deserialize_seq(ArrayItemVisitor(&mut each))?;
         } else {

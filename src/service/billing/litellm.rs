@@ -174,6 +174,7 @@ impl LitellmClient {
         };
         let SpendLogPage { data } = serde_json::from_slice(&answer)?;
         let mut rows = SpendLogRows::default();
+        // The same checks as for a page: rows without a run and rows outside the window are left out.
         rows.extend(data, &window);
         // A LiteLLM that ignores the filter returns other calls, too.
         rows.notices.retain(|row| row.call_id == id);
@@ -186,6 +187,7 @@ impl LitellmClient {
         // Whole days in UTC, as LiteLLM counts them. The window filters the rows of the first and the last day.
         while format_date(day) <= format_date(window.until) {
             let answer = self.get(&SpendLogWindow::day_path(day)).await?;
+            // `/spend/logs` answers a bare array, without a page object.
             let data: Vec<&RawValue> = serde_json::from_slice(&answer)?;
             // A full answer means that LiteLLM has cut the day's older rows.
             rows.is_partial |= data.len() >= MAX_ROWS_PER_DAY;
@@ -217,6 +219,7 @@ impl LitellmClient {
         match tokio::time::timeout(REQUEST_TIMEOUT, ask).await {
             Err(_elapsed) => Err(LitellmError::Silent { url }),
             Ok(Err(source)) => Err(LitellmError::Unreachable { url, source }),
+            // Every other status is a refusal with an excerpt of its body, which the operator reads.
             Ok(Ok((status, body))) if status.is_success() => Ok(body),
             Ok(Ok((status, body))) => {
                 Err(LitellmError::Refused { status, message: error_excerpt(&body) })

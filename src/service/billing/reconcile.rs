@@ -221,6 +221,7 @@ fn build_report(
     let mut theirs: HashMap<String, ChargeNotice> =
         rows.map(|row| (row.call_id.clone(), row)).collect();
     for fact in facts {
+        // A row that names no charge does not match a call that used tokens: that call stays pending or missing.
         match theirs.remove(&fact.call_id).filter(|row| row.is_charge_for(fact)) {
             Some(row) => {
                 report.add_match(fact, &row);

@@ -45,6 +45,7 @@ impl StoredRunEnd {
         if let Some(answer) = &answer {
             let answer = Finder::new(answer);
             let replace = |text: &mut String| {
+                // Texts without the answer are left untouched.
                 if let Some(cut) = replace_with_marker(&answer, text) {
                     *text = cut;
                 }
@@ -175,6 +176,7 @@ pub(super) fn record_seal(
 pub(super) fn forget_batch(change: &Transaction<'_>, before: i64) -> rusqlite::Result<usize> {
     let old = "SELECT id FROM run WHERE state = 'ended' AND ended < ?1 ORDER BY ended LIMIT ?2";
     let mut old = change.prepare_cached(old)?;
+    // The ids are collected first: the statements below change the table that the query reads.
     let old = old.query_map([before, MAX_RUNS_PER_TX], |row| row.get::<_, String>(0))?;
     let (mut runs, mut rows) = (0, 0);
     for run in old.collect::<Result<Vec<_>, _>>()? {
@@ -204,6 +206,7 @@ fn find_answer(ended: &RunEnd) -> Option<&str> {
 fn replace_with_marker(answer: &Finder<'_>, text: &str) -> Option<String> {
     let length = answer.needle().len();
     let (mut cut, mut from) = (String::new(), 0);
+    // The matches do not overlap, so the pieces between them and the markers rebuild the text exactly.
     for at in answer.find_iter(text.as_bytes()) {
         cut.push_str(&text[from..at]);
         cut.push_str(ANSWER_MARKER);

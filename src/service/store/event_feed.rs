@@ -56,6 +56,7 @@ impl EventFeed {
     /// Publishes an event to the watchers. A detail above the run's bounds is dropped and counted.
     pub fn publish(&self, kind: RunEventKind, data: &Value) {
         let mut told = self.lock_state();
+        // The number comes from the length under the lock, so numbers are dense and published in order.
         let seq = self.0.first + told.events.len() as u64 + 1;
         let event = RunEvent::created_now(seq, kind, data);
         if kind.is_droppable() {
@@ -103,6 +104,7 @@ impl EventFeed {
     /// Publishes the last events and closes the feed. All events are in the database at that time.
     pub(super) fn close(&self, last: Vec<RunEvent>) {
         let mut told = self.lock_state();
+        // `finish_run` has stored all events of the feed, so `persist_events` must write none of them again.
         told.events.extend(last);
         told.saved = told.events.len();
         let last = self.0.first + told.saved as u64;
@@ -128,6 +130,7 @@ impl EventFeed {
     /// Waits for an unsaved event. Returns false if the feed is closed.
     pub(super) async fn wait_for_unsaved(&self) -> bool {
         let mut changed = self.0.changed.subscribe();
+        // `last_saved` is read at each change, not once, because a batch may have been stored since.
         let has_news = |(last, is_over): &(u64, bool)| *last > self.last_saved() || *is_over;
         changed.wait_for(has_news).await.is_ok_and(|news| !news.1)
     }

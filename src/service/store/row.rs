@@ -154,6 +154,7 @@ pub(super) fn select_sql(conditions: &str) -> String {
 /// Reads a row of [`select_sql`].
 pub(super) fn read_row(row: &Columns<'_>) -> rusqlite::Result<RunRow> {
     let state: String = row.get(7)?;
+    // The table's CHECK allows only these three phases.
     let odd = || rusqlite::Error::FromSqlConversionFailure(7, Type::Text, "no state".into());
     Ok(RunRow {
         id: row.get(0)?,

@@ -137,6 +137,7 @@ pub(super) fn reserve_money(
         Ok(left) => left,
         Err(exhausted) => return Ok(Err(exhausted)),
     };
+    // `left` is present here, since a grant without caps has returned above. The smaller of both is reserved.
     let reserved = left.into_iter().chain(limit).min().unwrap_or_default().min(MAX_COLUMN_AMOUNT);
     change
         .prepare_cached(
@@ -192,6 +193,7 @@ pub(super) fn read_status(
     now: i64,
 ) -> rusqlite::Result<SpendingStatus> {
     let (today, mut standing) = (day_number(now), SpendingStatus::default());
+    // Both tables are read by an index on the grant: a row for each day of charges, a row for each unfinished run.
     let find = "SELECT day, charged, 0 FROM grant_charge WHERE grant_id = ?1
                 UNION ALL SELECT day, 0, reserved FROM grant_reservation WHERE grant_id = ?1";
     let mut find = view.prepare_cached(find)?;

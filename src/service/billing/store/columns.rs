@@ -89,6 +89,7 @@ pub(super) fn enum_column<T: DeserializeOwned>(
     name: &str,
 ) -> rusqlite::Result<T> {
     let text: String = row.get(name)?;
+    // The column holds serde's name of the variant, which `as_str` writes.
     T::deserialize(StrDeserializer::<Error>::new(&text))
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, error.into()))
 }

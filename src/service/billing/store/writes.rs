@@ -84,6 +84,7 @@ pub(super) fn ingest_notice(
             insert_notice(change, notice, now)?;
             fact.map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now))
         }
+        // A late report of a failed attempt says nothing about the final charge.
         (false, true) if notice.amount.is_zero() => Ok(IngestOutcome::Known),
         // One LiteLLM endpoint sends a figure as 4.9999999999999996e-05 and another sends 5e-05, so a billionth of a
         // dollar is no difference.
