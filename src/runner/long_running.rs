@@ -1,11 +1,13 @@
-//! Sandboxes that outlive their runs: one for each agent and branch, or whatever else its runs have in common.
+//! Long-running (resident) sandboxes, which outlive their runs. Each [`SandboxKey`] has a sandbox: usually an agent and
+//! a branch.
 //!
-//! The runs of a [`SandboxKey`] come one after the other into the same sandbox and find the same workspace. Everything
-//! else is each run's own: its socket, its gateway with its log and budget, its variables and its output. Of its
-//! processes, and of what it wrote to memory, nothing is left for the next. A sandbox is made when the first run comes,
-//! and again after so many runs, at an age, when it was idle, or when it is not well.
+//! The runs of a [`SandboxKey`] use the same sandbox one after the other, and find the same workspace. Everything else
+//! belongs to a single run: the socket, the gateway with its log and budget, the variables and the output. The next run
+//! finds none of an earlier run's processes, and nothing that it wrote to memory. A sandbox is made for the first run.
+//! It is replaced after a number of runs, at a maximum age, after an idle time, or when it is unhealthy.
 //!
-//! **Invariant:** no run begins in a sandbox in which anything of another still runs, or whose run's socket is there.
+//! **Invariant:** no run begins in a sandbox in which a process of another run still runs, or which still has another
+//! run's socket.
 
 mod key;
 mod persistent_workspace;
@@ -42,36 +44,37 @@ use persistent_workspace::PersistentWorkspace;
 pub(super) use session::SandboxSession;
 use workspace_store::{WorkspaceOwner, WorkspaceStore};
 
-/// The resident sandboxes of a process, kept in order by [`LongRunningPool::maintain`].
+/// The long-running sandboxes of a process. [`LongRunningPool::maintain`] removes old and unhealthy sandboxes.
 pub struct LongRunningPool {
-    /// Where workspaces are that live on.
+    /// The directory of the persistent workspaces.
     place: PathBuf,
     terms: LongRunningPoolLimits,
     rooms: Mutex<HashMap<String, Arc<Room<Option<LongRunningEntry>>>>>,
-    /// One for each sandbox that may be there at a time.
+    /// The capacity: a permit for each sandbox that may exist at the same time.
     seats: Arc<Semaphore>,
     closed: CancellationToken,
 }
 
-/// For how much a sandbox is good, and how many there are.
+/// The limits of a pool and of its sandboxes.
 #[derive(Clone, Copy, Debug)]
 pub struct LongRunningPoolLimits {
-    /// Sandboxes at a time.
+    /// The maximum number of sandboxes at the same time.
     pub most: usize,
-    /// Runs in one sandbox.
+    /// The maximum number of runs in one sandbox.
     pub runs: u32,
-    /// What its root was made of may have changed since.
+    /// The maximum age of a sandbox. The image or directory of its root may have changed since its start.
     pub max_age: Duration,
-    /// Since its last run.
+    /// The maximum time since the sandbox's last run.
     pub max_idle: Duration,
-    /// How long a run waits for the one before it, and how long for a place where all are in use.
+    /// The maximum time that a run waits for the previous run of its key, and for a free sandbox of a full pool.
     pub wait: Duration,
 }
 
-/// A key that is one run's, until its sandbox is claimed.
+/// The lock on a key. The lock's holder is the only run of the key, and may claim the key's sandbox.
 pub struct SandboxKeyGuard(LongRunningEntryGuard);
 
-/// Why a run has no place in a resident sandbox. It can still be run as every other.
+/// An error of a run that cannot use a long-running sandbox. The caller can still start the run in a sandbox of its
+/// own.
 #[derive(Debug, thiserror::Error)]
 pub enum LongRunningClaimError {
     #[error("another run of `{0}` goes on")]
@@ -80,14 +83,14 @@ pub enum LongRunningClaimError {
     Full(usize),
     #[error("{0} runs wait for the run before them, and no more may")]
     Crowded(usize),
-    #[error("the resident sandboxes are being taken away")]
+    #[error("the resident sandboxes are being removed, because the process ends")]
     Closed,
-    #[error("it was cancelled while it waited")]
+    #[error("the run was cancelled while it waited for a resident sandbox")]
     Cancelled,
     #[error("a resident sandbox has no {0}")]
     Never(&'static str),
     #[error(
-        "{exceeded}, with what `{who}` has kept from its runs before; an operator can make an end of that with \
+        "{exceeded}, including the files of earlier runs of `{who}`; an operator can delete the workspace with \
          `cogni-gateway forget {id} --apply`"
     )]
     NoRoom { who: String, id: String, exceeded: QuotaExceededError },
@@ -95,30 +98,30 @@ pub enum LongRunningClaimError {
     Order(#[from] anyhow::Error),
 }
 
-/// A key's sandbox, and its directory while there is none.
+/// The entry of a key: its workspace, its directory, and its sandbox, if the sandbox is started.
 struct LongRunningEntry {
     kind: SandboxProfile,
-    /// Nobody forgets it meanwhile.
+    /// The key's workspace, which is locked: no process prunes the workspace while the entry exists.
     home: Arc<PersistentWorkspace>,
     id: String,
     directory: RunDirectory,
     resident: Option<LongRunningSandbox>,
     born: Instant,
-    /// What its sandbox says of itself: until when it is not left behind, whoever looks.
+    /// The deadline in the sandbox's label. A sweep that cannot see the owner process keeps the sandbox until then.
     deadline: SystemTime,
     used: Instant,
     runs: u32,
     seat: Option<OwnedSemaphorePermit>,
 }
 
-/// What a run needs of its stay.
+/// The requirements of a run on the key's entry.
 struct RunRequirements {
     kind: SandboxProfile,
     home: Arc<PersistentWorkspace>,
     max_runtime: Duration,
 }
 
-/// What cannot be changed from run to run.
+/// The properties of a sandbox that cannot change from run to run.
 #[derive(Clone, Debug, PartialEq)]
 struct SandboxProfile {
     driver: SandboxDriver,
@@ -128,17 +131,18 @@ struct SandboxProfile {
 type LongRunningEntryGuard = OwnedMutexGuard<Option<LongRunningEntry>>;
 
 impl LongRunningPool {
-    /// With their workspaces on `shelf`. Nothing is made before the first run.
+    /// Makes an empty pool whose workspaces are in `shelf`. The first run of a key makes the key's sandbox.
     pub fn new(shelf: &WorkspaceStore, terms: LongRunningPoolLimits) -> Self {
         let (place, seats) = (shelf.root_dir().to_owned(), Arc::new(Semaphore::new(terms.most)));
         Self { place, terms, rooms: Mutex::default(), seats, closed: CancellationToken::new() }
     }
 
-    /// Gives the key's sandbox to a run, which keeps it until it has ended, or is dropped. Waits for the run before it.
-    /// Must be called within a runtime.
+    /// Gives the key's sandbox to a run. The run holds the sandbox until the run has ended or is dropped. Waits for the
+    /// previous run of the key. Must be called within a runtime.
     ///
     /// # Errors
-    /// Why there is none for this run, or what is wrong with its order.
+    /// Returns `Never` if the run cannot use a long-running sandbox, `Busy`, `Full` or `Crowded` if another run is in
+    /// the way, `NoRoom` if the workspace is full, `Closed` if the pool is closed, and `Order` for every other failure.
     pub async fn claim(
         &self,
         key: &SandboxKey,
@@ -147,10 +151,11 @@ impl LongRunningPool {
         Box::pin(self.claim_with_cancel(&CancellationToken::new(), key, order)).await
     }
 
-    /// The same, for whoever waits until `cancel` only. What has begun by then is not broken off.
+    /// Claims as [`LongRunningPool::claim`] does, but waits only until `cancel`. `cancel` does not interrupt a step
+    /// that has begun.
     ///
     /// # Errors
-    /// As [`LongRunningPool::claim`].
+    /// Returns the errors of [`LongRunningPool::claim`], and `Cancelled` if `cancel` came first.
     pub async fn claim_with_cancel(
         &self,
         cancel: &CancellationToken,
@@ -162,10 +167,10 @@ impl LongRunningPool {
         Box::pin(self.claim_locked(cancel, entered, key, order)).await
     }
 
-    /// The same, for whoever has entered already.
+    /// Claims the sandbox of a key whose lock the caller already holds.
     ///
     /// # Errors
-    /// As [`LongRunningPool::claim`].
+    /// Returns the errors of [`LongRunningPool::claim_with_cancel`].
     pub async fn claim_locked(
         &self,
         cancel: &CancellationToken,
@@ -174,11 +179,13 @@ impl LongRunningPool {
         order: RunPlan,
     ) -> Result<PreparedRun, LongRunningClaimError> {
         check_plan(&order)?;
+        // 1. No process of an earlier run may be alive, because the next steps change the workspace.
         self.clean_entry(&mut held).await?;
         let users = order.sandbox_users();
         if held.as_ref().is_some_and(|stay| !users.contains(stay.home.uid())) {
             drop_sandbox(&mut held).await;
         }
+        // 2. The workspace is locked, filled with the branch, and measured.
         let RunPlan { mut config, mut spec, agent, target, run_dir, driver, seats, .. } = order;
         let had = held.as_ref().map(|stay| Arc::clone(&stay.home));
         let tenant = key.owner(target.as_ref().map(DeliveryTarget::branch_ref));
@@ -194,7 +201,7 @@ impl LongRunningPool {
             spawn_blocking(fill).await.context("the workspace was not filled")??;
         }
         if let Err(exceeded) = quota.check().await {
-            // So that it can be forgotten at once.
+            // The entry's lock on the workspace is released, so that an operator can prune the workspace at once.
             drop_sandbox(&mut held).await;
             return Err(LongRunningClaimError::NoRoom {
                 who: key.display_name(),
@@ -202,6 +209,7 @@ impl LongRunningPool {
                 exceeded,
             });
         }
+        // 3. The entry is made or reused. Its sandbox starts later, when the run starts.
         spec.workspace = WorkspaceMount::Directory { path, access: MountAccess::ReadWrite };
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
         let own = RunDirectory::create(&run_dir, &config.identity.run, &owner)?;
@@ -211,6 +219,8 @@ impl LongRunningPool {
         let (kind, max_runtime) = (SandboxProfile::new(&driver, &spec), spec.limits.max_runtime);
         let need = RunRequirements { kind, home, max_runtime };
         let stay = self.ensure_entry(cancel, &mut held, need, &own).await?;
+        // 4. The run's gateway binds its socket in the sandbox's directory. The outbox's row comes last, so that a
+        //    failed claim leaves no row.
         configure_socket(&mut config, &mut spec, &stay.directory);
         let deadline = SystemTime::now() + spec.limits.max_runtime;
         let stamp = OwnerLabels { owner, run_dir: own.parent(), deadline };
@@ -225,7 +235,7 @@ impl LongRunningPool {
                 let (order, driver) = (order.clone(), driver.clone());
                 let post = move || target.register_workspace(&order, &driver, &policy);
                 let posted =
-                    spawn_blocking(post).await.context("the workspace was not written down")??;
+                    spawn_blocking(post).await.context("the workspace was not recorded")??;
                 Some(Box::new(posted))
             }
             None => None,
@@ -243,11 +253,12 @@ impl LongRunningPool {
         })
     }
 
-    /// Takes away sandboxes that are old, idle or not well, until `stop`; and then all of them, each when its run is
-    /// over. Their workspaces stay.
+    /// Removes old, idle and unhealthy sandboxes until `stop`. Then closes the pool and removes every sandbox when its
+    /// run is over. The workspaces stay.
     pub async fn maintain(&self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             for room in self.all_entries() {
+                // A locked entry has a run, which checks the sandbox itself.
                 let Ok(mut held) = room.try_lock_owned() else { continue };
                 let Some(stay) = &mut *held else { continue };
                 if !stay.is_reusable(&self.terms).await {
@@ -266,7 +277,7 @@ impl LongRunningPool {
         }
     }
 
-    /// How many sandboxes there are, or are about to be.
+    /// Returns the number of sandboxes that exist or are about to be made.
     pub fn count(&self) -> usize {
         self.terms.most - self.seats.available_permits()
     }
@@ -281,7 +292,8 @@ impl LongRunningPool {
         rooms.values().map(Arc::clone).collect()
     }
 
-    /// Nobody waits for one that is only ours.
+    /// Removes entries without a sandbox from the map. An entry stays while another task holds a reference to it,
+    /// because that task may wait for its lock.
     fn remove_empty_entries(&self) {
         let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
         rooms.retain(|_, room| {
@@ -289,15 +301,15 @@ impl LongRunningPool {
         });
     }
 
-    /// Takes the key if no other run has it.
+    /// Locks the key if no other run holds its lock.
     pub fn try_lock_key(&self, key: &SandboxKey) -> Option<SandboxKeyGuard> {
         self.entry_for(key).try_lock_owned().ok().map(SandboxKeyGuard)
     }
 
-    /// Returns when the key is this run's.
+    /// Waits for the key's lock.
     ///
     /// # Errors
-    /// Another run has it for too long, or `cancel` comes first.
+    /// Returns `Busy` if another run holds the lock for too long, and `Cancelled` if `cancel` comes first.
     pub async fn lock_key(
         &self,
         cancel: &CancellationToken,
@@ -309,7 +321,10 @@ impl LongRunningPool {
         held.map(SandboxKeyGuard).map_err(|_| LongRunningClaimError::Busy(key.display_name()))
     }
 
-    /// Returns when nothing of another run runs there.
+    /// Removes the sandbox if a process of another run may still run in it.
+    ///
+    /// # Errors
+    /// Returns `Closed` if the pool is closed.
     async fn clean_entry(
         &self,
         held: &mut LongRunningEntryGuard,
@@ -317,14 +332,14 @@ impl LongRunningPool {
         if self.closed.is_cancelled() {
             return Err(LongRunningClaimError::Closed);
         }
-        // Of a run that was given up in its midst the program may run on, in the workspace that is to be filled.
+        // If a run was dropped before its end, its program may still write to the workspace, which is filled next.
         if held.as_ref().is_some_and(LongRunningEntry::is_dirty) {
             drop_sandbox(held).await;
         }
         Ok(())
     }
 
-    /// The key's, which nobody forgets as long as it is held.
+    /// Opens and locks the key's workspace. No process prunes the workspace while it is locked.
     async fn open_workspace(
         &self,
         key: &SandboxKey,
@@ -338,6 +353,7 @@ impl LongRunningPool {
         }
         let (place, name, earlier) = (self.place.clone(), key.name(), key.legacy_name());
         let taking = async {
+            // The lock has no queue: another process or the pruning may hold it for a moment, so this loop polls.
             loop {
                 let (place, name, tenant) = (place.clone(), name.clone(), tenant.clone());
                 let earlier = earlier.clone();
@@ -360,7 +376,7 @@ impl LongRunningPool {
         Ok(taken.map_err(|_| LongRunningClaimError::Busy(key.display_name()))??)
     }
 
-    /// What the key has by now, with nothing in it that this run could not be given.
+    /// Returns the key's entry. Replaces an entry that does not fit the run's requirements.
     async fn ensure_entry<'held>(
         &self,
         cancel: &CancellationToken,
@@ -371,6 +387,7 @@ impl LongRunningPool {
         if held.as_ref().is_some_and(|stay| !stay.matches(&need, &self.terms)) {
             drop_sandbox(held).await;
         }
+        // An entry may have lost its permit at the end of its last run, together with its sandbox.
         let seat = match &mut **held {
             Some(LongRunningEntry { seat: Some(_), .. }) => None,
             _ => Some(self.reserve_capacity(cancel).await?),
@@ -383,8 +400,8 @@ impl LongRunningPool {
         Ok(stay)
     }
 
-    /// Where there is none, the sandbox goes that was idle for the longest time. One that somebody has may only be on
-    /// its way out, or become idle in a moment, so it is looked more than once; whoever takes one away finishes that.
+    /// Returns a permit for one sandbox. If the pool is full, removes the sandbox that was idle for the longest time.
+    /// If all sandboxes are in use, looks again until the timeout, because a run may end at any moment.
     async fn reserve_capacity(
         &self,
         cancel: &CancellationToken,
@@ -393,9 +410,11 @@ impl LongRunningPool {
         let mut seat = pin!(Arc::clone(&self.seats).acquire_owned());
         let mut pause = Duration::ZERO;
         loop {
+            // The order counts: a free permit comes before every error. A removal below is not part of the select, so
+            // that no error interrupts the removal.
             tokio::select! {
                 biased;
-                seat = &mut seat => return Ok(seat.expect("nobody closes them")),
+                seat = &mut seat => return Ok(seat.expect("the semaphore is never closed")),
                 () = self.closed.cancelled() => return Err(LongRunningClaimError::Closed),
                 () = cancel.cancelled() => return Err(LongRunningClaimError::Cancelled),
                 () = sleep(pause) => (),
@@ -420,7 +439,7 @@ impl LongRunningPool {
     }
 }
 
-/// Leaves the key without a sandbox.
+/// Removes the key's entry with its sandbox. The permit is returned after the sandbox is gone.
 async fn drop_sandbox(held: &mut LongRunningEntryGuard) {
     if let Some(LongRunningEntry { resident, directory, seat, .. }) = held.take() {
         if let Some(resident) = resident {
@@ -445,7 +464,8 @@ fn check_plan(order: &RunPlan) -> Result<(), LongRunningClaimError> {
 }
 
 impl SandboxProfile {
-    /// How long a run takes and how much it says is not the sandbox's own limit.
+    /// Returns the profile of a run's sandbox. Values that may differ from run to run are replaced by fixed values, so
+    /// that two profiles compare equal: the program, the variables, and the bounds of time, output and workspace.
     fn new(driver: &SandboxDriver, spec: &SandboxSpec) -> Self {
         let SandboxLimits { max_runtime, max_output_bytes, max_workspace, .. } =
             SandboxLimits::default();
@@ -463,7 +483,7 @@ impl SandboxProfile {
 }
 
 impl LongRunningEntry {
-    /// Nothing is started yet.
+    /// Makes an entry and its directory. The sandbox is not started yet.
     fn new(
         kind: SandboxProfile,
         home: Arc<PersistentWorkspace>,
@@ -477,7 +497,7 @@ impl LongRunningEntry {
         Ok(Self { kind, home, id, directory, resident, born, deadline, used, runs, seat })
     }
 
-    /// Makes the sandbox, where there is none that is well, for a run that may take so long.
+    /// Starts the sandbox unless a healthy sandbox exists. `max_runtime` is the maximum time of the next run.
     async fn ensure_sandbox(
         &mut self,
         terms: &LongRunningPoolLimits,
@@ -490,7 +510,7 @@ impl LongRunningEntry {
             return Ok(());
         }
         if let Some(resident) = self.resident.take() {
-            tracing::warn!(resident = self.id, "a resident sandbox is not well, and is replaced");
+            tracing::warn!(resident = self.id, "a resident sandbox is unhealthy and is replaced");
             Box::pin(resident.remove()).await;
         }
         self.deadline = SystemTime::now() + terms.max_age + max_runtime;
@@ -501,9 +521,9 @@ impl LongRunningEntry {
         Ok(())
     }
 
-    /// What a sandbox is made by.
+    /// Returns the request to make the entry's sandbox.
     fn sandbox_request(&self) -> io::Result<sandbox::SandboxRequest> {
-        // One that was made here before has left its own.
+        // An earlier sandbox of this entry may have left this directory.
         let directory = self.directory.path().join("made");
         remove_run_dir(&directory)?;
         fs::create_dir(&directory)?;
@@ -526,12 +546,12 @@ impl LongRunningEntry {
         self.kind == need.kind && !self.is_dirty() && !self.is_expired(terms) && !is_over
     }
 
-    /// Something of a run may be left in its sandbox.
+    /// Returns true if a part of an earlier run may remain in the sandbox.
     fn is_dirty(&self) -> bool {
         self.resident.as_ref().is_some_and(|resident| !resident.is_ready())
     }
 
-    /// It has had its time, or all its runs.
+    /// Returns true if the sandbox has reached its maximum age or its maximum number of runs.
     fn is_expired(&self, terms: &LongRunningPoolLimits) -> bool {
         self.runs >= terms.runs || self.born.elapsed() >= terms.max_age
     }
@@ -545,8 +565,8 @@ impl LongRunningEntry {
     }
 }
 
-/// For whoever waits for a workspace that is looked at, or for a place: somebody has it for the moment.
+/// The time between two attempts to lock a workspace, or to find an idle sandbox (our choice).
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often it is looked after the sandboxes.
+/// The time between two checks of the sandboxes (our choice).
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

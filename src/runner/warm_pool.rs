@@ -1,9 +1,10 @@
-//! Sandboxes that are kept ready, so that a run can begin sooner than one can be made.
+//! Warm sandboxes: sandboxes that are started in advance, so that a run does not wait for the start of its sandbox.
 //!
-//! A pool has slots of one kind: the same root, first process, limits and driver. A run of this kind claims one, has it
-//! to itself, and takes it along when it ends; then another is made.
+//! A pool has warm sandboxes (slots) of one kind: the same root, first process, limits and driver. A run of this kind
+//! claims a slot, uses it alone, and removes it at the run's end. The pool then makes another slot.
 //!
-//! **Invariant:** no slot is ever used twice, nor used when it is old. What a slot has of a run, it has by its claim.
+//! **Invariant:** no slot is used twice, and no slot is used after its maximum age. A slot receives everything that
+//! belongs to a run only when the run claims the slot.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -26,54 +27,56 @@ use crate::sandbox::spec::{
 };
 use crate::sandbox::{self, OwnerProcess, SandboxDriver, SandboxSpec, UserRange, WarmSlot};
 
-/// Slots of one kind, kept ready by [`WarmPool::maintain`].
+/// A pool of slots of one kind. [`WarmPool::maintain`] keeps the pool filled.
 pub struct WarmPool {
     kind: SlotProfile,
     stock: WarmPoolConfig,
     run_dir: PathBuf,
     uids: UserRange,
     ready: Mutex<VecDeque<ReadySlot>>,
-    /// To be taken away.
+    /// The slots that [`WarmPool::maintain`] has to remove.
     spent: Mutex<Vec<ReadySlot>>,
-    /// One was claimed.
+    /// Notified when a run has claimed a slot.
     changed: Notify,
 }
 
-/// How many slots are kept, and for how long.
+/// The number of ready slots and their maximum age.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmPoolConfig {
     pub count: usize,
-    /// An older one is replaced: what its root was made of may have changed since.
+    /// The maximum age of a slot. An older slot is replaced, because the image or directory of its root may have
+    /// changed since.
     pub max_age: Duration,
 }
 
-/// Why a run has no slot. It can still be run as every other.
+/// An error of a run that cannot have a slot. The caller can still start the run in a sandbox of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum WarmClaimError {
     #[error("no slot is ready")]
     NoneReady,
-    #[error("a slot cannot be given {0} any more")]
+    #[error("a warm sandbox cannot take {0}: it is fixed when the sandbox is created")]
     Late(&'static str),
-    #[error("a slot is told by cogni-init what it is for, and cannot do without")]
+    #[error("warm sandboxes need `cogni-init` as their first process; leave out `--init none`")]
     NoInit,
-    #[error("the slots have another {0}")]
+    #[error("the run needs a different {0} than the warm sandboxes have")]
     Other(&'static str),
     #[error(transparent)]
     Order(#[from] anyhow::Error),
 }
 
-/// What slots have in common with the runs that they are for.
+/// The properties that the slots of a pool and their runs have in common.
 #[derive(Clone, Debug, PartialEq)]
 struct SlotProfile {
     driver: SandboxDriver,
     root: RootSource,
     init: PathBuf,
     workspace: WorkspaceMount,
-    /// The program of an agent, where that is ours.
+    /// The mount of the agent's program, if the program is the project's own.
     program: Option<BindMount>,
     limits: SandboxLimits,
 }
 
+/// A started slot that waits for a run.
 struct ReadySlot {
     id: String,
     slot: WarmSlot,
@@ -82,7 +85,7 @@ struct ReadySlot {
     born: Instant,
 }
 
-/// What a run has beside its slot.
+/// The parts of a run that are made when the run claims a slot.
 struct SlotBinding {
     gateway: RunGatewayBackend,
     spec: SandboxSpec,
@@ -91,10 +94,10 @@ struct SlotBinding {
 }
 
 impl WarmPool {
-    /// For runs such as `order`. Nothing is started before [`WarmPool::maintain`].
+    /// Makes an empty pool for runs of the same kind as `order`. [`WarmPool::maintain`] starts the slots.
     ///
     /// # Errors
-    /// What is wrong with the order, or why there are no slots for such runs.
+    /// Returns `Late` or `NoInit` if runs of this kind cannot use slots, and `Order` if the plan fails its check.
     pub fn new(order: &RunPlan, stock: WarmPoolConfig) -> Result<Self, WarmClaimError> {
         let kind = SlotProfile::from_plan(order)?;
         order.check()?;
@@ -103,15 +106,17 @@ impl WarmPool {
         Ok(Self { kind, stock, run_dir, uids, ready, spent, changed })
     }
 
-    /// How many are ready.
+    /// Returns the number of ready slots.
     pub fn ready_count(&self) -> usize {
         lock_mutex(&self.ready).len()
     }
 
-    /// Gives a slot to a run. Its workspace may be filled before it is run. Must be called within a runtime.
+    /// Gives a slot to a run. The caller may fill the run's workspace before the run starts. Must be called within a
+    /// runtime.
     ///
     /// # Errors
-    /// Why there is none for this run, or what is wrong with its order.
+    /// Returns `NoneReady` if no slot is ready, `Other` if the run needs another kind of slot, and `Order` if the plan
+    /// fails its check or the run's gateway cannot be opened. Also returns the errors of [`WarmPool::new`].
     pub fn claim(&self, order: RunPlan) -> Result<PreparedRun, WarmClaimError> {
         order.check()?;
         self.kind.check_compatible(&SlotProfile::from_plan(&order)?)?;
@@ -137,6 +142,7 @@ impl WarmPool {
                     quota,
                 })
             }
+            // The slot may hold a part of the failed run's files, so no other run may have the slot.
             Err(error) => {
                 lock_mutex(&self.spent).push(ready);
                 Err(error.into())
@@ -144,10 +150,11 @@ impl WarmPool {
         }
     }
 
-    /// Opens the run's log, and binds its socket where the slot finds it.
+    /// Opens the run's audit log, and binds the run's socket in the slot's directory.
     fn bind_slot(&self, order: &RunPlan, ready: &ReadySlot) -> anyhow::Result<SlotBinding> {
         let (mut config, mut spec) = (order.config.clone(), order.spec.clone());
         let owner = OwnerProcess::this_process().context("`/proc` cannot be read")?;
+        // The run's own directory stays without a sandbox. It reserves the run's name against a second run.
         let name = RunDirectory::create(&self.run_dir, &config.identity.run, &owner)?;
         spec.uid = ready.directory.uid();
         configure_socket(&mut config, &mut spec, &ready.directory);
@@ -161,7 +168,8 @@ impl WarmPool {
         Ok(SlotBinding { gateway, spec, stamp, name })
     }
 
-    /// Keeps the stock until `stop`, which is the way to end it, and then takes away what is left of it.
+    /// Keeps the pool filled until `stop`, and then removes the remaining slots. Cancel `stop` to end the future; a
+    /// dropped future does not remove the slots.
     pub async fn maintain(&self, stop: CancellationToken) {
         let mut pause = MIN_RETRY_DELAY;
         while !stop.is_cancelled() {
@@ -169,6 +177,7 @@ impl WarmPool {
             let mut wait = CHECK_INTERVAL;
             if self.ready_count() < self.stock.count {
                 match Box::pin(self.create_slot(&stop)).await {
+                    // The loop continues without a wait until the pool is full.
                     Ok(ready) => {
                         lock_mutex(&self.ready).push_back(ready);
                         pause = MIN_RETRY_DELAY;
@@ -180,6 +189,7 @@ impl WarmPool {
                 wait = pause;
                 pause = (pause * 2).min(MAX_RETRY_DELAY);
             }
+            // After a failure a claim does not cut the wait short: otherwise every claim would cause another attempt.
             tokio::select! {
                 () = sleep(wait) => (),
                 () = self.changed.notified(), if wait == CHECK_INTERVAL => (),
@@ -191,7 +201,7 @@ impl WarmPool {
         self.remove_spent().await;
     }
 
-    /// The oldest that is good.
+    /// Takes the oldest usable slot. Moves the unusable slots on the way to the spent slots.
     fn take_oldest_usable(&self) -> Option<ReadySlot> {
         loop {
             let ready = lock_mutex(&self.ready).pop_front()?;
@@ -207,6 +217,7 @@ impl WarmPool {
     }
 
     async fn remove_spent(&self) {
+        // The locks are released before the first `await`: removing a slot takes long, and claims go on.
         let bad: Vec<_> = {
             let mut ready = lock_mutex(&self.ready);
             let (good, bad) = ready.drain(..).partition(|ready| self.is_usable(ready));
@@ -232,6 +243,8 @@ impl WarmPool {
             }
             other => other.clone(),
         };
+        // The last possible run starts at the slot's maximum age and then takes its own time. A sweep that cannot see
+        // this process keeps the slot at least until then.
         let deadline = SystemTime::now() + self.stock.max_age + limits.max_runtime;
         let order = sandbox::SandboxRequest {
             spec: SandboxSpec {
@@ -281,7 +294,7 @@ impl SlotProfile {
             driver: driver.clone(),
             root: spec.root.clone(),
             init: spec.init.clone().ok_or(WarmClaimError::NoInit)?,
-            // An agent is never without one.
+            // An agent always gets a workspace.
             workspace: if agent.is_some() { WorkspaceMount::Fresh } else { spec.workspace.clone() },
             program: agent.as_ref().and_then(|agent| agent.program_mount(spec)),
             limits: spec.limits,
@@ -289,7 +302,7 @@ impl SlotProfile {
     }
 
     fn check_compatible(&self, of_run: &Self) -> Result<(), WarmClaimError> {
-        // How long a run takes and how much it says is not the sandbox's own limit.
+        // The runner enforces the bounds of time, output and workspace, so they may differ from the sandbox's limits.
         let SandboxLimits { max_runtime, max_output_bytes, max_workspace, .. } = of_run.limits;
         let limits = SandboxLimits { max_runtime, max_output_bytes, max_workspace, ..self.limits };
         let differ = [
@@ -311,9 +324,11 @@ fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often it is looked whether all of them still wait.
+/// The time between two checks of the slots (our choice).
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Before another try to make one, and again before the next.
+/// The wait after the first failure to make a slot (our choice). The wait doubles with each failure.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The maximum wait after a failure to make a slot (our choice).
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);

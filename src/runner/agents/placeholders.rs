@@ -1,26 +1,26 @@
-//! What stands for something that is known only when a run begins: `${RUN_ID}` in an argument of a program.
+//! Placeholders in an agent's arguments, such as `${RUN_ID}`, for values that are known only when a run begins.
 //!
-//! Each argument is filled in by itself, and stays one argument, whatever it is filled with: there is no shell. A `$${`
-//! is a `${` that stands for itself.
+//! Each argument is expanded by itself and stays a single argument, whatever its value contains, because no shell is
+//! involved. `$${` stands for a literal `${`.
 
 use std::time::Duration;
 
-/// What there is to fill in.
+/// The values of the placeholders for one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlaceholderValues {
     pub run_id: String,
-    /// The run's id, in the characters that every program takes for a name.
+    /// The run's ID in a form with characters that every program accepts in a name.
     pub session_id: String,
     pub model: String,
-    /// Which agent of an agent's own is asked.
+    /// The agent within OpenClaw that has to answer.
     pub agent: String,
-    /// The last thing that a user has said.
+    /// The last message of a user.
     pub message: String,
-    /// How long the agent may take.
+    /// The time within which the agent has to answer.
     pub timeout: Duration,
 }
 
-/// An argument of a program that would be longer than the kernel takes.
+/// The error of an argument that is longer than the kernel allows.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the message has {given} bytes, and the agent takes it as an argument, which may have {MAX_ARGUMENT_BYTES}; give less"
@@ -30,10 +30,10 @@ pub struct ArgumentTooLongError {
 }
 
 impl PlaceholderValues {
-    /// The arguments, filled in.
+    /// Returns the arguments with the values in place of the placeholders.
     ///
     /// # Errors
-    /// One is longer than an argument may be.
+    /// Returns an error if an argument is longer than the kernel allows.
     pub fn expand(&self, argv: &[String]) -> Result<Vec<String>, ArgumentTooLongError> {
         let filled = argv.iter().map(|word| match self.expand_argument(word) {
             word if word.len() > MAX_ARGUMENT_BYTES => {
@@ -71,7 +71,7 @@ impl PlaceholderValues {
     }
 }
 
-/// What is wrong with an argument's placeholders, if something is.
+/// Returns the error message for the first unknown placeholder of an argument, if there is one.
 pub(super) fn unknown_placeholder(word: &str) -> Option<String> {
     let unknown = TemplateParser(word).find_map(|part| match part {
         TemplatePart::Name(name) if !PLACEHOLDER_NAMES.contains(&name) => Some(name),
@@ -89,7 +89,7 @@ enum TemplatePart<'a> {
     Name(&'a str),
 }
 
-/// An argument, taken apart.
+/// An iterator over the texts and placeholders of an argument. The string is the rest that is not parsed yet.
 struct TemplateParser<'a>(&'a str);
 
 impl<'a> Iterator for TemplateParser<'a> {
@@ -105,11 +105,13 @@ impl<'a> Iterator for TemplateParser<'a> {
             return Some(TemplatePart::Text("${"));
         }
         if let Some(after) = rest.strip_prefix("${") {
-            // One that does not end is a name that nobody knows.
+            // A placeholder without `}` becomes a name up to the argument's end. Such a name is always unknown, so the
+            // check reports it.
             let (name, after) = after.split_once('}').unwrap_or((after, ""));
             self.0 = after;
             return Some(TemplatePart::Name(name));
         }
+        // The first character is skipped: a `$` that begins no placeholder is text.
         let next = rest.char_indices().skip(1).find(|(_, c)| *c == '$');
         let (text, after) = rest.split_at(next.map_or(rest.len(), |(at, _)| at));
         self.0 = after;
@@ -117,11 +119,13 @@ impl<'a> Iterator for TemplateParser<'a> {
     }
 }
 
-/// Where in the workspace the last thing is that a user has said.
+/// The path of the last message of a user in the sandbox.
 pub const PROMPT_FILE: &str = "/workspace/.cogni/prompt.txt";
 
+/// The names of the known placeholders.
 const PLACEHOLDER_NAMES: [&str; 7] =
     ["RUN_ID", "SESSION_ID", "MODEL", "AGENT", "MESSAGE", "PROMPT_FILE", "TIMEOUT"];
 
-/// The kernel takes 128 KiB for an argument, of which the last byte is its end.
+/// The maximum length of an argument in bytes. The kernel allows 128 KiB, of which the last byte is the terminating
+/// zero.
 const MAX_ARGUMENT_BYTES: usize = 128 * 1024 - 1;

@@ -1,7 +1,8 @@
-//! An agent's own policy, laid over its gateway's.
+//! An agent's own policy, which is laid over the policy of its gateway.
 //!
-//! What is said here holds in place of what is said there, but for rules, which are asked after the gateway's own: an
-//! agent's file takes none of them away. Models and capabilities have keys of their own in an entry.
+//! A value of the agent's policy replaces the value of the gateway's policy. Rules are an exception: the agent's rules
+//! are appended to the gateway's rules, so that an agent's file cannot remove a rule. Models and capabilities have keys
+//! of their own in an agent's definition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::gateway::pipeline::rule;
 use crate::llm::request::UnknownFieldPolicy;
 use crate::llm::response::CutoffMode;
 
-/// As much of a policy as an entry says; the keys are those of `[policy]` in `config/gateway.toml`.
+/// The part of a policy that an agent's file may set. The keys are those of `[policy]` in `config/gateway.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyOverlay {
@@ -29,7 +30,7 @@ pub struct PolicyOverlay {
     pub cutoff: Option<CutoffMode>,
 }
 
-/// Of headers.
+/// The part of a policy about headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeaderOverlay {
@@ -41,7 +42,7 @@ pub struct HeaderOverlay {
     pub traceparent: Option<bool>,
 }
 
-/// Of bodies.
+/// The part of a policy about bodies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BodyOverlay {
@@ -50,7 +51,7 @@ pub struct BodyOverlay {
     pub max_choices: Option<u32>,
 }
 
-/// An agent and its gateway have lists of models with nothing in common.
+/// The error of an agent whose list of models has no model in common with its gateway's list.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "none of the models that `{agent}` may use is let through by the gateway's `policy.body.models`; add one of them there"
@@ -60,10 +61,10 @@ pub struct NoModelLeftError {
 }
 
 impl AgentDefinition {
-    /// Lays what the agent's entry says over its gateway's policy.
+    /// Lays the agent's policy, models and capabilities over the policy of its gateway.
     ///
     /// # Errors
-    /// There is no model left, and a list without one would let all of them through.
+    /// Returns an error if no model is left. An empty list would admit every model, so it cannot express "no model".
     pub fn apply_to(&self, base: &mut PolicyConfig) -> Result<(), NoModelLeftError> {
         let PolicyOverlay {
             headers,
@@ -93,7 +94,7 @@ impl AgentDefinition {
         Ok(())
     }
 
-    /// Of two lists, what is in both; one that is empty lets all through.
+    /// Returns the models that both lists contain. An empty list admits every model.
     fn intersect_models(&self, base: &[String]) -> Result<Vec<String>, NoModelLeftError> {
         let own = &self.models.allow;
         if own.is_empty() {
@@ -108,8 +109,8 @@ impl AgentDefinition {
     }
 }
 
-fn set_if_some<T>(to: &mut T, said: Option<T>) {
-    if let Some(said) = said {
-        *to = said;
+fn set_if_some<T>(to: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *to = value;
     }
 }

@@ -1,4 +1,4 @@
-//! An agent, as others are told of it.
+//! The summary of an agent for clients.
 
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -6,33 +6,33 @@ use utoipa::ToSchema;
 use super::AgentDefinition;
 use super::availability::AgentUnavailableError;
 
-/// One agent of a list.
+/// An agent in a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSummary {
-    /// The name that it is asked for by.
+    /// The agent's name in requests.
     pub agent_id: String,
-    /// What it is called in the records of its calls.
+    /// The agent's name in the records of its calls.
     pub graph_id: String,
-    /// For people.
+    /// The agent's title, for people.
     pub name: String,
     pub description: String,
     pub version: String,
-    /// Of all that its entry says.
+    /// The digest of the agent's whole definition.
     pub digest: String,
-    /// Those it may use; an empty list is no limit.
+    /// The models that the agent may use; an empty list is no limit.
     pub models: Vec<String>,
-    /// The rules of its own that its work is judged by, beside this host's: their names in `[policy]` of relay.toml.
+    /// The agent's own review rules, in addition to this host's rules: their names in `[policy]` of relay.toml.
     pub relay_rules: Vec<String>,
-    /// Whether it can run here.
+    /// True if the agent can run on this host.
     pub available: bool,
-    /// Why not.
+    /// The reason why the agent cannot run on this host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl AgentSummary {
-    /// An agent, and whether it can run here.
+    /// Returns the summary of an agent with its availability on this host.
     pub fn new(entry: &AgentDefinition, available: &Result<(), AgentUnavailableError>) -> Self {
         Self {
             agent_id: entry.name.clone(),

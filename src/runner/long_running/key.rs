@@ -1,52 +1,53 @@
-//! What the runs have in common that share a sandbox, and the name that this gives to their workspace.
+//! The key of a long-running sandbox, and the name of the key's workspace.
 
 use super::workspace_store::{StoredBranchRef, WorkspaceOwner};
 use crate::base::hex;
 
-/// What runs have in common that share a sandbox.
+/// The properties that the runs of one long-running sandbox have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxKey {
     agent: String,
     branch: String,
     within: Option<SandboxKeyScope>,
-    /// Whether a workspace that has the name of an earlier version may become this key's.
+    /// True if the key may take over a workspace under the name that an earlier version of this program gave it.
     inherits: bool,
     pub(super) kept: Vec<String>,
 }
 
-/// What a key of a service's run is good within: the same text elsewhere is another key.
+/// The scope of a key of the service. The same text in another scope is another key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxKeyScope {
     pub grant: String,
-    /// Who pays.
+    /// The billing account.
     pub account: String,
-    /// Empty where there is none.
+    /// The repository; empty if the run has no repository.
     pub repository: String,
-    /// The field of the request that the text is of, such as `branch_key`.
+    /// The field of the request that contains the text, such as `branch_key`.
     pub kind: &'static str,
 }
 
 impl SandboxKey {
-    /// For the runs of an agent on a branch, or in another state that has a name.
+    /// Makes the key of an agent's runs on a branch, or in another named state.
     pub fn new(agent: &str, branch: &str) -> Self {
         let (agent, branch) = (agent.to_owned(), branch.to_owned());
         Self { agent, branch, within: None, inherits: false, kept: vec![] }
     }
 
-    /// The work of two grants, for two accounts, on two repositories, or by two kinds of key is never in one place.
+    /// Restricts the key to a scope. So two grants, accounts, repositories or kinds of key never share a workspace.
     #[must_use]
     pub fn scoped_to(self, scope: SandboxKeyScope) -> Self {
         Self { within: Some(scope), ..self }
     }
 
-    /// Lets the key have the workspace that an earlier version kept under the same text, whatever account and kind of
-    /// key that was for. The caller knows that it was for this account.
+    /// Lets the key take over the workspace that an earlier version of this program kept under the same text. That
+    /// workspace's name contained no account and no kind of key. The caller knows that the workspace belongs to this
+    /// account.
     #[must_use]
     pub fn with_inheritance(self) -> Self {
         Self { inherits: true, ..self }
     }
 
-    /// Names in the workspace that stay there when the branch is checked out anew.
+    /// Sets the names in the workspace that are kept when the branch is checked out again.
     #[must_use]
     pub fn preserving(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { kept: names.into_iter().map(Into::into).collect(), ..self }
@@ -54,7 +55,8 @@ impl SandboxKey {
 
     pub(super) fn name(&self) -> String {
         let Self { agent, branch, within, .. } = self;
-        // A zero byte is in none of them, nor a line's end but in the last.
+        // The separators make the digest's input unambiguous: no part contains a zero byte, and only the last part may
+        // contain a line end.
         name_digest(&match within {
             Some(SandboxKeyScope { grant, account, repository, kind }) => {
                 format!("{agent}\0\0{grant}\n{account}\n{repository}\n{kind}\n{branch}")
@@ -63,7 +65,8 @@ impl SandboxKey {
         })
     }
 
-    /// Returns the name that an earlier version gave to all keys with this text, where this key may inherit.
+    /// Returns the name that an earlier version of this program gave to all keys with this text, if the key may take
+    /// over that workspace.
     pub(super) fn legacy_name(&self) -> Option<String> {
         let Self { agent, branch, within, inherits, .. } = self;
         let SandboxKeyScope { grant, repository, .. } = within.as_ref().filter(|_| *inherits)?;
@@ -93,5 +96,6 @@ fn name_digest(name: &str) -> String {
     hex::sha256_hex(name.as_bytes())[..NAME_DIGITS].to_owned()
 }
 
-/// Of a key's name. 128 bits: no two of an installation's keys meet by accident.
+/// The number of hexadecimal digits of a key's name. With 128 bits, two keys of an installation do not collide by
+/// accident.
 pub(super) const NAME_DIGITS: usize = 32;

@@ -1,4 +1,4 @@
-//! What there is of a key on this machine from run to run: the workspace that its runs have in common.
+//! The persistent workspace of a key, which stays on this machine from run to run.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -16,49 +16,51 @@ use crate::base::dir_tree;
 use crate::runner::directory::{canonical_run_dir, remove_run_dir};
 use crate::sandbox::{UserLease, UserRange};
 
-/// A directory that nobody else can enter, with the workspace in it. As long as this lives nobody forgets it.
+/// A private directory that contains a key's workspace. No process prunes the directory as long as the value lives.
 #[derive(Debug)]
 pub(super) struct PersistentWorkspace {
     path: PathBuf,
     label: WorkspaceLock,
-    /// The sandbox's, from run to run.
+    /// The lease of the sandbox's user, which is the same from run to run if that user is free.
     user: UserLease,
 }
 
-/// Whose a home is, for whoever looks at it from outside.
+/// The owner of a persistent workspace, as the lock file stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceOwner {
     pub agent: String,
     pub branch: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
-    /// Who pays. An earlier version kept the workspaces of a grant's accounts together, and did not write it down.
+    /// The billing account. Absent if an earlier version of this program wrote the file: that version shared a
+    /// workspace between the accounts of a grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
-    /// The field of the request that `branch` is of, such as `branch_key`.
+    /// The field of the request that contained `branch`, such as `branch_key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Where the last run's work was to go.
+    /// The branch that received the last run's work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<StoredBranchRef>,
 }
 
-/// A branch, in the words of the outbox.
+/// A branch, as the outbox names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredBranchRef {
     pub repository: String,
     pub branch_key: String,
 }
 
-/// The file that says whose a home is, and by its time when that was used last. Who has it locked has the home.
+/// The locked lock file of a persistent workspace. The file contains the owner, and its modification time is the time
+/// of the last use. The process that holds the lock may use the workspace.
 #[derive(Debug)]
 pub(super) struct WorkspaceLock(File);
 
 impl PersistentWorkspace {
-    /// Makes it where it is not there, and takes it, for a sandbox with one of these users. None where it is somebody
-    /// else's for the moment.
+    /// Opens and locks a workspace for a sandbox with one of `users`. Makes the workspace if it does not exist. Returns
+    /// `None` if another process or run holds the lock.
     pub(super) fn open(
         place: &Path,
         name: &str,
@@ -70,6 +72,7 @@ impl PersistentWorkspace {
         let opened = || -> anyhow::Result<Option<Self>> {
             DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
             let Some(label) = WorkspaceLock::try_lock(&path, true)? else { return Ok(None) };
+            // The workspace's present user is preferred, so that its files do not have to change their owner.
             let had = fs::symlink_metadata(path.join(WORKSPACE_DIR)).map(|found| found.uid());
             let user = users.lease_user(had.ok(), &path)?;
             let home = Self { path: path.clone(), label, user };
@@ -90,11 +93,12 @@ impl PersistentWorkspace {
             let is_its = fs::symlink_metadata(&workspace)?.uid() == uid;
             return if is_its { Ok(()) } else { change_owner(&workspace, uid) };
         }
-        // Who may not give it away opens it to all, behind a directory that only they can enter.
+        // A process that is not root cannot change the owner, so it lets every user write to the workspace. Only the
+        // process's own user can enter the directory above.
         if is_new { fs::set_permissions(&workspace, Permissions::from_mode(0o777)) } else { Ok(()) }
     }
 
-    /// The user of its sandbox.
+    /// Returns the sandbox's user.
     pub(super) fn uid(&self) -> u32 {
         self.user.uid()
     }
@@ -103,28 +107,29 @@ impl PersistentWorkspace {
         self.path.join(WORKSPACE_DIR)
     }
 
-    /// Writes down whose it is, and that it is used now.
+    /// Writes the owner and the present time into the lock file.
     pub(super) fn write_owner(&self, tenant: &WorkspaceOwner) -> io::Result<()> {
         self.label.write_owner(tenant)?;
         self.label.mark_used()
     }
 
-    /// Its time is that of its last run.
+    /// Sets the time of the last use to now.
     pub(super) fn mark_used(&self) {
         if let Err(error) = self.label.mark_used() {
-            tracing::warn!(%error, path = %self.path.display(), "it is not known when it was used");
+            tracing::warn!(%error, path = %self.path.display(), "cannot record a workspace's use");
         }
     }
 
-    /// Puts something else into the workspace, but for what is kept. The directory stays the same, as it is mounted in
-    /// a sandbox; none of that one's processes runs now.
+    /// Replaces the content of the workspace, except the names in `kept`. The directory itself stays, because a sandbox
+    /// has it mounted. The caller makes sure that no process of that sandbox runs.
     pub(super) fn replace_content(
         &self,
         kept: &[String],
         feed: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (workspace, incoming) = (self.workspace(), self.path.join("incoming"));
-        let cannot = || format!("`{}` cannot be filled anew", workspace.display());
+        let cannot = || format!("cannot replace the content of `{}`", workspace.display());
+        // The new content is complete before the first old file is removed.
         remove_run_dir(&incoming).with_context(cannot)?;
         feed(&incoming)?;
         let fill = || -> io::Result<()> {
@@ -137,7 +142,7 @@ impl PersistentWorkspace {
             for entry in fs::read_dir(&incoming)? {
                 let entry = entry?;
                 let place = workspace.join(entry.file_name());
-                // What a branch has is never hidden by what an agent has left.
+                // A kept name gives way to a file of the branch with the same name.
                 dir_tree::remove_tree(&place)?;
                 fs::rename(entry.path(), place)?;
             }
@@ -147,9 +152,9 @@ impl PersistentWorkspace {
     }
 }
 
-/// Gives a home that an earlier version made its name of now, for a tenant who is to have it, where there is none of
-/// this name yet. A home whose last run was for another line of work stays as it is: its branch may not be this one's.
-/// What goes wrong costs the run nothing but what was kept.
+/// Renames a workspace of an earlier version of this program to its present name, unless a workspace of that name
+/// exists. A workspace whose last run had another branch keeps its old name, because it may not belong to this branch.
+/// Logs errors: without the old workspace the run starts with a new one.
 pub(super) fn adopt_legacy_workspace(
     place: &Path,
     earlier: &str,
@@ -161,7 +166,7 @@ pub(super) fn adopt_legacy_workspace(
         return;
     }
     let inherited = || -> io::Result<bool> {
-        // As long as the label is ours, nobody else moves or forgets the home.
+        // As long as this function holds the lock, no other process renames or prunes the workspace.
         let Some(_label) = WorkspaceLock::try_lock(&old, false)? else { return Ok(false) };
         let is_of_line = WorkspaceLock::read_owner(&old).is_some_and(|had| had.line == tenant.line);
         if is_of_line {
@@ -188,17 +193,17 @@ pub(super) fn adopt_legacy_workspace(
     }
 }
 
-/// Gives a workspace to the sandbox's user of now; none of the earlier user's processes runs.
+/// Gives a workspace to the sandbox's present user. No process of the earlier user may run.
 fn change_owner(workspace: &Path, uid: u32) -> io::Result<()> {
     match dir_tree::chown_tree(workspace, uid, uid) {
-        // So deep that it is too much for every run, which is told to each.
+        // The paths are too deep for this tree. Every run reports that when it measures the workspace.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => Ok(()),
         given => given,
     }
 }
 
 impl WorkspaceLock {
-    /// None where somebody else has it, or the home has gone meanwhile.
+    /// Locks a workspace's lock file. Returns `None` if another holder has the lock, or if the workspace was removed.
     pub(super) fn try_lock(home: &Path, may_make: bool) -> io::Result<Option<Self>> {
         let path = home.join(LOCK_FILE);
         let file = File::options()
@@ -216,7 +221,8 @@ impl WorkspaceLock {
             Err(Errno::AGAIN) => return Ok(None),
             taken => taken?,
         }
-        // Between the two another may have put the home away, and made a new one.
+        // Between the open and the lock another process may have pruned the workspace, and a run may have made a new
+        // one. Then this file is no longer the file at the path, and its lock protects nothing.
         let is_there = fs::metadata(&path).is_ok_and(|found| {
             file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
         });
@@ -227,7 +233,8 @@ impl WorkspaceLock {
         home.join(LOCK_FILE).exists()
     }
 
-    /// Gives a home of an earlier version one, that says when it was used, and not whose it is.
+    /// Makes the lock file for a workspace of an earlier version of this program. The file gets the time of the last
+    /// use, but no owner.
     pub(super) fn create_for_legacy(home: &Path, used: SystemTime) -> io::Result<()> {
         match File::options().write(true).create_new(true).mode(0o600).open(home.join(LOCK_FILE)) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -235,18 +242,20 @@ impl WorkspaceLock {
         }
     }
 
-    /// What is not there, or was written by half, says nothing.
+    /// Returns the owner from the lock file, or `None` if the file is missing or incomplete.
     pub(super) fn read_owner(home: &Path) -> Option<WorkspaceOwner> {
         serde_json::from_slice(&fs::read(home.join(LOCK_FILE)).ok()?).ok()
     }
 
-    /// When a home was used last; of one that an earlier version made, when something in it has changed.
+    /// Returns the time of a workspace's last use. Without a lock file, returns the time of the directory's last
+    /// change.
     pub(super) fn last_used(home: &Path) -> io::Result<SystemTime> {
         fs::metadata(home.join(LOCK_FILE)).or_else(|_| fs::metadata(home))?.modified()
     }
 
     fn write_owner(&self, tenant: &WorkspaceOwner) -> io::Result<()> {
         let text = serde_json::to_string(tenant).expect("it has texts only");
+        // One byte more than the text, so that a longer file does not compare equal.
         let mut found = vec![0; text.len() + 1];
         let read = self.0.read_at(&mut found, 0)?;
         if &found[..read] == text.as_bytes() {
@@ -261,8 +270,10 @@ impl WorkspaceLock {
     }
 }
 
+/// The name of the lock file, beside the workspace.
 const LOCK_FILE: &str = "label.json";
 
+/// The name of the workspace in its private directory.
 const WORKSPACE_DIR: &str = "workspace";
 
 #[cfg(test)]
@@ -271,7 +282,7 @@ mod tests {
 
     use super::*;
 
-    /// R6, R7: nothing that an agent has left but what is kept, and nothing that a link of its leads to.
+    /// R6, R7: only the kept names of an agent's files remain, and files behind an agent's symlink are not touched.
     #[test]
     fn a_workspace_is_filled_anew_but_for_what_is_kept() {
         let place = tempfile::tempdir().expect("there is a place for it");
@@ -288,7 +299,7 @@ mod tests {
         };
         let homes = place.path().join("homes");
         let open = || PersistentWorkspace::open(&homes, "one", &tenant, UserRange::SHARED_USER);
-        let home = open().expect("made").expect("it is nobody's");
+        let home = open().expect("made").expect("the workspace is free");
         assert!(open().expect("it is there").is_none());
         let workspace = home.workspace();
         let inode = fs::metadata(&workspace).expect("made").ino();

@@ -1,4 +1,4 @@
-//! One run's time in a resident sandbox.
+//! A session: one run's exclusive use of a long-running sandbox.
 
 use std::pin::pin;
 
@@ -9,7 +9,7 @@ use super::{LongRunningEntry, LongRunningEntryGuard, LongRunningPoolLimits};
 use crate::sandbox::output::OutputCapture;
 use crate::sandbox::{LongRunningSandbox, SandboxError, SandboxExit, SandboxSpec, StopReason};
 
-/// As long as it lives, the key's sandbox and workspace are this run's.
+/// The exclusive use of a key's sandbox and workspace by one run, as long as the value lives.
 pub(in crate::runner) struct SandboxSession {
     held: LongRunningEntryGuard,
     terms: LongRunningPoolLimits,
@@ -25,8 +25,8 @@ impl SandboxSession {
         Self { held, terms, spec }
     }
 
-    /// Runs it, in a sandbox that is made first if there is none that is well. As with a sandbox of the run's own, the
-    /// time for that is the run's.
+    /// Runs the program. First starts a sandbox if no healthy sandbox exists. The start counts as part of the run's
+    /// time, as with a sandbox of the run's own.
     pub(in crate::runner) async fn run<W: AsyncWrite + Unpin>(
         &mut self,
         output: &mut OutputCapture<W>,
@@ -36,6 +36,8 @@ impl SandboxSession {
         let mut until = pin!(until);
         let Self { held, terms, spec } = self;
         let stay = held.as_mut().expect("a turn is in a stay");
+        // `until` may end the start of the sandbox, too. Then `cause` holds the reason, and the start's error, which
+        // is only a consequence, is ignored.
         let mut cause = None;
         let stop = async { cause = Some(until.as_mut().await) };
         let made = stay.ensure_sandbox(terms, spec.limits.max_runtime, stop).await;
@@ -46,7 +48,7 @@ impl SandboxSession {
         let made = begun.elapsed();
         let resident = stay.resident.as_mut().expect("it was made");
         let ended = Box::pin(resident.run(spec, output, until)).await;
-        // The kernel may have killed something that is not the run's own to lose.
+        // The kernel may have killed a process of the sandbox itself, so the sandbox is replaced after such a kill.
         let is_oom = ended.as_ref().is_ok_and(|ended| ended.oom_killed);
         stay.finish_run(terms, is_oom).await;
         ended.map(|ended| SandboxExit { start: ended.start.map(|start| made + start), ..ended })
@@ -54,8 +56,8 @@ impl SandboxSession {
 }
 
 impl LongRunningEntry {
-    /// What is no good for another run is taken away at once, but for the directory: the run's gateway still has its
-    /// socket there.
+    /// Records the end of a run. Removes a dirty or expired sandbox at once, but not its directory, because the run's
+    /// gateway still has its socket there.
     async fn finish_run(&mut self, terms: &LongRunningPoolLimits, is_oom: bool) {
         self.runs += 1;
         self.used = Instant::now();
@@ -66,7 +68,11 @@ impl LongRunningEntry {
             return;
         }
         if let Some(resident) = self.resident.take() {
-            tracing::info!(resident = self.id, is_good, "a resident sandbox has had its time");
+            tracing::info!(
+                resident = self.id,
+                is_good,
+                "a resident sandbox is removed after its run"
+            );
             Box::pin(resident.remove()).await;
         }
         self.seat = None;

@@ -1,11 +1,11 @@
-//! What residents have kept, seen from outside: what there is, whose, since when, and its end.
+//! The store of the persistent workspaces of long-running sandboxes: listing, measuring and pruning.
 //!
-//! It is looked at by the service that keeps it, and by people beside it. Who has a home has its label locked, whatever
-//! process that is; who forgets one locks it, too, and puts it away in one step before anything in it is removed. So a
-//! run that comes meanwhile finds all of it, or none.
+//! The service that keeps the workspaces uses the store, and so does an operator in another process. Each process that
+//! uses a workspace locks the workspace's lock file. Pruning locks the file, too, and renames the workspace in one step
+//! before the removal. So a run that starts at that moment finds the complete workspace or no workspace.
 //!
-//! **Invariant:** nothing is forgotten that a run or a sandbox has now, or of whose branch the relay has work under
-//! way.
+//! **Invariant:** pruning removes no workspace that a run or a sandbox uses, and no workspace whose branch has pending
+//! work of the relay.
 
 use std::fmt;
 use std::fs;
@@ -23,41 +23,41 @@ use crate::relay::repo::SandboxBranch;
 use crate::relay::repo::repository::RepositoryUrl;
 use crate::runner::directory;
 
-/// All that residents have kept at one place.
+/// The persistent workspaces below one directory.
 #[derive(Clone, Debug)]
 pub struct WorkspaceStore {
     place: PathBuf,
 }
 
-/// One of them: a workspace, and what is known of it.
+/// A persistent workspace, its owner and the time of its last use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredWorkspace {
-    /// Its name on this machine.
+    /// The name of the workspace's directory.
     pub id: String,
-    /// Whose it is; none where an earlier version has made it, and nobody has used it since.
+    /// The owner; `None` if an earlier version of this program made the workspace and no run has used it since.
     pub tenant: Option<WorkspaceOwner>,
     pub used: SystemTime,
 }
 
-/// What is done about it.
+/// The decision about a workspace, or the result of pruning it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PruneOutcome {
-    /// A run or a sandbox has it.
+    /// A run or a sandbox uses the workspace.
     InUse,
-    /// The relay has work of its branch under way.
+    /// The relay has pending work of the workspace's branch.
     Awaited,
-    /// It was used since.
+    /// The workspace was used within the minimum age, or since it was listed.
     Young,
-    /// Nobody needs it.
+    /// The workspace may be removed.
     Unused,
-    /// Nobody needed it, and it is gone.
+    /// The workspace is removed.
     Forgotten,
-    /// Nobody needs it, and it is still there.
+    /// The workspace could not be locked or removed.
     Stuck(String),
 }
 
 impl WorkspaceStore {
-    /// Of the service that has this state directory.
+    /// Returns the store of the service with this state directory.
     pub fn in_state_dir(state_dir: &Path) -> Self {
         Self { place: state_dir.join("workspaces") }
     }
@@ -66,15 +66,15 @@ impl WorkspaceStore {
         &self.place
     }
 
-    /// What there is, used longest ago first. Blocks.
+    /// Returns the workspaces; the workspace with the oldest use comes first. Blocks.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Returns an error if the directory cannot be read.
     pub fn list(&self) -> io::Result<Vec<StoredWorkspace>> {
         let names = self.list_names()?.into_iter().filter(|name| is_workspace_name(name));
         let kept = names.filter_map(|id| {
             let home = self.place.join(&id);
-            // Else it has gone meanwhile.
+            // A workspace without a time was removed since the names were read.
             Some(StoredWorkspace {
                 tenant: WorkspaceLock::read_owner(&home),
                 used: WorkspaceLock::last_used(&home).ok()?,
@@ -86,15 +86,16 @@ impl WorkspaceStore {
         Ok(kept)
     }
 
-    /// How many bytes it takes. Blocks.
+    /// Returns the number of bytes that a workspace takes. Blocks.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Returns an error if the workspace cannot be read.
     pub fn disk_usage(&self, kept: &StoredWorkspace) -> io::Result<u64> {
         dir_tree::disk_usage(&self.place.join(&kept.id), u64::MAX)
     }
 
-    /// Says what would become of it: nothing where it was used within `age`, or is awaited. Blocks.
+    /// Returns the decision that [`WorkspaceStore::prune`] would make now, without removing the workspace. A workspace
+    /// stays if it was used within `age`, or if `is_awaited` is true for its branch. Blocks.
     pub fn prune_decision(
         &self,
         kept: &StoredWorkspace,
@@ -112,7 +113,8 @@ impl WorkspaceStore {
         }
     }
 
-    /// The same, and does it. Blocks.
+    /// Removes a workspace, unless a run uses it, it was used within `age`, or `is_awaited` is true for its branch.
+    /// Blocks.
     pub fn prune(
         &self,
         kept: &StoredWorkspace,
@@ -120,20 +122,24 @@ impl WorkspaceStore {
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
         let home = self.place.join(&kept.id);
+        // 1. The lock. A workspace of an earlier version gets its lock file first.
         let taken = WorkspaceLock::create_for_legacy(&home, kept.used)
             .and_then(|()| WorkspaceLock::try_lock(&home, false));
-        // As long as it is ours, it is nobody else's.
+        // 2. As long as this function holds the lock, no run can start in the workspace.
         let label = match taken {
             Ok(Some(label)) => label,
             Ok(None) => return PruneOutcome::InUse,
-            // Somebody else was quicker.
+            // Another process has removed the workspace before.
             Err(error) if error.kind() == ErrorKind::NotFound => return PruneOutcome::Forgotten,
             Err(error) => return PruneOutcome::Stuck(error.to_string()),
         };
+        // 3. The decision is made again under the lock.
         match self.unlocked_decision(kept, age, is_awaited) {
             PruneOutcome::Unused => (),
             other => return other,
         }
+        // 4. The rename makes the name free in one step. If the process dies in the removal, the next pruning removes
+        //    the rest by its prefix.
         let away = self.place.join(format!("{TRASH_PREFIX}{}", Uuid::now_v7()));
         let removed = fs::rename(&home, &away).and_then(|()| {
             drop(label);
@@ -145,11 +151,11 @@ impl WorkspaceStore {
         )
     }
 
-    /// Forgets whatever nobody has used for so long and nobody needs; first what was put away before, and not removed.
-    /// Blocks.
+    /// Removes the workspaces that were not used within `age` and are not awaited. First removes the leftovers of
+    /// interrupted removals. Blocks.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Returns an error if the directory cannot be read.
     pub fn prune_expired(
         &self,
         age: Duration,
@@ -157,7 +163,7 @@ impl WorkspaceStore {
     ) -> io::Result<Vec<(StoredWorkspace, PruneOutcome)>> {
         for name in self.list_names()?.into_iter().filter(|name| name.starts_with(TRASH_PREFIX)) {
             if let Err(error) = directory::remove_run_dir(&self.place.join(&name)) {
-                tracing::warn!(name, %error, "what was forgotten is still there");
+                tracing::warn!(name, %error, "cannot remove the rest of a pruned workspace");
             }
         }
         let is_old = |kept: &StoredWorkspace| kept.used.elapsed().is_ok_and(|unused| unused >= age);
@@ -170,7 +176,7 @@ impl WorkspaceStore {
             .collect())
     }
 
-    /// Of one that nobody else has.
+    /// Decides about a workspace that no other process has locked.
     fn unlocked_decision(
         &self,
         kept: &StoredWorkspace,
@@ -178,7 +184,7 @@ impl WorkspaceStore {
         is_awaited: impl Fn(&StoredBranchRef) -> bool,
     ) -> PruneOutcome {
         let home = self.place.join(&kept.id);
-        // It may have been used, and by a run with another line, since it was listed.
+        // A run, perhaps with another branch, may have used the workspace since it was listed.
         let tenant = WorkspaceLock::read_owner(&home);
         if tenant != kept.tenant
             || WorkspaceLock::last_used(&home).is_ok_and(|used| used > kept.used)
@@ -194,7 +200,7 @@ impl WorkspaceStore {
         }
     }
 
-    /// None where nothing was ever kept.
+    /// Returns the names in the directory, or no names if the directory does not exist.
     fn list_names(&self) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(&self.place) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
@@ -206,7 +212,7 @@ impl WorkspaceStore {
 
 impl fmt::Display for WorkspaceOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever asks for a run names the branch.
+        // The client chose the branch's name, so control characters are escaped.
         write!(f, "{} on {}", self.agent, self.branch.escape_debug())?;
         match self.repository.as_deref() {
             Some(repository) if !repository.is_empty() => write!(f, " of {repository}"),
@@ -215,8 +221,8 @@ impl fmt::Display for WorkspaceOwner {
     }
 }
 
-/// Whether the relay has work of a branch under way, or has yet to take it out. Where nobody can tell, it may have.
-/// Blocks.
+/// Returns true if the relay has pending deliveries of a branch, or uncollected work. Also returns true if the outbox
+/// cannot be read. Blocks.
 pub fn has_pending_delivery(outbox: &DeliveryOutbox, line: &StoredBranchRef) -> bool {
     let is_of = |repository: &RepositoryUrl, branch: &SandboxBranch| {
         repository.canonical_key() == line.repository && branch.key().as_str() == line.branch_key
@@ -235,5 +241,5 @@ fn is_workspace_name(name: &str) -> bool {
     name.len() == super::key::NAME_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// What was put away, and is being removed.
+/// The prefix of a workspace that is being removed.
 const TRASH_PREFIX: &str = ".forgotten-";

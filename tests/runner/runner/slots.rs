@@ -144,11 +144,11 @@ fn a_run_that_a_slot_is_not_for_is_told_why() {
     .map(|spec| pool.claim(RunPlan { spec, ..usual.clone() }).err().unwrap().to_string());
     insta::assert_snapshot!(told.join("\n"), @r"
     no slot is ready
-    a slot cannot be given a mount any more
-    a slot cannot be given a directory as its workspace any more
-    the slots have another kind of workspace
-    a slot is told by cogni-init what it is for, and cannot do without
-    the slots have another limit of memory, processes or processors
+    a warm sandbox cannot take a mount: it is fixed when the sandbox is created
+    a warm sandbox cannot take a directory as its workspace: it is fixed when the sandbox is created
+    the run needs a different kind of workspace than the warm sandboxes have
+    warm sandboxes need `cogni-init` as their first process; leave out `--init none`
+    the run needs a different limit of memory, processes or processors than the warm sandboxes have
     argv is `[]`; give a program and its arguments after `--`
     ");
 }

@@ -107,7 +107,7 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
         let [one] = &shelf(&place).list().unwrap()[..] else { panic!("there is another") };
         let told = refused.to_string().replace(&one.id, "ID");
         insta::allow_duplicates!(
-            insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), with what `agent on branch` has kept from its runs before; an operator can make an end of that with `cogni-gateway forget ID --apply`")
+            insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), including the files of earlier runs of `agent on branch`; an operator can delete the workspace with `cogni-gateway forget ID --apply`")
         );
         // Another's has nothing to do with it, and more room is as good.
         let other = SandboxKey::new("agent", "other");
