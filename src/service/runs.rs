@@ -278,7 +278,7 @@ impl RunService {
                 }
                 // 3. Deliveries have their own retry times and need no trusted clock.
                 self.resume_deliveries(&stop).await;
-                // 4. Files and booked calls are purged once an hour, because the scan of the directories is expensive.
+                // 4. The purge lists whole directories, so an hour lies between two purges.
                 if is_trusted && thrown.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
                     Box::pin(self.0.purge_expired(&stop)).await;
                     thrown = Some(Instant::now());

@@ -122,8 +122,7 @@ impl RunService {
         let run = format!("run-{}", Uuid::now_v7());
         let (model, max_cost_usd) = self.0.validate_submission(&wanted, &run)?;
         self.check_retention(&wanted, &run).await?;
-        // 3. Take a permit before the row is written, so that a row in the journal never waits for a permit of this
-        // process.
+        // 3. Take a permit before the row is written, so that an accepted run can begin at once.
         let places = Arc::clone(&self.0.places);
         let full = |_| RunStartError::Full(self.0.settings.max_runs);
         let place = places.try_acquire_owned().map_err(full)?;

@@ -23,8 +23,7 @@ pub enum IngestError {
 }
 
 impl BillingStore {
-    /// Ingests a body of LiteLLM's callback. A blocking thread reads the body, and at most [`MAX_CONCURRENT_READERS`]
-    /// bodies are read at a time.
+    /// Ingests a body of LiteLLM's callback. A blocking thread reads the body, and at most two bodies are read at a time.
     ///
     /// # Errors
     /// Returns an error if the body is not JSON, or if the database cannot be written. In the second case, some of the
