@@ -1,12 +1,12 @@
-//! The agents that can be asked for by name: each is a file, and each file is what an operator says about one agent:
-//! its program, what it may use, which models, and what it may spend.
+//! The catalog of agents that a request can name. Each agent has a file, in which the operator defines the agent's
+//! program, models, permissions and budget.
 //!
-//! [`definition`] is what a file can say; [`parse`] parses it, and says where it is wrong; [`placeholders`] fills in
-//! what is known only when a run begins; [`policy_overlay`] lays an agent's own policy over its gateway's;
-//! [`availability`] says whether an agent can run here; [`AgentSummary`] is an agent as others are told of it.
+//! [`definition`] has the types of a file. [`parse`] parses a file and locates its errors. [`placeholders`] inserts
+//! values that are known only when a run begins. [`policy_overlay`] lays an agent's own policy over its gateway's
+//! policy. [`availability`] checks that an agent can run on this host. [`AgentSummary`] is the description for clients.
 //!
-//! **Invariant:** a catalog is whole or is not there. Whoever reads one anew keeps the old one until the new one is
-//! good.
+//! **Invariant:** a catalog contains every file of its directory, or does not exist. A process that reloads the catalog
+//! keeps the old catalog until the new catalog is valid.
 
 pub mod availability;
 pub mod definition;
@@ -27,13 +27,13 @@ pub use definition::{
 pub use parse::CatalogError;
 pub use summary::AgentSummary;
 
-/// All agents, by their names.
+/// The agents by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentCatalog {
     entries: BTreeMap<String, Arc<AgentDefinition>>,
 }
 
-/// There is no such agent.
+/// The error of a name that no agent has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no agent `{asked}`{}", quote_names(known))]
 pub struct UnknownAgentError {
@@ -42,7 +42,7 @@ pub struct UnknownAgentError {
 }
 
 impl UnknownAgentError {
-    /// As those are told who may know some of the others only.
+    /// Removes the names that the error's reader may not know from the list of known agents.
     #[must_use]
     pub fn redact_names(mut self, may_know: impl Fn(&str) -> bool) -> Self {
         self.known.retain(|name| may_know(name));
@@ -51,7 +51,7 @@ impl UnknownAgentError {
 }
 
 impl AgentCatalog {
-    /// The agents that this program brings along.
+    /// Returns the catalog of the agents that are built into this program.
     pub fn builtin() -> Self {
         let entries = BUILTIN_FILES.iter().map(|(name, text)| {
             let entry =
@@ -61,11 +61,11 @@ impl AgentCatalog {
         Self { entries: entries.collect() }
     }
 
-    /// The agents of a directory, and no others: what this program brings along is not in it. Each file whose name ends
-    /// in `.toml` is one agent.
+    /// Loads the agents of a directory, without the built-in agents. Each file whose name ends in `.toml` is one agent.
     ///
     /// # Errors
-    /// The first file that is no agent: where, and what would be right. An agent that two files have.
+    /// Returns an error for the first invalid file, with the line and the correction. Returns an error if the directory
+    /// cannot be read or has no agent.
     pub fn load_directory(directory: &Path) -> Result<Self, CatalogError> {
         let unreadable = |source| CatalogError::Unreadable { path: directory.to_owned(), source };
         let listed = fs::read_dir(directory).map_err(unreadable)?;
@@ -78,7 +78,7 @@ impl AgentCatalog {
         let mut entries = BTreeMap::new();
         for path in paths {
             let entry = parse::load_file(&path)?;
-            // A name belongs to one file, but where a file system knows no cases.
+            // Each file has to be named after its agent, so no two files of a directory define the same agent.
             entries.insert(entry.name.clone(), Arc::new(entry));
         }
         if entries.is_empty() {
@@ -87,10 +87,10 @@ impl AgentCatalog {
         Ok(Self { entries })
     }
 
-    /// The agent of a name.
+    /// Returns the agent of a name.
     ///
     /// # Errors
-    /// There is none.
+    /// Returns an error if no agent has the name.
     pub fn find_agent(&self, name: &str) -> Result<&Arc<AgentDefinition>, UnknownAgentError> {
         self.entries.get(name).ok_or_else(|| {
             let known = self.entries.keys().cloned().collect();
@@ -98,7 +98,7 @@ impl AgentCatalog {
         })
     }
 
-    /// All agents, in the order of their names.
+    /// Returns the agents in the order of their names.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = &Arc<AgentDefinition>> {
         self.entries.values()
     }
@@ -109,13 +109,13 @@ fn quote_names(known: &[String]) -> String {
     if known.is_empty() { String::new() } else { format!("; there is {}", known.join(", ")) }
 }
 
-/// The file of an agent that this program brings along, as an example of one.
+/// Returns the file of a built-in agent, as an example of an agent's file.
 pub fn builtin_file(name: &str) -> Option<&'static str> {
     let file = definition::definition_file_name(name);
     BUILTIN_FILES.iter().find(|(known, _)| *known == file).map(|(_, text)| *text)
 }
 
-/// `config/agents`, each file named after its agent.
+/// The built-in files, which are those of `config/agents`. Each file is named after its agent.
 const BUILTIN_FILES: &[(&str, &str)] = &[
     ("sandbox-agent.toml", include_str!("../../config/agents/sandbox-agent.toml")),
     ("sandbox-openclaw.toml", include_str!("../../config/agents/sandbox-openclaw.toml")),

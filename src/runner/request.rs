@@ -34,7 +34,7 @@ pub struct RunRequest {
     pub agent: Option<String>,
     /// The only message of the conversation, from a user.
     pub message: Option<String>,
-    /// All messages of the conversation.
+    /// The messages of the whole conversation.
     pub messages: Vec<ChatMessage>,
     pub driver: Option<DriverChoice>,
     /// True if the embedded driver may run a sandbox without limits on memory, processes and processors.

@@ -395,7 +395,7 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     `/proc/cogni/cogni-init-DIGEST` cannot be written: No such file or directory (os error 2); name a directory that can be, or a cogni-init of your own with `--init`
     its root `/nowhere/root` is no directory of this machine
     it needs the image `i:1`, and there is no Docker Engine at `/nowhere/docker.sock`
-    it needs the image `i:1`, and Docker Engine does not answer: nothing is heard for 3s
+    it needs the image `i:1`, and Docker Engine does not answer: no answer within 3s
     ");
 }
 

@@ -1,5 +1,5 @@
-//! Whether an agent can run here: its image is there, or its programs can be run by ourselves, and so is the first
-//! process of its sandbox.
+//! The check that an agent can run on this host: its image or root exists, its driver works, and its sandbox's first
+//! process exists.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ use crate::sandbox::docker::DockerEngine;
 use crate::sandbox::init_binary::InitInstallError;
 use crate::sandbox::{self, InitBinary, embedded};
 
-/// What this machine has for agents.
+/// The properties of this machine that an agent's availability depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostCapabilities {
     pub docker_socket: PathBuf,
-    /// Who makes sandboxes for agents that do not say.
+    /// The driver for agents whose definition names no driver.
     pub driver: DriverChoice,
-    /// What sandboxes have as their first process.
+    /// The first process of the sandboxes.
     pub init: InitBinary,
-    /// Whether a sandbox of our own may do without limits on memory, processes and processors.
+    /// True if the embedded driver may run a sandbox without limits on memory, processes and processors.
     pub may_be_unlimited: bool,
 }
 
-/// Why an agent cannot run here.
+/// The reason why an agent cannot run on this host.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AgentUnavailableError {
     #[error("it needs the image `{image}`, and there is no Docker Engine at `{}`", socket.display())]
@@ -50,7 +50,7 @@ pub enum AgentUnavailableError {
     NotInstalled(#[from] Arc<InitInstallError>),
 }
 
-/// What was found out, for some seconds: an engine is not asked for each who wants to know.
+/// A cache of availability results. The cache saves a request to the engine for every caller.
 #[derive(Debug)]
 pub struct AvailabilityCache {
     machine: HostCapabilities,
@@ -58,17 +58,17 @@ pub struct AvailabilityCache {
     found: Mutex<HashMap<String, CachedAvailability>>,
 }
 
-/// What was found out about one agent, by its digest.
+/// The result of one agent's check.
 #[derive(Clone, Debug)]
 struct CachedAvailability {
     since: Instant,
     result: Result<(), AgentUnavailableError>,
 }
 
-/// Whether the agent can run here, now. An engine has some seconds to answer.
+/// Checks that the agent can run on this host now. The engine has [`PROBE_TIMEOUT`] to answer.
 ///
 /// # Errors
-/// Why not.
+/// Returns the reason if the agent cannot run.
 pub async fn check_available(
     entry: &AgentDefinition,
     machine: &HostCapabilities,
@@ -106,7 +106,7 @@ async fn has_image(image: &str, machine: &HostCapabilities) -> Result<(), AgentU
         Ok(Err(error)) => Err(silent(format!("{:#}", anyhow::Error::from(error)))),
         Err(_) => {
             let patience = humantime::format_duration(PROBE_TIMEOUT);
-            Err(silent(format!("nothing is heard for {patience}")))
+            Err(silent(format!("no answer within {patience}")))
         }
     }
 }
@@ -127,24 +127,27 @@ fn check_embedded(
 }
 
 impl AvailabilityCache {
-    /// Looks at each agent again when its answer is older than `max_age`, usually [`CACHE_TTL`].
+    /// Makes an empty cache. The cache checks an agent again when the result is older than `max_age`, usually
+    /// [`CACHE_TTL`].
     pub fn new(machine: HostCapabilities, max_age: Duration) -> Self {
         Self { machine, max_age, found: Mutex::default() }
     }
 
-    /// As [`check_available`], some seconds ago at most.
+    /// Returns the result of [`check_available`], which may be as old as the cache's maximum age.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the reason if the agent cannot run.
     pub async fn check_cached(&self, entry: &AgentDefinition) -> Result<(), AgentUnavailableError> {
         let key = entry.digest();
+        // The lock is not held across the check: a slow engine must not block the results of other agents. So two
+        // callers may check the same agent at the same time, which is harmless.
         let known = self.lock().get(&key).filter(|found| self.is_fresh(found)).cloned();
         if let Some(found) = known {
             return found.result;
         }
         let result = check_available(entry, &self.machine).await;
         let mut known = self.lock();
-        // What belongs to entries that are no more goes with the rest.
+        // Expired results are removed here, also those of agents that no longer exist.
         known.retain(|_, found| self.is_fresh(found));
         known.insert(key, CachedAvailability { since: Instant::now(), result: result.clone() });
         result
@@ -159,8 +162,8 @@ impl AvailabilityCache {
     }
 }
 
-/// An engine that is well answers in milliseconds.
+/// The maximum time of a request to the engine (our choice). A healthy engine answers within milliseconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The age of an answer that is still told to the next caller: shorter than a person waits before looking again.
+/// The usual maximum age of a cached result (our choice): shorter than a person waits before the next look.
 pub const CACHE_TTL: Duration = Duration::from_secs(5);

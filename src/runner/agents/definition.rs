@@ -1,4 +1,4 @@
-//! What a file says about one agent.
+//! The definition of an agent: the types of an agent's file.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,66 +15,66 @@ use crate::relay::delivery::rules::AgentReviewRules;
 use crate::sandbox::spec::LimitOverrides;
 use crate::sandbox::spec::RootSource;
 
-/// One agent.
+/// The definition of one agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentDefinition {
-    /// Its file is named after it, with `-` for `:`.
+    /// The agent's name. The agent's file has the same name, with `-` in place of `:`.
     pub name: String,
-    /// For people; the name where nothing is said.
+    /// The title for people; if absent, the name.
     pub title: Option<String>,
     pub description: String,
-    /// The operator's own, for whoever compares what ran.
+    /// The operator's own version, by which people compare runs.
     #[serde(deserialize_with = "deserialize_version")]
     pub version: String,
-    /// What it is called in the records of its calls; the name where nothing is said.
+    /// The agent's name in the records of its calls; if absent, the name.
     pub graph_id: Option<String>,
-    /// The image it needs, if it needs one, by name or id. It is pinned by its id when a run starts.
+    /// The name or ID of the agent's image, if the agent has an image. The start of a run pins the image by its ID.
     pub image: Option<String>,
-    /// An unpacked root in place of an image.
+    /// The directory of an unpacked root file system, in place of an image.
     pub rootfs: Option<PathBuf>,
     #[serde(default)]
     pub driver: DriverChoice,
-    /// Executed as it stands, but for its placeholders.
+    /// The program and its arguments, which are executed unchanged except for placeholders.
     pub argv: Vec<String>,
-    /// Where our own agent's program is shown in the sandbox; none where the agent is of another make.
+    /// The path of the project's own agent program in the sandbox; absent for every other agent.
     pub program: Option<PathBuf>,
-    /// How its workspace is made ready.
+    /// The preparation of the agent's workspace.
     #[serde(default)]
     pub setup: WorkspaceSetup,
-    /// What it writes on standard error while it works.
+    /// The format of the agent's standard error during its work.
     #[serde(default)]
     pub stream: AgentStreamFormat,
     #[serde(default)]
     pub mode: SandboxLifetime,
-    /// Sandboxes that are kept ready for it.
+    /// The number of warm sandboxes that are kept ready for the agent.
     #[serde(default)]
     pub slots: u32,
-    /// What providers may do for it, outside of the sandbox; where nothing is said, what its gateway's policy says.
+    /// The actions that providers may do for the agent outside of the sandbox; if absent, the gateway's policy decides.
     pub capabilities: Option<CapabilitySet>,
-    /// The tools of this machine that it may use. None are there yet, so the list is empty.
+    /// The tools of this machine that the agent may use. No such tools exist yet, so the list has to be empty.
     #[serde(default)]
     pub tools: Vec<String>,
-    /// Beside what every sandbox has.
+    /// The environment variables of the agent, in addition to those of every sandbox.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     #[serde(default)]
     pub limits: LimitOverrides,
     #[serde(default)]
     pub models: ModelSelection,
-    /// The most that a run of it may spend, whatever is asked for.
+    /// The upper bound of a run's budget, whatever the request asks for.
     #[serde(default)]
     pub budget: budget::BudgetLimits,
-    /// Laid over its gateway's.
+    /// The policy that is laid over the policy of the agent's gateway.
     #[serde(default)]
     pub policy: PolicyOverlay,
-    /// What becomes of its work, in the words of `config/relay.toml`: stricter than this host's rules, and never
-    /// looser.
+    /// The review rules of the agent's work, with the keys of `config/relay.toml`. The rules may be stricter than this
+    /// host's rules, but never looser.
     pub relay: Option<AgentReviewRules>,
-    /// Of an agent whose `setup` is `openclaw`.
+    /// The settings of an agent whose `setup` is `openclaw`.
     #[serde(default)]
     pub openclaw: OpenClawConfig,
-    /// Files that it finds in its workspace where there are none of that name, by their paths in it.
+    /// The files that are written into the agent's workspace, by their paths. An existing file is not replaced.
     #[serde(default)]
     pub files: BTreeMap<PathBuf, FileContent>,
 }
@@ -83,51 +83,51 @@ pub struct AgentDefinition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSelection {
-    /// None but these; where there is none, those that its gateway's policy lets through.
+    /// The models that the agent may use. If the list is empty, the gateway's policy decides.
     pub allow: Vec<String>,
-    /// Taken where a run names none.
+    /// The model of a run that names no model.
     pub default: Option<String>,
 }
 
-/// How an agent's workspace is made ready.
+/// The preparation of an agent's workspace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkspaceSetup {
-    /// The conversation is in `.cogni/messages.json`.
+    /// The workspace gets the conversation in `.cogni/messages.json`.
     #[default]
     Messages,
-    /// What `OpenClaw` reads: its settings, the last message, and what was said before it.
+    /// The workspace gets the files of `OpenClaw`: its settings, the last message, and the messages before it.
     #[serde(rename = "openclaw")]
     OpenClaw,
 }
 
-/// What an agent writes on standard error while it works.
+/// The format of an agent's standard error during its work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentStreamFormat {
-    /// Nothing that is meant for others.
+    /// No format: standard error is not parsed.
     #[default]
     None,
-    /// Lines of JSON, as our own agent's.
+    /// Lines of JSON, in the format of the project's own agent.
     Events,
 }
 
-/// How long an agent's sandbox lives.
+/// The lifetime of an agent's sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxLifetime {
-    /// For one run.
+    /// The sandbox serves a single run.
     #[default]
     OneShot,
-    /// For many runs, one after another.
+    /// The sandbox serves many runs, one after the other.
     LongRunning,
 }
 
-/// Who makes the sandbox.
+/// The driver that makes the sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriverChoice {
-    /// Docker Engine where there is an image, else we ourselves.
+    /// Docker Engine for a sandbox with an image, the embedded driver for every other sandbox.
     #[default]
     Auto,
     Docker,
@@ -135,39 +135,39 @@ pub enum DriverChoice {
 }
 
 impl DriverChoice {
-    /// This one; where it is for nobody to say, the other.
+    /// Returns this choice, or `other` if this choice is `Auto`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         if self == Self::Auto { other } else { self }
     }
 }
 
-/// What an `OpenClaw` is told beside what all are told.
+/// The settings of an agent that runs `OpenClaw`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OpenClawConfig {
-    /// Which of its agents answers.
+    /// The agent within `OpenClaw` that answers.
     pub agent: String,
-    /// The most that it takes a model to read.
+    /// The number of tokens that `OpenClaw` assumes a model can read.
     pub context_window: u64,
-    /// The most that it lets a model write at once.
+    /// The maximum number of tokens that `OpenClaw` lets a model write in one answer.
     pub max_tokens: u64,
-    /// Its tools. It takes an empty list for all that it has, so there is none.
+    /// The allowed tools. `OpenClaw` takes an empty list for all tools, so the list must not be empty.
     pub allow: Vec<String>,
-    /// Tools that it goes without, beside those that cannot work in a sandbox.
+    /// The denied tools, in addition to those that cannot work in a sandbox.
     pub deny: Vec<String>,
 }
 
-/// A file's text.
+/// The text of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FileContent {
     Here(String),
-    /// In a file beside the entry's, which is read with it.
+    /// The text is in a file beside the agent's file, and is read together with the agent's file.
     Beside(ExternalFile),
 }
 
-/// Where a text is.
+/// A reference to a file beside the agent's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExternalFile {
@@ -175,7 +175,7 @@ pub struct ExternalFile {
 }
 
 impl AgentDefinition {
-    /// Where its sandboxes have their programs from.
+    /// Returns the source of the sandbox's root file system.
     pub fn root_source(&self) -> RootSource {
         match (&self.image, &self.rootfs) {
             (Some(image), _) => RootSource::Image(image.clone()),
@@ -184,7 +184,7 @@ impl AgentDefinition {
         }
     }
 
-    /// What it is called in the records of its calls.
+    /// Returns the agent's name in the records of its calls.
     pub fn effective_graph_id(&self) -> &str {
         self.graph_id.as_deref().unwrap_or(&self.name)
     }
@@ -196,10 +196,10 @@ impl AgentDefinition {
             .expect("an entry is read from TOML, so its paths are text")
     }
 
-    /// The model of a run that has `asked` for one, or for none.
+    /// Returns the model of a run that requests the model `asked`: the requested model, or else the default model.
     ///
     /// # Errors
-    /// The agent may not use that one.
+    /// Returns an error if the name is invalid, or if the agent may not use the model.
     pub fn select_model(&self, asked: Option<String>) -> Result<Option<String>, String> {
         let Some(model) = asked.or_else(|| self.models.default.clone()) else { return Ok(None) };
         if !is_model_name(&model) {
@@ -212,7 +212,8 @@ impl AgentDefinition {
         Err(format!("`{}` may not use the model `{model}`; take {}", self.name, quote_names(allow)))
     }
 
-    /// How long the agent may take, of what its run may: it is to end by itself, with an answer, and not by our doing.
+    /// Returns the agent's own timeout for a run of `max_runtime`. The timeout is shorter, so that the agent can end by
+    /// itself with an answer before the runner stops it.
     pub fn agent_timeout(max_runtime: Duration) -> Duration {
         let early = max_runtime.saturating_sub(SHUTDOWN_MARGIN).max(max_runtime / 2);
         early.max(Duration::from_secs(1))
@@ -223,7 +224,7 @@ impl Default for OpenClawConfig {
     fn default() -> Self {
         Self {
             agent: "main".to_owned(),
-            // What the models that it is used with have at least, and take at once.
+            // The minimum of the models that OpenClaw is used with.
             context_window: 200_000,
             max_tokens: 8192,
             allow: OPENCLAW_TOOLS.map(str::to_owned).into(),
@@ -245,7 +246,7 @@ impl FromStr for DriverChoice {
     }
 }
 
-/// The file of an agent of this name.
+/// Returns the name of the file of an agent.
 pub(super) fn definition_file_name(agent: &str) -> String {
     agent.replace(':', "-") + ".toml"
 }
@@ -268,9 +269,10 @@ fn deserialize_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Str
     }
 }
 
-/// What works on files and runs commands. It has some fifty more, for machines that are somebody's, and each version
-/// brings others.
+/// The tools of `OpenClaw` that work on files and run commands. `OpenClaw` has some fifty more tools, for personal
+/// machines, and each version adds others.
 const OPENCLAW_TOOLS: [&str; 7] = ["apply_patch", "edit", "exec", "ls", "process", "read", "write"];
 
-/// Of what a run may take, what is not the agent's: it needs some time to write its answer and end.
+/// The part of a run's time that the agent's own timeout excludes (our choice). The agent needs some time to write its
+/// answer and end.
 const SHUTDOWN_MARGIN: Duration = Duration::from_mins(1);

@@ -1,4 +1,4 @@
-//! From a file to an entry; what is wrong is told with its line, its key, and what would be right.
+//! The parser of an agent's file. Each error names the line, the key and the correction.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::definition::{self, AgentDefinition, ExternalFile, FileContent};
 use super::validate::DefinitionKeyError;
 
-/// Why there is no catalog.
+/// An error of loading the catalog.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     #[error("cannot read `{}`", path.display())]
@@ -20,7 +20,7 @@ pub enum CatalogError {
     Invalid { file: PathBuf, line: usize, key: String, what: String },
 }
 
-/// Reads one file.
+/// Loads the definition of one agent from its file and the files beside it.
 pub(super) fn load_file(path: &Path) -> Result<AgentDefinition, CatalogError> {
     let text = read_file(path)?;
     let mut entry = parse_definition(path, &text)?;
@@ -34,7 +34,7 @@ pub(super) fn load_file(path: &Path) -> Result<AgentDefinition, CatalogError> {
     Ok(entry)
 }
 
-/// Reads what `text` says, which is that of the file at `path`.
+/// Parses a definition from `text`, the content of the file at `path`.
 pub(super) fn parse_definition(path: &Path, text: &str) -> Result<AgentDefinition, CatalogError> {
     let invalid =
         |line, key, what| CatalogError::Invalid { file: path.to_owned(), line, key, what };
@@ -44,17 +44,20 @@ pub(super) fn parse_definition(path: &Path, text: &str) -> Result<AgentDefinitio
         |error: toml::de::Error| invalid(line(at(&error)), String::new(), toml_message(&error));
     let document = DeTable::parse(text).map_err(broken)?;
     let document = document.get_ref();
+    // 1. Keys that no longer exist. An explanation is more helpful than "unknown field".
     for (gone, now) in REMOVED_KEYS {
         if let Some(place) = key_offset(document, gone) {
             return Err(invalid(line(place), (*gone).to_owned(), (*now).to_owned()));
         }
     }
     let entry: AgentDefinition = toml::from_str(text).map_err(|error| {
-        // What is missing from the whole is told of its first key.
+        // 2. A field that is missing from the whole document has the position 0, where another key may be. So no key is
+        //    named.
         let is_missing = at(&error) == 0 && error.message().starts_with("missing field");
         let key = key_at(document, at(&error)).filter(|_| !is_missing).unwrap_or_default();
         invalid(line(at(&error)), key, toml_message(&error))
     })?;
+    // 3. The rules between the keys. These errors name a key, and the line is looked up in the document.
     let checked = entry.check().and_then(|()| check_file_name(path, &entry));
     checked.map_err(|DefinitionKeyError { key, what }| {
         let place = nearest_offset(document, key);
@@ -86,12 +89,12 @@ fn toml_message(error: &toml::de::Error) -> String {
     error.message().replace('\n', "; ")
 }
 
-/// Before a message that is about a key.
+/// Returns the beginning of a message about a key.
 fn key_prefix(key: &str) -> String {
     if key.is_empty() { String::new() } else { format!("`{key}`: ") }
 }
 
-/// Where the value of a dotted key begins.
+/// Returns the position of a dotted key, if the document contains the key.
 fn key_offset(table: &DeTable<'_>, key: &str) -> Option<usize> {
     let (first, rest) = key.split_once('.').unwrap_or((key, ""));
     let (name, value) = table.iter().find(|(name, _)| name.get_ref() == first)?;
@@ -104,13 +107,13 @@ fn key_offset(table: &DeTable<'_>, key: &str) -> Option<usize> {
     }
 }
 
-/// Where a dotted key stands, or else the table that it belongs into.
+/// Returns the position of a dotted key. If the key is absent, returns the position of the nearest table above the key.
 fn nearest_offset(document: &DeTable<'_>, key: &str) -> usize {
     let above = || key.rsplit_once('.').map(|(above, _)| nearest_offset(document, above));
     key_offset(document, key).or_else(above).unwrap_or_default()
 }
 
-/// The dotted key whose value has the byte at `at`, or which stands there itself.
+/// Returns the dotted key whose name or value contains the byte position `at`.
 fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
     table.iter().find_map(|(name, value)| {
         let own = || Some(name.get_ref().to_string());
@@ -130,7 +133,7 @@ fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
     })
 }
 
-/// Keys that were, or belong elsewhere, and what is to be said in their place.
+/// The keys that were removed or belong into another file, with the message for each key.
 const REMOVED_KEYS: &[(&str, &str)] = &[
     (
         "conversation",
@@ -147,5 +150,5 @@ const REMOVED_KEYS: &[(&str, &str)] = &[
 
 const HOST_ONLY_KEY_MESSAGE: &str = "how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`";
 
-/// An agent's file, or one beside it, is some lines for people.
+/// The maximum size in bytes of an agent's file, or of a file beside it (our choice). People write such files.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! What the keys of an entry say together has to make sense, and be safe.
+//! The validation of a definition whose keys were parsed: the values have to fit together and be safe.
 
 use std::path::{Component, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::llm::request::{MODEL_NAME_RULE, is_model_name};
 use crate::relay::delivery::rules::AgentReviewRules;
 use crate::relay::repo::review::SecretScanner;
 
-/// What is wrong with an entry that can be read, by its key.
+/// An error in a parsed definition, with the key that it is about.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DefinitionKeyError {
     pub(super) key: &'static str,
@@ -17,7 +17,7 @@ pub(super) struct DefinitionKeyError {
 }
 
 impl AgentDefinition {
-    /// Checks what its keys say together.
+    /// Checks that the values of the definition are valid and fit together.
     pub(super) fn check(&self) -> Result<(), DefinitionKeyError> {
         let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
         if !is_agent_name(&self.name) {
@@ -85,6 +85,7 @@ impl AgentDefinition {
             let what = "OpenClaw takes an empty list for all of its tools; name those it may use";
             return wrong("openclaw.allow", what.to_owned());
         }
+        // The operator's paths must not contain `..` or begin at `/`: a workspace belongs to an agent.
         let is_plain = |path: &PathBuf| {
             let mut parts = path.components();
             parts.all(|part| matches!(part, Component::Normal(_)))
@@ -110,7 +111,8 @@ fn check_review_rules(
     SecretScanner::new(&policy.secrets, &[]).map(drop).map_err(wrong)
 }
 
-/// Its last line: those before it show where in the pattern, with marks below.
+/// Returns a message with the last line of a regular expression's error. The lines before it mark the position in the
+/// pattern, which needs several lines.
 fn last_line(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();
@@ -125,7 +127,7 @@ fn is_agent_name(name: &str) -> bool {
         && name.bytes().all(is_next)
 }
 
-/// As `OpenClaw` has them; it also names a directory after one.
+/// Returns true if `id` is a valid ID of an agent in `OpenClaw`, which also names a directory after the ID.
 fn is_agent_id(id: &str) -> bool {
     let is_next = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     id.len() <= MAX_NAME_BYTES
@@ -133,10 +135,13 @@ fn is_agent_id(id: &str) -> bool {
         && id.bytes().all(is_next)
 }
 
+/// The message for an agent's review rule that is looser than this host's rules.
 const RULES_ONLY_STRICTER: &str = "an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. \
      What is looser is said in this host's own file, for all agents (`--relay-config`)";
 
+/// The maximum length of an agent's name or ID in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
+/// The rule of [`is_agent_name`], for error messages.
 const NAME_RULE: &str =
     "give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first";
