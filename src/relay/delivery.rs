@@ -174,6 +174,7 @@ impl DeliveryService {
     /// Returns an error if git cannot be found, if the outbox cannot be opened, or if the signing key is not valid.
     pub fn open(settings: DeliveryConfig) -> Result<Self, DeliveryError> {
         let git = GitProgram::find(&settings.state.join("home")).map_err(repo::RepoError::from)?;
+        // Every git process of this relay gets the same proxy and certificate settings.
         let git = git.with_network(settings.network.clone());
         let outbox = DeliveryOutbox::open(&settings.state.join(OUTBOX_FILE))?;
         let key = AuditSigningKey::new(settings.signing_key.as_ref())?;
@@ -449,6 +450,7 @@ impl DeliveryStatus {
     /// Returns the status of a row of the relay whose state directory is `state`.
     pub fn from_job(job: &DeliveryJob, state: &Path) -> Self {
         let branch = job.order.branch();
+        // A command is offered only for work that will not come to the branch without an operator.
         let is_kept = job.step.is_terminal() && !job.is_pushed && job.can_be_applied();
         let apply = is_kept
             .then(|| ArtifactDir::from_path(&job.order.artifacts).apply_command(branch, &job.id));
@@ -483,6 +485,7 @@ impl DeliveryStatus {
     /// Returns true if the work will be tried again without a request from an operator, and the branch does not have it
     /// yet.
     fn is_pending(&self) -> bool {
+        // `step` is a text here, and may also be the name of a workspace's state, which is no end.
         let is_end = |step: &DeliveryStep| step.is_terminal() && step.as_str() == self.step;
         !self.is_pushed && !DeliveryStep::ALL.iter().any(is_end)
     }

@@ -27,6 +27,7 @@ impl DeliveryService {
         let policy =
             self.rules_for_request(&job.order).parse_policy().map_err(DeliveryError::Rules)?;
         let mut known = self.secrets_for(&job.order)?;
+        // The agent never had this token. If the work contains it, the token has leaked.
         known.extend(token);
         let work = self.quarantine_work(&job, lease)?;
         // Rewritten commits depend only on what the row stores. Another commit ID means that the inputs have changed.
@@ -169,6 +170,7 @@ impl DeliveryService {
         let note = CommitNote { branch, head, text: &text, committer };
         match self.open_mirror(&job.order.repository)?.put_note(note, token) {
             Ok(()) => Ok(STATEMENT_PUBLISHED.to_owned()),
+            // The work itself is delivered. A missing note must not hold its row open.
             Err(repo::RepoError::Declined { why } | repo::RepoError::Denied { why }) => {
                 Ok(format!("none: the remote does not take it: {why}"))
             }

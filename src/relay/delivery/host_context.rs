@@ -10,6 +10,7 @@ use crate::base::secret::SecretString;
 impl DeliveryService {
     /// Returns the present settings of this host, with a new salt.
     pub fn host_context(&self) -> HostContext {
+        // Only digests are stored: the outbox must not become a second place of the secrets.
         let salt = Uuid::now_v7().simple().to_string();
         let mark = |known: &KnownSecret| SecretDigest {
             name: known.name.to_owned(),
@@ -37,6 +38,7 @@ impl DeliveryService {
         let known = self.settings.known.iter();
         let digests: Vec<_> = known.map(|known| secret_digest(&host.salt, &known.secret)).collect();
         match host.known.iter().find(|mark| !digests.contains(&mark.digest)) {
+            // The name tells the operator which variable to set. The value is not known here.
             Some(SecretDigest { name, .. }) => Err(DeliveryError::Ignorant { name: name.clone() }),
             None => Ok(()),
         }

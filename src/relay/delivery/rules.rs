@@ -106,6 +106,7 @@ impl ReviewRules {
     /// value.
     fn parse_parts(&self) -> Result<(ReviewPolicy, Option<AgentReviewRules>), RelayConfigError> {
         let mut said: Table = self.text.parse()?;
+        // Removed before the rest is parsed, because the host's settings have no such key.
         let own = said.remove("agent").map(Value::try_into).transpose()?;
         Ok((RelayConfig::from_table(said)?.policy, own))
     }
@@ -115,6 +116,7 @@ impl PolicyTightening {
     /// Combines a host's policy with these rules, and takes the stricter value of each key.
     pub fn tighten(&self, host: &ReviewPolicy) -> ReviewPolicy {
         let Self { paths, secrets, .. } = self;
+        // A kind that both lists have counts once.
         let added = secrets.iter().filter(|kind| !host.secrets.contains(kind));
         ReviewPolicy {
             review_files: min_limit(self.review_files, host.review_files),
@@ -131,6 +133,8 @@ impl PolicyTightening {
             foreign_encoding: max_action(self.foreign_encoding, host.foreign_encoding),
             work_elsewhere: max_action(self.work_elsewhere, host.work_elsewhere),
             secret: max_action(self.secret, host.secret),
+            // The host's list stays as it is. The agent's list is a second one, so that it cannot shadow a rule of the
+            // host.
             paths: host.paths.clone(),
             secrets: host.secrets.iter().chain(added).cloned().collect(),
             own_paths: paths.clone(),

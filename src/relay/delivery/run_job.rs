@@ -18,7 +18,7 @@ use crate::relay::repo::{ArtifactDir, BranchLease, ObjectId, review};
 use crate::telemetry::audit::{AuditLog, delivery_records as event};
 
 impl DeliveryService {
-    /// Claims a row for the lease's holder, and runs its steps until the row is done, held, failed or put off.
+    /// Claims a row for the lease's holder, and runs its steps until the row is done, held, failed or rescheduled.
     pub(super) async fn run_job(
         self: &Arc<Self>,
         job: DeliveryJob,

@@ -107,6 +107,7 @@ impl GithubClient {
     pub fn serves_repository(&self, repository: &HostedRepository) -> bool {
         let Some(api) = self.config.url.authority() else { return false };
         let (api, host) = (api.as_str().to_ascii_lowercase(), repository.authority());
+        // The comparison includes the port: another port may belong to another server.
         api.strip_prefix("api.").unwrap_or(&api) == host.to_ascii_lowercase()
             || api == host.to_ascii_lowercase()
     }
@@ -141,6 +142,7 @@ impl GithubClient {
             .await
         {
             Ok(branch) => Ok(Some(branch)),
+            // GitHub answers 404 for a branch that does not exist. A missing repository looks the same here.
             Err(GithubError::NotFound) => Ok(None),
             Err(error) => Err(error),
         }
@@ -192,6 +194,7 @@ impl GithubClient {
     ) -> Result<T, GithubError> {
         match tokio::time::timeout(self.config.timeout, called).await {
             Ok(answered) => answered,
+            // A timeout cancels the request on this side only, so its effect is unknown.
             Err(_elapsed) => {
                 Err(GithubError::Unanswered(format!("nothing within {:?}", self.config.timeout)))
             }
@@ -208,10 +211,12 @@ impl GithubClient {
         let request = self.build_request(token, (method, path), body)?;
         let response = self.way.send(request).await?;
         let (head, body) = response.into_parts();
+        // The limit protects this process's memory from an endless answer.
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body
             .map_err(|error| GithubError::Unanswered(broken_response_message(&*error)))?
             .to_bytes();
+        // A redirect is no success either. It is an error, because it would carry the token to another address.
         if !head.status.is_success() {
             return Err(GithubError::from_response(&head, &body));
         }
@@ -255,6 +260,7 @@ impl GithubClient {
     fn absolute_uri(&self, path: &str) -> Result<Uri, http::Error> {
         let url = &self.config.url;
         let base = url.path().trim_end_matches('/');
+        // `/api/v3` is the path of the REST API there, and `/api/graphql` the path of the GraphQL API.
         let beside = base.strip_suffix("/v3").filter(|_| path == GRAPHQL_PATH);
         let mut parts = url.clone().into_parts();
         parts.path_and_query = Some(format!("{}{path}", beside.unwrap_or(base)).parse()?);
@@ -284,6 +290,7 @@ pub(super) fn repository_path(repository: &HostedRepository, rest: &str) -> Stri
 pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
+        // The unreserved characters of RFC 3986 stay. A slash in a branch's name is encoded.
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             encoded.push(char::from(byte));
         } else {

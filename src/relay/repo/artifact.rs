@@ -121,6 +121,7 @@ impl BoundedFile {
     /// # Errors
     /// Returns [`RepoError::TooMuch`] if the piece does not fit within the limit. The file keeps the pieces before it.
     pub fn push(&mut self, piece: &[u8]) -> Result<(), RepoError> {
+        // The piece is refused as a whole, before any byte of it is written.
         let Some(left) = self.left.checked_sub(piece.len() as u64) else {
             return Err(RepoError::TooMuch { path: self.path.clone(), limit: self.limit });
         };
@@ -142,6 +143,7 @@ impl BoundedFile {
 /// Returns the name of the branch that held work gets in a clone. The name ends with the last digits of the ID, which
 /// differ most between IDs.
 pub fn held_branch_name(branch: &SandboxBranch, id: &str) -> String {
+    // IDs begin with their time, so IDs of the same hour differ mostly in their ends.
     let short = &id[id.floor_char_boundary(id.len().saturating_sub(SHORT_ID_BYTES))..];
     format!("held/{}-{short}", branch.key())
 }

@@ -47,6 +47,7 @@ impl BranchKey {
     /// Checks a text against the rules for every key.
     pub fn parse(text: &str) -> Result<Self, BranchKeyError> {
         let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        // A first character like `-` would be read as an option, and `.` would hide a directory.
         let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if !begins_well || text.len() > MAX_KEY_BYTES || !text.bytes().all(is_inner) {
             return Err(BranchKeyError::Characters(escape_for_message(text)));
@@ -69,10 +70,12 @@ impl BranchKey {
         run: &str,
     ) -> Result<Option<Self>, BranchKeyError> {
         let BranchKeySources { explicit, work_item, state, may_use_state } = sources;
+        // The agent's state names a branch only on request.
         let state = state.filter(|_| may_use_state);
         let given =
             [explicit, work_item, state].into_iter().flatten().find(|text| !text.is_empty());
         let Some(text) = given else { return Ok(None) };
+        // A run's own ID is almost always a mistake of the caller: no later run could continue the branch.
         if text == run {
             return Err(BranchKeyError::Run(escape_for_message(text)));
         }

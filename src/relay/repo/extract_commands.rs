@@ -96,6 +96,7 @@ impl ExtractCommandSet {
     /// [repository](create_stub_repository) there.
     pub fn new(state: &BranchState, workspace: &str, own: &str, limits: &ExtractLimits) -> Self {
         let range = || [state.branch.to_ref()].into_iter().chain(state.base_revisions());
+        // Commands that read no file of the workspace may use its repository, under the settings below.
         let git = |words: &[&str], range: &mut dyn Iterator<Item = String>, output_bytes| {
             let mut argv = base_argv(&format!("{workspace}/.git"));
             argv.extend(words.iter().copied().map(str::to_owned).chain(range));
@@ -134,6 +135,7 @@ impl AnnouncedBranch {
             // error.
             _ => return Err(ExtractOutputError),
         }
+        // The last line must be complete. A cut output would announce fewer commits than there are.
         let lines =
             output.strip_suffix(b"\n").ok_or(ExtractOutputError)?.split(|byte| *byte == b'\n');
         let mut announced: Option<Self> = None;
@@ -187,6 +189,7 @@ fn file_command(
     argv.push(format!("--work-tree={workspace}"));
     argv.extend(["-c".to_owned(), format!("core.excludesFile={workspace}/.git/info/exclude")]);
     argv.extend(words.iter().copied().map(str::to_owned));
+    // The objects and the index are the agent's, as data. The settings and attributes beside them are not read.
     let mut env = git_environment();
     env.push(("GIT_INDEX_FILE", format!("{workspace}/.git/index")));
     env.push(("GIT_OBJECT_DIRECTORY", format!("{workspace}/.git/objects")));

@@ -98,8 +98,10 @@ impl RepoMirror {
         repository: &RepositoryUrl,
     ) -> Result<Self, RepoError> {
         let id = mirror_id(repository);
+        // Leases are beside the mirror and not in it: the removal of a mirror must not release a lease.
         let (git_dir, leases) =
             (state.join("mirrors").join(format!("{id}.git")), state.join("branches").join(&id));
+        // Git separates alternate object directories by `:`, and unquotes paths in them.
         if !is_plain_path(&git_dir) {
             let why = "the relay's directory must be absolute, without `:` and quotes";
             return Err(RepoError::State { path: state.to_owned(), why });
@@ -121,6 +123,7 @@ impl RepoMirror {
         let disk = |source| RepoError::Disk { path: self.git_dir.clone(), source };
         let private = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
         private(&self.git_dir).and_then(|()| private(&self.leases)).map_err(disk)?;
+        // The lock keeps a sweep from removing the mirror while it is created or marked as used.
         let _lock = self.lock_file("lock")?;
         if !fs::exists(self.git_dir.join(COMPLETE_MARKER)).map_err(disk)? {
             let words = ["--bare", "--quiet", "--template=", "--object-format=sha1"];
@@ -185,10 +188,12 @@ impl RepoMirror {
         // Each branch has refs of its own in the mirror, so fetches for other branches do not move them.
         let [base_ref, branch_ref] = ["base", "branch"].map(|name| mirror_ref(branch, name));
         let mut wanted = vec![format!("+refs/heads/{base}:{base_ref}")];
+        // The leading `+` lets the mirror's own refs follow a remote branch that was moved back.
         if listed.branch.is_some() {
             wanted.push(format!("+{}:{branch_ref}", branch.to_ref()));
         }
         self.fetch_refs(&wanted, token)?.map_err(|error| match error.stderr_text() {
+            // A missing base is reported as such, and not as an error of the network.
             Some(said) if said.contains("couldn't find remote ref") => {
                 RepoError::NoBase { base: base.clone() }
             }

@@ -50,6 +50,7 @@ impl ApprovedWork {
         // `--force-with-lease` makes the remote compare: with an empty value, the branch must not exist.
         let words =
             ["--porcelain", "--no-verify", "--no-follow-tags", "--no-signed", "--no-progress"];
+        // The ref is named in full, so that git guesses nothing.
         let lease = format!("--force-with-lease={target}:{expected}");
         let call =
             work.git_command("push").args(words).args(["--recurse-submodules=no", &lease, "--"]);
@@ -58,6 +59,7 @@ impl ApprovedWork {
             work.mirror.authenticate(call.limits(NETWORK_LIMITS), token)?.output_and_status()?;
         let answer = RefUpdateStatus::parse_ref_line(&said, &target);
         let was_there = match (answer, ended) {
+            // Success needs both: the line about the ref, and git's exit status.
             (Some(RefUpdateStatus::Done), Ok(())) => false,
             (Some(RefUpdateStatus::AlreadyThere), _) => true,
             (answer, ended) => {
@@ -87,6 +89,7 @@ impl RefUpdateStatus {
         said.lines().find_map(|line| {
             let mut fields = line.split('\t');
             let (flag, refs, summary) = (fields.next()?, fields.next()?, fields.next()?);
+            // Lines about other refs, or lines that a hook has printed, are skipped.
             if refs.rsplit(':').next() != Some(target) {
                 return None;
             }
@@ -114,6 +117,7 @@ fn resolve_lost_reply(
     if matches!(found, Ok(Some(found)) if found == work.tip) {
         return Ok(true);
     }
+    // The branch does not have the work. Now the answer tells the cause.
     Err(match answer {
         RefUpdateStatus::Stale => {
             RepoError::Moved { branch: work.state.branch.clone(), found: found? }
@@ -137,6 +141,7 @@ pub(super) fn rejection_message(summary: String, ended: &Result<(), git::GitErro
 pub(super) fn map_network_error(error: git::GitError) -> RepoError {
     let Some(said) = error.stderr_text() else {
         return match error {
+            // A timeout is most often the network's fault, so a later attempt may succeed.
             git::GitError::Late { .. } => RepoError::Unreachable { why: error.to_string() },
             error => error.into(),
         };

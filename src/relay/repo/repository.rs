@@ -67,11 +67,13 @@ impl RepositoryUrl {
         if text.starts_with('/') {
             return parse_local(text);
         }
+        // A query, a fragment, a backslash or an escape could make git and this parser read different addresses.
         let is_plain =
             text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '\\' | '%'));
         if !is_plain {
             return Err(RepositoryUrlError("has characters that it cannot have"));
         }
+        // The short form of SSH, `git@HOST:OWNER/NAME`, is not a URL, so it is parsed before the URL parser runs.
         if let Some((host, path)) = text.strip_prefix("git@").and_then(|rest| rest.split_once(':'))
         {
             return parse_hosted(true, host, path);
@@ -85,12 +87,14 @@ impl RepositoryUrl {
         }
         let uri: Uri = text.parse().map_err(|_| RepositoryUrlError("is not a URL"))?;
         let authority = uri.authority().ok_or(RepositoryUrlError("has no host"))?.as_str();
+        // A password in a URL would be stored, displayed, and passed to git as an argument.
         if authority.contains('@') {
             return Err(RepositoryUrlError(USER_INFO_MESSAGE));
         }
         let path = uri.path();
         match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTPS => parse_hosted(true, authority, path),
+            // Without TLS, a token may only travel within this machine.
             Some(scheme) if *scheme == Scheme::HTTP && is_local(&uri) => {
                 parse_hosted(false, authority, path)
             }
@@ -187,6 +191,7 @@ fn parse_hosted(is_tls: bool, host: &str, path: &str) -> Result<RepositoryUrl, R
     let authority = parse_authority(host)?;
     let path = path.trim_start_matches('/').trim_end_matches('/');
     let (owner, name) = path.split_once('/').ok_or(RepositoryUrlError("has no owner and name"))?;
+    // Forges treat `NAME` and `NAME.git` as the same repository.
     let name = name.strip_suffix(".git").unwrap_or(name);
     if !is_name_part(owner) || !is_name_part(name) {
         return Err(RepositoryUrlError("has an owner or a name that no repository has"));
@@ -210,6 +215,7 @@ fn parse_authority(text: &str) -> Result<Authority, RepositoryUrlError> {
     let (host, after) = text.split_at(authority.host().len());
     // The dot at a name's end makes no difference to where the name leads.
     let host = host.strip_suffix('.').unwrap_or(host);
+    // Only the canonical spelling is accepted: `127.1` and `0x7f000001` are also spellings of an address.
     let is_sound = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
         None => host.parse::<Ipv6Addr>().is_err() && is_canonical_host(host),

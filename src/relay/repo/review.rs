@@ -79,6 +79,7 @@ impl QuarantinedWork {
         policy: &ReviewPolicy,
         known: &[SecretString],
     ) -> Result<ReviewedWork, RepoError> {
+        // All facts are collected first: rules then only compare values, and call no git.
         let evidence = ReviewEvidence::collect(&self, policy, known)?;
         let mut bench = PolicyEvaluator { policy, reasons: BTreeSet::new() };
         bench.evaluate(&self, &evidence);
@@ -106,6 +107,7 @@ impl ReviewedWork {
     pub fn into_approved(self) -> Result<ApprovedWork, HeldWork> {
         let Self { quarantined, verdict, .. } = self;
         match verdict {
+            // The quarantined work is dropped here, so that held work can never be pushed from it.
             ReviewVerdict::Hold(reasons) => {
                 Err(HeldWork { state: quarantined.state, tip: quarantined.tip, reasons })
             }
@@ -160,6 +162,7 @@ impl PolicyEvaluator<'_> {
     /// Evaluates the rules about paths, modes, sizes, links and secrets.
     fn evaluate_evidence(&mut self, evidence: &ReviewEvidence) {
         let ReviewPolicy { review_files, hold_files, .. } = *self.policy;
+        // The paths and modes of every commit count, also of a commit that a later one reverts.
         for change in &evidence.changes {
             self.check_path(change);
             self.check_mode(change);
@@ -184,8 +187,10 @@ impl PolicyEvaluator<'_> {
         for (path, kind) in &evidence.secrets {
             self.add_reason(self.policy.secret, path.as_deref(), &format!("it holds {kind}"));
         }
+        // Only paths that differ in the end are counted, unlike the changes above.
         let counted = format!("{} paths are changed", evidence.files);
         match evidence.files {
+            // The stricter limit is tested first, because the work may exceed both.
             files if files > hold_files => self.add_reason(ReviewAction::Hold, None, &counted),
             files if files > review_files => self.add_reason(ReviewAction::Review, None, &counted),
             _ => (),
@@ -196,6 +201,7 @@ impl PolicyEvaluator<'_> {
     fn check_claims(&mut self, work: &QuarantinedWork) {
         let ReviewPolicy { claims_provenance, strange_date, foreign_encoding, .. } = *self.policy;
         let now = SystemTime::now();
+        // These are the agent's own commits. The rewritten ones have the relay's committer and trailers already.
         for commit in &work.commits {
             if commit_claims::claims_run_trailer(commit) {
                 let why = "a commit message has a `Sandbox-Run` or `Sandbox-Agent` trailer, which only the relay writes";
@@ -231,6 +237,7 @@ impl PolicyEvaluator<'_> {
 
     fn check_path(&mut self, change: &PathChange) {
         let path = Some(change.path.as_slice());
+        // At most two rules apply: the first match of the host's list and the first of the agent's.
         for rule in self.policy.rules_for_path(&change.path) {
             self.add_reason(rule.verdict, path, &rule.why);
         }
@@ -246,6 +253,7 @@ impl PolicyEvaluator<'_> {
             diff::MODE_SUBMODULE => {
                 self.add_reason(self.policy.submodule, path, "it is another repository");
             }
+            // A merge has several entries before it. A file that any parent had as a program is not new.
             diff::MODE_EXECUTABLE if !was(diff::MODE_EXECUTABLE) => {
                 self.add_reason(self.policy.new_program, path, "it becomes executable");
             }
@@ -257,6 +265,7 @@ impl PolicyEvaluator<'_> {
         let ReviewPolicy { review_file_bytes, hold_file_bytes, .. } = *self.policy;
         let why = format!("it has {size} bytes");
         match size {
+            // The stricter limit is tested first, because a file may exceed both.
             size if size > hold_file_bytes => self.add_reason(ReviewAction::Hold, Some(path), &why),
             size if size > review_file_bytes => {
                 self.add_reason(ReviewAction::Review, Some(path), &why);

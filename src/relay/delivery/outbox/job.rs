@@ -177,6 +177,7 @@ impl DeliveryStep {
     /// Returns true if the state machine has an arrow from this step to `next`.
     pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
+            // Every open step can stop. A terminal step has no arrow at all.
             (from, Self::Held | Self::Failed) => !from.is_terminal(),
             (Self::Extracted, Self::Quarantined)
             // A later attempt may know more secrets, and so may come to another verdict.
@@ -269,6 +270,7 @@ impl StepOutcome {
     pub(super) fn apply_to(self, job: &mut DeliveryJob) {
         match self {
             Self::Quarantined { head } => job.head = Some(head),
+            // A repeated review replaces all three values, so that they always belong together.
             Self::Judged { verdict, mode } => {
                 job.mode = Some(mode.to_owned());
                 job.verdict = Some(VerdictKind::from(&verdict));
@@ -276,6 +278,7 @@ impl StepOutcome {
             }
             Self::Pushed => job.is_pushed = true,
             Self::PullRequested(pull) => job.pull = Some(pull),
+            // The step itself is all that changes.
             Self::Done => (),
             Self::Held { code, why } => {
                 (job.code, job.error) = (Some(code.to_owned()), Some(super::one_line(&why)));
@@ -294,6 +297,7 @@ pub(super) const JOB_COLUMNS: &str = "id, \"order\", fence, step, verdict, head,
 /// Reads a row of [`JOB_COLUMNS`].
 pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
     let text = |at: usize| row.get::<_, Option<String>>(at);
+    // A value that this version cannot read is an error of its column, as a wrong SQL type is.
     let odd = |at| {
         move |error: BoxedError| rusqlite::Error::FromSqlConversionFailure(at, Type::Text, error)
     };
@@ -313,6 +317,7 @@ pub(super) fn read_job(row: &Row<'_>) -> rusqlite::Result<DeliveryJob> {
             .ok_or("a step")
             .map_err(|error| odd(3)(error.into()))?,
         verdict: text(4)?.as_deref().and_then(VerdictKind::parse),
+        // An ID that cannot be parsed counts as absent; quarantine computes the commit again.
         head: text(5)?.and_then(|head| head.parse().ok()),
         is_pushed: row.get(6)?,
         pull,
@@ -338,6 +343,7 @@ type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Converts a time to milliseconds since 1970, as the database stores times.
 pub(super) fn to_millis(time: SystemTime) -> i64 {
+    // Times before 1970 become 0, and times beyond the range of SQLite's integers the latest time.
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -87,6 +87,7 @@ impl DeliveryOutbox {
         plan: &DeliveryPlan,
         workspace: &Path,
     ) -> Result<WorkspaceRow, OutboxError> {
+        // The row is committed before the agent starts. From then on a sweep leaves the workspace alone.
         let id = super::new_id();
         self.lock_connection().execute(
             "INSERT INTO desk (id, repository, branch_key, run, plan, artifacts, workspace, created, grant_id)
@@ -143,6 +144,7 @@ impl DeliveryOutbox {
             connection.prepare(&select_sql("repository = ?1 AND branch_key = ?2"))?;
         let rows = statement
             .query_map(params![repository.canonical_key(), key.as_str()], read_workspace_row)?;
+        // A row that cannot be parsed is kept in the list, so that the caller gets its error.
         let open = |desk: &Result<WorkspaceRow, _>| {
             desk.as_ref().map_or(true, WorkspaceRow::needs_collection)
         };
@@ -164,6 +166,7 @@ impl DeliveryOutbox {
             "UPDATE desk SET remains = ?2, workspace = ?3, due = NULL WHERE id = ?1",
             params![desk.id, super::one_line(why), workspace.display().to_string()],
         )?;
+        // Measured after the row is safe, because measuring takes as long as there are files.
         self.record_workspace_size(&desk.id, workspace)?;
         self.workspace(&desk.id)
     }
@@ -179,6 +182,7 @@ impl DeliveryOutbox {
         after: Duration,
         why: &str,
     ) -> Result<WorkspaceRow, OutboxError> {
+        // Only an attempt that was due counts, so that an operator's early attempts do not use up the retries.
         let attempts = desk.attempts + u32::from(desk.is_due());
         // A row without a due time counts as long due.
         let due = super::rescheduled_time(desk.due.unwrap_or(SystemTime::UNIX_EPOCH), after);
@@ -207,6 +211,7 @@ fn select_sql(what: &str) -> String {
 
 fn read_workspace_row(row: &Row<'_>) -> rusqlite::Result<WorkspaceRow> {
     let plan: String = row.get(1)?;
+    // An unreadable plan is an error of its column, as a wrong SQL type is.
     let odd = |error: serde_json::Error| {
         rusqlite::Error::FromSqlConversionFailure(1, rusqlite::types::Type::Text, error.into())
     };

@@ -78,6 +78,7 @@ impl GithubError {
         match head.status {
             StatusCode::UNAUTHORIZED => Self::Unauthorized(message),
             StatusCode::FORBIDDEN => Self::Forbidden(message),
+            // GitHub also answers 404 for a repository that the token must not know about.
             StatusCode::NOT_FOUND | StatusCode::GONE => Self::NotFound,
             StatusCode::UNPROCESSABLE_ENTITY => {
                 let reasons =
@@ -85,6 +86,7 @@ impl GithubError {
                 Self::Invalid { message, reasons }
             }
             status if status.is_redirection() => {
+                // REST answers name the new address in a header or in the body.
                 let location = header_text(&head.headers, "location").unwrap_or(&refusal.url);
                 Self::Moved(one_line(location))
             }
@@ -163,6 +165,7 @@ impl fmt::Display for ValidationProblem {
 ///
 /// <https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api#exceeding-the-rate-limit>
 fn rate_limit_wait(head: &Parts, message: &str) -> Option<Duration> {
+    // Other statuses never mean a rate limit, whatever their headers state.
     let is_candidate = matches!(head.status, StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
     if !is_candidate {
         return None;

@@ -17,7 +17,8 @@ pub struct RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// Some ten seconds in all: a short disturbance passes unnoticed, and an outage does not hold the caller up.
+    /// Retries for some ten seconds in all: a short disturbance passes unnoticed, and an outage does not hold the
+    /// caller up.
     fn default() -> Self {
         Self { attempts: 4, first: Duration::from_millis(500), longest: Duration::from_secs(10) }
     }

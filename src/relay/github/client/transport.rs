@@ -32,11 +32,13 @@ pub(super) type HttpsClient<C> = legacy::Client<HttpsConnector<C>, Full<Bytes>>;
 impl GithubTransport {
     pub(super) fn new(config: &GithubConfig) -> io::Result<Self> {
         let mut tcp = HttpConnector::new();
+        // The connector must accept `https` addresses, because TLS is laid over it.
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(config.connect_timeout));
         Ok(match config.network.proxy_for(&config.url) {
             None => Self::Straight(build_client(config, tcp)?),
             Some(proxy) => {
+                // The proxy gets a `CONNECT` request only. TLS runs from this process to the API.
                 let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
                 let tunnel = match proxy.basic_auth() {
                     Some(auth) => tunnel.with_auth(auth.clone()),
@@ -120,6 +122,7 @@ where
     HttpsConnector<C>: Connect + Clone,
 {
     let builder = HttpsConnectorBuilder::new();
+    // A configured authority replaces this machine's authorities, and is not added to them.
     let builder = match &config.network.ca_file {
         Some(path) => {
             let roots = base::tls::load_root_store(path).map_err(io::Error::other)?;
@@ -128,6 +131,7 @@ where
         }
         None => builder.with_native_roots()?,
     };
+    // HTTP/1.1 only, as the module promises: one request, one answer.
     let connector = builder.https_or_http().enable_http1().wrap_connector(inner);
     Ok(legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

@@ -95,6 +95,7 @@ impl GithubApp {
     /// Returns the cell of a repository. The lock of the map is never held across an await.
     fn token_cell(&self, repository: &HostedRepository) -> Arc<TokenCell> {
         let name = format!("{}/{}", repository.owner(), repository.name()).to_ascii_lowercase();
+        // This lock only protects the map. A caller waits for a request on the cell's own lock.
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.entry(name).or_default().clone()
     }
@@ -106,6 +107,7 @@ impl GithubApp {
         repository: &HostedRepository,
     ) -> Result<InstallationToken, GithubError> {
         let signed = self.sign_jwt(SystemTime::now())?;
+        // The app signs as itself, asks for its installation, and gets a token for that installation.
         let installation: InstallationResponse =
             api.get(&signed, &repository_path(repository, "/installation")).await?;
         let address = format!("/app/installations/{}/access_tokens", installation.id);
@@ -116,6 +118,7 @@ impl GithubApp {
         });
         let given: AccessTokenResponse =
             api.call_once(&signed, Method::POST, &address, Some(&scope)).await?;
+        // A token with an unknown end could not be renewed in time.
         let expires = humantime::parse_rfc3339(&given.expires_at)
             .map_err(|_| GithubError::Unanswered("a token without an end".to_owned()))?;
         Ok(InstallationToken { token: given.token, expires })

@@ -118,6 +118,7 @@ fn fit_sections(mut pieces: Vec<DescriptionPart<'_>>, own: usize) -> Option<Stri
     // last part, `get_mut` returns `None`.
     while characters > MAX_BODY_CHARS || parts >= MAX_PARTS {
         let piece = pieces.get_mut(oldest)?;
+        // The run's own section never shrinks: it is what the caller wants to publish.
         let Some(less) = piece.shrink().filter(|_| oldest != own) else {
             oldest += 1;
             continue;

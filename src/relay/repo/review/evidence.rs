@@ -34,12 +34,14 @@ impl ReviewEvidence {
         policy: &ReviewPolicy,
         known: &[SecretString],
     ) -> Result<Self, RepoError> {
+        // 1. List the changes, of all commits together and of each commit.
         let outcome = effective_changes(work)?;
         let mut changes = commit_changes(work)?;
         let paths: BTreeSet<_> = outcome.iter().map(|change| &change.path).collect();
         let mut evidence = Self { files: paths.len(), ..Self::default() };
         let before: Vec<_> = outcome.iter().flat_map(|change| change.before.clone()).collect();
         changes.extend(outcome);
+        // 2. Read every new blob once, with all patterns and all secrets of this host.
         let scanner =
             SecretScanner::new(&policy.secrets, known).expect("patterns are checked when read");
         let mut found = evidence.scan_blobs(work, &changes, (policy, &scanner))?;
@@ -52,11 +54,13 @@ impl ReviewEvidence {
                 !secrets.is_empty()
             });
         }
+        // 3. Name one path for each secret, as a person needs one place to look at.
         let paths = first_paths(&changes);
         for (name, secrets) in found {
             let path = paths.get(&name).map(|path| path.to_vec());
             evidence.secrets.extend(secrets.into_values().map(|kind| (path.clone(), kind)));
         }
+        // 4. Search the commits' texts and the paths themselves. Such a secret has no path.
         let told = secrets_in_metadata(work, &changes, &scanner);
         evidence.secrets.extend(told.into_values().map(|kind| (None, kind)));
         evidence.changes = changes;
@@ -72,6 +76,7 @@ impl ReviewEvidence {
     ) -> Result<BTreeMap<ObjectId, FoundSecrets>, RepoError> {
         let mut places: BTreeMap<ObjectId, Vec<&PathChange>> = BTreeMap::new();
         for change in changes.iter().filter(|change| change.after.is_blob()) {
+            // One blob may be at many paths. It is read once, and its findings count for every path.
             places.entry(change.after.name).or_default().push(change);
         }
         let (mut secrets, mut name, mut text) =
@@ -88,6 +93,7 @@ impl ReviewEvidence {
                 }
             }
             BatchPart::Content(piece) => {
+                // Only the beginning is kept in memory. The scanner has a window of its own.
                 let room = INSPECTED_BYTES.saturating_sub(beginning.len());
                 beginning.extend_from_slice(&piece[..piece.len().min(room)]);
                 scanner.scan(&mut text, piece, &mut found);
@@ -135,6 +141,7 @@ fn first_paths(changes: &[PathChange]) -> BTreeMap<ObjectId, &[u8]> {
 /// paths that are as in the base would not be enough: a merge that keeps its own side reverts what the base has
 /// brought.
 fn effective_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> {
+    // Several merge bases are possible in criss-cross histories. The work is compared with each of them.
     let merged = merged_base_commits(work)?;
     let without: Vec<_> = if merged.is_empty() {
         vec![work.state.start]
@@ -156,6 +163,7 @@ fn merged_base_commits(work: &QuarantinedWork) -> Result<Vec<ObjectId>, RepoErro
     let mut merged = vec![];
     for name in said.lines() {
         let start = work.state.start.to_string();
+        // A commit that the start already has was not merged by the agent.
         let is_known =
             work.git_command("merge-base").args(["--is-ancestor", name, &start]).run_predicate()?;
         merged.extend((!is_known).then(|| parse_object_id(name)).transpose()?);
@@ -271,8 +279,10 @@ fn leads_outside(path: &[u8], target: &[u8]) -> bool {
     for segment in target.split(PATH_SEPARATORS) {
         match segment {
             "" | "." => (),
+            // A step up from the root of the repository, or behind a name, may lead anywhere.
             ".." if is_named || depth == 0 => return true,
             ".." => depth -= 1,
+            // `git~1` is the short name of `.git` on file systems of Windows.
             ".git" | "git~1" => return true,
             _ => is_named = true,
         }

@@ -64,6 +64,7 @@ fn match_segments(pattern: &[String], path: &[&str]) -> bool {
     loop {
         match (pattern.get(wanted), path.get(given)) {
             (None, None) => return true,
+            // First let `**` take no segment. The position is kept for a later, longer try.
             (Some(any), _) if any == "**" => {
                 wanted += 1;
                 again = Some((wanted, given));
@@ -90,6 +91,7 @@ fn match_segment(pattern: &[u8], segment: &[u8]) -> bool {
     let Some(mut rest) = segment.strip_prefix(first) else { return false };
     let mut parts: Vec<_> = parts.collect();
     let Some(last) = parts.pop() else { return rest.is_empty() };
+    // The first occurrence leaves the most text for the parts behind it.
     for part in parts {
         let Some(at) = memchr::memmem::find(rest, part) else { return false };
         rest = &rest[at + part.len()..];

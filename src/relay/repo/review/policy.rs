@@ -82,6 +82,7 @@ impl RelayConfig {
     /// Builds settings from a parsed table. Keys that the table does not set are as in `config/relay.toml`.
     pub fn from_table(said: toml::Table) -> Result<Self, RelayConfigError> {
         let mut whole: toml::Table = DEFAULT_CONFIG.parse()?;
+        // Tables are merged key by key. A list replaces the default list as a whole.
         merge_tables(&mut whole, said);
         let config: Self = toml::Value::Table(whole).try_into()?;
         // Compiled only to refuse a bad pattern now, and not at the first review.
@@ -99,6 +100,7 @@ impl Default for RelayConfig {
 impl ReviewPolicy {
     /// Returns the first rule that matches a path in each of the two lists.
     pub fn rules_for_path(&self, path: &[u8]) -> impl Iterator<Item = &PathRule> {
+        // Folded once here, and not once for each pattern.
         let path = fold_case_and_invisible(path);
         let segments: Vec<_> = path.split('/').collect();
         let is_for =
