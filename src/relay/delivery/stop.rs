@@ -65,7 +65,7 @@ impl StepStop {
     }
 }
 
-/// Returns the wait before the next attempt, after `attempts` attempts. Returns `None` after [`MAX_ATTEMPTS`].
+/// Returns the wait before the next attempt, after `attempts` attempts. Returns `None` after `MAX_ATTEMPTS`.
 pub fn retry_delay(attempts: u32) -> Option<Duration> {
     // The exponent is bounded, so that the shift cannot overflow. The maximum applies long before.
     let wait = MIN_RETRY_DELAY.saturating_mul(1 << attempts.min(10)).min(MAX_RETRY_DELAY);
