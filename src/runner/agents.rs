@@ -78,7 +78,7 @@ impl AgentCatalog {
         let mut entries = BTreeMap::new();
         for path in paths {
             let entry = parse::load_file(&path)?;
-            // Each file has to be named after its agent, so no two files of a directory define the same agent.
+            // Each file has to be named after its agent, so no two files define the same agent.
             entries.insert(entry.name.clone(), Arc::new(entry));
         }
         if entries.is_empty() {

@@ -203,10 +203,12 @@ impl DeliveryTarget {
             run_dir: order.stamp.run_dir.clone(),
             docker_socket: match driver {
                 SandboxDriver::Docker { socket } => socket.clone(),
+                // An empty path never exists, so a later sweep for this row asks no engine.
                 SandboxDriver::Embedded(_) => PathBuf::new(),
             },
             grant: self.grant.clone(),
         };
+        // A long-running sandbox has its workspace elsewhere, so the artifact directory may not exist yet.
         ArtifactDir::create(&plan.artifacts)?;
         let desk = self.relay.outbox().register_workspace(&plan, path)?;
         Ok(TrackedWorkspace { target: self, desk: Box::new(desk) })
@@ -249,6 +251,7 @@ impl TrackedWorkspace {
         source: FinishedRun<'_>,
     ) -> DeliveryReport {
         let DeliveryTarget { relay, begun, wants_pull_request, .. } = &self.target;
+        // The row was written before the run, when the costs were not known.
         let mut desk = self.desk.clone();
         desk.plan.facts.spent = source.run.ledger.spent_amount();
         // A failed run still delivers its commits, but asks no person to review them.

@@ -23,6 +23,8 @@ use crate::sandbox::{OwnerProcess, UserLease, UserRange, leftovers, sandbox_name
 pub(super) fn canonical_run_dir(run_dir: &Path) -> io::Result<PathBuf> {
     let run_dir = path::absolute(run_dir)?;
     match (fs::canonicalize(&run_dir), run_dir.parent(), run_dir.file_name()) {
+        // A missing directory has no canonical path. So the names below the nearest existing ancestor are appended to
+        // the ancestor's canonical path.
         (Err(error), Some(parent), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
             Ok(canonical_run_dir(parent)?.join(name))
         }
@@ -117,6 +119,7 @@ impl RunDirectory {
     /// Makes the workspace. Gives it to the sandbox's user, or lets every user write if this process cannot change
     /// owners.
     pub(super) fn create_workspace(&self) -> anyhow::Result<PathBuf> {
+        // Mode 0777 is safe below: only this process's user can enter the run's directory above the workspace.
         let path = self.workspace_path();
         let cannot = || format!("the workspace `{}` cannot be made", path.display());
         DirBuilder::new().mode(0o700).create(&path).with_context(cannot)?;
@@ -164,6 +167,7 @@ impl RunDirectory {
 
 impl Drop for RunDirectory {
     fn drop(&mut self) {
+        // `remove` has taken the parts already if it was called.
         let (path, user) = self.take_parts();
         if path.as_os_str().is_empty() {
             return;
@@ -204,6 +208,7 @@ pub(super) fn create_socket_dir(path: &Path) -> io::Result<()> {
 /// Returns an error if a file system is mounted below the directory, because the mounted files do not belong to the
 /// run. Returns an error if a file cannot be removed.
 pub(super) fn remove_run_dir(path: &Path) -> io::Result<()> {
+    // The second field of a line is the mount point. A crashed sandbox may have left a mount in the directory.
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mut targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     if let Some(target) = targets.find(|target| Path::new(target).starts_with(path)) {

@@ -70,6 +70,7 @@ impl AgentEnvelope {
         }
         // Only the last object's rest is trimmed. Trimming behind every object could scan the same blanks many times.
         let last = last.filter(|(_, after)| after.trim_start().is_empty()).map(|(read, _)| read);
+        // The last object has to be the answer. An answer followed by another object, or by text, is an error.
         match last {
             Some(Ok(_)) if answers > 1 => Err(AgentEnvelopeError::Several(answers)),
             Some(Ok(envelope)) => Ok(envelope),
@@ -85,6 +86,7 @@ impl AgentEnvelope {
         if document["ok"] != false || error.is_null() {
             return serde_json::from_value(document);
         }
+        // `error_message` reads the field `kind`.
         let mut error = error.clone();
         if let Some(kind) = error.get("type").filter(|kind| kind.is_string()).cloned() {
             error["kind"] = kind;
@@ -157,6 +159,7 @@ fn describe_last_line(stdout: &str) -> String {
     match serde_json::from_str::<Value>(last) {
         Ok(_) => "its last line is another kind of JSON".to_owned(),
         Err(error) => {
+            // The agent chose the bytes, so control characters must not reach a terminal.
             let shown: String =
                 last.chars().filter(|c| !c.is_control()).take(MAX_EXCERPT_CHARS).collect();
             format!("{error} of its last line, `{shown}`")

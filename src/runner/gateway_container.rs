@@ -133,10 +133,12 @@ impl PreparedGatewayContainer {
         let Some(running) = stop.run_until_cancelled(start).await.transpose()? else {
             return Ok(false);
         };
+        // A gateway that exits by itself is an error, even with exit code 0: the run needs its gateway until `stop`.
         tokio::select! {
             exit = running.wait_for_exit() => Err(exit_error(&running, exit?).await.into()),
             failed = self.follow_audit_log(signals) => failed,
             () = stop.cancelled() => {
+                // The gateway drains by itself. The engine kills the container only if the drain does not end in time.
                 running.stop(self.drain + STOP_TIMEOUT).await?;
                 Ok(true)
             }
@@ -171,6 +173,7 @@ fn environment(config: &GatewayConfig) -> impl Iterator<Item = (&'static str, St
     let RunIdentity { run, attempt, account, trace, .. } = &config.identity;
     let budget = &config.budget;
     let count = |tokens: Option<Tokens>| tokens.map(|tokens| tokens.0.to_string());
+    // The setting takes whole seconds, so a deadline below one second becomes one second.
     let seconds = budget.deadline.map(|limit| limit.as_secs().max(1));
     let told = [
         ("RUN_ID", Some(run.clone())),

@@ -43,6 +43,8 @@ pub(super) fn workspace_files(agent: &AgentInvocation) -> Result<AgentFiles, Mes
 
 fn settings_json(agent: &AgentInvocation) -> Value {
     let claw = &agent.entry.openclaw;
+    // OpenClaw takes its key from the settings, but the gateway adds the real key, so the placeholder is no secret. The
+    // settings replace OpenClaw's own providers, so the run's gateway is the only provider.
     let mut deny: Vec<&str> = DENIED_TOOLS.to_vec();
     deny.extend(claw.deny.iter().map(String::as_str));
     json!({

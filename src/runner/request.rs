@@ -330,6 +330,7 @@ fn select_driver(
     docker_socket: &Path,
     allow_unlimited: Option<bool>,
 ) -> sandbox::SandboxDriver {
+    // Only Docker Engine has images. The embedded driver takes a directory, or this machine's own programs.
     let is_docker = match maker.unwrap_or_default() {
         DriverChoice::Auto => matches!(root, RootSource::Image(_)),
         DriverChoice::Docker => true,

@@ -206,6 +206,7 @@ impl RunResultParts {
         let full = is_full.then(|| QuotaExceededError { most: self.max_workspace }.to_string());
         let Self { answer: agent, ended, served, calls, stdout, stderr, relayed, elapsed, .. } =
             self;
+        // The sandbox's error precedes the gateway's error. Only a run without either has an error message of its own.
         let (ended, error) = match (ended, served) {
             (Err(error), _) => {
                 (SandboxExit::default(), Some(format!("{:#}", anyhow::Error::from(error))))

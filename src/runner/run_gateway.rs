@@ -92,6 +92,7 @@ impl RunGatewayBackend {
         signals: &GatewaySignals,
         closing: RunShutdown,
     ) -> (anyhow::Result<()>, CallSummary) {
+        // The summary is read after the gateway has ended, when no call can change the counts any more.
         let (quiet, calls) = (closing.quiet.clone(), closing.calls.clone());
         let (served, calls) = match self {
             Self::Here { app, run } => {

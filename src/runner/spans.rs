@@ -27,6 +27,7 @@ pub(super) fn record_sandbox_span(
         let begun = trace.span_since("sandbox start", asked);
         trace.record_span(FinishedSpan { ended: asked + start, attributes, ..begun });
     }
+    // The second span covers the whole life of the sandbox, also of a sandbox that never started.
     let mut attributes = vec![("cogni.sandbox.driver", driver.into())];
     let exit_code = ended.as_ref().ok().and_then(|ended| ended.exit_code);
     attributes.extend(exit_code.map(|code| ("process.exit.code", code.unsigned_abs().into())));

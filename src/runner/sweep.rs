@@ -111,6 +111,7 @@ impl LeftoverSweeper {
         let is_silent = matches!(engine, EngineSweepStatus::Failed(_));
         let end = patience.map(|patience| Instant::now() + patience);
         for name in list_names(&run_dir).with_context(cannot)? {
+            // A directory that this process registered is orphaned although its owner, this process, is alive.
             let left = leftovers::claim(&name);
             let mut fate = if left.is_some() {
                 SweepOutcome::Orphaned
@@ -118,6 +119,7 @@ impl LeftoverSweeper {
                 owner_outcome(owner_from_name(&name))
             };
             let path = run_dir.join(&name);
+            // Without an answer of the engine, a container may still use the directory.
             if self.apply
                 && fate == SweepOutcome::Orphaned
                 && is_silent
@@ -163,6 +165,7 @@ impl LeftoverSweeper {
                 }
             }
         };
+        // `sweeps` ends by itself after `stop`, when the current sweep is done. `patience` bounds that time.
         tokio::select! {
             () = sweeps => (),
             () = patience => tracing::debug!("the sweep is cut short"),
@@ -204,6 +207,7 @@ impl LeftoverSweeper {
             return EngineSweepStatus::Absent;
         }
         let asked = async {
+            // With `all`, the list contains other installations' containers, which are only displayed.
             let docker = DockerEngine::connect(&self.docker_socket).await?;
             let of = (!self.all).then_some(run_dir);
             for container in docker.list_managed(of).await? {
@@ -313,6 +317,7 @@ async fn remove_run_leftovers(
         names.map(|(name, run_dir)| embedded::cgroup_name(&name.to_string_lossy(), run_dir));
     let removed = spawn_blocking(move || {
         remove_registered(left, || {
+            // Processes first: they could write to the directory during its removal.
             group.map_or(Ok(()), |group| embedded::remove_cgroup(&group))?;
             remove_run_dir(&directory)
         })

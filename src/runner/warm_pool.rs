@@ -125,6 +125,7 @@ impl WarmPool {
         match self.bind_slot(&order, &ready) {
             Ok(SlotBinding { gateway, spec, stamp, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
+                // The limits of time, output and workspace are the run's, not the slot's.
                 let directory = ready.directory.path().to_owned();
                 let sandbox = ready.slot.claim(&spec);
                 let quota = spec.workspace_path();

@@ -73,6 +73,7 @@ pub async fn check_available(
     entry: &AgentDefinition,
     machine: &HostCapabilities,
 ) -> Result<(), AgentUnavailableError> {
+    // The cases follow the driver's choice for a run: an image needs Docker Engine, and Docker Engine needs an image.
     match (&entry.image, entry.driver.or(machine.driver)) {
         (Some(image), DriverChoice::Auto | DriverChoice::Docker) => has_image(image, machine).await,
         (Some(image), DriverChoice::Embedded) => {

@@ -205,6 +205,7 @@ impl AgentDefinition {
         if !is_model_name(&model) {
             return Err(format!("`{}` must be {MODEL_NAME_RULE}", model.escape_debug()));
         }
+        // An empty list leaves the decision to the gateway's policy, which checks every call.
         let allow = &self.models.allow;
         if allow.is_empty() || allow.contains(&model) {
             return Ok(Some(model));
@@ -215,6 +216,7 @@ impl AgentDefinition {
     /// Returns the agent's own timeout for a run of `max_runtime`. The timeout is shorter, so that the agent can end by
     /// itself with an answer before the runner stops it.
     pub fn agent_timeout(max_runtime: Duration) -> Duration {
+        // A short run keeps at least half of its time, and the result is never zero.
         let early = max_runtime.saturating_sub(SHUTDOWN_MARGIN).max(max_runtime / 2);
         early.max(Duration::from_secs(1))
     }

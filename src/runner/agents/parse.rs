@@ -77,6 +77,7 @@ fn check_file_name(path: &Path, entry: &AgentDefinition) -> Result<(), Definitio
 
 fn read_file(path: &Path) -> Result<String, CatalogError> {
     let unreadable = |source| CatalogError::Unreadable { path: path.to_owned(), source };
+    // The size is checked before the read, so that a wrong path never fills the memory.
     let size = fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_FILE_BYTES {
         let why = format!("it has {size} bytes; an agent's files have at most {MAX_FILE_BYTES}");
@@ -116,6 +117,8 @@ fn nearest_offset(document: &DeTable<'_>, key: &str) -> usize {
 /// Returns the dotted key whose name or value contains the byte position `at`.
 fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
     table.iter().find_map(|(name, value)| {
+        // The deepest key wins: the search enters tables, and tables in arrays, before it considers the key itself. The
+        // index of an array is not part of the dotted key.
         let own = || Some(name.get_ref().to_string());
         let inner = match value.get_ref() {
             DeValue::Table(table) => key_at(table, at),

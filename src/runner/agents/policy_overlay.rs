@@ -66,6 +66,7 @@ impl AgentDefinition {
     /// # Errors
     /// Returns an error if no model is left. An empty list would admit every model, so it cannot express "no model".
     pub fn apply_to(&self, base: &mut PolicyConfig) -> Result<(), NoModelLeftError> {
+        // The complete pattern makes the compiler report a new key that this function does not apply.
         let PolicyOverlay {
             headers,
             body,
@@ -89,6 +90,7 @@ impl AgentDefinition {
         set_if_some(&mut base.body_timeout, body_timeout);
         set_if_some(&mut base.on_client_gone, on_client_gone);
         set_if_some(&mut base.cutoff, cutoff);
+        // Rules are appended, and models are intersected: an agent's file cannot remove a rule or add a model.
         base.rules.extend(rules);
         base.body.models = self.intersect_models(&base.body.models)?;
         Ok(())

@@ -61,6 +61,7 @@ impl AgentDefinition {
             let what = format!("`{model}` is not among those that `allow` has");
             return wrong("models.default", what);
         }
+        // The key is reserved: a list that has no effect must not look as if it had one.
         if !self.tools.is_empty() {
             return wrong("tools", "there are none yet; leave it out".to_owned());
         }
@@ -74,6 +75,7 @@ impl AgentDefinition {
 
     fn check_setup(&self) -> Result<(), DefinitionKeyError> {
         let wrong = |key, what: String| Err(DefinitionKeyError { key, what });
+        // Settings that no program would read are most likely a mistake of the operator.
         if self.setup != WorkspaceSetup::OpenClaw && self.openclaw != OpenClawConfig::default() {
             return wrong("openclaw", "it is for `setup = \"openclaw\"`; say so".to_owned());
         }
@@ -85,7 +87,7 @@ impl AgentDefinition {
             let what = "OpenClaw takes an empty list for all of its tools; name those it may use";
             return wrong("openclaw.allow", what.to_owned());
         }
-        // The operator's paths must not contain `..` or begin at `/`: a workspace belongs to an agent.
+        // `..` and a leading `/` are refused, so that every file is written below the workspace.
         let is_plain = |path: &PathBuf| {
             let mut parts = path.components();
             parts.all(|part| matches!(part, Component::Normal(_)))

@@ -87,6 +87,7 @@ impl WorkExtractor {
                 ..SandboxLimits::default()
             },
             workspace: as_read_only(&spec.workspace),
+            // The mounts and volumes of the run may hold secrets, and git does not need them.
             mounts: vec![],
             volumes: vec![],
             init: Some(init),
@@ -224,6 +225,7 @@ impl AsyncWrite for BoundedFileWriter {
         Poll::Ready(match sink.spool.push(piece) {
             Ok(()) => Ok(piece.len()),
             Err(error) => {
+                // The capture sees only an I/O error. The reason stays in `failure` for the caller.
                 sink.failure = Some(error);
                 Err(io::ErrorKind::FileTooLarge.into())
             }

@@ -207,7 +207,7 @@ async fn recover_workspace(
         spawn_blocking(move || WorkExtractor::for_delivery(&driver, &order, &owner)).await??;
     let taken = Box::pin(collect::collect_work(relay, &extractor, desk, None)).await?;
     if let CollectOutcome::Work(job) = &taken {
-        // The run's audit log is closed, so the collection is recorded in another log.
+        // The run's audit log is closed, so the collection is recorded in the row's own log.
         relay.log_late_extraction(job).await?;
     }
     Ok(taken)

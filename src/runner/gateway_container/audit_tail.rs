@@ -82,6 +82,7 @@ impl GatewayAuditTail {
         let is_denied = code.is_some_and(|code| code.ends_with("_budget_exhausted"));
         match event.as_str() {
             "run.started" => self.is_started = true,
+            // `is_denied` describes the last call only, so an admitted call resets it.
             "request.admitted" => {
                 self.calls.admitted += 1;
                 self.calls.is_denied = false;

@@ -89,6 +89,7 @@ impl MountedDir {
     }
 
     fn write_file(&mut self, name: &str, text: &[u8]) -> anyhow::Result<()> {
+        // The file is named after its setting, and the setting contains the file's path in the container.
         let file = name.to_ascii_lowercase();
         let path = self.path.join(&file);
         fs::write(&path, text).with_context(|| creation_error(&path))?;
@@ -101,6 +102,7 @@ impl MountedDir {
 /// Makes a file that the container may append to, and returns its path without symlinks. The file is mounted alone, so
 /// that the container cannot see the files beside it.
 fn create_writable(path: &Path, owner: (u32, u32)) -> anyhow::Result<PathBuf> {
+    // The file must exist before the container mounts it.
     let open = || {
         File::options().append(true).create(true).mode(0o600).open(path)?;
         chown(path, Some(owner.0), Some(owner.1))?;

@@ -71,6 +71,7 @@ impl PersistentWorkspace {
         let path = canonical_run_dir(place).with_context(cannot)?.join(name);
         let opened = || -> anyhow::Result<Option<Self>> {
             DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+            // The lock comes before every change of the directory's content.
             let Some(label) = WorkspaceLock::try_lock(&path, true)? else { return Ok(None) };
             // The workspace's present user is preferred, so that its files do not have to change their owner.
             let had = fs::symlink_metadata(path.join(WORKSPACE_DIR)).map(|found| found.uid());
@@ -261,6 +262,7 @@ impl WorkspaceLock {
         if &found[..read] == text.as_bytes() {
             return Ok(());
         }
+        // A crash between the two calls leaves an incomplete file, which `read_owner` treats as one without an owner.
         self.0.set_len(0)?;
         self.0.write_all_at(text.as_bytes(), 0)
     }

@@ -142,6 +142,7 @@ impl WorkspaceStore {
         //    the rest by its prefix.
         let away = self.place.join(format!("{TRASH_PREFIX}{}", Uuid::now_v7()));
         let removed = fs::rename(&home, &away).and_then(|()| {
+            // The lock file has moved with the directory, so a new workspace of this name has its own lock.
             drop(label);
             directory::remove_run_dir(&away)
         });

@@ -42,6 +42,7 @@ async fn copy_tree(from: &Path, half: &Path, to: &Path) -> anyhow::Result<()> {
     remove_partial_copy(half).await?;
     let copied = timeout(COPY_TIMEOUT, run_cp(from, half)).await;
     let copied = copied.unwrap_or_else(|_| Err(anyhow!("it takes longer than {COPY_TIMEOUT:?}")));
+    // A partial copy takes space on a disk that may be full.
     if copied.is_err() {
         remove_partial_copy(half).await?;
     }

@@ -24,6 +24,7 @@ pub(super) async fn remove_ignored(
         return;
     }
     let removed = async {
+        // The command runs in a repository of the relay, so that git uses none of the settings in the workspace.
         let start = desk.plan.state.start;
         let listed = extractor.capture_output_with_head(place, command, Some(start)).await?;
         let workspace = desk.workspace.clone();

@@ -55,6 +55,8 @@ pub(super) fn check_special_files(workspace: &Path) -> anyhow::Result<()> {
 /// accepts a section's name in upper or lower case, but only directly behind the bracket. A value that contains the
 /// same text is refused as well.
 fn check_configuration(path: &Path) -> anyhow::Result<()> {
+    // `NONBLOCK`, because opening a pipe without a writer would block. `NOFOLLOW`, because a symlink may lead to any
+    // file.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     let file = match opened {
@@ -62,6 +64,7 @@ fn check_configuration(path: &Path) -> anyhow::Result<()> {
         opened => opened.context(INSPECT_ERROR_MESSAGE)?,
     };
     let mut text = vec![];
+    // One byte more than the maximum tells a file that is too long from a file of the maximum size.
     file.take(MAX_CONFIGURATION_BYTES + 1).read_to_end(&mut text).context(INSPECT_ERROR_MESSAGE)?;
     if text.len() as u64 > MAX_CONFIGURATION_BYTES {
         bail!("it is longer than {MAX_CONFIGURATION_BYTES} bytes, and git is not asked");
