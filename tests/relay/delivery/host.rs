@@ -123,7 +123,7 @@ async fn a_row_is_begun_again_by_who_has_the_branch() {
     let moved = deliver(&relay, order, &begun).await;
     drop(begun);
     let (code, said) = retry(&forge, &[&moved.id]).await;
-    assert!(code == Some(2) && said.contains("a branch that has moved on"), "{said}");
+    assert!(code == Some(2) && said.contains("its branch has moved on"), "{said}");
     assert_eq!(relay.outbox().get(&moved.id).unwrap().step, DeliveryStep::Held);
     let mirror = RepoMirror::open(relay.git(), &state(&forge), &repository).unwrap();
     assert!(
