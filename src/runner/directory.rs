@@ -152,7 +152,7 @@ impl RunDirectory {
         (mem::take(&mut self.path), mem::replace(&mut self.user, UserLease::shared_user()))
     }
 
-    /// Removes the directory, and waits up to [`REMOVE_TIMEOUT`]. A longer removal continues in the background; if this
+    /// Removes the directory, and waits up to `REMOVE_TIMEOUT`. A longer removal continues in the background; if this
     /// process ends before, the next sweep removes the rest.
     pub(super) async fn remove(mut self) {
         let (path, user) = self.take_parts();

@@ -147,7 +147,7 @@ impl LeftoverSweeper {
     }
 
     /// Sweeps at once, and then at the interval `every`, until `stop`. A removal that runs at that time gets
-    /// [`STOP_TIMEOUT`] to finish. No caller waits for the sweeps, so errors are logged.
+    /// `STOP_TIMEOUT` to finish. No caller waits for the sweeps, so errors are logged.
     pub async fn run_periodically(&self, every: Duration, stop: CancellationToken) {
         let patience = async {
             stop.cancelled().await;

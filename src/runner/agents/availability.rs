@@ -65,7 +65,7 @@ struct CachedAvailability {
     result: Result<(), AgentUnavailableError>,
 }
 
-/// Checks that the agent can run on this host now. The engine has [`PROBE_TIMEOUT`] to answer.
+/// Checks that the agent can run on this host now. The engine has `PROBE_TIMEOUT` to answer.
 ///
 /// # Errors
 /// Returns the reason if the agent cannot run.

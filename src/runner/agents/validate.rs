@@ -144,6 +144,6 @@ const RULES_ONLY_STRICTER: &str = "an agent's rules are stricter than this host'
 /// The maximum length of an agent's name or ID in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The rule of [`is_agent_name`], for error messages.
+/// The rule of `is_agent_name`, for error messages.
 const NAME_RULE: &str =
     "give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first";

@@ -150,7 +150,7 @@ async fn what_does_not_fit_an_agent_is_told() {
     error: the workspace is read-only, and the message is to stand in `.cogni/prompt.txt`; say `--workspace /here/task:rw`, or write that file and leave `--message` out
     error: `.openclaw` leads through a symlink; what is in a workspace must not lead out of it
     error: none of the messages is a user's; there is nothing to answer
-    error: the message has 5242880 bytes, and OpenClaw takes 4194304; give less, or put it into a file of the workspace
+    error: the message has 5242880 bytes, and OpenClaw takes 4194304; give less, or put the message into a file of the workspace
     error: the message has 5242890 bytes, and the agent takes it as an argument, which may have 131071; give less
     error: /here/agents/claw.toml:1: missing field `description`
     ");
