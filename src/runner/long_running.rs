@@ -141,8 +141,8 @@ impl LongRunningPool {
     /// previous run of the key. Must be called within a runtime.
     ///
     /// # Errors
-    /// Returns `Never` if the run cannot use a long-running sandbox, `Busy`, `Full` or `Crowded` if another run is in
-    /// the way, `NoRoom` if the workspace is full, `Closed` if the pool is closed, and `Order` for every other failure.
+    /// Returns `Never` if the run cannot use a long-running sandbox, `Busy` or `Full` if other runs are in the way,
+    /// `NoRoom` if the workspace is full, `Closed` if the pool is closed, and `Order` for every other failure.
     pub async fn claim(
         &self,
         key: &SandboxKey,

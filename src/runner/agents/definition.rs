@@ -189,8 +189,8 @@ impl AgentDefinition {
         self.graph_id.as_deref().unwrap_or(&self.name)
     }
 
-    /// Returns a digest of all that the entry says, defaults and the files beside it included: two runs with the same
-    /// digest had the same agent.
+    /// Returns a digest of the whole definition, with the defaults and the texts of the files beside the agent's file.
+    /// Two runs with the same digest had the same agent.
     pub fn digest(&self) -> String {
         canonical::digest("agent 1", self)
             .expect("an entry is read from TOML, so its paths are text")
