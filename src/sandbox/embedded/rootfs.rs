@@ -134,11 +134,7 @@ const UID_PLACEHOLDER: &str = "UID";
 
 /// The files that replace this machine's own, which would show more than a sandbox has to know.
 const GENERATED_FILES: &[(&str, &str)] = &[
-    (
-        "/etc/passwd",
-        "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:UID:UID:agent:/workspace:/bin/sh\n\
-         nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-    ),
+    ("/etc/passwd", include_str!("passwd")),
     ("/etc/group", "root:x:0:\nagent:x:UID:\nnogroup:x:65534:\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n"),
     ("/etc/hostname", "sandbox\n"),
