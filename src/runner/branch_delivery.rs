@@ -290,7 +290,9 @@ pub(super) struct FinishedRun<'a> {
 
 impl fmt::Debug for DeliveryTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Target").field("branch", &self.begun.state.branch).finish_non_exhaustive()
+        f.debug_struct("DeliveryTarget")
+            .field("branch", &self.begun.state.branch)
+            .finish_non_exhaustive()
     }
 }
 

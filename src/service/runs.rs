@@ -447,7 +447,7 @@ impl RunServiceInner {
 
 impl fmt::Debug for RunService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Supervisor").field("live", &self.live_count()).finish_non_exhaustive()
+        f.debug_struct("RunService").field("live", &self.live_count()).finish_non_exhaustive()
     }
 }
 

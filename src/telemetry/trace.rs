@@ -255,7 +255,7 @@ impl RunTrace {
 
 impl fmt::Debug for RunTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trace").field("context", &self.context).finish_non_exhaustive()
+        f.debug_struct("RunTrace").field("context", &self.context).finish_non_exhaustive()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The wings, top to bottom. A wing may import wings on lower lines, never its own line or above.
 const LAYERS: &[&[&str]] = &[
@@ -83,6 +84,14 @@ fn the_architecture_page_names_files_that_exist() {
     assert!(named.len() > 40, "{named:?}");
     let missing: Vec<_> = named.into_iter().filter(|path| !Path::new(path).exists()).collect();
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Names and texts are as the contributor's page asks. `tests/readability --list` prints every place.
+#[test]
+fn names_and_texts_are_readable() {
+    let counted = Command::new("tests/readability").args(["--check", "src"]).output().unwrap();
+    let report = String::from_utf8_lossy(&counted.stdout);
+    assert!(counted.status.success(), "{report}{}", String::from_utf8_lossy(&counted.stderr));
 }
 
 /// `cogni-init` is in every sandbox, and small: it imports no other module and no async runtime.

@@ -49,7 +49,7 @@ impl HttpPage {
 
 impl fmt::Debug for HttpPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Page").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("HttpPage").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

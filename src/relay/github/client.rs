@@ -270,7 +270,7 @@ impl GithubClient {
 
 impl fmt::Debug for GithubClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Api").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("GithubClient").field("config", &self.config).finish_non_exhaustive()
     }
 }
 

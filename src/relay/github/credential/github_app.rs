@@ -154,7 +154,7 @@ impl InstallationToken {
 
 impl fmt::Debug for GithubApp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("GithubApp").field("id", &self.id).finish_non_exhaustive()
     }
 }
 

@@ -82,7 +82,7 @@ struct CodeFence<'a> {
     rest: &'a str,
 }
 
-/// Parses a fence: at least three equal marks, indented by at most three spaces (CommonMark).
+/// Parses a fence: at least three equal marks, indented by at most three spaces (`CommonMark`).
 fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
     let marks = line.trim_start_matches(' ');
     let sign = marks.chars().next().filter(|sign| matches!(sign, '`' | '~'))?;
@@ -93,7 +93,7 @@ fn parse_fence(line: &str) -> Option<CodeFence<'_>> {
 }
 
 impl CodeFence<'_> {
-    /// Returns true if the fence can begin a block. Text behind backticks must not have further backticks (CommonMark).
+    /// Returns true if the fence can begin a block. Text behind backticks must not have further backticks (`CommonMark`).
     fn may_begin(&self) -> bool {
         self.sign == '~' || !self.rest.contains('`')
     }
