@@ -107,7 +107,7 @@ fn decoded_length(text: &[u8]) -> usize {
     }
     let (mut length, mut rest) = (text.len(), text);
     while let Some(at) = memchr(b'\\', rest) {
-        // `\uXXXX` takes 6 bytes and decodes to at most 3 in UTF-8; every other escape takes 2 and
+        // A hexadecimal escape takes 6 bytes and decodes to at most 3 in UTF-8; every other escape takes 2 and
         // decodes to 1.
         let (escape, character) = if rest.get(at + 1) == Some(&b'u') { (6, 3) } else { (2, 1) };
         length -= escape - character;

@@ -108,7 +108,7 @@ async fn no_credential_prints_its_secret() {
     let forge = Running::start().await;
     let app = install(&forge, &[]);
     let shown = format!("{:?} {app:?}", credential());
-    assert_eq!(shown, "Token(***) App(App { id: \"Iv1.cogni\", .. })");
+    assert_eq!(shown, "Token(***) App(GithubApp { id: \"Iv1.cogni\", .. })");
     let bad = GithubApp::new("1", &SecretString::new("-----BEGIN hunter2")).unwrap_err();
     insta::assert_snapshot!(bad, @"the app's private key cannot be used: it is not a private key in PEM");
 }

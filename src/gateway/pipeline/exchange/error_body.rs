@@ -101,7 +101,7 @@ const FREE_ERROR_BYTES: usize = 512;
 /// The estimate of bytes per token, the same as for any other text that was seen.
 const BYTES_PER_TOKEN: u64 = 3;
 
-/// The longest JSON escape of one character, in bytes: two `\uXXXX` escapes.
+/// The longest JSON escape of one character, in bytes: two escapes of six bytes.
 const MAX_ESCAPE: usize = 12;
 
 const MESSAGE: &[u8] = b"\"message\"";
