@@ -58,7 +58,7 @@ pub struct DeliveryConfig {
     /// The directory of the mirrors, the leases, the outbox and the work that came out of sandboxes.
     pub state: PathBuf,
     pub judge: review::RelayConfig,
-    /// The author of the relay's commits, as `Name <email>`.
+    /// The committer of the commits that the relay rewrites, and of its notes, as `Name <email>`.
     pub committer: String,
     pub access: Option<ForgeAccess>,
     /// The proxy and certificate settings that git uses to reach remotes.

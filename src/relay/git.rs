@@ -208,6 +208,6 @@ const OUT_OF_MEMORY_MESSAGES: [&str; 4] =
 const SILENT: &str = "fatal: fetch-pack: invalid index-pack output";
 
 /// The oldest supported version: all of this module was tested with it.
-/// Our choice: the directories where systems and administrators install git.
 const MIN_VERSION: [u32; 3] = [2, 39, 0];
+/// The paths that are searched for git, in this order: where administrators and systems install it. Our choice.
 const SEARCH_PATHS: [&str; 2] = ["/usr/local/bin/git", "/usr/bin/git"];

@@ -85,7 +85,7 @@ pub enum OutboxError {
 }
 
 impl DeliveryOutbox {
-    /// Opens the outbox, and creates it with access for the present user only if there is none.
+    /// Opens the outbox. Creates the file if it is missing, readable and writable for the present user only.
     ///
     /// # Errors
     /// Returns an error if the file cannot be used, or if a later version of this program made it.

@@ -4,7 +4,7 @@
 //! [DSSE envelope](https://github.com/secure-systems-lab/dsse/blob/master/envelope.md). The key that signs the audit's
 //! checkpoints signs the statement, and a git note beside the commit holds it. The statement contains no time: the same
 //! work under the same key always gives the same text.
-//!
+
 use serde::{Deserialize, Serialize};
 
 use crate::base::b64;

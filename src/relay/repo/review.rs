@@ -54,8 +54,8 @@ pub struct HeldWork {
 
 /// The decision of the review.
 #[derive(Clone, Debug, PartialEq, Eq)]
-/// The work is pushed.
 pub enum ReviewVerdict {
+    /// The work is pushed.
     Push,
     /// The work is pushed, and a person has to review it.
     Review(Vec<ReviewReason>),

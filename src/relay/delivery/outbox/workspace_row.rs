@@ -56,7 +56,7 @@ pub struct WorkspaceRow {
 }
 
 impl WorkspaceRow {
-    /// Returns true if the workspace belongs to this run only, and is stored beside the extracted work.
+    /// Returns true if the workspace belongs to this run only: its directory is inside the run's artifacts directory.
     pub fn is_exclusive(&self) -> bool {
         self.workspace.starts_with(&self.plan.artifacts)
     }

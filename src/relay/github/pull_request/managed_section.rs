@@ -135,8 +135,8 @@ fn fit_sections(mut pieces: Vec<DescriptionPart<'_>>, own: usize) -> Option<Stri
 pub const NOTICE_MARK: &str = "<!-- cogni:review -->";
 
 /// The beginning of every mark.
-/// The beginning of a section's first mark; the run's ID follows.
 const COMMENT_START: &str = "<!-- ";
+/// The beginning of a section's first mark; the run's ID follows.
 const RUN_MARK: &str = "<!-- cogni:run ";
 const MARK_END: &str = " -->";
 const END_MARK: &str = "<!-- /cogni -->";
