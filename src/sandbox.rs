@@ -47,7 +47,7 @@ pub enum StopReason {
     Deadline,
     /// The run's budget is spent.
     Budget,
-    /// The operator or a client cancelled the run.
+    /// The caller cancelled the run, or the run's gateway stopped.
     Cancelled,
     /// The workspace exceeds its size limit.
     Workspace,
@@ -60,7 +60,7 @@ pub struct SandboxExit {
     pub exit_code: Option<i64>,
     /// The reason for the early end; `None` if the sandbox ended by itself.
     pub cause: Option<StopReason>,
-    /// Is set if the kernel killed a process of the sandbox because its memory was used up.
+    /// True if the kernel killed a process of the sandbox because its memory was used up.
     pub oom_killed: bool,
     /// The engine's message about a program that could not be started.
     pub not_started: Option<String>,

@@ -42,7 +42,7 @@ pub(super) struct CallSummary {
     pub(super) refused: u64,
     /// The number of admitted calls that did not reach the upstream.
     pub(super) unreached: u64,
-    /// True if the last call was refused because the budget is spent.
+    /// True if the last call was refused because it needed more than what was left of the budget.
     pub(super) is_denied: bool,
 }
 

@@ -23,7 +23,7 @@ pub struct HostFacts {
     pub cgroups: CgroupSupport,
     /// The number of user namespaces that a user may have.
     pub user_namespaces: u64,
-    /// Is set if the kernel supports filters of system calls.
+    /// True if the kernel supports filters of system calls.
     pub has_seccomp: bool,
     /// The version of Landlock; `None` if the kernel has no Landlock.
     pub landlock: Option<u32>,
@@ -40,7 +40,7 @@ pub struct HostFacts {
     pub user_limits: BTreeMap<&'static str, u64>,
     /// The kernel's pattern for core dumps, which states where the memory of a crashed program goes (core(5)).
     pub core_pattern: Option<String>,
-    /// Is set if cgroups have a separate limit for the buffers of sockets.
+    /// True if cgroups have a separate limit for the buffers of sockets.
     pub limits_sockets: bool,
     /// The free bytes at the directory of runs.
     pub free: Option<u64>,
@@ -81,7 +81,7 @@ pub struct EngineInfo {
 /// The evaluated facts, as `cogni-gateway doctor` prints them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
-    /// Is set if at least one driver can enforce everything, and no finding that was added later is missing.
+    /// True if at least one driver can enforce everything, and no finding that was added later is missing.
     pub ok: bool,
     pub drivers: DriverSupport,
     pub findings: Vec<DoctorFinding>,

@@ -33,8 +33,7 @@ pub struct SandboxSpec {
     /// The variables of this sandbox, which override the variables that every agent gets.
     pub env: BTreeMap<String, String>,
     pub limits: SandboxLimits,
-    /// The time between SIGTERM and SIGKILL. The first process itself kills the agent only after
-    /// this time.
+    /// The time between SIGTERM and SIGKILL. The first process itself kills the agent only after this time.
     pub grace: Duration,
     pub workspace: WorkspaceMount,
     pub mounts: Vec<BindMount>,
@@ -44,7 +43,7 @@ pub struct SandboxSpec {
     /// The path of `cogni-init` on this machine, the sandbox's first process. Without it, the engine's own init is the
     /// first process, and the image has to bring the bridge to the run's socket.
     pub init: Option<PathBuf>,
-    /// Is set if a gateway serves the run's socket. Otherwise `cogni-init` makes no bridge, and starts the program at
+    /// True if a gateway serves the run's socket. Otherwise `cogni-init` makes no bridge, and starts the program at
     /// once.
     pub has_gateway: bool,
 }

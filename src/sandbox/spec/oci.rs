@@ -20,10 +20,10 @@ pub struct OciHostSettings {
     pub max_files: u64,
     /// The cgroup for the limits; without a cgroup, only the limits of a process hold.
     pub cgroup: Option<PathBuf>,
-    /// Is set if cgroups have a separate limit for the buffers of sockets, as with cgroup v1, where no other limit
+    /// True if cgroups have a separate limit for the buffers of sockets, as with cgroup v1, where no other limit
     /// covers them.
     pub limits_sockets: bool,
-    /// Is set if a user other than root makes the sandbox. The runtime then runs in a namespace with one user, which
+    /// True if a user other than root makes the sandbox. The runtime then runs in a namespace with one user, which
     /// the runtime knows as root. The switch to the sandbox's user comes last, when no step needs root any more.
     pub is_rootless: bool,
 }
