@@ -59,7 +59,8 @@ fn what_to_do_about_an_images_disk_is_what_can_be_done() {
         let image = engine.image(engine::HOST, &[&format!("VOLUME {volume}")]);
         let result = runner.run(&["--image", &image, "--workspace", "none"], &["true"]);
         let error = result.json["error"].as_str().unwrap();
-        let whole = format!("a disk of this machine's; {instead} the image without");
+        let whole =
+            format!("a writable disk of this machine; {instead} the image without the volume");
         assert!(error.ends_with(&whole), "{error}");
     }
 }
