@@ -197,15 +197,16 @@ impl RunManager {
         // A task of the process, not of the caller: the closing must not stop with a request that is dropped.
         self.0.tasks.spawn_task(async move {
             let first = Arc::clone(&host).close_gateways(Arc::clone(&gateways)).await;
-            let is_closed = first.is_ok();
-            if !is_closed {
-                // The state is set before the caller gets the error, so a caller that polls sees `Unwritten`.
-                host.lock_closing().insert(name.clone(), RunClosingState::Unwritten);
+            // The state is set before the caller gets the result. A caller that polls after an error sees `Unwritten`, and
+            // a caller whose run is closed can open the run's name again.
+            if first.is_ok() {
+                host.lock_closing().remove(&name);
+                let _receiver_is_gone = done.send(first);
+                return;
             }
+            host.lock_closing().insert(name.clone(), RunClosingState::Unwritten);
             let _receiver_is_gone = done.send(first);
-            if !is_closed {
-                host.retry_writing_end(&gateways).await;
-            }
+            host.retry_writing_end(&gateways).await;
             host.lock_closing().remove(&name);
         });
         Ok(closed)
