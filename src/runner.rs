@@ -448,9 +448,9 @@ async fn wait_for_stop(
     tokio::select! {
         () = cancel.cancelled() => StopReason::Cancelled,
         () = signals.gone.cancelled() => StopReason::Cancelled,
-        () = signals.exhausted.cancelled() => StopReason::Budget,
+        () = signals.exhausted.cancelled() => StopReason::BudgetExhausted,
         () = sleep_until(deadline) => StopReason::Deadline,
-        _ = wait_for_quota(quota) => StopReason::Workspace,
+        _ = wait_for_quota(quota) => StopReason::WorkspaceFull,
     }
 }
 
@@ -462,7 +462,7 @@ async fn check_final_size(
 ) -> Result<SandboxExit, sandbox::SandboxError> {
     match (ended, quota) {
         (Ok(ended @ SandboxExit { cause: None, .. }), Some(quota)) => {
-            let cause = quota.check().await.err().map(|_| StopReason::Workspace);
+            let cause = quota.check().await.err().map(|_| StopReason::WorkspaceFull);
             Ok(SandboxExit { cause, ..ended })
         }
         (ended, _) => ended,

@@ -46,11 +46,11 @@ pub enum StopReason {
     /// The sandbox has used its whole run time.
     Deadline,
     /// The run's budget is spent.
-    Budget,
+    BudgetExhausted,
     /// The caller cancelled the run, or the run's gateway stopped.
     Cancelled,
     /// The workspace exceeds its size limit.
-    Workspace,
+    WorkspaceFull,
 }
 
 /// The end of a sandbox.
@@ -72,7 +72,7 @@ pub struct SandboxExit {
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     #[error("{what} is `{given}`; {rule}")]
-    Spec { what: &'static str, given: String, rule: &'static str },
+    InvalidSpec { what: &'static str, given: String, rule: &'static str },
     #[error("`{}` cannot be given to a sandbox: {why}", path.display())]
     HostPath { path: PathBuf, why: String },
     #[error("image `{0}` is not on this machine; build or load it first, nothing is pulled")]
@@ -86,23 +86,23 @@ pub enum SandboxError {
     #[error(
         "volume `{name}` cannot be given to a sandbox: it shows {what} instead of a directory of the engine; give a directory as a mount"
     )]
-    Volume { name: String, what: String },
+    UnsupportedVolume { name: String, what: String },
     #[error(
         "run `{0}` has a sandbox already; wait for it, or use `cogni-gateway sweep` after a crash"
     )]
-    Taken(String),
+    AlreadyExists(String),
     #[error("the sandbox cannot be made: {0}")]
-    Embedded(String),
+    EmbeddedFailed(String),
     #[error(
         "no limits on memory, processes and processors can be set here: {0}; allow it to do without them with `--allow-unlimited`"
     )]
-    Unlimited(String),
+    LimitsUnavailable(String),
     #[error("the gateway's container has ended: {0}")]
-    Proxy(String),
+    GatewayContainerEnded(String),
     #[error("the slot has failed: {0}")]
-    Slot(String),
+    SlotFailed(String),
     #[error("the resident sandbox is lost: {0}")]
-    Resident(String),
+    LongRunningLost(String),
     #[error(
         "container engine at `{}` does not answer: {why}; start it, name its socket with `--docker-socket`, or leave \
          the image out for the driver `embedded`, which needs no engine",
@@ -114,7 +114,7 @@ pub enum SandboxError {
     #[error(
         "Docker Engine did not answer a request to {0}; `cogni-gateway sweep` removes what remains"
     )]
-    Silent(&'static str),
+    EngineTimeout(&'static str),
 }
 
 /// Returns the name for the objects of a run, in the characters that engines and sockets allow.

@@ -50,7 +50,7 @@ pub enum DatabaseError {
     #[error(
         "the tables of `{room}` are of a later version ({found}; this program knows {known}); use a newer program"
     )]
-    Later { room: &'static str, found: usize, known: usize },
+    NewerSchema { room: &'static str, found: usize, known: usize },
     #[error("the database is closed: its thread has ended")]
     Closed,
 }
@@ -198,8 +198,8 @@ fn new_write_job<T: Send + 'static>(
     (Box::new(job), receiver)
 }
 
-/// One job of a batch, which takes nothing of the others back when it fails. Where it cannot be told from them any more,
-/// there is no transaction left.
+/// One job of a batch, which takes nothing of the others back when it fails. Where it cannot be told from them any
+/// more, there is no transaction left.
 fn run_in_savepoint<T>(
     batch: &Transaction<'_>,
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
@@ -234,8 +234,8 @@ fn run_writer_loop(
     }
 }
 
-/// Does jobs until one of them has cost all of them their transaction, as a full disk does. Those after it are not begun:
-/// what they write would be committed by itself, and their callers told that it is not there.
+/// Does jobs until one of them has cost all of them their transaction, as a full disk does. Those after it are not
+/// begun: what they write would be committed by itself, and their callers told that it is not there.
 fn commit_batch(
     connection: &mut Connection,
     batch: &mut Vec<WriteJob>,
@@ -295,7 +295,7 @@ fn apply_migrations(
     let found: Option<u32> = change.query_row(found, [room], |row| row.get(0)).optional()?;
     let found = found.unwrap_or_default() as usize;
     let Some(missing) = steps.get(found..) else {
-        return Err(DatabaseError::Later { room, found, known: steps.len() });
+        return Err(DatabaseError::NewerSchema { room, found, known: steps.len() });
     };
     for step in missing {
         change.execute_batch(step)?;

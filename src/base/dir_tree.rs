@@ -23,7 +23,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use uuid::Uuid;
 
-/// Removes a directory with all that is in it, or a file, or a symlink. What is not there is as good as removed. Blocks.
+/// Removes a directory with all that is in it, or a file, or a symlink. What is not there is as good as removed.
+/// Blocks.
 ///
 /// # Errors
 /// It is still there, or a part of it.
@@ -206,7 +207,7 @@ impl DirectoryFrame {
 /// Removes a name of the first directory; of what it leads to, only one level: what lies deeper becomes a name of the
 /// first directory, and has its turn there.
 fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
-    if unlink_or_open(top, name)? == UnlinkOutcome::Yes {
+    if unlink_or_open(top, name)? == UnlinkOutcome::Removed {
         return Ok(());
     }
     let Some(folder) = open_directory(top, name)? else { return Ok(()) };
@@ -216,7 +217,7 @@ fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
             break;
         }
         for inner in names {
-            if unlink_or_open(&folder, &inner)? == UnlinkOutcome::Yes {
+            if unlink_or_open(&folder, &inner)? == UnlinkOutcome::Removed {
                 continue;
             }
             let fresh = format!(".{}", Uuid::now_v7());
@@ -236,20 +237,20 @@ fn remove_one_level(top: &OwnedFd, name: &CString) -> Result<(), Errno> {
 
 #[derive(PartialEq, Eq)]
 enum UnlinkOutcome {
-    Yes,
+    Removed,
     /// It is a directory that is not empty.
-    No,
+    NotEmpty,
 }
 
 fn unlink_or_open(folder: &OwnedFd, name: &CString) -> Result<UnlinkOutcome, Errno> {
     match unlinkat(folder, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(UnlinkOutcome::Yes),
+        Ok(()) | Err(Errno::NOENT) => return Ok(UnlinkOutcome::Removed),
         Err(Errno::ISDIR) => (),
         Err(error) => return Err(error),
     }
     match unlinkat(folder, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(Errno::NOENT) => Ok(UnlinkOutcome::Yes),
-        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(UnlinkOutcome::No),
+        Ok(()) | Err(Errno::NOENT) => Ok(UnlinkOutcome::Removed),
+        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(UnlinkOutcome::NotEmpty),
         Err(error) => Err(error),
     }
 }

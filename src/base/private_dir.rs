@@ -16,12 +16,12 @@ pub enum DirectoryError {
         path.display(),
         path.display()
     )]
-    Writable { path: PathBuf, mode: u32 },
+    WritableByOthers { path: PathBuf, mode: u32 },
     #[error(
         "directory `{}` belongs to user {uid}, who could replace what is kept there; choose a directory of your own",
         path.display()
     )]
-    Foreign { path: PathBuf, uid: u32 },
+    OtherOwner { path: PathBuf, uid: u32 },
 }
 
 /// Makes a directory, and those above it, with a mode, where it is not there yet, and checks it.
@@ -34,8 +34,8 @@ pub fn make(path: &Path, mode: u32) -> Result<(), DirectoryError> {
     check(path)
 }
 
-/// Checks that no other user may write to a directory, and that root or this process's user owns it. Root itself looks after
-/// other users' directories, too.
+/// Checks that no other user may write to a directory, and that root or this process's user owns it. Root itself looks
+/// after other users' directories, too.
 ///
 /// # Errors
 /// Other users may change what is in the directory, or it cannot be read.
@@ -47,10 +47,10 @@ pub fn check(path: &Path) -> Result<(), DirectoryError> {
     };
     let user = rustix::process::geteuid();
     if found.mode() & OTHERS_MAY_WRITE != 0 {
-        return Err(DirectoryError::Writable { path, mode: found.mode() & 0o7777 });
+        return Err(DirectoryError::WritableByOthers { path, mode: found.mode() & 0o7777 });
     }
     if !user.is_root() && ![0, user.as_raw()].contains(&found.uid()) {
-        return Err(DirectoryError::Foreign { path, uid: found.uid() });
+        return Err(DirectoryError::OtherOwner { path, uid: found.uid() });
     }
     Ok(())
 }

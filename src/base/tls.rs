@@ -32,7 +32,7 @@ pub enum TlsFileError {
     #[error("`{}` holds a bad certificate", path.display())]
     Certificate { path: PathBuf, source: rustls::Error },
     #[error("`{}` and `{}` do not belong together", certificate.display(), key.display())]
-    Pair { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+    KeyMismatch { certificate: PathBuf, key: PathBuf, source: rustls::Error },
     #[error("`{}` holds no authority that clients can be checked against", path.display())]
     ClientAuthorities { path: PathBuf, source: VerifierBuilderError },
 }
@@ -59,11 +59,12 @@ pub fn server_config(files: &TlsFiles<'_>) -> Result<Arc<ServerConfig>, TlsFileE
                 })?)
             }
         };
-    let mut config = builder.with_single_cert(chain, key).map_err(|source| TlsFileError::Pair {
-        certificate: files.certificate.into(),
-        key: files.key.into(),
-        source,
-    })?;
+    let mut config =
+        builder.with_single_cert(chain, key).map_err(|source| TlsFileError::KeyMismatch {
+            certificate: files.certificate.into(),
+            key: files.key.into(),
+            source,
+        })?;
     config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
     Ok(Arc::new(config))
 }

@@ -66,7 +66,7 @@ fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow
             Ok(code)
         }
         // A broken chain and a missing signature are verdicts about the log, not errors of this command.
-        Err(AuditError::Broken { broken, .. }) => write_broken(&broken, out),
+        Err(AuditError::ChainBroken { broken, .. }) => write_broken(&broken, out),
         Err(error @ AuditError::Unsigned { .. }) => {
             writeln!(out, "UNSIGNED: {error}")?;
             Ok(ExitCode::FAILURE)

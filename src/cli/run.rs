@@ -415,7 +415,7 @@ fn parse_run(
     let mut config = load_config(matches, variable, &request)?;
     config.files.extend(repository.private_paths());
     let asked = repository.into_repository_request(&config.identity.run)?;
-    if proxy.is_some() && !matches!(asked, RepositoryRequest::Nothing) {
+    if proxy.is_some() && !matches!(asked, RepositoryRequest::None) {
         bail!("a run with a repository needs its gateway in this process; leave `--proxy` out");
     }
     let order = RunPlan { proxy, ..request.resolve(config, host, &catalog)? };
@@ -538,7 +538,7 @@ pub(super) fn resolve_init_binary(
             path.display()
         )
     })?;
-    Ok(InitBinary::Given(found))
+    Ok(InitBinary::Configured(found))
 }
 
 /// The signals that end this process.

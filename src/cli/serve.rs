@@ -213,7 +213,10 @@ fn open_delivery_service(given: &ServeOptions) -> anyhow::Result<Option<Arc<Deli
 
 fn is_without_git(error: &anyhow::Error) -> bool {
     let without_git = |error: &_| {
-        matches!(error, DeliveryError::Relay(repo::RepoError::Git(git::GitError::Unfit { .. })))
+        matches!(
+            error,
+            DeliveryError::Relay(repo::RepoError::Git(git::GitError::UnsupportedVersion { .. }))
+        )
     };
     error.downcast_ref().is_some_and(without_git)
 }

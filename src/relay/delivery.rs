@@ -348,7 +348,7 @@ impl DeliveryService {
     /// Leases a branch, if no other run or process holds the branch, and does not wait. Blocks.
     ///
     /// # Errors
-    /// Returns [`repo::RepoError::Busy`] if the branch is held, or an error if the disk cannot be used.
+    /// Returns [`repo::RepoError::BranchInUse`] if the branch is held, or an error if the disk cannot be used.
     pub fn try_lease_branch(
         &self,
         repository: &RepositoryUrl,

@@ -51,17 +51,17 @@ struct GitEnvironment {
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
     #[error("git {} or newer is needed on this machine; {found}", format_version(MIN_VERSION))]
-    Unfit { found: String },
+    UnsupportedVersion { found: String },
     #[error("git cannot be started, or not be listened to")]
     Io(#[from] io::Error),
     #[error("`git {what}` has failed ({end}){}{said}", if said.is_empty() { "" } else { ": " })]
     Failed { what: String, end: ExitStatus, said: String },
     #[error("`git {what}` has taken longer than {}", humantime::format_duration(*.after))]
-    Late { what: String, after: Duration },
+    Timeout { what: String, after: Duration },
     #[error("`git {what}` has said more than {limit} bytes")]
-    TooMuch { what: String, limit: u64 },
+    OutputTooLarge { what: String, limit: u64 },
     #[error("`git {what}` has said what git never says")]
-    Senseless { what: String },
+    UnexpectedOutput { what: String },
 }
 
 impl GitProgram {
@@ -88,7 +88,7 @@ impl GitProgram {
         found.extend(
             found.is_empty().then(|| format!("there is none in {}", SEARCH_PATHS.join(", "))),
         );
-        Err(GitError::Unfit { found: found.join(", ") })
+        Err(GitError::UnsupportedVersion { found: found.join(", ") })
     }
 
     /// Returns the same git program, with `network` as its settings for calls to remotes.
@@ -139,7 +139,7 @@ impl GitError {
     /// Returns true if the call needs more than its [`GitLimits`] allow.
     pub fn is_resource_limit(&self) -> bool {
         match self {
-            Self::Late { .. } | Self::TooMuch { .. } => true,
+            Self::Timeout { .. } | Self::OutputTooLarge { .. } => true,
             Self::Failed { end, said, .. } => match end.signal() {
                 Some(signal) => contains_signal(signal, &LIMIT_SIGNALS),
                 None => {

@@ -54,39 +54,39 @@ pub use work::ExtractedWork;
 #[derive(Debug, thiserror::Error)]
 pub enum RepoError {
     #[error("another run holds `{branch}`; wait for the end of that run, or choose another key")]
-    Busy { branch: SandboxBranch },
+    BranchInUse { branch: SandboxBranch },
     #[error("the repository has no branch `{base}` to begin with")]
-    NoBase { base: String },
+    UnknownBase { base: String },
     #[error("`{branch}` is what the work would be merged into; choose another key or base")]
-    Default { branch: SandboxBranch },
+    DefaultBranch { branch: SandboxBranch },
     #[error(
         "a checkout of `{branch}` is too large for a workspace: it has {what}; work on a smaller branch, or raise `max_workspace`"
     )]
-    Large { branch: SandboxBranch, what: String },
+    CheckoutTooLarge { branch: SandboxBranch, what: String },
     #[error(
         "`{branch}` cannot be fetched within the relay's limits ({} bytes, {} bytes of memory, {}): {why}; \
          work on a smaller repository, or raise `[fetch]` in the relay's file",
         limits.pack_bytes, limits.memory_bytes, humantime::format_duration(limits.time)
     )]
-    Costly { branch: SandboxBranch, why: String, limits: FetchLimits },
+    FetchLimitExceeded { branch: SandboxBranch, why: String, limits: FetchLimits },
     #[error("`{}` cannot be used: {why}", path.display())]
-    State { path: PathBuf, why: &'static str },
+    StateUnusable { path: PathBuf, why: &'static str },
     #[error("cannot use `{}`", path.display())]
-    Disk { path: PathBuf, source: io::Error },
+    Io { path: PathBuf, source: io::Error },
     #[error("more than {limit} bytes came out for `{}`", path.display())]
-    TooMuch { path: PathBuf, limit: u64 },
+    TooLarge { path: PathBuf, limit: u64 },
     #[error("the bundle is not what was asked for: {0}")]
     Bundle(#[from] bundle::BundleError),
     #[error("the bundle differs from its announcement: {what}")]
-    Unlike { what: &'static str },
+    AnnouncementMismatch { what: &'static str },
     #[error("cannot accept the agent's work: {0}")]
-    Refused(#[from] quarantine::QuarantineError),
+    QuarantineRefused(#[from] quarantine::QuarantineError),
     #[error("`{branch}` is not where the run began any more; it is {}", describe_tip(*.found))]
-    Moved { branch: SandboxBranch, found: Option<ObjectId> },
+    BranchMoved { branch: SandboxBranch, found: Option<ObjectId> },
     #[error("the remote declines the update: {why}")]
-    Declined { why: String },
+    RemoteRejected { why: String },
     #[error("the remote denies the relay access: {why}")]
-    Denied { why: String },
+    Unauthorized { why: String },
     #[error("cannot reach the remote now: {why}")]
     Unreachable { why: String },
     #[error(transparent)]

@@ -236,7 +236,9 @@ impl DeliveryTarget {
         if dir_tree::disk_usage(workspace, max_workspace)? > max_workspace {
             dir_tree::remove_tree(workspace)?;
             let what = format!("more than {max_workspace} bytes with its history");
-            return Err(repo::RepoError::Large { branch: state.branch.clone(), what }.into());
+            return Err(
+                repo::RepoError::CheckoutTooLarge { branch: state.branch.clone(), what }.into()
+            );
         }
         Ok(())
     }

@@ -196,7 +196,7 @@ fn environment(config: &GatewayConfig) -> impl Iterator<Item = (&'static str, St
 
 async fn exit_error(running: &RunningGatewayContainer, exit_code: i64) -> SandboxError {
     let said = running.log_tail().await;
-    SandboxError::Proxy(format!("exit code {exit_code}; it said: {said}"))
+    SandboxError::GatewayContainerEnded(format!("exit code {exit_code}; it said: {said}"))
 }
 
 /// The maximum time from the container's start to its first audit record (our choice). A busy machine takes some

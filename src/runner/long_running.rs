@@ -515,7 +515,8 @@ impl LongRunningEntry {
         }
         self.deadline = SystemTime::now() + terms.max_age + max_runtime;
         let order = self.sandbox_request();
-        let order = order.map_err(|error| sandbox::SandboxError::Resident(error.to_string()))?;
+        let order =
+            order.map_err(|error| sandbox::SandboxError::LongRunningLost(error.to_string()))?;
         self.resident = Some(LongRunningSandbox::start(&self.kind.driver, order, stop).await?);
         (self.born, self.runs) = (Instant::now(), 0);
         Ok(())

@@ -140,12 +140,12 @@ impl RunErrorCode {
             sandbox::SandboxError::NoImage(_) => Self::ImageNotFound,
             sandbox::SandboxError::NoVolume(_) => Self::VolumeNotFound,
             sandbox::SandboxError::NoEngine { .. } => Self::EngineUnreachable,
-            sandbox::SandboxError::Spec { .. }
+            sandbox::SandboxError::InvalidSpec { .. }
             | sandbox::SandboxError::HostPath { .. }
             | sandbox::SandboxError::ImageVolume { .. }
-            | sandbox::SandboxError::Volume { .. }
-            | sandbox::SandboxError::Taken(_)
-            | sandbox::SandboxError::Unlimited(_) => Self::SandboxUnavailable,
+            | sandbox::SandboxError::UnsupportedVolume { .. }
+            | sandbox::SandboxError::AlreadyExists(_)
+            | sandbox::SandboxError::LimitsUnavailable(_) => Self::SandboxUnavailable,
             _ => Self::Internal,
         }
     }
@@ -267,8 +267,8 @@ impl RunResultParts {
         match (ended.cause, ended.exit_code) {
             (Some(StopReason::Deadline), _) => Some(RunErrorCode::Timeout),
             (Some(StopReason::Cancelled), _) => Some(RunErrorCode::Cancelled),
-            (Some(StopReason::Budget), _) => Some(RunErrorCode::BudgetExhausted),
-            (Some(StopReason::Workspace), _) => Some(RunErrorCode::WorkspaceFull),
+            (Some(StopReason::BudgetExhausted), _) => Some(RunErrorCode::BudgetExhausted),
+            (Some(StopReason::WorkspaceFull), _) => Some(RunErrorCode::WorkspaceFull),
             // The program ended by itself before the runner stopped it for the spent budget.
             (None, _) if self.is_exhausted => Some(RunErrorCode::BudgetExhausted),
             (None, None) => Some(RunErrorCode::Internal),

@@ -63,9 +63,11 @@ fn error_code(ended: &Result<SandboxExit, sandbox::SandboxError>) -> Option<&'st
     match ended {
         Err(_) => Some("no_sandbox"),
         Ok(SandboxExit { cause: Some(StopReason::Deadline), .. }) => Some("timeout"),
-        Ok(SandboxExit { cause: Some(StopReason::Budget), .. }) => Some("budget_exhausted"),
+        Ok(SandboxExit { cause: Some(StopReason::BudgetExhausted), .. }) => {
+            Some("budget_exhausted")
+        }
         Ok(SandboxExit { cause: Some(StopReason::Cancelled), .. }) => Some("cancelled"),
-        Ok(SandboxExit { cause: Some(StopReason::Workspace), .. }) => Some("workspace_full"),
+        Ok(SandboxExit { cause: Some(StopReason::WorkspaceFull), .. }) => Some("workspace_full"),
         Ok(SandboxExit { oom_killed: true, .. }) => Some("oom_killed"),
         Ok(SandboxExit { exit_code: Some(0), .. }) => None,
         Ok(_) => Some("container_failed"),

@@ -230,9 +230,9 @@ impl LeftoverSweeper {
         match timeout(ENGINE_TIMEOUT, asked).await {
             Ok(Ok(())) => EngineSweepStatus::Asked,
             Ok(Err(error)) => EngineSweepStatus::Failed(error),
-            Err(_) => {
-                EngineSweepStatus::Failed(sandbox::SandboxError::Silent("tell what is left").into())
-            }
+            Err(_) => EngineSweepStatus::Failed(
+                sandbox::SandboxError::EngineTimeout("tell what is left").into(),
+            ),
         }
     }
 }

@@ -211,7 +211,7 @@ impl DockerEngine {
                                 leftovers::register(name);
                             }
                             let run = body.labels.and_then(|mut labels| labels.remove(RUN_LABEL));
-                            return Err(SandboxError::Taken(run.unwrap_or_default()));
+                            return Err(SandboxError::AlreadyExists(run.unwrap_or_default()));
                         }
                     }
                 }
@@ -285,7 +285,7 @@ impl DockerEngine {
         });
         // The name stays known to this process's sweep, which tries again later.
         if removed.await.is_err() {
-            let error = SandboxError::Silent("remove a container");
+            let error = SandboxError::EngineTimeout("remove a container");
             tracing::error!(%error, container = id, "the container is left behind");
             leftovers::register(id);
         }
@@ -332,8 +332,8 @@ impl DockerSandbox {
                 self.running = Some(running);
                 SandboxStartOutcome::Running
             }
-            ContainerStartOutcome::Not { exit_code, message } => {
-                SandboxStartOutcome::Not { exit_code, message }
+            ContainerStartOutcome::NotStarted { exit_code, message } => {
+                SandboxStartOutcome::NotStarted { exit_code, message }
             }
         })
     }
@@ -377,7 +377,7 @@ fn is_definitive(error: &SandboxError) -> bool {
         SandboxError::Engine { source, .. } => {
             matches!(source, EngineError::DockerResponseServerError { .. })
         }
-        SandboxError::Silent(_) => false,
+        SandboxError::EngineTimeout(_) => false,
         _ => true,
     }
 }

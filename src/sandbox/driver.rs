@@ -44,10 +44,11 @@ impl SandboxDriver {
     /// Checks that this driver can make a sandbox of this specification.
     ///
     /// # Errors
-    /// Returns [`SandboxError::Spec`] if the driver does not support a part of `spec`, and the error of
+    /// Returns [`SandboxError::InvalidSpec`] if the driver does not support a part of `spec`, and the error of
     /// [`embedded::check_limits_available`] if the embedded driver cannot set the limits.
     pub fn check(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
-        let wrong = |what, given: String, rule| Err(SandboxError::Spec { what, given, rule });
+        let wrong =
+            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, given, rule });
         match (self, &spec.root) {
             (Self::Docker { .. }, RootSource::Directory(_) | RootSource::Host) => {
                 wrong("the root", spec.root.to_string(), "the driver `docker` needs an image")
@@ -104,7 +105,7 @@ enum DriverSandbox {
 pub(super) enum SandboxStartOutcome {
     Running,
     /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
-    Not {
+    NotStarted {
         exit_code: i64,
         message: String,
     },
@@ -164,7 +165,7 @@ impl SandboxHandle {
                 let ended = Box::pin(self.follow_until_exit(output, until)).await;
                 ended.map(|ended| SandboxExit { start: Some(start), ..ended })
             }
-            Ok(Ok(SandboxStartOutcome::Not { exit_code, message })) => Ok(SandboxExit {
+            Ok(Ok(SandboxStartOutcome::NotStarted { exit_code, message })) => Ok(SandboxExit {
                 exit_code: Some(exit_code),
                 not_started: Some(message),
                 ..SandboxExit::default()

@@ -81,7 +81,7 @@ impl EmbeddedSandbox {
         let begun = Instant::now();
         let name = loop {
             match bind_name(run) {
-                Err(SandboxError::Taken(_)) if begun.elapsed() < NAME_RELEASE_TIMEOUT => {
+                Err(SandboxError::AlreadyExists(_)) if begun.elapsed() < NAME_RELEASE_TIMEOUT => {
                     sleep(NAME_RETRY_INTERVAL).await;
                 }
                 claimed => break claimed?,
@@ -111,7 +111,7 @@ impl EmbeddedSandbox {
         match helper.read_event().await? {
             HelperEvent::Started => Ok(SandboxStartOutcome::Running),
             HelperEvent::NotStarted { exit_code, message } => {
-                Ok(SandboxStartOutcome::Not { exit_code, message })
+                Ok(SandboxStartOutcome::NotStarted { exit_code, message })
             }
             event => Err(unexpected_event(event)),
         }
@@ -146,18 +146,18 @@ fn bind_name(run: &str) -> Result<UnixListener, SandboxError> {
     let address = SocketAddr::from_abstract_name(sandbox_name(run))
         .and_then(|name| UnixListener::bind_addr(&name));
     address.map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => SandboxError::Taken(run.to_owned()),
-        _ => SandboxError::Embedded(error.to_string()),
+        ErrorKind::AddrInUse => SandboxError::AlreadyExists(run.to_owned()),
+        _ => SandboxError::EmbeddedFailed(error.to_string()),
     })
 }
 
 /// Checks that this process may set limits, or may run a container without limits.
 ///
 /// # Errors
-/// Returns [`SandboxError::Unlimited`], with the missing condition, if neither is the case.
+/// Returns [`SandboxError::LimitsUnavailable`], with the missing condition, if neither is the case.
 pub fn check_limits_available(settings: &EmbeddedDriverConfig) -> Result<(), SandboxError> {
     match cgroup::check_can_set_limits() {
-        Err(why) if !settings.may_be_unlimited => Err(SandboxError::Unlimited(why)),
+        Err(why) if !settings.may_be_unlimited => Err(SandboxError::LimitsUnavailable(why)),
         _ => Ok(()),
     }
 }
@@ -209,7 +209,7 @@ struct HelperProcess {
 impl HelperProcess {
     async fn start(program: &Path, task: &HelperTask) -> Result<Self, SandboxError> {
         let cannot = |error: io::Error| {
-            SandboxError::Embedded(format!("the helper cannot be started: {error}"))
+            SandboxError::EmbeddedFailed(format!("the helper cannot be started: {error}"))
         };
         // The helper executes the copy by its descriptor, so no path to a writable file exists.
         let copy = sealed_copy(program).await.map_err(cannot)?;
@@ -320,9 +320,8 @@ async fn read_next_event(
 ) -> Result<HelperEvent, SandboxError> {
     let mut line = vec![];
     match events.read_until(b'\n', &mut line).await {
-        Ok(1..) => {
-            serde_json::from_slice(&line).map_err(|error| SandboxError::Embedded(error.to_string()))
-        }
+        Ok(1..) => serde_json::from_slice(&line)
+            .map_err(|error| SandboxError::EmbeddedFailed(error.to_string())),
         Ok(0) | Err(_) => Ok(HelperEvent::Lost),
     }
 }
@@ -339,7 +338,7 @@ fn unexpected_event(event: HelperEvent) -> SandboxError {
         HelperEvent::Failed { message } => message,
         _ => "the helper process has ended".to_owned(),
     };
-    SandboxError::Embedded(why)
+    SandboxError::EmbeddedFailed(why)
 }
 
 /// Copies both streams until both have ended.

@@ -16,7 +16,7 @@ pub enum InitBinary {
     #[default]
     None,
     /// A file that the operator has named. Every root gets it.
-    Given(PathBuf),
+    Configured(PathBuf),
     /// The `cogni-init` that this program carries. It is static, so every root can have it.
     BuiltIn {
         /// The directory that the file is written to when the first sandbox needs it. Container engines mount the file
@@ -44,7 +44,7 @@ impl InitBinary {
     pub fn install_file(&self) -> Result<Option<PathBuf>, InitInstallError> {
         match self {
             Self::None => Ok(None),
-            Self::Given(path) => Ok(Some(path.clone())),
+            Self::Configured(path) => Ok(Some(path.clone())),
             Self::BuiltIn { directory } => {
                 // A container engine mounts by absolute paths only.
                 let path = path::absolute(directory.join(INIT_FILE_NAME));

@@ -75,7 +75,7 @@ impl LongRunningSandbox {
     /// is left.
     ///
     /// # Errors
-    /// Returns [`SandboxError::Resident`] if the sandbox does not accept the run, or ends during the run.
+    /// Returns [`SandboxError::LongRunningLost`] if the sandbox does not accept the run, or ends during the run.
     pub async fn run<W: AsyncWrite + Unpin>(
         &mut self,
         spec: &SandboxSpec,
@@ -96,9 +96,13 @@ impl LongRunningSandbox {
         )
         .await;
         let streams = streams
-            .map_err(|_| SandboxError::Resident("the first process does not answer".to_owned()))?
+            .map_err(|_| {
+                SandboxError::LongRunningLost("the first process does not answer".to_owned())
+            })?
             .map_err(|error| {
-                SandboxError::Resident(format!("the first process did not accept the run: {error}"))
+                SandboxError::LongRunningLost(format!(
+                    "the first process did not accept the run: {error}"
+                ))
             })?;
         let start = begun.elapsed();
         tracing::info!(run = spec.run, ?start, "the run goes on in a resident sandbox");
@@ -178,9 +182,9 @@ async fn follow_until_exit<W: AsyncWrite + Unpin>(
         None => None,
         Some(Err(_)) if cause.is_some() => None,
         Some(Err(error)) if error.kind() == ErrorKind::UnexpectedEof => {
-            return Err(SandboxError::Resident("the sandbox ended with its run".to_owned()));
+            return Err(SandboxError::LongRunningLost("the sandbox ended with its run".to_owned()));
         }
-        Some(Err(error)) => return Err(SandboxError::Resident(error.to_string())),
+        Some(Err(error)) => return Err(SandboxError::LongRunningLost(error.to_string())),
     };
     Ok(SandboxExit { exit_code, cause, ..SandboxExit::default() })
 }

@@ -60,7 +60,7 @@ pub enum EngineProbe {
     #[default]
     Absent,
     /// The engine's socket exists, but the engine does not answer; the text is the error.
-    Silent(String),
+    Unresponsive(String),
     Answers(EngineInfo),
 }
 
@@ -305,7 +305,7 @@ fn docker_finding(facts: &HostFacts) -> DoctorFinding {
             "there is no engine",
             "install Docker Engine, or name its socket with `--docker-socket`",
         ),
-        EngineProbe::Silent(error) => missing_finding(
+        EngineProbe::Unresponsive(error) => missing_finding(
             NAME,
             format!("the engine does not answer: {error}"),
             "start it, or look into its log",
@@ -361,7 +361,7 @@ fn tool_findings(facts: &HostFacts) -> Vec<DoctorFinding> {
         )
     });
     let init = match &facts.init {
-        InitBinary::Given(path) => ok_finding("cogni-init", path.display().to_string()),
+        InitBinary::Configured(path) => ok_finding("cogni-init", path.display().to_string()),
         InitBinary::BuiltIn { directory } => ok_finding(
             "cogni-init",
             format!("built in; sandboxes get it from {}", directory.display()),

@@ -141,9 +141,10 @@ impl SandboxSpec {
     /// Checks everything that needs no look at the machine; [`super::host_path`] checks the paths.
     ///
     /// # Errors
-    /// Returns [`SandboxError::Spec`] with the first invalid value and its rule.
+    /// Returns [`SandboxError::InvalidSpec`] with the first invalid value and its rule.
     pub fn check(&self) -> Result<(), SandboxError> {
-        let wrong = |what, given: String, rule| Err(SandboxError::Spec { what, given, rule });
+        let wrong =
+            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, given, rule });
         if self.argv.first().is_none_or(String::is_empty) {
             return wrong(
                 "argv",
@@ -198,7 +199,8 @@ impl SandboxSpec {
 
 impl SandboxLimits {
     fn check(&self) -> Result<(), SandboxError> {
-        let wrong = |what, given: String, rule| Err(SandboxError::Spec { what, given, rule });
+        let wrong =
+            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, given, rule });
         if self.max_memory < MIN_MEMORY_BYTES {
             return wrong("max_memory", self.max_memory.to_string(), "give at least 6m");
         }

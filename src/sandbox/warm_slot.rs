@@ -45,10 +45,10 @@ impl WarmSlot {
         let started = tokio::select! {
             // Biased: a slot that is not needed any more is not started.
             biased;
-            () = stop => Err(SandboxError::Slot("the slot is not needed any more".to_owned())),
+            () = stop => Err(SandboxError::SlotFailed("the slot is not needed any more".to_owned())),
             started = timeout(START_TIMEOUT, Box::pin(accept_init(&mut sandbox))) => match started {
                 Ok(started) => started,
-                Err(_) => Err(SandboxError::Slot("the start takes too long".to_owned())),
+                Err(_) => Err(SandboxError::SlotFailed("the start takes too long".to_owned())),
             },
         };
         match started {
@@ -93,22 +93,25 @@ impl SlotClaim {
         });
         match told.await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(SandboxError::Slot(format!(
+            Ok(Err(error)) => Err(SandboxError::SlotFailed(format!(
                 "the first process did not accept the claim: {error}"
             ))),
-            Err(_) => Err(SandboxError::Slot("the first process does not answer".to_owned())),
+            Err(_) => Err(SandboxError::SlotFailed("the first process does not answer".to_owned())),
         }
     }
 }
 
 async fn accept_init(sandbox: &mut SandboxHandle) -> Result<UnixStream, SandboxError> {
     let path = sandbox.request().spec.socket_dir.join(CLAIM_SOCKET);
-    let cannot = |error: io::Error| SandboxError::Slot(format!("`{}`: {error}", path.display()));
+    let cannot =
+        |error: io::Error| SandboxError::SlotFailed(format!("`{}`: {error}", path.display()));
     // The socket exists before the sandbox, because the first process connects as soon as it starts.
     let listener = bind_claim_socket(&path).map_err(cannot)?;
     match sandbox.start().await? {
         SandboxStartOutcome::Running => (),
-        SandboxStartOutcome::Not { message, .. } => return Err(SandboxError::Slot(message)),
+        SandboxStartOutcome::NotStarted { message, .. } => {
+            return Err(SandboxError::SlotFailed(message));
+        }
     }
     let (host, _) = listener.accept().await.map_err(cannot)?;
     // One connection is enough: without the path, no agent can connect later.

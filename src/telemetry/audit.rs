@@ -105,16 +105,16 @@ pub enum AuditError {
         "audit log `{}` is broken at {broken}; it is evidence now, so move it away and start anew",
         path.display()
     )]
-    Broken { path: PathBuf, broken: read::ChainBreakError },
+    ChainBroken { path: PathBuf, broken: read::ChainBreakError },
     #[error(
         "the {what} has {characters} characters; it must be 32 bytes as 64 hexadecimal digits or as \
          base64 (`openssl rand -hex 32` makes a signing key)"
     )]
-    Key { what: &'static str, characters: usize },
+    InvalidKey { what: &'static str, characters: usize },
     #[error("cannot use the signing key `{}`", path.display())]
     KeyFile { path: PathBuf, source: io::Error },
     #[error("the system has no random bytes for a signing key; configure one")]
-    Random,
+    NoRandomBytes,
     #[error("no checkpoint was signed by `{key}`, so nothing proves who wrote this log")]
     Unsigned { key: AuditPublicKey },
     #[error("the audit log cannot be written")]
@@ -124,12 +124,12 @@ pub enum AuditError {
     )]
     Full { limit: u64 },
     #[error("the audit log cannot be synced to disk; nothing is admitted until a restart")]
-    Sync,
+    SyncFailed,
     #[error(
         "{} calls are waiting for their end already; let some end first",
         chain::MAX_UNSETTLED_CALLS
     )]
-    Unsettled,
+    TooManyUnsettled,
 }
 
 impl Default for AuditConfig {
@@ -154,7 +154,7 @@ impl AuditError {
     fn from_read_error(path: &Path, error: read::AuditReadError) -> Self {
         match error {
             read::AuditReadError::Io(source) => Self::File { path: path.into(), source },
-            read::AuditReadError::Broken(broken) => Self::Broken { path: path.into(), broken },
+            read::AuditReadError::Broken(broken) => Self::ChainBroken { path: path.into(), broken },
         }
     }
 }

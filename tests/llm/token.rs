@@ -71,7 +71,11 @@ fn parts_of_tokens_do_not_combine() {
             .map(|part| if choice & (1 << part) == 0 { &one[part] } else { &other[part] })
             .collect();
         let mixed = format!("cgr1.{}.{}.{}", mixed[0], mixed[1], mixed[2]);
-        assert_eq!(keys.verify_token(&mixed, at(NOW)), Err(RunTokenError::Signature), "{mixed}");
+        assert_eq!(
+            keys.verify_token(&mixed, at(NOW)),
+            Err(RunTokenError::WrongSignature),
+            "{mixed}"
+        );
     }
 }
 
@@ -90,26 +94,26 @@ fn each_fault_has_its_name() {
         expires: NOW + 60,
     };
     let fault = |token: &str| keys.verify_token(token, at(NOW)).unwrap_err();
-    assert_eq!(fault(&signed(&strangers, &claims("run-1"))), RunTokenError::Signature);
+    assert_eq!(fault(&signed(&strangers, &claims("run-1"))), RunTokenError::WrongSignature);
     assert_eq!(fault(&signed(&unknown, &claims("run-1"))), RunTokenError::UnknownKey);
-    assert_eq!(fault(&signed(&keys, &claims("../run"))[1..]), RunTokenError::Form);
+    assert_eq!(fault(&signed(&keys, &claims("../run"))[1..]), RunTokenError::Malformed);
     // Signed or not, what names no run is nothing.
-    assert_eq!(fault(&signed(&keys, &claims("run 1"))), RunTokenError::Form);
-    assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), RunTokenError::Form);
-    assert_eq!(fault(&"cgr1.".repeat(200)), RunTokenError::Form);
-    assert_eq!(fault(""), RunTokenError::Form);
+    assert_eq!(fault(&signed(&keys, &claims("run 1"))), RunTokenError::Malformed);
+    assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), RunTokenError::Malformed);
+    assert_eq!(fault(&"cgr1.".repeat(200)), RunTokenError::Malformed);
+    assert_eq!(fault(""), RunTokenError::Malformed);
     let late = RunTokenClaims {
         audience: None,
         issued: NOW + 61,
         expires: NOW + 120,
         run: "run-1".into(),
     };
-    assert_eq!(fault(&signed(&keys, &late)), RunTokenError::Future);
+    assert_eq!(fault(&signed(&keys, &late)), RunTokenError::IssuedInFuture);
     let early = RunTokenClaims { issued: NOW + 60, ..late };
     assert_eq!(keys.verify_token(&signed(&keys, &early), at(NOW)), Ok(early));
     let endless =
         RunTokenClaims { audience: None, issued: u64::MAX, expires: u64::MAX, run: "run-1".into() };
-    assert_eq!(fault(&signed(&keys, &endless)), RunTokenError::Future);
+    assert_eq!(fault(&signed(&keys, &endless)), RunTokenError::IssuedInFuture);
 }
 
 /// G1: two installations share keys, and each takes its own tokens alone.
@@ -125,8 +129,8 @@ fn a_token_is_for_one_installation() {
         let token = mint(own);
         assert!(own.verify_token(&token, at(NOW)).is_ok(), "{token}");
         for other in others {
-            assert_eq!(other.verify_token(&token, at(NOW)), Err(RunTokenError::Audience));
-            assert_eq!(other.verify_signature(&token), Err(RunTokenError::Audience));
+            assert_eq!(other.verify_token(&token, at(NOW)), Err(RunTokenError::OtherAudience));
+            assert_eq!(other.verify_signature(&token), Err(RunTokenError::OtherAudience));
         }
     }
     assert_eq!(eu.verify_token(&mint(&eu), at(NOW)).unwrap().audience, Some(name));
@@ -154,7 +158,7 @@ fn claims_are_exactly_those_of_this_version() {
         format!(r#"{{"run":"r","iat":{NOW},"exp":-1}}"#),
         String::new(),
     ] {
-        assert_eq!(fault(&claims), Some(RunTokenError::Form), "{claims}");
+        assert_eq!(fault(&claims), Some(RunTokenError::Malformed), "{claims}");
     }
 }
 

@@ -38,7 +38,7 @@ fn good() -> HostFacts {
         }),
         podman: Some("/run/podman/podman.sock".into()),
         git: Some("2.47.3".to_owned()),
-        init: InitBinary::Given("/usr/lib/cogni-init".into()),
+        init: InitBinary::Configured("/usr/lib/cogni-init".into()),
         run_dir: "/run/cogni".into(),
         inotify_instances: Some(8192),
         user_limits: [("fs.epoll.max_user_watches", 5_000_000), ("RLIMIT_NPROC", u64::MAX)].into(),
@@ -66,7 +66,7 @@ fn news(change: impl FnOnce(&mut HostFacts)) -> String {
 fn answers(facts: &mut HostFacts) -> &mut EngineInfo {
     match &mut facts.docker {
         EngineProbe::Answers(answers) => answers,
-        EngineProbe::Absent | EngineProbe::Silent(_) => panic!("there is an engine"),
+        EngineProbe::Absent | EngineProbe::Unresponsive(_) => panic!("there is an engine"),
     }
 }
 
@@ -140,7 +140,7 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
                                 mount the cgroup controllers, or run without limits with `--allow-unlimited`
     the driver `docker` enforces everything
     ");
-    insta::assert_snapshot!(news(|facts| facts.docker = EngineProbe::Silent("refused".to_owned())), @r"
+    insta::assert_snapshot!(news(|facts| facts.docker = EngineProbe::Unresponsive("refused".to_owned())), @r"
     missing  driver docker      the engine does not answer: refused
                                 start it, or look into its log
     the driver `embedded` enforces everything

@@ -358,7 +358,7 @@ fn an_agent_has_less_time_than_its_sandbox() {
 }
 
 fn machine(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
-    let init = init.map(|init| InitBinary::Given(init.to_owned())).unwrap_or_default();
+    let init = init.map(|init| InitBinary::Configured(init.to_owned())).unwrap_or_default();
     HostCapabilities { docker_socket, driver: DriverChoice::Auto, init, may_be_unlimited: false }
 }
 

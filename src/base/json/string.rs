@@ -29,9 +29,9 @@ enum JsonStringPosition {
     /// The digits of a `\u` escape.
     Hex { read: u8, unit: u16 },
     /// The `\` of a surrogate pair's second half.
-    Low,
+    LowSurrogate,
     /// The `u` of a surrogate pair's second half.
-    LowEscape,
+    LowSurrogateEscape,
     /// The rest of a UTF-8 sequence.
     Utf8 { read: usize, bytes: [u8; 4] },
 }
@@ -85,7 +85,7 @@ impl JsonStringState {
                     _ => Err(JsonError::ControlCharacter { at }),
                 }
             }
-            JsonStringPosition::Escape | JsonStringPosition::LowEscape if byte == b'u' => {
+            JsonStringPosition::Escape | JsonStringPosition::LowSurrogateEscape if byte == b'u' => {
                 Ok(JsonStringPosition::Hex { read: 0, unit: 0 })
             }
             JsonStringPosition::Escape => {
@@ -102,8 +102,10 @@ impl JsonStringState {
                     self.push_utf16_unit(unit, name)
                 }
             }
-            JsonStringPosition::Low if byte == b'\\' => Ok(JsonStringPosition::LowEscape),
-            JsonStringPosition::Low | JsonStringPosition::LowEscape => {
+            JsonStringPosition::LowSurrogate if byte == b'\\' => {
+                Ok(JsonStringPosition::LowSurrogateEscape)
+            }
+            JsonStringPosition::LowSurrogate | JsonStringPosition::LowSurrogateEscape => {
                 Err(JsonError::LoneSurrogate { at: self.mark })
             }
             JsonStringPosition::Utf8 { read, mut bytes } => {
@@ -127,7 +129,7 @@ impl JsonStringState {
     ) -> Result<JsonStringPosition, JsonError> {
         if self.high.is_none() && matches!(unit, 0xd800..0xdc00) {
             self.high = Some(unit);
-            return Ok(JsonStringPosition::Low);
+            return Ok(JsonStringPosition::LowSurrogate);
         }
         match char::decode_utf16(self.high.take().into_iter().chain([unit])).next() {
             Some(Ok(meant)) => Ok(append_char(name, meant.encode_utf8(&mut [0; 4]).as_bytes())),

@@ -34,7 +34,7 @@ pub enum UnixListenerError {
     #[error("`{}` is {length} bytes long, the limit for a socket is {MAX_PATH_BYTES}; use a shorter path", path.display())]
     PathTooLong { path: PathBuf, length: usize },
     #[error("`{}` is served by a live process; stop it or use another path", .0.display())]
-    Live(PathBuf),
+    InUse(PathBuf),
     #[error("`{}` exists and is not a socket; remove it or use another path", .0.display())]
     NotASocket(PathBuf),
     #[error("cannot bind `{}`", path.display())]
@@ -114,7 +114,7 @@ fn remove_stale(path: &Path) -> Result<(), UnixListenerError> {
             Err(UnixListenerError::NotASocket(path.into()))
         }
         Ok(_) if has_live_listener(path).map_err(bind_error)? => {
-            Err(UnixListenerError::Live(path.into()))
+            Err(UnixListenerError::InUse(path.into()))
         }
         Ok(_) => fs::remove_file(path).map_err(bind_error),
     }

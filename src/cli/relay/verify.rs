@@ -50,11 +50,11 @@ enum VerifyStatementError {
     #[error(
         "the commit has no statement here; fetch it with `git fetch origin refs/notes/cogni:refs/notes/cogni`"
     )]
-    Nothing,
+    NoStatement,
     #[error("the commit's note is not a valid statement: {0}")]
     Invalid(#[from] StatementError),
     #[error("the commit's statement is about another commit, `{0}`")]
-    Other(ObjectId),
+    OtherCommit(ObjectId),
 }
 
 fn verify_note(
@@ -62,13 +62,13 @@ fn verify_note(
     commit: &str,
     key: &AuditPublicKey,
 ) -> Result<ProvenanceStatement, VerifyStatementError> {
-    let note = note.ok_or(VerifyStatementError::Nothing)?;
+    let note = note.ok_or(VerifyStatementError::NoStatement)?;
     // A valid note can be copied to another commit, so that its commit must match too.
     let statement = ProvenanceStatement::verify(note.trim_end(), key)?;
     if statement.head.to_string() == commit {
         Ok(statement)
     } else {
-        Err(VerifyStatementError::Other(statement.head))
+        Err(VerifyStatementError::OtherCommit(statement.head))
     }
 }
 

@@ -67,7 +67,7 @@ pub(super) struct RunRepositoryArgs {
 
 /// The repository part of a run's request.
 pub(super) enum RepositoryRequest {
-    Nothing,
+    None,
     /// A repository is given without a key: the run works without the repository.
     Skipped,
     Branch(Box<BranchRequest>),
@@ -96,7 +96,7 @@ impl RunRepositoryArgs {
     /// # Errors
     /// Returns an error if the URL or the key is invalid.
     pub(super) fn into_repository_request(self, run: &str) -> anyhow::Result<RepositoryRequest> {
-        let Some(url) = &self.repo else { return Ok(RepositoryRequest::Nothing) };
+        let Some(url) = &self.repo else { return Ok(RepositoryRequest::None) };
         // Errors do not repeat the URL, because it may contain a password.
         let repository = RepositoryUrl::parse(url).context("`--repo` cannot be used")?;
         let sources = BranchKeySources {

@@ -14,11 +14,11 @@ pub(super) enum AdminError {
     #[error("run `{0}` is not open; `cogni-gateway admin runs` (`GET /runs`) lists those that are")]
     NoSuchRun(String),
     #[error("run `{0}` is ending and cannot be opened again")]
-    Ending(String),
+    RunEnding(String),
     #[error("the body cannot be used: {0}")]
-    Invalid(JsonInputError),
+    InvalidBody(JsonInputError),
     #[error("the body cannot be used: {0}")]
-    Ambiguous(JsonError),
+    AmbiguousBody(JsonError),
     /// The change was rejected, and nothing has changed.
     #[error("{0:#}")]
     Refused(anyhow::Error),
@@ -28,8 +28,8 @@ impl AdminError {
     fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
             Self::NoSuchRun(_) => (StatusCode::NOT_FOUND, "no_such_run"),
-            Self::Ending(_) => (StatusCode::CONFLICT, "run_is_ending"),
-            Self::Invalid(_) | Self::Ambiguous(_) => (StatusCode::BAD_REQUEST, "invalid"),
+            Self::RunEnding(_) => (StatusCode::CONFLICT, "run_is_ending"),
+            Self::InvalidBody(_) | Self::AmbiguousBody(_) => (StatusCode::BAD_REQUEST, "invalid"),
             Self::Refused(_) => (StatusCode::UNPROCESSABLE_ENTITY, "refused"),
         }
     }

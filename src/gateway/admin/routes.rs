@@ -127,7 +127,7 @@ fn set_run_state(
     let control = desk.find_run(&id)?;
     // A draining run refuses every other state. The record is written only for a change that happened.
     if !control.run().gate.set_state(state) {
-        return Err(AdminError::Ending(id));
+        return Err(AdminError::RunEnding(id));
     }
     operator.record_action(action, &control);
     Ok(Json(run_status_json(&control)))
@@ -227,9 +227,9 @@ impl OperatorCredentials {
 
 /// Parses a JSON body of any content type, because operators who type a command by hand omit the content type.
 fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AdminError> {
-    let read = serde_words::from_slice(body).map_err(AdminError::Invalid)?;
+    let read = serde_words::from_slice(body).map_err(AdminError::InvalidBody)?;
     // Checked after the types: a document with a key twice is ambiguous, and parsers disagree on its meaning.
-    check_document(body).map_err(AdminError::Ambiguous)?;
+    check_document(body).map_err(AdminError::AmbiguousBody)?;
     Ok(read)
 }
 

@@ -44,17 +44,17 @@ pub struct RunTokenClaims {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunTokenError {
     #[error("the text does not have the form of a run token")]
-    Form,
+    Malformed,
     #[error("the token names a key that is not in the key file")]
     UnknownKey,
     #[error("the token was not signed with the key that it names")]
-    Signature,
+    WrongSignature,
     #[error(
         "the token is for another installation; compare `shared.token_audience` with the token's `aud`"
     )]
-    Audience,
+    OtherAudience,
     #[error("the token was issued in the future; compare the clocks of the two machines")]
-    Future,
+    IssuedInFuture,
     #[error("the token has expired")]
     Expired,
 }
@@ -63,9 +63,9 @@ pub enum RunTokenError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunTokenMintError {
     #[error("`{given}` is not a valid run id; {}", super::NAME_RULE)]
-    Run { given: String },
+    InvalidRunId { given: String },
     #[error("there is no key `{given}`; there are: {known}")]
-    Key { given: String, known: String },
+    UnknownKey { given: String, known: String },
     #[error("a token must be valid for at least a second")]
     TooShort,
     #[error("a token may be valid for {} at most", humantime::format_duration(MAX_TOKEN_LIFETIME))]
@@ -86,7 +86,7 @@ impl RunTokenKeys {
         now: SystemTime,
     ) -> Result<String, RunTokenMintError> {
         if !is_name(run) {
-            return Err(RunTokenMintError::Run { given: run.to_owned() });
+            return Err(RunTokenMintError::InvalidRunId { given: run.to_owned() });
         }
         match ttl {
             ttl if ttl < Duration::from_secs(1) => return Err(RunTokenMintError::TooShort),
@@ -113,7 +113,7 @@ impl RunTokenKeys {
         claims: &RunTokenClaims,
         key_id: Option<&str>,
     ) -> Result<String, RunTokenMintError> {
-        let unknown = |given: &str| RunTokenMintError::Key {
+        let unknown = |given: &str| RunTokenMintError::UnknownKey {
             given: given.to_owned(),
             known: self.format_ids(),
         };
@@ -157,15 +157,15 @@ impl RunTokenKeys {
         // 2. A signature of another length is no signature: a shorter one would be easier to guess.
         let mut mac = [0; MAC_BYTES];
         if b64::decode_base64(parts.mac, &mut mac) != Some(MAC_BYTES) {
-            return Err(RunTokenError::Form);
+            return Err(RunTokenError::Malformed);
         }
         // 3. The comparison is constant in time, so its duration tells nothing about the right signature.
         hmac::verify(key.hmac(), parts.signed.as_bytes(), &mac)
-            .map_err(|_| RunTokenError::Signature)?;
+            .map_err(|_| RunTokenError::WrongSignature)?;
         // 4. The claims are verified now and may be parsed.
-        let claims = parts.decode_claims().ok_or(RunTokenError::Form)?;
+        let claims = parts.decode_claims().ok_or(RunTokenError::Malformed)?;
         if claims.audience.as_deref() != self.audience() {
-            return Err(RunTokenError::Audience);
+            return Err(RunTokenError::OtherAudience);
         }
         Ok(claims)
     }
@@ -181,8 +181,8 @@ impl RunTokenClaims {
     /// Checks that a token is valid at a time.
     ///
     /// # Errors
-    /// Returns [`RunTokenError::Expired`] from the second of expiry on, and [`RunTokenError::Future`] if the time of
-    /// issue is ahead by more than [`MAX_CLOCK_SKEW`].
+    /// Returns [`RunTokenError::Expired`] from the second of expiry on, and [`RunTokenError::IssuedInFuture`] if the
+    /// time of issue is ahead by more than [`MAX_CLOCK_SKEW`].
     pub fn check_validity_period(&self, now: SystemTime) -> Result<(), RunTokenError> {
         let now = unix_seconds(now);
         // No tolerance here: an expired token must not be accepted, whatever the clocks of the two machines are.
@@ -190,7 +190,7 @@ impl RunTokenClaims {
             return Err(RunTokenError::Expired);
         }
         if self.issued > now.saturating_add(MAX_CLOCK_SKEW.as_secs()) {
-            return Err(RunTokenError::Future);
+            return Err(RunTokenError::IssuedInFuture);
         }
         Ok(())
     }
@@ -209,12 +209,12 @@ impl<'a> RunTokenParts<'a> {
     fn split_token(token: &'a str) -> Result<Self, RunTokenError> {
         // The length comes first: the input is not authenticated yet, and the buffer for the claims has this size.
         if token.len() > MAX_TOKEN_BYTES {
-            return Err(RunTokenError::Form);
+            return Err(RunTokenError::Malformed);
         }
         // From the right: the signature covers everything before the last dot, whatever the claims contain.
-        let (signed, mac) = token.rsplit_once('.').ok_or(RunTokenError::Form)?;
-        let rest = signed.strip_prefix(TOKEN_PREFIX).ok_or(RunTokenError::Form)?;
-        let (key_id, claims) = rest.split_once('.').ok_or(RunTokenError::Form)?;
+        let (signed, mac) = token.rsplit_once('.').ok_or(RunTokenError::Malformed)?;
+        let rest = signed.strip_prefix(TOKEN_PREFIX).ok_or(RunTokenError::Malformed)?;
+        let (key_id, claims) = rest.split_once('.').ok_or(RunTokenError::Malformed)?;
         Ok(Self { signed, key_id, claims, mac })
     }
 

@@ -22,14 +22,14 @@ pub enum ProbeError {
 pub async fn probe(config: &UpstreamConfig) -> Result<(), ProbeError> {
     match Box::pin(list_models(config)).await {
         Err(models::ModelListError::Upstream(error)) => Err(ProbeError::of(&error)),
-        Err(models::ModelListError::Late) => {
-            let detail = models::ModelListError::Late.to_string();
+        Err(models::ModelListError::Timeout) => {
+            let detail = models::ModelListError::Timeout.to_string();
             Err(ProbeError::Unreachable { cause: FailureCause::Timeout, detail })
         }
         // The call was never sent: the local settings cannot be used.
-        Err(
-            error @ (models::ModelListError::Authorities(_) | models::ModelListError::Headers(_)),
-        ) => Err(ProbeError::Unreachable { cause: FailureCause::Other, detail: innermost(&error) }),
+        Err(error @ (models::ModelListError::CaFile(_) | models::ModelListError::Headers(_))) => {
+            Err(ProbeError::Unreachable { cause: FailureCause::Other, detail: innermost(&error) })
+        }
         // Only these two statuses speak about the key. Any other status still proves that the upstream answers.
         Err(models::ModelListError::Refused(
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN),

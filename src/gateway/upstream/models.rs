@@ -21,11 +21,11 @@ pub enum ModelListError {
     #[error(transparent)]
     Headers(#[from] headers::IdentityHeaderError),
     #[error("the upstream's authorities cannot be loaded")]
-    Authorities(#[from] io::Error),
+    CaFile(#[from] io::Error),
     #[error(transparent)]
     Upstream(#[from] super::UpstreamError),
     #[error("the upstream has not sent its list of models within {} s", MODEL_LIST_TIMEOUT.as_secs())]
-    Late,
+    Timeout,
     #[error("the upstream's answer is {0} instead of a list of models")]
     Refused(StatusCode),
     #[error("the upstream's answer is not a list of models")]
@@ -52,7 +52,7 @@ pub async fn list_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelLi
     let deadline = Instant::now() + MODEL_LIST_TIMEOUT;
     timeout_at(deadline, Box::pin(request_models(config)))
         .await
-        .map_err(|_| ModelListError::Late)?
+        .map_err(|_| ModelListError::Timeout)?
 }
 
 async fn request_models(config: &UpstreamConfig) -> Result<Vec<String>, ModelListError> {

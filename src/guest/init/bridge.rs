@@ -146,7 +146,7 @@ impl SocketBridge {
         let Some(connection) = &mut self.connections[index] else { return };
         match connection.advance(&mut self.scratch) {
             ConnectionAction::Wait => {}
-            ConnectionAction::Again => self.due.push(index),
+            ConnectionAction::Requeue => self.due.push(index),
             ConnectionAction::Close => self.connections[index] = None,
         }
     }

@@ -42,7 +42,7 @@ pub(crate) enum HostCommand {
     Terminate,
     Kill,
     /// The host has disconnected, and no further command will come.
-    Gone,
+    Disconnected,
 }
 
 impl HostChannel {
@@ -168,7 +168,7 @@ impl HostChannel {
             Ok(1) if word == [TERMINATE_COMMAND] => Some(HostCommand::Terminate),
             // An unknown command must end the agent, never leave it running.
             Ok(1) => Some(HostCommand::Kill),
-            Ok(_) | Err(_) => Some(HostCommand::Gone),
+            Ok(_) | Err(_) => Some(HostCommand::Disconnected),
         }
     }
 

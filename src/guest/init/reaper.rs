@@ -62,13 +62,13 @@ impl ProcessReaper {
             if bridge.poll_once(left, &guests.into_iter().flatten().collect::<Vec<_>>()) {
                 self.handle_signals(&watch);
                 host = host.filter(|host| watch.handle_host_commands(host));
-                if watch.reap_children() == ChildrenLeft::Nobody {
+                if watch.reap_children() == ChildrenLeft::AllReaped {
                     return watch.exit_status();
                 }
             }
             let now = Instant::now();
             if watch.deadline.is_some_and(|at| at <= now)
-                && watch.on_deadline() == ChildrenLeft::Nobody
+                && watch.on_deadline() == ChildrenLeft::AllReaped
             {
                 return watch.exit_status();
             }
@@ -118,15 +118,15 @@ struct AgentLifecycle {
 enum AgentStage {
     Running,
     /// Every process has received SIGTERM.
-    Asked,
+    Terminating,
     /// Every process has received SIGKILL.
     Killed,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChildrenLeft {
-    Nobody,
-    Somebody,
+    AllReaped,
+    Remaining,
 }
 
 impl AgentLifecycle {
@@ -143,7 +143,7 @@ impl AgentLifecycle {
             match word {
                 HostCommand::Terminate => self.forward_signal(Signal::TERM),
                 HostCommand::Kill => self.send_sigkill(),
-                HostCommand::Gone => {
+                HostCommand::Disconnected => {
                     // Without a host, the agent's result has no reader.
                     self.send_sigkill();
                     return false;
@@ -161,7 +161,7 @@ impl AgentLifecycle {
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
                 // The only error is ECHILD: this process has no children.
-                Err(_) => return ChildrenLeft::Nobody,
+                Err(_) => return ChildrenLeft::AllReaped,
             }
         }
         match self.stage {
@@ -171,7 +171,7 @@ impl AgentLifecycle {
             AgentStage::Killed => signal_children(Signal::KILL),
             _ => {}
         }
-        ChildrenLeft::Somebody
+        ChildrenLeft::Remaining
     }
 
     /// Begins the next stage after the deadline has passed: TERM, then KILL, then giving up.
@@ -182,15 +182,15 @@ impl AgentLifecycle {
                 self.timed_out = true;
                 self.send_sigterm();
             }
-            AgentStage::Asked => self.send_sigkill(),
+            AgentStage::Terminating => self.send_sigkill(),
             AgentStage::Killed => {
                 log_line(
                     "a process does not exit after SIGKILL; the kernel has to end it with the sandbox",
                 );
-                return ChildrenLeft::Nobody;
+                return ChildrenLeft::AllReaped;
             }
         }
-        ChildrenLeft::Somebody
+        ChildrenLeft::Remaining
     }
 
     /// Kills all processes if connections that no process accepts hold too much memory.
@@ -213,7 +213,7 @@ impl AgentLifecycle {
         signal_all(self.agent, Signal::TERM);
         // A stopped process would handle SIGTERM only after it is continued.
         signal_all(self.agent, Signal::CONT);
-        self.stage = AgentStage::Asked;
+        self.stage = AgentStage::Terminating;
         self.deadline = Some(Instant::now() + self.grace);
     }
 

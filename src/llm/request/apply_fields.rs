@@ -238,7 +238,7 @@ impl RequestFieldReader<'_> {
         self.call.changes.push(FieldChange {
             field,
             what: FieldChangeKind::Overwritten,
-            why: FieldChangeReason::Spelling,
+            why: FieldChangeReason::EscapedName,
         });
     }
 

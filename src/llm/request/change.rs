@@ -55,11 +55,11 @@ pub enum FieldChangeReason {
     Gateway,
     /// The field is a hosted tool that requests no outside access, and the run's operator has not
     /// granted the tool.
-    Hosted,
+    HostedTool,
     /// The provider must not store anything.
     Storage,
     /// The client wrote the field's name with escapes.
-    Spelling,
+    EscapedName,
 }
 
 impl FieldChangeKind {
@@ -89,9 +89,9 @@ impl FieldChangeReason {
             Self::Beta => "beta",
             Self::Routing => "routing",
             Self::Gateway => "gateway",
-            Self::Hosted => "hosted",
+            Self::HostedTool => "hosted",
             Self::Storage => "storage",
-            Self::Spelling => "spelling",
+            Self::EscapedName => "spelling",
         }
     }
 
@@ -109,9 +109,11 @@ impl FieldChangeReason {
             Self::Beta => "the beta that the field needs is not in `policy.headers.anthropic_beta`",
             Self::Routing => "the field would choose another provider or model",
             Self::Gateway => "a client cannot give instructions to the upstream's gateway",
-            Self::Hosted => "a hosted tool without outside access is not granted, and not needed",
+            Self::HostedTool => {
+                "a hosted tool without outside access is not granted, and not needed"
+            }
             Self::Storage => "the provider may keep nothing, as `stored_state` is not granted",
-            Self::Spelling => "the field's name was written with escapes",
+            Self::EscapedName => "the field's name was written with escapes",
         }
     }
 }

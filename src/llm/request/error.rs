@@ -25,7 +25,7 @@ pub enum BodyPolicyError {
     #[error(
         "`{name}` is not allowed in `extra_body`, where the field would replace a top-level field; move `{name}` to the top level"
     )]
-    FieldElsewhere { name: &'static str },
+    FieldOnlyAtTopLevel { name: &'static str },
     #[error("field `{name}` is unknown; leave the field out")]
     UnknownField { name: Box<str> },
     #[error(
@@ -49,7 +49,7 @@ impl BodyPolicyError {
             Self::NoModel => "model_required",
             Self::InvalidField { .. } | Self::TooManyChoices { .. } => "invalid_field",
             Self::ModelNotAllowed { .. } => "model_not_allowed",
-            Self::FieldNotAllowed { .. } | Self::FieldElsewhere { .. } => "field_not_allowed",
+            Self::FieldNotAllowed { .. } | Self::FieldOnlyAtTopLevel { .. } => "field_not_allowed",
             Self::UnknownField { .. } => "unknown_field",
             Self::CapabilityNotGranted { .. } => "capability_not_granted",
         }
@@ -70,7 +70,7 @@ impl BodyPolicyError {
             Self::NoModel | Self::ModelNotAllowed { .. } => "model",
             Self::InvalidField { name, .. }
             | Self::TooManyChoices { name, .. }
-            | Self::FieldElsewhere { name } => name,
+            | Self::FieldOnlyAtTopLevel { name } => name,
             Self::FieldNotAllowed { name, .. } | Self::UnknownField { name } => name,
             Self::CapabilityNotGranted { field, .. } => field,
         }

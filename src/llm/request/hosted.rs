@@ -34,7 +34,11 @@ impl LlmCall {
         } else {
             self.draft.replace_range(place, Bytes::new());
         }
-        self.record_change("tools.web_search", FieldChangeKind::Dropped, FieldChangeReason::Hosted);
+        self.record_change(
+            "tools.web_search",
+            FieldChangeKind::Dropped,
+            FieldChangeReason::HostedTool,
+        );
         Ok(())
     }
 

@@ -17,8 +17,8 @@ use crate::base::sanitize::SanitizedText;
 
 /// The treatment of one nested member.
 enum MemberDisposition {
-    Stays,
-    Goes(FieldChangeReason),
+    Kept,
+    Dropped(FieldChangeReason),
 }
 
 impl RequestFieldReader<'_> {
@@ -82,8 +82,8 @@ impl RequestFieldReader<'_> {
             }
             let value = self.call.draft.bytes_in(place);
             match self.fate(name, &value)? {
-                MemberDisposition::Stays => kept.extend_from_slice(&value),
-                MemberDisposition::Goes(why) => {
+                MemberDisposition::Kept => kept.extend_from_slice(&value),
+                MemberDisposition::Dropped(why) => {
                     is_whole = false;
                     kept.truncate(start);
                     let field = format!("{}.{}", field.name, SanitizedText(name).to_text()).into();
@@ -113,17 +113,17 @@ impl RequestFieldReader<'_> {
                 (UnknownFieldPolicy::Reject, _) => {
                     Err(BodyPolicyError::UnknownField { name: shown() })
                 }
-                (UnknownFieldPolicy::Pass, false) => Ok(MemberDisposition::Stays),
-                _ => Ok(MemberDisposition::Goes(FieldChangeReason::Unknown)),
+                (UnknownFieldPolicy::Pass, false) => Ok(MemberDisposition::Kept),
+                _ => Ok(MemberDisposition::Dropped(FieldChangeReason::Unknown)),
             };
         };
         match field.rule {
             FieldRule::Refuse(why) => Err(forbidden(why)),
-            FieldRule::Drop(why) => Ok(MemberDisposition::Goes(why)),
+            FieldRule::Drop(why) => Ok(MemberDisposition::Dropped(why)),
             FieldRule::Needs(capability) => {
                 let asks_for_nothing = matches!(&**value, b"null" | b"false" | b"[]");
                 if asks_for_nothing || self.policy.capabilities.contains(&capability) {
-                    return Ok(MemberDisposition::Stays);
+                    return Ok(MemberDisposition::Kept);
                 }
                 Err(BodyPolicyError::CapabilityNotGranted {
                     capability,
@@ -134,9 +134,9 @@ impl RequestFieldReader<'_> {
             // A field of any shape passes, unless the capability scanner reads the field at the top
             // level. All other rules read or check a value, which must not happen in two places.
             FieldRule::Pass(ValueShape::Any) if !LOOKED_INTO.contains(&name) => {
-                Ok(MemberDisposition::Stays)
+                Ok(MemberDisposition::Kept)
             }
-            _ => Err(BodyPolicyError::FieldElsewhere { name: field.name }),
+            _ => Err(BodyPolicyError::FieldOnlyAtTopLevel { name: field.name }),
         }
     }
 }

@@ -87,9 +87,9 @@ enum CutSafety {
     /// No part is open.
     Ended,
     /// Text is open, or the stream is between two parts. A model at its limit stops at the same position.
-    Sound,
+    Safe,
     /// A part is open that is useless or dangerous if it is incomplete.
-    Halfway,
+    Unsafe,
 }
 
 /// The error of a truncated stream.
@@ -179,7 +179,7 @@ impl OutputLimiter {
         let input = if reported.input.is_zero() { self.allowance.input } else { reported.input };
         let usage = TokenUsage { input, output: output.max(self.allowance.output), ..reported };
         // A graceful ending is only correct where a model could stop.
-        let is_clean = state == CutSafety::Sound && self.allowance.cutoff == CutoffMode::Graceful;
+        let is_clean = state == CutSafety::Safe && self.allowance.cutoff == CutoffMode::Graceful;
         Some(if is_clean { self.graceful_ending(&usage) } else { self.error_ending(&usage) })
     }
 
@@ -195,7 +195,7 @@ impl OutputLimiter {
         };
         // Unknown text shows that the stream goes on, but not in which part; the safe ending is an
         // error.
-        if state == CutSafety::Ended && self.is_unknown { CutSafety::Halfway } else { state }
+        if state == CutSafety::Ended && self.is_unknown { CutSafety::Unsafe } else { state }
     }
 
     fn graceful_ending(&self, usage: &TokenUsage) -> Vec<u8> {

@@ -93,7 +93,7 @@ impl SseParser {
             self.clear_carry();
         }
         // After a carriage return, a line feed may still belong to the previous block.
-        self.splitter.place == SseSplitterState::Between && !self.splitter.after_return
+        self.splitter.place == SseSplitterState::BetweenBlocks && !self.splitter.after_return
     }
 
     /// Returns the bytes of the event that has begun and not ended. Returns `None` inside a
@@ -220,19 +220,19 @@ struct SseBlockSplitter {
 enum SseSplitterState {
     /// The number of matched bytes of a byte order mark. Only the very start of a stream can have
     /// one.
-    Mark(u8),
+    ByteOrderMark(u8),
     /// The gap between two blocks.
-    Between,
+    BetweenBlocks,
     Comment,
     /// The inside of a line of an event.
     Line,
     /// The start of a later line of an event.
-    Margin,
+    LineStart,
 }
 
 impl Default for SseSplitterState {
     fn default() -> Self {
-        Self::Mark(0)
+        Self::ByteOrderMark(0)
     }
 }
 
@@ -249,14 +249,18 @@ impl SseBlockSplitter {
             let is_pair = mem::take(&mut self.after_return) && byte == b'\n';
             let is_empty_line = matches!(byte, b'\n' | b'\r');
             match self.place {
-                SseSplitterState::Between if is_pair => return Some((SseBlockKind::LineFeed, 1)),
-                SseSplitterState::Margin if is_pair => at += 1,
-                SseSplitterState::Between | SseSplitterState::Margin if is_empty_line => {
+                SseSplitterState::BetweenBlocks if is_pair => {
+                    return Some((SseBlockKind::LineFeed, 1));
+                }
+                SseSplitterState::LineStart if is_pair => at += 1,
+                SseSplitterState::BetweenBlocks | SseSplitterState::LineStart if is_empty_line => {
                     return Some((self.finish_block(byte), at + 1));
                 }
-                SseSplitterState::Between if byte == b':' => self.place = SseSplitterState::Comment,
+                SseSplitterState::BetweenBlocks if byte == b':' => {
+                    self.place = SseSplitterState::Comment
+                }
                 // The byte belongs to a line; the next iteration searches for the line's end.
-                SseSplitterState::Between | SseSplitterState::Margin => {
+                SseSplitterState::BetweenBlocks | SseSplitterState::LineStart => {
                     self.place = SseSplitterState::Line;
                 }
                 SseSplitterState::Comment | SseSplitterState::Line => {
@@ -267,18 +271,18 @@ impl SseBlockSplitter {
                     }
                     self.after_return = bytes[at] == b'\r';
                     self.lines = self.lines.saturating_add(1);
-                    self.place = SseSplitterState::Margin;
+                    self.place = SseSplitterState::LineStart;
                     at += 1;
                 }
-                SseSplitterState::Mark(matched) => {
+                SseSplitterState::ByteOrderMark(matched) => {
                     match BYTE_ORDER_MARK.split_at(usize::from(matched)).1 {
                         [last] if *last == byte => return Some((self.finish_block(byte), at + 1)),
                         [next, ..] if *next == byte => {
-                            self.place = SseSplitterState::Mark(matched + 1);
+                            self.place = SseSplitterState::ByteOrderMark(matched + 1);
                             at += 1;
                         }
                         // No byte order mark: the same byte is read again as ordinary text.
-                        _ if matched == 0 => self.place = SseSplitterState::Between,
+                        _ if matched == 0 => self.place = SseSplitterState::BetweenBlocks,
                         // A partial mark is not a mark: its bytes are the start of an event's line.
                         _ => self.place = SseSplitterState::Line,
                     }
@@ -288,7 +292,7 @@ impl SseBlockSplitter {
     }
 
     fn finish_block(&mut self, last: u8) -> SseBlockKind {
-        self.place = SseSplitterState::Between;
+        self.place = SseSplitterState::BetweenBlocks;
         self.after_return = last == b'\r';
         match mem::take(&mut self.lines) {
             0 => SseBlockKind::Filler,

@@ -111,11 +111,11 @@ enum EventKeyKind {
     /// A string that is not text.
     Name,
     /// A value without text at any depth.
-    Nothing,
+    NoText,
     /// Reasoning, with its index in `reasonings`.
     Reasoning(usize),
     /// A value with its own text that also repeats reasoning.
-    Beside,
+    RepeatsReasoning,
     /// A value that contains images or audio.
     Media(BilledMedium),
     /// Bytes, or an address.
@@ -190,11 +190,13 @@ impl EventTextWalker {
         // Containers in an array have no key: the meaning of the array's key continues to apply.
         let is_member = std::mem::take(&mut self.is_after_key) && self.skipped == 0;
         match self.key {
-            EventKeyKind::Nothing if is_member => self.skipped = self.depth,
+            EventKeyKind::NoText if is_member => self.skipped = self.depth,
             EventKeyKind::Reasoning(place) if is_member && self.reasoning.is_none() => {
                 self.reasoning = Some((self.depth, place));
             }
-            EventKeyKind::Beside if is_member => self.beside = self.beside.or(Some(self.depth)),
+            EventKeyKind::RepeatsReasoning if is_member => {
+                self.beside = self.beside.or(Some(self.depth))
+            }
             EventKeyKind::Media(medium) if is_member && self.media.is_none() => {
                 self.media = Some((self.depth, medium));
             }
@@ -221,7 +223,7 @@ impl EventTextWalker {
             self.reasoning.is_some_and(|(_, place)| place == REASONING_DETAILS_INDEX);
         // A provider's id beside the choices of a chunk is not text.
         let is_id = self.is_chat && self.depth == 1 && text.len() <= MAX_ID_BYTES;
-        if is_id || matches!(self.key, EventKeyKind::Name | EventKeyKind::Nothing) {
+        if is_id || matches!(self.key, EventKeyKind::Name | EventKeyKind::NoText) {
             return;
         }
         if matches!(self.key, EventKeyKind::Data | EventKeyKind::Media(_)) {
@@ -299,7 +301,7 @@ impl EventKeyKind {
             // Encrypted values are not text.
             | b"signature" | b"thought_signature" | b"thought_signatures" | b"encrypted_content" => Self::Name,
             b"data" | b"url" | b"b64_json" => Self::Data,
-            b"provider_specific_fields" => Self::Beside,
+            b"provider_specific_fields" => Self::RepeatsReasoning,
             b"images" | b"image" | b"image_url" => Self::Media(BilledMedium::Image),
             b"audio" => Self::Media(BilledMedium::Audio),
             // Facts about the text, and content that the model read.
@@ -320,7 +322,7 @@ impl EventKeyKind {
             | b"web_search_results"
             | b"tool_results"
             // A repetition of the reasoning that stands beside it.
-            | b"thinking_blocks" => Self::Nothing,
+            | b"thinking_blocks" => Self::NoText,
             _ => Self::Text,
         }
     }
@@ -331,7 +333,7 @@ impl EventKeyKind {
         match name {
             b"text" | b"refusal" | b"arguments" | b"input" | b"code" => Self::Text,
             b"summary" | b"results" | b"result" | b"outputs" | b"output" | b"logprobs"
-            | b"annotations" | b"tools" | b"action" => Self::Nothing,
+            | b"annotations" | b"tools" | b"action" => Self::NoText,
             _ => Self::Name,
         }
     }

@@ -87,17 +87,16 @@ impl DeliveryService {
             }
         };
         let (head, lease) = (cleared.work().tip(), cleared.lease().clone());
-        let was_there = match cleared.push_branch(token) {
-            Ok(pushed) => pushed.was_there,
-            // An earlier attempt may have pushed the work and lost the remote's answer, and another commit may have
-            // followed. So the branch is read before the error counts.
-            Err(repo::RepoError::Moved { .. } | repo::RepoError::Declined { .. })
-                if self.branch_contains(job, &lease, token, head)? =>
-            {
-                true
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let was_there =
+            match cleared.push_branch(token) {
+                Ok(pushed) => pushed.was_there,
+                // An earlier attempt may have pushed the work and lost the remote's answer, and another commit may have
+                // followed. So the branch is read before the error counts.
+                Err(
+                    repo::RepoError::BranchMoved { .. } | repo::RepoError::RemoteRejected { .. },
+                ) if self.branch_contains(job, &lease, token, head)? => true,
+                Err(error) => return Err(error.into()),
+            };
         Ok((self.outbox.advance_job(job, StepOutcome::Pushed)?, was_there))
     }
 
@@ -171,9 +170,9 @@ impl DeliveryService {
         match self.open_mirror(&job.order.repository)?.put_note(note, token) {
             Ok(()) => Ok(STATEMENT_PUBLISHED.to_owned()),
             // The work itself is delivered. A missing note must not hold its row open.
-            Err(repo::RepoError::Declined { why } | repo::RepoError::Denied { why }) => {
-                Ok(format!("none: the remote does not take it: {why}"))
-            }
+            Err(
+                repo::RepoError::RemoteRejected { why } | repo::RepoError::Unauthorized { why },
+            ) => Ok(format!("none: the remote does not take it: {why}")),
             Err(error) => Err(error.into()),
         }
     }

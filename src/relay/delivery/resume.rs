@@ -48,7 +48,7 @@ impl DeliveryService {
         });
         match taken.await? {
             Ok((job, lease)) => Box::pin(self.run_detached_job(job, &lease)).await.map(Some),
-            Err(DeliveryError::Relay(repo::RepoError::Busy { .. })) => Ok(None),
+            Err(DeliveryError::Relay(repo::RepoError::BranchInUse { .. })) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -137,7 +137,7 @@ impl DeliveryService {
         });
         match lease.await? {
             Ok(lease) => Box::pin(self.run_detached_job(job, &lease)).await.map(Some),
-            Err(DeliveryError::Relay(repo::RepoError::Busy { .. })) => {
+            Err(DeliveryError::Relay(repo::RepoError::BranchInUse { .. })) => {
                 tracing::info!(
                     relay = job.id,
                     "cannot resume a delivery now: another holder has its branch"

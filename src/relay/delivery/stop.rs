@@ -77,18 +77,22 @@ impl From<repo::RepoError> for StepStop {
         use repo::RepoError as E;
         let why = error.to_string();
         match error {
-            E::Unreachable { .. } | E::Busy { .. } | E::Disk { .. } | E::Costly { .. } => {
-                Self::retry_later(why)
-            }
+            E::Unreachable { .. }
+            | E::BranchInUse { .. }
+            | E::Io { .. }
+            | E::FetchLimitExceeded { .. } => Self::retry_later(why),
             E::Git(error) if error.is_transient() => Self::retry_later(why),
             // Another process updates the ref at this moment.
-            E::Declined { why: said } if is_transient(&said) => Self::retry_later(why),
-            E::Moved { .. } => Self::held(CODE_MOVED, why),
-            E::Declined { .. } => Self::held("declined", why),
-            E::Refused(QuarantineError::Objects(_)) => Self::held(CODE_OBJECTS, why),
-            E::Refused(_) | E::Bundle(_) | E::Unlike { .. } | E::TooMuch { .. } => {
-                Self::held("refused", why)
+            E::RemoteRejected { why: said } if is_transient(&said) => Self::retry_later(why),
+            E::BranchMoved { .. } => Self::held(CODE_MOVED, why),
+            E::RemoteRejected { .. } => Self::held("declined", why),
+            E::QuarantineRefused(QuarantineError::InvalidObjects(_)) => {
+                Self::held(CODE_OBJECTS, why)
             }
+            E::QuarantineRefused(_)
+            | E::Bundle(_)
+            | E::AnnouncementMismatch { .. }
+            | E::TooLarge { .. } => Self::held("refused", why),
             _ => Self::Failed { why },
         }
     }

@@ -62,7 +62,7 @@ fn discard_delivered(rows: &[DeliveryJob], desks: &[WorkspaceRow]) -> Result<usi
     let delivered = delivered.map(|job| &job.order.artifacts).filter(|path| !kept.contains(path));
     let mut removed = 0;
     for path in delivered.filter(|path| path.exists()) {
-        let disk = |source| repo::RepoError::Disk { path: path.clone(), source };
+        let disk = |source| repo::RepoError::Io { path: path.clone(), source };
         dir_tree::remove_tree(path).map_err(disk)?;
         removed += 1;
     }
@@ -75,7 +75,7 @@ fn remove_old_works(
     before: SystemTime,
     named: &HashSet<&OsStr>,
 ) -> Result<usize, DeliveryError> {
-    let disk = |source| repo::RepoError::Disk { path: directory.to_owned(), source };
+    let disk = |source| repo::RepoError::Io { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries.map_err(disk)?,

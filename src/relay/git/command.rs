@@ -34,7 +34,7 @@ pub struct GitCommand<'a> {
 #[derive(Debug, Default)]
 pub enum GitInput {
     #[default]
-    Nothing,
+    Empty,
     Bytes(Vec<u8>),
     /// The file, read from its current position.
     File(File),
@@ -48,7 +48,7 @@ impl<'a> GitCommand<'a> {
             settings: vec![],
             words: vec![],
             environment: vec![],
-            input: GitInput::Nothing,
+            input: GitInput::Empty,
             limits: GitLimits::default(),
             secrets: vec![],
         }
@@ -166,12 +166,12 @@ impl<'a> GitCommand<'a> {
     /// Runs the call and returns its standard output, for subcommands that print ASCII.
     pub fn output_text(self) -> Result<String, GitError> {
         let what = self.subcommand.to_owned();
-        String::from_utf8(self.output_bytes()?).map_err(|_| GitError::Senseless { what })
+        String::from_utf8(self.output_bytes()?).map_err(|_| GitError::UnexpectedOutput { what })
     }
 
     /// Runs the call and passes its standard output to `take`, piece by piece.
     pub fn stream_output(self, mut take: impl FnMut(&[u8])) -> Result<(), GitError> {
-        self.run_to_sink(&mut OutputSink::Pieces(&mut take))
+        self.run_to_sink(&mut OutputSink::Chunks(&mut take))
     }
 
     /// Runs a `cat-file --batch` and passes the printed objects to `take`, part by part.
@@ -180,7 +180,7 @@ impl<'a> GitCommand<'a> {
         let (mut reader, mut is_sound) = (BatchReader::default(), true);
         // After the first malformed piece the rest is only drained: the parser's state is no longer valid.
         self.stream_output(|piece| is_sound &= is_sound && reader.push(piece, &mut take).is_ok())?;
-        if is_sound { Ok(()) } else { Err(GitError::Senseless { what }) }
+        if is_sound { Ok(()) } else { Err(GitError::UnexpectedOutput { what }) }
     }
 
     /// Runs the call for its effect and drops its output.
@@ -190,7 +190,7 @@ impl<'a> GitCommand<'a> {
 
     /// Runs the call as a question that git answers by its exit code: 0 is yes, 1 is no.
     pub fn run_predicate(self) -> Result<bool, GitError> {
-        let (ended, what) = self.spawn_and_wait(&mut OutputSink::Pieces(&mut |_| ()))?;
+        let (ended, what) = self.spawn_and_wait(&mut OutputSink::Chunks(&mut |_| ()))?;
         match ended.status.code() {
             Some(0) => Ok(true),
             Some(1) => Ok(false),
@@ -258,8 +258,8 @@ impl process::ProcessError {
         let what = what.to_owned();
         match self {
             Self::Io(source) => GitError::Io(source),
-            Self::Late(after) => GitError::Late { what, after },
-            Self::TooMuch(limit) => GitError::TooMuch { what, limit },
+            Self::Timeout(after) => GitError::Timeout { what, after },
+            Self::OutputTooLarge(limit) => GitError::OutputTooLarge { what, limit },
         }
     }
 }

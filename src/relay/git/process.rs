@@ -29,7 +29,7 @@ pub struct GitLimits {
 /// The destination of a process's standard output.
 pub(super) enum OutputSink<'a> {
     Bytes(&'a mut Vec<u8>),
-    Pieces(&'a mut dyn FnMut(&[u8])),
+    Chunks(&'a mut dyn FnMut(&[u8])),
 }
 
 /// The end of a process that exited by itself or by a signal.
@@ -44,8 +44,8 @@ pub(super) struct ProcessExit {
 #[derive(Debug)]
 pub(super) enum ProcessError {
     Io(io::Error),
-    Late(Duration),
-    TooMuch(u64),
+    Timeout(Duration),
+    OutputTooLarge(u64),
 }
 
 impl Default for GitLimits {
@@ -80,7 +80,7 @@ pub(super) fn run_process(
 ) -> Result<ProcessExit, ProcessError> {
     let deadline = Instant::now() + limits.time.min(MAX_TIME);
     let (stdin, bytes) = match input {
-        GitInput::Nothing => (Stdio::null(), vec![]),
+        GitInput::Empty => (Stdio::null(), vec![]),
         GitInput::Bytes(bytes) => (Stdio::piped(), bytes),
         GitInput::File(file) => (file.into(), vec![]),
     };
@@ -207,7 +207,7 @@ impl GitProcessIo<'_, '_> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(ProcessError::Late(self.limits.time));
+                return Err(ProcessError::Timeout(self.limits.time));
             }
             let left = Timespec::try_from(left).expect("a call's time is no age");
             match poll(&mut watched, Some(&left)) {
@@ -241,11 +241,11 @@ impl GitProcessIo<'_, '_> {
     fn take_output(&mut self, piece: &[u8], printed: &mut u64) -> Result<(), ProcessError> {
         *printed += piece.len() as u64;
         if *printed > self.limits.output_bytes {
-            return Err(ProcessError::TooMuch(self.limits.output_bytes));
+            return Err(ProcessError::OutputTooLarge(self.limits.output_bytes));
         }
         match self.sink {
             OutputSink::Bytes(bytes) => bytes.extend_from_slice(piece),
-            OutputSink::Pieces(take) => {
+            OutputSink::Chunks(take) => {
                 // The time that the consumer needs for a piece is not git's time, so the deadline moves.
                 let begun = Instant::now();
                 take(piece);

@@ -196,7 +196,7 @@ impl GithubClient {
             Ok(answered) => answered,
             // A timeout cancels the request on this side only, so its effect is unknown.
             Err(_elapsed) => {
-                Err(GithubError::Unanswered(format!("nothing within {:?}", self.config.timeout)))
+                Err(GithubError::NoResponse(format!("nothing within {:?}", self.config.timeout)))
             }
         }
     }
@@ -214,7 +214,7 @@ impl GithubClient {
         // The limit protects this process's memory from an endless answer.
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body
-            .map_err(|error| GithubError::Unanswered(broken_response_message(&*error)))?
+            .map_err(|error| GithubError::NoResponse(broken_response_message(&*error)))?
             .to_bytes();
         // A redirect is no success either. It is an error, because it would carry the token to another address.
         if !head.status.is_success() {
@@ -222,7 +222,7 @@ impl GithubClient {
         }
         // GitHub has done the work, but an answer that cannot be parsed tells as little as a lost one.
         serde_json::from_slice(&body).map_err(|error| {
-            GithubError::Unanswered(format!("its answer is not what its API describes ({error})"))
+            GithubError::NoResponse(format!("its answer is not what its API describes ({error})"))
         })
     }
 
@@ -314,7 +314,7 @@ fn broken_response_message(error: &(dyn std::error::Error + Send + Sync + 'stati
 /// Makes an error for a request that could not be built. A repository's name that no URL can have is the only known
 /// cause.
 fn invalid_request_error(error: impl fmt::Display) -> GithubError {
-    GithubError::Unanswered(format!(
+    GithubError::NoResponse(format!(
         "it cannot be asked for this ({error}); check the repository's URL"
     ))
 }

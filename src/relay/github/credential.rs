@@ -28,8 +28,8 @@ impl ForgeCredential {
     /// Returns a token that is valid for one repository for some minutes at least.
     ///
     /// # Errors
-    /// Returns [`GithubError::Foreign`] if the repository is not on the API's host. Returns an error of the call if the
-    /// app has no access to the repository.
+    /// Returns [`GithubError::OtherHost`] if the repository is not on the API's host. Returns an error of the call if
+    /// the app has no access to the repository.
     pub async fn token(
         &self,
         api: &GithubClient,
@@ -38,7 +38,7 @@ impl ForgeCredential {
         // Checked before any token exists: a token for one host must never be sent to another.
         if !api.serves_repository(repository) {
             let (api, host) = (api.to_string(), repository.authority().to_owned());
-            return Err(GithubError::Foreign { api, host });
+            return Err(GithubError::OtherHost { api, host });
         }
         match self {
             Self::Token(token) => Ok(token.clone()),

@@ -213,7 +213,7 @@ impl PullRequestPublisher<'_> {
                 if error.has_problem(|reason| reason.message.contains(ALREADY_EXISTS_MESSAGE)) =>
             {
                 let found = self.find_open(&base).await?;
-                self.update_pull_request(found.ok_or(GithubError::Unanswered(error.to_string()))?)
+                self.update_pull_request(found.ok_or(GithubError::NoResponse(error.to_string()))?)
                     .await
             }
             // 4. Not every plan has drafts. The text asks for the review.
@@ -272,7 +272,7 @@ impl PullRequestPublisher<'_> {
         let Some(body) = managed_section::upsert_section(old, &self.order.run, &words) else {
             // Without room for the notice, the work must not count as published.
             if words.contains(NOTICE_MARK) {
-                return Err(GithubError::Full(published.url));
+                return Err(GithubError::DescriptionFull(published.url));
             }
             tracing::warn!(
                 url = published.url,

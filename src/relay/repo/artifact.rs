@@ -57,7 +57,7 @@ pub struct BoundedFile {
 impl ArtifactDir {
     /// Creates the directory with access for the present user only. The directory survives a power cut.
     pub fn create(directory: &Path) -> Result<Self, RepoError> {
-        let disk = |source| RepoError::Disk { path: directory.to_owned(), source };
+        let disk = |source| RepoError::Io { path: directory.to_owned(), source };
         if !directory.is_dir() {
             // Each new directory is an entry of its parent, so the parents are synced, too.
             DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(disk)?;
@@ -95,7 +95,7 @@ impl ArtifactDir {
     /// Creates or empties one of the files.
     pub fn create_bounded(&self, path: PathBuf, limit: u64) -> Result<BoundedFile, RepoError> {
         let file =
-            File::create(&path).map_err(|source| RepoError::Disk { path: path.clone(), source })?;
+            File::create(&path).map_err(|source| RepoError::Io { path: path.clone(), source })?;
         Ok(BoundedFile { file, path, left: limit, limit })
     }
 
@@ -110,7 +110,7 @@ impl ArtifactDir {
 
     /// Removes the directory, after the delivery.
     pub fn discard(self) -> Result<(), RepoError> {
-        let disk = |source| RepoError::Disk { path: self.directory.clone(), source };
+        let disk = |source| RepoError::Io { path: self.directory.clone(), source };
         dir_tree::remove_tree(&self.directory).map_err(disk)
     }
 }
@@ -119,14 +119,14 @@ impl BoundedFile {
     /// Appends a piece to the file.
     ///
     /// # Errors
-    /// Returns [`RepoError::TooMuch`] if the piece does not fit within the limit. The file keeps the pieces before it.
+    /// Returns [`RepoError::TooLarge`] if the piece does not fit within the limit. The file keeps the pieces before it.
     pub fn push(&mut self, piece: &[u8]) -> Result<(), RepoError> {
         // The piece is refused as a whole, before any byte of it is written.
         let Some(left) = self.left.checked_sub(piece.len() as u64) else {
-            return Err(RepoError::TooMuch { path: self.path.clone(), limit: self.limit });
+            return Err(RepoError::TooLarge { path: self.path.clone(), limit: self.limit });
         };
         self.left = left;
-        let disk = |source| RepoError::Disk { path: self.path.clone(), source };
+        let disk = |source| RepoError::Io { path: self.path.clone(), source };
         self.file.write_all(piece).map_err(disk)
     }
 
@@ -136,7 +136,7 @@ impl BoundedFile {
             .file
             .sync_all()
             .and_then(|()| sync_directory(self.path.parent().unwrap_or(&self.path)));
-        synced.map_err(|source| RepoError::Disk { path: self.path, source })
+        synced.map_err(|source| RepoError::Io { path: self.path, source })
     }
 }
 

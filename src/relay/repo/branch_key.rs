@@ -34,13 +34,13 @@ pub enum BranchKeyError {
         "`{0}` cannot name a branch; use 1 to {MAX_KEY_BYTES} letters, digits, `.`, `_` or `-`, and begin with a letter or \
          a digit"
     )]
-    Characters(String),
+    InvalidCharacters(String),
     #[error(
         "`{0}` cannot name a branch; git allows no `..`, no `.` at the end and no `.lock` at the end"
     )]
-    Form(String),
+    NotARefName(String),
     #[error("`{0}` is the run's id, and no two runs could share its branch; name the work instead")]
-    Run(String),
+    RunId(String),
 }
 
 impl BranchKey {
@@ -50,12 +50,12 @@ impl BranchKey {
         // A first character like `-` would be read as an option, and `.` would hide a directory.
         let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if !begins_well || text.len() > MAX_KEY_BYTES || !text.bytes().all(is_inner) {
-            return Err(BranchKeyError::Characters(escape_for_message(text)));
+            return Err(BranchKeyError::InvalidCharacters(escape_for_message(text)));
         }
         // Git itself forbids `.lock`. A file system that ignores case takes the other spellings for the same file.
         let is_lock = text.len() >= 5 && text[text.len() - 5..].eq_ignore_ascii_case(".lock");
         if text.contains("..") || text.ends_with('.') || is_lock {
-            return Err(BranchKeyError::Form(text.to_owned()));
+            return Err(BranchKeyError::NotARefName(text.to_owned()));
         }
         Ok(Self(text.to_owned()))
     }
@@ -77,7 +77,7 @@ impl BranchKey {
         let Some(text) = given else { return Ok(None) };
         // A run's own ID is almost always a mistake of the caller: no later run could continue the branch.
         if text == run {
-            return Err(BranchKeyError::Run(escape_for_message(text)));
+            return Err(BranchKeyError::RunId(escape_for_message(text)));
         }
         Self::parse(text).map(Some)
     }

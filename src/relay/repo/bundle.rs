@@ -30,15 +30,15 @@ pub struct BundleHeader {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     #[error("it does not begin as a bundle does")]
-    NoBundle,
+    NotABundle,
     #[error("it is of a kind that was not asked for: `{0}`")]
-    Capability(String),
+    UnexpectedCapability(String),
     #[error("line {0} of its head cannot be read")]
-    Line(usize),
+    InvalidLine(usize),
     #[error("it has another ref than `{0}`, or none")]
-    Refs(String),
+    UnexpectedRefs(String),
     #[error("its head is longer than {MAX_HEADER_BYTES} bytes")]
-    Long,
+    HeaderTooLong,
 }
 
 impl GitBundle {
@@ -46,19 +46,19 @@ impl GitBundle {
     ///
     /// # Errors
     /// Returns [`RepoError::Bundle`] if the file is not a bundle of exactly the requested branch. Returns
-    /// [`RepoError::Unlike`] if its tip is not the announced one.
+    /// [`RepoError::AnnouncementMismatch`] if its tip is not the announced one.
     pub fn open(
         path: &Path,
         state: BranchState,
         announced: AnnouncedBranch,
     ) -> Result<Self, RepoError> {
-        let disk = |source| RepoError::Disk { path: path.to_owned(), source };
+        let disk = |source| RepoError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(disk)?;
         let mut head = vec![];
         BufReader::new(file).take(MAX_HEADER_BYTES).read_to_end(&mut head).map_err(disk)?;
         let header = BundleHeader::parse(&head, &state.branch.to_ref())?;
         if header.tip != announced.tip {
-            return Err(RepoError::Unlike { what: "the commit at its tip" });
+            return Err(RepoError::AnnouncementMismatch { what: "the commit at its tip" });
         }
         Ok(Self { path: path.to_owned(), state, announced, header })
     }
@@ -85,9 +85,9 @@ impl BundleHeader {
             bytes.read_until(b'\n', line).expect("memory can be read");
             match line.pop() {
                 Some(b'\n') => Ok((number, whole - bytes.len())),
-                _ if whole as u64 >= MAX_HEADER_BYTES => Err(BundleError::Long),
-                _ if number == 1 => Err(BundleError::NoBundle),
-                _ => Err(BundleError::Line(number)),
+                _ if whole as u64 >= MAX_HEADER_BYTES => Err(BundleError::HeaderTooLong),
+                _ if number == 1 => Err(BundleError::NotABundle),
+                _ => Err(BundleError::InvalidLine(number)),
             }
         };
         // The header's form: a version line, capabilities (`@`, version 3 only), prerequisites (`-`), refs, an empty
@@ -96,31 +96,32 @@ impl BundleHeader {
         let may_have_capabilities = match line.as_slice() {
             b"# v2 git bundle" => false,
             b"# v3 git bundle" => true,
-            _ => return Err(BundleError::NoBundle),
+            _ => return Err(BundleError::NotABundle),
         };
         let (mut prerequisites, mut tip) = (vec![], None);
         loop {
             let (number, pack_at) = next(&mut line)?;
             match line.as_slice() {
                 [] => {
-                    let tip = tip.ok_or_else(|| BundleError::Refs(wanted.to_owned()))?;
+                    let tip = tip.ok_or_else(|| BundleError::UnexpectedRefs(wanted.to_owned()))?;
                     return Ok(Self { prerequisites, tip, pack_at: pack_at as u64 });
                 }
                 // SHA-1 is the format without this line, too. Any other capability is refused: a filter would leave
                 // objects out.
                 b"@object-format=sha1" if may_have_capabilities => (),
                 [b'@', name @ ..] if may_have_capabilities => {
-                    return Err(BundleError::Capability(escape_for_message(name)));
+                    return Err(BundleError::UnexpectedCapability(escape_for_message(name)));
                 }
                 // Behind the ID comes the first line of the commit's message, which is ignored.
                 [b'-', rest @ ..] if tip.is_none() => {
-                    prerequisites.push(parse_object_id(rest).ok_or(BundleError::Line(number))?);
+                    prerequisites
+                        .push(parse_object_id(rest).ok_or(BundleError::InvalidLine(number))?);
                 }
                 rest => {
-                    let name = parse_object_id(rest).ok_or(BundleError::Line(number))?;
+                    let name = parse_object_id(rest).ok_or(BundleError::InvalidLine(number))?;
                     if tip.is_some() || rest.get(OBJECT_ID_DIGITS + 1..) != Some(wanted.as_bytes())
                     {
-                        return Err(BundleError::Refs(wanted.to_owned()));
+                        return Err(BundleError::UnexpectedRefs(wanted.to_owned()));
                     }
                     tip = Some(name);
                 }

@@ -28,10 +28,11 @@ impl BranchLease {
     /// Acquires the lease of a branch, whose files are in a directory of its own below `parent`. Does not wait.
     ///
     /// # Errors
-    /// Returns [`RepoError::Busy`] if another run or process holds the lease, or an error if the disk cannot be used.
+    /// Returns [`RepoError::BranchInUse`] if another run or process holds the lease, or an error if the disk cannot be
+    /// used.
     pub fn try_acquire(parent: &Path, key: &BranchKey) -> Result<Self, RepoError> {
         let directory = parent.join(key.as_str());
-        let disk = |source| RepoError::Disk { path: directory.clone(), source };
+        let disk = |source| RepoError::Io { path: directory.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(disk)?;
         let path = directory.join("lease");
         // Never truncated on opening: the file's number is still needed, and another holder may be reading it.
@@ -40,7 +41,7 @@ impl BranchLease {
         let branch = SandboxBranch::from_key(key.clone());
         match lock.try_lock() {
             Ok(()) => (),
-            Err(TryLockError::WouldBlock) => return Err(RepoError::Busy { branch }),
+            Err(TryLockError::WouldBlock) => return Err(RepoError::BranchInUse { branch }),
             Err(TryLockError::Error(source)) => return Err(disk(source)),
         }
         // Only the holder of the lock may read and advance the number.
@@ -48,7 +49,7 @@ impl BranchLease {
         Ok(Self { held: Arc::new(LeaseFile { branch, directory, fence, lock }) })
     }
 
-    /// Acquires the lease as soon as no other holder has it. Returns [`RepoError::Busy`] after `patience`.
+    /// Acquires the lease as soon as no other holder has it. Returns [`RepoError::BranchInUse`] after `patience`.
     pub async fn acquire_with_timeout(
         parent: &Path,
         key: &BranchKey,
@@ -57,7 +58,7 @@ impl BranchLease {
         let begun = Instant::now();
         loop {
             match Self::try_acquire(parent, key) {
-                Err(RepoError::Busy { .. }) if begun.elapsed() < patience => {
+                Err(RepoError::BranchInUse { .. }) if begun.elapsed() < patience => {
                     tokio::time::sleep(RETRY_INTERVAL).await;
                 }
                 taken => return taken,
@@ -69,7 +70,7 @@ impl BranchLease {
     /// the lease at this very moment may see it as held.
     pub fn is_leased(parent: &Path, key: &BranchKey) -> Result<bool, RepoError> {
         let path = parent.join(key.as_str()).join("lease");
-        let disk = |source| RepoError::Disk { path: path.clone(), source };
+        let disk = |source| RepoError::Io { path: path.clone(), source };
         let file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(disk)?,
@@ -95,7 +96,7 @@ impl BranchLease {
     /// removed.
     pub(super) fn create_scratch_dir(&self, name: &str) -> Result<PathBuf, RepoError> {
         let path = self.held.directory.join(name);
-        let disk = |source| RepoError::Disk { path: path.clone(), source };
+        let disk = |source| RepoError::Io { path: path.clone(), source };
         if path.exists() {
             fs::remove_dir_all(&path).map_err(disk)?;
         }

@@ -104,7 +104,7 @@ impl RepoMirror {
         // Git separates alternate object directories by `:`, and unquotes paths in them.
         if !is_plain_path(&git_dir) {
             let why = "the relay's directory must be absolute, without `:` and quotes";
-            return Err(RepoError::State { path: state.to_owned(), why });
+            return Err(RepoError::StateUnusable { path: state.to_owned(), why });
         }
         let (git, repository) = (git.clone(), repository.clone());
         let mirror = Self { git, repository, git_dir, leases, limits: FetchLimits::default() };
@@ -120,7 +120,7 @@ impl RepoMirror {
 
     /// Creates whatever is missing. `git init` leaves existing files alone, so an interrupted creation does not matter.
     fn init_mirror(&self) -> Result<(), RepoError> {
-        let disk = |source| RepoError::Disk { path: self.git_dir.clone(), source };
+        let disk = |source| RepoError::Io { path: self.git_dir.clone(), source };
         let private = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
         private(&self.git_dir).and_then(|()| private(&self.leases)).map_err(disk)?;
         // The lock keeps a sweep from removing the mirror while it is created or marked as used.
@@ -139,10 +139,10 @@ impl RepoMirror {
     pub(super) fn lock_file(&self, name: &str) -> Result<File, RepoError> {
         let path = self.git_dir.with_extension(name);
         let locked = File::create(&path).and_then(|file| file.lock().map(|()| file));
-        locked.map_err(|source| RepoError::Disk { path, source })
+        locked.map_err(|source| RepoError::Io { path, source })
     }
 
-    /// Acquires the lease of a branch. Returns [`RepoError::Busy`] if another holder has it.
+    /// Acquires the lease of a branch. Returns [`RepoError::BranchInUse`] if another holder has it.
     pub fn lease_branch(&self, key: &BranchKey) -> Result<BranchLease, RepoError> {
         BranchLease::try_acquire(&self.leases, key)
     }
@@ -156,7 +156,7 @@ impl RepoMirror {
         BranchLease::is_leased(&state.join("branches").join(mirror_id(repository)), key)
     }
 
-    /// Acquires the lease of a branch as soon as it is free. Returns [`RepoError::Busy`] after `patience`.
+    /// Acquires the lease of a branch as soon as it is free. Returns [`RepoError::BranchInUse`] after `patience`.
     pub async fn lease_with_timeout(
         &self,
         key: &BranchKey,
@@ -179,11 +179,11 @@ impl RepoMirror {
         }
         let listed = self.list_remote_refs(branch, base, token)?;
         let Some(base) = base.map(str::to_owned).or(listed.default.clone()) else {
-            return Err(RepoError::NoBase { base: "HEAD".to_owned() });
+            return Err(RepoError::UnknownBase { base: "HEAD".to_owned() });
         };
         // The relay must never push to the branch that people merge into.
         if base == branch.to_string() || listed.default == Some(branch.to_string()) {
-            return Err(RepoError::Default { branch: branch.clone() });
+            return Err(RepoError::DefaultBranch { branch: branch.clone() });
         }
         // Each branch has refs of its own in the mirror, so fetches for other branches do not move them.
         let [base_ref, branch_ref] = ["base", "branch"].map(|name| mirror_ref(branch, name));
@@ -195,13 +195,13 @@ impl RepoMirror {
         self.fetch_refs(&wanted, token)?.map_err(|error| match error.stderr_text() {
             // A missing base is reported as such, and not as an error of the network.
             Some(said) if said.contains("couldn't find remote ref") => {
-                RepoError::NoBase { base: base.clone() }
+                RepoError::UnknownBase { base: base.clone() }
             }
             // A timeout is not such an error: a network may be slow today, so a later attempt can succeed.
             _ if error.is_resource_limit()
-                && !matches!(error, super::git::GitError::Late { .. }) =>
+                && !matches!(error, super::git::GitError::Timeout { .. }) =>
             {
-                RepoError::Costly {
+                RepoError::FetchLimitExceeded {
                     branch: branch.clone(),
                     why: error.to_string(),
                     limits: self.limits,
@@ -276,7 +276,7 @@ impl RepoMirror {
         if self.git.subcommand("check-ref-format").arg(name).run_predicate()? {
             return Ok(());
         }
-        Err(RepoError::NoBase { base: base.escape_debug().to_string() })
+        Err(RepoError::UnknownBase { base: base.escape_debug().to_string() })
     }
 
     /// Returns the commit of a ref in the mirror.
@@ -287,7 +287,7 @@ impl RepoMirror {
             .args(words)
             .arg(format!("{name}^{{commit}}"))
             .output_text()?;
-        let senseless = || super::git::GitError::Senseless { what: "rev-parse".to_owned() };
+        let senseless = || super::git::GitError::UnexpectedOutput { what: "rev-parse".to_owned() };
         Ok(ObjectId::parse(text.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 

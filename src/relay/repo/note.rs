@@ -21,7 +21,7 @@ impl RepoMirror {
     /// Writes a note beside a commit at the remote, unless the note is already there.
     ///
     /// # Errors
-    /// Returns [`RepoError::Declined`] if the remote refuses notes, and otherwise the errors of a
+    /// Returns [`RepoError::RemoteRejected`] if the remote refuses notes, and otherwise the errors of a
     /// [push](super::ApprovedWork::push_branch).
     pub fn put_note(
         &self,
@@ -78,7 +78,7 @@ impl NoteWriter<'_> {
             }
             Err(error) => Err(match RefUpdateStatus::parse_ref_line(&said, NOTES_REF) {
                 Some(RefUpdateStatus::Rejected(why)) => {
-                    RepoError::Declined { why: rejection_message(why, &Err(error)) }
+                    RepoError::RemoteRejected { why: rejection_message(why, &Err(error)) }
                 }
                 _ => map_network_error(error),
             }),

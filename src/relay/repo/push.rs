@@ -39,9 +39,9 @@ impl ApprovedWork {
     /// Pushes the work. A repeated push of the same work is harmless, because all steps before it make the same commit.
     ///
     /// # Errors
-    /// Returns [`RepoError::Moved`] if the branch was moved or removed, [`RepoError::Declined`] if the remote refuses
-    /// the update, [`RepoError::Denied`] if the token has no access, and [`RepoError::Unreachable`] if a later attempt
-    /// may succeed.
+    /// Returns [`RepoError::BranchMoved`] if the branch was moved or removed, [`RepoError::RemoteRejected`] if the
+    /// remote refuses the update, [`RepoError::Unauthorized`] if the token has no access, and
+    /// [`RepoError::Unreachable`] if a later attempt may succeed.
     pub fn push_branch(self, token: Option<&SecretString>) -> Result<PushOutcome, RepoError> {
         let Self { quarantined: work, verdict } = self;
         let target = work.state.branch.to_ref();
@@ -60,11 +60,14 @@ impl ApprovedWork {
         let answer = RefUpdateStatus::parse_ref_line(&said, &target);
         let was_there = match (answer, ended) {
             // Success needs both: the line about the ref, and git's exit status.
-            (Some(RefUpdateStatus::Done), Ok(())) => false,
+            (Some(RefUpdateStatus::Updated), Ok(())) => false,
             (Some(RefUpdateStatus::AlreadyThere), _) => true,
-            (answer, ended) => {
-                resolve_lost_reply(&work, answer.unwrap_or(RefUpdateStatus::None), ended, token)?
-            }
+            (answer, ended) => resolve_lost_reply(
+                &work,
+                answer.unwrap_or(RefUpdateStatus::Unreported),
+                ended,
+                token,
+            )?,
         };
         let commits = work.commit_count();
         let QuarantinedWork { state, tip, tree, mode, .. } = work;
@@ -75,12 +78,12 @@ impl ApprovedWork {
 /// The remote's answer about the one ref.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RefUpdateStatus {
-    Done,
+    Updated,
     AlreadyThere,
     Stale,
     Rejected(String),
     /// The output has no line about the ref, or an unknown one.
-    None,
+    Unreported,
 }
 
 impl RefUpdateStatus {
@@ -94,7 +97,7 @@ impl RefUpdateStatus {
                 return None;
             }
             match flag {
-                " " | "*" => Some(Self::Done),
+                " " | "*" => Some(Self::Updated),
                 "=" => Some(Self::AlreadyThere),
                 "!" if summary.contains("stale info") => Some(Self::Stale),
                 "!" => Some(Self::Rejected(summary.to_owned())),
@@ -120,10 +123,10 @@ fn resolve_lost_reply(
     // The branch does not have the work. Now the answer tells the cause.
     Err(match answer {
         RefUpdateStatus::Stale => {
-            RepoError::Moved { branch: work.state.branch.clone(), found: found? }
+            RepoError::BranchMoved { branch: work.state.branch.clone(), found: found? }
         }
         RefUpdateStatus::Rejected(why) => {
-            RepoError::Declined { why: rejection_message(why, &ended) }
+            RepoError::RemoteRejected { why: rejection_message(why, &ended) }
         }
         _ => ended.map_or_else(map_network_error, |()| unexpected_output()),
     })
@@ -142,14 +145,14 @@ pub(super) fn map_network_error(error: git::GitError) -> RepoError {
     let Some(said) = error.stderr_text() else {
         return match error {
             // A timeout is most often the network's fault, so a later attempt may succeed.
-            git::GitError::Late { .. } => RepoError::Unreachable { why: error.to_string() },
+            git::GitError::Timeout { .. } => RepoError::Unreachable { why: error.to_string() },
             error => error.into(),
         };
     };
     let is = |phrases: &[&str]| phrases.iter().any(|phrase| said.contains(phrase));
     let why = said.to_owned();
     if is(UNAUTHORIZED_MESSAGES) {
-        RepoError::Denied { why }
+        RepoError::Unauthorized { why }
     } else {
         RepoError::Unreachable { why }
     }
@@ -157,7 +160,7 @@ pub(super) fn map_network_error(error: git::GitError) -> RepoError {
 
 /// Returns the error for output that is not in git's form.
 fn unexpected_output() -> RepoError {
-    git::GitError::Senseless { what: "push".to_owned() }.into()
+    git::GitError::UnexpectedOutput { what: "push".to_owned() }.into()
 }
 
 /// Parts of git's messages, in the C locale, if a server requires another token or knows no such repository.

@@ -71,31 +71,31 @@ pub struct QuarantineLimits {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuarantineError {
     #[error("git does not accept its objects: {0}")]
-    Objects(String),
+    InvalidObjects(String),
     #[error("its tip is no commit")]
-    NoCommit,
+    NotACommit,
     #[error("it builds on commits that the agent was not given")]
-    Foreign,
+    UnknownPrerequisite,
     #[error("it does not build on what the agent was given: history was rewritten, or replaced")]
-    Rewritten,
+    HistoryRewritten,
     #[error("it has a history of its own, which begins with `{0}`")]
-    Root(ObjectId),
+    UnrelatedRoot(ObjectId),
     #[error("its commit `{0}` is not as git writes one: {1}")]
-    Commit(ObjectId, commit::CommitFormatError),
+    InvalidCommit(ObjectId, commit::CommitFormatError),
     #[error("its tree `{0}` is not as git writes one: {1}")]
-    Tree(ObjectId, tree::TreeFormatError),
+    InvalidTree(ObjectId, tree::TreeFormatError),
     #[error("it brings `{0}`, which its tip does not lead to")]
-    Stray(ObjectId),
+    UnreachableObject(ObjectId),
     #[error("its tip would lead to other commits than those that were inspected")]
-    Unseen,
+    UninspectedCommits,
     #[error("it has more than {0} commits")]
-    Commits(u32),
+    TooManyCommits(u32),
     #[error("it unpacks to more than {bytes} bytes or {objects} objects")]
-    Size { objects: u64, bytes: u64 },
+    TooLarge { objects: u64, bytes: u64 },
     #[error("it takes more time or memory than the limits allow: {0}")]
-    Costly(String),
+    LimitExceeded(String),
     #[error("nothing is in it that was not there before")]
-    Nothing,
+    NothingNew,
 }
 
 impl Default for QuarantineLimits {
@@ -116,8 +116,8 @@ impl GitBundle {
     /// Unpacks the bundle into quarantine, and checks its objects and commits.
     ///
     /// # Errors
-    /// Returns [`RepoError::Refused`] if the content must not be accepted, and [`RepoError::Unlike`] if the content
-    /// differs from the announcement.
+    /// Returns [`RepoError::QuarantineRefused`] if the content must not be accepted, and
+    /// [`RepoError::AnnouncementMismatch`] if the content differs from the announcement.
     pub fn into_quarantine(
         self,
         mirror: &RepoMirror,
@@ -138,10 +138,10 @@ impl GitBundle {
         let Self { state, announced, header, .. } = self;
         let newest = commits.last().expect("there is at least one");
         if newest.tree != announced.tree {
-            return Err(RepoError::Unlike { what: "the tree at its tip" });
+            return Err(RepoError::AnnouncementMismatch { what: "the tree at its tip" });
         }
         if commits.len() != announced.commits as usize {
-            return Err(RepoError::Unlike { what: "the number of its commits" });
+            return Err(RepoError::AnnouncementMismatch { what: "the number of its commits" });
         }
         Ok(QuarantinedWork {
             mirror: mirror.clone(),
@@ -205,7 +205,7 @@ struct QuarantineRepo<'a> {
 impl QuarantineRepo<'_> {
     /// Unpacks the pack with all of git's checks. Objects that a thin pack leaves out are copied from the mirror.
     fn index_pack(&self, bundle: &GitBundle) -> Result<(), RepoError> {
-        let disk = |source| RepoError::Disk { path: bundle.path.clone(), source };
+        let disk = |source| RepoError::Io { path: bundle.path.clone(), source };
         let most = format!("--max-input-size={}", self.limits.pack_bytes);
         let words = [FSCK_STRICT_FLAG, "--fix-thin", "--stdin", "--threads=1", &most];
         let call = self.git_command("index-pack").args(words);
@@ -223,30 +223,31 @@ impl QuarantineRepo<'_> {
         let kind =
             self.git_command("cat-file").args(["-t", &header.tip.to_string()]).output_text()?;
         if kind.trim_end() != "commit" {
-            return Err(QuarantineError::NoCommit.into());
+            return Err(QuarantineError::NotACommit.into());
         }
         // Prerequisites may only be commits that the agent was given. The mirror also has other runs' work, and a
         // bundle must not pull that in.
         if !self.is_from_base(&header.prerequisites, state)? {
-            return Err(QuarantineError::Foreign.into());
+            return Err(QuarantineError::UnknownPrerequisite.into());
         }
         let (start, tip) = (state.start.to_string(), header.tip.to_string());
         let ancestor = self.git_command("merge-base").args(["--is-ancestor", &start, &tip]);
         if !ancestor.run_predicate()? {
-            return Err(QuarantineError::Rewritten.into());
+            return Err(QuarantineError::HistoryRewritten.into());
         }
         // A limited list: one commit more than allowed is enough to refuse.
         let raw = self.read_commits(self.list_commit_ids(header.tip, &state.base_revisions())?)?;
         let parsed = raw.iter().map(|UnparsedCommit { name, content }| {
-            ParsedCommit::parse(*name, content).map_err(|why| QuarantineError::Commit(*name, why))
+            ParsedCommit::parse(*name, content)
+                .map_err(|why| QuarantineError::InvalidCommit(*name, why))
         });
         let commits = parsed.collect::<Result<Vec<_>, _>>()?;
         if commits.is_empty() {
-            return Err(QuarantineError::Nothing.into());
+            return Err(QuarantineError::NothingNew.into());
         }
         // A commit without parents begins a history of its own.
         match commits.iter().find(|commit| commit.parents.is_empty()) {
-            Some(root) => Err(QuarantineError::Root(root.name).into()),
+            Some(root) => Err(QuarantineError::UnrelatedRoot(root.name).into()),
             None => Ok((commits, raw.into_iter().map(|raw| raw.content).collect())),
         }
     }
@@ -258,7 +259,7 @@ impl QuarantineRepo<'_> {
         let said = self.git_command("rev-list").args(words).args(known).output_text()?;
         let names = parse_object_ids(said.as_bytes(), "rev-list")?;
         if names.len() > self.limits.commits as usize {
-            return Err(QuarantineError::Commits(self.limits.commits).into());
+            return Err(QuarantineError::TooManyCommits(self.limits.commits).into());
         }
         Ok(names)
     }
@@ -313,7 +314,7 @@ impl QuarantineRepo<'_> {
         let QuarantineLimits { objects: most, bytes, .. } = *self.limits;
         let sum = objects.iter().fold(0_u64, |sum, object| sum.saturating_add(object.size));
         if objects.len() as u64 > most || sum > bytes {
-            return Err(QuarantineError::Size { objects: most, bytes }.into());
+            return Err(QuarantineError::TooLarge { objects: most, bytes }.into());
         }
         Ok(objects.into_iter().map(|object| object.name).collect())
     }
@@ -330,13 +331,13 @@ impl QuarantineRepo<'_> {
             parse_object_headers(&all)?.into_iter().partition(is_reached);
         // Objects that complete a thin pack are copies of the mirror's. Every other object was smuggled in.
         if let Some(stray) = self.first_missing_in_mirror(&others)? {
-            return Err(QuarantineError::Stray(stray).into());
+            return Err(QuarantineError::UnreachableObject(stray).into());
         }
         let trees: Vec<_> = expected.iter().filter(|object| object.kind == "tree").collect();
         // A tree is held in memory while it is checked, so its size is limited first.
         if trees.iter().any(|tree| tree.size > MAX_TREE_BYTES) {
             let QuarantineLimits { objects, .. } = *self.limits;
-            return Err(QuarantineError::Size { objects, bytes: MAX_TREE_BYTES }.into());
+            return Err(QuarantineError::TooLarge { objects, bytes: MAX_TREE_BYTES }.into());
         }
         let (mut name, mut content, mut found) = (ObjectId::NONE, vec![], None);
         let limits = git::GitLimits { output_bytes: u64::MAX, ..self.git_limits() };
@@ -352,7 +353,7 @@ impl QuarantineRepo<'_> {
             }
         });
         read.map_err(map_git_error)?;
-        found.map_or(Ok(()), |(name, why)| Err(QuarantineError::Tree(name, why).into()))
+        found.map_or(Ok(()), |(name, why)| Err(QuarantineError::InvalidTree(name, why).into()))
     }
 
     /// Returns the first of these objects that the mirror does not have. The mirror has the objects that complete a
@@ -395,8 +396,8 @@ pub(super) fn map_git_error(error: git::GitError) -> RepoError {
     let why = why.map_or_else(|| error.to_string(), str::to_owned);
     match error {
         error if error.is_transient() => error.into(),
-        error if error.is_resource_limit() => QuarantineError::Costly(why).into(),
-        git::GitError::Failed { .. } => QuarantineError::Objects(why).into(),
+        error if error.is_resource_limit() => QuarantineError::LimitExceeded(why).into(),
+        git::GitError::Failed { .. } => QuarantineError::InvalidObjects(why).into(),
         error => error.into(),
     }
 }
@@ -405,14 +406,14 @@ pub(super) fn map_git_error(error: git::GitError) -> RepoError {
 fn parse_object_ids(said: &[u8], what: &str) -> Result<Vec<ObjectId>, git::GitError> {
     let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let names = lines.map(ObjectId::parse).collect::<Option<_>>();
-    names.ok_or_else(|| git::GitError::Senseless { what: what.to_owned() })
+    names.ok_or_else(|| git::GitError::UnexpectedOutput { what: what.to_owned() })
 }
 
 /// Parses lines of `cat-file --batch-check`.
 fn parse_object_headers(said: &[u8]) -> Result<Vec<ObjectHeader>, git::GitError> {
     let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let objects = lines.map(cat_file::parse_object_header).collect::<Option<_>>();
-    objects.ok_or_else(|| git::GitError::Senseless { what: "cat-file".to_owned() })
+    objects.ok_or_else(|| git::GitError::UnexpectedOutput { what: "cat-file".to_owned() })
 }
 
 /// Formats object IDs as input of git, one on each line.

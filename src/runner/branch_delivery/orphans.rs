@@ -150,7 +150,9 @@ async fn recover_unleased(
         Ok((owner.outbox().workspace(&id)?, lease))
     });
     let (desk, lease) = match taken.await? {
-        Err(delivery::DeliveryError::Relay(repo::RepoError::Busy { .. })) => return Ok(None),
+        Err(delivery::DeliveryError::Relay(repo::RepoError::BranchInUse { .. })) => {
+            return Ok(None);
+        }
         taken => taken?,
     };
     let taken = Box::pin(recover_workspace(relay, &desk)).await?;

@@ -28,7 +28,7 @@ pub(super) struct CreatedContainer {
 pub(super) enum ContainerStartOutcome {
     Running(RunningContainer),
     /// The program does not exist or cannot be executed; the exit code is the one that a shell uses (127 or 126).
-    Not {
+    NotStarted {
         exit_code: i64,
         message: String,
     },
@@ -69,7 +69,7 @@ impl CreatedContainer {
                     (
                         Some(exit_code @ (EXIT_CANNOT_EXECUTE | EXIT_NOT_FOUND)),
                         EngineError::DockerResponseServerError { message, .. },
-                    ) => Ok(ContainerStartOutcome::Not { exit_code, message }),
+                    ) => Ok(ContainerStartOutcome::NotStarted { exit_code, message }),
                     (_, source) => Err(engine("start the container")(source)),
                 }
             }
@@ -80,8 +80,9 @@ impl CreatedContainer {
         let engine = |source| SandboxError::Engine { doing: "inspect the container", source };
         let inspect = self.client.inspect_container(&self.id, None::<InspectContainerOptions>);
         let found = timeout(INSPECT_TIMEOUT, inspect).await;
-        let found =
-            found.map_err(|_| SandboxError::Silent("inspect a container"))?.map_err(engine)?;
+        let found = found
+            .map_err(|_| SandboxError::EngineTimeout("inspect a container"))?
+            .map_err(engine)?;
         Ok(found.state.unwrap_or_default())
     }
 
@@ -114,7 +115,7 @@ impl CreatedContainer {
                 .inspect_state()
                 .await?
                 .exit_code
-                .ok_or(SandboxError::Silent("wait for a container")),
+                .ok_or(SandboxError::EngineTimeout("wait for a container")),
         }
     }
 

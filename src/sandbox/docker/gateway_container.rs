@@ -71,7 +71,8 @@ impl RunningGatewayContainer {
         let stop = self.docker.client.stop_container(self.container.id(), Some(options));
         // The engine answers only after the container's end, so its usual time to answer is added to the grace.
         let stopped = timeout(grace + Duration::from_secs(REQUEST_TIMEOUT_SECONDS), stop).await;
-        let stopped = stopped.map_err(|_| SandboxError::Silent("stop the gateway's container"))?;
+        let stopped =
+            stopped.map_err(|_| SandboxError::EngineTimeout("stop the gateway's container"))?;
         stopped.map_err(|source| SandboxError::Engine {
             doing: "stop the gateway's container",
             source,

@@ -45,7 +45,7 @@ impl DockerEngine {
                 SandboxError::Engine { doing: "inspect the volume", source }
             })?;
             if let Some(what) = unsupported_volume(&found) {
-                return Err(SandboxError::Volume { name: name.clone(), what });
+                return Err(SandboxError::UnsupportedVolume { name: name.clone(), what });
             }
         }
         Ok(())

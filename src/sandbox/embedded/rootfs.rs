@@ -18,8 +18,9 @@ pub(super) fn prepare_rootfs(
     directory: &Path,
     uid: u32,
 ) -> Result<Vec<BindMount>, SandboxError> {
-    let cannot =
-        |error: io::Error| SandboxError::Embedded(format!("the root cannot be prepared: {error}"));
+    let cannot = |error: io::Error| {
+        SandboxError::EmbeddedFailed(format!("the root cannot be prepared: {error}"))
+    };
     let mut root_dir = RootfsBuilder { path: directory.to_owned(), shown: vec![] };
     root_dir
         .create_root_dir()

@@ -16,8 +16,8 @@ pub async fn probe_engine(socket: &Path) -> EngineProbe {
     }
     match timeout(PROBE_TIMEOUT, query_engine(socket)).await {
         Ok(Ok(answers)) => EngineProbe::Answers(answers),
-        Ok(Err(error)) => EngineProbe::Silent(error.to_string()),
-        Err(_) => EngineProbe::Silent(format!(
+        Ok(Err(error)) => EngineProbe::Unresponsive(error.to_string()),
+        Err(_) => EngineProbe::Unresponsive(format!(
             "no answer within {}",
             humantime::format_duration(PROBE_TIMEOUT)
         )),

@@ -158,7 +158,7 @@ impl ProofSubject {
         };
         if is_not_found(&log) {
             // The seal says that a log existed, so a missing file means that the log was removed.
-            return Err(AuditProofError::Gone { sealed: seal.records });
+            return Err(AuditProofError::Missing { sealed: seal.records });
         }
         let log = log?;
         let before = self.proof_key(&log.metadata()?);

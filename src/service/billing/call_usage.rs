@@ -223,7 +223,9 @@ impl CallUsageReader {
         // The bound limits the memory for open calls; a log above the bound counts as damaged.
         if self.open.len() > MAX_UNSETTLED_CALLS {
             let AuditEntry { seq, offset, .. } = entry;
-            return Err(ChainBreakError { seq, offset, why: ChainBreakReason::Unsettled }.into());
+            return Err(
+                ChainBreakError { seq, offset, why: ChainBreakReason::TooManyUnsettled }.into()
+            );
         }
         let AuditEntry { seq, run, event, .. } = entry;
         match event {

@@ -50,9 +50,10 @@ impl RunFailure {
     /// Classifies an error of the preparation. The size or cost of a repository is not a fault of the service.
     fn from_error(error: anyhow::Error) -> Self {
         match error.downcast_ref() {
-            Some(repo::RepoError::Large { .. } | repo::RepoError::Costly { .. }) => {
-                Self::Large(error)
-            }
+            Some(
+                repo::RepoError::CheckoutTooLarge { .. }
+                | repo::RepoError::FetchLimitExceeded { .. },
+            ) => Self::Large(error),
             _ => Self::Internal(error),
         }
     }

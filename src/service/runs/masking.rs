@@ -19,7 +19,7 @@ pub(super) fn build_path_mask(
 ) -> PathMask {
     let host = &settings.host;
     let init = match &host.init {
-        InitBinary::Given(path) => Some(path.as_path()),
+        InitBinary::Configured(path) => Some(path.as_path()),
         InitBinary::BuiltIn { directory } => Some(directory.as_path()),
         InitBinary::None => None,
     };

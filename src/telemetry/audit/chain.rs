@@ -38,21 +38,21 @@ pub enum ChainBreakReason {
     #[error("the line is longer than 1 MiB")]
     TooLong,
     #[error("the line does not have the form of a record")]
-    Form,
+    Malformed,
     #[error("the content does not match its hash")]
-    Content,
+    HashMismatch,
     #[error("record {0} stands here, so one was removed, repeated or moved")]
-    Order(u64),
+    WrongSequence(u64),
     #[error("it builds on another record than the one before it")]
-    Link,
+    WrongPredecessor,
     #[error("its fields cannot be read: {0}")]
-    Fields(String),
+    InvalidFields(String),
     #[error("it belongs to run `{0}`, the records before it to another")]
-    Run(String),
+    OtherRun(String),
     #[error("its signature was not made with the key it names")]
-    Signature,
+    InvalidSignature,
     #[error("it leaves more than {MAX_UNSETTLED_CALLS} admissions without a settlement")]
-    Unsettled,
+    TooManyUnsettled,
 }
 
 impl HashChain {
@@ -104,19 +104,19 @@ impl HashChain {
     /// Steps over `line` (without its line feed), which must be the next record.
     pub fn verify_next(&mut self, line: &[u8]) -> Result<(), ChainBreakReason> {
         let (content, hash) =
-            split_at_hash(line, HASH_PREFIX, b"\"}").ok_or(ChainBreakReason::Form)?;
+            split_at_hash(line, HASH_PREFIX, b"\"}").ok_or(ChainBreakReason::Malformed)?;
         let (fields, prev) =
-            split_at_hash(content, PREV_PREFIX, b"\"").ok_or(ChainBreakReason::Form)?;
+            split_at_hash(content, PREV_PREFIX, b"\"").ok_or(ChainBreakReason::Malformed)?;
         let actual = RecordHash::hash_content(content);
         if hash != actual.0 {
-            return Err(ChainBreakReason::Content);
+            return Err(ChainBreakReason::HashMismatch);
         }
-        let seq = parse_seq(fields).ok_or(ChainBreakReason::Form)?;
+        let seq = parse_seq(fields).ok_or(ChainBreakReason::Malformed)?;
         if seq != self.next {
-            return Err(ChainBreakReason::Order(seq));
+            return Err(ChainBreakReason::WrongSequence(seq));
         }
         if prev != self.prev.0 {
-            return Err(ChainBreakReason::Link);
+            return Err(ChainBreakReason::WrongPredecessor);
         }
         *self = Self { next: seq + 1, prev: actual };
         Ok(())

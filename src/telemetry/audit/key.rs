@@ -92,7 +92,8 @@ pub fn load_or_create_seed(path: &Path) -> Result<SecretString, AuditError> {
     AuditSigningKey::new(Some(&seed)).map(|_| seed)
 }
 
-/// It gets its name when it is whole, and on the disk: what is signed with a key that a power cut takes is worth little.
+/// It gets its name when it is whole, and on the disk: what is signed with a key that a power cut takes is worth
+/// little.
 fn write_new_seed(path: &Path, seed: &[u8; 32]) -> io::Result<()> {
     let mut text = [b'\n'; 65];
     hex::encode_hex(seed, &mut text[..64]);
@@ -141,14 +142,14 @@ fn checkpoint_message(head: &RecordHash) -> [u8; CHECKPOINT_DOMAIN.len() + 64] {
 
 fn random_seed() -> Result<[u8; 32], AuditError> {
     let mut seed = [0; 32];
-    SystemRandom::new().fill(&mut seed).map_err(|_| AuditError::Random)?;
+    SystemRandom::new().fill(&mut seed).map_err(|_| AuditError::NoRandomBytes)?;
     Ok(seed)
 }
 
 fn decode_key(what: &'static str, text: &str) -> Result<[u8; 32], AuditError> {
     let text = text.trim();
     let bytes = hex::decode_hex(text).or_else(|| b64::decode_any_base64(text));
-    bytes.ok_or(AuditError::Key { what, characters: text.chars().count() })
+    bytes.ok_or(AuditError::InvalidKey { what, characters: text.chars().count() })
 }
 
 /// The name of the key file in a state directory.

@@ -3,7 +3,8 @@
 //! 1. Records are chained into one buffer under one lock.
 //! 2. An admission writes the buffer to the file with one `write`.
 //! 3. Settlements and refusals wait in the buffer for the next admission or [`flush`](AuditLog::flush_buffered), so a
-//!    request costs one system call. A writer thread would cost two context switches instead (`src/manual/decisions/0004`).
+//!    request costs one system call. A writer thread would cost two context switches instead
+//!    (`src/manual/decisions/0004`).
 //! 4. The flush that finds the oldest unsigned record too old signs a checkpoint, so that a call rarely waits for a
 //!    signature. Only a log with very many records since the last checkpoint makes the next call sign.
 //!
@@ -165,7 +166,7 @@ impl AuditLog {
         let end = open.write_admission(record)?;
         if let (Some(syncer), AuditDurability::Fsync) = (&open.syncer, open.durability) {
             let mut unsent = UnsentAdmissionGuard { open, request: Some(record.request) };
-            syncer.wait_synced(end).await.map_err(|_| AuditError::Sync)?;
+            syncer.wait_synced(end).await.map_err(|_| AuditError::SyncFailed)?;
             unsent.request = None;
         }
         Ok(())
@@ -239,8 +240,8 @@ impl AuditLog {
         }
     }
 
-    /// Signs what has waited for that long enough, and writes what is buffered. What cannot be written stays for the next
-    /// time.
+    /// Signs what has waited for that long enough, and writes what is buffered. What cannot be written stays for the
+    /// next time.
     pub fn flush_buffered(&self) {
         if let Some(open) = &self.0 {
             open.flush_lines(false);
@@ -260,8 +261,8 @@ impl AuditLog {
         state.write_all_lines()
     }
 
-    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish_log) could not write included. Blocks on the
-    /// disk.
+    /// Writes and syncs all that is buffered, the end that [`finish`](Self::finish_log) could not write included.
+    /// Blocks on the disk.
     pub fn write_and_sync(&self) -> Result<(), AuditError> {
         let Some(open) = &self.0 else { return Ok(()) };
         open.lock_state().write_all_lines()
@@ -281,7 +282,7 @@ impl AuditLog {
 impl OpenAuditLog {
     fn write_admission(&self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
         if self.syncer.as_ref().is_some_and(FsyncThread::has_failed) {
-            return Err(AuditError::Sync);
+            return Err(AuditError::SyncFailed);
         }
         let end = self.lock_state().append_admission(record)?;
         self.notify_written(end);
@@ -381,7 +382,7 @@ impl AuditLogState {
     /// Either the record is in the file after this, or it is nowhere.
     fn append_admission(&mut self, record: &CallAdmittedRecord<'_>) -> Result<u64, AuditError> {
         if self.unsettled >= MAX_UNSETTLED_CALLS {
-            return Err(AuditError::Unsettled);
+            return Err(AuditError::TooManyUnsettled);
         }
         if self.tail.len() + self.lines.len() as u64 >= self.max_bytes {
             return Err(AuditError::Full { limit: self.max_bytes });
@@ -565,7 +566,7 @@ mod tests {
         }));
         for _ in 0..2 {
             let error = log.record_admission(&admitted()).await.unwrap_err();
-            assert!(matches!(error, AuditError::Sync));
+            assert!(matches!(error, AuditError::SyncFailed));
         }
         assert!(log.lag().failing);
         drop(log);

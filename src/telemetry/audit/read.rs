@@ -224,7 +224,7 @@ fn read_entry(
     let (seq, prev) = (chain.next_seq(), *chain.last_hash());
     let mut next = *chain;
     next.verify_next(content)?;
-    let unreadable = |error: serde_json::Error| ChainBreakReason::Fields(error.to_string());
+    let unreadable = |error: serde_json::Error| ChainBreakReason::InvalidFields(error.to_string());
     let AuditEntryHeader { time, run, event: name } =
         serde_json::from_slice(content).map_err(unreadable)?;
     let event = AuditEvent::parse_event(&name, content).map_err(unreadable)?;
@@ -238,7 +238,7 @@ fn classify_partial_line(chain: &HashChain, line: &[u8]) -> ChainBreakReason {
         ChainBreakReason::TooLong
     } else if chain.next_seq() == 1 && !chain.could_begin_with(line) {
         // Nothing proves that this file is a log at all; it may be anything without a line feed.
-        ChainBreakReason::Form
+        ChainBreakReason::Malformed
     } else {
         ChainBreakReason::Torn
     }

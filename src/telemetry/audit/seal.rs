@@ -44,7 +44,7 @@ pub enum AuditProofError {
     #[error("it is another log than when the run ended: records were changed, and all signed anew")]
     Rewritten,
     #[error("it is gone: it had {sealed} records when the run ended")]
-    Gone { sealed: u64 },
+    Missing { sealed: u64 },
     #[error(
         "no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made \
          the run, or the log could not be closed"

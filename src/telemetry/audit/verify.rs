@@ -174,7 +174,7 @@ impl AuditVerifyReportBuilder {
             report.run.clone_from(&entry.run);
             report.first.clone_from(&entry.time);
         } else if report.run != entry.run {
-            return Err(ChainBreakReason::Run(entry.run.clone()));
+            return Err(ChainBreakReason::OtherRun(entry.run.clone()));
         }
         report.records = entry.seq;
         report.last.clone_from(&entry.time);
@@ -193,7 +193,7 @@ impl AuditVerifyReportBuilder {
                 // An id admitted twice is a fault of the gateway; it must not come out cheaper.
                 open.reserved = open.reserved + admission.reserved;
                 if self.open.len() > MAX_UNSETTLED_CALLS {
-                    return Err(ChainBreakReason::Unsettled);
+                    return Err(ChainBreakReason::TooManyUnsettled);
                 }
             }
             AuditEvent::Settled(settlement) => self.count_settlement(settlement),
@@ -221,9 +221,9 @@ impl AuditVerifyReportBuilder {
         checkpoint: &AuditCheckpointEvent,
     ) -> Result<(), ChainBreakReason> {
         let key = AuditPublicKey::parse_public_key(&checkpoint.public_key)
-            .map_err(|_| ChainBreakReason::Signature)?;
+            .map_err(|_| ChainBreakReason::InvalidSignature)?;
         if !key.verify_checkpoint(&entry.prev, &checkpoint.signature) {
-            return Err(ChainBreakReason::Signature);
+            return Err(ChainBreakReason::InvalidSignature);
         }
         let signatures = &mut self.report.signatures;
         if self.pinned.is_some_and(|pinned| pinned != key) {

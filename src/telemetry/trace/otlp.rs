@@ -19,7 +19,7 @@ pub enum SpanAttributeValue {
     Text(String),
     Count(i64),
     Float(f64),
-    Is(bool),
+    Bool(bool),
 }
 
 /// A builder of requests. The builder holds the part that is equal in every request: this service's name and version.
@@ -90,7 +90,7 @@ impl From<SpanAttributeValue> for AnyValue {
             SpanAttributeValue::Text(text) => AnyValueKind::String(text),
             SpanAttributeValue::Count(count) => AnyValueKind::Int(count),
             SpanAttributeValue::Float(number) => AnyValueKind::Double(number),
-            SpanAttributeValue::Is(is) => AnyValueKind::Bool(is),
+            SpanAttributeValue::Bool(is) => AnyValueKind::Bool(is),
         };
         Self { value: Some(value) }
     }
@@ -111,7 +111,7 @@ impl From<u64> for SpanAttributeValue {
 
 impl From<bool> for SpanAttributeValue {
     fn from(is: bool) -> Self {
-        Self::Is(is)
+        Self::Bool(is)
     }
 }
 

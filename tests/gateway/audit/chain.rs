@@ -160,14 +160,14 @@ fn a_line_that_is_not_in_its_place_is_found() {
         let mut repeated = lines.clone();
         repeated.insert(at, lines[at]);
         assert_eq!(found(&repeated).seq, seq + 1);
-        assert_eq!(found(&repeated).why, ChainBreakReason::Order(seq));
+        assert_eq!(found(&repeated).why, ChainBreakReason::WrongSequence(seq));
 
         if at + 1 < lines.len() {
             let mut removed = lines.clone();
             removed.remove(at);
             assert_eq!(
                 (found(&removed).seq, found(&removed).why),
-                (seq, ChainBreakReason::Order(seq + 1))
+                (seq, ChainBreakReason::WrongSequence(seq + 1))
             );
         }
         for other in at + 1..lines.len() {
@@ -191,7 +191,7 @@ fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
     };
     let [[changed, _], [_, after]] = [call("call-2"), call("call-1")];
     let found = check(&[changed, after].concat()).unwrap_err();
-    assert_eq!((found.seq, found.why), (2, ChainBreakReason::Link));
+    assert_eq!((found.seq, found.why), (2, ChainBreakReason::WrongPredecessor));
 }
 
 /// G11: the one thing a chain cannot find is said in the report.
@@ -247,7 +247,8 @@ fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
     }
 }
 
-/// G11: a record waits for a signature no longer than it may; whoever flushes makes it, and a log without new records wakes nobody.
+/// G11: a record waits for a signature no longer than it may; whoever flushes makes it, and a log without new records
+/// wakes nobody.
 #[tokio::test]
 async fn what_is_unsigned_for_too_long_is_signed_by_a_flush() {
     let place = Place::new();
@@ -316,7 +317,7 @@ fn a_chained_record_that_makes_no_sense_is_found() {
             append(chain, lines, &admitted("call-1"));
             append(chain, lines, &Signature { signature, public_key: key.clone() });
         });
-        assert_eq!(check(&log).unwrap_err().why, ChainBreakReason::Signature);
+        assert_eq!(check(&log).unwrap_err().why, ChainBreakReason::InvalidSignature);
     }
 
     let (log, _) = in_memory(|chain, lines| {
@@ -328,7 +329,7 @@ fn a_chained_record_that_makes_no_sense_is_found() {
         );
     });
     let found = check(&log).unwrap_err();
-    assert_eq!((found.seq, found.why), (2, ChainBreakReason::Run("run-2".into())));
+    assert_eq!((found.seq, found.why), (2, ChainBreakReason::OtherRun("run-2".into())));
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn a_reader_needs_bounded_memory_whatever_the_file_holds() {
     let found = check(&many).unwrap_err();
     assert_eq!(
         (found.seq, found.why),
-        (MAX_UNSETTLED_CALLS as u64 + 1, ChainBreakReason::Unsettled)
+        (MAX_UNSETTLED_CALLS as u64 + 1, ChainBreakReason::TooManyUnsettled)
     );
 }
 

@@ -201,7 +201,7 @@ fn a_file_that_is_no_log_is_left_alone() {
         let place = Place::new();
         fs::write(place.log(), content).unwrap();
         let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
-        assert!(matches!(error, AuditError::Broken { .. }), "{content}: {error}");
+        assert!(matches!(error, AuditError::ChainBroken { .. }), "{content}: {error}");
         assert_eq!(place.bytes(), content.as_bytes());
     }
     let place = Place::new();

@@ -124,7 +124,8 @@ async fn a_reload_reaches_a_run_that_is_being_opened() {
     app.stop().await;
 }
 
-/// G13: what an operator has changed of one run stays, whatever is read again, and never becomes more than what is read.
+/// G13: what an operator has changed of one run stays, whatever is read again, and never becomes more than what is
+/// read.
 #[tokio::test]
 async fn an_operators_changes_outlive_a_reload() {
     let mut given = None;

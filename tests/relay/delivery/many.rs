@@ -14,8 +14,8 @@ use super::way::{begin, deliver, key, relay, work};
 use crate::support::forge::{NAME, Running};
 use crate::support::repository::git;
 
-/// L7: eight branches are worked at, and delivered, at once, by one relay: each has its own commit, its pull request and
-/// its statement.
+/// L7: eight branches are worked at, and delivered, at once, by one relay: each has its own commit, its pull request
+/// and its statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_runs_at_eight_branches_deliver_at_once() {
     let forge = Running::start().await;
@@ -60,7 +60,7 @@ async fn a_push_that_hangs_holds_up_its_own_branch_only() {
         assert!(
             matches!(
                 busy,
-                DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::Busy { .. })
+                DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::BranchInUse { .. })
             ),
             "{busy}"
         );

@@ -66,7 +66,8 @@ async fn no_pull_request_is_made_unasked() {
     assert!(delivered.is_pushed && forge.hub.pulls(NAME).is_empty());
 }
 
-/// L5, L6: work for review: everybody who asks is told why, and a pull request that is ready is taken back before the push.
+/// L5, L6: work for review: everybody who asks is told why, and a pull request that is ready is taken back before the
+/// push.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_for_review_says_why_wherever_it_is_told_of() {
     let forge = Running::start().await;
@@ -347,7 +348,9 @@ async fn work_at(
     let begun = loop {
         match Box::pin(begin(relay, &repository, &key, Duration::ZERO)).await {
             Ok(begun) => break begun,
-            Err(DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::Busy { .. })) => {
+            Err(DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::BranchInUse {
+                ..
+            })) => {
                 tokio::task::yield_now().await;
             }
             Err(error) => panic!("{error}"),

@@ -97,7 +97,7 @@ async fn a_token_is_not_for_another_host() {
     for url in ["https://github.com/acme/site", "https://127.0.0.1.example/acme/site"] {
         let other: RepositoryUrl = url.parse().unwrap();
         let error = credential().token(&api, other.as_hosted().unwrap()).await.unwrap_err();
-        assert!(matches!(error, GithubError::Foreign { .. }), "{error}");
+        assert!(matches!(error, GithubError::OtherHost { .. }), "{error}");
     }
     assert!(forge.hub.recorded_calls().is_empty());
 }

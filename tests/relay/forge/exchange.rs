@@ -65,7 +65,7 @@ async fn an_answer_leads_nowhere() {
         let reply =
             format!("HTTP/1.1 {status}\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n");
         let error = Server::start([reply]).about().await.unwrap_err();
-        assert!(matches!(&error, GithubError::Moved(to) if *to == location), "{error}");
+        assert!(matches!(&error, GithubError::RepositoryMoved(to) if *to == location), "{error}");
     }
     assert!(other.seen().is_empty());
 }

@@ -85,8 +85,8 @@ async fn what_needs_a_review_is_a_draft() {
     ");
 }
 
-/// L6: a pull request that is ready to be merged is a draft again before work for review is pushed, whatever it is for; and
-/// where that cannot be done, it is said.
+/// L6: a pull request that is ready to be merged is a draft again before work for review is pushed, whatever it is for;
+/// and where that cannot be done, it is said.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_pull_request_is_taken_back() {
     let forge = Running::start().await;
@@ -149,7 +149,10 @@ async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
     let first = published(&forge, &order()).await.unwrap();
     forge.hub.edit_pull(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
     let error = published(&forge, &for_review(1)).await.unwrap_err();
-    assert!(matches!(error, GithubError::Full(_)) && error.retry_after().is_none(), "{error}");
+    assert!(
+        matches!(error, GithubError::DescriptionFull(_)) && error.retry_after().is_none(),
+        "{error}"
+    );
     assert!(!published(&forge, &order()).await.unwrap().is_new);
 }
 
@@ -253,7 +256,7 @@ async fn a_renamed_repository_is_not_followed() {
     forge.hub.rename_repository(NAME, "acme/shop");
     let error = published(&forge, &order()).await.unwrap_err();
     assert!(
-        matches!(&error, GithubError::Moved(to) if to.ends_with("/repositories/100")),
+        matches!(&error, GithubError::RepositoryMoved(to) if to.ends_with("/repositories/100")),
         "{error}"
     );
     assert!(error.retry_after().is_none());

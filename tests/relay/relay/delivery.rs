@@ -78,7 +78,7 @@ fn two_runs_are_never_at_one_branch() {
     let place = Place::new();
     let key = BranchKey::parse("busy").unwrap();
     let first = place.mirror.lease_branch(&key).unwrap();
-    assert!(matches!(place.mirror.lease_branch(&key), Err(RepoError::Busy { .. })));
+    assert!(matches!(place.mirror.lease_branch(&key), Err(RepoError::BranchInUse { .. })));
     place.mirror.lease_branch(&BranchKey::parse("other").unwrap()).unwrap();
     let fence = first.fence();
     drop(first);
@@ -93,7 +93,7 @@ async fn a_second_run_may_wait_for_the_first() {
     let first = place.mirror.lease_branch(&key).unwrap();
     let patience = std::time::Duration::from_millis(1);
     let told = place.mirror.lease_with_timeout(&key, patience).await;
-    assert!(matches!(told, Err(RepoError::Busy { .. })));
+    assert!(matches!(told, Err(RepoError::BranchInUse { .. })));
     let mut waiting =
         Box::pin(place.mirror.lease_with_timeout(&key, std::time::Duration::from_mins(1)));
     assert!(futures_util::poll!(&mut waiting).is_pending());

@@ -161,7 +161,10 @@ fn work_that_takes_too_much_room_is_too_costly() {
     let announced = place.extract(&run).unwrap().unwrap();
     assert!(run.artifacts.bundle_path().metadata().unwrap().len() < 10_000);
     let error = place.judge(&run, announced).unwrap_err();
-    assert!(matches!(error, RepoError::Refused(QuarantineError::Costly(_))), "{error:?}");
+    assert!(
+        matches!(error, RepoError::QuarantineRefused(QuarantineError::LimitExceeded(_))),
+        "{error:?}"
+    );
     insta::assert_snapshot!(error, @"cannot accept the agent's work: it takes more time or memory than the limits allow: `git index-pack` has failed (signal: 25 (SIGXFSZ))");
 }
 

@@ -93,14 +93,14 @@ async fn the_api_is_asked_by_the_same_way() {
         Box::pin(ask(".example", company.ca())).await,
         Box::pin(ask("", Authority::new().file.clone())).await,
     );
-    assert!(matches!(straight, GithubError::Unanswered(_)), "{straight}");
-    assert!(matches!(doubted, GithubError::Unanswered(_)), "{doubted}");
+    assert!(matches!(straight, GithubError::NoResponse(_)), "{straight}");
+    assert!(matches!(doubted, GithubError::NoResponse(_)), "{doubted}");
     assert!(doubted.to_string().contains("`GITHUB_CA_FILE`"), "{doubted}");
     assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
 }
 
-/// A3: a host that only a tenant has named is not connected to where its name leads to this machine; one that the operator
-/// has named is.
+/// A3: a host that only a tenant has named is not connected to where its name leads to this machine; one that the
+/// operator has named is.
 #[test]
 fn a_host_that_nobody_has_named_leads_to_the_internet_only() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -50,7 +50,7 @@ fn a_bundle_says_one_branch_and_what_it_builds_on() {
     let other = format!("# v2 git bundle\n{NAME} refs/heads/main\n\n");
     assert_eq!(
         BundleHeader::parse(other.as_bytes(), WANTED),
-        Err(BundleError::Refs(WANTED.to_owned()))
+        Err(BundleError::UnexpectedRefs(WANTED.to_owned()))
     );
 }
 
@@ -290,8 +290,8 @@ fn line() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// L4: of each commit that is accepted, git says that it is well-formed, and reads the same tree, parents and author.
-    /// What git itself writes is accepted.
+    /// L4: of each commit that is accepted, git says that it is well-formed, and reads the same tree, parents and
+    /// author. What git itself writes is accepted.
     #[test]
     fn git_reads_the_same_commit(lines in commit(), changes in changes()) {
         let parts = lines.into_iter().map(String::into_bytes).collect();

@@ -82,13 +82,13 @@ fn a_bad_token_is_denied_and_never_shown() {
     run.workspace.commit("More");
     server.accept("another");
     let denied = push(&place, &run, &token).unwrap_err();
-    assert!(matches!(denied, RepoError::Denied { .. }), "{denied}");
+    assert!(matches!(denied, RepoError::Unauthorized { .. }), "{denied}");
     let said = format!("{denied} {denied:?}");
     assert!(!said.contains("0123456789abc") && !said.contains("eC1hY2Nlc3M"), "{said}");
     drop(run);
     let lease = lease(&place.mirror, "over-http");
     let asked = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
-    assert!(matches!(asked, RepoError::Denied { .. }), "{asked}");
+    assert!(matches!(asked, RepoError::Unauthorized { .. }), "{asked}");
     drop(server);
     let gone = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
     assert!(matches!(gone, RepoError::Unreachable { .. }), "{gone}");
@@ -108,7 +108,7 @@ fn a_branch_that_somebody_moved_is_left_as_it_is() {
     let main = place.tip("main");
     place.remote.git(["branch", "sandbox/moved", "main"]);
     let error = place.deliver(&run).unwrap_err();
-    assert!(matches!(error, RepoError::Moved { found: Some(_), .. }), "{error}");
+    assert!(matches!(error, RepoError::BranchMoved { found: Some(_), .. }), "{error}");
     assert_eq!(place.tip("sandbox/moved"), main);
     drop(run);
     // Moved by somebody, by force.
@@ -155,7 +155,7 @@ fn the_default_branch_is_never_the_branch() {
     let trunk = lease(&place.mirror, "trunk");
     for base in [None, Some("sandbox/trunk")] {
         let error = place.mirror.ensure_branch(&trunk, base, None).unwrap_err();
-        assert!(matches!(error, RepoError::Default { .. }), "{error}");
+        assert!(matches!(error, RepoError::DefaultBranch { .. }), "{error}");
     }
 }
 
@@ -166,7 +166,7 @@ fn a_base_that_is_not_there_is_told() {
     let lease = lease(&place.mirror, "key");
     for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {
         let error = place.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();
-        assert!(matches!(error, RepoError::NoBase { .. }), "{base}: {error}");
+        assert!(matches!(error, RepoError::UnknownBase { .. }), "{base}: {error}");
     }
     place.remote.git(["branch", "release/1", "main"]);
     let state = place.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap();

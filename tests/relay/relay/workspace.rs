@@ -44,7 +44,7 @@ fn the_workspace_is_the_agents_and_nothing_else_is() {
     assert_eq!(target.metadata().unwrap().uid(), place.directory.path().metadata().unwrap().uid());
     // Once it is the agent's, it is never ours again.
     let again = feed(&place, &run, &path).unwrap_err();
-    assert!(matches!(again, RepoError::State { .. }), "{again}");
+    assert!(matches!(again, RepoError::StateUnusable { .. }), "{again}");
 }
 
 /// L2: no directory is taken that somebody may have prepared.
@@ -61,7 +61,7 @@ fn a_directory_that_is_not_ours_and_empty_is_not_fed() {
     symlink(&elsewhere, &link).unwrap();
     for path in [full, link] {
         let error = feed(&place, &run, &path).unwrap_err();
-        assert!(matches!(error, RepoError::State { .. }), "{error}");
+        assert!(matches!(error, RepoError::StateUnusable { .. }), "{error}");
     }
     let empty = place.path("empty");
     fs::create_dir(&empty).unwrap();
@@ -93,8 +93,8 @@ fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
     assert_eq!((pushed.verdict, pushed.commits), (ReviewVerdict::Push, 2));
 }
 
-/// L2, L6: a base that has moved, and says something else where the agent has worked, is nothing to the push: the branch is
-/// what was made of the old base. Whoever merges them finds the conflict, and so may a later run.
+/// L2, L6: a base that has moved, and says something else where the agent has worked, is nothing to the push: the
+/// branch is what was made of the old base. Whoever merges them finds the conflict, and so may a later run.
 #[test]
 fn a_base_that_moved_into_a_conflict_is_for_whoever_merges() {
     let place = Place::new();
@@ -199,7 +199,7 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
     let limits = FetchLimits { pack_bytes: 256 << 10, ..FetchLimits::default() };
     let small = place.mirror.clone().with_limits(limits);
     let refused = small.ensure_branch(&lease, None, None).unwrap_err();
-    assert!(matches!(refused, RepoError::Costly { .. }), "{refused}");
+    assert!(matches!(refused, RepoError::FetchLimitExceeded { .. }), "{refused}");
     assert!(refused.to_string().contains("raise `[fetch]`"), "{refused}");
     let begun = place.mirror.ensure_branch(&lease, None, None).unwrap();
     let workspace = place.path("large");
@@ -231,7 +231,7 @@ fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out
     let lease = place.mirror.lease_branch(&BranchKey::parse("bomb").unwrap()).unwrap();
     let state = place.mirror.ensure_branch(&lease, None, None).unwrap();
     let refused = place.mirror.measure_checkout(&state, 400 << 20).unwrap_err();
-    assert!(matches!(refused, RepoError::Large { .. }), "{refused}");
+    assert!(matches!(refused, RepoError::CheckoutTooLarge { .. }), "{refused}");
     // A hundred thousand files and eleven thousand directories, of a block each.
     place.mirror.measure_checkout(&state, 111_110 * 4096).unwrap();
     let refused = place.mirror.measure_checkout(&state, 111_110 * 4096 - 1).unwrap_err();

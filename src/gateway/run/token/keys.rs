@@ -35,16 +35,16 @@ pub enum RunTokenKeysError {
     #[error("the run token keys in `{}` cannot be read", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("line {line} of the run token keys is not `id = key`")]
-    Form { line: usize },
+    MalformedLine { line: usize },
     #[error("line {line} of the run token keys: `{id}` is not a key's id; {KEY_ID_RULE}")]
-    Id { line: usize, id: String },
+    InvalidId { line: usize, id: String },
     #[error(
         "line {line} of the run token keys: the key `{id}` has {characters} characters; it must be 32 \
          bytes as 64 hexadecimal digits or as base64 (`openssl rand -hex 32` makes one)"
     )]
-    Key { line: usize, id: String, characters: usize },
+    InvalidKey { line: usize, id: String, characters: usize },
     #[error("line {line} of the run token keys: `{id}` occurs twice; give each key its own id")]
-    Twice { line: usize, id: String },
+    DuplicateId { line: usize, id: String },
     #[error(
         "there are no run token keys; write `id = key`, with 64 hexadecimal digits (`openssl rand -hex 32`)"
     )]
@@ -75,7 +75,7 @@ impl RunTokenKeys {
                 let key = RunTokenKey::parse_line(number, line)?;
                 // A second key of the same id would never be found, and its tokens would be rejected without a reason.
                 if keys.find_key(&key.id).is_some() {
-                    return Err(RunTokenKeysError::Twice { line: number, id: key.id.into() });
+                    return Err(RunTokenKeysError::DuplicateId { line: number, id: key.id.into() });
                 }
                 keys.keys.push(key);
             }
@@ -112,17 +112,17 @@ impl RunTokenKeys {
 
 impl RunTokenKey {
     fn parse_line(line: usize, text: &str) -> Result<Self, RunTokenKeysError> {
-        let (id, key) = text.split_once('=').ok_or(RunTokenKeysError::Form { line })?;
+        let (id, key) = text.split_once('=').ok_or(RunTokenKeysError::MalformedLine { line })?;
         let (id, key) = (id.trim(), key.trim());
         if !is_id(id) {
-            return Err(RunTokenKeysError::Id { line, id: id.to_owned() });
+            return Err(RunTokenKeysError::InvalidId { line, id: id.to_owned() });
         }
         // 64 hexadecimal digits are valid base64, too, so hexadecimal is tried first.
         let bytes: Option<[u8; 32]> = hex::decode_hex(key).or_else(|| b64::decode_any_base64(key));
         let bytes = bytes.ok_or_else(|| {
             // The error states the length only. The key itself must not get into a log.
             let characters = key.chars().count();
-            RunTokenKeysError::Key { line, id: id.to_owned(), characters }
+            RunTokenKeysError::InvalidKey { line, id: id.to_owned(), characters }
         })?;
         Ok(Self { id: id.into(), hmac: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
     }

@@ -29,7 +29,7 @@ pub(super) enum ConnectionAction {
     /// No byte can be moved until the kernel reports an event.
     Wait,
     /// More can be moved, after the other connections had their turn.
-    Again,
+    Requeue,
     Close,
 }
 
@@ -94,7 +94,7 @@ impl BridgedConnection {
             // The gateway may stop reading a request that it refuses, and its answer says why. The rest of the request
             // is discarded.
             self.up.start_discarding();
-            up = Ok(PumpOutcome::Again);
+            up = Ok(PumpOutcome::MoreToMove);
         }
         match (down, up) {
             // The answer has ended and the request is delivered or discarded: the connection has no work left.
@@ -102,10 +102,10 @@ impl BridgedConnection {
             _ if self.down.state == PipeState::Ended && self.up.is_over() => {
                 ConnectionAction::Close
             }
-            (Ok(PumpOutcome::Dry), Ok(PumpOutcome::Dry)) => ConnectionAction::Wait,
+            (Ok(PumpOutcome::Blocked), Ok(PumpOutcome::Blocked)) => ConnectionAction::Wait,
             _ => {
                 self.due = true;
-                ConnectionAction::Again
+                ConnectionAction::Requeue
             }
         }
     }
@@ -191,8 +191,8 @@ enum PipeState {
 
 enum PumpOutcome {
     /// No byte can be moved until the kernel reports an event.
-    Dry,
-    Again,
+    Blocked,
+    MoreToMove,
 }
 
 #[derive(Debug)]
@@ -214,20 +214,20 @@ impl BytePipe {
             // Bytes from an earlier read are delivered before anything new is read.
             if !self.held.is_empty() {
                 if !to.writable {
-                    return Ok(PumpOutcome::Dry);
+                    return Ok(PumpOutcome::Blocked);
                 }
                 self.flush_buffer(to)?;
                 continue;
             }
             match self.state {
-                PipeState::Ended => return Ok(PumpOutcome::Dry),
+                PipeState::Ended => return Ok(PumpOutcome::Blocked),
                 PipeState::Ending => {
                     // The call fails if the sink is disconnected; the other direction detects that.
                     let _ = net::shutdown(&to.socket, Shutdown::Write);
                     self.state = PipeState::Ended;
                 }
                 PipeState::Open | PipeState::Discarding if !from.readable => {
-                    return Ok(PumpOutcome::Dry);
+                    return Ok(PumpOutcome::Blocked);
                 }
                 PipeState::Open => match from.read(scratch)? {
                     None => {}
@@ -242,7 +242,7 @@ impl BytePipe {
                 }
             }
         }
-        Ok(PumpOutcome::Again)
+        Ok(PumpOutcome::MoreToMove)
     }
 
     /// Delivers the bytes at once, and holds the rest if the sink is full.

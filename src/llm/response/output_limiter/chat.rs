@@ -140,9 +140,9 @@ impl ChatStreamState {
         if self.has_more
             || is_in(&[ChoicePart::Thinking, ChoicePart::ToolCalls, ChoicePart::Resumed])
         {
-            CutSafety::Halfway
+            CutSafety::Unsafe
         } else if is_in(&[ChoicePart::Text]) {
-            CutSafety::Sound
+            CutSafety::Safe
         } else {
             CutSafety::Ended
         }

@@ -92,9 +92,9 @@ impl MessagesStreamState {
         if self.is_stopped {
             CutSafety::Ended
         } else if self.is_started && self.block.is_none_or(|block| block.is_text) {
-            CutSafety::Sound
+            CutSafety::Safe
         } else {
-            CutSafety::Halfway
+            CutSafety::Unsafe
         }
     }
 

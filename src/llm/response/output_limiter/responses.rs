@@ -255,9 +255,9 @@ impl ResponsesStreamState {
         if self.is_ended {
             CutSafety::Ended
         } else if self.head.is_none() || self.is_lost || self.items.iter().any(is_call) {
-            CutSafety::Halfway
+            CutSafety::Unsafe
         } else {
-            CutSafety::Sound
+            CutSafety::Safe
         }
     }
 

@@ -12,11 +12,11 @@ use serde::Deserialize;
 pub enum GithubError {
     /// The call has no answer. GitHub may have carried it out, or not.
     #[error("GitHub did not answer: {0}")]
-    Unanswered(String),
+    NoResponse(String),
     #[error("GitHub limits the rate of calls, and accepts none for {} seconds: {message}", after.as_secs())]
-    Limited { after: Duration, message: String },
+    RateLimited { after: Duration, message: String },
     #[error("GitHub is unwell ({0})")]
-    Unwell(StatusCode),
+    ServerError(StatusCode),
     #[error(
         "GitHub does not accept the token: {0}; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`"
     )]
@@ -30,7 +30,7 @@ pub enum GithubError {
     )]
     NotFound,
     #[error("the repository has moved to {0}; give its new URL")]
-    Moved(String),
+    RepositoryMoved(String),
     #[error("GitHub refuses this: {}", join_problems(message, reasons))]
     Invalid { message: String, reasons: Vec<ValidationProblem> },
     #[error("GitHub answers {status}: {message}")]
@@ -38,13 +38,13 @@ pub enum GithubError {
     #[error(
         "the API at `{api}` is not that of `{host}`, so no token of one is shown to the other; set `GITHUB_API_URL`"
     )]
-    Foreign { api: String, host: String },
+    OtherHost { api: String, host: String },
     #[error("the app's private key cannot be used: {0}")]
-    Key(&'static str),
+    InvalidAppKey(&'static str),
     #[error(
         "the text of {0} is full and has no room for the notice that the work needs a review; shorten that text"
     )]
-    Full(String),
+    DescriptionFull(String),
 }
 
 /// One problem of a request that GitHub has refused.
@@ -73,7 +73,7 @@ impl GithubError {
         // Rate limits come first: GitHub reports them as 403 or 429, which would otherwise look like a missing
         // permission.
         if let Some(after) = rate_limit_wait(head, &message) {
-            return Self::Limited { after, message };
+            return Self::RateLimited { after, message };
         }
         match head.status {
             StatusCode::UNAUTHORIZED => Self::Unauthorized(message),
@@ -88,9 +88,9 @@ impl GithubError {
             status if status.is_redirection() => {
                 // REST answers name the new address in a header or in the body.
                 let location = header_text(&head.headers, "location").unwrap_or(&refusal.url);
-                Self::Moved(one_line(location))
+                Self::RepositoryMoved(one_line(location))
             }
-            status if status.is_server_error() => Self::Unwell(status),
+            status if status.is_server_error() => Self::ServerError(status),
             status => Self::Unexpected { status, message },
         }
     }
@@ -99,7 +99,7 @@ impl GithubError {
     pub(super) fn from_graphql(kind: &str, message: &str) -> Self {
         let message = one_line(message);
         match kind {
-            "RATE_LIMITED" => Self::Limited { after: DEFAULT_RATE_LIMIT_WAIT, message },
+            "RATE_LIMITED" => Self::RateLimited { after: DEFAULT_RATE_LIMIT_WAIT, message },
             "FORBIDDEN" => Self::Forbidden(message),
             _ => Self::Invalid { message, reasons: vec![] },
         }
@@ -108,9 +108,9 @@ impl GithubError {
     /// Returns the stable error code, for clients that must not see the details.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Unanswered(_) => "forge_unreachable",
-            Self::Limited { .. } => "forge_rate_limited",
-            Self::Unauthorized(_) | Self::Key(_) => "forge_auth",
+            Self::NoResponse(_) => "forge_unreachable",
+            Self::RateLimited { .. } => "forge_rate_limited",
+            Self::Unauthorized(_) | Self::InvalidAppKey(_) => "forge_auth",
             Self::Forbidden(_) => "forge_forbidden",
             _ => "forge_failed",
         }
@@ -119,8 +119,8 @@ impl GithubError {
     /// Returns the wait before another attempt, or `None` if another attempt would have the same result.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Unanswered(_) | Self::Unwell(_) => Some(Duration::ZERO),
-            Self::Limited { after, .. } => Some(*after),
+            Self::NoResponse(_) | Self::ServerError(_) => Some(Duration::ZERO),
+            Self::RateLimited { after, .. } => Some(*after),
             // Git has pushed the branch a moment ago, and the API does not know it yet.
             Self::Invalid { .. } if self.has_problem(|reason| reason.field == "head") => {
                 Some(Duration::ZERO)

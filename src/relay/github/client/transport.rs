@@ -23,8 +23,8 @@ use crate::base;
 /// The HTTP client of one API, which has one host and so one route.
 #[derive(Clone)]
 pub(super) enum GithubTransport {
-    Straight(HttpsClient<HttpConnector>),
-    Tunnel(HttpsClient<Tunnel<HttpConnector>>),
+    Direct(HttpsClient<HttpConnector>),
+    Proxied(HttpsClient<Tunnel<HttpConnector>>),
 }
 
 pub(super) type HttpsClient<C> = legacy::Client<HttpsConnector<C>, Full<Bytes>>;
@@ -36,7 +36,7 @@ impl GithubTransport {
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(config.connect_timeout));
         Ok(match config.network.proxy_for(&config.url) {
-            None => Self::Straight(build_client(config, tcp)?),
+            None => Self::Direct(build_client(config, tcp)?),
             Some(proxy) => {
                 // The proxy gets a `CONNECT` request only. TLS runs from this process to the API.
                 let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
@@ -44,7 +44,7 @@ impl GithubTransport {
                     Some(auth) => tunnel.with_auth(auth.clone()),
                     None => tunnel,
                 };
-                Self::Tunnel(build_client(config, tunnel)?)
+                Self::Proxied(build_client(config, tunnel)?)
             }
         })
     }
@@ -52,16 +52,16 @@ impl GithubTransport {
     /// Sends a request once.
     ///
     /// # Errors
-    /// Returns [`GithubError::Unanswered`] if there is no answer. Its text has the reason and the setting to check.
+    /// Returns [`GithubError::NoResponse`] if there is no answer. Its text has the reason and the setting to check.
     pub(super) async fn send(
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, GithubError> {
         let (sent, setting) = match self {
-            Self::Straight(http) => (http.request(request).await, "GITHUB_API_URL"),
-            Self::Tunnel(http) => (http.request(request).await, "HTTPS_PROXY"),
+            Self::Direct(http) => (http.request(request).await, "GITHUB_API_URL"),
+            Self::Proxied(http) => (http.request(request).await, "HTTPS_PROXY"),
         };
-        sent.map_err(|error| GithubError::Unanswered(describe_error(&error, setting)))
+        sent.map_err(|error| GithubError::NoResponse(describe_error(&error, setting)))
     }
 }
 

@@ -52,17 +52,19 @@ impl GithubApp {
     /// Creates an app from the private key in the form in which GitHub provides it: PEM, in PKCS#1 or PKCS#8.
     ///
     /// # Errors
-    /// Returns [`GithubError::Key`] if the text is not an RSA key in PEM, or if the key is shorter than 2048 bits.
+    /// Returns [`GithubError::InvalidAppKey`] if the text is not an RSA key in PEM, or if the key is shorter than 2048
+    /// bits.
     pub fn new(id: &str, private_key: &SecretString) -> Result<Self, GithubError> {
         let der = PrivateKeyDer::from_pem_slice(private_key.expose_secret().as_bytes())
-            .map_err(|_| GithubError::Key("it is not a private key in PEM"))?;
+            .map_err(|_| GithubError::InvalidAppKey("it is not a private key in PEM"))?;
         let key = match &der {
             PrivateKeyDer::Pkcs1(der) => RsaKeyPair::from_der(der.secret_pkcs1_der()),
             PrivateKeyDer::Pkcs8(der) => RsaKeyPair::from_pkcs8(der.secret_pkcs8_der()),
-            _ => return Err(GithubError::Key("it is not one of RSA")),
+            _ => return Err(GithubError::InvalidAppKey("it is not one of RSA")),
         };
-        let key =
-            key.map_err(|_| GithubError::Key("it is not one of RSA with 2048 bits or more"))?;
+        let key = key.map_err(|_| {
+            GithubError::InvalidAppKey("it is not one of RSA with 2048 bits or more")
+        })?;
         Ok(Self { id: id.to_owned(), key, given: Mutex::default() })
     }
 
@@ -120,7 +122,7 @@ impl GithubApp {
             api.call_once(&signed, Method::POST, &address, Some(&scope)).await?;
         // A token with an unknown end could not be renewed in time.
         let expires = humantime::parse_rfc3339(&given.expires_at)
-            .map_err(|_| GithubError::Unanswered("a token without an end".to_owned()))?;
+            .map_err(|_| GithubError::NoResponse("a token without an end".to_owned()))?;
         Ok(InstallationToken { token: given.token, expires })
     }
 
@@ -137,7 +139,7 @@ impl GithubApp {
         let mut signature = vec![0; self.key.public().modulus_len()];
         self.key
             .sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), text.as_bytes(), &mut signature)
-            .map_err(|_| GithubError::Key("it does not sign"))?;
+            .map_err(|_| GithubError::InvalidAppKey("it does not sign"))?;
         text.push('.');
         b64::encode_base64(&signature, &mut text);
         Ok(SecretString::new(text))

@@ -17,10 +17,10 @@ pub fn upsert_section(text: Option<&str>, run: &str, words: &str) -> Option<Stri
     let mut pieces = parse_sections(text.unwrap_or_default());
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
     let part = format!("{mark}\n{words}\n{END_MARK}");
-    let is_own = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Part(old) if old.starts_with(&mark));
+    let is_own = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Managed(old) if old.starts_with(&mark));
     let own = match pieces.iter().position(is_own) {
         Some(own) => {
-            pieces[own] = DescriptionPart::Part(part.into());
+            pieces[own] = DescriptionPart::Managed(part.into());
             own
         }
         None => add_section(&mut pieces, part),
@@ -31,29 +31,29 @@ pub fn upsert_section(text: Option<&str>, run: &str, words: &str) -> Option<Stri
 /// Returns true if another run's section has a review notice.
 pub fn has_notice_of_other_run(text: Option<&str>, run: &str) -> bool {
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
-    let is_it = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Part(part) if part.contains(NOTICE_MARK) && !part.starts_with(&mark));
+    let is_it = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Managed(part) if part.contains(NOTICE_MARK) && !part.starts_with(&mark));
     parse_sections(text.unwrap_or_default()).iter().any(is_it)
 }
 
 /// Returns true if the run's own section has a review notice.
 pub fn has_notice_of_run(text: Option<&str>, run: &str) -> bool {
     let mark = format!("{RUN_MARK}{run}{MARK_END}");
-    let is_it = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Part(part) if part.contains(NOTICE_MARK) && part.starts_with(&mark));
+    let is_it = |piece: &DescriptionPart<'_>| matches!(piece, DescriptionPart::Managed(part) if part.contains(NOTICE_MARK) && part.starts_with(&mark));
     parse_sections(text.unwrap_or_default()).iter().any(is_it)
 }
 
 /// A part of a pull request's text.
 enum DescriptionPart<'a> {
-    Foreign(&'a str),
+    User(&'a str),
     /// A section of the relay's, with its marks.
-    Part(Cow<'a, str>),
+    Managed(Cow<'a, str>),
 }
 
 impl DescriptionPart<'_> {
     fn text(&self) -> &str {
         match self {
-            Self::Foreign(text) => text,
-            Self::Part(text) => text,
+            Self::User(text) => text,
+            Self::Managed(text) => text,
         }
     }
 
@@ -61,7 +61,7 @@ impl DescriptionPart<'_> {
     /// without the notice's headline. A section without a notice is removed as a whole. Returns `None` if nothing can
     /// be removed.
     fn shrink(&self) -> Option<String> {
-        let Self::Part(text) = self else { return None };
+        let Self::Managed(text) = self else { return None };
         let Some((above, notice)) = text.split_once(NOTICE_MARK) else {
             return (!text.is_empty()).then(String::new);
         };
@@ -87,23 +87,23 @@ fn parse_sections(text: &str) -> Vec<DescriptionPart<'_>> {
             && let Some(open) = open.take()
         {
             let end = at + END_MARK.len();
-            pieces.push(DescriptionPart::Foreign(&text[read..open]));
-            pieces.push(DescriptionPart::Part(text[open..end].into()));
+            pieces.push(DescriptionPart::User(&text[read..open]));
+            pieces.push(DescriptionPart::Managed(text[open..end].into()));
             read = end;
         }
     }
-    pieces.push(DescriptionPart::Foreign(&text[read..]));
+    pieces.push(DescriptionPart::User(&text[read..]));
     pieces
 }
 
 /// Inserts a new section behind the last one, or at the end, and returns its index.
 fn add_section(pieces: &mut Vec<DescriptionPart<'_>>, part: String) -> usize {
-    let last = pieces.iter().rposition(|piece| matches!(piece, DescriptionPart::Part(_)));
+    let last = pieces.iter().rposition(|piece| matches!(piece, DescriptionPart::Managed(_)));
     let at = last.map_or(pieces.len(), |last| last + 1);
     let is_first = pieces[..at].iter().all(|piece| piece.text().is_empty());
     let gap = if is_first { "" } else { SECTION_GAP };
-    pieces.insert(at, DescriptionPart::Part(part.into()));
-    pieces.insert(at, DescriptionPart::Foreign(gap));
+    pieces.insert(at, DescriptionPart::Managed(part.into()));
+    pieces.insert(at, DescriptionPart::User(gap));
     at + 1
 }
 
@@ -124,7 +124,7 @@ fn fit_sections(mut pieces: Vec<DescriptionPart<'_>>, own: usize) -> Option<Stri
             continue;
         };
         characters -= length(piece);
-        *piece = DescriptionPart::Part(less.into());
+        *piece = DescriptionPart::Managed(less.into());
         characters += length(piece);
         parts -= usize::from(piece.shrink().is_none());
     }

@@ -28,7 +28,7 @@ pub fn remove_unused_mirrors(
         if !is_bare || kept.iter().any(|id| name == id.as_str()) {
             continue;
         }
-        let disk = |source| RepoError::Disk { path: path.clone(), source };
+        let disk = |source| RepoError::Io { path: path.clone(), source };
         if remove_if_unused(&path, before).map_err(disk)? {
             removed += 1;
         } else {
@@ -62,7 +62,7 @@ fn gc_mirror(
             used => used,
         };
         let used = used.and_then(|used| used.modified());
-        let used = used.map_err(|source| RepoError::Disk { path: lease, source })?;
+        let used = used.map_err(|source| RepoError::Io { path: lease, source })?;
         // The lease is held while its refs are removed, so that no run begins at the branch in between.
         let taken = (used < before).then(|| try_lease(&entry)).transpose()?.flatten();
         let Some(lease) = taken else { continue };
@@ -87,7 +87,7 @@ fn try_lease(branch: &DirEntry) -> Result<Option<BranchLease>, RepoError> {
     let path = branch.path();
     match BranchLease::try_acquire(path.parent().unwrap_or(&path), &key) {
         Ok(lease) => Ok(Some(lease)),
-        Err(RepoError::Busy { .. }) => Ok(None),
+        Err(RepoError::BranchInUse { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -111,7 +111,7 @@ fn list_entries(directory: &Path) -> Result<Vec<DirEntry>, RepoError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         found => found.and_then(Iterator::collect),
     };
-    found.map_err(|source| RepoError::Disk { path: directory.to_owned(), source })
+    found.map_err(|source| RepoError::Io { path: directory.to_owned(), source })
 }
 
 /// The number of loose objects at which git packs them. A fetch of less than a hundred objects leaves them loose, and a

@@ -29,10 +29,10 @@ impl RepoMirror {
     /// checkout is, so this check protects the disk. The measure is the one that workspaces are measured by.
     ///
     /// # Errors
-    /// Returns [`RepoError::Large`] if the checkout has more than `most_bytes` or more than [`MAX_CHECKOUT_NAMES`]
-    /// names.
+    /// Returns [`RepoError::CheckoutTooLarge`] if the checkout has more than `most_bytes` or more than
+    /// [`MAX_CHECKOUT_NAMES`] names.
     pub fn measure_checkout(&self, state: &BranchState, most_bytes: u64) -> Result<(), RepoError> {
-        let large = |what| Err(RepoError::Large { branch: state.branch.clone(), what });
+        let large = |what| Err(RepoError::CheckoutTooLarge { branch: state.branch.clone(), what });
         // The names are counted first, because git must open each object to report a size.
         let is_long = match self.measure_listing(state, "%(objecttype)") {
             // Git was stopped at the output limit: there are more names than that.
@@ -75,11 +75,11 @@ impl RepoMirror {
         workspace: &Path,
         (owner, author): (FileOwner, &CommitAuthor),
     ) -> Result<(), RepoError> {
-        let disk = |source| RepoError::Disk { path: workspace.to_owned(), source };
+        let disk = |source| RepoError::Io { path: workspace.to_owned(), source };
         let is_new = create_private_dir(workspace).map_err(disk)?;
         if !is_new {
             let why = "it is not empty, not ours or no directory, so an agent may have been here";
-            return Err(RepoError::State { path: workspace.to_owned(), why });
+            return Err(RepoError::StateUnusable { path: workspace.to_owned(), why });
         }
         let bundle = lease.create_scratch_dir("feed")?.join("bundle");
         // 1. The commits go into a bundle, so that the workspace shares no file with the mirror.

@@ -61,7 +61,7 @@ impl QuarantinedWork {
 
     /// Returns the first difference between the patches and the commits, or `None` if there is none.
     fn compare_patches(&self, patches: &Path) -> Result<Option<PatchMismatch>, RepoError> {
-        let disk = |source| RepoError::Disk { path: patches.to_owned(), source };
+        let disk = |source| RepoError::Io { path: patches.to_owned(), source };
         if !self.is_linear() {
             return Ok(Some(PatchMismatch::Merge));
         }
@@ -95,7 +95,7 @@ impl QuarantinedWork {
     /// Writes the rewritten commits into quarantine, and makes them the ones to push.
     fn rewrite_commits(mut self, provenance: &CommitProvenance) -> Result<Self, RepoError> {
         let directory = self.lease.create_scratch_dir("commits")?;
-        let disk = |source| RepoError::Disk { path: directory.clone(), source };
+        let disk = |source| RepoError::Io { path: directory.clone(), source };
         let trailers = provenance.to_trailers();
         let (mut made, mut names, mut list) = (HashMap::new(), vec![], String::new());
         let mut texts = vec![];
@@ -116,7 +116,7 @@ impl QuarantinedWork {
             self.git_command("hash-object").args(words).input(GitInput::Bytes(list.into_bytes()));
         let said = call.output_text()?;
         if parse_object_ids(said.as_bytes(), "hash-object")? != names {
-            return Err(git::GitError::Senseless { what: "hash-object".to_owned() }.into());
+            return Err(git::GitError::UnexpectedOutput { what: "hash-object".to_owned() }.into());
         }
         self.tip = made.get(&self.tip).copied().expect("the tip is one of the commits");
         self.committer = Some(provenance.committer.clone());
@@ -135,7 +135,7 @@ impl QuarantinedWork {
         let (cell, known) = (self.quarantine_repo(), self.state.base_revisions());
         let found: BTreeSet<_> = cell.list_commit_ids(self.tip, &known)?.into_iter().collect();
         if found != *made {
-            return Err(QuarantineError::Unseen.into());
+            return Err(QuarantineError::UninspectedCommits.into());
         }
         cell.check_object_sizes(self.tip, &known).map(drop)
     }

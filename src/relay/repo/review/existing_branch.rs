@@ -30,7 +30,7 @@ impl RepoMirror {
         let mut bench = PolicyEvaluator { policy, reasons: BTreeSet::new() };
         match gathered {
             Ok(evidence) => bench.evaluate_evidence(&evidence),
-            Err(RepoError::Refused(why)) => {
+            Err(RepoError::QuarantineRefused(why)) => {
                 bench.add_reason(
                     ReviewAction::Review,
                     None,

@@ -104,7 +104,10 @@ fn a_parent_that_was_not_given_is_refused() {
     let foreign = case.place.tip("sandbox/other");
     let announced = extracted(&case, &forged(&case, &[], &format!("\nparent {foreign}")));
     let error = case.place.judge(&case.run, announced.unwrap().unwrap()).unwrap_err();
-    assert!(matches!(error, RepoError::Refused(QuarantineError::Commit(..))), "{error}");
+    assert!(
+        matches!(error, RepoError::QuarantineRefused(QuarantineError::InvalidCommit(..))),
+        "{error}"
+    );
 }
 
 /// What no policy lets through.
