@@ -5,7 +5,7 @@
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench is not production code")]
 
 #[expect(dead_code, reason = "the tests of the relay need more of it")]
-#[path = "../tests/relay/relay/place.rs"]
+#[path = "../tests/relay/repo/setup.rs"]
 mod place;
 #[expect(dead_code, reason = "the tests of the relay need more of it")]
 #[path = "../tests/support/repository.rs"]

@@ -2,7 +2,7 @@
 //! says the same however they are split.
 #![cfg_attr(fuzzing, no_main)]
 
-#[path = "../../tests/llm/body/strict.rs"]
+#[path = "../../tests/llm/request/strict_json.rs"]
 mod strict;
 
 use cogni_gateway::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner};

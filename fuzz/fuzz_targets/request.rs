@@ -2,7 +2,7 @@
 //! there, differs in nothing but what is ours, and would be admitted again as it is.
 #![cfg_attr(fuzzing, no_main)]
 
-#[path = "../../tests/llm/body/sound.rs"]
+#[path = "../../tests/llm/request/body_invariants.rs"]
 mod sound;
 
 use cogni_gateway::llm::protocol::GatewayRoute;

@@ -6,14 +6,14 @@
     reason = "test support is not production code"
 )]
 
-mod cli;
+mod commands;
 mod config;
 mod db;
-mod examples;
-mod linear;
-mod reach;
+mod dir_tree;
+mod host_reach;
+mod linear_time;
+mod shipped_config;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;
 mod tidy;
-mod tree;

@@ -2,11 +2,11 @@
 
 mod chain;
 mod command;
-mod crash;
-mod faults;
+mod concurrent_writes;
 mod fields;
-mod tail;
-mod writing;
+mod full_disk;
+mod recover;
+mod truncated_log;
 
 use std::fs;
 use std::path::{Path, PathBuf};

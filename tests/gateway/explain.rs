@@ -1,6 +1,6 @@
 //! What `explain` and `check` say, and that it is what a served run does.
 
-mod live;
+mod served_run;
 
 use std::fs;
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::gateway::smuggling::{AMBIGUOUS, MALFORMED};
+use crate::pipeline::smuggling::{AMBIGUOUS, MALFORMED};
 use crate::support::app::TestApp;
 
 /// G3: heads as the clients send them are served in the lane.

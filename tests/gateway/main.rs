@@ -9,17 +9,20 @@
 mod access_log;
 mod audit;
 mod explain;
-mod gateway;
+mod gateway_host;
 mod lane;
 mod metrics;
+mod model_provider;
 mod monitoring;
 mod peers;
-mod provider;
-mod seats;
+mod pipeline;
+mod rule;
+mod run_token;
 mod server;
-mod shared;
+mod shared_listener;
 mod spend_logs;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;
 mod trace;
+mod upstream;

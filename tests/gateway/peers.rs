@@ -1,7 +1,7 @@
 //! The gateway among programs that others wrote: LiteLLM above it, the OpenAI and Anthropic SDKs below, Prometheus beside it.
 
-mod cut;
-pub(crate) mod place;
+mod cut_streams;
+pub(crate) mod setup;
 mod spoof;
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use place::{Litellm, Place, provider};
+use setup::{Litellm, Place, provider};
 
 use crate::support::process::{free_port, patience};
 
@@ -136,11 +136,11 @@ fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
     place.chat("gpt", false);
     place.chat("gpt", true);
 
-    let text = place::get(&format!("http://{metrics}/metrics"));
-    let complaints = place::promtool(&["check", "metrics"], &text);
+    let text = setup::get(&format!("http://{metrics}/metrics"));
+    let complaints = setup::promtool(&["check", "metrics"], &text);
     assert_eq!(complaints, "", "{text}");
 
-    let prometheus = place::Prometheus::start(&metrics);
+    let prometheus = setup::Prometheus::start(&metrics);
     patience(
         || prometheus.value(r#"up{job="cogni-gateway"}"#) == Some(1.0),
         || format!("Prometheus does not scrape: {}", prometheus.said()),
@@ -159,7 +159,7 @@ fn with(object: &Value, more: &Value) -> Value {
 /// What `command` prints, if it succeeds.
 pub(crate) fn output(command: &mut Command) -> String {
     let output =
-        command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {}", place::REMEDY));
+        command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {}", setup::REMEDY));
     let [said, complained] =
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     assert!(output.status.success(), "{command:?}: {said}{complained}");

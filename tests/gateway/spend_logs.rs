@@ -1,7 +1,7 @@
 //! Our books beside those of a real LiteLLM, which keeps its own in a real Postgres and calls back with each call.
 
-mod chain;
-mod place;
+mod setup;
+mod whole_chat;
 
 use std::process::{Command, Output};
 
@@ -10,9 +10,9 @@ use cogni_gateway::service::billing::{self, BillState, BillingStore, ChargeSourc
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::peers::place::{KEY, Place, here, provider, through};
+use crate::peers::setup::{KEY, Place, here, provider, through};
 use crate::support::process::{Process, patience};
-use place::{Litellm, Postgres, Receiver, SECRET};
+use setup::{Litellm, Postgres, Receiver, SECRET};
 
 /// B1 to B4: the same calls by three ways: our audit log, LiteLLM's callback, and its spend logs; and they agree.
 #[test]

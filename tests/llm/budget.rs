@@ -1,5 +1,7 @@
 //! The ledger: no interleaving of calls spends more than was granted.
 
+mod price;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -6,12 +6,9 @@
     reason = "test support is not production code"
 )]
 
-mod body;
 mod budget;
-mod price;
-mod rule;
-mod stream;
+mod request;
+mod response;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;
-mod token;

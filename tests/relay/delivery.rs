@@ -1,14 +1,14 @@
 //! Durable delivery, with real git and a stand-in for GitHub.
 
-mod before;
-mod host;
-mod judged;
-mod kill;
-mod later;
-mod many;
+mod concurrent_runs;
+mod existing_branch;
+mod host_context;
+mod killed;
 pub(crate) mod outbox;
+mod recorded_rules;
+mod resume;
 mod rules;
+pub(crate) mod run_job;
 mod statement;
+mod statement_note;
 mod sweep;
-mod vouched;
-pub(crate) mod way;

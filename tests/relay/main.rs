@@ -7,9 +7,9 @@
 )]
 
 mod delivery;
-mod forge;
 mod github;
-mod relay;
+mod github_api;
+mod repo;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use compose::Compose;
 use deployment::{ACCESS_LOG, ACCOUNT, AUDIT_LOG, Deployment, KEY, METADATA, Proxy, RUN};
 
-use crate::support::engine::{self, Engine};
+use crate::support::docker_engine::{self, Engine};
 
 #[test]
 fn nginx_passes_the_drop_in_story() {
@@ -221,7 +221,15 @@ fn an_image_gets_the_first_process_that_the_program_carries() {
         .env_remove("COGNI_INIT")
         .envs([("LITELLM_MASTER_KEY", "sk-real"), ("BILLING_ACCOUNT_ID", "acct-1")])
         .envs([("LITELLM_HOST", "127.0.0.1:9"), ("LOG", "off")])
-        .args(["run", "--image", engine::BUSYBOX, "--state-dir", "state", "--run-dir", "runs"])
+        .args([
+            "run",
+            "--image",
+            docker_engine::BUSYBOX,
+            "--state-dir",
+            "state",
+            "--run-dir",
+            "runs",
+        ])
         .args(["--", "cat", "/proc/1/comm"])
         .output()
         .unwrap();
@@ -238,7 +246,7 @@ fn an_image_gets_the_first_process_that_the_program_carries() {
 #[test]
 fn the_image_holds_one_program() {
     let engine = Engine::connect();
-    insta::assert_snapshot!(engine.files(engine::GATEWAY).join("\n"), @"
+    insta::assert_snapshot!(engine.files(docker_engine::GATEWAY).join("\n"), @"
     cogni-gateway
     etc/ssl/certs/ca-certificates.crt
     llm-sock/README

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::engine;
+use crate::support::docker_engine;
 use crate::support::process::{Process, patience};
 
 /// R1–R5: exit codes, isolation, the way out, the deadline and the sweep are what they are with Docker Engine.
@@ -57,7 +57,7 @@ struct Podman {
 
 impl Podman {
     fn start() -> Self {
-        engine::need(&[engine::HOST]);
+        docker_engine::need(&[docker_engine::HOST]);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         fs::create_dir(path.join("task")).unwrap();
@@ -69,7 +69,7 @@ impl Podman {
         let answers = || podman.client(&["version"]).output().unwrap().status.success();
         patience(answers, || podman.service.said());
         let archive = podman.path().join("image.tar");
-        engine::must(&["save", "--output", archive.to_str().unwrap(), engine::HOST]);
+        docker_engine::must(&["save", "--output", archive.to_str().unwrap(), docker_engine::HOST]);
         podman.docker(&["load", "--input", archive.to_str().unwrap()]);
         chown_to_agent(&podman.path().join("task"));
         podman
@@ -112,8 +112,8 @@ impl Podman {
         command
             .env("BILLING_ACCOUNT_ID", "acct-1")
             .env("LITELLM_MASTER_KEY", "sk-real")
-            .env("COGNI_INIT", engine::init())
-            .args(["--image", engine::HOST])
+            .env("COGNI_INIT", docker_engine::init())
+            .args(["--image", docker_engine::HOST])
             .args(flags)
             .args(["--", "sh", "-c", script]);
         command

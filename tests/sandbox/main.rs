@@ -6,11 +6,13 @@
     reason = "test support is not production code"
 )]
 
-mod agent;
-mod agents;
-mod catalog;
-mod init;
-mod sandbox;
+mod cogni_agent;
+mod cogni_init;
+mod host_path;
+mod leftovers;
+mod output;
+mod owner_process;
+mod spec;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;

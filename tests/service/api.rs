@@ -1,20 +1,20 @@
 //! A2, A3, A4: the service over HTTP, as a process of its own: who may ask, how that is refused, chats and runs.
 
 mod billing;
-mod browser;
 mod chat;
-mod crowd;
-mod document;
-mod gone;
+mod client_disconnect;
+mod errors;
+mod grant_budget;
 mod host_paths;
-mod money;
-mod operate;
-mod refusal;
+mod openapi;
+mod origin_check;
 mod reload;
-mod run;
-mod shell;
+mod request_log;
+mod runs;
+mod runs_command;
+mod server;
+mod share_limiter;
 mod tenants;
-mod trace;
 
 use std::time::{Duration, Instant};
 

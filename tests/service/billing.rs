@@ -1,14 +1,14 @@
 //! B1 to B4: what runs cost, from our own records and from LiteLLM's, and that each call is charged once.
 
-mod books;
+mod call_usage;
 mod command;
-mod deployment;
-mod facts;
 mod ingest;
 mod litellm;
 mod reconcile;
+mod reconcile_task;
 mod retention;
-mod watch;
+mod shared_litellm;
+mod store;
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};

@@ -7,10 +7,10 @@
 )]
 
 mod api;
+mod auth;
 mod billing;
-mod grant;
-mod journal;
-mod service;
+mod runs;
+mod store;
 #[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../support/support.rs"]
 mod support;

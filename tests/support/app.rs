@@ -17,11 +17,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
-use super::provider;
+use super::model_provider;
 
 /// A served run. Dropping it stops everything; [`TestApp::stop`] also checks what it leaves.
 pub(crate) struct TestApp {
-    pub(crate) upstream: provider::Running,
+    pub(crate) upstream: model_provider::Running,
     pub(crate) socket: PathBuf,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) run: Arc<AgentRun>,
@@ -38,7 +38,7 @@ impl TestApp {
 
     /// Starts with a configuration that differs from the ordinary one.
     pub(crate) async fn with(configure: impl FnOnce(&mut GatewayConfig)) -> Self {
-        let upstream = provider::start("").await;
+        let upstream = model_provider::start("").await;
         let directory = tempfile::tempdir().unwrap();
         let mut config = configuration(directory.path(), upstream.addr);
         configure(&mut config);

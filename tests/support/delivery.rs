@@ -16,7 +16,7 @@ use cogni_gateway::relay::repo::review::RelayConfig;
 use cogni_gateway::relay::repo::{BranchKey, BranchState, ObjectId, SandboxBranch};
 use cogni_gateway::telemetry::audit::AuditSigningKey;
 
-use super::forge::{Running, credential};
+use super::github_server::{Running, credential};
 
 /// This machine's relay, as a process opens it.
 pub(crate) fn relay(forge: &Running) -> Arc<DeliveryService> {

@@ -19,9 +19,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::app;
-use super::engine::{self, must};
+use super::docker_engine::{self, must};
 use super::process::{PATIENCE, patience};
-use super::sandboxed::entries;
+use super::run_command::entries;
 
 /// An installation of its own.
 pub(crate) struct Place {
@@ -38,9 +38,9 @@ pub(crate) fn places() -> [Place; 2] {
 
 impl Place {
     pub(crate) fn docker() -> Self {
-        engine::need(&[engine::HOST]);
-        let driver = SandboxDriver::Docker { socket: engine::SOCKET.into() };
-        Self::new(driver, RootSource::Image(engine::HOST.to_owned()))
+        docker_engine::need(&[docker_engine::HOST]);
+        let driver = SandboxDriver::Docker { socket: docker_engine::SOCKET.into() };
+        Self::new(driver, RootSource::Image(docker_engine::HOST.to_owned()))
     }
 
     pub(crate) fn embedded() -> Self {
@@ -80,7 +80,7 @@ impl Place {
             mounts: vec![],
             volumes: vec![],
             socket_dir: PathBuf::new(),
-            init: Some(engine::init().into()),
+            init: Some(docker_engine::init().into()),
             has_gateway: true,
         }
     }
@@ -91,7 +91,7 @@ impl Place {
         run.clone_into(&mut config.identity.run);
         config.audit.path = None;
         RunPlan {
-            docker_socket: engine::SOCKET.into(),
+            docker_socket: docker_engine::SOCKET.into(),
             agent: None,
             target: None,
             proxy: None,
@@ -148,7 +148,7 @@ impl Place {
 
     fn sweeper(&self) -> LeftoverSweeper {
         LeftoverSweeper {
-            docker_socket: engine::SOCKET.into(),
+            docker_socket: docker_engine::SOCKET.into(),
             run_dir: self.run_dir(),
             apply: true,
             all: false,

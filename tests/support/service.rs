@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::client::Client;
+use super::model_provider;
 use super::process::{Process, patience};
-use super::provider;
 
 /// All that outlives a process of the service.
 pub(crate) struct Place {
     directory: TempDir,
-    pub(crate) provider: provider::Running,
+    pub(crate) provider: model_provider::Running,
     /// Who asks where a test does not say who.
     pub(crate) owner: Grant,
     variables: Vec<(String, String)>,
@@ -49,7 +49,7 @@ impl Place {
     /// With a provider that follows `script`, and an owner who may do everything.
     pub(crate) async fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let provider = provider::start(script).await;
+        let provider = model_provider::start(script).await;
         let owner = mint(&directory.path().canonicalize().unwrap(), OWNER);
         let place = Self { directory, provider, owner, variables: vec![] };
         place.write_config("");
@@ -145,7 +145,7 @@ impl Place {
 
     /// Nothing is left of any run but what is kept of it.
     pub(crate) fn assert_nothing_is_left(&self) {
-        let left = || super::sandboxed::entries(&self.run_dir());
+        let left = || super::run_command::entries(&self.run_dir());
         tokio::task::block_in_place(|| {
             patience(|| left().is_empty(), || format!("left in the run directory: {:?}", left()));
             let run_dir = self.run_dir();

@@ -4,17 +4,17 @@
 //! behind it write down all they see, and what they see of a lie has to be what they see of an honest
 //! request.
 
-mod cell;
-mod witness;
+mod litellm_callback;
+mod matrix_case;
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use self::cell::{Cell, Expect, Lies, MARK, Route};
-use self::witness::Witness;
+use self::litellm_callback::Witness;
+use self::matrix_case::{Cell, Expect, Lies, MARK, Route};
 use super::parse_lines;
-use super::place::{Litellm, Place, provider};
+use super::setup::{Litellm, Place, provider};
 use crate::support::client::Client;
 
 /// G3, G4, G5, G6: headers, members of the body, duplicate keys and paths, on every route.
@@ -79,7 +79,7 @@ async fn the_models_are_asked_for_in_our_name() {
             format!("GET /v1/models?key={MARK}0#{MARK}0 HTTP/1.1\r\n{CLOSE}{lie}: {MARK}0\r\n\r\n");
         assert!(client.raw(head.as_bytes()).await.starts_with("HTTP/1.1 200 "), "{lie}");
     }
-    let seen = super::place::get(&format!("http://{}/_seen", provider.address));
+    let seen = super::setup::get(&format!("http://{}/_seen", provider.address));
     assert!(seen.contains("x-litellm-end-user-id") && !seen.contains(MARK), "{seen}");
 }
 

@@ -15,8 +15,8 @@ use tokio::net::TcpListener;
 use super::context::OURS;
 use crate::metrics::scrape;
 use crate::support::app::TestApp;
-use crate::support::collector::{Collector, hex, shown};
 use crate::support::process::NOBODY;
+use crate::support::trace_collector::{Collector, hex, shown};
 
 /// G12: a run is a span, its calls are spans within it, named by the conventions; no prompt, no key.
 #[tokio::test]

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::relay::place::Place;
+use crate::repo::setup::Place;
 
 /// A1, L5: what an agent does not say is as its host has it, also where that is looser than what is built in.
 #[test]

@@ -8,9 +8,9 @@ use cogni_gateway::relay::delivery::outbox::StepOutcome;
 use cogni_gateway::relay::delivery::sweep::{RelaySweepReport, sweep_relay_state};
 use cogni_gateway::relay::repo::BranchLease;
 
-use super::kill::{begin, state};
-use super::way::{deliver, relay, work};
-use crate::support::forge::Running;
+use super::killed::{begin, state};
+use super::run_job::{deliver, relay, work};
+use crate::support::github_server::Running;
 use crate::support::repository::git;
 
 /// L4, L5: what is delivered, and what nobody comes back to, goes; work that is not delivered stays with all it needs.

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use crate::support::engine::{self, Engine};
+use crate::support::docker_engine::{self, Engine};
 
 /// The project is taken down when this is dropped.
 pub(super) struct Compose {
@@ -50,9 +50,9 @@ impl Compose {
             .arg("--file")
             .arg(self.folder.path().join("litellm.yaml"))
             .args(arguments)
-            .env("AGENT_IMAGE", engine::HOST)
-            .env("COGNI_INIT", engine::init())
-            .env("GATEWAY_IMAGE", engine::GATEWAY)
+            .env("AGENT_IMAGE", docker_engine::HOST)
+            .env("COGNI_INIT", docker_engine::init())
+            .env("GATEWAY_IMAGE", docker_engine::GATEWAY)
             .env("LITELLM_MASTER_KEY_FILE", self.folder.path().join("litellm_master_key"))
             .output()
             .expect("docker-compose is installed; `tests/run dropin` does it")

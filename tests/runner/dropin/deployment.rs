@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::engine::{self, Container, Engine, Live};
+use crate::support::docker_engine::{self, Container, Engine, Live};
 use crate::support::process::patience;
 
 pub(super) const SOCKET: &str = "/llm-sock/llm.sock";
@@ -75,7 +75,7 @@ impl Deployment {
         let engine = Engine::connect();
         let (network, socket, logs) = (engine.internal_network(), engine.volume(), engine.volume());
         let provider = engine.run(
-            engine::GATEWAY,
+            docker_engine::GATEWAY,
             &["--network", &network, "--network-alias", "litellm"],
             &["provider", "--listen", "0.0.0.0:4000"],
         );
@@ -92,7 +92,7 @@ impl Deployment {
 
     /// A sandbox of any image beside the agent's: `cogni-init` mounted into it, and nothing else changed.
     pub(super) fn sandbox(&self, image: &str, argv: &[&str]) -> Container {
-        let init = format!("{}:/cogni-init:ro", engine::init());
+        let init = format!("{}:/cogni-init:ro", docker_engine::init());
         let options = ["--volume", &init, "--entrypoint", "/cogni-init"];
         start_sandbox(&self.engine, image, &self.socket, &options, argv)
     }
@@ -178,7 +178,7 @@ impl Deployment {
     pub(super) fn in_the_image(&self, command: &[&str]) -> (i32, String) {
         let volume = format!("{}:/var/log/cogni:ro", self.logs);
         let options = ["--network", "none", "--volume", &volume];
-        let container = self.engine.run(engine::GATEWAY, &options, command);
+        let container = self.engine.run(docker_engine::GATEWAY, &options, command);
         (container.wait(), container.logs())
     }
 }
@@ -201,7 +201,7 @@ fn start_proxy(
             let mount = format!("{}:/etc/nginx/nginx.conf:ro", file.display());
             options.extend(["--volume", &mount, "--tmpfs", "/tmp"]);
             engine.run(
-                engine::HOST,
+                docker_engine::HOST,
                 &options,
                 &["nginx", "-c", "/etc/nginx/nginx.conf", "-e", "stderr"],
             )
@@ -212,7 +212,7 @@ fn start_proxy(
                 options.extend(["--env", variable]);
             }
             options.extend(["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]);
-            engine.run(engine::GATEWAY, &options, &[])
+            engine.run(docker_engine::GATEWAY, &options, &[])
         }
     }
 }
@@ -224,7 +224,7 @@ fn start_agent(engine: &Engine, socket: &str) -> Container {
         "TCP-LISTEN:8080,fork,bind=127.0.0.1,reuseaddr",
         "UNIX-CONNECT:/llm-sock/llm.sock",
     ];
-    start_sandbox(engine, engine::HOST, socket, &[], &bridge)
+    start_sandbox(engine, docker_engine::HOST, socket, &[], &bridge)
 }
 
 /// The hardening that every agent has, the socket mounted read-only.

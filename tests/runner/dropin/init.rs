@@ -1,14 +1,14 @@
 //! R4: `cogni-init` as the first process of real containers, in images that know nothing of it.
 
 use super::deployment::{Deployment, Proxy, RUN};
-use crate::support::engine;
+use crate::support::docker_engine;
 
 /// R4: any image; busybox alone, with no network, no privilege and nothing to write to.
 #[test]
 fn an_image_of_busybox_alone_reaches_the_gateway() {
     let deployment = Deployment::start(Proxy::Gateway);
     let health = ["busybox", "wget", "-qO-", "http://127.0.0.1:8080/health"];
-    let sandbox = deployment.sandbox(engine::BUSYBOX, &[&["--"], &health[..]].concat());
+    let sandbox = deployment.sandbox(docker_engine::BUSYBOX, &[&["--"], &health[..]].concat());
     assert_eq!(sandbox.wait(), 0, "{}", sandbox.logs());
     assert!(sandbox.logs().contains(RUN), "{}", sandbox.logs());
 }
@@ -17,7 +17,8 @@ fn an_image_of_busybox_alone_reaches_the_gateway() {
 #[test]
 fn an_image_of_one_program_starts() {
     let deployment = Deployment::start(Proxy::Gateway);
-    let sandbox = deployment.sandbox(engine::GATEWAY, &["--", "/cogni-gateway", "--version"]);
+    let sandbox =
+        deployment.sandbox(docker_engine::GATEWAY, &["--", "/cogni-gateway", "--version"]);
     assert_eq!(sandbox.wait(), 0, "{}", sandbox.logs());
     assert!(sandbox.logs().starts_with("cogni-gateway "), "{}", sandbox.logs());
 }
@@ -30,7 +31,7 @@ fn the_first_process_is_closed_to_the_agent() {
         readlink /proc/1/exe; cat /proc/1/environ; (echo > /proc/1/mem); ls /proc/1/fd/
         kill -KILL 1; kill -STOP 1
         trap 'exit 42' TERM; echo ready; sleep 1000 & wait";
-    let sandbox = deployment.sandbox(engine::BUSYBOX, &["--", "sh", "-c", script]);
+    let sandbox = deployment.sandbox(docker_engine::BUSYBOX, &["--", "sh", "-c", script]);
     crate::support::process::patience(|| sandbox.logs().contains("ready"), || sandbox.logs());
     sandbox.kill("TERM");
     assert_eq!(sandbox.wait(), 42, "{}", sandbox.logs());

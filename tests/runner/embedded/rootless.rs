@@ -8,7 +8,7 @@ use std::process::{self, Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::sandboxed::containers;
+use super::driver::containers;
 use crate::support::process::{Process, patience};
 
 /// R2: nothing is weakened in silence.

@@ -1,0 +1,309 @@
+//! The binary: what it says, how it ends, and that it lives through what kills it.
+
+mod admin;
+mod earlier_files;
+mod error_messages;
+mod help;
+mod log;
+mod relay;
+mod stdout;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cogni_gateway::telemetry::audit::verify::{self, AuditVerifyReport};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::client::Client;
+use crate::support::model_provider;
+use crate::support::process::Process;
+
+/// G2: the help is read once, by a person.
+#[test]
+fn the_help_names_every_setting() {
+    let (code, help, _) = cogni(&["proxy", "--help"], &[]);
+    assert_eq!(code, 0);
+    insta::assert_snapshot!(help);
+}
+
+/// G2: wrong use ends with 2 and says what is wrong.
+#[test]
+fn wrong_use_is_explained() {
+    let wrong = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let (code, _, said) = cogni(arguments, variables);
+        format!("{code}: {said}")
+    };
+    insta::assert_snapshot!(wrong(&["proxy", "--max-turn", "5"], &[]), @r"
+    2: error: unexpected argument '--max-turn' found
+
+      tip: a similar argument exists: '--max-turns'
+
+    Usage: cogni-gateway proxy --max-turns <COUNT>
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(wrong(&["proxy"], &[]), @"2: error: `RUN_ID` is not set, and every call is recorded and billed under it; give `--run-id ID`");
+    insta::assert_snapshot!(wrong(&["proxy"], &[("RUN_ID", "r"), ("MAX_TURNS", "some")]), @"2: error: `MAX_TURNS` is `some`; give a whole number");
+    insta::assert_snapshot!(wrong(&["health", "--socket-path", "/nowhere/llm.sock"], &[]), @"1: error: no process answers on `/nowhere/llm.sock`: No such file or directory (os error 2)");
+}
+
+/// G1: where the socket's owner cannot be set nothing is served, and nothing is left behind.
+#[test]
+fn a_socket_that_cannot_be_given_away_is_removed() {
+    let place = tempfile::tempdir_in("/tmp").unwrap();
+    let nobody = 65534;
+    std::os::unix::fs::chown(place.path(), Some(nobody), Some(nobody)).unwrap();
+    let binary = place.path().join("cogni-gateway");
+    fs::copy(BINARY, &binary).unwrap();
+    let socket = place.path().join("llm.sock");
+    let output = Command::new(&binary)
+        .arg("proxy")
+        .env_clear()
+        .envs([("RUN_ID", "run-1"), ("BILLING_ACCOUNT_ID", "a"), ("LITELLM_MASTER_KEY", "sk")])
+        .env("SOCKET_PATH", &socket)
+        .env("SOCKET_OWNER", "0")
+        .uid(nobody)
+        .gid(nobody)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let said = said.replace(place.path().to_str().unwrap(), "[dir]");
+    insta::assert_snapshot!(said, @"error: cannot bind `[dir]/llm.sock`: Operation not permitted (os error 1)");
+    assert!(!socket.exists());
+}
+
+/// G2: SIGTERM lets an open stream end, then the process; and the next one takes its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_drains_an_open_stream() {
+    let upstream = model_provider::start("").await;
+    let run = Run::new(&upstream.addr.to_string());
+    for starts in 1..=2 {
+        let mut gateway = run.start();
+        let mut stream = run.client().open("/v1/messages", &streamed("fake/gate=1")).await;
+        assert!(stream.frame().await.unwrap().is_some());
+        upstream.gate.wait_for_waiting(1).await;
+        gateway.signal("TERM");
+        gateway.until(|said| said.contains("draining"));
+        upstream.gate.allow_answers(1);
+        let (rest, in_order) = stream.rest().await;
+        assert!(in_order && rest.contains("message_stop"), "{rest}");
+        assert!(gateway.wait().success());
+        assert!(!run.socket().exists());
+        let report = run.verify();
+        assert_eq!((report.starts, report.finished, report.open), (starts, true, 0));
+        assert_eq!(report.spent.turns, starts);
+    }
+}
+
+/// G13: SIGHUP reads the file again; what is wrong with it changes nothing and is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hangup_reads_the_file_again() {
+    let upstream = model_provider::start("").await;
+    let run = Run::new(&upstream.addr.to_string());
+    run.configure("[policy.body]\nmodels = ['fake']");
+    let mut gateway = run.start();
+    let call = |model: &str| json!({"model": model, "max_tokens": 5, "messages": []});
+    let status = async |model| run.client().post("/v1/messages", &call(model)).await.status;
+    assert_eq!(status("fake/output=7").await, 403);
+    let open = run.client().open("/v1/messages", &streamed("fake")).await;
+
+    for (file, complaint) in [
+        ("[policy.body]\nmodel = ['fake']", "nothing has changed: `"),
+        ("drain_timeout = '1s'", "`drain_timeout` cannot change while a run is served"),
+    ] {
+        run.configure(file);
+        gateway.signal("HUP");
+        gateway.until(|said| said.contains(complaint));
+        assert_eq!(status("fake/output=7").await, 403);
+        assert_eq!(reload_failed(&gateway), "1");
+    }
+    assert!(gateway.said().contains("unknown field `model`"), "{}", gateway.said());
+
+    run.configure("[policy.body]\nmodels = ['fake/output=7']\n[budget]\nmax_output_tokens = 1");
+    gateway.signal("HUP");
+    gateway.until(|said| said.contains("the policy has changed"));
+    assert_eq!(reload_failed(&gateway), "0");
+    // All is reserved by the open stream or spent, which is told before a body is looked at.
+    assert_eq!(status("fake").await, 402);
+    assert!(open.finish().await.is_ok(), "an open stream ends under the old policy");
+    // The stream's tokens stay spent.
+    assert_eq!(status("fake/output=7").await, 402);
+    assert!(gateway.terminate().success());
+    run.verify();
+    let log = fs::read_to_string(run.audit_log()).unwrap();
+    let changed: Vec<_> = log.lines().filter(|line| line.contains("policy.changed")).collect();
+    assert_eq!(changed.len(), 1);
+    assert!(
+        changed[0].contains(r#""version":1"#) && changed[0].contains(r#""by":"signal""#),
+        "{changed:?}"
+    );
+}
+
+/// What a scrape says of the last reload.
+fn reload_failed(gateway: &Process) -> String {
+    let said = gateway.said();
+    let address = said.split("metrics=").nth(1).unwrap().split(' ').next().unwrap();
+    let mut scrape = TcpStream::connect(address).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    scrape.read_to_string(&mut text).unwrap();
+    let line = text.lines().find(|line| line.starts_with("cogni_gateway_reload_failed ")).unwrap();
+    line.split(' ').nth(1).unwrap().to_owned()
+}
+
+/// G11: kill -9 in the middle of 100 streams loses no admission; the next process charges for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_amid_a_hundred_streams_loses_nothing() {
+    let upstream = model_provider::start("").await;
+    let run = Run::new(&upstream.addr.to_string());
+    let mut gateway = run.start();
+    let mut streams = vec![];
+    for _ in 0..100 {
+        let mut stream = run.client().open("/v1/messages", &streamed("fake/gate=1")).await;
+        assert!(stream.frame().await.unwrap().is_some());
+        streams.push(stream);
+    }
+    run.client()
+        .post("/v1/messages", &json!({"model": "fake", "max_tokens": 5, "messages": []}))
+        .await;
+    gateway.signal("KILL");
+    assert!(!gateway.wait().success());
+    for stream in streams {
+        assert!(!stream.rest().await.1, "a client takes the part for the whole");
+    }
+    let report = run.verify();
+    assert_eq!((report.admitted, report.finished), (101, false));
+    assert!(run.socket().exists(), "a crash leaves its socket");
+
+    let mut gateway = run.start();
+    let status = run.client().get("/run/status").await.json();
+    assert_eq!(status["budget"]["spent"]["turns"], 101);
+    assert_eq!(status["budget"]["turns_left"], 899);
+    let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
+    assert_eq!(run.client().post("/v1/messages", &call).await.status, 200);
+    gateway.signal("TERM");
+    assert!(gateway.wait().success());
+    let report = run.verify();
+    let calls = (report.admitted, report.settled, report.open, report.unmatched);
+    assert_eq!(calls, (102, 102, 0, 0));
+    assert!((100..=101).contains(&report.crashed), "{report:?}");
+    assert_eq!((report.starts, report.finished, report.spent.turns), (2, true, 102));
+}
+
+/// G11: the key is in no log, error, argument or record, whatever happens and however much is logged.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_is_written_nowhere() {
+    let upstream = model_provider::start("").await;
+    let run = Run::new(&upstream.addr.to_string());
+    let mut gateway = run.start();
+    for model in ["fake", "fake/status=401", "fake/fault=reset@head", "fake/fault=garbage@head"] {
+        run.client().post("/v1/chat/completions", &json!({"model": model, "messages": []})).await;
+    }
+    run.client().get("/nothing").await;
+    let pid = gateway.id();
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    assert!(!String::from_utf8_lossy(&arguments).contains(KEY));
+    gateway.signal("TERM");
+    gateway.wait();
+    assert!(upstream.seen.last_request().unwrap().header("authorization").unwrap().contains(KEY));
+    assert!(gateway.said().contains("ready"));
+    assert!(!gateway.said().contains(KEY), "{}", gateway.said());
+    let files = fs::read_dir(run.0.path()).unwrap().map(|file| file.unwrap().path());
+    let files: Vec<_> = files.filter(|file| file.is_file()).collect();
+    assert!(files.len() >= 2, "{files:?}");
+    for file in files {
+        let text = fs::read(&file).unwrap();
+        assert!(!String::from_utf8_lossy(&text).contains(KEY), "{}", file.display());
+    }
+}
+
+/// A run of the real binary, and its files.
+struct Run(TempDir, String);
+
+impl Run {
+    fn new(upstream: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir(place.path().join("admin")).unwrap();
+        Self(place, upstream.to_owned())
+    }
+
+    /// Starts a process and waits until it serves.
+    fn start(&self) -> Process {
+        let path = |name: &str| self.0.path().join(name);
+        let mut command = Command::new(BINARY);
+        command
+            .arg("proxy")
+            .env_clear()
+            .env("RUN_ID", "run-1")
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", KEY)
+            .env("LITELLM_HOST", &self.1)
+            .env("SOCKET_PATH", self.socket())
+            .env("AUDIT_LOG_PATH", self.audit_log())
+            .env("ACCESS_LOG_PATH", path("access.log"))
+            .env("ADMIN_SOCKET_PATH", self.admin_socket())
+            .env("METRICS_ADDR", "127.0.0.1:0")
+            .env("MAX_TURNS", "1000")
+            .env("LOG", "trace");
+        if path("gateway.toml").exists() {
+            command.env("CONFIG", path("gateway.toml"));
+        }
+        let mut process = Process::start(&mut command, "build it with cargo");
+        process.until(|said| said.contains("ready"));
+        process
+    }
+
+    /// Writes the file that the next process, or a hangup, will read.
+    fn configure(&self, file: &str) {
+        fs::write(self.0.path().join("gateway.toml"), file).unwrap();
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("llm.sock")
+    }
+
+    /// In a directory of its own, as a sandbox would see the other.
+    fn admin_socket(&self) -> PathBuf {
+        self.0.path().join("admin/admin.sock")
+    }
+
+    fn audit_log(&self) -> PathBuf {
+        self.0.path().join("audit.jsonl")
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.socket())
+    }
+
+    /// As an operator proves it, with the command.
+    fn verify(&self) -> AuditVerifyReport {
+        let log = self.audit_log();
+        let (code, said, _) = cogni(&["audit", "verify", log.to_str().unwrap()], &[]);
+        assert_eq!(code, 0, "{said}");
+        verify::verify_file(Path::new(&log), None).unwrap()
+    }
+}
+
+/// Exit code, standard output and standard error.
+fn cogni(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let output = Command::new(BINARY)
+        .args(arguments)
+        .env_clear()
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn streamed(model: &str) -> Value {
+    json!({"model": model, "max_tokens": 100, "stream": true, "messages": []})
+}
+
+const BINARY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
+const KEY: &str = "sk-very-secret";

@@ -1,0 +1,207 @@
+//! G12: our own log, for machines.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+use http::Method;
+use serde_json::Value;
+
+use super::BINARY;
+use crate::support::client::{Client, request};
+use crate::support::model_provider;
+use crate::support::process::{Process, patience};
+use crate::support::test_ca::Authority;
+
+/// G12: each line is one flat object, with the run and its trace where it is about a run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_of_json_says_whose_run_and_trace_it_is_about() {
+    let upstream = model_provider::start("").await;
+    let place = tempfile::tempdir().unwrap();
+    let mut command = Command::new(BINARY);
+    command
+        .arg("proxy")
+        .env_clear()
+        .env("RUN_ID", "run-1")
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-very-secret")
+        .env("LITELLM_HOST", upstream.addr.to_string())
+        .env("SOCKET_PATH", place.path().join("llm.sock"))
+        .env("ACCESS_LOG_PATH", "off")
+        .env("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        .env("LOG_FORMAT", "json");
+    let mut gateway = Process::start(&mut command, "build it with cargo");
+    gateway.until(|said| said.contains(r#""message":"ready""#));
+    assert!(gateway.terminate().success());
+    let lines: Vec<Value> =
+        gateway.said().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &lines {
+        humantime::parse_rfc3339(line["time"].as_str().unwrap()).unwrap();
+    }
+    let shown: Vec<_> = lines.iter().map(Value::to_string).collect();
+    insta::with_settings!({filters => [
+        (r#""time":"[^"]+""#, r#""time":"[time]""#),
+        (r#""socket":"[^"]+""#, r#""socket":"[socket]""#),
+        (r"http://127\.0\.0\.1:\d+", "[upstream]"),
+    ]}, {
+        insta::assert_snapshot!(shown.join("\n"), @r#"
+        {"level":"INFO","message":"ready","run":"run-1","runs":1,"socket":"[socket]","target":"cogni_gateway::gateway::process","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c","upstream":"[upstream]"}
+        {"level":"INFO","message":"draining","run":"run-1","target":"cogni_gateway::gateway::process","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
+        {"level":"INFO","message":"stopped","run":"run-1","target":"cogni_gateway::gateway::process","time":"[time]","trace_id":"0af7651916cd43dd8448eb211c80319c"}
+        "#);
+    });
+}
+
+/// G14: whoever does not read our log holds up no request, and no end; what does not fit is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_holds_nobody_up() {
+    let place = tempfile::tempdir().unwrap();
+    let (socket, pipe) = (place.path().join("llm.sock"), place.path().join("pipe"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Opened for both, so that neither side waits for the other.
+    let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "exec 2<>\"$0\"; exec \"$@\""])
+        .arg(&pipe)
+        .args([BINARY, "proxy"])
+        .env_clear()
+        .env("RUN_ID", "run-1")
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-very-secret")
+        .env("LITELLM_HOST", "127.0.0.1:9")
+        .env("SOCKET_PATH", &socket)
+        .env("ACCESS_LOG_PATH", "off")
+        .env("LOG", "trace");
+    let mut gateway = Process::start(&mut command, "build it with cargo");
+    let is_served = || UnixStream::connect(&socket).is_ok();
+    tokio::task::block_in_place(|| patience(is_served, || gateway.said()));
+    let mut connection = Client::new(&socket).http2().await;
+    // HTTP/2 says several lines of each: more than a pipe and the queue hold.
+    for _ in 0..1000 {
+        let asked = request(Method::GET, "http://x/health", "", &[]);
+        assert_eq!(connection.send_request(asked).await.unwrap().status(), 200);
+    }
+    drop(connection);
+    assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
+    let mut kept = vec![0; 1 << 20];
+    let length = reader.read(&mut kept).unwrap();
+    let kept = String::from_utf8_lossy(&kept[..length]);
+    assert!(kept.contains("ready") && !kept.contains("stopped"), "{kept}");
+}
+
+/// G15: h2 warns of a client that takes its streams back. Of that our log has nothing, however often the client does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_cannot_fill_our_log_through_the_crates_below_us() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("llm.sock");
+    let mut command = Command::new(BINARY);
+    command
+        .arg("proxy")
+        .env_clear()
+        .env("RUN_ID", "run-1")
+        .env("BILLING_ACCOUNT_ID", "acct-1")
+        .env("LITELLM_MASTER_KEY", "sk-very-secret")
+        .env("LITELLM_HOST", "127.0.0.1:9")
+        .env("SOCKET_PATH", &socket)
+        .env("ACCESS_LOG_PATH", "off");
+    let mut gateway = Process::start(&mut command, "build it with cargo");
+    gateway.until(|said| said.contains("ready"));
+    for _ in 0..10 {
+        let mut client = UnixStream::connect(&socket).unwrap();
+        let _ = client.write_all(&streams_taken_back());
+        // The gateway ends the connection.
+        let _ = client.read_to_end(&mut vec![]);
+    }
+    assert!(gateway.terminate().success());
+    let said = gateway.said();
+    assert!(said.contains("stopped") && !said.contains("WARN"), "{said}");
+}
+
+/// A connection of HTTP/2 whose client opens more streams than a server puts up with, each reset at once.
+fn streams_taken_back() -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    for stream in (1_u32..200).step_by(2) {
+        // `GET / http` by the static table, and the reset with `CANCEL`.
+        bytes.extend_from_slice(b"\0\0\x03\x01\x05");
+        bytes.extend_from_slice(&stream.to_be_bytes());
+        bytes.extend_from_slice(b"\x82\x84\x86\0\0\x04\x03\0");
+        bytes.extend_from_slice(&stream.to_be_bytes());
+        bytes.extend_from_slice(b"\0\0\0\x08");
+    }
+    bytes
+}
+
+/// G8: an upstream that is not reached is told once a minute, with its host, its cause and what to do; so is a key that it
+/// refuses. Clients are told none of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_is_told_why_the_upstream_fails() {
+    let upstream = model_provider::start("").await;
+    let (here, authority) = (upstream.addr.to_string(), Authority::new());
+    let causes = [
+        ("nowhere.invalid:4000", "fake", "upstream_unreachable", "cause=dns"),
+        ("127.0.0.1:9", "fake", "upstream_unreachable", "cause=connection_refused"),
+        (&*format!("https://{here}"), "fake", "upstream_unreachable", "cause=tls"),
+        (&*here, "fake/status=401", "upstream_auth", "status=401"),
+        (&*here, "fake/fault=garbage@head", "upstream_malformed", "cause=not_http"),
+    ];
+    for (host, model, code, cause) in causes {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("llm.sock");
+        let mut command = Command::new(BINARY);
+        command
+            .arg("proxy")
+            .env_clear()
+            .env("RUN_ID", "run-1")
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-very-secret")
+            .env("LITELLM_HOST", host)
+            .env("UPSTREAM_CA_FILE", &authority.file)
+            .env("SOCKET_PATH", &socket)
+            .env("ACCESS_LOG_PATH", "off");
+        let mut gateway = Process::start(&mut command, "build it with cargo");
+        gateway.until(|said| said.contains("ready"));
+        for _ in 0..3 {
+            let call = serde_json::json!({"model": model, "messages": []});
+            let answer = Client::new(&socket).post("/v1/chat/completions", &call).await;
+            assert_eq!(answer.json()["error"]["code"], code, "{host}");
+            let told = answer.text();
+            assert!(!told.contains("127.0.0.1") && !told.contains("nowhere"), "{told}");
+        }
+        assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
+        let said = gateway.said();
+        let warnings: Vec<_> = said.lines().filter(|line| line.contains("WARN")).collect();
+        assert_eq!(warnings.len(), 1, "{host}: {said}");
+        let name = host.trim_start_matches("https://");
+        for part in [name, code, cause, "hint="] {
+            assert!(warnings[0].contains(part), "{host}: `{part}` is not in {}", warnings[0]);
+        }
+        assert!(!said.contains("sk-very-secret"), "{said}");
+    }
+}
+
+/// R8: `doctor` tries what is configured, and names what to set where it fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_asks_the_upstream() {
+    let upstream = model_provider::start("").await;
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("state");
+    let doctor = |host: &str, key: &str| {
+        let flags = ["doctor", "--state-dir", state.to_str().unwrap(), "--litellm-host", host];
+        let (_, said, _) = super::cogni(&flags, &[("LITELLM_MASTER_KEY", key)]);
+        let at = said.lines().position(|line| line.contains(" upstream ")).unwrap();
+        let found: Vec<_> = said.lines().skip(at).take(2).collect();
+        found.join("\n").replace(&upstream.addr.to_string(), "HOST")
+    };
+    let here = upstream.addr.to_string();
+    let told = tokio::task::block_in_place(|| {
+        [doctor(&here, "sk-x"), doctor("127.0.0.1:9", "sk-x"), doctor("nowhere.invalid", "sk-x")]
+    });
+    assert!(told[0].starts_with("ok       upstream           http://HOST answers"), "{}", told[0]);
+    insta::assert_snapshot!(told[1], @r"
+    missing  upstream           http://127.0.0.1:9: cannot reach the upstream (connection_refused): Connection refused (os error 111)
+                                nothing listens at the upstream's port; start the upstream, or check LITELLM_HOST
+    ");
+    assert!(told[2].contains("cannot reach the upstream (dns)"), "{}", told[2]);
+}

@@ -1,0 +1,203 @@
+//! A full disk: nothing is admitted, nothing is lost, and it ends by itself.
+
+use cogni_gateway::telemetry::audit::AuditError;
+use cogni_gateway::telemetry::audit::chain::MAX_UNSETTLED_CALLS;
+use cogni_gateway::telemetry::audit::read::AuditEvent;
+
+use super::*;
+use crate::support::small_disk::Disk;
+
+/// G11: if the log cannot be written nothing is admitted, and nothing already streaming is lost.
+#[test]
+fn a_full_disk_stops_admissions_and_loses_nothing() {
+    let disk = Disk::mount(256 * 1024);
+    let path = disk.path("audit.jsonl");
+    let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
+    for call in 0..20 {
+        at_once(log.record_admission(&admitted(&format!("early-{call}")))).unwrap();
+    }
+    disk.fill();
+    let mut late = 0;
+    while at_once(log.record_admission(&admitted(&format!("late-{late}")))).is_ok() {
+        late += 1;
+    }
+    for again in 0..10 {
+        let error =
+            at_once(log.record_admission(&admitted(&format!("never-{again}")))).unwrap_err();
+        assert!(matches!(error, AuditError::Write(_)), "{error}");
+    }
+
+    for call in 0..20 {
+        log.record_settlement(&settled(&format!("early-{call}")));
+        log.flush_buffered();
+        let whole = verify::verify_file(&path, None).unwrap();
+        assert_eq!(whole.admitted, 20 + late, "the file ends with a whole record");
+    }
+    // A flood of refusals does not grow what is waiting.
+    for call in 0..1000 {
+        log.record_refusal(&refused(&format!("refused-{call}"), "audit_unavailable"));
+        log.flush_buffered();
+    }
+    let lag = log.lag();
+    assert!(lag.failing);
+    let waiting = 20 + 64;
+    assert!((64..=waiting + waiting / 3).contains(&lag.records), "{lag:?}");
+
+    disk.free();
+    at_once(log.record_admission(&admitted("after"))).unwrap();
+    assert!(!log.lag().failing);
+    log.flush_buffered();
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    let report = verify::verify_file(&path, None).unwrap();
+    assert_eq!((report.admitted, report.settled), (21 + late, 20));
+    assert_eq!((report.refused, report.unmatched, report.finished), (1000, 0, true));
+    let text = fs::read_to_string(&path).unwrap();
+    let (before, _) = text.split_once("\"request\":\"after\"").unwrap();
+    assert!(!before.contains("\"repeats\""), "they were only counted while the disk was full");
+}
+
+/// G11: a write that stops in the middle of a record leaves no part of it.
+#[test]
+fn a_disk_that_has_room_for_a_page_at_a_time_is_used_and_never_torn() {
+    let disk = Disk::mount(256 * 1024);
+    let path = disk.path("audit.jsonl");
+    let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
+    for call in 0..40 {
+        at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
+    }
+    disk.fill();
+    for call in 0..40 {
+        log.record_settlement(&settled(&format!("call-{call}")));
+    }
+    let mut left = vec![];
+    while log.lag().records > 0 {
+        log.flush_buffered();
+        left.push(log.lag().records);
+        assert_eq!(verify::verify_file(&path, None).unwrap().admitted, 40);
+        disk.free_one_page();
+    }
+    assert!(left.len() > 3, "it went in steps: {left:?}");
+    assert!(left.is_sorted_by(|before, after| before >= after), "{left:?}");
+    let report = verify::verify_file(&path, None).unwrap();
+    assert_eq!((report.settled, report.open), (40, 0));
+}
+
+/// G11: the end of a run that a full disk has no room for is written, once, when it has.
+#[test]
+fn the_end_that_a_full_disk_did_not_take_is_written_later() {
+    let disk = Disk::mount(256 * 1024);
+    let path = disk.path("audit.jsonl");
+    let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
+    for call in 0..40 {
+        at_once(log.record_admission(&admitted(&format!("call-{call}")))).unwrap();
+    }
+    disk.fill();
+    for call in 0..40 {
+        log.record_settlement(&settled(&format!("call-{call}")));
+    }
+    let end = RunFinishedRecord { spent: amount(0, 0, 0), admitted: 40, refused: 0 };
+    assert!(matches!(log.finish_log(&end), Err(AuditError::Write(_))));
+    assert!(matches!(log.write_and_sync(), Err(AuditError::Write(_))));
+    assert!(!verify::verify_file(&path, None).unwrap().finished);
+    disk.free();
+    log.write_and_sync().unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let report = verify::verify_file(&path, None).unwrap();
+    assert_eq!((report.settled, report.open, report.finished), (40, 0, true));
+    assert_eq!(report.signatures.last, Some(report.records));
+    assert_eq!(text.matches("\"run.finished\"").count(), 1);
+}
+
+/// G11: a run cannot start on a disk that has no room for its first record.
+#[test]
+fn a_log_that_cannot_take_its_first_record_does_not_open() {
+    let disk = Disk::mount(64 * 1024);
+    disk.fill();
+    let error = AuditLog::open_log(&config(&disk.path("audit.jsonl")), &started()).err().unwrap();
+    assert!(matches!(error, AuditError::File { .. }), "{error}");
+    assert!(!disk.path("audit.jsonl").exists(), "an empty file is left, as of a log that was cut");
+    // What was there before is not ours to remove.
+    fs::write(disk.path("other.jsonl"), "").unwrap();
+    assert!(AuditLog::open_log(&config(&disk.path("other.jsonl")), &started()).is_err());
+    assert!(disk.path("other.jsonl").exists());
+    disk.free();
+    let (_, recovered) =
+        AuditLog::open_log(&config(&disk.path("audit.jsonl")), &started()).unwrap();
+    assert_eq!(recovered, RecoveredRun::default());
+}
+
+/// G11: what waits for a full disk is bounded because what is in flight is.
+#[test]
+fn too_many_calls_without_an_end_are_not_admitted() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    for call in 0..MAX_UNSETTLED_CALLS {
+        at_once(log.record_admission(&admitted(&call.to_string()))).unwrap();
+    }
+    let error = at_once(log.record_admission(&admitted("one more"))).unwrap_err();
+    insta::assert_snapshot!(error, @"16384 calls are waiting for their end already; let some end first");
+    log.record_settlement(&settled("0"));
+    at_once(log.record_admission(&admitted("one more"))).unwrap();
+}
+
+/// G11: a flood of refusals does not fill the disk, and not one is forgotten.
+#[test]
+fn refusals_of_one_code_are_counted_after_the_first_64() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    for call in 0..10_000 {
+        let code = if call % 10 == 0 { "rate_limited" } else { "route_not_served" };
+        log.record_refusal(&refused(&call.to_string(), code));
+        if call % 100 == 0 {
+            log.flush_buffered();
+        }
+    }
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 10_000 })
+        .unwrap();
+    drop(log);
+
+    let mut singly = 0;
+    let mut counted = vec![];
+    for entry in place.entries() {
+        match entry.event {
+            AuditEvent::Refused(refusal) if refusal.request.is_some() => singly += refusal.repeats,
+            AuditEvent::Refused(refusal) => counted.push((refusal.code, refusal.repeats)),
+            _ => (),
+        }
+    }
+    assert_eq!(singly, 2 * 64);
+    for (code, all) in [("rate_limited", 1000), ("route_not_served", 9000)] {
+        let of_code = counted.iter().filter(|(counted, _)| counted == code);
+        assert_eq!(of_code.map(|(_, repeats)| repeats).sum::<u64>() + 64, all);
+    }
+    assert_eq!(place.verify().refused, 10_000);
+}
+
+/// Checkpoints stand among the records that must wait, too.
+/// G15: the log of one run has a largest size. What was admitted is settled all the same.
+#[test]
+fn a_log_at_its_limit_admits_nothing_more() {
+    let place = Place::new();
+    let config = AuditConfig { max_bytes: 20_000, ..config(&place.log()) };
+    let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
+    let mut calls = 0;
+    let error = loop {
+        let call = format!("call-{calls}");
+        match at_once(log.record_admission(&admitted(&call))) {
+            Ok(()) => log.record_settlement(&settled(&call)),
+            Err(error) => break error,
+        }
+        calls += 1;
+    };
+    assert!(matches!(error, AuditError::Full { limit: 20_000 }), "{error}");
+    assert!(calls > 5, "{calls}");
+    log.finish_log(&RunFinishedRecord { spent: amount(0, 0, 0), admitted: 0, refused: 0 }).unwrap();
+    drop(log);
+    let report = place.verify();
+    assert_eq!((report.admitted, report.settled, report.open), (calls, calls, 0));
+    assert!(fs::metadata(place.log()).unwrap().len() < 23_000);
+}
+
+fn signed_often(path: &Path) -> AuditConfig {
+    AuditConfig { checkpoint_every: 4, ..config(path) }
+}

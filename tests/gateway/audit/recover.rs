@@ -1,0 +1,323 @@
+//! What a crash leaves behind, and how the next process takes it up.
+
+use std::collections::HashSet;
+use std::env;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::telemetry::audit::chain::ChainBreakReason;
+use cogni_gateway::telemetry::audit::read::AuditEvent;
+use cogni_gateway::telemetry::audit::{AuditError, recover};
+use proptest::prelude::*;
+
+use super::*;
+
+/// G11: a torn tail at every byte of the last record is repaired, and not one byte is lost.
+#[test]
+fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    log.record_settlement(&settled("call-1"));
+    at_once(log.record_admission(&admitted("call-2"))).unwrap();
+    log.record_settlement(&settled("call-2"));
+    drop(log);
+    let whole = place.bytes();
+    let last = *line_starts(&whole).last().unwrap();
+
+    for cut in last..whole.len() {
+        // Every repair is synced, and there are hundreds: in memory that costs nothing.
+        let place = Place { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
+        fs::write(place.log(), &whole[..cut]).unwrap();
+        let (log, recovered) = place.open();
+        drop(log);
+        let torn = &whole[last..cut];
+        assert_eq!(recovered.torn_bytes, torn.len() as u64);
+        assert_eq!((recovered.crashed, recovered.resumed), (1, true));
+        assert_eq!(recovered.spent, amount(1, 118, 44) + amount(1, 600, 4096));
+
+        let kept = fs::read(place.log().with_extension("jsonl.torn-5")).unwrap_or_default();
+        assert_eq!(kept, torn);
+        assert!(place.bytes().starts_with(&whole[..last]), "what was whole stays as it was");
+        let report = place.verify();
+        assert_eq!((report.crashed, report.open, report.starts), (1, 0, 2));
+        let names: Vec<_> = place.entries()[4..].iter().map(|entry| entry.name.clone()).collect();
+        let repaired = ["log.repaired", "request.settled", "run.started"];
+        assert_eq!(names, repaired[usize::from(torn.is_empty())..]);
+    }
+}
+
+/// G11: an admission that was cut short was never acknowledged, so nobody is charged for it.
+#[test]
+fn a_torn_admission_costs_nothing() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    drop(log);
+    let whole = place.bytes();
+    fs::write(place.log(), &whole[..whole.len() - 1]).unwrap();
+    let (_log, recovered) = place.open();
+    assert_eq!((recovered.crashed, recovered.spent), (0, BudgetAmount::default()));
+}
+
+/// G9, G11: the log knows how long its run has been going on, over all of its processes.
+#[test]
+fn the_age_of_a_run_is_in_its_log() {
+    let (place, begun) = (Place::new(), Instant::now());
+    let (log, fresh) = place.open();
+    assert_eq!(fresh.age, Duration::ZERO);
+    drop(log);
+    loop {
+        let (_log, recovered) = place.open();
+        if recovered.age > Duration::ZERO {
+            // The log's clock has milliseconds.
+            assert!(recovered.age <= begun.elapsed() + Duration::from_secs(1), "{recovered:?}");
+            return;
+        }
+    }
+}
+
+/// G11: a repair that is itself cut short loses nothing either.
+#[test]
+fn torn_bytes_are_added_to_those_already_kept() {
+    let place = whole_run();
+    let kept_in = place.log().with_extension("jsonl.torn-9");
+    fs::write(&kept_in, "before ").unwrap();
+    append(&place.log(), b"{\"v\":1,\"seq\":9");
+    let (log, recovered) = place.open();
+    drop(log);
+    assert_eq!(recovered.torn_bytes, 14);
+    assert_eq!(fs::read_to_string(&kept_in).unwrap(), "before {\"v\":1,\"seq\":9");
+}
+
+/// G11: kill -9 at any moment leaves a log in which every acknowledged admission stands.
+#[test]
+fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
+    if let Some(path) = env::var_os(VICTIM) {
+        return write_until_killed(Path::new(&path));
+    }
+    let place = Place::new();
+    let mut acknowledged = HashSet::new();
+    // Each round takes up what the one before left.
+    for (round, calls) in [1, 7, 60, 300, 1000].into_iter().enumerate() {
+        let mut victim = spawn_victim(&place.log());
+        let mut lines = BufReader::new(victim.stderr.take().unwrap()).lines().map(Result::unwrap);
+        acknowledged.extend(lines.by_ref().take(calls).map(|call| format!("{round} {call}")));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        // What it said before it died and nobody had read yet; the last line may be half a word.
+        let rest: Vec<_> = lines.collect();
+        let whole = rest.len().saturating_sub(1);
+        acknowledged.extend(rest[..whole].iter().map(|call| format!("{round} {call}")));
+
+        let report = check_prefix(&place);
+        assert_eq!(report.starts, round as u64 * 2 + 1);
+        let (log, recovered) = place.open();
+        drop(log);
+        assert_eq!((recovered.crashed, recovered.resumed), (report.open, true));
+        assert_eq!(place.verify().open, 0);
+    }
+
+    let mut starts = 0;
+    let mut found = HashSet::new();
+    for entry in place.entries() {
+        match entry.event {
+            AuditEvent::Started(_) => starts += 1,
+            AuditEvent::Admitted(call) => {
+                found.insert(format!("{} {}", (starts - 1) / 2, call.request));
+            }
+            _ => (),
+        }
+    }
+    assert!(acknowledged.len() >= 1368, "{}", acknowledged.len());
+    let lost: Vec<_> = acknowledged.difference(&found).collect();
+    assert!(lost.is_empty(), "acknowledged and not recorded: {lost:?}");
+}
+
+/// G11: budgets survive restarts, whoever crashed in between.
+#[test]
+fn what_was_charged_adds_up_over_restarts() {
+    let place = Place::new();
+    for round in 0..3 {
+        let (log, recovered) = place.open();
+        let charged = 118 * round + 600 * round;
+        assert_eq!(recovered.spent.input, Tokens(charged));
+        assert_eq!(recovered.crashed, u64::from(round > 0));
+        at_once(log.record_admission(&admitted("settled"))).unwrap();
+        at_once(log.record_admission(&admitted("lost"))).unwrap();
+        log.record_settlement(&settled("settled"));
+    }
+    let (log, _) = place.open();
+    drop(log);
+    let report = place.verify();
+    assert_eq!((report.starts, report.crashed, report.spent), (4, 3, amount(6, 2154, 12420)));
+}
+
+#[test]
+fn a_finished_run_can_be_taken_up_again() {
+    let place = whole_run();
+    let (log, recovered) = place.open();
+    assert_eq!((recovered.crashed, recovered.torn_bytes, recovered.resumed), (0, 0, true));
+    drop(log);
+    let report = place.verify();
+    assert_eq!((report.starts, report.finished), (2, false));
+}
+
+/// G11: nothing is added to a log that is not as it was written.
+#[test]
+fn a_log_broken_in_the_middle_is_left_alone() {
+    let place = whole_run();
+    let mut bytes = place.bytes();
+    let third = line_starts(&bytes)[2];
+    bytes[third + 50] ^= 1;
+    fs::write(place.log(), &bytes).unwrap();
+    let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+    insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
+        insta::assert_snapshot!(error, @"audit log `[log]` is broken at record 3 (line 3, byte 828): the content does not match its hash; it is evidence now, so move it away and start anew");
+    });
+    assert_eq!(place.bytes(), bytes);
+}
+
+#[test]
+fn a_log_of_another_run_is_left_alone() {
+    let place = whole_run();
+    let bytes = place.bytes();
+    let other = RunStartedRecord { run: "run-2".into(), ..started() };
+    let error = AuditLog::open_log(&config(&place.log()), &other).err().unwrap();
+    insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
+        insta::assert_snapshot!(error, @"audit log `[log]` belongs to run `run-1`, this is run `run-2`; give each run its own file");
+    });
+    assert_eq!(place.bytes(), bytes);
+}
+
+/// A wrong `AUDIT_LOG_PATH` must not cost anybody a file.
+#[test]
+fn a_file_that_is_no_log_is_left_alone() {
+    for content in ["password = hunter2", "a line\n", "{}\n{}\n", "{\"v\":2,\"seq\":1"] {
+        let place = Place::new();
+        fs::write(place.log(), content).unwrap();
+        let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+        assert!(matches!(error, AuditError::ChainBroken { .. }), "{content}: {error}");
+        assert_eq!(place.bytes(), content.as_bytes());
+    }
+    let place = Place::new();
+    fs::create_dir(place.log()).unwrap();
+    assert!(matches!(
+        AuditLog::open_log(&config(&place.log()), &started()),
+        Err(AuditError::NotAFile { .. })
+    ));
+}
+
+/// G11: who can make a link beside the logs does not choose what is written to, be it there or not.
+#[test]
+fn a_log_is_never_written_through_a_link() {
+    for is_there in [true, false] {
+        let place = Place::new();
+        let other = place.log().with_extension("other");
+        if is_there {
+            fs::write(&other, "").unwrap();
+        }
+        std::os::unix::fs::symlink(&other, place.log()).unwrap();
+        let opened = AuditLog::open_log(&config(&place.log()), &started());
+        assert!(matches!(opened, Err(AuditError::NotAFile { .. })), "{:?}", opened.err());
+        assert_eq!(fs::read(&other).ok(), is_there.then(Vec::new));
+    }
+}
+
+/// G11: two writers would tear the chain apart.
+#[test]
+fn a_log_in_use_cannot_be_opened_again() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    let error = AuditLog::open_log(&config(&place.log()), &started()).err().unwrap();
+    insta::with_settings!({filters => [(r"`/.*/audit.jsonl`", "`[log]`")]}, {
+        insta::assert_snapshot!(error, @"audit log `[log]` is being written by another process; stop that one, or use another file");
+    });
+    drop(log);
+    place.open();
+}
+
+#[test]
+fn nobody_else_can_read_a_log() {
+    let place = whole_run();
+    append(&place.log(), b"torn");
+    drop(place.open());
+    assert_eq!(mode(&place.log()), 0o600);
+    assert_eq!(mode(&place.log().with_extension("jsonl.torn-9")), 0o600);
+}
+
+proptest! {
+    /// G11: recovery never panics, and what it takes up proves itself.
+    #[test]
+    fn whatever_recovery_accepts_verifies(
+        bytes in prop::collection::vec(any::<u8>(), 0..300),
+        at in 0_usize..4096,
+    ) {
+        let log = &*WHOLE_RUN;
+        let at = at % (log.len() + 1);
+        for log in [bytes.clone(), [&log[..at], &bytes].concat()] {
+            if let Ok(scan) = recover::scan_log(&*log) {
+                let whole = usize::try_from(scan.whole_bytes).unwrap();
+                let report = check(&log[..whole]).unwrap();
+                prop_assert_eq!(report.records + 1, scan.chain.next_seq());
+                prop_assert_eq!(report.open, scan.open.len() as u64);
+                prop_assert_eq!(report.spent, scan.spent);
+            }
+        }
+    }
+}
+
+fn spawn_victim(log: &Path) -> Child {
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", "audit::recover::a_log_whose_writer_is_killed_reopens_and_proves_itself"])
+        .arg("--nocapture")
+        .env(VICTIM, log)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Four threads that say each call's name once its admission is acknowledged.
+fn write_until_killed(path: &Path) {
+    let log = &AuditLog::open_log(&config(path), &started()).unwrap().0;
+    thread::scope(|scope| {
+        for writer in 0..4 {
+            scope.spawn(move || {
+                for call in 0.. {
+                    let name = format!("{writer}/{call}");
+                    at_once(log.record_admission(&admitted(&name))).unwrap();
+                    // In one write, so that the parent never sees two names mixed.
+                    std::io::stderr().write_all(format!("{name}\n").as_bytes()).unwrap();
+                    if call % 3 > 0 {
+                        log.record_settlement(&settled(&name));
+                    }
+                    log.flush_buffered();
+                }
+            });
+        }
+    });
+}
+
+/// The report of everything before a torn tail.
+fn check_prefix(place: &Place) -> AuditVerifyReport {
+    let bytes = place.bytes();
+    check(&bytes).unwrap_or_else(|broken| {
+        assert_eq!(broken.why, ChainBreakReason::Torn);
+        check(&bytes[..usize::try_from(broken.offset).unwrap()]).unwrap()
+    })
+}
+
+fn append(path: &Path, bytes: &[u8]) {
+    OpenOptions::new().append(true).open(path).unwrap().write_all(bytes).unwrap();
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o777
+}
+
+const VICTIM: &str = "AUDIT_LOG_OF_THE_VICTIM";

@@ -1,0 +1,47 @@
+//! Streams that go on after their limit, as the SDKs see them cut.
+
+use serde_json::{Value, json};
+
+use super::setup::{Place, provider};
+
+/// G9: a cut is the end that a model makes at its limit, and no reason to ask again.
+#[test]
+fn the_sdks_take_a_cut_for_the_models_own_limit() {
+    let calls = ["chat", "completions", "messages", "responses"];
+    let [chat, completions, messages, responses] = cut("chunks=100000", calls);
+    let seen = |finish: &str, output: Value| json!({"finish": finish, "output": output, "has_text": true, "requests": 1});
+    assert_eq!(chat, seen("length", json!(20)));
+    assert_eq!(completions, seen("length", Value::Null));
+    assert_eq!(messages, seen("max_tokens", json!(20)));
+    assert_eq!(responses, seen("max_output_tokens", json!(20)));
+}
+
+/// G9: half a tool call is an error, and the SDKs do not ask again either.
+#[test]
+fn the_sdks_take_half_a_tool_call_for_an_error() {
+    let script = format!("tool=exec,chunks=100,arguments={{\"c\":\"{}\"}}", "x".repeat(98));
+    let [chat, messages, responses] = cut(&script, ["chat", "messages", "responses"]);
+    let error = json!({"error": "output_limit_reached", "requests": 1});
+    assert_eq!((&chat, &messages), (&error, &error));
+    let failed = "insufficient_quota";
+    assert_eq!(
+        responses,
+        json!({"finish": failed, "output": 20, "has_text": false, "requests": 1})
+    );
+}
+
+/// What an SDK makes of streams that are granted 20 tokens each.
+fn cut<const N: usize>(script: &str, calls: [&str; N]) -> [Value; N] {
+    let provider = provider(script);
+    let place = Place::start(&provider.address, &[("MAX_OUTPUT_TOKENS", "1000")]);
+    let seen = place.sdk("cut_sdk.py", "m", calls);
+    let records = place.ends_with_a_whole_record();
+    let settled: Vec<_> =
+        records.iter().filter(|record| record["event"] == "request.settled").collect();
+    assert_eq!(settled.len(), N);
+    for record in settled {
+        assert_eq!(record["outcome"], "cut_off", "{record}");
+        assert_eq!(record["charged"]["output"], 20, "{record}");
+    }
+    seen
+}

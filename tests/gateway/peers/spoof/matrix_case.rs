@@ -1,0 +1,175 @@
+//! One request of the matrix: a lie told on one route.
+
+use std::{fmt, fs};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::peers::setup::here;
+
+/// Where a lie is told: a route that takes a body, and an honest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Chat,
+    Responses,
+    Messages,
+    Embeddings,
+    CountTokens,
+}
+
+/// What may become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// It is served as if the lie were not there.
+    Served,
+    /// So it is, or refused by us.
+    Either,
+    /// It is refused by us.
+    Refused,
+}
+
+/// A request, and what it is.
+pub(super) struct Cell {
+    pub(super) route: Route,
+    pub(super) lie: String,
+    /// Stands in the request in the place of `ATTACKER`, and in no other.
+    pub(super) mark: String,
+    pub(super) expect: Expect,
+    pub(super) bytes: Vec<u8>,
+    /// The members that lie.
+    pub(super) members: Map<String, Value>,
+}
+
+/// `tests/peers/spoof.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Lies {
+    headers: Vec<String>,
+    repeated_headers: Vec<String>,
+    members: Vec<String>,
+    models: Vec<String>,
+    duplicates: Vec<String>,
+    pub(super) targets: Vec<String>,
+}
+
+impl Lies {
+    pub(super) fn read() -> Self {
+        toml::from_str(&fs::read_to_string(here("spoof.toml")).unwrap()).unwrap()
+    }
+
+    /// The names of the headers.
+    pub(super) fn headers(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|header| header.split(':').next().unwrap())
+    }
+
+    /// Every lie on every route.
+    pub(super) fn cells(&self) -> Vec<Cell> {
+        let mut cells = vec![];
+        for route in Route::ALL {
+            let mut add = |expect, lie: &str, header: &str, member: &str| {
+                let mark = format!("{MARK}{:04}", cells.len());
+                let [header, member] = [header, member].map(|text| text.replace("ATTACKER", &mark));
+                let members = parse_members(&member);
+                let bytes = route.request(&header, &members, &member);
+                cells.push(Cell { route, lie: lie.to_owned(), mark, expect, bytes, members });
+            };
+            for header in &self.headers {
+                add(Expect::Served, header, &format!("{header}\r\n"), "");
+            }
+            for name in &self.repeated_headers {
+                let twice = format!("{name}: ATTACKER\r\n{name}: ATTACKER\r\n");
+                add(Expect::Served, &format!("{name}, twice"), &twice, "");
+            }
+            for member in &self.members {
+                add(Expect::Either, member, "", member);
+            }
+            for member in &self.duplicates {
+                add(Expect::Refused, member, "", member);
+            }
+        }
+        cells
+    }
+
+    /// Every name of a model on every route, for a run that may use any model.
+    pub(super) fn named_models(&self) -> Vec<Cell> {
+        let pairs = Route::ALL
+            .into_iter()
+            .flat_map(|route| self.models.iter().map(move |model| (route, model)));
+        let cells = (FIRST_MODEL_MARK..).zip(pairs).map(|(number, (route, model))| {
+            let mark = format!("{MARK}{number}");
+            let member = format!("\"model\": {}", model.replace("ATTACKER", &mark));
+            let members = parse_members(&member);
+            let bytes = route.request("", &members, &member);
+            Cell { route, lie: member, mark, expect: Expect::Refused, bytes, members }
+        });
+        cells.collect()
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} with `{}`", self.route.path(), self.lie)
+    }
+}
+
+impl Route {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Chat, Self::Responses, Self::Messages, Self::Embeddings, Self::CountTokens];
+
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+            Self::Embeddings => "/v1/embeddings",
+            Self::CountTokens => "/v1/messages/count_tokens",
+        }
+    }
+
+    /// Whether LiteLLM tells its callbacks of a call.
+    pub(super) fn is_witnessed(self) -> bool {
+        self != Self::CountTokens
+    }
+
+    /// A request with nothing in it but what is needed.
+    pub(super) fn honest(self) -> Vec<u8> {
+        self.request("", &Map::new(), "")
+    }
+
+    /// `header` and `member` beside what is honest, or in the place of that which has the same name.
+    fn request(self, header: &str, members: &Map<String, Value>, member: &str) -> Vec<u8> {
+        let messages = json!([{ "role": "user", "content": "hello" }]);
+        let honest = match self {
+            Self::Chat => json!({ "model": "gpt", "max_tokens": 64, "messages": messages }),
+            Self::Responses => json!({ "model": "gpt", "max_output_tokens": 64, "input": "hello" }),
+            Self::Messages => json!({ "model": "claude", "max_tokens": 64, "messages": messages }),
+            Self::Embeddings => json!({ "model": "gpt", "input": "hello" }),
+            Self::CountTokens => json!({ "model": "claude", "messages": messages }),
+        };
+        let kept =
+            honest.as_object().unwrap().iter().filter(|(key, _)| !members.contains_key(*key));
+        let kept = kept.map(|(key, value)| format!("{}: {value}", json!(key)));
+        let all: Vec<_> =
+            kept.chain(Some(member.to_owned()).filter(|member| !member.is_empty())).collect();
+        let body = format!("{{{}}}", all.join(", "));
+        let name = header.split(':').next().unwrap().to_ascii_lowercase();
+        let host = if name == "host" { "" } else { "host: localhost\r\n" };
+        let path = self.path();
+        format!(
+            "POST {path} HTTP/1.1\r\n{host}connection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n{header}\r\n{body}",
+            body.len()
+        )
+        .into_bytes()
+    }
+}
+
+fn parse_members(text: &str) -> Map<String, Value> {
+    serde_json::from_str(&format!("{{{text}}}")).unwrap()
+}
+
+/// Marks of the cells of models begin here; the other cells are fewer.
+const FIRST_MODEL_MARK: u32 = 8000;
+
+/// What all marks begin with; four digits follow.
+pub(super) const MARK: &str = "attacker-";

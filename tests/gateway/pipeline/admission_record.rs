@@ -1,0 +1,99 @@
+//! G11: what is recorded before a call, and what happens where nothing can be.
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::raw_upstream;
+use crate::support::small_disk::Disk;
+
+/// G11: the admission is in the file before the upstream has the first byte.
+#[tokio::test]
+async fn an_admission_is_on_disk_before_the_call_is_sent() {
+    let (upstream, address) = raw_upstream::listen().await;
+    let app =
+        TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
+    let client = app.client();
+    let body = streamed("fake");
+    for calls in 1..=3 {
+        let (_, request) = tokio::join!(client.post("/v1/messages", &body), async {
+            let (mut connection, _) = upstream.accept().await.unwrap();
+            // Nothing of the request has been read here.
+            let admitted = app.records().into_iter().filter(|r| r["event"] == "request.admitted");
+            let admitted: Vec<_> = admitted.collect();
+            assert_eq!(admitted.len(), calls);
+            let request = raw_upstream::request(&mut connection).await;
+            let id = admitted[calls - 1]["request"].as_str().unwrap();
+            assert!(request.contains(&format!("x-litellm-call-id: {id}\r\n")), "{request}");
+            raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
+            request
+        });
+        assert!(request.starts_with("POST /v1/messages HTTP/1.1\r\n"));
+    }
+    app.stop().await;
+}
+
+/// G11: an admission says what it may spend, its settlement what it did; neither what was said.
+#[tokio::test]
+async fn a_call_is_two_records() {
+    let app = TestApp::start().await;
+    let body = json!({"model": "fake/input=11;output=5", "max_tokens": 100, "messages": [{"role": "user", "content": "hush"}]});
+    app.client().post("/v1/messages", &body).await;
+    let records = app.stop().await;
+    let names: Vec<_> = records.iter().map(|record| record["event"].as_str().unwrap()).collect();
+    insta::assert_debug_snapshot!(names, @r#"
+    [
+        "run.started",
+        "connection.opened",
+        "request.admitted",
+        "request.settled",
+        "run.finished",
+        "log.checkpoint",
+    ]
+    "#);
+    let text = serde_json::to_string(&records).unwrap();
+    for secret in ["hush", "hello from", "sk-real"] {
+        assert!(!text.contains(secret), "{secret} is in the records");
+    }
+}
+
+/// G11: where nothing can be recorded nothing is admitted, and nothing that streams is lost.
+#[tokio::test]
+async fn a_full_disk_stops_calls_and_no_stream() {
+    let disk = Disk::mount(256 * 1024);
+    let log = disk.path("audit.jsonl");
+    let app = TestApp::with(|config| config.audit.path = Some(log.clone())).await;
+    let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
+    app.upstream.gate.wait_for_waiting(1).await;
+    disk.fill();
+    // What is left of the last page holds a few admissions more.
+    let refused = loop {
+        let response = app.client().post("/v1/messages", &unary("fake")).await;
+        if response.status != 200 {
+            break response;
+        }
+    };
+    assert_eq!((refused.status.as_u16(), refused.header("x-should-retry")), (503, None));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"audit_unavailable","message":"the audit log cannot be written","type":"api_error"},"type":"error"}"#);
+    let calls = app.upstream.seen.request_count();
+    app.client().post("/v1/messages", &unary("fake")).await;
+    assert_eq!(
+        app.upstream.seen.request_count(),
+        calls,
+        "a call that is not recorded went upstream"
+    );
+    app.upstream.gate.allow_answers(1);
+    let (events, in_order) = stream.rest().await;
+    assert!(in_order && events.ends_with("data: [DONE]\n\n"), "{events}");
+    disk.free();
+    let response = app.client().post("/v1/messages", &unary("fake")).await;
+    assert_eq!(response.status, 200);
+    app.stop().await;
+}
+
+fn unary(model: &str) -> Value {
+    json!({"model": model, "max_tokens": 100, "messages": []})
+}
+
+fn streamed(model: &str) -> Value {
+    json!({"model": model, "max_tokens": 100, "stream": true, "messages": []})
+}

@@ -1,0 +1,119 @@
+//! What a call costs the gateway itself: memory of its future, and allocations.
+
+use std::future::Future;
+use std::sync::{Arc, mpsc};
+
+use cogni_gateway::gateway::config::GatewayConfig;
+use cogni_gateway::gateway::pipeline::{RunGateway, handle_request};
+use cogni_gateway::gateway::process::GatewayProcess;
+use http::Request;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::allocations;
+use crate::support::app::configuration;
+use crate::support::client::Client;
+use crate::support::model_provider;
+
+/// G14: the pipeline's state is part of every connection's task.
+#[test]
+fn the_future_of_a_call_is_at_most_4_kib() {
+    let size = size_of_future(handle_request);
+    assert!(size <= 4096, "{size} bytes");
+}
+
+/// G14: a call allocates a fixed number of times, hyper's part of it included.
+#[test]
+fn a_unary_call_allocates_a_bounded_number_of_times() {
+    let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
+    let each = each_allocates(&call, |_| ());
+    assert!(each <= MOST_PER_CALL, "{each} allocations a call");
+}
+
+/// G12: that a run is part of a trace costs each of its calls one header.
+#[test]
+fn a_traced_call_allocates_for_one_header_more() {
+    let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
+    let traced = |config: &mut GatewayConfig| {
+        let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        config.identity.trace = Some(given.parse().unwrap());
+    };
+    let (untraced, traced) = (each_allocates(&call, |_| ()), each_allocates(&call, traced));
+    // Both are rounded.
+    assert!(traced <= untraced + 2, "{traced} allocations a call, {untraced} without a trace");
+}
+
+/// G7: a frame is one buffer and what the observer keeps of it, which is nothing.
+#[test]
+fn a_frame_allocates_a_bounded_number_of_times() {
+    let stream = |chunks: u32| {
+        let model = format!("fake/chunks={chunks}");
+        json!({"model": model, "stream": true, "max_tokens": 5, "messages": []})
+    };
+    let of = |chunks| allocated(&stream(chunks), 1, |_| ());
+    let (few, many) = (of(100), of(2100));
+    // On a busy machine frames come together, and the first of all calls pays for what is set up once.
+    let each = many.saturating_sub(few).div_ceil(2000);
+    assert!(each <= MOST_PER_FRAME, "{each} allocations a frame");
+}
+
+/// What one more call allocates.
+fn each_allocates(call: &Value, configure: fn(&mut GatewayConfig)) -> u64 {
+    let (few, many) = (allocated(call, 20, configure), allocated(call, 120, configure));
+    (many - few) / 100
+}
+
+/// Allocations of a whole gateway that serves so many such calls, and of nothing else: provider and
+/// client have a thread of their own.
+fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64 {
+    let (place, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let (ready, upstream) = mpsc::channel();
+    let (serving, begin) = mpsc::channel::<()>();
+    let socket = place.path().join("llm.sock");
+    let clients = {
+        let stop = stop.clone();
+        move || {
+            runtime().block_on(async {
+                let upstream = model_provider::start("").await;
+                ready.send(upstream.addr).unwrap();
+                begin.recv().unwrap();
+                let client = Client::new(&socket);
+                for _ in 0..calls {
+                    assert_eq!(client.post("/v1/messages", body).await.status, 200);
+                }
+                stop.cancel();
+            });
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(clients);
+        let mut config = configuration(place.path(), upstream.recv().unwrap());
+        configure(&mut config);
+        count(config, &stop, &serving)
+    })
+}
+
+fn count(config: GatewayConfig, stop: &CancellationToken, serving: &mpsc::Sender<()>) -> u64 {
+    let runtime = runtime();
+    let app = runtime.block_on(async { GatewayProcess::build_process(config) }).unwrap();
+    serving.send(()).unwrap();
+    allocations::count(|| runtime.block_on(app.serve_until_cancelled(stop.clone())).unwrap())
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn size_of_future<F, R>(_: F) -> usize
+where
+    F: Fn(Arc<RunGateway>, Option<u32>, Request<Incoming>) -> R,
+    R: Future,
+{
+    size_of::<R>()
+}
+
+/// Measured: 38, of which most set up and end the connection that each call comes on.
+const MOST_PER_CALL: u64 = 50;
+/// Measured: at most 1, the frame itself.
+const MOST_PER_FRAME: u64 = 2;

@@ -1,0 +1,497 @@
+//! G15: what a client sends costs no memory before it may be sent, and no more than the bounds after.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cogni_gateway::fakes::model_provider::AnswerEnd;
+use futures_util::stream::{FuturesUnordered, Stream, StreamExt as _};
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::app::TestApp;
+use crate::support::model_provider;
+use crate::support::process::{Process, patience};
+
+/// G15: a run that may not call at all makes the process hold nothing, on however many connections.
+#[tokio::test]
+async fn bodies_that_cannot_be_admitted_are_not_held() {
+    let gateway = Gateway::start(&["--max-turns", "0"]).await;
+    let before = gateway.resident();
+    let (sender, answers) = mpsc::channel();
+    let _sockets: Vec<_> = (0..40).map(|_| gateway.send(31 * MIB, &sender)).collect();
+    for status in answers.iter().take(40) {
+        assert_eq!(status, "HTTP/1.1 402 Payment Required");
+        assert!(gateway.resident() < before + 16 * MIB);
+    }
+}
+
+/// G15: the same on one connection of HTTP/2.
+#[tokio::test]
+async fn streams_that_cannot_be_admitted_are_not_held() {
+    let gateway = Gateway::start(&["--max-turns", "0"]).await;
+    let before = gateway.resident();
+    let statuses: Vec<_> = gateway.streams(16, 31 * MIB).await.collect().await;
+    assert_eq!(statuses, [402; 16]);
+    assert!(gateway.resident() < before + 16 * MIB);
+}
+
+/// G15: bodies that may be read take no more than the bound of the run, and their memory is returned.
+#[tokio::test]
+async fn bodies_in_flight_are_bounded_and_their_memory_is_returned() {
+    let gateway = Gateway::start(&[]).await;
+    let before = gateway.resident();
+    let (sender, answers) = mpsc::channel();
+    let sockets: Vec<_> = (0..16).map(|_| gateway.send(31 * MIB, &sender)).collect();
+    // There is room for three, and these wait for their last byte.
+    for status in answers.iter().take(13) {
+        assert_eq!(status, "HTTP/1.1 429 Too Many Requests");
+    }
+    let most = gateway.resident();
+    assert!(most < before + 136 * MIB, "{before} {most}");
+    for socket in sockets {
+        socket.shutdown(Shutdown::Both).unwrap();
+    }
+    patience(|| gateway.resident() < before + 24 * MIB, || gateway.resident().to_string());
+}
+
+#[tokio::test]
+async fn streams_in_flight_are_bounded_like_connections() {
+    let gateway = Gateway::start(&[]).await;
+    let before = gateway.resident();
+    let statuses: Vec<_> = gateway.streams(16, 31 * MIB).await.take(13).collect().await;
+    assert_eq!(statuses, [429; 13], "there is room for three");
+    assert!(gateway.resident() < before + 136 * MIB);
+}
+
+/// G15: answers that are read on without their clients are thrown away as they come, however many there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_drained_answer_brings_is_not_held() {
+    let gateway = Gateway::start(&[]).await;
+    let before = gateway.resident();
+    let model = "fake/gate=head;chunks=48;size=64KiB";
+    let body =
+        json!({"model": model, "stream": true, "max_tokens": 5000, "messages": []}).to_string();
+    let mut gone = vec![];
+    for _ in 0..DRAINED {
+        let mut socket = UnixStream::connect(&gateway.socket).unwrap();
+        socket.write_all(head_to("/v1/messages", body.len()).as_bytes()).unwrap();
+        socket.write_all(body.as_bytes()).unwrap();
+        gone.push(socket);
+    }
+    let upstream = &gateway.upstream;
+    upstream.gate.wait_for_waiting(DRAINED).await;
+    drop(gone);
+    upstream.gate.allow_answers(DRAINED);
+    let mut most = 0;
+    upstream
+        .seen
+        .wait_until(|seen| {
+            most = most.max(gateway.resident());
+            seen.requests().iter().all(|request| request.ended.is_some())
+        })
+        .await;
+    let all = upstream.seen.requests();
+    assert!(all.iter().all(|request| request.ended == Some(AnswerEnd::Completed)), "{all:?}");
+    // Three MiB of each, of which a buffer's worth is here at a time.
+    assert!(most < before + 32 * MIB, "{before} {most}");
+}
+
+/// G15: requests in flight count for the run, whatever they came on, and calls that are drained count, too.
+#[tokio::test]
+async fn requests_in_flight_are_bounded_drains_included() {
+    let app = TestApp::with(|config| {
+        config.server.max_requests = 3;
+        config.policy.on_client_gone =
+            cogni_gateway::gateway::pipeline::policy::OnClientGone::Drain;
+    })
+    .await;
+    let slow = json!({"model": "fake/gate=2", "stream": true, "messages": []});
+    let mut streams = vec![];
+    for _ in 0..3 {
+        streams.push(app.client().open("/v1/chat/completions", &slow).await);
+    }
+    streams.pop();
+    let refused = app.client().post("/v1/chat/completions", &slow).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    insta::assert_snapshot!(refused.text(), @r#"{"error":{"code":"overloaded","message":"the run has 3 requests in flight, which is the limit","param":null,"type":"rate_limit_error"}}"#);
+    assert_eq!(app.client().get("/health").await.status, 200, "our own answers are not in flight");
+    drop(streams);
+}
+
+/// G9: a body that is still being sent holds its place among the open calls.
+#[tokio::test]
+async fn a_body_on_its_way_is_an_open_call() {
+    let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
+    let mut half = app.client().connect().await;
+    tokio::io::AsyncWriteExt::write_all(&mut half, head(100).as_bytes()).await.unwrap();
+    let ask = json!({"model": "fake", "messages": []});
+    loop {
+        let answer = app.client().post("/v1/chat/completions", &ask).await;
+        if answer.status == 429 {
+            assert!(answer.text().contains("too_many_concurrent_requests"), "{}", answer.text());
+            break;
+        }
+    }
+    drop(half);
+    while app.client().post("/v1/chat/completions", &ask).await.status != 200 {}
+    app.stop().await;
+}
+
+/// G15: who sends all of its request before it reads gets the answer, not a broken pipe; and the connection
+/// can be used again.
+#[tokio::test]
+async fn a_refused_body_is_read_and_thrown_away() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    for (path, declared, status) in [
+        ("/v1/chat/completions", 8 * MIB, "402"),
+        ("/v1/chat/completions", 60 * MIB, "413"),
+        ("/v1/nothing", 8 * MIB, "404"),
+        ("/run/status", 8 * MIB, "404"),
+    ] {
+        let socket = app.socket.clone();
+        let talk = move || {
+            let mut socket = UnixStream::connect(socket).unwrap();
+            for _ in 0..2 {
+                socket.write_all(head_to(path, declared).as_bytes()).unwrap();
+                write_body(&mut socket, declared).unwrap();
+                let answer = read_head(&mut socket);
+                assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+                read_rest(&mut socket, &answer);
+            }
+        };
+        tokio::task::spawn_blocking(talk).await.unwrap();
+    }
+}
+
+/// RFC 9110, 10.1.1: who asks before it sends is answered at once, and need not send.
+#[tokio::test]
+async fn who_waits_for_a_100_is_answered_at_once() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    let asked = head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
+    let mut socket = UnixStream::connect(&app.socket).unwrap();
+    let talk = move || {
+        let mut trickling = socket.try_clone().unwrap();
+        let begun = Instant::now();
+        socket.write_all(asked.as_bytes()).unwrap();
+        // A body that is read and thrown away may take half a minute, if it comes without a pause.
+        thread::spawn(move || {
+            while trickling.write_all(b" ").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let answer = read_head(&mut socket);
+        assert!(answer.starts_with("HTTP/1.1 402 "), "{answer}");
+        // The end, or a reset where a byte has met the closed connection.
+        let _ = socket.read_to_end(&mut vec![]);
+        assert!(begun.elapsed() < Duration::from_secs(20), "the body is waited for");
+    };
+    tokio::task::spawn_blocking(talk).await.unwrap();
+}
+
+/// G15: clients as they are, each with a body that fits no socket's buffer.
+#[tokio::test(flavor = "multi_thread")]
+async fn real_clients_see_the_status() {
+    let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let body = folder.path().join("body.json");
+    fs::write(&body, vec![b' '; 8 * MIB]).unwrap();
+    for (path, status) in [("/v1/chat/completions", 402), ("/v1/nothing", 404)] {
+        for (program, argument, script) in
+            [("python3", "-c", PYTHON), ("node", "-e", NODE), ("node", "-e", NODE_FETCH)]
+        {
+            let mut command = Command::new(program);
+            command.args([argument, script]).arg(&app.socket).arg(path);
+            assert_eq!(said(command), status.to_string(), "{program} {path}");
+        }
+        let mut command = Command::new("curl");
+        command.args([
+            "--silent",
+            "--show-error",
+            "--output",
+            "/dev/null",
+            "--write-out",
+            "%{http_code}",
+        ]);
+        command
+            .arg("--unix-socket")
+            .arg(&app.socket)
+            .args(["--header", "content-type: application/json"]);
+        command.arg("--data-binary").arg(format!("@{}", body.display()));
+        command.arg(format!("http://localhost{path}"));
+        assert_eq!(said(command), status.to_string(), "curl {path}");
+    }
+}
+
+/// G15: Go's client writes a body and reads the answer at the same time, and gives up where a write fails before it has an
+/// answer. Go's compiler takes 450 MB, so this does in its place what `net/http.persistConn.roundTrip` does.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_while_it_writes_sees_the_status() {
+    let refusing = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
+    let small = TestApp::with(|config| config.policy.max_body_bytes = MIB as u64).await;
+    for (app, path, status) in [
+        (&refusing, "/v1/chat/completions", "402"),
+        (&refusing, "/v1/nothing", "404"),
+        (&small, "/v1/chat/completions", "413"),
+        (&small, "/v1/messages", "413"),
+    ] {
+        for is_chunked in [false, true] {
+            for _ in 0..8 {
+                let (socket, path) = (app.socket.clone(), path.to_owned());
+                let talk = move || round_trip(&socket, &path, is_chunked);
+                let answer = tokio::task::spawn_blocking(talk).await.unwrap();
+                assert_eq!(answer.as_deref(), Ok(status), "{is_chunked}");
+            }
+        }
+    }
+}
+
+/// Sends a request with a body of 8 MiB; the status, unless a write fails before the status is there.
+fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, String> {
+    let mut reading = UnixStream::connect(socket).unwrap();
+    let mut writing = reading.try_clone().unwrap();
+    let (events, first) = mpsc::channel();
+    let head = if is_chunked {
+        head_to(path, 0).replace("content-length: 0", "transfer-encoding: chunked")
+    } else {
+        head_to(path, 8 * MIB)
+    };
+    let failed = events.clone();
+    let writer = thread::spawn(move || {
+        let mut write = || {
+            writing.write_all(head.as_bytes())?;
+            if !is_chunked {
+                return write_body(&mut writing, 8 * MIB);
+            }
+            for _ in 0..8 * MIB / CHUNK.len() {
+                writing.write_all(b"10000\r\n")?;
+                writing.write_all(&CHUNK)?;
+                writing.write_all(b"\r\n")?;
+            }
+            writing.write_all(b"0\r\n\r\n")
+        };
+        if let Err(error) = write() {
+            // The test has seen an answer, and has left.
+            let _ = failed.send(Err(format!("write: {error}")));
+        }
+    });
+    let reader = thread::spawn(move || {
+        let mut start = [0; 12];
+        let read = reading.read_exact(&mut start);
+        let status = read.map(|()| String::from_utf8_lossy(&start[9..]).into_owned());
+        let _ = events.send(status.map_err(|error| format!("read: {error}")));
+        reading
+    });
+    let answer = first.recv().unwrap();
+    // As Go does with a connection whose request was not sent to its end.
+    reader.join().unwrap().shutdown(Shutdown::Both).unwrap();
+    writer.join().unwrap();
+    answer
+}
+
+fn said(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// G15: the process takes as many descriptors as it may have.
+#[tokio::test]
+async fn the_limit_of_descriptors_is_raised() {
+    let gateway = Gateway::start_within("ulimit -Sn 300; ulimit -Hn 3000").await;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.process.id())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().nth(3), Some("3000"), "{files}");
+    let said = gateway.process.said();
+    assert!(said.contains("too few descriptors"), "{said}");
+}
+
+/// A gateway in a process of its own, whose memory can be measured.
+struct Gateway {
+    process: Process,
+    socket: PathBuf,
+    upstream: model_provider::Running,
+    _directory: TempDir,
+}
+
+impl Gateway {
+    async fn start(flags: &[&str]) -> Self {
+        Self::launch(Command::new(env!("CARGO_BIN_EXE_cogni-gateway")), flags).await
+    }
+
+    /// Under limits that a shell sets.
+    async fn start_within(limits: &str) -> Self {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\""));
+        shell.arg(env!("CARGO_BIN_EXE_cogni-gateway"));
+        Self::launch(shell, &[]).await
+    }
+
+    async fn launch(mut command: Command, flags: &[&str]) -> Self {
+        let upstream = model_provider::start("").await;
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("llm.sock");
+        command.arg("proxy").args(flags).arg("--socket-path").arg(&socket);
+        command.args([
+            "--run-id",
+            "run-1",
+            "--billing-account-id",
+            "acct-1",
+            "--access-log-path",
+            "off",
+        ]);
+        command.arg("--litellm-host").arg(upstream.addr.to_string());
+        command.arg("--audit-log-path").arg(directory.path().join("audit.jsonl"));
+        command.env("LITELLM_MASTER_KEY", "sk-real").stdin(Stdio::null());
+        let mut process = Process::start(&mut command, "build the gateway");
+        process.until(|said| said.contains("ready"));
+        Self { process, socket, upstream, _directory: directory }
+    }
+
+    /// Bytes of memory in use.
+    fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
+    }
+
+    /// Sends a body but for its last byte. The status that comes, or why none does, goes to the channel.
+    fn send(&self, length: usize, answers: &mpsc::Sender<String>) -> UnixStream {
+        let socket = UnixStream::connect(&self.socket).unwrap();
+        let (mut talking, answers) = (socket.try_clone().unwrap(), answers.clone());
+        thread::spawn(move || {
+            let mut talk = || {
+                talking.write_all(head(length).as_bytes())?;
+                write_body(&mut talking, length - 1)?;
+                let mut answer = [0; 512];
+                let length = talking.read(&mut answer)?;
+                Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+            };
+            let answer = talk().unwrap_or_else(|error: std::io::Error| error.to_string());
+            // The test may have seen enough.
+            let _ = answers.send(answer.lines().next().unwrap_or_default().to_owned());
+        });
+        socket
+    }
+
+    /// The statuses of requests on one connection, whose bodies do not end, as they come.
+    async fn streams(&self, count: usize, length: usize) -> impl Stream<Item = u16> {
+        let socket = tokio::net::UnixStream::connect(&self.socket).await.unwrap();
+        let io = TokioIo::new(socket);
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        tokio::spawn(connection);
+        let answers = (0..count).map(|_| {
+            let chunks = length / CHUNK.len();
+            let frames = futures_util::stream::unfold(0, move |sent| async move {
+                if sent == chunks {
+                    std::future::pending::<()>().await;
+                }
+                let frame = Frame::data(Bytes::from_static(&CHUNK));
+                Some((Ok::<_, std::convert::Infallible>(frame), sent + 1))
+            });
+            let request = Request::builder()
+                .method(Method::POST)
+                .uri("http://localhost/v1/chat/completions")
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(StreamBody::new(frames).boxed_unsync())
+                .unwrap();
+            let answer = sender.clone().send_request(request);
+            async move { answer.await.unwrap().status().as_u16() }
+        });
+        answers.collect::<FuturesUnordered<_>>()
+    }
+}
+
+fn head(length: usize) -> String {
+    head_to("/v1/chat/completions", length)
+}
+
+fn head_to(path: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    )
+}
+
+/// Blanks are acceptable JSON for as long as nothing follows.
+fn write_body(socket: &mut UnixStream, length: usize) -> std::io::Result<()> {
+    for _ in 0..length / CHUNK.len() {
+        socket.write_all(&CHUNK)?;
+    }
+    socket.write_all(&CHUNK[..length % CHUNK.len()])
+}
+
+fn read_head(socket: &mut UnixStream) -> String {
+    let mut seen = vec![];
+    while !seen.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        socket.read_exact(&mut byte).unwrap();
+        seen.extend(byte);
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+fn read_rest(socket: &mut UnixStream, head: &str) {
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    socket.read_exact(&mut vec![0; length.parse().unwrap()]).unwrap();
+}
+
+const MIB: usize = 1024 * 1024;
+
+/// Calls that are left, each with an answer of 3 MiB.
+const DRAINED: usize = 48;
+
+static CHUNK: [u8; 64 * 1024] = [b' '; 64 * 1024];
+
+/// As requests and httpx do over a unix socket: all is sent before anything is read.
+const PYTHON: &str = r"
+import http.client, socket, sys
+connection = http.client.HTTPConnection('localhost')
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(sys.argv[1])
+connection.request('POST', sys.argv[2], b' ' * (8 << 20), {'content-type': 'application/json'})
+print(connection.getresponse().status)
+";
+
+const NODE: &str = r"
+const http = require('node:http');
+const [socketPath, path] = process.argv.slice(-2);
+const headers = { 'content-type': 'application/json' };
+const request = http.request({ socketPath, path, method: 'POST', headers }, (answer) => {
+  answer.resume();
+  console.log(answer.statusCode);
+});
+request.end(Buffer.alloc(8 << 20, ' '));
+";
+
+/// As the SDKs for JavaScript do: by undici, over TCP, behind a bridge to the socket as a sandbox has one.
+const NODE_FETCH: &str = r"
+const net = require('node:net');
+const [socketPath, path] = process.argv.slice(-2);
+const bridge = net.createServer((near) => {
+  const far = net.connect(socketPath);
+  near.pipe(far).pipe(near);
+  near.on('error', () => far.destroy());
+  far.on('error', () => near.destroy());
+});
+bridge.listen(0, '127.0.0.1', async () => {
+  const url = `http://127.0.0.1:${bridge.address().port}${path}`;
+  const headers = { 'content-type': 'application/json' };
+  const answer = await fetch(url, { method: 'POST', headers, body: Buffer.alloc(8 << 20, ' ') });
+  await answer.text();
+  console.log(answer.status);
+  process.exit();
+});
+";

@@ -1,0 +1,220 @@
+//! G1: the command `shared`, what it says, and how it ends.
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+
+use cogni_gateway::cli;
+use cogni_gateway::cli::shared::load_config;
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::TcpStream;
+
+use crate::support::client::{Stream, post};
+use crate::support::model_provider;
+use crate::support::process::Process;
+use crate::support::shared_app::{KEYS, keys};
+use crate::support::test_ca::Authority;
+
+/// G1: wrong files and fields are named, and put right.
+#[test]
+fn a_wrong_configuration_is_explained() {
+    let error = |text: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        let path = file.path().to_str().unwrap();
+        let matches = cli::command()
+            .try_get_matches_from(["cogni-gateway", "shared", "--config", path])
+            .unwrap();
+        let variable = |name: &str| (name == "LITELLM_MASTER_KEY").then(|| "sk".to_owned());
+        let error = load_config(matches.subcommand().unwrap().1, variable).unwrap_err();
+        format!("{error:#}").replace(path, "[file]")
+    };
+    let shared = |rest: &str| error(&format!("[shared]\ntoken_keys_file = 'keys'\n{rest}"));
+    let said = [
+        error(""),
+        error("[shared]"),
+        shared(""),
+        shared("tls_cert_file = 'a'"),
+        shared("plaintext = true\nlisten = '0.0.0.0:80'"),
+        shared("plaintext = true\ntls_cert_file = 'a'"),
+        shared("[[shared.runs]]\naccount = 'a'"),
+        shared("[[shared.runs]]\nrun_id = 'r'\nbudget = { turns = 1 }"),
+    ];
+    insta::assert_snapshot!(said.join("\n\n"), @r"
+    there is no `[shared]`; name a file that has it with `--config`
+
+    `shared.token_keys_file` is not set; tokens tell the runs apart
+
+    `shared.tls_cert_file` and `shared.tls_key_file` are not both set; give both, or say `plaintext = true` on a loopback address
+
+    `shared.tls_cert_file` and `shared.tls_key_file` are not both set; give both, or say `plaintext = true` on a loopback address
+
+    `shared.plaintext` is `true` and `shared.listen` is `0.0.0.0:80`; tokens must not cross a network in the clear: listen on 127.0.0.1, or give `shared.tls_cert_file` and `shared.tls_key_file`
+
+    `shared.plaintext` is `true` and files for TLS are given; take one of them out
+
+    `[file]` is not a valid configuration: TOML parse error at line 3, column 1
+      |
+    3 | [[shared.runs]]
+      | ^^^^^^^^^^^^^^^
+    field `run_id` is missing; give it
+
+    `[file]` is not a valid configuration: TOML parse error at line 5, column 12
+      |
+    5 | budget = { turns = 1 }
+      |            ^^^^^
+    unknown field `turns`, expected one of `max_turns`, `max_total_tokens`, `max_input_tokens`, `max_output_tokens`, `max_cost_usd`, `max_concurrent`, `requests_per_minute`, `tokens_per_minute`, `free_calls_per_minute`, `deadline`
+    ");
+}
+
+/// G1: one command serves one run, the other many.
+#[test]
+fn proxy_refuses_what_is_for_many_runs() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "[shared]\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let matches =
+        cli::command().try_get_matches_from(["cogni-gateway", "proxy", "--config", path]).unwrap();
+    let error = cli::proxy::load_config(matches.subcommand().unwrap().1, |_| None).unwrap_err();
+    insta::assert_snapshot!(error, @"`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
+}
+
+/// G1: the help is read once, by a person; settings of one run are not in it.
+#[test]
+fn the_help_leaves_out_what_is_about_one_run() {
+    let mut command = cli::shared::command();
+    let help = command.render_help().to_string();
+    for flag in ["--socket-path", "--run-id", "--audit-log-path", "--billing-account-id"] {
+        assert!(!help.contains(&format!("{flag} <")), "{flag}");
+    }
+    let (head, tail) = (help.split("Options:").next(), help.split("Print help").nth(1));
+    insta::assert_snapshot!(format!("{}[…]{}", head.unwrap(), tail.unwrap()), @r"
+    Serve many runs on one address, told apart by run tokens
+
+    Usage: shared [OPTIONS]
+
+    […]
+
+    The listener, its keys and the runs are in the file's `[shared]`. Budgets and policy are the
+    defaults of runs. A client uses its run's token as its API key.
+
+    Example:
+      cogni-gateway shared --config gateway.toml --litellm-master-key-file /run/secrets/litellm
+      cogni-gateway token mint --run-id run-1 --ttl 1h --keys-file /run/secrets/run-tokens
+    ");
+}
+
+/// G1: keys and certificates are read again on SIGHUP, so that both rotate while streams go on; a wrong file
+/// changes nothing. SIGTERM drains as it does for one run.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_and_certificates_rotate_while_streams_go_on() {
+    let upstream = model_provider::start("").await;
+    let place = Place::new(&upstream.addr.to_string());
+    let mut gateway = place.start();
+    let old = keys().mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
+    let mut stream = place.open(&old, "fake/gate=1").await.unwrap();
+    assert!(stream.frame().await.unwrap().is_some());
+    upstream.gate.wait_for_waiting(1).await;
+
+    let both = format!("k2 = {}\n{KEYS}", "22".repeat(32));
+    let new = cogni_gateway::gateway::run::token::RunTokenKeys::parse_keys(&both).unwrap();
+    let new = new.mint_token("run-1", HOUR, None, std::time::SystemTime::now()).unwrap();
+    assert_eq!(place.open(&new, "fake").await.unwrap().status, 401);
+    fs::write(place.path("keys"), "k2 = hunter2").unwrap();
+    gateway.signal("HUP");
+    gateway.until(|said| said.contains("nothing has changed: line 1 of the run token keys"));
+    assert!(!gateway.said().contains("hunter2"));
+    assert_eq!(place.open(&old, "fake").await.unwrap().status, 200);
+
+    fs::write(place.path("keys"), &both).unwrap();
+    let next = Authority::new();
+    place.write_certificates(&next);
+    gateway.signal("HUP");
+    gateway.until(|said| said.contains("the policy has changed"));
+    assert!(place.open(&new, "fake").await.is_err(), "the certificate is another authority's now");
+    let place = Place { authority: next, ..place };
+    for token in [&old, &new] {
+        assert_eq!(place.open(token, "fake").await.unwrap().status, 200);
+    }
+
+    gateway.signal("TERM");
+    gateway.until(|said| said.contains("draining"));
+    upstream.gate.allow_answers(1);
+    assert!(stream.rest().await.1);
+    assert!(gateway.wait().success());
+    let report = cogni_gateway::telemetry::audit::verify::verify_file(
+        &place.path("audit/run-1.jsonl"),
+        None,
+    )
+    .unwrap();
+    assert!(report.finished && report.open == 0 && report.admitted == 4, "{report:?}");
+}
+
+/// The real binary, and its files.
+struct Place {
+    directory: tempfile::TempDir,
+    authority: Authority,
+    port: u16,
+}
+
+impl Place {
+    fn new(upstream: &str) -> Self {
+        let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let place = Self { directory, authority, port: crate::support::process::free_port() };
+        fs::create_dir(place.path("audit")).unwrap();
+        fs::write(place.path("keys"), KEYS).unwrap();
+        place.write_certificates(&place.authority);
+        place.configure(upstream);
+        place
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn write_certificates(&self, authority: &Authority) {
+        let files = authority.files("127.0.0.1");
+        fs::copy(files.certificate, self.path("tls.crt")).unwrap();
+        fs::copy(files.key, self.path("tls.key")).unwrap();
+    }
+
+    fn configure(&self, upstream: &str) {
+        let (path, port) = (|name: &str| self.path(name).display().to_string(), self.port);
+        let text = format!(
+            "access_log = 'off'\n[upstream]\nurl = '{upstream}'\n[shared]\nlisten = '127.0.0.1:{port}'\n\
+             tls_cert_file = '{}'\ntls_key_file = '{}'\ntoken_keys_file = '{}'\naudit_dir = '{}'\n\
+             [[shared.runs]]\nrun_id = 'run-1'\naccount = 'acct-1'\n",
+            path("tls.crt"),
+            path("tls.key"),
+            path("keys"),
+            path("audit"),
+        );
+        fs::write(self.path("gateway.toml"), text).unwrap();
+    }
+
+    fn start(&self) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command.args(["shared", "--config"]).arg(self.path("gateway.toml")).env_clear();
+        command.env("LITELLM_MASTER_KEY", "sk-real");
+        let mut process = Process::start(&mut command, "build it with cargo");
+        process.until(|said| said.contains("ready"));
+        process
+    }
+
+    /// A stream with a token, or the reason why there is no connection.
+    async fn open(&self, token: &str, model: &str) -> std::io::Result<Stream> {
+        let config = Arc::new(self.authority.client(None, &["http/1.1"]));
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        let stream = tokio_rustls::TlsConnector::from(config).connect(name, stream).await?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let body = json!({"model": model, "stream": true, "max_tokens": 5, "messages": []});
+        let request = post("/v1/messages", &body, &[("x-api-key", token)]);
+        Ok(sender.send_request(request).await.unwrap().into())
+    }
+}
+
+const HOUR: std::time::Duration = std::time::Duration::from_hours(1);

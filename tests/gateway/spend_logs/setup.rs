@@ -1,0 +1,213 @@
+//! Postgres, a LiteLLM that keeps its spend there, and the endpoint that it calls back.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use cogni_gateway::service::billing::BillingStore;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::peers::output;
+use crate::peers::setup::{KEY, curl_fail, here, succeeds, venv};
+use crate::support::process::{Process, free_port, patience};
+
+pub(super) const REMEDY: &str = "`tests/run billing` installs what is missing and runs this test";
+
+pub(super) const SECRET: &str = "callback-secret";
+
+/// A throw-away server on loopback, which is told not to wait for the disk.
+pub(super) struct Postgres {
+    url: String,
+    _process: Process,
+    _folder: TempDir,
+}
+
+impl Postgres {
+    /// With LiteLLM's tables.
+    pub(super) fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        // It does not run as root.
+        if rustix::process::geteuid().is_root() {
+            chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let programs = programs();
+        let port = free_port().to_string();
+        output(
+            as_nobody(Command::new(programs.join("initdb")).current_dir("/"))
+                .args([
+                    "--auth=trust",
+                    "--username=litellm",
+                    "--encoding=UTF8",
+                    "--no-sync",
+                    "--pgdata",
+                ])
+                .arg(&data),
+        );
+        let settings = [
+            "listen_addresses=127.0.0.1",
+            "unix_socket_directories=",
+            "fsync=off",
+            "synchronous_commit=off",
+            "full_page_writes=off",
+        ];
+        let settings = settings.iter().flat_map(|setting| ["-c", setting]);
+        let process = Process::start(
+            as_nobody(Command::new(programs.join("postgres")).current_dir("/"))
+                .arg("-D")
+                .arg(&data)
+                .args(["-p", &port])
+                .args(settings),
+            REMEDY,
+        );
+        let url = format!("postgresql://litellm@127.0.0.1:{port}");
+        let psql = |database: &str| {
+            let mut psql = Command::new(programs.join("psql"));
+            psql.args(["--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1"])
+                .arg(format!("{url}/{database}"));
+            psql
+        };
+        let create = || psql("postgres").arg("--command=CREATE DATABASE litellm").output().unwrap();
+        patience(|| create().status.success(), || process.said());
+        let schema = venv("prisma").join("schema.sql");
+        assert!(schema.exists(), "{REMEDY}");
+        output(psql("litellm").arg("--file").arg(schema));
+        Self { url: format!("{url}/litellm"), _process: process, _folder: folder }
+    }
+}
+
+/// Debian keeps them where no shell finds them.
+fn programs() -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql")
+        .unwrap_or_else(|error| panic!("PostgreSQL: {error}; {REMEDY}"));
+    let folders = versions.map(|version| version.unwrap().path().join("bin"));
+    folders.filter(|folder| folder.join("initdb").exists()).max().expect(REMEDY)
+}
+
+fn as_nobody(command: &mut Command) -> &mut Command {
+    if rustix::process::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+}
+
+/// The fake provider behind it, Postgres beside it, and somebody to call back.
+pub(super) struct Litellm {
+    pub(super) address: String,
+    process: Process,
+}
+
+impl Litellm {
+    /// Calls back to `endpoint`, and shows it `token`.
+    pub(super) fn start(
+        provider: &str,
+        postgres: &Postgres,
+        (endpoint, token): (&str, &str),
+    ) -> Self {
+        let port = free_port().to_string();
+        let address = format!("127.0.0.1:{port}");
+        let mut process = Process::start(
+            Command::new(venv("litellm").join("bin/litellm"))
+                .arg("--config")
+                .arg(here("spend.yaml"))
+                .args(["--host", "127.0.0.1", "--port", &port])
+                .env("LITELLM_MASTER_KEY", KEY)
+                .env("LITELLM_SALT_KEY", "sk-salt")
+                .env("PROVIDER", format!("http://{provider}"))
+                .env("PROVIDER_V1", format!("http://{provider}/v1"))
+                .env("DATABASE_URL", &postgres.url)
+                // Its migrations are there already; it would want another of Prisma's programs for them.
+                .env("DISABLE_SCHEMA_UPDATE", "true")
+                .env("PATH", format!("{}:{}", venv("prisma").join("bin").display(), env!("PATH")))
+                .env("PRISMA_QUERY_ENGINE_BINARY", venv("prisma").join("query-engine"))
+                .env("GENERIC_LOGGER_ENDPOINT", endpoint)
+                .env("GENERIC_LOGGER_HEADERS", format!("Authorization=Bearer {token}"))
+                .env("DEFAULT_FLUSH_INTERVAL_SECONDS", "1")
+                .env("PYTHONDONTWRITEBYTECODE", "1")
+                // Its price list would otherwise be fetched from the internet.
+                .env("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+            REMEDY,
+        );
+        let ready = format!("http://{address}/health/readiness");
+        process.until(|_| succeeds(&curl_fail(&ready)));
+        Self { address, process }
+    }
+
+    pub(super) fn said(&self) -> String {
+        self.process.said()
+    }
+}
+
+/// The endpoint that LiteLLM calls back, as the service has it: who knows the secret may write in the books.
+pub(super) struct Receiver {
+    address: String,
+    books: BillingStore,
+    told: Arc<Mutex<Vec<String>>>,
+    runtime: Runtime,
+}
+
+impl Receiver {
+    pub(super) fn start(books: BillingStore) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (keeper, telling) = (books.clone(), Arc::clone(&told));
+        thread::spawn(move || {
+            let runtime = Runtime::new().unwrap();
+            for connection in listener.incoming() {
+                take(connection.unwrap(), |body| {
+                    let ingested = runtime.block_on(keeper.ingest(body.to_vec())).unwrap();
+                    telling.lock().unwrap().push(serde_json::to_string(&ingested).unwrap());
+                });
+            }
+        });
+        Self { address, books, told, runtime: Runtime::new().unwrap() }
+    }
+
+    pub(super) fn endpoint(&self) -> String {
+        format!("http://{}/ingest", self.address)
+    }
+
+    pub(super) fn books(&self) -> &BillingStore {
+        &self.books
+    }
+
+    pub(super) fn block_on<F: Future>(&self, work: F) -> F::Output {
+        self.runtime.block_on(work)
+    }
+
+    /// What became of each batch.
+    pub(super) fn told(&self) -> String {
+        self.told.lock().unwrap().join("; ")
+    }
+}
+
+fn take(connection: TcpStream, ingest: impl FnOnce(&[u8])) {
+    let mut reader = BufReader::new(connection);
+    let (mut length, mut is_let_in) = (0, false);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        let (name, value) = line.trim().split_once(": ").unwrap_or_default();
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => length = value.parse().unwrap(),
+            "authorization" => is_let_in = value == format!("Bearer {SECRET}"),
+            _ if line.trim().is_empty() => break,
+            _ => (),
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    assert!(is_let_in, "LiteLLM has not shown the secret");
+    ingest(&body);
+    let _left = reader
+        .get_mut()
+        .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+}
+
+/// Debian's user `nobody`.
+const NOBODY: u32 = 65534;

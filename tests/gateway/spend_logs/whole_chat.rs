@@ -1,0 +1,153 @@
+//! A2, L6, B1 to B4: one chat, by all of the real parties: the service, a sandbox, its gateway, LiteLLM with its Postgres, the
+//! relay, a forge, and what LiteLLM calls back with.
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+
+use serde_json::json;
+
+use super::setup::{Litellm, Postgres};
+use super::{run, settled};
+use crate::peers::output;
+use crate::peers::setup::{KEY, here};
+use crate::support::github_server;
+use crate::support::process::patience;
+use crate::support::repository::git;
+use crate::support::service::{Place, Told, told, wants};
+
+/// The agent's work is a pull request, and each of its calls has one receipt, at LiteLLM's own price.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
+    let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
+    // As many tokens as its words are: a provider that reports fewer than were seen is not believed.
+    let model = format!("{},output=60", wants(commit));
+    let mut place = Place::new(&model).await;
+    let forge = github_server::Running::start().await;
+    let (litellm, _postgres) = tokio::task::block_in_place(|| behind(&place));
+    let prices = here("prices.toml").display().to_string();
+    for (name, value) in [
+        ("LITELLM_HOST", &*litellm.address),
+        ("LITELLM_MASTER_KEY", KEY),
+        ("PRICES_FILE", &prices),
+        ("GITHUB_API_URL", forge.hub.url()),
+        ("GITHUB_TOKEN", github_server::TOKEN),
+    ] {
+        place.set(name, value);
+    }
+    let service = place.start();
+    let body = json!({
+        "graphName": "sandbox:agent", "model": "gpt", "messages": [{"role": "user", "content": "greet"}],
+        "repo": forge.clone_url(), "branchKey": "task-1", "pullRequest": true,
+    });
+    let answer = service.post("/api/v1/ai/chat", &body).await;
+    let named = answer.header("x-run-id").unwrap_or_else(|| panic!("{}", answer.text())).to_owned();
+    let told = told(answer.text());
+    let Told { data: end, .. } = told.last().unwrap();
+    assert_eq!(end["ok"], true, "{end}; {}", litellm.said());
+    assert!(end["relay"]["pull_request_url"].is_string(), "{end}");
+    assert_eq!(forge.hub.pulls(github_server::NAME)[0].head, "sandbox/task-1");
+    assert_eq!(git(&forge.bare(), &["show", "sandbox/task-1:greeting"]), "hello");
+    let calls = told.iter().filter(|told| told.kind == "usage_report").count();
+    assert_eq!(
+        calls, 2,
+        "one in which it wants to run a program, and one in which it says what came of it"
+    );
+
+    // The callback brings the first of them at least: LiteLLM forgets calls that end while it posts those before them.
+    let path = format!("/api/v1/runs/{named}/receipts");
+    let by_callback = async || {
+        let receipts = service.get(&path).await.json()["receipts"].clone();
+        receipts.as_array().unwrap().iter().any(|receipt| receipt["source"] == "litellm_callback")
+    };
+    let handle = tokio::runtime::Handle::current();
+    let state = place.state_dir();
+    let report = tokio::task::block_in_place(|| {
+        patience(|| handle.block_on(by_callback()), || litellm.said());
+        settled(&state, &litellm, &named, 2).0
+    });
+    for none in ["missing", "unknown", "conflicting", "different"] {
+        assert_eq!(report[none], json!([]), "{report}");
+    }
+    let deltas = ["delta_input", "delta_output", "delta_cost_nanodollars", "uncompared"];
+    assert_eq!(deltas.map(|delta| &report[delta]), [&json!(0); 4], "{report}");
+
+    let shown = service.get(&path).await.json();
+    assert_eq!(
+        (&shown["bill"]["state"], &shown["bill"]["flags"]),
+        (&json!("complete"), &json!([]))
+    );
+    assert_eq!(shown["bill"]["amount_usd"], report["charged_usd"], "{shown}");
+    let charged: Vec<_> =
+        shown["receipts"].as_array().unwrap().iter().map(|one| &one["call_id"]).collect();
+    let reported = told.iter().filter(|told| told.kind == "usage_report");
+    assert_eq!(charged, reported.map(|told| &told.data["call_id"]).collect::<Vec<_>>());
+
+    // A call of another gateway with the same LiteLLM is none of ours.
+    tokio::task::block_in_place(|| {
+        call_of_another(&litellm);
+        patience(|| rows(&litellm).contains("run-of-another"), || litellm.said());
+        let whole = run(&state, &litellm, &["reconcile", "--since", "1h", "--json"]);
+        assert!(whole.contains("\"unknown\":[]") && whole.ends_with("exit 0"), "{whole}");
+        let whole = run(&state, &litellm, &["status"]);
+        assert!(whole.ends_with("nothing is flagged\nexit 0"), "{whole}");
+    });
+    place.stop(service);
+}
+
+/// LiteLLM before the place's provider, which calls back to the service with a grant for that and nothing else.
+fn behind(place: &Place) -> (Litellm, Postgres) {
+    let teller = place.mint(&["--access", "billing"]);
+    let endpoint =
+        format!("http://{}/api/internal/billing/ingest", door(place.path().join("api.sock")));
+    let provider = place.provider.addr.to_string();
+    let postgres = Postgres::start();
+    (Litellm::start(&provider, &postgres, (&endpoint, &teller.token)), postgres)
+}
+
+/// An address for who cannot connect to a unix socket, as a proxy before the service has one.
+fn door(socket: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            // The service may not be there yet.
+            let Ok(service) = UnixStream::connect(&socket) else { continue };
+            thread::spawn(move || drop(carry(&client, &service)));
+        }
+    });
+    address
+}
+
+fn carry(client: &TcpStream, service: &UnixStream) -> io::Result<()> {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ended = io::copy(&mut &*client, &mut &*service);
+            service.shutdown(Shutdown::Write)
+        });
+        let _ended = io::copy(&mut &*service, &mut &*client);
+        client.shutdown(Shutdown::Both)
+    })
+}
+
+fn call_of_another(litellm: &Litellm) {
+    let metadata = json!({"run_id": "run-of-another", "cogni_deployment_id": "another"});
+    let body = json!({"model": "mock", "messages": [{"role": "user", "content": "hello"}]});
+    let (metadata, body) = (format!("x-litellm-spend-logs-metadata: {metadata}"), body.to_string());
+    ask(litellm, "/v1/chat/completions", &["--header", &metadata, "--json", &body]);
+}
+
+/// What LiteLLM has written down.
+fn rows(litellm: &Litellm) -> String {
+    ask(litellm, "/spend/logs/v2?start_date=2000-01-01&end_date=2100-01-01", &[])
+}
+
+fn ask(litellm: &Litellm, path: &str, more: &[&str]) -> String {
+    let (url, key) =
+        (format!("http://{}{path}", litellm.address), format!("authorization: Bearer {KEY}"));
+    let mut curl = Command::new("curl");
+    output(curl.args(["--silent", "--show-error", "--fail", "--header", &key, &url]).args(more))
+}

@@ -1,0 +1,56 @@
+//! G8: the upstream's name is resolved for each connection, and not once for all.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::support::client::Client;
+use crate::support::model_provider;
+use crate::support::process::Process;
+
+/// G8: a name that moves, as that of a container does which is made anew, is followed by the next connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_moves_is_followed() {
+    for scheme in ["http", "h2c"] {
+        let place = tempfile::tempdir().unwrap();
+        let (hosts, socket) = (place.path().join("hosts"), place.path().join("llm.sock"));
+        let first = model_provider::start_at(SocketAddr::from(([127, 0, 0, 2], 0)), "").await;
+        let port = first.addr.port();
+        fs::write(&hosts, "127.0.0.2 llm.test\n").unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", WITH_HOSTS, "sh"]).arg(&hosts);
+        command
+            .args([env!("CARGO_BIN_EXE_cogni-gateway"), "proxy"])
+            .env("RUN_ID", "run-1")
+            .env("BILLING_ACCOUNT_ID", "acct-1")
+            .env("LITELLM_MASTER_KEY", "sk-very-secret")
+            .env("LITELLM_HOST", format!("{scheme}://llm.test:{port}"))
+            .env("SOCKET_PATH", &socket)
+            .env("ACCESS_LOG_PATH", "off");
+        let mut gateway = Process::start(&mut command, "run it as root");
+        tokio::task::block_in_place(|| gateway.until(|said| said.contains("ready")));
+        let client = Client::new(&socket);
+        let call = json!({"model": "fake", "messages": []});
+        let answer = client.post("/v1/chat/completions", &call).await;
+        assert_eq!(
+            (answer.status.as_u16(), first.seen.request_count()),
+            (200, 1),
+            "{}",
+            gateway.said()
+        );
+
+        let second = model_provider::start_at(SocketAddr::from(([127, 0, 0, 3], port)), "").await;
+        fs::write(&hosts, "127.0.0.3 llm.test\n").unwrap();
+        drop(first);
+        // What is still open to the first may be used until that has closed it.
+        while second.seen.request_count() == 0 {
+            client.post("/v1/chat/completions", &call).await;
+        }
+        assert!(tokio::task::block_in_place(|| gateway.terminate()).success());
+    }
+}
+
+/// Runs a program that finds names in a file of its own.
+const WITH_HOSTS: &str = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";

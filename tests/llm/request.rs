@@ -1,0 +1,85 @@
+//! Request bodies: the scanner against a strict reference, the rope against plain bytes, and what
+//! admission makes of each protocol's fields.
+
+mod admission;
+mod apply_fields;
+mod body_invariants;
+mod capability_scanner;
+mod generated_bodies;
+mod json_scanner;
+mod output_limit;
+mod rope;
+mod strict_json;
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use cogni_gateway::base::json::{JsonDocument, JsonError, JsonLimits, JsonScanner};
+use cogni_gateway::base::rope::ByteRope;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use cogni_gateway::llm::request::{
+    BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ScannedBody, admit_body,
+};
+
+/// The outcome for a body that arrives in these frames.
+fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
+    let mut scanner = JsonScanner::new(JsonLimits::default());
+    for frame in frames {
+        scanner.feed_frame(frame)?;
+    }
+    scanner.finish_document()
+}
+
+/// A body in frames of this size, each with memory of its own.
+fn frames(body: &[u8], size: usize) -> ByteRope {
+    body.chunks(size).map(Bytes::copy_from_slice).collect()
+}
+
+fn concat(rope: &ByteRope) -> Vec<u8> {
+    rope.iter().flatten().copied().collect()
+}
+
+/// Offsets as a slice takes them.
+fn indices(range: &Range<u64>) -> Range<usize> {
+    usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()
+}
+
+/// The routes that take a body.
+const POSTS: [GatewayRoute; 6] = [
+    GatewayRoute::ChatCompletions,
+    GatewayRoute::Completions,
+    GatewayRoute::Responses,
+    GatewayRoute::Messages,
+    GatewayRoute::CountTokens,
+    GatewayRoute::Embeddings,
+];
+
+fn admitted(route: GatewayRoute, body: &str) -> LlmCall {
+    admit_in(route, &BodyPolicy::default(), frames(body.as_bytes(), 4096)).unwrap()
+}
+
+fn admit_in(
+    route: GatewayRoute,
+    policy: &BodyPolicy,
+    rope: ByteRope,
+) -> Result<LlmCall, BodyPolicyError> {
+    admit_body(policy, read(route, rope.into_pieces()).unwrap())
+}
+
+/// A body that arrives in these frames.
+fn read(
+    route: GatewayRoute,
+    frames: impl IntoIterator<Item = Bytes>,
+) -> Result<ScannedBody, JsonError> {
+    let mut reader = BodyReader::new(route);
+    for frame in frames {
+        reader.push(frame)?;
+    }
+    reader.finish_body()
+}
+
+/// What goes up, if anything does.
+fn sent(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> Result<String, BodyPolicyError> {
+    let call = admit_in(route, policy, frames(body.as_bytes(), 4096))?;
+    Ok(String::from_utf8(concat(&call.into_body())).unwrap())
+}

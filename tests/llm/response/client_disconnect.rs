@@ -1,0 +1,180 @@
+//! What a stream is taken to have written at any point at which its client may leave.
+
+use std::fmt::Write;
+
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::GatewayRoute;
+use proptest::prelude::*;
+
+use super::output_limiter::model_output::{self, Piece, events};
+use super::output_limiter::{ROUTES, allowance};
+use super::{Reading, hidden, offsets, shown};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// G15: wherever a client leaves and however the stream was split, each token that it saw counts, more
+    /// never counts less, and limits change nothing about it.
+    #[test]
+    fn each_token_that_was_seen_counts(
+        route in prop::sample::select(&ROUTES[..]),
+        tokens in prop::collection::vec(prop::sample::select(TOKENS), 1..60),
+        in_one in 1_usize..6,
+        hides in any::<bool>(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
+    ) {
+        let pieces: Vec<_> = tokens.chunks(in_one).map(|run| Piece::text(&run.concat())).collect();
+        let events = events(route, &pieces);
+        let stream = events.concat().into_bytes();
+        let observer = || if hides { hidden(route) } else { shown(route) };
+        let mut last = Tokens::ZERO;
+        let (mut end, mut seen) = (0, 0);
+        for event in &events {
+            end += event.len();
+            if seen < pieces.len() && brings(event, &pieces[seen]) {
+                seen += 1;
+            }
+            let left = Reading::of(observer(), &stream[..end], offsets(&cuts, end));
+            let limited = observer().with_allowance(allowance(u64::MAX));
+            let limited = Reading::of(limited, &stream[..end], []);
+            prop_assert_eq!(left.estimate, limited.estimate);
+            prop_assert_eq!(left.at_least, limited.at_least);
+            prop_assert!(left.estimate.0 >= (seen * in_one).min(tokens.len()) as u64, "{event}");
+            prop_assert!(left.estimate >= last && left.estimate >= left.at_least);
+            last = left.estimate;
+        }
+        prop_assert_eq!(seen, pieces.len());
+    }
+
+    /// G15: the figures of a stream that is not parsed are those of one that is, whatever it says.
+    #[test]
+    fn a_stream_without_a_limit_is_counted_like_one_with_it(
+        route in prop::sample::select(&ROUTES[..]),
+        pieces in model_output::pieces(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let events = events(route, &pieces);
+        let stream = &events[..cut.index(events.len())].concat().into_bytes();
+        let free = Reading::of(shown(route), stream, []);
+        let limited = Reading::of(shown(route).with_allowance(allowance(u64::MAX)), stream, []);
+        prop_assert_eq!((free.estimate, free.at_least), (limited.estimate, limited.at_least));
+    }
+}
+
+/// G15: comments, pings, empty chunks, the role and the end count for nothing.
+#[test]
+fn what_brings_no_text_counts_for_nothing() {
+    for route in ROUTES {
+        let silent = events(route, &[]).concat();
+        let fillers = ": OPENROUTER PROCESSING\n\n".repeat(100) + &silent;
+        for observer in [shown(route), hidden(route), shown(route).with_allowance(allowance(9))] {
+            let reading = Reading::of(observer, fillers.as_bytes(), []);
+            assert_eq!(
+                (reading.estimate, reading.at_least),
+                (Tokens::ZERO, Tokens::ZERO),
+                "{route:?}"
+            );
+        }
+    }
+    let azure = "data: {\"choices\":[],\"created\":0,\"id\":\"\",\"prompt_filter_results\":[{\"content_filter_results\":{\"hate\":{\"filtered\":false,\"severity\":\"safe\"}}}]}\n\n";
+    let reading = Reading::of(shown(GatewayRoute::ChatCompletions), azure.as_bytes(), []);
+    assert_eq!(reading.estimate, Tokens::ZERO);
+}
+
+/// G9: framing is not text: a stream of one token an event was taken for 35 to 70 times of it.
+#[test]
+fn an_estimate_is_near_the_truth() {
+    let english = ["The", " record", " rides", " in", " the", " response", " body", ",", " and"];
+    let tokens: Vec<_> = english.into_iter().cycle().take(900).map(Piece::text).collect();
+    for route in ROUTES {
+        let stream = events(route, &tokens).concat();
+        let Tokens(estimate) = Reading::of(shown(route), stream.as_bytes(), []).estimate;
+        assert!((900..1800).contains(&estimate), "{route:?}: {estimate}");
+    }
+}
+
+/// G9: text that Python has escaped is not longer than it is.
+#[test]
+fn escapes_are_not_text() {
+    let text = "記録".repeat(100);
+    let mut escaped = String::new();
+    for unit in text.encode_utf16() {
+        write!(escaped, "\\u{unit:04x}").unwrap();
+    }
+    let stream = events(GatewayRoute::ChatCompletions, &[Piece::text(&text)]).concat();
+    let plain = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
+    let stream = stream.replace(&text, &escaped);
+    for observer in [
+        shown(GatewayRoute::ChatCompletions),
+        super::output_limiter::unlimited(GatewayRoute::ChatCompletions),
+    ] {
+        let reading = Reading::of(observer, stream.as_bytes(), []);
+        assert_eq!(reading.estimate, plain.estimate);
+    }
+}
+
+/// G9: the texts of a unary answer are counted, and nothing else of it.
+#[test]
+fn the_texts_of_a_unary_answer_are_counted() {
+    let text = "word ".repeat(320);
+    for (route, body) in [
+        (
+            GatewayRoute::ChatCompletions,
+            format!(
+                r#"{{"id":"{text}","choices":[{{"message":{{"role":"assistant" , "content" : "{text}"}},"logprobs":{{"content":[{{"token":"{text}","top_logprobs":[{{"token":"{text}"}}]}}]}}}}],"usage":{{"prompt_tokens":1,"completion_tokens":0}}}}"#
+            ),
+        ),
+        (
+            GatewayRoute::Responses,
+            format!(
+                r#"{{"instructions":"{text}","tools":[{{"text":"{text}"}}],"output":[{{"type":"message","content":[{{"type":"output_text","text":"{text}","annotations":["{text}"]}}]}}]}}"#
+            ),
+        ),
+        (
+            GatewayRoute::Messages,
+            format!(
+                r#"{{"content":[{{"type":"text","text":"{text}"}},{{"type":"tool_use","input":{{"a":"{text}"}}}}]}}"#
+            ),
+        ),
+        (GatewayRoute::Embeddings, format!(r#"{{"data":[{{"text":"{text}"}}]}}"#)),
+    ] {
+        let expected = if route == GatewayRoute::Embeddings { 0 } else { text.len() as u64 / 16 };
+        let whole = Reading::of(super::unary(route), body.as_bytes(), []);
+        assert_eq!(whole.at_least, Tokens(expected), "{route:?}");
+        let bytewise = Reading::of(super::unary(route), body.as_bytes(), 0..body.len());
+        assert_eq!(bytewise, whole, "{route:?}");
+    }
+}
+
+/// G9: the passes that Anthropic leaves out of its sums are billed, and so they count; sound is told apart.
+#[test]
+fn passes_beside_the_sums_count() {
+    let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10,"cache_creation_input_tokens":40,"cache_creation":{"ephemeral_5m_input_tokens":10,"ephemeral_1h_input_tokens":30}},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
+    let unary = Reading::of(
+        super::unary(GatewayRoute::Messages),
+        format!(r#"{{"usage":{usage}}}"#).as_bytes(),
+        [],
+    );
+    let delta = format!(
+        "event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{\"usage\":{{\"input_tokens\":23000,\"output_tokens\":1}}}}}}\n\nevent: message_delta\ndata: {{\"type\":\"message_delta\",\"usage\":{usage}}}\n\n"
+    );
+    let stream = Reading::of(shown(GatewayRoute::Messages), delta.as_bytes(), []);
+    for usage in [unary.usage.unwrap(), stream.usage.unwrap()] {
+        assert_eq!((usage.input, usage.output), (Tokens(203_050), Tokens(4500)));
+        assert_eq!(usage.cache_read, Tokens(10));
+        assert_eq!((usage.cache_write, usage.cache_write_1h), (Tokens(40), Tokens(30)));
+    }
+    let body = r#"{"usage":{"prompt_tokens":9,"completion_tokens":8,"prompt_tokens_details":{"audio_tokens":7},"completion_tokens_details":{"audio_tokens":6}}}"#;
+    let usage = Reading::of(super::unary(GatewayRoute::ChatCompletions), body.as_bytes(), [])
+        .usage
+        .unwrap();
+    assert_eq!((usage.audio_input, usage.audio_output), (Tokens(7), Tokens(6)));
+}
+
+fn brings(event: &str, piece: &Piece) -> bool {
+    let text = serde_json::to_string(&piece.text).unwrap();
+    event.contains("delta") && event.contains(&text) || event.contains(&format!("\"text\":{text}"))
+}
+
+/// No shorter than the estimate has them, so that it holds of any number of them in one event.
+const TOKENS: &[&str] = &[" the", "的", "😀", "abc", " characteristics", " भाषा"];

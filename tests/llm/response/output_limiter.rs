@@ -1,0 +1,376 @@
+//! Streams that write more than they were granted: where they are cut, and what their client makes of it.
+
+pub(super) mod model_output;
+mod sdk_client;
+
+use std::fmt::Write;
+
+use bytes::Bytes;
+use cogni_gateway::llm::budget::Tokens;
+use cogni_gateway::llm::protocol::{GatewayRoute, LlmProtocol};
+use cogni_gateway::llm::response::{CallAllowance, CutoffMode, ResponseObserver};
+use insta::assert_snapshot;
+use proptest::prelude::*;
+
+use super::{DELTA, Reading, hidden, offsets, shown, unary};
+use crate::support::allocations;
+use model_output::{Part, Piece, events};
+use sdk_client::{Client, State};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// G9: whatever a stream tells and wherever it is split, its client gets whole events of it and then the
+    /// end that its protocol has.
+    #[test]
+    fn a_stream_is_cut_between_events_and_ended_in_its_protocol(
+        route in prop::sample::select(&ROUTES[..]),
+        pieces in model_output::pieces(),
+        granted in 0_u64..12,
+        hides in any::<bool>(),
+        cutoff in prop::sample::select(&[CutoffMode::Graceful, CutoffMode::Graceful, CutoffMode::Error][..]),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
+    ) {
+        let events = events(route, &pieces);
+        let stream = events.concat().into_bytes();
+        let observer = || {
+            let observer = if hides { hidden(route) } else { shown(route) };
+            observer.with_allowance(CallAllowance { cutoff, ..allowance(granted) })
+        };
+        let reading = Reading::of(observer(), &stream, offsets(&cuts, stream.len()));
+        let bytewise = Reading::of(observer(), &stream, 0..stream.len());
+        prop_assert_eq!(&bytewise, &reading);
+
+        let expected = cut_after(route, &events, granted);
+        prop_assert_eq!(reading.is_cut, expected.is_some());
+        let Some((passed, state)) = expected else { return Ok(()) };
+        let before = events[..passed].concat();
+        let told = String::from_utf8(reading.passed).unwrap();
+        prop_assert!(told.starts_with(&before), "{}", told);
+
+        let mut client = Client::new(route);
+        client.read(&told);
+        if state == State::Halfway || cutoff == CutoffMode::Error {
+            prop_assert!(client.failed && !client.done, "{}", told);
+        } else {
+            prop_assert!(client.done && !client.failed && client.is_limited, "{}", told);
+            let is_chat = route.protocol() == LlmProtocol::Chat;
+            prop_assert_eq!(client.usage.is_some(), !(is_chat && hides), "{}", told);
+            prop_assert!(client.usage.is_none_or(|output| output >= granted), "{}", told);
+        }
+        // What an estimate charges is never less than what a cut goes by.
+        prop_assert!(reading.estimate.0 >= granted, "{:?}", reading.estimate);
+    }
+
+    /// G9: a provider that keeps its limit is never cut, whatever its tokens are like and however many it
+    /// puts into an event.
+    #[test]
+    fn an_honest_stream_is_never_cut(
+        route in prop::sample::select(&ROUTES[..]),
+        tokens in prop::collection::vec((0..TOKENS.len(), any::<bool>()), 1..200),
+    ) {
+        let mut pieces: Vec<Piece> = vec![];
+        for (token, joins) in &tokens {
+            match pieces.last_mut().filter(|_| *joins) {
+                Some(piece) => piece.text.push_str(TOKENS[*token]),
+                None => pieces.push(Piece::text(TOKENS[*token])),
+            }
+        }
+        let stream = events(route, &pieces).concat();
+        let observer = shown(route).with_allowance(allowance(tokens.len() as u64));
+        let reading = Reading::of(observer, stream.as_bytes(), []);
+        prop_assert!(!reading.is_cut);
+        prop_assert_eq!(reading.passed, stream.as_bytes());
+    }
+}
+
+/// G9: neither is one that LiteLLM plays for a model without streams, in pieces of five characters.
+#[test]
+fn an_honest_stream_in_pieces_smaller_than_tokens_is_not_cut() {
+    // 4.6 characters to a token, as in o200k.
+    let text = "The record rides in the response body, and it is settled when that is dropped. ";
+    let text = text.repeat(50);
+    let pieces: Vec<_> = text
+        .as_bytes()
+        .chunks(3)
+        .map(|piece| Piece::text(std::str::from_utf8(piece).unwrap()))
+        .collect();
+    for route in ROUTES {
+        let granted = text.len() as u64 * 10 / 46;
+        let stream = events(route, &pieces).concat();
+        let reading =
+            Reading::of(shown(route).with_allowance(allowance(granted)), stream.as_bytes(), []);
+        assert!(!reading.is_cut, "{route:?}");
+    }
+}
+
+/// G9: the documented exception, measured: what has gone on by the time a stream is cut.
+#[test]
+fn the_overrun_is_bounded() {
+    let english = ["The", " record", " rides", " in", " the", " response", " body", ",", " and"];
+    let chinese = ["记录", "在", "响应", "体", "中", "，", "并", "随", "之"];
+    let mut table = String::new();
+    for (name, tokens, in_one) in [
+        ("English, a token an event", english, 1),
+        ("English, 20 tokens an event", english, 20),
+        ("Chinese, a token an event", chinese, 1),
+        ("Chinese, 20 tokens an event", chinese, 20),
+        ("letters, 20 tokens an event", ["a"; 9], 20),
+    ] {
+        let tokens: Vec<_> = tokens.into_iter().cycle().take(20_000).collect();
+        let pieces: Vec<_> = tokens.chunks(in_one).map(|run| Piece::text(&run.concat())).collect();
+        let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
+        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(1000));
+        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let text = String::from_utf8(reading.passed).unwrap();
+        // Less the first event, which has no text.
+        let passed = (text.matches("\"content\"").count() - 1) * in_one;
+        writeln!(table, "{name:28} {passed}").unwrap();
+    }
+    assert_snapshot!(table, @r#"
+    English, a token an event    2002
+    English, 20 tokens an event  3440
+    Chinese, a token an event    2002
+    Chinese, 20 tokens an event  4380
+    letters, 20 tokens an event  16020
+    "#);
+}
+
+/// G9: the upstream's own running count, where it has one, is exact.
+#[test]
+fn a_running_count_cuts_at_once() {
+    let chunk = |text: &str, output: u64| {
+        format!(
+            "data: {{\"id\":\"c\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}],\"usage\":{{\"prompt_tokens\":9,\"completion_tokens\":{output}}}}}\n\n"
+        )
+    };
+    let events = [chunk("One", 1), chunk(" two", 2), chunk(" three", 3), chunk(" four", 4)];
+    let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(2));
+    let reading = Reading::of(observer, events.concat().as_bytes(), []);
+    let told = String::from_utf8(reading.passed).unwrap();
+    let end = told.strip_prefix(&events[..3].concat()).unwrap();
+    assert_snapshot!(end, @r#"
+    data: {"choices":[{"delta":{},"finish_reason":"length","index":0,"logprobs":null}],"created":null,"id":"c","model":null,"object":"chat.completion.chunk"}
+
+    data: {"choices":[],"created":null,"id":"c","model":null,"object":"chat.completion.chunk","usage":{"completion_tokens":3,"prompt_tokens":9,"total_tokens":12}}
+
+    data: [DONE]
+    "#);
+}
+
+/// G9: an end that comes with a count over the limit is an end all the same.
+#[test]
+fn what_has_ended_is_not_cut() {
+    for route in ROUTES {
+        let stream = events(route, &[Piece::text("yes")]).concat();
+        let stream = stream.replace("_tokens\":7", "_tokens\":70");
+        let reading = Reading::of(shown(route).with_allowance(allowance(8)), stream.as_bytes(), []);
+        assert!(!reading.is_cut, "{route:?}");
+        assert_eq!(reading.usage.unwrap().output, Tokens(70), "{route:?}");
+    }
+}
+
+/// G9: the ends as they read.
+#[test]
+fn a_stream_ends_as_by_a_model_at_its_limit() {
+    let mut ends = String::new();
+    for (route, cutoff) in ROUTES
+        .into_iter()
+        .flat_map(|route| [(route, CutoffMode::Graceful), (route, CutoffMode::Error)])
+    {
+        let pieces = ["a", "b", "c", "d"].map(Piece::text);
+        let stream = events(route, &pieces).concat();
+        let observer = shown(route).with_allowance(CallAllowance { cutoff, ..allowance(1) });
+        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let told = String::from_utf8(reading.passed).unwrap();
+        let kept = stream.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
+        let start = told[..kept].rfind("\n\n").unwrap() + 2;
+        writeln!(ends, "--- {} {cutoff:?}\n{}", route.name(), told[start..].trim_end()).unwrap();
+    }
+    assert_snapshot!(ends, @r#"
+    --- chat_completions Graceful
+    data: {"choices":[{"delta":{},"finish_reason":"length","index":0,"logprobs":null}],"created":17,"id":"c-1","model":"m","object":"chat.completion.chunk"}
+
+    data: {"choices":[],"created":17,"id":"c-1","model":"m","object":"chat.completion.chunk","usage":{"completion_tokens":1,"prompt_tokens":5,"total_tokens":6}}
+
+    data: [DONE]
+    --- chat_completions Error
+    data: {"error":{"code":"output_limit_reached","message":"output limit reached: this call was granted 1 tokens and the model went on","param":null,"type":"insufficient_quota"}}
+    --- completions Graceful
+    data: {"choices":[{"finish_reason":"length","index":0,"logprobs":null,"text":""}],"created":17,"id":"c-1","model":"m","object":"text_completion"}
+
+    data: {"choices":[],"created":17,"id":"c-1","model":"m","object":"text_completion","usage":{"completion_tokens":1,"prompt_tokens":5,"total_tokens":6}}
+
+    data: [DONE]
+    --- completions Error
+    data: {"error":{"code":"output_limit_reached","message":"output limit reached: this call was granted 1 tokens and the model went on","param":null,"type":"insufficient_quota"}}
+    --- messages Graceful
+    event: content_block_stop
+    data: {"index":0,"type":"content_block_stop"}
+
+    event: message_delta
+    data: {"delta":{"stop_reason":"max_tokens","stop_sequence":null},"type":"message_delta","usage":{"output_tokens":1}}
+
+    event: message_stop
+    data: {"type":"message_stop"}
+    --- messages Error
+    event: error
+    data: {"error":{"code":"output_limit_reached","message":"output limit reached: this call was granted 1 tokens and the model went on","type":"billing_error"},"type":"error"}
+    --- responses Graceful
+    event: response.output_text.done
+    data: {"content_index":0,"item_id":"item_0","logprobs":[],"output_index":0,"sequence_number":7,"text":"abcd","type":"response.output_text.done"}
+
+    event: response.content_part.done
+    data: {"content_index":0,"item_id":"item_0","output_index":0,"part":{"annotations":[],"logprobs":[],"text":"abcd","type":"output_text"},"sequence_number":8,"type":"response.content_part.done"}
+
+    event: response.output_item.done
+    data: {"item":{"content":[{"annotations":[],"logprobs":[],"text":"abcd","type":"output_text"}],"id":"item_0","status":"incomplete","type":"message"},"output_index":0,"sequence_number":9,"type":"response.output_item.done"}
+
+    event: response.incomplete
+    data: {"response":{"created_at":17,"error":null,"id":"resp_1","incomplete_details":{"reason":"max_output_tokens"},"instructions":null,"metadata":{},"model":"m","object":"response","output":[{"content":[{"annotations":[],"logprobs":[],"text":"abcd","type":"output_text"}],"id":"item_0","status":"incomplete","type":"message"}],"parallel_tool_calls":true,"status":"incomplete","temperature":null,"tool_choice":"auto","tools":[],"top_p":null,"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":0},"output_tokens":1,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":6}},"sequence_number":10,"type":"response.incomplete"}
+    --- responses Error
+    event: response.failed
+    data: {"response":{"created_at":17,"error":{"code":"insufficient_quota","message":"output limit reached: this call was granted 1 tokens and the model went on"},"id":"resp_1","incomplete_details":null,"instructions":null,"metadata":{},"model":"m","object":"response","output":[],"parallel_tool_calls":true,"status":"failed","temperature":null,"tool_choice":"auto","tools":[],"top_p":null,"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":0},"output_tokens":1,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":6}},"sequence_number":7,"type":"response.failed"}
+    "#);
+}
+
+/// G9: a unary body is there as a whole, and paid for as a whole.
+#[test]
+fn a_unary_body_is_never_cut() {
+    let text = "word ".repeat(1000);
+    let body = format!(r#"{{"choices":[{{"index":0,"message":{{"content":"{text}"}}}}]}}"#);
+    let reading = Reading::of(
+        unary(GatewayRoute::ChatCompletions).with_allowance(allowance(1)),
+        body.as_bytes(),
+        [],
+    );
+    assert!(!reading.is_cut && reading.passed == body.as_bytes());
+}
+
+/// G9: what was hidden was billed: a stream that thought is charged all that was granted, not the bit of it
+/// that was shown.
+#[test]
+fn hidden_reasoning_is_taken_for_all_that_was_granted() {
+    for route in [GatewayRoute::ChatCompletions, GatewayRoute::Messages, GatewayRoute::Responses] {
+        let thought = Piece { part: Part::Thinking, ..Piece::text("Hm") };
+        let stream = events(route, &[thought, Piece::text("yes")]).concat();
+        let observer = || shown(route).with_allowance(allowance(100));
+        let at = stream.find("yes").unwrap();
+        let reading = Reading::of(observer(), &stream.as_bytes()[..at], []);
+        assert_eq!(reading.estimate, Tokens(u64::MAX), "{route:?}");
+        let stream = events(route, &[Piece::text("yes")]).concat();
+        let at = stream.find("yes").unwrap() + 20;
+        let reading = Reading::of(observer(), &stream.as_bytes()[..at], []);
+        assert!(reading.estimate < Tokens(3), "{route:?}");
+    }
+}
+
+/// G9: a limited stream is parsed, and still nothing is allocated for it.
+#[test]
+fn a_limited_frame_costs_no_allocation() {
+    for (route, frame) in [
+        (GatewayRoute::ChatCompletions, DELTA.to_owned()),
+        (GatewayRoute::Messages, events(GatewayRoute::Messages, &[Piece::text("word")])[2].clone()),
+        (GatewayRoute::Messages, "event: ping\ndata: {\"type\":\"ping\"}\n\n".to_owned()),
+    ] {
+        let mut observer = shown(route).with_allowance(allowance(1_000_000));
+        let frame = Bytes::from(frame.into_bytes());
+        // The first one tells what all have alike.
+        let mut pass =
+            || assert_eq!(observer.read_frame(frame.clone()).unwrap().len(), frame.len());
+        pass();
+        assert_eq!(allocations::count(|| (0..1000).for_each(|_| pass())), 0, "{frame:?}");
+    }
+}
+
+/// G9: what is kept of a Responses stream, to close its items with, is bounded; past that it is cut by an error.
+#[test]
+fn what_a_cut_would_repeat_is_bounded() {
+    let long = "x".repeat(4096);
+    let pieces = vec![Piece::text(&long); 400];
+    let stream = events(GatewayRoute::Responses, &pieces);
+    let mut observer = shown(GatewayRoute::Responses).with_allowance(allowance(100_000));
+    let frames: Vec<_> =
+        stream.iter().map(|event| Bytes::copy_from_slice(event.as_bytes())).collect();
+    let mut last = Bytes::new();
+    let peak = allocations::peak(|| {
+        for frame in &frames {
+            last = observer.read_frame(frame.clone()).unwrap();
+            if observer.is_truncated() {
+                break;
+            }
+        }
+    });
+    assert!(observer.is_truncated() && memchr::memmem::find(&last, b"response.failed").is_some());
+    assert!(peak <= 3 << 20, "{peak} bytes at once");
+}
+
+/// Cuts at the first text.
+pub(super) fn tight(observer: ResponseObserver) -> ResponseObserver {
+    observer.with_allowance(allowance(0))
+}
+
+/// G9: an empty reason to finish is none; text after a real one counts, and is cut by an error.
+#[test]
+fn a_reason_to_finish_does_not_hide_what_comes_after_it() {
+    for (reason, end) in
+        [("\"\"", "data: [DONE]\n\n"), ("\"stop\"", "\"type\":\"insufficient_quota\"}}\n\n")]
+    {
+        let stream =
+            events(GatewayRoute::ChatCompletions, &vec![Piece::text(" word"); 100]).concat();
+        let stream =
+            stream.replace("\"finish_reason\":null", &format!("\"finish_reason\":{reason}"));
+        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
+        let reading = Reading::of(observer, stream.as_bytes(), []);
+        let told = String::from_utf8(reading.passed).unwrap();
+        assert!(reading.is_cut && told.ends_with(end), "{reason}: {told}");
+    }
+}
+
+/// G9: nobody can tell whether an answer that is not followed is whole.
+#[test]
+fn more_choices_than_are_followed_are_cut_by_an_error() {
+    for (choices, last) in
+        [(128, "data: [DONE]\n\n"), (129, "\"type\":\"insufficient_quota\"}}\n\n")]
+    {
+        let piece = |choice| Piece { choice, ..Piece::text("a") };
+        let pieces: Vec<_> = (0..choices).map(piece).collect();
+        let stream = events(GatewayRoute::ChatCompletions, &pieces).concat();
+        let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(10));
+        let reading = Reading::of(observer, stream.as_bytes(), []);
+        assert!(reading.is_cut && reading.passed.ends_with(last.as_bytes()), "{choices}");
+    }
+}
+
+/// Parsed like a limited stream, and never cut.
+pub(super) fn unlimited(route: GatewayRoute) -> ResponseObserver {
+    shown(route).with_allowance(allowance(u64::MAX))
+}
+
+pub(super) fn allowance(output: u64) -> CallAllowance {
+    CallAllowance { input: Tokens(5), output: Tokens(output), cutoff: CutoffMode::Graceful }
+}
+
+/// After how many events a stream is cut, by a count over JSON trees, and where it stands then.
+fn cut_after(route: GatewayRoute, events: &[String], granted: u64) -> Option<(usize, State)> {
+    let mut client = Client::new(route);
+    for (before, event) in events.iter().enumerate() {
+        client.read(event);
+        let at_least = (client.pieces / 2).max(client.bytes / 16);
+        if at_least > granted && client.state() != State::Ended {
+            return Some((before + 1, client.state()));
+        }
+    }
+    None
+}
+
+pub(super) const ROUTES: [GatewayRoute; 4] = [
+    GatewayRoute::ChatCompletions,
+    GatewayRoute::Completions,
+    GatewayRoute::Messages,
+    GatewayRoute::Responses,
+];
+
+/// Tokens of one byte and of many; none is longer in JSON than 16.
+const TOKENS: &[&str] =
+    &["a", " the", "的", "😀", "\n\n", "\"", "                ", " characteristics", " भाषा"];

@@ -1,0 +1,91 @@
+//! L6, L7: many runs of one process at one repository.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::DeliveryError;
+use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, RepositoryUrl};
+use futures_util::future::join_all;
+use tokio::sync::Barrier;
+
+use super::run_job::{begin, deliver, key, relay, work};
+use crate::support::github_server::{NAME, Running};
+use crate::support::repository::git;
+
+/// L7: eight branches are worked at, and delivered, at once, by one relay: each has its own commit, its pull request
+/// and its statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_runs_at_eight_branches_deliver_at_once() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let together = Arc::new(Barrier::new(BRANCHES));
+    let runs = (0..BRANCHES).map(async |at| {
+        let (key, run) = (format!("many-{at}"), format!("run-{at}"));
+        let (order, begun) = work(&forge, &relay, &key, &run).await;
+        // All of them have their branch now, and none has delivered.
+        together.wait().await;
+        deliver(&relay, order, &begun).await
+    });
+    let delivered = join_all(runs).await;
+    for (at, one) in delivered.iter().enumerate() {
+        assert_eq!((one.step, &one.why), ("done", &None), "{one:?}");
+        let head = one.head.map(|head: ObjectId| head.to_string()).unwrap();
+        assert_eq!(git(&forge.bare(), &["rev-parse", &format!("sandbox/many-{at}")]), head);
+        let files = git(&forge.bare(), &["ls-tree", "--name-only", &head]);
+        assert_eq!(files, format!("README\nmade-by-run-{at}"));
+        let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+        let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
+        assert_eq!(statement.facts.run, format!("run-{at}"));
+    }
+    let mut heads: Vec<_> = forge.hub.pulls(NAME).into_iter().map(|pull| pull.head).collect();
+    heads.sort();
+    assert_eq!(heads, (0..BRANCHES).map(|at| format!("sandbox/many-{at}")).collect::<Vec<_>>());
+}
+
+/// L7: a push that hangs holds up its own branch, and no other one of the repository.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_hangs_holds_up_its_own_branch_only() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "hangs", "run-1").await;
+    forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+    let hanging = deliver(&relay, order, &begun);
+    let meanwhile = async {
+        forge.hub.response_gate().wait_for_waiting(1).await;
+        let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
+        let own = BranchKey::parse("hangs").unwrap();
+        let busy = Box::pin(begin(&relay, &repository, &own, Duration::ZERO)).await.unwrap_err();
+        assert!(
+            matches!(
+                busy,
+                DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::BranchInUse { .. })
+            ),
+            "{busy}"
+        );
+        let (order, begun) = work(&forge, &relay, "free", "run-2").await;
+        assert_eq!(deliver(&relay, order, &begun).await.step, "done");
+        forge.hub.response_gate().allow_answers(1);
+    };
+    let (held, ()) = tokio::join!(hanging, meanwhile);
+    assert_eq!(held.step, "done");
+}
+
+/// L7: who waits for a branch has it when it is free, and builds on what was done there.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_branch_builds_on_what_was_done() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "shared", "run-1").await;
+    let (repository, key) = (order.repository.clone(), BranchKey::parse("shared").unwrap());
+    let waiting = Box::pin(begin(&relay, &repository, &key, Duration::from_mins(2)));
+    let first = async {
+        assert_eq!(deliver(&relay, order, &begun).await.step, "done");
+        drop(begun);
+    };
+    let (second, ()) = tokio::join!(waiting, first);
+    assert!(second.unwrap().state.exists);
+}
+
+const BRANCHES: usize = 8;

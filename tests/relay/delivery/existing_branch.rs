@@ -1,0 +1,123 @@
+//! L5, L6: what a branch had before a run's work is looked at before people are asked to merge all of it.
+
+use std::fs;
+
+use cogni_gateway::fakes::github_server::GithubOperation;
+use cogni_gateway::relay::delivery::outbox::DeliveryRequest;
+use cogni_gateway::relay::delivery::rules::{AgentReviewRules, ReviewRules};
+use cogni_gateway::relay::github::pull_request;
+use cogni_gateway::relay::repo::review::RelayConfig;
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
+
+use super::run_job::{deliver, relay, work};
+use crate::support::github_server::{NAME, Running, credential};
+use crate::support::repository::git;
+
+/// Work for review that no pull request was asked for, and then work that may be pushed, with one: that is a draft, and says
+/// why, also where another machine makes it, and where nobody has told the relay what is on the branch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_request_tells_of_what_the_branch_had_before() {
+    for keeps_state in [true, false] {
+        let forge = Running::start().await;
+        run(&forge, "AGENTS.md", (None, false)).await;
+        assert!(forge.hub.pulls(NAME).is_empty());
+        if !keeps_state {
+            fs::remove_dir_all(forge.place.path().join("state")).unwrap();
+        }
+        run(&forge, "run-2", (None, true)).await;
+        let pull = forge.hub.pulls(NAME).remove(0);
+        assert!(pull.is_draft);
+        let body = pull.body.unwrap().replace('\u{200b}', "·");
+        let (_, notice) = body.split_once("<!-- cogni:review -->\n").unwrap();
+        insta::allow_duplicates! { insta::assert_snapshot!(notice, @r"
+        **Beside the changes of `run-2`, the branch has what needs a review.**
+
+        - `made-by-AGENTS.md`: it is ours
+        <!-- /cogni -->
+        ") };
+    }
+}
+
+/// A pull request that a person has made, and that is ready, is a draft as soon as it says that somebody has to look; and
+/// ready again when that person says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
+    let forge = Running::start().await;
+    run(&forge, "AGENTS.md", (None, false)).await;
+    let by_hand = pull_request::PullRequestSpec {
+        head: SandboxBranch::from_key(BranchKey::parse("task-9").unwrap()),
+        base: None,
+        run: "none".to_owned(),
+        agent: String::new(),
+        title: "Mine".to_owned(),
+        body: String::new(),
+        moved: (ObjectId::NONE, ObjectId::NONE),
+        needs_review: false,
+        reasons: vec![],
+        before: vec![],
+    };
+    let (api, hosted) = (forge.api(), forge.hosted());
+    pull_request::publish_pull_request(&api, &credential(), &hosted, &by_hand).await.unwrap();
+    assert!(!forge.hub.pulls(NAME)[0].is_draft);
+    run(&forge, "run-2", (None, true)).await;
+    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
+    let calls: Vec<_> = forge.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
+    let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
+    assert!(at(GithubOperation::Withdraw) < at(GithubOperation::UpdatePull), "{calls:?}");
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
+    run(&forge, "run-3", (None, true)).await;
+    assert!(!forge.hub.pulls(NAME)[0].is_draft);
+}
+
+/// It is said once, and who has looked at it and said that it is ready is not asked again, until there is another.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_before_is_told_of_once() {
+    let forge = Running::start().await;
+    run(&forge, "AGENTS.md", (None, false)).await;
+    run(&forge, "run-2", (None, true)).await;
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
+    run(&forge, "run-3", (None, true)).await;
+    let pull = forge.hub.pulls(NAME).remove(0);
+    let body = pull.body.unwrap();
+    assert!(!pull.is_draft && body.contains("run-3"));
+    assert_eq!(body.matches("<!-- cogni:review -->").count(), 1, "{body}");
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_open = false);
+    run(&forge, "run-4", (None, true)).await;
+    assert!(forge.hub.pulls(NAME)[1].is_draft);
+}
+
+/// What another agent's own rules have said of its work counts as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_agents_rules_count_for_its_work() {
+    let forge = Running::start().await;
+    let own: AgentReviewRules = toml::from_str(
+        "[[policy.paths]]\nwhy = 'people read it'\nverdict = 'review'\nmatch = ['made-by-run-1']\n",
+    )
+    .unwrap();
+    let rules = ReviewRules::new(&RelayConfig::default().policy, Some(&own));
+    run(&forge, "run-1", (Some(rules), false)).await;
+    run(&forge, "run-2", (None, true)).await;
+    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-run-1`: people read it"));
+}
+
+/// What is merged is nothing that anybody has to look at again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_merged_is_not_told_of() {
+    let forge = Running::start().await;
+    run(&forge, "AGENTS.md", (None, false)).await;
+    git(&forge.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
+    run(&forge, "run-2", (None, true)).await;
+    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(!pull.is_draft && !pull.body.unwrap().contains("review"));
+}
+
+/// One run, from its begin to its end.
+async fn run(forge: &Running, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
+    let relay = relay(forge);
+    let (order, begun) = Box::pin(work(forge, &relay, "task-9", name)).await;
+    let pull_request = order.pull_request.clone().filter(|_| asks);
+    let delivered = deliver(&relay, DeliveryRequest { rules, pull_request, ..order }, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("done", true), "{:?}", delivered.why);
+}

@@ -1,0 +1,132 @@
+//! L5, L7: what of this host a row depends on: whoever takes it up later, it comes to the same, or to nothing.
+
+use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::DeliveryStep;
+use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService, KnownSecret};
+use cogni_gateway::relay::repo::RepoMirror;
+use http::StatusCode;
+
+use super::killed::{command, retry, state};
+use super::run_job::{deliver, relay, settings, work};
+use crate::support::github_server::Running;
+use crate::support::repository::git;
+
+/// L5: work that must not hold a credential of this host is never judged by who does not know that, held or on its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
+    let forge = Running::start().await;
+    // The agent's commits are by this address.
+    let known =
+        KnownSecret { name: "LITELLM_MASTER_KEY", secret: SecretString::new("agent@example.com") };
+    let settings = DeliveryConfig { known: vec![known], ..settings(&forge) };
+    let first = Arc::new(DeliveryService::open(settings).unwrap());
+    let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
+    forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
+    let id = deliver(&first, order, &begun).await.id;
+    drop(begun);
+    let unknown = "cannot check this work for the secret `LITELLM_MASTER_KEY`";
+    let branches = || git(&forge.bare(), &["branch", "--list", "sandbox/task-9"]);
+
+    let (code, said) = retry(&forge, &[&id]).await;
+    assert!(code == Some(1) && said.contains(unknown) && branches().is_empty(), "{said}");
+    assert_eq!(
+        first.outbox().get(&id).unwrap().step,
+        DeliveryStep::Extracted,
+        "it waits for who knows"
+    );
+    let knowing = || -> Output {
+        let mut command = command(&forge, &[&id]);
+        tokio::task::block_in_place(|| {
+            command.env("LITELLM_MASTER_KEY", "agent@example.com").output()
+        })
+        .unwrap()
+    };
+    let said = String::from_utf8(knowing().stdout).unwrap();
+    assert!(said.contains("it holds this host's own") && branches().is_empty(), "{said}");
+    let (code, said) = retry(&forge, &[&id]).await;
+    assert!(code == Some(2) && said.contains(unknown), "{said}");
+    assert_eq!(
+        first.outbox().get(&id).unwrap().step,
+        DeliveryStep::Held,
+        "and it is held as before"
+    );
+    let (code, said) = retry(&forge, &["--new-rules", &id]).await;
+    assert_eq!((code, branches().as_str()), (Some(0), "  sandbox/task-9"), "{said}");
+
+    // One that was never judged may be, too.
+    git(&forge.bare(), &["branch", "-D", "sandbox/task-9"]);
+    let (order, begun) = work(&forge, &first, "task-9", "run-2").await;
+    drop(begun);
+    let again = first.enqueue(order).unwrap();
+    assert_eq!(retry(&forge, &[&again.id]).await.0, Some(1));
+    let (code, said) = retry(&forge, &["--new-rules", &again.id]).await;
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// L7: the commits of a row are by who began it, whatever the committer is called by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_keeps_its_committer() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    forge.hub.inject(
+        GithubOperation::Push,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        1,
+    );
+    let first = deliver(&relay, order, &begun).await;
+    assert_eq!((first.step, first.is_pushed), ("judged", false), "{:?}", first.why);
+    drop(begun);
+    let wait = relay.outbox().get(&first.id).unwrap().due.duration_since(SystemTime::now());
+    assert!(wait.unwrap_or_default() <= Duration::from_secs(30), "as the manual says");
+    let (code, said) = retry(&forge, &[&first.id]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let by = git(&forge.bare(), &["log", "-1", "--format=%H %cn <%ce>", "sandbox/task-9"]);
+    assert_eq!(by, format!("{} Relay <relay@example.com>", first.head.unwrap()));
+}
+
+/// L7: a row is begun again only by who has its branch, and only where that can come to something.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_begun_again_by_who_has_the_branch() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    // Where this is a branch, `sandbox/task-9` cannot be one.
+    git(&forge.bare(), &["branch", "-D", "sandbox/task-1"]);
+    git(&forge.bare(), &["branch", "sandbox", "main"]);
+    let held = deliver(&relay, order, &begun).await;
+    assert_eq!(held.step, "held", "it does not pass by itself: {:?}", held.why);
+    let (code, said) = retry(&forge, &[&held.id]).await;
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(2), "error: another process uses this branch; retry after it has finished\n")
+    );
+    assert_eq!(relay.outbox().get(&held.id).unwrap().step, DeliveryStep::Held);
+    drop(begun);
+    git(&forge.bare(), &["branch", "-D", "sandbox"]);
+    assert_eq!(retry(&forge, &[&held.id]).await.0, Some(0));
+
+    let (order, begun) = work(&forge, &relay, "task-1", "run-2").await;
+    let repository = order.repository.clone();
+    let tree = git(&forge.bare(), &["rev-parse", "main^{tree}"]);
+    let other = git(&forge.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
+    git(&forge.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
+    let moved = deliver(&relay, order, &begun).await;
+    drop(begun);
+    let (code, said) = retry(&forge, &[&moved.id]).await;
+    assert!(code == Some(2) && said.contains("its branch has moved on"), "{said}");
+    assert_eq!(relay.outbox().get(&moved.id).unwrap().step, DeliveryStep::Held);
+    let mirror = RepoMirror::open(relay.git(), &state(&forge), &repository).unwrap();
+    assert!(
+        mirror.lease_branch(relay.outbox().get(&moved.id).unwrap().order.branch().key()).is_ok()
+    );
+}

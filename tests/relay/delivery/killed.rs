@@ -1,0 +1,153 @@
+//! The relay's process, killed at each step of the way.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::{DeliveryOutbox, DeliveryStep};
+
+use super::run_job::{leaks, relay, work};
+use crate::support::github_server::{NAME, Running, TOKEN, basic};
+use crate::support::process::{PATIENCE, Process};
+use crate::support::repository::git;
+
+/// L7: a process that is killed while it waits, before or after anything that it asks of the forge, leaves a row; the
+/// next one brings exactly one update of the branch and one pull request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_relay_goes_on_in_the_next_process() {
+    let forge = Running::start().await;
+    let operations = [
+        GithubOperation::Branch,
+        GithubOperation::Advertise,
+        GithubOperation::Push,
+        GithubOperation::ListPulls,
+        GithubOperation::CreatePull,
+    ];
+    let ways = [InjectedFailure::HoldBefore, InjectedFailure::HoldAfter];
+    let points = operations.into_iter().flat_map(|at| ways.clone().map(|way| (at, way)));
+    for (number, (operation, way)) in points.enumerate() {
+        let (key, what) = (format!("kill-{number}"), format!("{operation:?} {way:?}"));
+        let id = begin(&forge, &key).await;
+        forge.hub.inject(operation, way, 1);
+        let mut first = start(&forge, &id);
+        forge.hub.response_gate().wait_for_waiting(1).await;
+        first.signal("KILL");
+        first.wait();
+        forge.hub.response_gate().allow_answers(1);
+
+        let second = finish(&forge, &id).await;
+        let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
+        assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{what}: {second}");
+        let count = git(&forge.bare(), &["rev-list", "--count", &format!("main..sandbox/{key}")]);
+        let pulls = forge.hub.pulls(NAME);
+        let own = pulls.iter().filter(|pull| pull.head == format!("sandbox/{key}")).count();
+        assert_eq!((count.as_str(), own), ("1", 1), "{what}: {second}");
+        assert!(!second.contains(TOKEN));
+    }
+}
+
+/// L4, L7: the same in the middle of the quarantine, where no call goes anywhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
+    let forge = Running::start().await;
+    let id = begin(&forge, "kill").await;
+    let outbox = DeliveryOutbox::open(&state(&forge).join("outbox.sqlite")).unwrap();
+    let patches = outbox.get(&id).unwrap().order.artifacts.join("patches");
+    let kept = patches.with_extension("kept");
+    fs::rename(&patches, &kept).unwrap();
+    // The relay reads them once the objects are in quarantine, and waits for whoever writes.
+    assert!(Command::new("mkfifo").arg(&patches).status().unwrap().success());
+    let mut first = start(&forge, &id);
+    let fifo = patches.clone();
+    let writer = tokio::task::spawn_blocking(move || File::options().write(true).open(fifo));
+    let writer = writer.await.unwrap().unwrap();
+    first.signal("KILL");
+    first.wait();
+    drop(writer);
+    fs::rename(&kept, &patches).unwrap();
+    assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Extracted);
+    let second = finish(&forge, &id).await;
+    assert_eq!(outbox.get(&id).unwrap().step, DeliveryStep::Done, "{second}");
+    let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/kill"]);
+    assert_eq!((count.as_str(), forge.hub.pulls(NAME).len()), ("1", 1), "{second}");
+}
+
+/// L6: while git pushes, the token is in no process's arguments; afterwards it is in no file, and was never said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_in_no_argument_and_in_no_file() {
+    let forge = Running::start().await;
+    let id = begin(&forge, "secret").await;
+    forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+    let mut process = start(&forge, &id);
+    forge.hub.response_gate().wait_for_waiting(1).await;
+    let basic = basic(TOKEN);
+    let holding = |file: &str| {
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let read = processes.filter_map(|process| fs::read(process.join(file)).ok());
+        let holds = |text: &[u8], secret: &str| {
+            text.windows(secret.len()).any(|part| part == secret.as_bytes())
+        };
+        read.filter(|text| holds(text, TOKEN) || holds(text, &basic)).count()
+    };
+    assert!(holding("environ") >= 2, "git has it now, or this looks at nothing");
+    assert_eq!(holding("cmdline"), 0);
+    forge.hub.response_gate().allow_answers(1);
+    let (status, said) =
+        tokio::task::spawn_blocking(move || (process.wait(), process.said())).await.unwrap();
+    assert!(status.success(), "{said}");
+    assert!(!said.contains(TOKEN) && !said.contains(&basic), "{said}");
+    assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
+}
+
+/// A run's work, in the outbox, and no process that cares for it.
+pub(super) async fn begin(forge: &Running, key: &str) -> String {
+    let relay = relay(forge);
+    let (order, begun) = work(forge, &relay, key, key).await;
+    drop(begun);
+    relay.outbox().add_job(&order).unwrap().id
+}
+
+/// Asks until it is done: a git that outlives its killed parent may be at the branch for a moment.
+async fn finish(forge: &Running, id: &str) -> String {
+    let (mut said, begun) = (String::new(), Instant::now());
+    while begun.elapsed() < PATIENCE {
+        let mut process = start(forge, id);
+        let ended = tokio::task::spawn_blocking(move || (process.wait(), process.said())).await;
+        let (status, more) = ended.unwrap();
+        said += &more;
+        if status.success() {
+            break;
+        }
+    }
+    said
+}
+
+/// `relay retry` to its end.
+pub(super) async fn retry(forge: &Running, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(forge, words);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(said).unwrap())
+}
+
+fn start(forge: &Running, id: &str) -> Process {
+    Process::start(&mut command(forge, &[id]), "build it")
+}
+
+pub(super) fn command(forge: &Running, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    command
+        .args(["relay", "retry"])
+        .args(words)
+        .env("COGNI_STATE_DIR", state(forge))
+        .env("GITHUB_API_URL", forge.hub.url())
+        .env("GITHUB_TOKEN", TOKEN)
+        .env("AUDIT_SIGNING_KEY", "7".repeat(64));
+    command
+}
+
+pub(super) fn state(forge: &Running) -> PathBuf {
+    Path::new(forge.place.path()).join("state")
+}

@@ -1,0 +1,96 @@
+//! L5, L7: work is judged by the rules that it came out with, whoever takes it up, and whatever this host's files say then.
+
+use std::fs;
+
+use cogni_gateway::relay::delivery::outbox::{DeliveryJob, DeliveryOutbox, DeliveryStep};
+use cogni_gateway::relay::delivery::rules::{AgentReviewRules, ReviewRules};
+use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
+use cogni_gateway::relay::repo::review::RelayConfig;
+
+use super::killed::{command, retry, state};
+use super::run_job::{key, relay, work};
+use crate::support::github_server::Running;
+use crate::support::repository::git;
+
+/// L5, L7: a retry judges as the run was to be judged; by this host's rules of now only when somebody asks for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_is_judged_by_the_rules_it_came_out_with() {
+    let forge = Running::start().await;
+    let strict = RelayConfig::parse("[policy]\nhold_files = 0\n").unwrap().policy;
+    let first = begin(&forge, ReviewRules::new(&strict, None)).await;
+    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
+    let unheld = "error: cannot apply new rules: this delivery is still in progress; new rules are for work that is held or has failed\n";
+    assert_eq!((code, said.as_str()), (Some(2), unheld));
+    for _ in 0..2 {
+        let (code, said) = retry(&forge, &[&first.id]).await;
+        assert!(code == Some(1) && said.contains("1 paths are changed"), "{said}");
+    }
+    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let done = row(&forge, &first.id);
+    let (before, after) = (first.order.rules.unwrap(), done.order.rules.unwrap());
+    let log = state(&forge).join("audit").join(format!("{}.jsonl", first.id));
+    let log = fs::read_to_string(log).unwrap();
+    let judged: Vec<_> = log.lines().filter(|line| line.contains("relay.judged")).collect();
+    let by =
+        |rules: &ReviewRules| judged.iter().filter(|line| line.contains(&rules.digest())).count();
+    assert_eq!((by(&before), by(&after)), (2, 1), "{log}");
+
+    let head = done.head.unwrap().to_string();
+    let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+    let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
+    assert_eq!(statement.rules, after.digest());
+    let shown = tokio::task::block_in_place(|| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command.args(["relay", "rules", &first.id]).env("COGNI_STATE_DIR", state(&forge));
+        command.output().unwrap()
+    });
+    assert_eq!(String::from_utf8(shown.stdout).unwrap(), after.as_str());
+    let (code, said) = retry(&forge, &["--new-rules", &first.id]).await;
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(2), "error: a delivery cannot go from state `done` to `judged`\n")
+    );
+}
+
+/// A1, L5: an agent's own rules go with its work, also where this host's are new.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_own_rules_stay_with_its_work() {
+    let forge = Running::start().await;
+    let own: AgentReviewRules = toml::from_str(
+        "[[policy.paths]]\nwhy = 'people make it'\nverdict = 'hold'\nmatch = ['made-by-*']\n",
+    )
+    .unwrap();
+    let job = begin(&forge, ReviewRules::new(&RelayConfig::default().policy, Some(&own))).await;
+    for words in [&[&*job.id][..], &["--new-rules", &job.id]] {
+        let (code, said) = retry(&forge, words).await;
+        assert!(code == Some(1) && said.contains("people make it"), "{said}");
+    }
+    assert_eq!(row(&forge, &job.id).step, DeliveryStep::Held);
+}
+
+/// L7: a row of an earlier version says no rules, and is judged by those of now.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_rules_is_judged_by_those_of_now() {
+    let forge = Running::start().await;
+    let id = super::killed::begin(&forge, "task-9").await;
+    let strict = forge.place.path().join("relay.toml");
+    fs::write(&strict, "[policy]\nhold_files = 0\n").unwrap();
+    let mut held = command(&forge, &[&id]);
+    let held = tokio::task::block_in_place(|| held.env("COGNI_RELAY_CONFIG", strict).output());
+    assert_eq!(held.unwrap().status.code(), Some(1));
+    assert_eq!(retry(&forge, &[&id]).await.0, Some(0));
+}
+
+/// A run's work, in the outbox.
+async fn begin(forge: &Running, rules: ReviewRules) -> DeliveryJob {
+    let relay = relay(forge);
+    let (mut order, begun) = work(forge, &relay, "task-9", "run-1").await;
+    drop(begun);
+    order.rules = Some(rules);
+    relay.outbox().add_job(&order).unwrap()
+}
+
+fn row(forge: &Running, id: &str) -> DeliveryJob {
+    DeliveryOutbox::open(&state(forge).join("outbox.sqlite")).unwrap().get(id).unwrap()
+}

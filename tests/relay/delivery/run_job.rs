@@ -1,0 +1,468 @@
+//! The whole job: from what came out of a sandbox to the branch, the pull request and the statement.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::{DeliveryRequest, DeliveryStep, PullRequestText};
+use cogni_gateway::relay::delivery::statement::{ProvenanceStatement, RunFacts};
+use cogni_gateway::relay::delivery::{
+    DeliveryError, DeliveryService, DeliveryStatus, LeasedBranch,
+};
+use cogni_gateway::relay::repo::extract_commands::{AnnouncedBranch, ExtractCommandSet};
+use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner};
+use cogni_gateway::relay::repo::repository::RepositoryUrl;
+use cogni_gateway::relay::repo::review::RelayConfig;
+use cogni_gateway::relay::repo::{ArtifactDir, BranchKey, BranchState};
+use cogni_gateway::telemetry::audit::{self, AuditLog, records};
+use http::StatusCode;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::repo::setup::execute;
+pub(super) use crate::support::delivery::{key, relay, settings};
+use crate::support::github_server::{NAME, Running, TOKEN, basic};
+use crate::support::repository::git;
+
+/// L6, L7: the agent's commits reach the branch, a pull request and a statement, and the audit says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runs_work_is_delivered() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let audit = Audit::new(&forge);
+    let kept = order.artifacts.clone();
+    let delivered = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+
+    let head = git(&forge.bare(), &["rev-parse", "sandbox/task-9"]);
+    assert_eq!(delivered.head.unwrap().to_string(), head);
+    let pull = forge.hub.pulls(NAME).remove(0);
+    let url = format!("{}/{NAME}/pull/1", forge.hub.url());
+    assert_eq!((pull.head.as_str(), delivered.pull_request_url), ("sandbox/task-9", Some(url)));
+    let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+    let statement = ProvenanceStatement::verify(&note, key().public_key()).unwrap();
+    assert_eq!((statement.facts.run.as_str(), statement.verdict.as_str()), ("run-1", "push"));
+    assert!(!kept.exists(), "what was delivered is not kept");
+    insta::assert_snapshot!(events(&audit.path).join("\n"), @r#"
+    relay.extracted commits=1 branch="sandbox/task-9"
+    relay.judged verdict="push" mode="replayed" files=1
+    relay.pushed was_there=false
+    relay.pull_requested is_new=true
+    "#);
+    assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic(TOKEN)]), Vec::<PathBuf>::new());
+}
+
+/// L6: a pull request is made only when it is asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pull_request_is_made_unasked() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let delivered = deliver(&relay, DeliveryRequest { pull_request: None, ..order }, &begun).await;
+    assert_eq!((delivered.step, delivered.pull_request_url), ("done", None));
+    assert!(delivered.is_pushed && forge.hub.pulls(NAME).is_empty());
+}
+
+/// L5, L6: work for review: everybody who asks is told why, and a pull request that is ready is taken back before the
+/// push.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_for_review_says_why_wherever_it_is_told_of() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    deliver(&relay, order, &begun).await;
+    drop(begun);
+    forge.hub.edit_pull(NAME, 1, |pull| pull.is_draft = false);
+    let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
+    let audit = Audit::new(&forge);
+    let delivered = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+    let reason = "`made-by-AGENTS.md`: it is ours";
+    assert_eq!((delivered.step, delivered.verdict), ("done", Some("review")));
+    assert_eq!(delivered.reasons, [reason]);
+    let row = relay.outbox().get(&delivered.id).unwrap();
+    assert_eq!(row.reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), [reason]);
+    assert!(fs::read_to_string(&audit.path).unwrap().contains(&format!("\"said\":[\"{reason}\"]")));
+    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-AGENTS.md`: it is ours"));
+    let calls: Vec<_> = forge.hub.recorded_calls().into_iter().map(|call| call.operation).collect();
+    let at = |wanted| calls.iter().rposition(|operation| *operation == wanted);
+    assert!(at(GithubOperation::Withdraw) < at(GithubOperation::Push), "{calls:?}");
+}
+
+/// L5, L6: and where it cannot be taken back, nothing is pushed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    deliver(&relay, order, &begun).await;
+    drop(begun);
+    let before = git(&forge.bare(), &["rev-parse", "sandbox/task-9"]);
+    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
+    let (order, begun) = work(&forge, &relay, "task-9", "AGENTS.md").await;
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
+    insta::assert_snapshot!(delivered.why.unwrap(), @"cannot keep this work from being merged before a review: its pull request cannot be made a draft: the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository");
+    assert!(delivered.apply.is_some() && !delivered.reasons.is_empty());
+    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-9"]), before);
+    drop(begun);
+    let job = relay.outbox().get(&delivered.id).unwrap();
+    relay.outbox().restart(&job).unwrap();
+    assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
+}
+
+/// L5, L6: what is protected is not pushed; it is kept, and one line brings it into a clone.
+#[tokio::test(flavor = "multi_thread")]
+async fn held_work_is_kept_and_can_be_applied() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    forge.hub.protect_branch(NAME, "sandbox/task-1");
+    let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
+    let before = git(&forge.bare(), &["rev-parse", "sandbox/task-1"]);
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("held", false));
+    assert_eq!(delivered.why.as_deref(), Some("`sandbox/task-1` is a protected branch"));
+    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-1"]), before);
+
+    let clone = forge.place.path().join("clone");
+    git(forge.place.path(), &["clone", "--quiet", "site.git", "clone"]);
+    let line = delivered.apply.unwrap();
+    let applied =
+        std::process::Command::new("sh").arg("-c").arg(&line).current_dir(&clone).output();
+    assert!(applied.as_ref().unwrap().status.success(), "{line}: {applied:?}");
+    assert_eq!(
+        git(&clone, &["show", &format!("held/task-1-{}:made-by-run-1", &delivered.id[24..])]),
+        "by an agent"
+    );
+}
+
+/// L7: an API that is down after the push leaves the row; a later process makes the pull request, and pushes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_not_be_done_is_done_later() {
+    let forge = Running::start().await;
+    let first = relay(&forge);
+    let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
+    forge.hub.inject(
+        GithubOperation::ListPulls,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
+    let delivered = deliver(&first, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("pushed", true));
+    assert_eq!(delivered.why.as_deref(), Some("GitHub is unwell (502 Bad Gateway)"));
+    let pushes = forge.hub.count_calls(GithubOperation::Push);
+    drop((first, begun));
+
+    let second = relay(&forge);
+    let due = second.resume_due_jobs(&CancellationToken::new()).await.unwrap();
+    assert!(due.is_empty(), "it is not due yet");
+    let again = second.resume_delivery(&delivered.id).await.unwrap().unwrap();
+    assert_eq!((again.step, forge.hub.pulls(NAME).len()), ("done", 1));
+    // One more for the statement, which comes last.
+    assert_eq!(forge.hub.count_calls(GithubOperation::Push), pushes + 1);
+}
+
+/// L7: the process ends while the remote has done what it was asked, and nobody heard it: one update, one pull request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
+    for operation in [
+        GithubOperation::Branch,
+        GithubOperation::Advertise,
+        GithubOperation::Push,
+        GithubOperation::ListPulls,
+        GithubOperation::CreatePull,
+    ] {
+        let forge = Running::start().await;
+        let first = relay(&forge);
+        let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
+        forge.hub.inject(operation, InjectedFailure::HoldAfter, 1);
+        {
+            let delivering = deliver(&first, order.clone(), &begun);
+            tokio::select! {
+                delivered = delivering => panic!("{operation:?}: not held: {delivered:?}"),
+                () = forge.hub.response_gate().wait_for_waiting(1) => (),
+            }
+        }
+        forge.hub.response_gate().allow_answers(1);
+        drop((first, begun));
+        let second = relay(&forge);
+        let id = second.outbox().list_jobs(false).unwrap().remove(0).id;
+        // The threads of the first process, which here is none, may still hold the branch.
+        let done = loop {
+            match second.resume_delivery(&id).await.unwrap() {
+                Some(delivered) => break delivered,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        assert_eq!((done.step, done.why), ("done", None), "{operation:?}");
+        assert_eq!(forge.hub.pulls(NAME).len(), 1, "{operation:?}");
+        let count = git(&forge.bare(), &["rev-list", "--count", "main..sandbox/task-9"]);
+        assert_eq!(count, "1", "{operation:?}");
+        let again = second
+            .deliver(order, &second_lease(&second, &forge).await, &AuditLog::disabled())
+            .await;
+        assert_eq!(again.unwrap().id, id, "{operation:?}");
+    }
+}
+
+/// L6, L7: somebody else has moved the branch: nothing is overwritten, and the work is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_branch_that_somebody_moved_is_not_overwritten() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
+    let tree = git(&forge.bare(), &["rev-parse", "main^{tree}"]);
+    let other = git(&forge.bare(), &["commit-tree", &tree, "-m", "somebody else's"]);
+    git(&forge.bare(), &["update-ref", "refs/heads/sandbox/task-1", &other]);
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!(delivered.step, "held");
+    assert!(delivered.why.unwrap().contains("is not where the run began any more"));
+    assert_eq!(git(&forge.bare(), &["rev-parse", "sandbox/task-1"]), other);
+    assert!(delivered.apply.is_some());
+}
+
+/// L7: a run that begins at a branch builds on what an earlier one had not delivered yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_builds_on_what_was_not_delivered_yet() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    forge.hub.inject(
+        GithubOperation::Branch,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("extracted", false));
+    drop(begun);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-2").await;
+    assert!(begun.state.exists);
+    assert_eq!(deliver(&relay, order, &begun).await.step, "done");
+    let files = git(&forge.bare(), &["ls-tree", "--name-only", "sandbox/task-9"]);
+    assert_eq!(files, "README\nmade-by-run-1\nmade-by-run-2");
+}
+
+/// L6: a statement says of the patches what the audit says, also where another process makes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_says_of_the_patches_what_the_audit_says() {
+    for mode in ["replayed", "bundled: other patches"] {
+        let forge = Running::start().await;
+        let relay = relay(&forge);
+        let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+        if mode != "replayed" {
+            fs::remove_file(ArtifactDir::from_path(&order.artifacts).patches_path()).unwrap();
+        }
+        let audit = Audit::new(&forge);
+        forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
+        let first = relay.deliver(order, &begun.lease, &audit.log).await.unwrap();
+        assert_eq!((first.step, first.is_pushed), ("failed", true));
+        drop((begun, relay));
+        let again = self::relay(&forge);
+        let done = again.retry_delivery(&first.id, false).await.unwrap().unwrap();
+        let head = done.head.unwrap().to_string();
+        let note = git(&forge.bare(), &["notes", "--ref=cogni", "show", &head]);
+        assert_eq!(ProvenanceStatement::verify(&note, key().public_key()).unwrap().mode, mode);
+        let judged = format!("relay.judged verdict=\"push\" mode=\"{mode}\" files=1");
+        assert!(events(&audit.path).contains(&judged), "{:?}", events(&audit.path));
+    }
+}
+
+/// L6: a repository on this machine needs no token, and has no pull requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repository_on_this_machine_needs_no_token() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let here: RepositoryUrl = format!("file://{}", forge.bare().display()).parse().unwrap();
+    let (order, begun) = work_at(&forge, &relay, here, "task-9", "run-1").await;
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
+    assert!(delivered.why.unwrap().contains("a pull request needs a repository on a forge"));
+    assert!(forge.hub.recorded_calls().is_empty());
+}
+
+/// L7: a failed relay begins again when somebody asks, where it stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_relay_goes_on_when_somebody_asks() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::not_permitted(), 1);
+    let delivered = deliver(&relay, order, &begun).await;
+    assert_eq!((delivered.step, delivered.is_pushed), ("failed", true));
+    drop(begun);
+    let job = relay.outbox().get(&delivered.id).unwrap();
+    assert_eq!(relay.outbox().restart(&job).unwrap().step, DeliveryStep::Pushed);
+    assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
+}
+
+pub(super) async fn deliver(
+    relay: &Arc<DeliveryService>,
+    order: DeliveryRequest,
+    begun: &LeasedBranch,
+) -> DeliveryStatus {
+    Box::pin(relay.deliver(order, &begun.lease, &AuditLog::disabled())).await.unwrap()
+}
+
+async fn second_lease(
+    relay: &Arc<DeliveryService>,
+    forge: &Running,
+) -> cogni_gateway::relay::repo::BranchLease {
+    let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
+    let key = BranchKey::parse("task-9").unwrap();
+    begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
+}
+
+/// As a run begins: it has the branch, delivers what is left there, and knows where it stands.
+pub(super) async fn begin(
+    relay: &Arc<DeliveryService>,
+    repository: &RepositoryUrl,
+    key: &BranchKey,
+    patience: Duration,
+) -> Result<LeasedBranch, DeliveryError> {
+    let taken = relay.lease_branch(repository, key, patience).await?;
+    Box::pin(relay.open_branch(repository, taken, None)).await
+}
+
+/// A run whose agent commits one file, and what came out of its sandbox.
+pub(super) async fn work(
+    forge: &Running,
+    relay: &Arc<DeliveryService>,
+    key: &str,
+    run: &str,
+) -> (DeliveryRequest, LeasedBranch) {
+    let repository: RepositoryUrl = forge.clone_url().parse().unwrap();
+    Box::pin(work_at(forge, relay, repository, key, run)).await
+}
+
+async fn work_at(
+    forge: &Running,
+    relay: &Arc<DeliveryService>,
+    repository: RepositoryUrl,
+    key: &str,
+    run: &str,
+) -> (DeliveryRequest, LeasedBranch) {
+    let key = BranchKey::parse(key).unwrap();
+    let begun = loop {
+        match Box::pin(begin(relay, &repository, &key, Duration::ZERO)).await {
+            Ok(begun) => break begun,
+            Err(DeliveryError::Relay(cogni_gateway::relay::repo::RepoError::BranchInUse {
+                ..
+            })) => {
+                tokio::task::yield_now().await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let workspace = forge.place.path().join(run);
+    let own = forge.place.path().metadata().unwrap();
+    let owner = FileOwner { uid: own.uid(), gid: own.gid() };
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    begun
+        .mirror
+        .checkout_workspace(&begun.lease, &begun.state, &workspace, (owner, &author))
+        .unwrap();
+    fs::write(workspace.join(format!("made-by-{run}")), "by an agent\n").unwrap();
+    git(&workspace, &["add", "--all"]);
+    git(&workspace, &["commit", "--quiet", "--message", "Do the work"]);
+    let artifacts = relay.create_artifacts_dir().unwrap();
+    let announced = extracted(&begun.state, &workspace, &artifacts);
+    let order = DeliveryRequest {
+        repository,
+        state: begun.state.clone(),
+        announced,
+        facts: RunFacts { run: run.to_owned(), agent: "coder".to_owned(), ..RunFacts::default() },
+        rules: None,
+        host: None,
+        artifacts: artifacts.directory().to_owned(),
+        pull_request: Some(PullRequestText {
+            title: "Do the work".to_owned(),
+            body: "It is done.".to_owned(),
+        }),
+    };
+    (order, begun)
+}
+
+fn extracted(state: &BranchState, workspace: &Path, artifacts: &ArtifactDir) -> AnnouncedBranch {
+    let workspace = workspace.display().to_string();
+    let commands =
+        ExtractCommandSet::new(state, &workspace, "/nowhere", &RelayConfig::default().extract);
+    for (command, path) in
+        [(&commands.patches, artifacts.patches_path()), (&commands.bundle, artifacts.bundle_path())]
+    {
+        let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
+        spool.push(&execute(command).0).unwrap();
+        spool.finish().unwrap();
+    }
+    let (facts, exit_code) = execute(&commands.facts);
+    AnnouncedBranch::parse(&facts, exit_code).unwrap().unwrap()
+}
+
+/// A run's audit log.
+struct Audit {
+    log: AuditLog,
+    path: PathBuf,
+}
+
+impl Audit {
+    fn new(forge: &Running) -> Self {
+        let path = forge.place.path().join("audit.jsonl");
+        let started = records::RunStartedRecord {
+            run: "run-1".to_owned(),
+            attempt: "1".to_owned(),
+            account: "acct-1".to_owned(),
+            version: "0".to_owned(),
+            policy: "p".to_owned(),
+            prices: "p".to_owned(),
+            trace: None,
+            upstream: "litellm",
+        };
+        let config =
+            audit::AuditConfig { path: Some(path.clone()), ..audit::AuditConfig::default() };
+        Self { log: AuditLog::open_log(&config, &started).unwrap().0, path }
+    }
+}
+
+/// What a log says of the relay, without what differs from run to run.
+pub(super) fn events(log: &Path) -> Vec<String> {
+    audit::verify::verify_file(log, None).unwrap();
+    let text = fs::read_to_string(log).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let relayed = lines.filter(|line| line["event"].as_str().unwrap().starts_with("relay."));
+    let told = |line: Value| {
+        let names = [
+            "step",
+            "verdict",
+            "mode",
+            "files",
+            "commits",
+            "branch",
+            "was_there",
+            "is_new",
+            "code",
+        ];
+        let said =
+            names.iter().filter_map(|&name| line.get(name).map(|value| format!(" {name}={value}")));
+        said.fold(line["event"].as_str().unwrap().to_owned(), |text, more| text + &more)
+    };
+    relayed.map(told).collect()
+}
+
+/// Files that hold one of these.
+pub(super) fn leaks(directory: &Path, secrets: &[&str]) -> Vec<PathBuf> {
+    let mut found = vec![];
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(leaks(&path, secrets));
+            continue;
+        }
+        let text = fs::read(&path).unwrap();
+        let holds =
+            |secret: &&str| text.windows(secret.len()).any(|part| part == secret.as_bytes());
+        found.extend(secrets.iter().any(holds).then_some(path));
+    }
+    found
+}

@@ -1,0 +1,117 @@
+//! L6: what becomes of the statement beside a commit.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::{DeliveryConfig, DeliveryService};
+use http::StatusCode;
+
+use super::run_job::{deliver, key, relay, settings, work};
+use crate::support::github_server::Running;
+use crate::support::repository::git;
+
+/// L6: whoever has a clone, and the relay's public key, can prove a statement, by one command.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_is_proved_in_a_clone() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let done = deliver(&relay, order, &begun).await;
+    assert_eq!(done.statement.as_deref(), Some("beside the commit"));
+    git(forge.place.path(), &["clone", "--quiet", "site.git", "clone"]);
+    let clone = forge.place.path().join("clone");
+    git(&clone, &["fetch", "--quiet", "origin", "refs/notes/cogni:refs/notes/cogni"]);
+    let (public, head) = (key().public_key().to_string(), done.head.unwrap().to_string());
+    let (code, said) = verify(&clone, &["origin/sandbox/task-9", "--public-key", &public]);
+    assert!(code == 0 && said.contains(&head) && said.contains("\"run\":\"run-1\""), "{said}");
+    let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
+    assert_eq!(
+        (code, said.as_str()),
+        (
+            1,
+            "UNPROVED: the commit has no statement here; fetch it with `git fetch origin refs/notes/cogni:refs/notes/cogni`\n"
+        )
+    );
+    let stranger = "1".repeat(64);
+    let (code, said) = verify(&clone, &[&head, "--public-key", &stranger]);
+    assert!(code == 1 && said.contains("the statement was not signed by"), "{said}");
+    // What cannot be looked at is neither proved nor unproved.
+    assert_eq!(verify(&clone, &["nothing", "--public-key", &public]).0, 2);
+    // A statement is about its own commit, wherever it was copied to.
+    git(&clone, &["notes", "--ref=cogni", "copy", &head, "origin/main"]);
+    let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
+    assert!(code == 1 && said.contains("is about another commit"), "{said}");
+}
+
+/// L6: a remote that takes no notes has the work all the same, and the row says that there is no statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remote_that_takes_no_notes_is_told_of() {
+    let forge = Running::start().await;
+    let hook = forge.bare().join("hooks/update");
+    fs::create_dir_all(hook.parent().unwrap()).unwrap();
+    fs::write(&hook, "#!/bin/sh\ncase $1 in refs/notes/*) echo no notes here; exit 1; esac\n")
+        .unwrap();
+    fs::set_permissions(&hook, Permissions::from_mode(0o755)).unwrap();
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let done = deliver(&relay, order, &begun).await;
+    assert_eq!((done.step, done.is_pushed), ("done", true), "{:?}", done.why);
+    let said = done.statement.unwrap();
+    assert!(
+        said.starts_with("none: the remote does not take it") && said.contains("no notes here"),
+        "{said}"
+    );
+}
+
+/// L6, L7: what the remote is too unwell to take is tried again, when all else is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_cannot_be_left_now_is_left_later() {
+    let forge = Running::start().await;
+    let relay = relay(&forge);
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    forge.hub.inject(
+        GithubOperation::ListPulls,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        3,
+    );
+    let first = deliver(&relay, order, &begun).await;
+    assert_eq!((first.step, first.statement), ("pushed", None));
+    drop(begun);
+    // All that is pushed now is the statement.
+    forge.hub.inject(
+        GithubOperation::Push,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        1,
+    );
+    let second = relay.resume_delivery(&first.id).await.unwrap().unwrap();
+    assert_eq!((second.step, second.statement), ("pull_requested", None), "{:?}", second.why);
+    let third = relay.resume_delivery(&first.id).await.unwrap().unwrap();
+    assert_eq!((third.step, third.statement.as_deref()), ("done", Some("beside the commit")));
+}
+
+/// L6: a key that lives no longer than its process would prove nothing to anybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_signed_with_a_key_that_is_lost() {
+    let forge = Running::start().await;
+    let relay = DeliveryService::open(DeliveryConfig { signing_key: None, ..settings(&forge) });
+    let relay = Arc::new(relay.unwrap());
+    let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
+    let done = deliver(&relay, order, &begun).await;
+    assert_eq!(
+        done.statement.as_deref(),
+        Some("none: there is no `AUDIT_SIGNING_KEY` to sign it with")
+    );
+    assert_eq!(git(&forge.bare(), &["for-each-ref", "refs/notes"]), "");
+}
+
+fn verify(clone: &Path, words: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    let output = command.args(["relay", "verify"]).args(words).current_dir(clone).output();
+    let output = output.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+}

@@ -1,0 +1,245 @@
+//! One call as it goes over the wire, and answers that are none.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::relay::git::{HttpProxy, OutboundConfig};
+use cogni_gateway::relay::github::client::{
+    GithubClient, GithubConfig, GithubError, RepositoryInfo, RetryPolicy,
+};
+use cogni_gateway::relay::github::credential::ForgeCredential;
+use cogni_gateway::relay::github::pull_request::convert_to_draft;
+use cogni_gateway::relay::repo::repository::{HostedRepository, RepositoryUrl};
+use tokio_rustls::TlsAcceptor;
+
+use super::pull_request::order;
+use crate::support::github_server::TOKEN;
+use crate::support::process::NOBODY;
+use crate::support::test_ca::Authority;
+
+/// L6: a call has the headers that GitHub asks for, the token once, and its path below the API's own; an Enterprise has
+/// its GraphQL beside its REST API.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_is_one_plain_request() {
+    let pull = r#"[{"number": 1, "node_id": "PR_1", "html_url": "u", "body": null,
+        "head": {"ref": "sandbox/task-1", "repo": {"full_name": "acme/site"}},
+        "base": {"ref": "main", "repo": null}}]"#;
+    let server = Server::start([answer("200 OK", pull), answer("200 OK", "{}")]);
+    let (api, repository) = (server.api("/api/v3/"), server.repository());
+    let credential = ForgeCredential::Token(SecretString::new(TOKEN));
+    convert_to_draft(&api, &credential, &repository, &order().head).await.unwrap();
+    let shown = server.seen().join("\n").replace(&server.address.to_string(), "HOST");
+    let shown = shown.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    insta::assert_snapshot!(shown, @r#"
+    GET /api/v3/repos/acme/site/pulls?state=open&head=acme%3Asandbox%2Ftask-1&per_page=20 HTTP/1.1
+    user-agent: cogni-gateway/VERSION
+    accept: application/vnd.github+json
+    x-github-api-version: 2022-11-28
+    authorization: Bearer ghp_0nlyTheStandInKnowsIt
+    host: HOST
+
+
+    POST /api/graphql HTTP/1.1
+    user-agent: cogni-gateway/VERSION
+    accept: application/vnd.github+json
+    x-github-api-version: 2022-11-28
+    authorization: Bearer ghp_0nlyTheStandInKnowsIt
+    content-type: application/json
+    host: HOST
+    content-length: 143
+
+    {"query":"mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }","variables":{"id":"PR_1"}}
+    "#);
+}
+
+/// L6: the token goes to no other address, wherever an answer points.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_leads_nowhere() {
+    let other = Server::start([answer("200 OK", ABOUT)]);
+    for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"] {
+        let location = format!("http://{}/repos/acme/site", other.address);
+        let reply =
+            format!("HTTP/1.1 {status}\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n");
+        let error = Server::start([reply]).about().await.unwrap_err();
+        assert!(matches!(&error, GithubError::RepositoryMoved(to) if *to == location), "{error}");
+    }
+    assert!(other.seen().is_empty());
+}
+
+/// L6: an answer that is too long, broken, or late is none, and is worth asking for again; each says why it is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_cannot_be_used_says_why() {
+    let long = format!("{{\"default_branch\": \"main\", \"x\": \"{}\"}}", "x".repeat(4 << 20));
+    let mut told = vec![];
+    for reply in [
+        answer("200 OK", &long),
+        answer("200 OK", r#"{"default_branch": 1}"#),
+        "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_owned(),
+        "SSH-2.0-OpenSSH\r\n".to_owned(),
+        String::new(),
+        HANG.to_owned(),
+    ] {
+        let error = Server::start([reply]).about().await.unwrap_err();
+        assert_eq!(error.retry_after(), Some(Duration::ZERO), "{error}");
+        told.push(error.to_string());
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    GitHub did not answer: its answer is longer than 4 MiB
+    GitHub did not answer: its answer is not what its API describes (invalid type: integer `1`, expected a string at line 1 column 20)
+    GitHub did not answer: its answer broke off (end of file before message length reached)
+    GitHub did not answer: what answers does not speak HTTP (invalid HTTP version parsed); check `GITHUB_API_URL`
+    GitHub did not answer: connection closed before message completed
+    GitHub did not answer: nothing within 2s
+    "#);
+}
+
+/// L6: a token that cannot be a header is refused before anything is sent, and not shown.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_no_header_is_not_sent() {
+    let server = Server::start([answer("200 OK", ABOUT)]);
+    let token = SecretString::new(format!("{TOKEN}\nx: y"));
+    let error = server.api("").repository_info(&token, &server.repository()).await.unwrap_err();
+    assert!(server.seen().is_empty() && !format!("{error:?}").contains(TOKEN));
+    insta::assert_snapshot!(error, @"GitHub does not accept the token: no header may have its characters; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`");
+}
+
+/// L6: a way that does not lead to the API names the setting to look at.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_way_that_leads_nowhere_names_its_setting() {
+    let (ours, another) = (Authority::new(), Authority::new());
+    let mut told = vec![];
+    for (host, ca_file, proxy) in [
+        ("localhost", None, None),
+        ("localhost", Some(another.file.clone()), None),
+        ("other.example", Some(ours.file.clone()), None),
+        (
+            "localhost",
+            Some(ours.file.clone()),
+            Some(HttpProxy::parse_proxy(&NOBODY.to_string(), "").unwrap()),
+        ),
+    ] {
+        let address = serve_tls(ours.server(host, &["http/1.1"])).await;
+        let api = api(
+            &format!("https://localhost:{}", address.port()),
+            OutboundConfig { ca_file, proxy },
+        );
+        let site = hosted(&format!("https://localhost:{}/acme/site", address.port()));
+        told.push(
+            api.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
+        );
+    }
+    let nobody = api(&format!("http://{NOBODY}"), OutboundConfig::default());
+    let site = hosted(&format!("http://{NOBODY}/acme/site"));
+    told.push(
+        nobody.repository_info(&SecretString::new(TOKEN), &site).await.unwrap_err().to_string(),
+    );
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    GitHub did not answer: its certificate is not accepted (UnknownIssuer); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
+    GitHub did not answer: its certificate is not accepted (BadSignature); name the PEM file of the authority that signed it in `GITHUB_CA_FILE`
+    GitHub did not answer: its certificate is not accepted (certificate not valid for name "localhost"; certificate is only valid for DnsName("other.example")); check `GITHUB_API_URL`
+    GitHub did not answer: there is no connection to it (Connection refused (os error 111)); check `HTTPS_PROXY` and the network
+    GitHub did not answer: there is no connection to it (Connection refused (os error 111)); check `GITHUB_API_URL` and the network
+    "#);
+}
+
+/// Answers connections, one after the other, with what it was given; more of them it does not take.
+struct Server {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    fn start(replies: impl IntoIterator<Item = String> + Send + 'static) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::<Mutex<Vec<String>>>::default();
+        let theirs = Arc::clone(&seen);
+        let replies = replies.into_iter().collect::<Vec<_>>();
+        thread::spawn(move || {
+            for reply in replies {
+                let mut socket = listener.accept().unwrap().0;
+                theirs.lock().unwrap().push(request(&socket));
+                if reply == HANG {
+                    // The client goes first.
+                    let _ = socket.read(&mut [0]);
+                }
+                // It may go before it has read all.
+                let _ = socket.write_all(reply.as_bytes());
+            }
+        });
+        Self { address, seen }
+    }
+
+    fn seen(&self) -> Vec<String> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    fn api(&self, base: &str) -> GithubClient {
+        api(&format!("http://{}{base}", self.address), OutboundConfig::default())
+    }
+
+    fn repository(&self) -> HostedRepository {
+        hosted(&format!("http://{}/acme/site", self.address))
+    }
+
+    async fn about(&self) -> Result<RepositoryInfo, GithubError> {
+        self.api("").repository_info(&SecretString::new(TOKEN), &self.repository()).await
+    }
+}
+
+/// Reads one request, body and all.
+fn request(socket: &TcpStream) -> String {
+    let mut from = BufReader::new(socket);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(from.read_line(&mut head).unwrap(), 0, "{head}");
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    from.read_exact(&mut body).unwrap();
+    head.replace("\r\n", "\n") + std::str::from_utf8(&body).unwrap()
+}
+
+/// Shakes hands, and says nothing.
+async fn serve_tls(tls: rustls::ServerConfig) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let _ = TlsAcceptor::from(Arc::new(tls.clone())).accept(socket).await;
+        }
+    });
+    address
+}
+
+fn answer(status: &str, body: &str) -> String {
+    let length = body.len();
+    format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+fn api(url: &str, network: OutboundConfig) -> GithubClient {
+    let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
+    let timeout = Duration::from_secs(2);
+    let config = GithubConfig {
+        url: url.parse().unwrap(),
+        network,
+        patience,
+        timeout,
+        ..GithubConfig::default()
+    };
+    GithubClient::new(config).unwrap()
+}
+
+fn hosted(url: &str) -> HostedRepository {
+    let repository: RepositoryUrl = url.parse().unwrap();
+    repository.as_hosted().unwrap().clone()
+}
+
+const ABOUT: &str = r#"{"default_branch": "main"}"#;
+
+/// A reply that does not come.
+const HANG: &str = "hang";

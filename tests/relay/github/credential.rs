@@ -1,0 +1,144 @@
+//! Tokens: given ones, and those that an app asks for.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::github::client::GithubError;
+use cogni_gateway::relay::github::credential::{ForgeCredential, GithubApp};
+use cogni_gateway::relay::github::pull_request;
+use cogni_gateway::relay::repo::repository::RepositoryUrl;
+use futures_util::future::join_all;
+use http::StatusCode;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+
+use super::pull_request::order;
+use crate::support::github_server::{NAME, Running, credential};
+
+/// L6: an app signs for itself, in either form of its key, and is given a token for just that repository and work.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_app_gets_a_token_for_one_repository() {
+    for form in [&["-traditional"][..], &[]] {
+        let forge = Running::start().await;
+        let app = install(&forge, form);
+        let (api, repository) = (forge.api(), forge.hosted());
+        let token = app.token(&api, &repository).await.unwrap();
+        assert_eq!(api.repository_info(&token, &repository).await.unwrap().default_branch, "main");
+        let asked = forge
+            .hub
+            .recorded_calls()
+            .into_iter()
+            .find(|call| call.operation == GithubOperation::AccessToken);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(asked.unwrap().body, @r#"{"permissions":{"contents":"write","pull_requests":"write"},"repositories":["site"]}"#);
+        }
+    }
+}
+
+/// L6: one token serves everybody until shortly before its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_asked_for_once_and_kept() {
+    let forge = Running::start().await;
+    let app = install(&forge, &[]);
+    let (api, repository) = (forge.api(), forge.hosted());
+    let asking = (0..20).map(|_| app.token(&api, &repository));
+    let tokens: Vec<_> = join_all(asking).await.into_iter().map(Result::unwrap).collect();
+    assert!(tokens.iter().all(|token| *token == tokens[0]));
+    assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 1);
+}
+
+/// L6: a token that would end within a push is not used any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_near_its_end_is_replaced() {
+    let forge = Running::start().await;
+    forge.hub.set_token_lifetime(240);
+    let app = install(&forge, &[]);
+    let (api, repository) = (forge.api(), forge.hosted());
+    let first = app.token(&api, &repository).await.unwrap();
+    assert_ne!(first, app.token(&api, &repository).await.unwrap());
+}
+
+/// L6: a token that was taken back is replaced within the same call.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_was_taken_back_is_replaced() {
+    let forge = Running::start().await;
+    let app = install(&forge, &[]);
+    let (api, repository) = (forge.api(), forge.hosted());
+    app.token(&api, &repository).await.unwrap();
+    forge.hub.revoke_tokens();
+    pull_request::publish_pull_request(&api, &app, &repository, &order()).await.unwrap();
+    assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 2);
+}
+
+/// L6: an app that is not installed for a repository says so, and the API's hiccups are waited out.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_app_is_told_why_it_gets_no_token() {
+    let forge = Running::start().await;
+    let api = forge.api();
+    forge.hub.inject(
+        GithubOperation::AccessToken,
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        2,
+    );
+    let app = install(&forge, &[]);
+    app.token(&api, &forge.hosted()).await.unwrap();
+    let other: RepositoryUrl = format!("{}/acme/other", forge.hub.url()).parse().unwrap();
+    let error = app.token(&api, other.as_hosted().unwrap()).await.unwrap_err();
+    insta::assert_snapshot!(error, @"GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories");
+}
+
+/// L6: a token is never shown to a host that its API does not belong to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_not_for_another_host() {
+    let forge = Running::start().await;
+    let api = forge.api();
+    for url in ["https://github.com/acme/site", "https://127.0.0.1.example/acme/site"] {
+        let other: RepositoryUrl = url.parse().unwrap();
+        let error = credential().token(&api, other.as_hosted().unwrap()).await.unwrap_err();
+        assert!(matches!(error, GithubError::OtherHost { .. }), "{error}");
+    }
+    assert!(forge.hub.recorded_calls().is_empty());
+}
+
+/// L6: no secret is shown by what is printed for debugging, nor by an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_credential_prints_its_secret() {
+    let forge = Running::start().await;
+    let app = install(&forge, &[]);
+    let shown = format!("{:?} {app:?}", credential());
+    assert_eq!(shown, "Token(***) App(GithubApp { id: \"Iv1.cogni\", .. })");
+    let bad = GithubApp::new("1", &SecretString::new("-----BEGIN hunter2")).unwrap_err();
+    insta::assert_snapshot!(bad, @"the app's private key cannot be used: it is not a private key in PEM");
+}
+
+/// An app with a key of its own, installed for the one repository.
+fn install(forge: &Running, form: &[&str]) -> Arc<ForgeCredential> {
+    let key = forge.place.path().join("key.pem");
+    let key = key.to_str().unwrap();
+    openssl(&["genrsa", "-out", key, "2048"]);
+    let pem = if form.is_empty() {
+        openssl(&["pkcs8", "-topk8", "-nocrypt", "-in", key])
+    } else {
+        openssl(&["rsa", "-traditional", "-in", key])
+    };
+    let pkcs1 = match PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap() {
+        PrivateKeyDer::Pkcs1(_) => form,
+        _ => &[],
+    };
+    assert_eq!(pkcs1, form);
+    let public = forge.place.path().join("public.der");
+    let public_path = public.to_str().unwrap();
+    openssl(&["rsa", "-in", key, "-RSAPublicKey_out", "-outform", "DER", "-out", public_path]);
+    forge.hub.install_app("Iv1.cogni", &std::fs::read(&public).unwrap(), &[NAME]);
+    Arc::new(ForgeCredential::App(Box::new(
+        GithubApp::new("Iv1.cogni", &SecretString::new(pem)).unwrap(),
+    )))
+}
+
+fn openssl(arguments: &[&str]) -> String {
+    let output = Command::new("openssl").args(arguments).output().expect("install openssl");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

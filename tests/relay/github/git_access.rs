@@ -1,0 +1,25 @@
+//! The stand-in: git needs a token there, too.
+
+use crate::support::github_server::{Running, TOKEN, basic};
+use crate::support::repository::{command, git};
+
+/// L6: a push over HTTP is real git on both ends, and needs the token.
+#[tokio::test(flavor = "multi_thread")]
+async fn git_pushes_with_the_token_and_not_without() {
+    let forge = Running::start().await;
+    let (work, url) = (forge.place.path().join("work"), forge.clone_url());
+    let push = ["push", "--porcelain", &url, "HEAD:refs/heads/sandbox/other"];
+    let refused = command("git", &work).args(push).output().unwrap();
+    assert!(!refused.status.success());
+
+    let header = format!("Authorization: Basic {}", basic(TOKEN));
+    let config = [
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", "http.extraHeader"),
+        ("GIT_CONFIG_VALUE_0", header.as_str()),
+    ];
+    let pushed = command("git", &work).args(push).envs(config).output().unwrap();
+    assert!(pushed.status.success(), "{pushed:?}");
+    let tip = git(&forge.bare(), &["rev-parse", "sandbox/other"]);
+    assert_eq!(tip, git(&work, &["rev-parse", "HEAD"]));
+}

@@ -1,0 +1,325 @@
+//! One pull request for a branch, whatever goes wrong.
+
+use std::time::Duration;
+
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::github::client::{GithubError, RetryPolicy};
+use cogni_gateway::relay::github::pull_request::{
+    PublishedPullRequest, PullRequestSpec, convert_to_draft, publish_pull_request,
+};
+use cogni_gateway::relay::repo::review::{ReviewAction, ReviewReason};
+use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
+use http::StatusCode;
+
+use crate::support::github_server::{NAME, Running, TOKEN, credential};
+
+/// L6: the first run makes a pull request, the next ones keep it up to date.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_branch_has_one_pull_request() {
+    let forge = Running::start().await;
+    let first = published(&forge, &order()).await.unwrap();
+    assert!(first.is_new);
+    forge.hub.edit_pull(NAME, first.number, |pull| {
+        pull.title = "Better title".to_owned();
+        pull.body = pull.body.take().map(|body| format!("Reviewed by hand.\r\n\r\n{body}"));
+    });
+    let second =
+        published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..order() }).await.unwrap();
+    assert_eq!(second, PublishedPullRequest { is_new: false, ..first });
+    let pulls = forge.hub.pulls(NAME);
+    assert_eq!((pulls.len(), pulls[0].title.as_str()), (1, "Better title"));
+    let body = pulls[0].body.as_ref().unwrap().replace('\r', "␍").replace('\u{200b}', "·");
+    insta::assert_snapshot!(body, @r"
+    Reviewed by hand.␍
+    ␍
+    <!-- cogni:run run-7 -->
+    As @·alice asked.
+    <·!-- /cogni -->
+
+    Run `run-7` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
+    <!-- /cogni -->
+
+    <!-- cogni:run run-8 -->
+    As @·alice asked.
+    <·!-- /cogni -->
+
+    Run `run-8` of `coder` moved the branch from nothing to `e69de29bb2d1d6434b8b29ae775ad8c2e48c5391`.
+    <!-- /cogni -->
+    ");
+}
+
+/// L6: what already says what it should is left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_new_changes_nothing() {
+    let forge = Running::start().await;
+    for _ in 0..2 {
+        published(&forge, &order()).await.unwrap();
+    }
+    assert_eq!(forge.hub.count_calls(GithubOperation::UpdatePull), 0);
+}
+
+/// L6: what needs a review is a draft, with its reasons in it, in words that do nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_a_review_is_a_draft() {
+    let forge = Running::start().await;
+    published(&forge, &for_review(12)).await.unwrap();
+    let pull = forge.hub.pulls(NAME).remove(0);
+    assert!(pull.is_draft);
+    let body = pull.body.unwrap().replace('\u{200b}', "·");
+    let (_, notice) = body.split_once("<!-- cogni:review -->\n").unwrap();
+    insta::assert_snapshot!(notice, @"
+    **The changes of `run-7` touch what is protected: they need a review.**
+
+    - `0/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `1/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `2/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `3/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `4/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `5/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `6/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `7/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `8/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - `9/'@·alice' <·img>.md`: it tells agents what to do, as in #·12
+    - and 2 more
+    <!-- /cogni -->
+    ");
+}
+
+/// L6: a pull request that is ready to be merged is a draft again before work for review is pushed, whatever it is for;
+/// and where that cannot be done, it is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ready_pull_request_is_taken_back() {
+    let forge = Running::start().await;
+    published(&forge, &order()).await.unwrap();
+    let is_draft = || forge.hub.pulls(NAME)[0].is_draft;
+    assert!(!is_draft());
+    let withdrawn = async || {
+        let (api, branch) = (forge.api(), order().head);
+        convert_to_draft(&api, &credential(), &forge.hosted(), &branch).await
+    };
+    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::not_permitted(), 1);
+    let error = withdrawn().await.unwrap_err();
+    assert!(matches!(error, GithubError::Forbidden(_)) && !is_draft(), "{error}");
+    let refused =
+        InjectedFailure::graphql_error("FORBIDDEN", "Resource not accessible by integration");
+    forge.hub.inject(GithubOperation::Withdraw, refused, 1);
+    let error = withdrawn().await.unwrap_err();
+    assert!(matches!(error, GithubError::Forbidden(_)) && !is_draft(), "{error}");
+    forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::LoseReply, 1);
+    withdrawn().await.unwrap();
+    assert!(is_draft());
+    // A draft is left as it is.
+    let before = forge.hub.count_calls(GithubOperation::Withdraw);
+    withdrawn().await.unwrap();
+    assert_eq!(forge.hub.count_calls(GithubOperation::Withdraw), before);
+}
+
+/// L6: where there are no drafts, there is nothing to take back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repository_without_drafts_is_not_held_up() {
+    let forge = Running::start().await;
+    published(&forge, &order()).await.unwrap();
+    let refused =
+        InjectedFailure::graphql_error("UNPROCESSABLE", "Draft pull requests are not supported");
+    forge.hub.inject(GithubOperation::Withdraw, refused, 1);
+    convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
+}
+
+/// L6: a fork's pull request from a branch of the same name is not ours, nor is one whose fork is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forks_pull_request_is_nobody_elses() {
+    for fork in ["mallory/site", ""] {
+        let forge = Running::start().await;
+        let first = published(&forge, &order()).await.unwrap();
+        forge.hub.edit_pull(NAME, first.number, |pull| pull.fork = Some(fork.to_owned()));
+        let theirs = forge.hub.pulls(NAME).remove(0);
+        convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head)
+            .await
+            .unwrap();
+        let second = published(&forge, &for_review(1)).await.unwrap();
+        assert!(second.is_new && second.number != first.number);
+        assert_eq!(forge.hub.pulls(NAME).remove(0), theirs);
+    }
+}
+
+/// L6: where there is no room to say that work needs a review, that is an error, and not left out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
+    let forge = Running::start().await;
+    let first = published(&forge, &order()).await.unwrap();
+    forge.hub.edit_pull(NAME, first.number, |pull| pull.body = Some("x".repeat(64_990)));
+    let error = published(&forge, &for_review(1)).await.unwrap_err();
+    assert!(
+        matches!(error, GithubError::DescriptionFull(_)) && error.retry_after().is_none(),
+        "{error}"
+    );
+    assert!(!published(&forge, &order()).await.unwrap().is_new);
+}
+
+/// L6: an answer that was lost after the work was done does not lead to a second pull request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_is_not_a_second_pull_request() {
+    let forge = Running::start().await;
+    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::LoseReply, 1);
+    published(&forge, &order()).await.unwrap();
+    assert_eq!(
+        (forge.hub.pulls(NAME).len(), forge.hub.count_calls(GithubOperation::CreatePull)),
+        (1, 1)
+    );
+
+    forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::LoseReply, 1);
+    forge.hub.inject(GithubOperation::UpdatePull, InjectedFailure::LoseReply, 1);
+    published(&forge, &PullRequestSpec { run: "run-8".to_owned(), ..order() }).await.unwrap();
+    assert_eq!(forge.hub.pulls(NAME).len(), 1);
+}
+
+/// L6: two relays at once: the one that is told that there is a pull request already uses that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_at_once_make_one_pull_request() {
+    let forge = Running::start().await;
+    forge.hub.inject(GithubOperation::CreatePull, InjectedFailure::HoldBefore, 2);
+    let (first, second) = (order(), PullRequestSpec { run: "run-8".to_owned(), ..order() });
+    let both = async { tokio::join!(published(&forge, &first), published(&forge, &second)) };
+    let opened = async {
+        forge.hub.response_gate().wait_for_waiting(2).await;
+        forge.hub.response_gate().allow_answers(2);
+    };
+    let ((first, second), ()) = tokio::join!(both, opened);
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert!(first.number == second.number && first.is_new != second.is_new);
+    let body = forge.hub.pulls(NAME).remove(0).body.unwrap();
+    assert!(body.contains("cogni:run run-7 ") && body.contains("cogni:run run-8 "));
+}
+
+/// L6: the API's hiccups are waited out: a bad gateway, a limit with a short wait, a branch it does not know yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn hiccups_are_waited_out() {
+    for trouble in [
+        InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
+        InjectedFailure::secondary_limit(0),
+        InjectedFailure::unknown_head(),
+    ] {
+        let forge = Running::start().await;
+        forge.hub.inject(GithubOperation::CreatePull, trouble, 2);
+        assert!(published(&forge, &order()).await.unwrap().is_new);
+    }
+}
+
+/// L6: what will not pass by itself is said, and whether it is worth coming back; the token stands in none of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_refusal_says_what_to_do() {
+    let mut told = vec![];
+    for (operation, trouble) in [
+        (
+            GithubOperation::ListPulls,
+            InjectedFailure::error_status(StatusCode::SERVICE_UNAVAILABLE),
+        ),
+        (GithubOperation::ListPulls, InjectedFailure::LoseReply),
+        (GithubOperation::CreatePull, InjectedFailure::secondary_limit(600)),
+        (GithubOperation::ListPulls, InjectedFailure::primary_limit(u64::MAX / 4)),
+        (GithubOperation::CreatePull, InjectedFailure::not_permitted()),
+        (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::UNAUTHORIZED)),
+        (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::NOT_FOUND)),
+        (GithubOperation::ListPulls, InjectedFailure::error_status(StatusCode::IM_A_TEAPOT)),
+        (GithubOperation::CreatePull, InjectedFailure::unknown_head()),
+    ] {
+        let forge = Running::start().await;
+        forge.hub.inject(operation, trouble, 9);
+        let error = published(&forge, &order()).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains(TOKEN));
+        let later = error.retry_after().map_or("no".to_owned(), |after| match after.as_secs() {
+            0 => "soon".to_owned(),
+            seconds if seconds > 3600 => "much later".to_owned(),
+            seconds => format!("in {seconds} s"),
+        });
+        let told_by = error.to_string();
+        let clean = told_by.split(" seconds:").last().unwrap();
+        told.push(format!("{clean} | again: {later}"));
+    }
+    insta::assert_snapshot!(told.join("\n"), @r"
+    GitHub is unwell (503 Service Unavailable) | again: soon
+    GitHub did not answer: connection closed before message completed | again: soon
+     You have exceeded a secondary rate limit. Please wait a few minutes before you try again. | again: in 600 s
+     API rate limit exceeded for installation ID 1. | again: much later
+    the token may not do this: Resource not accessible by integration; it needs `contents: write` and `pull_requests: write` for this repository | again: no
+    GitHub does not accept the token: Unauthorized; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE` | again: no
+    GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories | again: no
+    GitHub answers 418 I'm a teapot: I'm a teapot | again: no
+    GitHub refuses this: `head` is invalid | again: soon
+    ");
+}
+
+/// L6: a repository that was renamed is not followed: what is at the old name tomorrow may be somebody else's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renamed_repository_is_not_followed() {
+    let forge = Running::start().await;
+    forge.hub.rename_repository(NAME, "acme/shop");
+    let error = published(&forge, &order()).await.unwrap_err();
+    assert!(
+        matches!(&error, GithubError::RepositoryMoved(to) if to.ends_with("/repositories/100")),
+        "{error}"
+    );
+    assert!(error.retry_after().is_none());
+}
+
+/// L6: where the repository has a bound on what it waits for, a limit that asks for more is left for later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_limit_is_left_for_later() {
+    let forge = Running::start().await;
+    forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::secondary_limit(60), 1);
+    let patience =
+        RetryPolicy { attempts: 3, first: Duration::ZERO, longest: Duration::from_secs(59) };
+    let api = forge.api_with(patience);
+    let error =
+        publish_pull_request(&api, &credential(), &forge.hosted(), &order()).await.unwrap_err();
+    assert_eq!(error.retry_after(), Some(Duration::from_mins(1)));
+    assert_eq!(forge.hub.count_calls(GithubOperation::ListPulls), 1);
+}
+
+/// L6: a branch that GitHub protects, or that is not there, is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_protected_branch_is_known() {
+    let forge = Running::start().await;
+    forge.hub.protect_branch(NAME, "sandbox/task-1");
+    let (api, repository) = (forge.api(), forge.hosted());
+    let token = credential().token(&api, &repository).await.unwrap();
+    let told = async |branch| {
+        api.branch_info(&token, &repository, branch).await.unwrap().map(|branch| branch.protected)
+    };
+    assert_eq!(told("sandbox/task-1").await, Some(true));
+    assert_eq!(told("main").await, Some(false));
+    assert_eq!(told("sandbox/none").await, None);
+}
+
+async fn published(
+    forge: &Running,
+    order: &PullRequestSpec,
+) -> Result<PublishedPullRequest, GithubError> {
+    publish_pull_request(&forge.api(), &credential(), &forge.hosted(), order).await
+}
+
+/// Of a policy that had something to say about so many paths.
+fn for_review(paths: usize) -> PullRequestSpec {
+    let reason = |at| ReviewReason {
+        ruling: ReviewAction::Review,
+        path: Some(format!("{at}/`@alice` <img>.md")),
+        why: "it tells agents what to do, as in #12".to_owned(),
+    };
+    let reasons = (0..paths).map(reason).collect();
+    PullRequestSpec { needs_review: true, reasons, ..order() }
+}
+
+pub(super) fn order() -> PullRequestSpec {
+    PullRequestSpec {
+        head: SandboxBranch::from_key(BranchKey::parse("task-1").unwrap()),
+        base: None,
+        run: "run-7".to_owned(),
+        agent: "coder".to_owned(),
+        title: "Fix the login (fixes #12)".to_owned(),
+        body: "As @alice asked.\n<!-- /cogni -->".to_owned(),
+        moved: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
+        needs_review: false,
+        reasons: vec![],
+        before: vec![],
+    }
+}

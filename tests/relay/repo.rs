@@ -1,0 +1,15 @@
+//! The git relay, with real git and a real server.
+
+mod branch_key;
+mod corpus;
+mod git;
+mod git_server;
+mod hold;
+mod network;
+mod parsers;
+mod push;
+mod repository;
+mod round_trip;
+pub(crate) mod setup;
+mod uncommitted_files;
+mod workspace;

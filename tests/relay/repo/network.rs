@@ -1,0 +1,248 @@
+//! L6: how git and the API's client get to a forge behind a company's authority and a company's proxy.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use cogni_gateway::base::host_reach::HostReach;
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::relay::git::{HttpProxy, OutboundConfig};
+use cogni_gateway::relay::github::client::{GithubClient, GithubConfig, GithubError, RetryPolicy};
+use cogni_gateway::relay::repo::{BranchKey, GitProgram, RepoError, RepoMirror, RepositoryUrl};
+
+use super::setup::Place;
+use crate::support::connect_proxy::Tunnel;
+use crate::support::git_server::GitServer;
+use crate::support::process::NOBODY;
+use crate::support::repository;
+use crate::support::test_ca::Authority;
+
+const TOKEN: &str = "ghs_abcdefghijklmnopqrstuvwxyz0123456789";
+
+/// L6: git trusts the authority that it is told of, and no other then.
+#[test]
+fn git_trusts_the_authority_that_it_is_told_of() {
+    let company = Company::new("localhost");
+    let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
+    company
+        .relays(&url, OutboundConfig { ca_file: Some(company.ca()), ..OutboundConfig::default() });
+    assert!(
+        company.server.seen().iter().any(|line| line == "POST /o/site.git/git-receive-pack 200")
+    );
+
+    let another = Authority::new();
+    for ca_file in [None, Some(another.file.clone())] {
+        let error =
+            company.ask(&url, OutboundConfig { ca_file, ..OutboundConfig::default() }).unwrap_err();
+        assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("certificate"), "{error}");
+    }
+}
+
+/// L6: where a host is reached by a proxy only, fetch and push go by it, and its password is never shown.
+#[test]
+fn git_goes_by_the_proxy_that_it_is_told_of() {
+    let company = Company::new("git.example");
+    let tunnel = Tunnel::guarded(company.server.address);
+    let by = |address: SocketAddr, except: &str| OutboundConfig {
+        ca_file: Some(company.ca()),
+        proxy: Some(
+            HttpProxy::parse_proxy(&format!("http://me:{PASSWORD}@{address}"), except).unwrap(),
+        ),
+    };
+    let url = "https://git.example/o/site.git";
+    company.relays(url, by(tunnel.address, "other.example"));
+    let asked = tunnel.asked();
+    let let_in = asked.iter().filter(|one| *one == "CONNECT git.example:443 with a password");
+    assert!(let_in.count() >= 3, "{asked:?}");
+
+    // Not by the proxy, there is no such host.
+    let error = company.ask(url, by(tunnel.address, "git.example")).unwrap_err();
+    assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
+    assert_eq!(tunnel.asked(), asked);
+    let error = company.ask(url, by(NOBODY, "")).unwrap_err();
+    assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
+}
+
+/// L6: the API is asked by the same way.
+#[tokio::test]
+async fn the_api_is_asked_by_the_same_way() {
+    let company = Company::new("git.example");
+    let tunnel = Tunnel::to(company.server.address);
+    let proxy = |except| HttpProxy::parse_proxy(&tunnel.address.to_string(), except).unwrap();
+    let ask = async |except, ca_file| {
+        let network = OutboundConfig { ca_file: Some(ca_file), proxy: Some(proxy(except)) };
+        let url = "https://git.example/api/v3".parse().unwrap();
+        let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
+        let connect_timeout = Duration::from_secs(30);
+        let config =
+            GithubConfig { url, network, patience, connect_timeout, ..GithubConfig::default() };
+        let repository: RepositoryUrl = "https://git.example/o/site".parse().unwrap();
+        let api = GithubClient::new(config).unwrap();
+        api.repository_info(&SecretString::new("ghs_good"), repository.as_hosted().unwrap())
+            .await
+            .unwrap_err()
+    };
+    // The server speaks for git only, and wants another token: it has heard us.
+    let heard = Box::pin(ask("", company.ca())).await;
+    assert!(matches!(heard, GithubError::Unauthorized(_)), "{heard}");
+    assert_eq!(tunnel.asked(), ["CONNECT git.example:443"]);
+    let (straight, doubted) = (
+        Box::pin(ask(".example", company.ca())).await,
+        Box::pin(ask("", Authority::new().file.clone())).await,
+    );
+    assert!(matches!(straight, GithubError::NoResponse(_)), "{straight}");
+    assert!(matches!(doubted, GithubError::NoResponse(_)), "{doubted}");
+    assert!(doubted.to_string().contains("`GITHUB_CA_FILE`"), "{doubted}");
+    assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
+}
+
+/// A3: a host that only a tenant has named is not connected to where its name leads to this machine; one that the
+/// operator has named is.
+#[test]
+fn a_host_that_nobody_has_named_leads_to_the_internet_only() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let company = Company::new("localhost");
+    for host in ["localhost", "x.localhost", "127.0.0.1"] {
+        let url = format!("https://{host}:{port}/o/site.git");
+        let error =
+            company.ask_within(&url, OutboundConfig::default(), HostReach::Public).unwrap_err();
+        assert!(matches!(error, RepoError::Unreachable { .. }), "{host}: {error}");
+        assert!(error.to_string().contains("no address on the internet"), "{host}: {error}");
+        let nobody = listener.accept().unwrap_err();
+        assert_eq!(nobody.kind(), ErrorKind::WouldBlock, "{host} was connected to");
+    }
+    let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
+    let network = OutboundConfig { ca_file: Some(company.ca()), ..OutboundConfig::default() };
+    company.ask_within(&url, network, HostReach::Named).unwrap();
+}
+
+/// A3: a proxy looks names up itself; what is judged by its text is not asked of a proxy either.
+#[test]
+fn a_proxy_is_not_asked_for_this_machine() {
+    let company = Company::new("git.example");
+    let tunnel = Tunnel::to(company.server.address);
+    let network = || OutboundConfig {
+        ca_file: Some(company.ca()),
+        proxy: Some(HttpProxy::parse_proxy(&tunnel.address.to_string(), "").unwrap()),
+    };
+    for host in ["localhost", "127.0.0.1", "10.0.0.1", "[::1]", "169.254.169.254"] {
+        let url = format!("https://{host}/o/site.git");
+        company.ask_within(&url, network(), HostReach::Public).unwrap_err();
+    }
+    assert_eq!(tunnel.asked(), [""; 0]);
+    company.ask_within("https://git.example/o/site.git", network(), HostReach::Public).unwrap();
+    assert!(tunnel.asked().len() >= 2);
+}
+
+/// A3: git connects to the addresses that were judged, whatever its resolver would say.
+#[test]
+fn git_connects_to_what_was_judged() {
+    let company = Company::new("git.example");
+    let home = company.place.path("home");
+    let git = GitProgram::find(&home).unwrap();
+    let plain = GitServer::start(&company.place.path("forge"), TOKEN);
+    let port = plain.address.port();
+    let ask = |host: &str, address: [u8; 4]| {
+        let call =
+            git.subcommand("ls-remote").with_pinned_addresses((host, port), &[address.into()]);
+        let url = format!("http://{host}:{port}/o/site.git");
+        call.arg("--").arg(url).output_text().unwrap_err().to_string()
+    };
+    // A server is there, and wants to know who asks.
+    let heard = ask("git.example", [127, 0, 0, 1]);
+    assert!(heard.contains("could not read Username"), "{heard}");
+    // Nothing listens there, although it does at the address that the name has.
+    let elsewhere = ask("localhost", [127, 0, 0, 2]);
+    assert!(elsewhere.contains("Failed to connect"), "{elsewhere}");
+}
+
+/// L6: what cannot be a proxy is refused before anything is done, and not repeated.
+#[test]
+fn what_is_no_proxy_is_refused() {
+    for good in ["proxy.example:3128", "http://proxy.example", "http://u:p@[::1]:8/"] {
+        HttpProxy::parse_proxy(good, "localhost,.example,10.0.0.0/8").unwrap();
+    }
+    for bad in ["", "https://proxy.example", "socks5://proxy.example", "http://", "a b"] {
+        let error = HttpProxy::parse_proxy(bad, "").unwrap_err();
+        assert_eq!(error.to_string(), "the proxy cannot be used; give `http://HOST:PORT`", "{bad}");
+    }
+    assert!(HttpProxy::parse_proxy("proxy.example", "a\nb").is_err());
+}
+
+/// A forge whose certificate only the company's own authority vouches for.
+struct Company {
+    place: Place,
+    authority: Authority,
+    server: GitServer,
+}
+
+impl Company {
+    fn new(host: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let bare = directory.path().join("forge/o/site.git");
+        let remote = repository::Repository::seeded(&bare);
+        let authority = Authority::new();
+        let tls = authority.server(host, &["http/1.1"]);
+        let server = GitServer::start_tls(&directory.path().join("forge"), TOKEN, tls);
+        let url = bare.display().to_string();
+        Self { place: Place::at(directory, remote, &url), authority, server }
+    }
+
+    fn ca(&self) -> std::path::PathBuf {
+        self.authority.file.clone()
+    }
+
+    fn mirror(&self, url: &str, network: OutboundConfig, reach: HostReach) -> RepoMirror {
+        let state = self.place.path("state");
+        let git = GitProgram::find(Path::new(&state.join("home"))).unwrap().with_network(network);
+        let repository: RepositoryUrl = url.parse().unwrap();
+        RepoMirror::open(&git, &state, &repository.with_reach(reach)).unwrap()
+    }
+
+    fn ask(&self, url: &str, network: OutboundConfig) -> Result<(), RepoError> {
+        self.ask_within(url, network, HostReach::Named)
+    }
+
+    fn ask_within(
+        &self,
+        url: &str,
+        network: OutboundConfig,
+        reach: HostReach,
+    ) -> Result<(), RepoError> {
+        let mirror = self.mirror(url, network, reach);
+        let lease = mirror.lease_branch(&BranchKey::parse("ask").unwrap())?;
+        mirror.ensure_branch(&lease, None, Some(&SecretString::new(TOKEN))).map(drop)
+    }
+
+    /// A run's work, from that remote and back to it.
+    fn relays(&self, url: &str, network: OutboundConfig) {
+        let mirror = self.mirror(url, network, HostReach::Named);
+        let token = SecretString::new(TOKEN);
+        let place = Place {
+            mirror,
+            directory: tempfile::tempdir().unwrap(),
+            remote: self.place.remote.clone(),
+            config: self.place.config.clone(),
+        };
+        let lease = place.mirror.lease_branch(&BranchKey::parse("work").unwrap()).unwrap();
+        let state = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap();
+        let run = place.begin_with(lease, state, "one");
+        run.workspace.write("more.txt", "more\n");
+        run.workspace.commit("More");
+        let announced = place.extract(&run).unwrap().unwrap();
+        let pushed = place
+            .judge(&run, announced)
+            .unwrap()
+            .into_approved()
+            .unwrap()
+            .push_branch(Some(&token));
+        assert_eq!(place.tip("sandbox/work"), pushed.unwrap().tip.to_string());
+    }
+}
+
+const PASSWORD: &str = "hunter2hunter2";

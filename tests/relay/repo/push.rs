@@ -1,0 +1,175 @@
+//! L6: what a remote may do to a push, and what it may be.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::relay::repo::{BranchKey, BranchLease, PushOutcome, RepoError, RepoMirror};
+
+use super::setup::{Place, Run};
+use crate::support::git_server::GitServer;
+use crate::support::repository::Repository;
+
+const TOKEN: &str = "ghs_0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// A place whose remote is behind HTTP, and demands the token.
+fn served() -> (Place, GitServer) {
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Repository::seeded(&directory.path().join("forge/o/remote.git"));
+    let server = GitServer::start(&directory.path().join("forge"), TOKEN);
+    let url = server.url("o/remote.git");
+    (Place::at(directory, remote, &url), server)
+}
+
+fn lease(mirror: &RepoMirror, key: &str) -> BranchLease {
+    mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap()
+}
+
+fn begin(place: &Place, token: &SecretString, name: &str) -> Run {
+    let lease = lease(&place.mirror, "over-http");
+    let state = place.mirror.ensure_branch(&lease, None, Some(token)).unwrap();
+    place.begin_with(lease, state, name)
+}
+
+fn push(place: &Place, run: &Run, token: &SecretString) -> Result<PushOutcome, RepoError> {
+    let announced = place.extract(run).unwrap().unwrap();
+    place.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
+}
+
+/// L6: fetch and push with a token, which is in no file and in no argument.
+#[test]
+fn work_is_pushed_with_a_token_that_is_written_nowhere() {
+    let (place, server) = served();
+    let token = SecretString::new(TOKEN);
+    let run = begin(&place, &token, "one");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    let pushed = push(&place, &run, &token).unwrap();
+    assert_eq!(place.tip("sandbox/over-http"), pushed.tip.to_string());
+    assert!(server.seen().iter().any(|line| line == "POST /o/remote.git/git-receive-pack 200"));
+    let encoded = "eC1hY2Nlc3MtdG9rZW46Z2hz";
+    let found = Repository::at(place.directory.path());
+    for words in [TOKEN, encoded] {
+        let grep = found.try_git(["grep", "--no-index", "-rlF", words, "."], b"");
+        assert_eq!(String::from_utf8_lossy(&grep.stdout), "", "{words} is in a file");
+    }
+}
+
+/// L6: a lost answer is looked for at the remote, and made up for by doing it again.
+#[test]
+fn a_lost_answer_is_no_lost_push() {
+    let (place, server) = served();
+    let token = SecretString::new(TOKEN);
+    let run = begin(&place, &token, "one");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    server.lose_an_answer();
+    let lost = push(&place, &run, &token).unwrap();
+    let again = push(&place, &run, &token).unwrap();
+    assert!(lost.was_there && again.was_there);
+    assert_eq!((lost.tip, place.tip("sandbox/over-http")), (again.tip, again.tip.to_string()));
+    let pushes = |line: &&String| line.starts_with("POST") && line.contains("receive-pack");
+    assert!(server.seen().iter().filter(pushes).count() >= 1);
+}
+
+/// L6: a token that is not good, or not good any more, is told from a remote that is not there.
+#[test]
+fn a_bad_token_is_denied_and_never_shown() {
+    let (place, server) = served();
+    let token = SecretString::new(TOKEN);
+    let run = begin(&place, &token, "one");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    server.accept("another");
+    let denied = push(&place, &run, &token).unwrap_err();
+    assert!(matches!(denied, RepoError::Unauthorized { .. }), "{denied}");
+    let said = format!("{denied} {denied:?}");
+    assert!(!said.contains("0123456789abc") && !said.contains("eC1hY2Nlc3M"), "{said}");
+    drop(run);
+    let lease = lease(&place.mirror, "over-http");
+    let asked = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
+    assert!(matches!(asked, RepoError::Unauthorized { .. }), "{asked}");
+    drop(server);
+    let gone = place.mirror.ensure_branch(&lease, None, Some(&token)).unwrap_err();
+    assert!(matches!(gone, RepoError::Unreachable { .. }), "{gone}");
+}
+
+/// L6: somebody else's push is never overwritten, and neither is somebody's decision to delete the branch.
+#[test]
+fn a_branch_that_somebody_moved_is_left_as_it_is() {
+    let place = Place::new();
+    let work = |run: &Run| {
+        run.workspace.write("more.txt", "more\n");
+        run.workspace.commit("More");
+    };
+    // Made by somebody, after we looked.
+    let run = place.begin("moved", "made");
+    work(&run);
+    let main = place.tip("main");
+    place.remote.git(["branch", "sandbox/moved", "main"]);
+    let error = place.deliver(&run).unwrap_err();
+    assert!(matches!(error, RepoError::BranchMoved { found: Some(_), .. }), "{error}");
+    assert_eq!(place.tip("sandbox/moved"), main);
+    drop(run);
+    // Moved by somebody, by force.
+    let run = place.begin("moved", "forced");
+    work(&run);
+    let other = place.remote.git(["commit-tree", "-m", "Other", "main^{tree}"]);
+    place.remote.git(["update-ref", "refs/heads/sandbox/moved", &other]);
+    let error = place.deliver(&run).unwrap_err();
+    insta::with_settings!({filters => vec![("[0-9a-f]{40}", "[name]")]}, {
+        insta::assert_snapshot!(error, @"`sandbox/moved` is not where the run began any more; it is at [name]");
+    });
+    assert_eq!(place.tip("sandbox/moved"), other);
+    drop(run);
+    // Deleted by somebody.
+    let run = place.begin("moved", "deleted");
+    work(&run);
+    place.remote.git(["branch", "-D", "sandbox/moved"]);
+    let error = place.deliver(&run).unwrap_err();
+    insta::assert_snapshot!(error, @"`sandbox/moved` is not where the run began any more; it is gone");
+    assert_eq!(place.tip("sandbox/moved"), "");
+}
+
+/// L6: a remote's own rules hold, and its reasons are passed on.
+#[test]
+fn a_protected_branch_is_declined_with_the_remotes_reason() {
+    let place = Place::new();
+    let hook = place.remote.path.join("hooks/update");
+    fs::write(&hook, "#!/bin/sh\necho \"$1 is protected\" >&2\nexit 1\n").unwrap();
+    fs::set_permissions(hook, PermissionsExt::from_mode(0o755)).unwrap();
+    let run = place.begin("protected", "one");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    insta::assert_snapshot!(
+        place.deliver(&run).unwrap_err(),
+        @"the remote declines the update: [remote rejected] (hook declined): refs/heads/sandbox/protected is protected error: hook declined to update refs/heads/sandbox/protected"
+    );
+}
+
+/// L6: what the work would be merged into is never what it is pushed to.
+#[test]
+fn the_default_branch_is_never_the_branch() {
+    let place = Place::new();
+    place.remote.git(["branch", "-m", "main", "sandbox/trunk"]);
+    let trunk = lease(&place.mirror, "trunk");
+    for base in [None, Some("sandbox/trunk")] {
+        let error = place.mirror.ensure_branch(&trunk, base, None).unwrap_err();
+        assert!(matches!(error, RepoError::DefaultBranch { .. }), "{error}");
+    }
+}
+
+/// L2: a base that is not there is told, and so is one that is no name.
+#[test]
+fn a_base_that_is_not_there_is_told() {
+    let place = Place::new();
+    let lease = lease(&place.mirror, "key");
+    for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {
+        let error = place.mirror.ensure_branch(&lease, Some(base), None).unwrap_err();
+        assert!(matches!(error, RepoError::UnknownBase { .. }), "{base}: {error}");
+    }
+    place.remote.git(["branch", "release/1", "main"]);
+    let state = place.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap();
+    assert_eq!((state.base.as_str(), state.exists), ("release/1", false));
+    assert_eq!(place.mirror.ensure_branch(&lease, Some("release/1"), None).unwrap(), state);
+}

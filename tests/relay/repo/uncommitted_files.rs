@@ -1,0 +1,97 @@
+//! L3: what is left in a workspace is asked without starting anything that the agent has named.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::relay::repo::extract_commands::create_stub_repository;
+
+use super::setup::{Place, Run, execute};
+
+/// Gits of different ages, as far as this machine has them. Only later ones know where attributes are to be read.
+const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
+
+/// Filters, attributes, a file system monitor, aliases, and an index that looks as if all files may have changed since.
+#[test]
+fn no_program_of_the_workspace_is_started_to_look_for_files() {
+    for git in GITS.into_iter().filter(|git| Path::new(git).exists()) {
+        let place = Place::new();
+        let run = place.begin("hostile", "workspace");
+        fs::create_dir(place.path("canary")).unwrap();
+        configure(&place, &run);
+        make_racy(&run);
+        assert_eq!(ask(&place, &run, git), "", "{git}: nothing has changed");
+        // Of the same size, so that git has to look at what is in it.
+        fs::write(run.workspace.path.join("README.md"), "# a PROJECT\n").unwrap();
+        make_racy(&run);
+        assert_eq!(ask(&place, &run, git), " M README.md\0", "{git}");
+        run.workspace.write("new", "new");
+        run.workspace.write("ignored/file", "ignored");
+        run.workspace.write("nested/.git/config", "[core]\n\tfsmonitor = touch sung\n");
+        assert_eq!(ask(&place, &run, git), " M README.md\0?? new\0", "{git}");
+        let sung: Vec<_> = fs::read_dir(place.path("canary")).unwrap().collect();
+        assert!(sung.is_empty(), "{git}: something of the agent's was executed: {sung:?}");
+    }
+}
+
+/// What is committed to the index only, and what was deleted, is left, too.
+#[test]
+fn what_is_only_in_the_index_is_not_committed() {
+    let place = Place::new();
+    let run = place.begin("index", "workspace");
+    assert_eq!(ask(&place, &run, GITS[0]), "");
+    run.workspace.write("staged", "staged");
+    run.workspace.git(["add", "staged"]);
+    fs::remove_file(run.workspace.path.join("README.md")).unwrap();
+    assert_eq!(ask(&place, &run, GITS[0]), " D README.md\0A  staged\0");
+}
+
+fn configure(place: &Place, run: &Run) {
+    let canary = |name: &str| format!("touch {}/{name}; cat", place.path("canary").display());
+    let mut config = String::new();
+    for name in ["evil", "text", "lfs"] {
+        for kind in ["clean", "smudge", "process"] {
+            let _ = write!(config, "[filter \"{name}\"]\n\t{kind} = \"{}\"\n", canary(kind));
+        }
+        let _ = write!(config, "[filter \"{name}\"]\n\trequired = true\n");
+        let _ = write!(
+            config,
+            "[diff \"{name}\"]\n\ttextconv = \"{0}\"\n\tcommand = \"{0}\"\n",
+            canary("diff")
+        );
+    }
+    let _ = write!(
+        config,
+        "[core]\n\tfsmonitor = \"{0}\"\n\tpager = \"{0}\"\n\teditor = \"{0}\"\n",
+        canary("core")
+    );
+    let _ = write!(config, "[alias]\n\tstatus = \"!{}\"\n", canary("alias"));
+    config += "[status]\n\tsubmoduleSummary = true\n[submodule]\n\trecurse = true\n";
+    let git = run.workspace.path.join(".git");
+    let path = git.join("config");
+    fs::write(&path, fs::read_to_string(&path).unwrap() + &config).unwrap();
+    fs::create_dir_all(git.join("info")).unwrap();
+    fs::write(git.join("info/attributes"), "* filter=evil diff=evil\n").unwrap();
+    fs::write(git.join("info/exclude"), "/ignored/\n/nested/\n/.gitattributes\n").unwrap();
+    run.workspace.write(".gitattributes", "* filter=evil diff=evil\n*.c filter=lfs\n");
+}
+
+/// Has the index look older than its files: git compares what is in them then.
+fn make_racy(run: &Run) {
+    let old = SystemTime::now() - Duration::from_hours(1000);
+    let index = run.workspace.path.join(".git/index");
+    File::options().write(true).open(index).unwrap().set_modified(old).unwrap();
+}
+
+fn ask(place: &Place, run: &Run, git: &str) -> String {
+    let own = place.path("own.git");
+    if !own.exists() {
+        create_stub_repository(&own, run.state.start).unwrap();
+    }
+    let mut command = place.commands(run).uncommitted;
+    git.clone_into(&mut command.argv[0]);
+    let (said, code) = execute(&command);
+    assert_eq!(code, 0, "{git}");
+    String::from_utf8(said).unwrap()
+}

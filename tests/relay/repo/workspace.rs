@@ -1,0 +1,249 @@
+//! L2: an agent's workspace, as it is before the agent comes.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use cogni_gateway::relay::repo::mirror::{CommitAuthor, FileOwner, MAX_CHECKOUT_NAMES};
+use cogni_gateway::relay::repo::{BranchKey, FetchLimits, RepoError, ReviewVerdict};
+
+use super::setup::{Place, Run};
+use crate::support::repository::Repository;
+
+const AGENT: FileOwner = FileOwner { uid: 1001, gid: 1001 };
+
+fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), RepoError> {
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    place.mirror.checkout_workspace(&run.lease, &run.state, path, (AGENT, &author))
+}
+
+/// L2: everything is the agent's, links are links, and what they point to is not touched.
+#[test]
+fn the_workspace_is_the_agents_and_nothing_else_is() {
+    let place = Place::new();
+    let work = Repository::with_files(&place.path("work"));
+    work.git(["pull", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    let target = place.path("target");
+    fs::write(&target, "not the agent's").unwrap();
+    symlink(&target, work.path.join("link")).unwrap();
+    work.commit("A link");
+    work.git(["push", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    let run = place.begin("owned", "first");
+    let path = place.path("owned");
+    feed(&place, &run, &path).unwrap();
+    let mut folders = vec![path.clone()];
+    while let Some(folder) = folders.pop() {
+        assert_eq!(folder.symlink_metadata().unwrap().uid(), 1001, "{}", folder.display());
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let found = entry.path().symlink_metadata().unwrap();
+            assert_eq!((found.uid(), found.gid()), (1001, 1001), "{}", entry.path().display());
+            folders.extend(found.is_dir().then(|| entry.path()));
+        }
+    }
+    assert!(path.join("link").is_symlink());
+    assert_eq!(target.metadata().unwrap().uid(), place.directory.path().metadata().unwrap().uid());
+    // Once it is the agent's, it is never ours again.
+    let again = feed(&place, &run, &path).unwrap_err();
+    assert!(matches!(again, RepoError::StateUnusable { .. }), "{again}");
+}
+
+/// L2: no directory is taken that somebody may have prepared.
+#[test]
+fn a_directory_that_is_not_ours_and_empty_is_not_fed() {
+    let place = Place::new();
+    let run = place.begin("other", "first");
+    let full = place.path("full");
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join(".git"), "gitdir: /elsewhere").unwrap();
+    let elsewhere = place.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let link = place.path("link");
+    symlink(&elsewhere, &link).unwrap();
+    for path in [full, link] {
+        let error = feed(&place, &run, &path).unwrap_err();
+        assert!(matches!(error, RepoError::StateUnusable { .. }), "{error}");
+    }
+    let empty = place.path("empty");
+    fs::create_dir(&empty).unwrap();
+    feed(&place, &run, &empty).unwrap();
+    assert_eq!(empty.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+/// L2: the agent has the base at hand; and what it merges from there is not taken for its own work.
+#[test]
+fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
+    let place = Place::new();
+    let run = place.begin("behind", "first");
+    run.workspace.write("own.txt", "own\n");
+    run.workspace.commit("Own");
+    place.deliver(&run).unwrap();
+    drop(run);
+    let work = Repository::with_files(&place.path("work"));
+    let url = place.remote.path.display().to_string();
+    work.git(["pull", "-q", &url, "main"]);
+    work.write(".github/workflows/ci.yml", "on: push\n");
+    work.commit("A workflow");
+    work.git(["push", "-q", &url, "main"]);
+    let run = place.begin("behind", "second");
+    assert!(run.state.exists && run.state.start != run.state.base_tip);
+    run.workspace.git(["merge", "-q", "--no-edit", "origin/main"]);
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!((pushed.verdict, pushed.commits), (ReviewVerdict::Push, 2));
+}
+
+/// L2, L6: a base that has moved, and says something else where the agent has worked, is nothing to the push: the
+/// branch is what was made of the old base. Whoever merges them finds the conflict, and so may a later run.
+#[test]
+fn a_base_that_moved_into_a_conflict_is_for_whoever_merges() {
+    let place = Place::new();
+    let run = place.begin("conflict", "first");
+    run.workspace.write("docs/guide.md", "the agent's\n");
+    run.workspace.commit("Agent's guide");
+    let work = Repository::with_files(&place.path("work"));
+    let url = place.remote.path.display().to_string();
+    work.git(["pull", "-q", &url, "main"]);
+    work.write("docs/guide.md", "somebody else's\n");
+    let theirs = work.commit("Another guide");
+    work.git(["push", "-q", &url, "main"]);
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!(place.tip("sandbox/conflict"), pushed.tip.to_string());
+    assert_eq!(place.tip("main"), theirs);
+    drop(run);
+
+    let run = place.begin("conflict", "second");
+    assert_eq!((run.state.start, run.state.base_tip.to_string()), (pushed.tip, theirs.clone()));
+    let merged = run.workspace.try_git(["merge", "-q", "origin/main"], b"");
+    assert!(!merged.status.success(), "there is no conflict: {merged:?}");
+    run.workspace.write("docs/guide.md", "both\n");
+    run.workspace.commit("Both guides");
+    let pushed = place.deliver(&run).unwrap();
+    assert_eq!((pushed.mode.as_str(), place.tip("main")), ("bundled: merge", theirs));
+    assert_eq!(place.remote.git(["show", "sandbox/conflict:docs/guide.md"]), "both");
+}
+
+/// L2: a sweep packs a mirror that has become many, and lets go of what was fetched for branches nobody comes to; those
+/// that somebody does are served as before, and so is whoever comes back.
+#[test]
+fn a_sweep_packs_what_stays() {
+    let place = Place::new();
+    let day = std::time::Duration::from_hours(24);
+    let before = std::time::SystemTime::now() - day;
+    drop((place.begin("old", "first"), place.begin("new", "second")));
+    let state = place.path("state");
+    let only = |path: &Path| {
+        let found = |path: &Path| path.extension().is_none_or(|ending| ending == "git");
+        fs::read_dir(path).unwrap().map(|it| it.unwrap().path()).find(|path| found(path)).unwrap()
+    };
+    let mirror = Repository::at(&only(&state.join("mirrors")));
+    for at in 0..25 {
+        let name = mirror.git_with(["hash-object", "-w", "--stdin"], &[at]);
+        mirror.git_with(["pack-objects", "-q", "objects/pack/pack"], name.as_bytes());
+    }
+    let lease = only(&state.join("branches")).join("old/lease");
+    fs::File::options().append(true).open(lease).unwrap().set_modified(before - day).unwrap();
+    let url = place.remote.path.display().to_string();
+    let swept = |kept: &[_]| {
+        cogni_gateway::relay::repo::mirror::remove_unused_mirrors(&state, before, kept).unwrap()
+    };
+    let refs = || mirror.git(["for-each-ref", "--format=%(refname)"]);
+    assert_eq!(swept(&[url.parse().unwrap()]), 0);
+    assert_eq!(refs(), "refs/relay/new/base\nrefs/relay/old/base");
+    assert_eq!(swept(&[]), 0);
+    assert_eq!(refs(), "refs/relay/new/base");
+    let counted = mirror.git(["count-objects", "-v"]);
+    let packs = counted.lines().find_map(|line| line.strip_prefix("packs: ")).unwrap();
+    assert!(packs.parse::<u32>().unwrap() <= 2, "{counted}");
+    let run = place.begin("old", "third");
+    run.workspace.write("more.txt", "more\n");
+    run.workspace.commit("More");
+    assert_eq!(place.deliver(&run).unwrap().commits, 1);
+}
+
+/// L2: mirrors are made once, also by two at a time, and serve runs at several branches at once.
+#[test]
+fn runs_at_several_branches_work_at_once() {
+    let place = Place::new();
+    std::thread::scope(|scope| {
+        for at in 0..4 {
+            let place = &place;
+            scope.spawn(move || {
+                let run = place.begin(&format!("key-{at}"), &format!("run-{at}"));
+                run.workspace.write(&format!("{at}.txt"), "work\n");
+                run.workspace.commit("Work");
+                let pushed = place.deliver(&run).unwrap();
+                assert_eq!(place.tip(&format!("sandbox/key-{at}")), pushed.tip.to_string());
+            });
+        }
+    });
+}
+
+/// L2: who names a repository has chosen how much a fetch brings. No more than the limit is written, and nothing stays.
+#[test]
+fn a_repository_that_brings_too_much_is_not_fetched() {
+    let place = Place::new();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let noise: String = (0..1 << 20)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            char::from(b'!' + u8::try_from(state >> 57).unwrap() % 90)
+        })
+        .collect();
+    let work = Repository::with_files(&place.path("work"));
+    work.git(["pull", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    work.write("noise", &noise);
+    work.commit("Noise");
+    work.git(["push", "-q", place.remote.path.to_str().unwrap(), "main"]);
+    let lease = place.mirror.lease_branch(&BranchKey::parse("large").unwrap()).unwrap();
+    let limits = FetchLimits { pack_bytes: 256 << 10, ..FetchLimits::default() };
+    let small = place.mirror.clone().with_limits(limits);
+    let refused = small.ensure_branch(&lease, None, None).unwrap_err();
+    assert!(matches!(refused, RepoError::FetchLimitExceeded { .. }), "{refused}");
+    assert!(refused.to_string().contains("raise `[fetch]`"), "{refused}");
+    let begun = place.mirror.ensure_branch(&lease, None, None).unwrap();
+    let workspace = place.path("large");
+    let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
+    let refused =
+        small.checkout_workspace(&lease, &begun, &workspace, (AGENT, &author)).unwrap_err();
+    assert!(matches!(&refused, RepoError::Git(error) if error.is_resource_limit()), "{refused}");
+    assert!(!workspace.join("noise").exists());
+}
+
+/// L2: ten files and four levels of ten names each are a hundred thousand files. None of them is written.
+#[test]
+fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out() {
+    let place = Place::new();
+    let blobs: Vec<_> = (0..10).map(|n| place.remote.object("blob", n.to_string())).collect();
+    let folder = |mode, inside: &[String]| {
+        let names: Vec<_> = (0..10).map(|n| n.to_string()).collect();
+        let entries = names.iter().zip(inside.iter().cycle());
+        let entries: Vec<_> =
+            entries.map(|(name, object)| (mode, name.as_bytes(), &**object)).collect();
+        place.remote.tree(&entries)
+    };
+    let mut tree = folder("100644", &blobs);
+    for _ in 0..4 {
+        tree = folder("40000", &[tree]);
+    }
+    let commit = place.remote.git(["commit-tree", &tree, "-m", "A bomb"]);
+    place.remote.git(["update-ref", "refs/heads/main", &commit]);
+    let lease = place.mirror.lease_branch(&BranchKey::parse("bomb").unwrap()).unwrap();
+    let state = place.mirror.ensure_branch(&lease, None, None).unwrap();
+    let refused = place.mirror.measure_checkout(&state, 400 << 20).unwrap_err();
+    assert!(matches!(refused, RepoError::CheckoutTooLarge { .. }), "{refused}");
+    // A hundred thousand files and eleven thousand directories, of a block each.
+    place.mirror.measure_checkout(&state, 111_110 * 4096).unwrap();
+    let refused = place.mirror.measure_checkout(&state, 111_110 * 4096 - 1).unwrap_err();
+    assert!(refused.to_string().contains("455106560 bytes, of 455106559"), "{refused}");
+    // One level more is more names than there may be, whatever room there is.
+    tree = folder("40000", &[tree]);
+    let commit = place.remote.git(["commit-tree", &tree, "-m", "A larger bomb"]);
+    place.remote.git(["update-ref", "refs/heads/main", &commit]);
+    let state = place.mirror.ensure_branch(&lease, None, None).unwrap();
+    let refused = place.mirror.measure_checkout(&state, u64::MAX).unwrap_err();
+    assert!(
+        refused.to_string().contains(&format!("more than {MAX_CHECKOUT_NAMES} names")),
+        "{refused}"
+    );
+}

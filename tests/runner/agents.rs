@@ -1,0 +1,469 @@
+//! A1, A2: the catalog: what a file can say, how it is told that it is wrong, and whether an agent can run here.
+
+mod envelope;
+mod openclaw;
+mod output_renderer;
+mod run_command;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use cogni_gateway::gateway::pipeline::policy::PolicyConfig;
+use cogni_gateway::llm::budget::BudgetLimits;
+use cogni_gateway::llm::request::ProviderCapability;
+use cogni_gateway::runner::agents::availability::{
+    AvailabilityCache, HostCapabilities, check_available,
+};
+use cogni_gateway::runner::agents::placeholders::PlaceholderValues;
+use cogni_gateway::runner::agents::{AgentCatalog, AgentDefinition, AgentSummary, DriverChoice};
+use cogni_gateway::sandbox::InitBinary;
+use proptest::prelude::*;
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+const PLAIN: &str = "name = 'a'\ndescription = 'd'\nversion = 1\nargv = ['true']\n";
+
+/// A directory with one agent.
+struct Agents {
+    folder: TempDir,
+}
+
+impl Agents {
+    fn new(text: &str) -> Self {
+        let agents = Self { folder: tempfile::tempdir().unwrap() };
+        agents.write("a.toml", text);
+        agents
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.folder.path().join(name), text).unwrap();
+    }
+
+    fn load(&self) -> Result<AgentCatalog, String> {
+        AgentCatalog::load_directory(self.folder.path()).map_err(|error| {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            error.replace(self.folder.path().to_str().unwrap(), "agents")
+        })
+    }
+
+    fn entry(&self) -> AgentDefinition {
+        AgentDefinition::clone(self.load().unwrap().find_agent("a").unwrap())
+    }
+}
+
+fn entry(more: &str) -> AgentDefinition {
+    Agents::new(&format!("{PLAIN}{more}")).entry()
+}
+
+/// A1: a mistake is told with file, line and key, and with what would be right.
+#[test]
+fn a_mistake_in_a_file_is_told_where_it_is() {
+    let mut told = vec![];
+    for text in [
+        "name = 'a'\n",
+        "name = 'a\n",
+        "name = 'b'\ndescription = 'd'\nversion = 1\nargv = ['true']\n",
+        "name = 'A'\ndescription = 'd'\nversion = 1\nargv = ['true']\n",
+        "name = 'a'\ndescription = 'd'\nversion = 1.5\nargv = ['true']\n",
+        "name = 'a'\ndescription = 'd'\nversion = 1\nargv = []\n",
+        "name = 'a'\ndescription = 'd'\nversion = 1\nargv = ['run', '${PROMPT}']\n",
+        &format!("{PLAIN}network = 'host'\n"),
+        &format!("{PLAIN}conversation = '.cogni/messages.json'\n"),
+        &format!("{PLAIN}setup = 'claude'\n"),
+        &format!("{PLAIN}image = 'i'\nrootfs = '/r'\n"),
+        &format!("{PLAIN}image = 'i'\ndriver = 'embedded'\n"),
+        &format!("{PLAIN}driver = 'docker'\n"),
+        &format!("{PLAIN}tools = ['core__get_current_time']\n"),
+        &format!("{PLAIN}capabilities = ['everything']\n"),
+        &format!("{PLAIN}\n[limits]\nmax_memory = 'much'\n"),
+        &format!("{PLAIN}\n[limits]\npids = 'many'\n"),
+        &format!("{PLAIN}\n[budget]\nmax_turns = -1\n"),
+        &format!("{PLAIN}\n[models]\nallow = ['m']\n\ndefault = 'n'\n"),
+        &format!("{PLAIN}\n[policy.body]\nmodels = ['m']\n"),
+        &format!("{PLAIN}\n[policy.body]\nunknown_fields = 'keep'\n"),
+        &format!(
+            "{PLAIN}\n[[policy.rules]]\nname = 'r'\nwhen = 'request.modell == \"m\"'\nrefuse = 'no'\n"
+        ),
+        &format!("{PLAIN}\n[openclaw]\nagent = 'main'\ndeny = ['exec']\n"),
+        &format!("{PLAIN}setup = 'openclaw'\n\n[openclaw]\nagent = '../main'\n"),
+        &format!("{PLAIN}setup = 'openclaw'\n\n[openclaw]\nallow = []\n"),
+        &format!("{PLAIN}\n[files]\n'../x' = 'y'\n"),
+        &format!("{PLAIN}\n[files]\n'x' = {{ file = 'nowhere' }}\n"),
+    ] {
+        told.push(Agents::new(text).load().unwrap_err());
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    agents/a.toml:1: missing field `description`
+    agents/a.toml:1: invalid literal string, expected `'`
+    agents/a.toml:1: `name`: the file of `b` is named `b.toml`; rename one of them
+    agents/a.toml:1: `name`: `A` is no name; give up to 64 small letters, digits, `:`, `.`, `_` and `-`, a letter or digit first
+    agents/a.toml:3: `version`: give a text or a whole number
+    agents/a.toml:4: `argv`: there is no program; give it, and its arguments
+    agents/a.toml:4: `argv`: there is no `${PROMPT}`; there is `${RUN_ID}`, `${SESSION_ID}`, `${MODEL}`, `${AGENT}`, `${MESSAGE}`, `${PROMPT_FILE}`, `${TIMEOUT}`, and `$${` is a `${` of its own
+    agents/a.toml:5: `network`: unknown field `network`, expected one of `name`, `title`, `description`, `version`, `graph_id`, `image`, `rootfs`, `driver`, `argv`, `program`, `setup`, `stream`, `mode`, `slots`, `capabilities`, `tools`, `env`, `limits`, `models`, `budget`, `policy`, `relay`, `openclaw`, `files`
+    agents/a.toml:5: `conversation`: it is gone; say `setup = "messages"`, and the agent finds it in `.cogni/messages.json`
+    agents/a.toml:5: `setup`: unknown variant `claude`, expected `messages` or `openclaw`
+    agents/a.toml:6: `rootfs`: there is an image, too; give one of them
+    agents/a.toml:6: `driver`: `embedded` knows no images; say `docker`, or give `rootfs`
+    agents/a.toml:5: `driver`: `docker` needs an image; give `image`
+    agents/a.toml:5: `tools`: there are none yet; leave it out
+    agents/a.toml:5: `capabilities`: unknown variant `everything`, expected one of `web_search`, `web_fetch`, `code_interpreter`, `computer_use`, `file_search`, `image_generation`, `remote_mcp`, `remote_media`, `file_ids`, `stored_state`, `background`, `containers`, `unknown_tools`
+    agents/a.toml:7: `limits.max_memory`: invalid value: string "much", expected a number of bytes, or a text such as "512m"
+    agents/a.toml:7: `limits.pids`: invalid type: string "many", expected u32
+    agents/a.toml:7: `budget.max_turns`: invalid value: integer `-1`, expected u64
+    agents/a.toml:9: `models.default`: `n` is not among those that `allow` has
+    agents/a.toml:7: `policy.body.models`: an agent's models are said in `allow` of `[models]`
+    agents/a.toml:7: `policy.body.unknown_fields`: unknown variant `keep`, expected one of `reject`, `drop`, `pass`
+    agents/a.toml:6: `policy.rules`: rule `r`: `when`, line 1, column 1: `request.modell` is not a fact; `request` has `route`, `protocol`, `model`, `stream`, `bytes`, `input_tokens`, `max_output_tokens`, `choices`
+    agents/a.toml:6: `openclaw`: it is for `setup = "openclaw"`; say so
+    agents/a.toml:8: `openclaw.agent`: `../main` is none of its agents' ids; give letters, digits, `-` and `_`
+    agents/a.toml:8: `openclaw.allow`: OpenClaw takes an empty list for all of its tools; name those it may use
+    agents/a.toml:6: `files`: `../x` leads out of the workspace; give a path below it
+    cannot read `agents/nowhere`: No such file or directory (os error 2)
+    "#);
+}
+
+/// A1, L5: so is one in an agent's rules for its work, and that they are never looser than this host's.
+#[test]
+fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
+    let mut told = vec![];
+    for text in [
+        &format!("{PLAIN}\n[relay]\npolicy = {{ review_files = 'few' }}\n"),
+        &format!("{PLAIN}\n[relay.policy]\nnew_progam = 'hold'\n"),
+        &format!("{PLAIN}\n[relay.policy]\nsecret = 'push'\n"),
+        &format!("{PLAIN}\n[relay.policy]\nsecret = 'deny'\n"),
+        &format!("{PLAIN}\n[relay.quarantine]\ncommits = 5\n"),
+        &format!(
+            "{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\nmatch = ['a']\n\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'no'\nmatch = ['a']\n"
+        ),
+        &format!("{PLAIN}\n[[relay.policy.paths]]\nwhy = 'w'\nverdict = 'hold'\n"),
+        &format!("{PLAIN}\n[[relay.policy.secrets]]\nname = 'ours'\npattern = '('\n"),
+    ] {
+        told.push(Agents::new(text).load().unwrap_err());
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    agents/a.toml:7: `relay.policy.review_files`: invalid type: string "few", expected usize
+    agents/a.toml:7: `relay.policy.new_progam`: unknown field `new_progam`, expected one of `review_files`, `hold_files`, `review_file_bytes`, `hold_file_bytes`, `submodule`, `link_outside`, `new_program`, `strange_path`, `lfs_pointer`, `claims_provenance`, `strange_date`, `foreign_encoding`, `work_elsewhere`, `secret`, `paths`, `secrets`
+    agents/a.toml:7: `relay.policy.secret`: an agent's rules are stricter than this host's, and never looser; leave it out, or give `review` or `hold`. What is looser is said in this host's own file, for all agents (`--relay-config`)
+    agents/a.toml:7: `relay.policy.secret`: unknown variant `deny`, expected one of `push`, `review`, `hold`
+    agents/a.toml:6: `relay.quarantine`: how much may come out of a sandbox is this host's to say, in its own file (`--relay-config`); an agent has `[relay.policy]`
+    agents/a.toml:13: `relay.policy.paths.verdict`: unknown variant `no`, expected one of `push`, `review`, `hold`
+    agents/a.toml:6: `relay.policy.paths`: missing field `match`
+    agents/a.toml:6: `relay.policy.secrets`: a pattern is no regular expression: unclosed group
+    "#);
+}
+
+/// A1: a directory without an agent is a mistake, too.
+#[test]
+fn a_directory_that_has_no_agent_is_told() {
+    let mut told = vec![];
+    told.push(AgentCatalog::load_directory(Path::new("/nowhere")).unwrap_err().to_string());
+    let empty = Agents::new("");
+    fs::rename(empty.folder.path().join("a.toml"), empty.folder.path().join("a.txt")).unwrap();
+    told.push(empty.load().unwrap_err());
+    insta::assert_snapshot!(told.join("\n"), @r"
+    cannot read `/nowhere`
+    there is no agent in `agents`; an agent is a file that ends in `.toml`
+    ");
+}
+
+/// A1: the manual's example is one, and leaves no key out.
+#[test]
+fn the_manuals_example_is_an_agent() {
+    let manual = fs::read_to_string("src/manual/agents.md").unwrap();
+    let blocks: Vec<_> = manual.split("```toml\n").skip(1).collect();
+    let block = |at: usize| blocks[at].split("```").next().unwrap();
+    let agents = Agents::new(PLAIN);
+    agents.write("team-reviewer.toml", block(0));
+    let catalog = agents.load().unwrap();
+    assert_eq!(catalog.find_agent("team:reviewer").unwrap().models.allow.len(), 2);
+    agents.write("a.toml", &format!("no_such_key = 1\n{PLAIN}"));
+    let keys = agents.load().unwrap_err();
+    let (_, keys) = keys.split_once("expected one of ").unwrap();
+    for key in keys.split('`').skip(1).step_by(2) {
+        let is_there = ["key =", "[key]", "[key.", "`key ="].map(|form| form.replace("key", key));
+        assert!(is_there.iter().any(|form| block(0).contains(form)), "the example lacks `{key}`");
+    }
+    agents.write("a.toml", &format!("{PLAIN}setup = 'openclaw'\n{}", block(1)));
+    let plain = Agents::new(&format!("{PLAIN}setup = 'openclaw'\n"));
+    assert_eq!(agents.entry(), plain.entry());
+}
+
+/// A1: what is in the directory is the catalog, and a file that is broken later changes nothing that was read.
+#[test]
+fn a_directory_is_the_whole_catalog() {
+    let agents = Agents::new(PLAIN);
+    agents.write("team-b.toml", &PLAIN.replace("'a'", "'team:b'"));
+    agents.write("notes.md", "no agent");
+    let catalog = agents.load().unwrap();
+    let names: Vec<_> = catalog.entries().map(|entry| entry.name.as_str()).collect();
+    assert_eq!(names, ["a", "team:b"]);
+    let unknown = catalog.find_agent("sandbox:agent").unwrap_err().to_string();
+    assert_eq!(unknown, "there is no agent `sandbox:agent`; there is `a`, `team:b`");
+    agents.write("team-b.toml", "name = ");
+    assert!(agents.load().is_err());
+    assert!(catalog.find_agent("team:b").is_ok());
+}
+
+/// A1: a file is some lines for people.
+#[test]
+fn a_file_has_a_size() {
+    let agents = Agents::new(&format!("{PLAIN}# {}\n", "x".repeat(1 << 20)));
+    insta::assert_snapshot!(agents.load().unwrap_err(), @"cannot read `agents/a.toml`: it has 1048636 bytes; an agent's files have at most 1048576");
+}
+
+/// A1: the digest is of what is said, and not of how.
+#[test]
+fn a_digest_tells_agents_apart() {
+    let agents = Agents::new(&format!("{PLAIN}[files]\nx = {{ file = 'x.txt' }}\n"));
+    agents.write("x.txt", "one");
+    let first = agents.entry().digest();
+    assert_eq!(first.len(), 64);
+    agents.write(
+        "a.toml",
+        &format!("# A comment.\n{PLAIN}slots = 0\n[files]\nx = {{ file = 'x.txt' }}\n"),
+    );
+    // What was said as the default is no change.
+    assert_eq!(agents.entry().digest(), first);
+    agents.write("x.txt", "two");
+    assert_ne!(agents.entry().digest(), first);
+    let one = entry("").digest();
+    for more in [
+        "slots = 1",
+        "image = 'i'",
+        "[env]\nA = '1'",
+        "[limits]\npids = 7",
+        "[budget]\nmax_turns = 1",
+    ] {
+        assert_ne!(entry(more).digest(), one, "{more}");
+    }
+}
+
+/// A1, G6: an agent's policy is laid over its gateway's, and takes no rule of the gateway's away.
+#[test]
+fn a_policy_is_laid_over_the_gateways() {
+    let agent = entry(
+        "capabilities = ['web_search']\n[models]\nallow = ['m-1', 'm-2']\n[policy]\nbody_timeout = '5s'\ncutoff = 'error'\n\
+         [policy.headers]\ntags = ['t']\n[policy.body]\nmax_choices = 1\n\
+         [[policy.rules]]\nname = 'second'\nwhen = 'true'\nset_model = 'm-2'\n",
+    );
+    let base: PolicyConfig = toml::from_str(
+        "max_body_bytes = 7\n[[rules]]\nname = 'first'\nwhen = 'false'\nrefuse = 'no'\n[body]\nmodels = ['m-2', 'm-3']\nmax_choices = 4\ncapabilities = ['background']\n",
+    )
+    .unwrap();
+    let mut laid = base.clone();
+    agent.apply_to(&mut laid).unwrap();
+    assert_eq!(laid.body.models, ["m-2"]);
+    assert_eq!(laid.body.capabilities, BTreeSet::from([ProviderCapability::WebSearch]));
+    assert_eq!((laid.body.max_choices, laid.max_body_bytes), (1, 7));
+    assert_eq!(
+        (laid.body_timeout, &laid.headers.tags[..]),
+        (Duration::from_secs(5), &["t".to_owned()][..])
+    );
+    let rules: Vec<_> = laid.rules.iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(rules, ["first", "second"]);
+
+    let mut same = base.clone();
+    entry("").apply_to(&mut same).unwrap();
+    assert_eq!(same, base);
+    let none = entry("[models]\nallow = ['m-9']\n").apply_to(&mut same).unwrap_err();
+    insta::assert_snapshot!(none, @"none of the models that `a` may use is let through by the gateway's `policy.body.models`; add one of them there");
+    assert_eq!(same.body.models, ["m-2", "m-3"]);
+}
+
+/// A1: an entry can say all of a policy that a gateway's configuration can.
+#[test]
+fn a_policy_has_the_keys_of_the_gateways() {
+    let keys = |error: String| {
+        let (_, expected) = error.split_once("expected ").unwrap();
+        expected.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    let agents = Agents::new(PLAIN);
+    for (table, own) in [("", &[][..]), ("headers", &[]), ("body", &["models", "capabilities"])] {
+        let dot = if table.is_empty() { "" } else { "." };
+        agents.write("a.toml", &format!("{PLAIN}[policy{dot}{table}]\nno_such_key = 1\n"));
+        let here = keys(agents.load().unwrap_err());
+        let header = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
+        let mut there = keys(
+            toml::from_str::<PolicyConfig>(&format!("{header}no_such_key = 1\n"))
+                .unwrap_err()
+                .to_string(),
+        );
+        there.retain(|key| !own.contains(&key.as_str()));
+        assert_eq!(here, there, "{table}");
+    }
+}
+
+/// A1: an argument stays one, whatever it is filled with.
+#[test]
+fn placeholders_are_filled_in_one_argument_at_a_time() {
+    let values = PlaceholderValues {
+        run_id: "run-1".into(),
+        message: "$(id) ${RUN_ID} 'x' \"y\"\n; z".into(),
+        timeout: Duration::from_millis(61_900),
+        ..PlaceholderValues::default()
+    };
+    let words = ["${MESSAGE}", "a${RUN_ID}b${TIMEOUT}", "$${RUN_ID}", "$RUN_ID $ $$", "ü$", ""];
+    let filled = values.expand(&words.map(str::to_owned)).unwrap();
+    assert_eq!(
+        filled,
+        ["$(id) ${RUN_ID} 'x' \"y\"\n; z", "arun-1b61", "${RUN_ID}", "$RUN_ID $ $$", "ü$", ""]
+    );
+    let message = "x".repeat(128 * 1024);
+    let most =
+        PlaceholderValues { message: message[1..].to_owned(), ..PlaceholderValues::default() };
+    assert!(most.expand(&["${MESSAGE}".to_owned()]).is_ok());
+    let long = PlaceholderValues { message, ..PlaceholderValues::default() };
+    insta::assert_snapshot!(long.expand(&["${MESSAGE}".to_owned()]).unwrap_err(), @"the message has 131072 bytes, and the agent takes it as an argument, which may have 131071; give less");
+}
+
+proptest! {
+    /// A1: what is no placeholder comes through as it is.
+    #[test]
+    fn an_argument_without_placeholders_is_unchanged(word in "([^$]|\\$[^{$]){0,40}") {
+        let filled = PlaceholderValues::default().expand(std::slice::from_ref(&word)).unwrap();
+        prop_assert_eq!(filled, [word]);
+    }
+
+    /// A1: a ceiling is one, whatever is asked for.
+    #[test]
+    fn a_budget_within_another_is_no_larger(asked in limits(), most in limits()) {
+        let least = asked.clone().capped_by(&most);
+        prop_assert_eq!(&least, &most.clone().capped_by(&asked));
+        for (least, (asked, most)) in [
+            (least.max_turns, (asked.max_turns, most.max_turns)),
+            (least.deadline.map(|deadline| deadline.as_secs()), (
+                asked.deadline.map(|deadline| deadline.as_secs()),
+                most.deadline.map(|deadline| deadline.as_secs()),
+            )),
+        ] {
+            prop_assert_eq!(least, asked.into_iter().chain(most).min());
+        }
+    }
+}
+
+fn limits() -> impl Strategy<Value = BudgetLimits> {
+    let number = || proptest::option::of(0..9_u64);
+    (number(), number()).prop_map(|(max_turns, deadline)| BudgetLimits {
+        max_turns,
+        deadline: deadline.map(Duration::from_secs),
+        ..BudgetLimits::default()
+    })
+}
+
+/// A1: an agent is to end by itself, some time before its sandbox is ended.
+#[test]
+fn an_agent_has_less_time_than_its_sandbox() {
+    let own = |seconds| AgentDefinition::agent_timeout(Duration::from_secs(seconds)).as_secs();
+    assert_eq!([1, 60, 119, 120, 180, 600, 3600].map(own), [1, 30, 59, 60, 120, 540, 3540]);
+}
+
+fn machine(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
+    let init = init.map(|init| InitBinary::Configured(init.to_owned())).unwrap_or_default();
+    HostCapabilities { docker_socket, driver: DriverChoice::Auto, init, may_be_unlimited: false }
+}
+
+/// A2: why an agent cannot run here is told so that somebody can do something about it.
+#[tokio::test]
+async fn an_agent_that_cannot_run_here_has_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let silent = folder.path().join("silent.sock");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    let init = Path::new(concat!(env!("OUT_DIR"), "/cogni-init"));
+    let nowhere_to_write = InitBinary::BuiltIn { directory: PathBuf::from("/proc/cogni") };
+    let nowhere = || PathBuf::from("/nowhere/docker.sock");
+    let mut told = vec![];
+    for (more, machine) in [
+        ("", machine(Some(init), nowhere())),
+        ("", machine(None, nowhere())),
+        ("program = '/p'", machine(None, nowhere())),
+        ("", machine(Some(Path::new("/nowhere/init")), nowhere())),
+        ("rootfs = '/'", HostCapabilities { init: nowhere_to_write, ..machine(None, nowhere()) }),
+        ("rootfs = '/nowhere/root'", machine(Some(init), nowhere())),
+        ("image = 'i:1'", machine(Some(init), nowhere())),
+        ("image = 'i:1'", machine(Some(init), silent)),
+    ] {
+        let found = check_available(&entry(more), &machine).await;
+        told.push(found.map_or_else(|reason| reason.to_string(), |()| "it can".to_owned()));
+    }
+    let told = told.join("\n").replace(folder.path().to_str().unwrap(), "folder");
+    let told = told.replace(env!("COGNI_INIT_DIGEST"), "DIGEST");
+    insta::assert_snapshot!(told, @r"
+    it can
+    it can
+    its program is in the file of cogni-init, and `--init none` leaves that out
+    there is no cogni-init at `/nowhere/init`
+    `/proc/cogni/cogni-init-DIGEST` cannot be written: No such file or directory (os error 2); name a directory that can be, or a cogni-init of your own with `--init`
+    its root `/nowhere/root` is no directory of this machine
+    it needs the image `i:1`, and there is no Docker Engine at `/nowhere/docker.sock`
+    it needs the image `i:1`, and Docker Engine does not answer: no answer within 3s
+    ");
+}
+
+/// A2: what was found is good for some seconds, and then looked for again.
+#[tokio::test]
+async fn what_was_found_is_known_for_some_seconds() {
+    let max_age = Duration::from_millis(500);
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    let agent = entry(&format!("rootfs = '{}'", root.display()));
+    let known = AvailabilityCache::new(machine(None, PathBuf::from("/nowhere")), max_age);
+    assert!(known.check_cached(&agent).await.is_err());
+    fs::create_dir(&root).unwrap();
+    assert!(known.check_cached(&agent).await.is_err());
+    sleep(2 * max_age).await;
+    assert!(known.check_cached(&agent).await.is_ok());
+}
+
+/// A2: an agent as others are told of it.
+#[test]
+fn an_agent_is_listed_as_an_object() {
+    let agent = entry("title = 'An agent'\ngraph_id = 'g:1'\n[models]\nallow = ['m']\n");
+    let mut listed = serde_json::to_value(AgentSummary::new(&agent, &Ok(()))).unwrap();
+    assert_eq!(listed["digest"], agent.digest());
+    listed["digest"] = "…".into();
+    insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"name":"An agent","relayRules":[],"version":"1"}"#);
+}
+
+/// A2, R8: the list, as people read it.
+#[test]
+fn the_agents_are_listed() {
+    let list = |flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command.env_clear().env("COGNI_DOCKER_SOCKET", "/nowhere/docker.sock");
+        command
+            .env("COGNI_INIT", concat!(env!("OUT_DIR"), "/cogni-init"))
+            .arg("agents")
+            .args(flags);
+        let output = command.output().unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    insta::assert_snapshot!(list(&[]), @r"
+    sandbox:agent        version 1, runs in any image, and without one
+                         A small agent with one tool, which runs programs in its workspace
+    1 more cannot run here; `--all` shows it, and why
+    ");
+    insta::assert_snapshot!(list(&["--all"]), @r"
+    sandbox:agent        version 1, runs in any image, and without one
+                         A small agent with one tool, which runs programs in its workspace
+    sandbox:openclaw     version 1, needs the image `cogni-openclaw:dev`
+                         A coding agent that runs commands, and reads and edits the files of its workspace
+                         cannot run here: it needs the image `cogni-openclaw:dev`, and there is no Docker Engine at `/nowhere/docker.sock`
+    ");
+    let own = Agents::new(&format!("{PLAIN}[relay.policy]\nhold_files = 3\nsecret = 'hold'\n"));
+    let own = list(&["--agents-dir", own.folder.path().to_str().unwrap()]);
+    insta::assert_snapshot!(own, @r"
+    a                    version 1, runs in any image, and without one
+                         d
+                         its own relay rules: hold_files, secret
+    ");
+    let json: serde_json::Value = serde_json::from_str(&list(&["--json", "--all"])).unwrap();
+    assert_eq!(json["agents"].as_array().unwrap().len(), 2);
+    let file = list(&["--file", "sandbox:openclaw"]);
+    assert_eq!(file, fs::read_to_string("config/agents/sandbox-openclaw.toml").unwrap());
+    insta::assert_snapshot!(list(&["--file", "sandbox:other"]), @"error: there is no agent `sandbox:other`; there is `sandbox:agent`, `sandbox:openclaw`");
+}

@@ -1,0 +1,157 @@
+//! A1: what an agent finds in its workspace, and how it is called: an entry of one's own, in sandboxes of our own.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::run_command::Runs;
+
+/// A directory of agents with one that is set up as `OpenClaw` is, and tells how it was called.
+fn claw(runs: &Runs, more: &str) -> [String; 4] {
+    let agents = runs.path("agents");
+    fs::create_dir_all(&agents).unwrap();
+    let script = "printf '%s\\n' \"$@\" >&2; echo '{\"payloads\":[],\"meta\":{}}'";
+    let text = format!(
+        "name = 'claw'\ndescription = 'as OpenClaw'\nversion = 'a'\nsetup = 'openclaw'\n\
+         argv = ['sh', '-c', '''{script}''', '${{RUN_ID}}', '${{SESSION_ID}}', 'a $(id) ${{MODEL}}; ${{AGENT}}', '$${{HOME}}', '${{TIMEOUT}}', '${{PROMPT_FILE}}']\n{more}"
+    );
+    fs::write(agents.join("claw.toml"), text).unwrap();
+    let agents = agents.to_str().unwrap().to_owned();
+    ["--agents-dir".into(), agents, "--agent".into(), "claw".into()]
+}
+
+fn task(runs: &Runs) -> PathBuf {
+    let task = runs.path("task");
+    fs::create_dir_all(&task).unwrap();
+    fs::set_permissions(&task, Permissions::from_mode(0o777)).unwrap();
+    task
+}
+
+/// A1: one provider, its models, and none of what needs a machine that is somebody's; the last message, and where the
+/// rest is.
+#[tokio::test]
+async fn openclaw_finds_its_settings_and_its_conversation() {
+    let runs = Runs::new().await;
+    let agent = claw(
+        &runs,
+        "[openclaw]\nagent = 'reviewer'\ndeny = ['exec']\n[models]\nallow = ['m-1', 'm-2']\ndefault = 'm-2'\n\
+         [files]\n'AGENTS.md' = 'ours'\n'notes/SOUL.md' = { file = 'soul.txt' }\n",
+    );
+    fs::write(runs.path("agents/soul.txt"), "from beside").unwrap();
+    let task = task(&runs);
+    fs::write(task.join("AGENTS.md"), "theirs").unwrap();
+    let said = "run = 'team/run-1'\n[[messages]]\nrole = 'system'\ncontent = 'Be brief.'\n\
+                [[messages]]\nrole = 'user'\ncontent = 'What is 2 + 2?'\n\
+                [[messages]]\nrole = 'assistant'\ncontent = '4'\n\
+                [[messages]]\nrole = 'user'\ncontent = \"And `$(id)`\\n'twice'?\"\n";
+    fs::write(runs.path("run.toml"), said).unwrap();
+    let flags = ["--spec", "run.toml", "--workspace", "task:rw", "--max-runtime", "4m"];
+    let agent = agent.each_ref().map(String::as_str);
+    let result = runs.run(&[&agent[..], &flags].concat()).await;
+    assert_eq!(result["ok"], json!(true), "{result}");
+    insta::assert_snapshot!(result["stderr"].as_str().unwrap().replace("team/run-1\n", ""), @r"
+    cogni-894f459f64358817
+    a $(id) m-2; reviewer
+    ${HOME}
+    180
+    /workspace/.cogni/prompt.txt
+    ");
+    let read = |name: &str| fs::read_to_string(task.join(name)).unwrap();
+    insta::assert_snapshot!(read(".cogni/prompt.txt"), @r"
+    (What was said before this is in `.cogni/conversation.md`, with your instructions. Read that file first, then do what follows.)
+
+    And `$(id)`
+    'twice'?
+    ");
+    insta::assert_snapshot!(read(".cogni/conversation.md"), @r"
+    # What was said before
+
+    ## Instructions
+
+    Be brief.
+
+    ## The user
+
+    What is 2 + 2?
+
+    ## You
+
+    4
+    ");
+    insta::assert_snapshot!("openclaw.json", read(".openclaw/openclaw.json"));
+    assert_eq!((read("AGENTS.md"), read("notes/SOUL.md")), ("theirs".into(), "from beside".into()));
+}
+
+/// A1: what an entry allows holds whatever is asked for, and its calls go by its name.
+#[tokio::test]
+async fn an_entrys_ceilings_hold() {
+    let runs = Runs::new().await;
+    let text = "name = 'caller'\ndescription = 'calls'\nversion = 1\ngraph_id = 'team:caller'\nprogram = '/cogni-agent'\n\
+                argv = ['/cogni-agent']\nstream = 'events'\n[budget]\nmax_turns = 2\n[models]\ndefault = 'fake/tool=exec;repeat=yes'\n\
+                [policy]\nmax_body_bytes = 100000\n";
+    fs::create_dir(runs.path("agents")).unwrap();
+    fs::write(runs.path("agents/caller.toml"), text).unwrap();
+    let agent = ["--agents-dir", "agents", "--agent", "caller", "--message", "x"];
+    let result = runs.run(&[&agent[..], &["--max-turns", "50"]].concat()).await;
+    assert_eq!(
+        json!([result["error_code"], result["usage"]["turns"]]),
+        json!(["budget_exhausted", 2])
+    );
+    let request = runs.provider.seen.last_request().unwrap();
+    let metadata = request.headers.iter().find(|(name, _)| name == "x-litellm-spend-logs-metadata");
+    let metadata: Value = serde_json::from_str(&metadata.unwrap().1).unwrap();
+    assert_eq!(metadata["graph_id"], "team:caller");
+}
+
+/// A1, R6: what cannot be meant, or would not arrive, is told before anything is made.
+#[tokio::test]
+async fn what_does_not_fit_an_agent_is_told() {
+    let runs = Runs::new().await;
+    let task = task(&runs);
+    let agent = claw(&runs, "[models]\nallow = ['m-1', 'm-2']\n");
+    let agent = agent.each_ref().map(String::as_str);
+    let ask = ["--message", "x", "--model", "m-1"];
+    let ask_in = ["--message", "x", "--model", "m-1", "--workspace", "task:rw"];
+    let mut told = String::new();
+    for flags in [
+        &["--message", "x"][..],
+        &["--message", "x", "--model", "gpt-5"],
+        &["--model", "m-1"],
+        &["--model", "m-1", "--workspace", "task"],
+        &["--message", "x", "--model", "m-1", "--workspace", "task"],
+    ] {
+        told += &runs.wrong_use(&[&agent[..], flags].concat()).await;
+    }
+    fs::create_dir(runs.path("outside")).unwrap();
+    symlink(runs.path("outside"), task.join(".openclaw")).unwrap();
+    told += &runs.wrong_use(&[&agent[..], &ask_in].concat()).await;
+    fs::write(runs.path("said.toml"), "[[messages]]\nrole = 'assistant'\ncontent = 'x'\n").unwrap();
+    told +=
+        &runs.wrong_use(&[&agent[..], &["--spec", "said.toml", "--model", "m-1"]].concat()).await;
+    let long = format!("message = '{}'\n", "x".repeat(5 << 20));
+    fs::write(runs.path("long.toml"), long).unwrap();
+    told +=
+        &runs.wrong_use(&[&agent[..], &["--spec", "long.toml", "--model", "m-1"]].concat()).await;
+    let text =
+        "name = 'word'\ndescription = 'd'\nversion = 1\nargv = ['echo', 'you said: ${MESSAGE}']\n";
+    fs::write(runs.path("agents/word.toml"), text).unwrap();
+    let word = ["--agents-dir", "agents", "--agent", "word", "--model", "m-1"];
+    told += &runs.wrong_use(&[&word[..], &["--spec", "long.toml"]].concat()).await;
+    fs::write(runs.path("agents/claw.toml"), "name = 'claw'").unwrap();
+    told += &runs.wrong_use(&[&agent[..], &ask].concat()).await;
+    assert_eq!(fs::read_dir(runs.path("outside")).unwrap().count(), 0);
+    insta::assert_snapshot!(told, @r"
+    error: no model is named, and the agent has none of its own: name one with `--model` or `COGNI_MODEL`
+    error: `claw` may not use the model `gpt-5`; take `m-1`, `m-2`
+    error: there is nothing to answer; give `--message`, or a workspace with `.cogni/prompt.txt` in it
+    error: the workspace is read-only, and `claw` keeps its state there; say `--workspace /here/task:rw`
+    error: the workspace is read-only, and the message is to stand in `.cogni/prompt.txt`; say `--workspace /here/task:rw`, or write that file and leave `--message` out
+    error: `.openclaw` leads through a symlink; what is in a workspace must not lead out of it
+    error: none of the messages is a user's; there is nothing to answer
+    error: the message has 5242880 bytes, and OpenClaw takes 4194304; give less, or put the message into a file of the workspace
+    error: the message has 5242890 bytes, and the agent takes it as an argument, which may have 131071; give less
+    error: /here/agents/claw.toml:1: missing field `description`
+    ");
+}

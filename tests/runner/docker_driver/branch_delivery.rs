@@ -1,0 +1,258 @@
+//! L1–L7: a run's commits reach a branch and a pull request, from a sandbox of either driver.
+
+use std::fs;
+use std::process::Command;
+
+use cogni_gateway::base::secret::SecretString;
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::statement::ProvenanceStatement;
+use cogni_gateway::telemetry::audit::AuditSigningKey;
+use serde_json::{Value, json};
+
+use super::driver::{Sandboxed, sh};
+use crate::support::github_server::{self, NAME, TOKEN};
+use crate::support::process::{Process, patience};
+use crate::support::repository::git;
+use crate::support::run_command::{Result, entries};
+
+/// L1, L2, L6: what one run commits is pushed, asked to be pulled, and what the next run builds on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runs_commits_reach_a_pull_request() {
+    let place = Place::new().await;
+    let flags = ["--branch-key", "task-9", "--pull-request"];
+    let first = place.run(&flags, "echo one > one && git add one && git commit -qm 'Add one'");
+    assert_eq!(first.facts(), json!([true, 0, null]), "{}", first.json);
+    let relay = &first.json["relay"];
+    assert_eq!(
+        json!([relay["branch"], relay["verdict"], relay["step"]]),
+        json!(["sandbox/task-9", "push", "done"])
+    );
+    let pull = place.forge.hub.pulls(NAME).remove(0);
+    assert_eq!((pull.head.as_str(), pull.base.as_str()), ("sandbox/task-9", "main"));
+    assert_eq!(relay["pull_request_url"], format!("{}/{NAME}/pull/1", place.forge.hub.url()));
+
+    let second =
+        place.run(&flags, "cat one && echo two > two && git add two && git commit -qm 'Add two'");
+    assert_eq!(second.json["stdout"], "one\n", "{}", second.json);
+    assert_eq!(place.forge.hub.pulls(NAME).len(), 1, "the second run has asked again");
+    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/task-9"]);
+    assert_eq!(log, "Add two\nAdd one\nchange README");
+    assert_eq!(
+        second.json["relay"]["head"],
+        git(&place.forge.bare(), &["rev-parse", "sandbox/task-9"])
+    );
+    assert_no_token([&first, &second]);
+}
+
+/// L5: what is not welcome stays here, whole, with the line that brings it into a clone.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_is_held_is_kept() {
+    let place = Place::new().await;
+    let workflow = "mkdir -p .github/workflows && echo on: > .github/workflows/x.yml && git add . && git commit -qm x";
+    let result = place.run(&["--branch-key", "held"], workflow);
+    let relay = &result.json["relay"];
+    assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["held", false]), "{relay}");
+    assert_eq!((result.json["ok"].clone(), result.status), (json!(true), 3));
+    let line = relay["apply"].as_str().unwrap();
+    let clone = place.runner.path().join("clone");
+    git(
+        &place.runner.path(),
+        &["clone", "--quiet", &place.forge.bare().display().to_string(), "clone"],
+    );
+    let words: Vec<_> =
+        line.strip_prefix("git ").unwrap().split(' ').map(|word| word.trim_matches('\'')).collect();
+    git(&clone, &words);
+    let branch = line.trim_end_matches('\'').rsplit(':').next().unwrap();
+    assert!(branch.starts_with("refs/heads/held/held-"), "{line}");
+    let files = git(&clone, &["ls-tree", "-r", "--name-only", branch]);
+    assert_eq!(files, ".github/workflows/x.yml\nREADME");
+}
+
+/// L1: no key is no error, and nothing committed is nothing to deliver.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_may_have_nothing_to_deliver() {
+    let place = Place::new().await;
+    // The workspace would stay empty, and the agent be paid for work in it.
+    for flags in [&[][..], &["--state-key", "memory"]] {
+        let refused = place.prepare(flags, &["true"]).output().unwrap();
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains("`--branch-key KEY`"), "{said}");
+    }
+    let root = place.runner.path();
+    let files = root.join("files");
+    fs::create_dir(&files).unwrap();
+    let own = ["--root", root.to_str().unwrap(), "--workspace", files.to_str().unwrap()];
+    let without = place.run(&own, "ls -A");
+    assert_eq!(json!([without.json["ok"], without.json["stdout"]]), json!([true, ""]));
+    assert_eq!(
+        without.json["relay"]["why"],
+        "the run has no branch: give `--branch-key` or `--work-item`, or `--branch-by-state`"
+    );
+    let unasked = place.run(&[&own[..], &["--state-key", "memory"]].concat(), "true");
+    assert_eq!(unasked.json["relay"], without.json["relay"]);
+    let asked = place.run(&["--state-key", "memory", "--branch-by-state"], "true");
+    assert_eq!(asked.json["relay"]["branch"], "sandbox/memory");
+    let idle = place.run(&["--work-item", "idle"], "git log --format=%s");
+    assert_eq!(idle.json["stdout"], "change README\n", "{}", idle.json);
+    assert_eq!(
+        idle.json["relay"],
+        json!({"branch": "sandbox/idle", "why": "nothing was committed"})
+    );
+    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+}
+
+/// R5, L7: whoever asks twice does not wait for a remote that hangs; what is in the outbox goes on from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_is_left_by_who_asks_twice() {
+    let place = Place::new().await;
+    place.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
+    let work = sh("echo work > work && git add work && git commit -qm work");
+    let mut process = Process::start(&mut place.prepare(&["--branch-key", "left"], &work), "");
+    place.forge.hub.response_gate().wait_for_waiting(1).await;
+    let is_over = || {
+        process.signal("INT");
+        process.has_ended()
+    };
+    patience(is_over, || "it waits for the remote".to_owned());
+    assert_eq!(process.wait().code(), Some(3), "{}", process.said());
+    place.forge.hub.response_gate().allow_answers(1);
+    let (_, said) = place.relay(&["retry", "--due"]);
+    let branches = git(&place.forge.bare(), &["branch", "--list", "sandbox/left"]);
+    assert_eq!(branches.trim(), "sandbox/left", "{said}");
+}
+
+/// L6: what signs the run's log signs its statement, and must not be in its work, in whichever way it is given.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_runs_log_signs_its_statement() {
+    let place = Place::new().await;
+    let (seed, file) = ("5".repeat(64), place.runner.path().join("seed"));
+    fs::write(&file, &seed).unwrap();
+    let key = ["--audit-signing-key-file", file.to_str().unwrap()];
+    let flags = |branch| [&["--branch-key", branch][..], &key].concat();
+    let result = place.run(&flags("signed"), "echo 1 > one && git add one && git commit -qm one");
+    let head = result.json["relay"]["head"].as_str().unwrap();
+    let note = git(&place.forge.bare(), &["notes", "--ref=cogni", "show", head]);
+    let public =
+        *AuditSigningKey::new(Some(&SecretString::new(seed.clone()))).unwrap().public_key();
+    assert!(ProvenanceStatement::verify(&note, &public).is_ok(), "{note}");
+    let told = format!("echo {seed} > one && git add one && git commit -qm one");
+    let result = place.run(&flags("told"), &told);
+    assert_eq!(result.json["relay"]["verdict"], "hold", "{}", result.json);
+}
+
+/// L3: an agent that takes its repository away does not take its work with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_that_cannot_be_read_is_kept() {
+    let place = Place::new().await;
+    let result = place.run(&["--branch-key", "gone"], "echo work > work && rm -rf .git");
+    let why = result.json["relay"]["why"].as_str().unwrap();
+    let kept = why.rsplit('`').nth(1).unwrap();
+    assert_eq!(fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
+    // In a directory with nothing else, and there is no other.
+    let works = place.runner.path().join("state/work");
+    let [id] = &entries(&works)[..] else { panic!("{:?}", entries(&works)) };
+    assert_eq!(entries(&works.join(id)), ["workspace"]);
+}
+
+/// A1, L3: what an agent is given beside its task is none of its work, and the repository's own instructions stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_is_given_is_none_of_its_work() {
+    let place = Place::new().await;
+    let agents = place.runner.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let script = "cat README >&2; echo work > work; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
+    let entry = format!(
+        "name = 'claw'\ndescription = 'as OpenClaw'\nversion = 1\nsetup = 'openclaw'\nargv = ['sh', '-c', '''{script}''']\n\
+         [files]\n'AGENTS.md' = 'ours'\nREADME = 'ours, too'\n"
+    );
+    fs::write(agents.join("claw.toml"), entry).unwrap();
+    let agents = agents.to_str().unwrap();
+    let agent = ["--agents-dir", agents, "--agent", "claw", "--message", "x", "--model", "m"];
+    let result = place.run_argv(&[&["--branch-key", "given"], &agent[..]].concat(), &[]);
+    assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
+    let files = git(&place.forge.bare(), &["ls-tree", "-r", "--name-only", "sandbox/given"]);
+    assert_eq!(files, "README\nwork");
+    assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
+}
+
+/// A1, L5: what an agent's entry holds is held, though its host would push it; what is not the agent's is judged as ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_own_rules_judge_its_work() {
+    let place = Place::new().await;
+    let agents = place.runner.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let script = "mkdir docs; echo x > docs/x; git add -A && git commit -qm work; echo '{\"payloads\":[],\"meta\":{}}'";
+    let rule =
+        "[[relay.policy.paths]]\nwhy = 'people write it'\nverdict = 'hold'\nmatch = ['docs/**']\n";
+    for (name, rules) in [("plain", ""), ("strict", rule)] {
+        let entry = format!(
+            "name = '{name}'\ndescription = 'd'\nversion = 1\nargv = ['sh', '-c', '''{script}''']\n{rules}"
+        );
+        fs::write(agents.join(format!("{name}.toml")), entry).unwrap();
+    }
+    let agents = agents.to_str().unwrap();
+    let relayed = |name: &str| {
+        let agent = ["--agents-dir", agents, "--agent", name, "--message", "x", "--model", "m"];
+        let result = place.run_argv(&[&["--branch-key", name], &agent[..]].concat(), &[]);
+        let relay = &result.json["relay"];
+        json!([relay["step"], relay["verdict"], relay["why"]])
+    };
+    assert_eq!(relayed("plain"), json!(["done", "push", null]));
+    assert_eq!(relayed("strict"), json!(["held", "hold", "`docs/x`: people write it"]));
+}
+
+pub(super) struct Place {
+    pub(super) runner: Sandboxed,
+    pub(super) forge: github_server::Running,
+}
+
+impl Place {
+    pub(super) async fn new() -> Self {
+        Self { runner: Sandboxed::new(), forge: github_server::Running::start().await }
+    }
+
+    pub(super) fn run(&self, flags: &[&str], script: &str) -> Result {
+        self.run_argv(flags, &sh(script))
+    }
+
+    pub(super) fn prepare(&self, flags: &[&str], argv: &[&str]) -> Command {
+        let url = self.forge.clone_url();
+        let flags = [&["--repo", &url], flags].concat();
+        self.reaching(self.runner.prepare(&flags, argv))
+    }
+
+    /// `cogni-gateway relay`, with all that it needs, to its end.
+    pub(super) fn relay(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        command.env_clear().arg("relay").args(words);
+        let output = self.reaching(command).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+    }
+
+    fn reaching(&self, mut command: Command) -> Command {
+        command
+            .env("COGNI_STATE_DIR", self.runner.path().join("state"))
+            .env("GITHUB_API_URL", self.forge.hub.url())
+            .env("GITHUB_TOKEN", TOKEN);
+        command
+    }
+
+    fn run_argv(&self, flags: &[&str], argv: &[&str]) -> Result {
+        let mut command = self.prepare(flags, argv);
+        let output = command.output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+        let json: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{shown}"));
+        self.runner.assert_nothing_is_left(json["run_id"].as_str().unwrap());
+        Result { status: output.status.code().unwrap(), json, shown }
+    }
+}
+
+/// L6: the token is in nothing that is told.
+fn assert_no_token<'a>(results: impl IntoIterator<Item = &'a Result>) {
+    for Result { json, shown, .. } in results {
+        assert!(!json.to_string().contains(TOKEN) && !shown.contains(TOKEN), "{json}\n{shown}");
+    }
+}

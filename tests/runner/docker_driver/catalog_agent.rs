@@ -1,0 +1,64 @@
+//! A1: an agent of the catalog, in a container of any image.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::driver::Sandboxed;
+use crate::support::docker_engine;
+
+/// A1, R4: the image knows nothing of the agent, whose program is mounted into it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_runs_in_an_image_that_knows_nothing_of_it() {
+    let runner = Sandboxed::with_provider().await;
+    let arguments =
+        r#"{"argv":["sh"%2c"-c"%2c"test $(id -u) -ge 2100000000 && ls /cogni-agent && touch it"]}"#;
+    let model = format!("fake/tool=exec;echo=yes;arguments={arguments}");
+    let agent = ["--agent", "sandbox:agent", "--message", "hi", "--model", &model];
+    let result = runner.run(&agent, &[]);
+    assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
+    let text = result.json["agent"]["payloads"][0]["text"].as_str().unwrap();
+    assert_eq!(text, r#"{"exit_code":0,"stderr":"","stdout":"/cogni-agent\n"}"#);
+    assert_eq!(result.json["usage"]["turns"], 2);
+}
+
+/// A2: the engine is asked whether an agent's image is there, by a name or an id.
+#[test]
+fn an_agent_whose_image_is_missing_is_told_with_the_reason() {
+    let runner = Sandboxed::new();
+    let id =
+        docker_engine::must(&["image", "inspect", "--format", "{{.Id}}", docker_engine::BUSYBOX]);
+    let agents = runner.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let images = [("a", docker_engine::BUSYBOX), ("b", &id), ("c", "cogni-gateway-test:absent")];
+    for (name, image) in images {
+        let text = format!(
+            "name = '{name}'\ndescription = 'd'\nversion = 1\nargv = ['true']\nimage = '{image}'\n"
+        );
+        fs::write(agents.join(format!("{name}.toml")), text).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+        .env_clear()
+        .args([
+            "agents",
+            "--all",
+            "--init",
+            docker_engine::init(),
+            "--docker-socket",
+            docker_engine::SOCKET,
+        ])
+        .args(["--agents-dir".as_ref(), agents.as_os_str()])
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap().replace(&id, "sha256:…");
+    insta::assert_snapshot!(shown, @r"
+    a                    version 1, needs the image `cogni-gateway-test:busybox`
+                         d
+    b                    version 1, needs the image `sha256:…`
+                         d
+    c                    version 1, needs the image `cogni-gateway-test:absent`
+                         d
+                         cannot run here: image `cogni-gateway-test:absent` is not on this machine; build or load it
+    ");
+}

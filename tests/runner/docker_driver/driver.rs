@@ -1,0 +1,72 @@
+//! Runs in containers of Docker Engine.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use cogni_gateway::sandbox::sandbox_name;
+
+use crate::support::docker_engine::{self, must};
+use crate::support::run_command::{self, Driver};
+
+pub(super) use crate::support::run_command::{entries, sh};
+
+pub(super) type Sandboxed = run_command::Sandboxed<Docker>;
+
+pub(super) struct Docker;
+
+impl Driver for Docker {
+    /// For its check of engine and images, and what it says where one is missing.
+    fn check() {
+        docker_engine::need(&[docker_engine::HOST]);
+    }
+
+    fn choose(command: &mut Command) {
+        command.env("COGNI_IMAGE", docker_engine::HOST).env("COGNI_INIT", docker_engine::init());
+    }
+
+    fn traces(run: &str) -> String {
+        containers(run)
+    }
+}
+
+impl Sandboxed {
+    /// What there is of a run, in words.
+    pub(super) fn left(&self, run: &str) -> String {
+        let filter = format!("label=cogni.run={run}");
+        let states =
+            must(&["ps", "--all", "--filter", &filter, "--format", "container ({{.State}})"]);
+        let directories = entries(&self.run_dir()).into_iter().map(|_| "directory");
+        // In a container that runs they are no news, and at its start they come a moment later.
+        let is_news = !states.contains("running") && has_processes(run);
+        let processes = is_news.then_some("processes");
+        let name = sandbox_name(run);
+        let groups = find(&["/sys/fs/cgroup", "-maxdepth", "2", "-name", &format!("{name}-*")]);
+        let groups = (!groups.is_empty()).then_some("groups");
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mounts = mounts.contains(self.run_dir().to_str().unwrap()).then_some("mounts");
+        let others = processes.into_iter().chain(groups).chain(mounts);
+        let left: Vec<_> = directories.chain(states.lines()).chain(others).collect();
+        if left.is_empty() { "nothing".to_owned() } else { left.join(", ") }
+    }
+}
+
+/// What `find` prints.
+pub(super) fn find(line: &[&str]) -> String {
+    String::from_utf8(Command::new("find").args(line).output().unwrap().stdout).unwrap()
+}
+
+/// Whether any process of this machine has been told that it is of this run.
+fn has_processes(run: &str) -> bool {
+    let variable = format!("RUN_ID={run}");
+    let environments =
+        entries(Path::new("/proc")).into_iter().map(|pid| format!("/proc/{pid}/environ"));
+    environments.filter_map(|path| fs::read(path).ok()).any(|environment| {
+        environment.split(|byte| *byte == 0).any(|part| part == variable.as_bytes())
+    })
+}
+
+/// The ids of a run's containers, in every state.
+pub(super) fn containers(run: &str) -> String {
+    must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &format!("label=cogni.run={run}")])
+}

@@ -1,0 +1,126 @@
+//! R5: engines that are slow, silent, cut off or gone: what a run comes to, and that nothing is left of it.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::driver::{Sandboxed, sh};
+use crate::support::docker_engine;
+use crate::support::engine_proxy::{Call, Fault, Middleman};
+use crate::support::process::Process;
+
+/// R5: an answer that does not come, or comes in half, or whose connection ends, costs the deadline at most, and
+/// leaves nothing, also of what the engine has done by then.
+#[test]
+fn an_engine_whose_answers_are_lost_costs_the_run_and_leaves_nothing() {
+    let mut table = String::new();
+    for call in [
+        Call::Image,
+        Call::Create,
+        Call::Attach,
+        Call::Start,
+        Call::Wait,
+        Call::Inspect,
+        Call::Remove,
+    ] {
+        for fault in [Fault::AnswerLost, Fault::AnswerCut, Fault::Refused] {
+            let what = came_of(call, fault);
+            writeln!(table, "{:8} {:11} {what}", format!("{call:?}"), format!("{fault:?}"))
+                .unwrap();
+        }
+    }
+    insta::assert_snapshot!(table);
+}
+
+fn came_of(call: Call, fault: Fault) -> String {
+    let runner = Sandboxed::new();
+    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    middleman.strike(call, fault);
+    // What is lost at the end is asked for again, or does without; before that, only the deadline helps.
+    let is_late = matches!(call, Call::Inspect | Call::Remove) || fault != Fault::AnswerLost;
+    let max_runtime = if is_late { "60s" } else { "1s" };
+    let flags = ["--docker-socket", middleman.socket(), "--max-runtime", max_runtime];
+    // For a moment without a fault, a program that ends by itself; for a deadline, one that does not.
+    let script = if call == Call::Wait && !is_late { "sleep 600" } else { "true" };
+    let result = runner.run(&flags, &sh(script));
+    let error = result.json["error"].as_str().unwrap_or_default().split(':').next().unwrap();
+    format!("{} {error}", result.json["error_code"].as_str().unwrap_or("ok")).trim_end().to_owned()
+}
+
+/// R5: slowness alone ends nothing.
+#[test]
+fn an_engine_that_is_slow_does_its_work() {
+    let runner = Sandboxed::new();
+    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    middleman.always(Fault::Late(Duration::from_millis(200)));
+    let result = runner.run(&["--docker-socket", middleman.socket()], &sh("echo hi"));
+    assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
+    assert_eq!(result.json["stdout"], "hi\n");
+}
+
+/// R5: the deadline holds, and what the engine makes after it is taken away as well.
+#[test]
+fn a_container_that_comes_after_the_deadline_is_removed() {
+    // On a slow machine the first deadline may pass before anything is made.
+    for seconds in [3, 12, 48] {
+        let runner = Sandboxed::new();
+        let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+        middleman.strike(Call::Create, Fault::Slow(Duration::from_secs(seconds + 1)));
+        let max_runtime = format!("{seconds}s");
+        let flags = ["--docker-socket", middleman.socket(), "--max-runtime", &max_runtime];
+        let result = runner.run(&flags, &["true"]);
+        assert_eq!(result.facts(), json!([false, null, "timeout"]), "{}", result.json);
+        let calls = middleman.calls();
+        if calls.contains(&Call::Create) {
+            assert!(calls.contains(&Call::Remove), "{calls:?}");
+            return;
+        }
+    }
+    panic!("the engine was not asked for a container in time");
+}
+
+/// R5: an engine that comes back is told to remove what it has lost sight of.
+#[test]
+fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
+    let runner = Sandboxed::new();
+    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    let run = format!("run-engine-back-{}", std::process::id());
+    let mut process = started(&runner, &middleman, &run);
+    middleman.go_down();
+    process.until(|said| said.contains("cannot remove the container yet"));
+    middleman.come_back();
+    assert_eq!(result(&mut process)["error_code"], "internal");
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R5: one that does not is not waited for, and the next run does the rest.
+#[test]
+fn an_engine_that_goes_away_for_good_costs_a_bounded_time() {
+    let runner = Sandboxed::new();
+    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    let run = format!("run-engine-gone-{}", std::process::id());
+    let mut process = started(&runner, &middleman, &run);
+    middleman.go_down();
+    let result = result(&mut process);
+    assert_eq!(result["error_code"], "internal");
+    assert_eq!(runner.left(&run), "container (running)");
+    assert!(process.said().contains("the container is left behind"), "{}", process.said());
+    runner.run(&["--run-id", &run], &["true"]);
+}
+
+fn started(runner: &Sandboxed, middleman: &Middleman, run: &str) -> Process {
+    let flags = ["--run-id", run, "--docker-socket", middleman.socket()];
+    let mut command = runner.prepare(&flags, &sh("echo up; sleep 600"));
+    let mut process = Process::start(command.env("LOG", "debug"), "");
+    process.until(|said| said.contains("up\n"));
+    process
+}
+
+fn result(process: &mut Process) -> Value {
+    assert_eq!(process.wait().code(), Some(1));
+    let said = process.said();
+    let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
+    serde_json::from_str(line).unwrap()
+}

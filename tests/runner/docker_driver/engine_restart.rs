@@ -1,0 +1,42 @@
+//! R5: a real Docker Engine that is stopped, killed and started again in the middle of a run.
+
+use serde_json::Value;
+
+use super::driver::{Sandboxed, sh};
+use crate::support::docker_daemon::{Containers, Dockerd};
+use crate::support::docker_engine;
+use crate::support::process::Process;
+
+/// R5: the run ends with a reason, and its container goes as soon as there is an engine again.
+#[test]
+fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
+    let mut dockerd = Dockerd::start(Containers::EndWithIt, docker_engine::HOST);
+    for (containers, end) in [
+        (Containers::EndWithIt, Dockerd::stop as fn(&mut Dockerd)),
+        (Containers::EndWithIt, Dockerd::kill),
+        (Containers::LiveOn, Dockerd::stop),
+        (Containers::LiveOn, Dockerd::kill),
+    ] {
+        dockerd.stop();
+        dockerd.start_again(containers);
+        let runner = Sandboxed::new();
+        let run = format!("run-restart-{}", std::process::id());
+        let socket = dockerd.socket().display().to_string();
+        let flags = ["--run-id", &run, "--docker-socket", &socket];
+        let mut process =
+            Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
+        process.until(|said| said.contains("up\n"));
+        end(&mut dockerd);
+        dockerd.start_again(containers);
+
+        assert_eq!(process.wait().code(), Some(1));
+        let said = process.said();
+        let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
+        let result: Value = serde_json::from_str(line).unwrap();
+        // One that ends its containers may, or may not, tell how they ended.
+        let code = result["error_code"].as_str().unwrap();
+        assert!(["internal", "container_failed"].contains(&code), "{result}");
+        assert_eq!(dockerd.containers(), "", "{said}");
+        runner.assert_nothing_is_left(&run);
+    }
+}

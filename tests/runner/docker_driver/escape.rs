@@ -1,0 +1,102 @@
+//! R3: what an agent would try to get out, tried in a sandbox of each driver.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+use std::process;
+
+use serde_json::Value;
+
+use super::driver::Sandboxed;
+
+/// R3: each attempt of `tests/escape` is refused, by Docker Engine's sandbox and by our own. The table is left in
+/// `target/tmp/escape.txt`.
+#[test]
+fn nothing_gets_out_of_either_driver() {
+    let runner = Sandboxed::new();
+    let abstract_name = format!("cogni-escape-{}", process::id());
+    let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
+    let _abstract = UnixListener::bind_addr(&address).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let facts = [
+        format!("abstract={abstract_name}"),
+        format!("port={}", port.local_addr().unwrap().port()),
+        format!("host-pid={}", process::id()),
+        format!("pids={PIDS}"),
+    ];
+    let mut table = BTreeMap::<_, Vec<_>>::new();
+    for driver in DRIVERS {
+        for (number, line) in attempts(&runner, driver, &facts).lines().enumerate() {
+            let words: Vec<_> = line.split('\t').map(str::to_owned).collect();
+            let [area, what, word, why] = words.try_into().unwrap();
+            let row = table.entry((number, area, what)).or_default();
+            row.push(format!("{word}: {why}"));
+        }
+    }
+    let text = text(&table);
+    fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("escape.txt"), &text).unwrap();
+    let is_held = |row: &Vec<String>| {
+        row.len() == DRIVERS.len() && row.iter().all(|cell| cell.starts_with("held: "))
+    };
+    assert!(table.len() > 70 && table.values().all(is_held), "{text}");
+}
+
+/// R3: connections that no process accepts are memory that no control group counts, so they end the sandbox.
+#[test]
+fn connections_that_no_process_accepts_end_the_sandbox() {
+    let runner = Sandboxed::new();
+    for driver in DRIVERS {
+        let result = run(&runner, driver, &["fill=accept-queues".to_owned()]);
+        assert_eq!((&result["ok"], &result["exit_code"]), (&false.into(), &137.into()), "{result}");
+        let stderr = result["stderr"].as_str().unwrap();
+        assert!(stderr.contains("wait for a process to accept them"), "{driver}: {stderr}");
+    }
+}
+
+/// What the program says in a sandbox that has nothing but it in its workspace.
+fn attempts(runner: &Sandboxed, driver: &str, facts: &[String]) -> String {
+    run(runner, driver, facts)["stdout"].as_str().unwrap().to_owned()
+}
+
+/// The result of a run of the program.
+fn run(runner: &Sandboxed, driver: &str, facts: &[String]) -> Value {
+    let workspace = runner.path().join(driver);
+    fs::create_dir(&workspace).unwrap();
+    fs::set_permissions(&workspace, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(PROGRAM);
+    fs::copy(&program, workspace.join("escape"))
+        .unwrap_or_else(|error| panic!("{error}: make {PROGRAM} with `tests/run image`"));
+    let (workspace, root) = (format!("{}:ro", workspace.display()), runner.path());
+    let pids = PIDS.to_string();
+    let root = root.to_str().unwrap();
+    let flags = ["--driver", driver, "--workspace", &workspace, "--root", root, "--pids", &pids];
+    let argv: Vec<_> = ["./escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
+    let mut command = runner.prepare(&flags, &argv);
+    if driver == "embedded" {
+        command.env_remove("COGNI_IMAGE");
+    }
+    let output = command.output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text(table: &BTreeMap<(usize, String, String), Vec<String>>) -> String {
+    let mut text = format!("{:<11}{:<42}{:<52}{}\n", "", "", DRIVERS[0], DRIVERS[1]);
+    for ((_, area, what), row) in table {
+        writeln!(text, "{area:<11}{what:<42}{:<52}{}", row[0], row.get(1).map_or("", |cell| cell))
+            .unwrap();
+    }
+    text
+}
+
+const DRIVERS: [&str; 2] = ["docker", "embedded"];
+
+/// Static, so that it runs in any image.
+const PROGRAM: &str = "target/docker/escape";
+
+/// Processes; a fork bomb of this size is soon over.
+const PIDS: u32 = 64;

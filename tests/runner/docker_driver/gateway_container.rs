@@ -1,0 +1,96 @@
+//! R4, R5: the gateway in a container beside the sandbox.
+
+use std::fs;
+
+use cogni_gateway::sandbox::{gateway_container_name, sandbox_name};
+use serde_json::{Value, json};
+
+use super::driver::{Sandboxed, containers, sh};
+use crate::support::docker_engine::{self, Engine, must};
+use crate::support::process::Process;
+
+const CALL: &str = "curl --silent -H 'content-type: application/json' \
+    -d '{\"model\":\"fake/chunks=5\",\"messages\":[]}' $OPENAI_BASE_URL/chat/completions";
+
+/// R4, R5, G2: the agent is served by the container, the result has what became of its calls, and all of it is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_serves_the_gateway() {
+    let runner = Sandboxed::with_provider().await;
+    let audit = runner.path().join("audit.jsonl");
+    let flags = [&ON_THIS_MACHINE[..], &["--audit-log-path", audit.to_str().unwrap()]].concat();
+    let result = runner.run(&flags, &sh(&format!("{CALL}; {CALL}")));
+    assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
+    assert!(result.json["stdout"].as_str().unwrap().contains("hello from the fake provider"));
+    let usage = &result.json["usage"];
+    assert_eq!([&usage["turns"], &usage["admitted"], &usage["input"]], [2, 2, 22], "{usage}");
+    let log = fs::read_to_string(audit).unwrap();
+    let last: Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+    assert_eq!(last["event"], "log.checkpoint");
+}
+
+/// R5, G9: the budget ends the sandbox, though it is counted elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spent_budget_ends_the_sandbox_of_a_gateway_in_a_container() {
+    let runner = Sandboxed::with_provider().await;
+    let flags = [&ON_THIS_MACHINE[..], &["--max-turns", "2"]].concat();
+    let again = format!("trap 'exit 0' TERM; while true; do {CALL}; sleep 0.1; done");
+    let result = runner.run(&flags, &sh(&again));
+    assert_eq!(result.json["error_code"], "budget_exhausted", "{}", result.json);
+    assert_eq!(result.json["usage"]["turns"], 2);
+}
+
+/// R4: from a network that leads nowhere else, to an upstream that only it knows.
+#[test]
+fn the_gateways_container_is_on_the_network_that_is_asked_for() {
+    let engine = Engine::connect();
+    let network = engine.internal_network();
+    let upstream = ["--network", &network, "--network-alias", "litellm"];
+    engine.run(docker_engine::GATEWAY, &upstream, &["provider", "--listen", "0.0.0.0:4000"]);
+    let flags =
+        ["--proxy", "container", "--proxy-network", &network, "--litellm-host", "litellm:4000"];
+    let result = Sandboxed::new().run(&flags, &sh(CALL));
+    assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
+    assert_eq!(result.json["usage"]["turns"], 1, "{}", result.json);
+}
+
+/// R3, R5: what an operator sees of it has no secret; a crash leaves it to the sweep, which knows it.
+#[test]
+fn the_key_is_not_shown_and_the_container_is_swept() {
+    let runner = Sandboxed::new();
+    let run = format!("run-proxy-{}", std::process::id());
+    let flags = [&ON_THIS_MACHINE[..], &["--run-id", &run]].concat();
+    let mut process = Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
+    process.until(|said| said.contains("up\n"));
+    let ids = containers(&run);
+    let both: Vec<_> = ids.split_whitespace().collect();
+    assert_eq!(both.len(), 2, "{ids}");
+    let shown = must(&[&["inspect"], &both[..]].concat());
+    assert!(shown.contains("LITELLM_MASTER_KEY_FILE=") && !shown.contains("sk-real"), "{shown}");
+    process.signal("KILL");
+    process.wait();
+    let said = super::sweep::sweep(&runner, &["--apply"]).1;
+    for name in [sandbox_name(&run), gateway_container_name(&run)] {
+        assert!(said.contains(&format!("container {name}: removed\n")), "{said}");
+    }
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R1: why there was no gateway is told, and there is no sandbox then.
+#[test]
+fn a_gateway_that_does_not_come_up_says_why() {
+    let runner = Sandboxed::new();
+    let with = |flags: &[&str], code: &str| {
+        let result = runner.run(&[&ON_THIS_MACHINE, flags].concat(), &["true"]);
+        assert_eq!(result.facts(), json!([false, null, code]), "{}", result.json);
+        result.json["error"].as_str().unwrap().to_owned()
+    };
+    insta::assert_snapshot!(with(&["--proxy-image", "cogni-gateway-test:absent"], "image_not_found"), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
+    let said = with(&["--proxy-image", docker_engine::HOST], "internal");
+    assert!(said.starts_with("Docker Engine cannot start the gateway's container"), "{said}");
+    let said = with(&["--metrics-addr", "192.0.2.1:9464"], "internal");
+    assert!(said.starts_with("the gateway's container has ended: exit code"), "{said}");
+    assert!(said.contains("`METRICS_ADDR` is `192.0.2.1:9464`, which cannot be bound"), "{said}");
+}
+
+/// The upstream is on this machine's loopback, which a container sees on no other network.
+const ON_THIS_MACHINE: [&str; 4] = ["--proxy", "container", "--proxy-network", "host"];

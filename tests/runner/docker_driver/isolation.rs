@@ -1,0 +1,108 @@
+//! R3: what a program finds when it looks around, and what it cannot do.
+
+use serde_json::json;
+
+use super::driver::{Sandboxed, sh};
+use crate::support::run_command::landlock;
+
+/// R3: in words of the kernel.
+#[test]
+fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
+    let look = "
+        [ $(id -u) -ge 2100000000 ] && [ \"$(id -u) $(id -u)\" = \"$(id -g) $(id -G)\" ] && echo 'a user of its own'
+        ls /sys/class/net
+        grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status
+        grep -c . /proc/net/route
+        for place in / /etc /usr /llm-sock /sys /proc/sys/kernel; do touch $place/x 2>/dev/null && echo \"wrote $place\"; done
+        echo 'echo ran' > /tmp/x; chmod +x /tmp/x; /tmp/x 2>/dev/null
+        echo 'echo ran in the workspace' > x; chmod +x x; ./x
+        cat /proc/1/oom_score_adj
+        ulimit -n; ulimit -c
+        grep -E ' (/tmp|/run|/workspace|/llm-sock) ' /proc/mounts | sed -E 's/^[^ ]+ ([^ ]+) [^ ]+ ([^ ,]+).*/\\1 \\2/' | sort
+        ls /var/run/docker.sock /run/docker.sock 2>/dev/null
+        true
+    ";
+    let result = Sandboxed::new().run(&[], &sh(look));
+    assert_eq!(result.facts(), json!([true, 0, null]));
+    insta::assert_snapshot!(result.json["stdout"].as_str().unwrap(), @r"
+    a user of its own
+    lo
+    CapInh:	0000000000000000
+    CapPrm:	0000000000000000
+    CapEff:	0000000000000000
+    CapBnd:	0000000000000000
+    CapAmb:	0000000000000000
+    NoNewPrivs:	1
+    Seccomp:	2
+    1
+    ran in the workspace
+    500
+    1024
+    0
+    /llm-sock ro
+    /run rw
+    /tmp rw
+    /workspace rw
+    ");
+}
+
+/// R3: where mounts and modes would let it, Landlock does not; where it is to write, it still does.
+#[test]
+fn what_only_landlock_denies_is_denied() {
+    let look = "
+        echo x 2>/dev/null > /proc/self/comm && echo 'named itself'
+        kill -0 1 2>/dev/null && echo 'could signal the first process'
+        for place in /tmp /run /dev/shm /workspace; do
+            (mkdir -p $place/a && echo x > $place/a/x && mv $place/a/x $place/x && rm -r $place/a $place/x) || echo \"not $place\"
+        done
+        echo x > /dev/null
+    ";
+    let result = Sandboxed::new().run(&[], &sh(look));
+    let expected = match landlock() {
+        6.. => "",
+        2.. => "could signal the first process\n",
+        _ => "named itself\ncould signal the first process\n",
+    };
+    assert_eq!(result.json["stdout"], expected, "{}", result.json);
+    assert_eq!(result.facts(), json!([true, 0, null]));
+}
+
+/// R3: each of these ends badly; one that is not there would prove nothing, and is told.
+#[test]
+fn what_opens_the_way_out_is_denied() {
+    let attempts = "
+        try() { \"$@\" >/dev/null 2>&1 </dev/null; case $? in 0) echo \"did $*\";; 127) echo \"no $1 here\";; esac; }
+        try unshare -r true
+        try mount -t tmpfs none /tmp
+        try chroot / true
+        try mknod /tmp/sda b 8 0
+        try rm /llm-sock/llm.sock
+        try mv /llm-sock/llm.sock /llm-sock/other
+        try chmod 777 /llm-sock/llm.sock
+        try busybox nc -w 1 1.1.1.1 53
+        try busybox nslookup example.com
+        try su -c true
+        try dd if=/dev/zero of=/proc/sys/kernel/randomize_va_space
+        try dmesg
+    ";
+    let result = Sandboxed::new().run(&[], &sh(attempts));
+    assert_eq!(result.json["stdout"], "");
+}
+
+/// R3: a fork bomb ends at its own limit.
+#[test]
+fn processes_are_limited() {
+    let bomb =
+        "i=0; while [ $i -lt 40 ]; do sleep 600 & i=$((i+1)); done; ls -d /proc/[0-9]* | wc -l";
+    let result = Sandboxed::new().run(&["--pids", "16"], &sh(bomb));
+    let stderr = result.json["stderr"].as_str().unwrap();
+    assert!(stderr.contains("fork"), "{}", result.json);
+}
+
+/// R3: files in memory count as memory, and have limits of their own.
+#[test]
+fn what_is_written_to_memory_is_limited() {
+    let fill = "dd if=/dev/zero of=/tmp/x bs=1M count=100 2>/dev/null; wc -c < /tmp/x; dd if=/dev/zero of=/run/x bs=1M count=100 2>/dev/null; wc -c < /run/x";
+    let result = Sandboxed::new().run(&[], &sh(fill));
+    assert_eq!(result.json["stdout"], format!("{}\n{}\n", 64 << 20, 8 << 20));
+}

@@ -1,0 +1,127 @@
+//! R5: `kill -9` of the runner at every step, and what its next start finds and takes away.
+
+mod embedded;
+
+use std::fmt::Write;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use super::driver::{Sandboxed, containers, find, sh};
+use crate::support::docker_engine;
+use crate::support::engine_proxy::{Call, Fault, Middleman};
+use crate::support::process::patience;
+
+/// R5: whenever the runner dies, nothing is left once the same run has been started again and has ended.
+#[test]
+fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
+    let mut table = String::new();
+    let mut row = |at: &str, [left, after]: [String; 2]| {
+        writeln!(table, "{at:34} | {left:30} | {after}").unwrap();
+    };
+    row("killed while", ["left behind".into(), "after the next start".into()]);
+    row("the log is opened", killed_at_the_log());
+    for (call, deeds) in CALLS {
+        for (fault, when) in [(Fault::Lost, "is asked for"), (Fault::AnswerLost, "is done")] {
+            row(&format!("{deeds} {when}"), killed_at(*call, fault));
+        }
+    }
+    row("the result is told", killed_at_the_result());
+    insta::assert_snapshot!(table);
+}
+
+const CALLS: &[(Call, &str)] = &[
+    (Call::Version, "the engine's version"),
+    (Call::Image, "the image"),
+    (Call::Create, "the creation"),
+    (Call::Attach, "the output"),
+    (Call::Start, "the start"),
+    (Call::Wait, "the exit code"),
+    (Call::Kill, "the signal"),
+    (Call::Inspect, "the cause of the end"),
+    (Call::Remove, "the removal"),
+];
+
+/// Kills it while it waits for an answer. What was left then, and what after the next start.
+fn killed_at(call: Call, fault: Fault) -> [String; 2] {
+    let (runner, run) = (Sandboxed::new(), name("call"));
+    let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
+    middleman.strike_each(call, fault);
+    let ends = matches!(
+        (call, fault),
+        (Call::Wait, Fault::AnswerLost) | (Call::Inspect | Call::Remove, _)
+    );
+    let script = if ends { "true" } else { "trap '' TERM; echo up; while true; do sleep 1; done" };
+    let flags = ["--run-id", &run, "--docker-socket", middleman.socket()];
+    let mut command = runner.prepare(&flags, &sh(script));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    if call == Call::Kill {
+        read_until(&mut child, "up\n");
+        signal(&child, "-TERM");
+    }
+    middleman.until_struck();
+    restarted(&runner, &run, child)
+}
+
+/// A log that nobody reads is opened after the directory is made, and takes its time.
+fn killed_at_the_log() -> [String; 2] {
+    let (runner, run) = (Sandboxed::new(), name("log"));
+    let fifo = runner.path().join("log");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut command = runner.prepare(&["--run-id", &run], &["true"]);
+    let child = command.env("ACCESS_LOG_PATH", &fifo).stderr(Stdio::null()).spawn().unwrap();
+    patience(|| runner.left(&run) == "directory", || "there is no directory".to_owned());
+    restarted(&runner, &run, child)
+}
+
+/// A result that nobody reads is larger than its pipe.
+fn killed_at_the_result() -> [String; 2] {
+    let (runner, run) = (Sandboxed::new(), name("result"));
+    let script = sh("head -c 200000 /dev/zero | tr '\\0' x");
+    let mut command = runner.prepare(&["--run-id", &run], &script);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut byte = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+    restarted(&runner, &run, child)
+}
+
+fn restarted(runner: &Sandboxed, run: &str, mut child: Child) -> [String; 2] {
+    assert!(child.try_wait().unwrap().is_none(), "it has ended before it was killed");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = runner.left(run);
+    let ids = containers(run);
+    let (_, result, shown) = runner.command(&["--run-id", run], &["true"]);
+    let result: Value = serde_json::from_str(&result).unwrap();
+    assert_eq!(result["ok"], true, "{result} {shown}");
+    let mut after = runner.left(run);
+    if ids.lines().any(has_cgroup) {
+        after.push_str(", cgroup");
+    }
+    [left, after]
+}
+
+/// Whether the kernel still has a group of a container's processes.
+fn has_cgroup(id: &str) -> bool {
+    !find(&["/sys/fs/cgroup", "-maxdepth", "4", "-name", &format!("*{id}*")]).is_empty()
+}
+
+fn read_until(child: &mut Child, line: &str) {
+    let mut said = String::new();
+    let stderr = child.stderr.as_mut().unwrap();
+    let mut byte = [0];
+    while !said.ends_with(line) {
+        stderr.read_exact(&mut byte).unwrap();
+        said.push(byte[0].into());
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+fn name(of: &str) -> String {
+    format!("run-killed-at-{of}-{}", std::process::id())
+}

@@ -1,0 +1,132 @@
+//! R5: the same of our own driver, which has a second process that may die.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::super::driver::{Sandboxed, sh};
+use super::super::sweep::sweep;
+use crate::support::process::{Process, patience, pause_for};
+
+/// R5: at whatever moment the runner dies. Where each moment falls depends on the machine; that nothing is left does not.
+#[test]
+fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
+    let (runner, run) = (Sandboxed::new(), name("moment"));
+    for moment in 0..30 {
+        let mut command = prepare(&runner, &run, &sh("sleep 600"));
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        pause_for(Duration::from_millis(5 * moment));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        restarted(&runner, &run);
+    }
+}
+
+/// R5: the helper sees that its runner is gone, and ends what it has made.
+#[test]
+fn the_helper_ends_with_its_runner() {
+    let (runner, run) = (Sandboxed::new(), name("runner"));
+    let mut process = started(&runner, &run);
+    process.signal("KILL");
+    process.wait();
+    patience(|| runner.left(&run) == "directory", || runner.left(&run));
+    restarted(&runner, &run);
+}
+
+/// R5: nobody is left to tidy up, and the processes die all the same.
+#[test]
+fn what_a_killed_runner_and_its_helper_leave_is_taken_away() {
+    let (runner, run) = (Sandboxed::new(), name("both"));
+    killed_with_its_helper(&runner, &run);
+    restarted(&runner, &run);
+}
+
+/// R5: whatever has become of the directory that would have named it.
+#[test]
+fn a_group_without_a_directory_is_taken_away() {
+    let (runner, run) = (Sandboxed::new(), name("group"));
+    killed_with_its_helper(&runner, &run);
+    fs::remove_dir_all(runner.run_dir()).unwrap();
+    let (status, said) = sweep(&runner, &[]);
+    assert!(status == 1 && said.contains("group /cogni-"), "{said}");
+    assert!(said.contains(": orphaned\n"), "{said}");
+    assert_eq!(sweep(&runner, &["--apply"]).0, 0);
+    assert_eq!(runner.left(&run), "nothing");
+    // Another installation's are not even told.
+    assert_eq!(sweep(&Sandboxed::new(), &[]).1, "nothing is left behind\n");
+}
+
+/// Its directory and its groups are left.
+fn killed_with_its_helper(runner: &Sandboxed, run: &str) {
+    let mut process = started(runner, run);
+    let helper = child_of(process.id());
+    signal("-STOP", helper);
+    process.signal("KILL");
+    process.wait();
+    signal("-KILL", helper);
+    patience(|| runner.left(run) == "directory, groups", || runner.left(run));
+}
+
+/// R5: the sandbox dies with the process that made it, and the run says so.
+#[test]
+fn a_helper_that_is_killed_ends_the_run() {
+    let (runner, run) = (Sandboxed::new(), name("helper"));
+    let mut process = started(&runner, &run);
+    signal("-KILL", child_of(process.id()));
+    assert_eq!(process.wait().code(), Some(1));
+    assert_eq!(result(&process)["error_code"], "internal");
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R5: one that does not answer is not waited for, and what it has made dies with it.
+#[test]
+fn a_helper_that_hangs_costs_a_bounded_time() {
+    let (runner, run) = (Sandboxed::new(), name("hang"));
+    let mut process = started(&runner, &run);
+    signal("-STOP", child_of(process.id()));
+    process.terminate();
+    assert_eq!(result(&process)["error_code"], "cancelled");
+    runner.assert_nothing_is_left(&run);
+}
+
+fn prepare(runner: &Sandboxed, run: &str, argv: &[&str]) -> Command {
+    let flags = ["--driver", "embedded", "--run-id", run, "--grace", "300ms"];
+    let mut command = runner.prepare(&flags, argv);
+    command.env_remove("COGNI_IMAGE");
+    command
+}
+
+fn started(runner: &Sandboxed, run: &str) -> Process {
+    let mut process = Process::start(&mut prepare(runner, run, &sh("echo up; sleep 600")), "");
+    process.until(|said| said.contains("up\n"));
+    process
+}
+
+/// The same run once more, to its end.
+fn restarted(runner: &Sandboxed, run: &str) {
+    let output = prepare(runner, run, &["true"]).output().unwrap();
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["error_code"], json!(null), "{result}");
+    runner.assert_nothing_is_left(run);
+}
+
+fn result(process: &Process) -> Value {
+    let said = process.said();
+    let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
+    serde_json::from_str(line).unwrap()
+}
+
+fn child_of(pid: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.trim().parse().unwrap_or_else(|_| panic!("not one child: `{children}`"))
+}
+
+fn signal(name: &str, pid: u32) {
+    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+}
+
+fn name(of: &str) -> String {
+    format!("run-embedded-killed-{of}-{}", std::process::id())
+}

@@ -1,0 +1,351 @@
+//! R7: sandboxes that outlive their runs: what a run finds of the one before it, what it does not, and when another takes
+//! the sandbox's place; by both drivers.
+
+mod isolation;
+mod orphaned_work;
+mod workspace_store;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::future;
+use std::path::Path;
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
+use cogni_gateway::runner::long_running::{
+    LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
+};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::SandboxLimits;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::driver::sh;
+use crate::support::installation::{self, Keeping, Place, places, run};
+use crate::support::model_provider;
+use crate::support::process::patience;
+
+/// R7: what a run has is its own, but for the sandbox and the workspace.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runs_have_a_sandbox_in_common_and_nothing_of_each_other_but_the_workspace() {
+    let script = sh("
+        cat state 2>/dev/null; echo $RUN_ID >> state
+        ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock
+        tail -n +2 /proc/sysvipc/shm; stat -c %i /proc/1/ns/pid /proc/1/ns/net
+        for place in /tmp /dev/shm /run; do mkdir -p $place/a/b; echo mine > $place/a/b/c; chmod 0 $place/a; done
+        (trap '' TERM; setsid sleep 1000 & sleep 1000) &
+        curl --silent -o /dev/null -H 'content-type: application/json' -d '{\"model\":\"fake/chunks=1\",\"messages\":[]}' $OPENAI_BASE_URL/chat/completions
+        echo told >&2; exit 3
+    ");
+    let provider = model_provider::start("").await;
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let mut results = vec![];
+        for name in ["run-one", "run-two"] {
+            let mut order = place.order(name, &script);
+            order.config.upstream.url = format!("http://{}", provider.addr).parse().unwrap();
+            order.config.audit.path = Some(place.path().join(name));
+            results.push(run(kept.claim(order).await).await);
+        }
+        let [one, two] = &results[..] else { unreachable!() };
+        let stdout = |result: &Value| result["stdout"].as_str().unwrap().to_owned();
+        // The first process, and the shell.
+        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\n";
+        assert!(stdout(one).starts_with(clean), "{one}");
+        assert_eq!(stdout(two), format!("run-one\n{}", stdout(one)), "{two}");
+        for (name, result) in ["run-one", "run-two"].into_iter().zip(&results) {
+            assert_eq!(result["exit_code"], 3);
+            assert_eq!(result["stderr"], "told\n");
+            assert_eq!(result["usage"]["turns"], 1, "{result}");
+            let log = fs::read_to_string(place.path().join(name)).unwrap();
+            let records = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            let runs: BTreeSet<_> = records.map(|record| record["run"].to_string()).collect();
+            assert!(runs.iter().all(|run| run.contains(name)), "{runs:?}");
+            assert!(log.contains("request.settled"), "{log}");
+        }
+        kept.stop().await;
+    }
+}
+
+/// R1, R7: how a run ends is told as of a sandbox of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_ends_in_a_resident_as_it_would_elsewhere() {
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let mut ends = vec![];
+        for (number, argv) in [
+            vec!["true"],
+            vec!["/nowhere"],
+            vec!["/etc/passwd"],
+            sh("kill -KILL $$").into(),
+            sh("head -c 3000000 /dev/zero | tr '\\0' x").into(),
+            sh("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c").into(),
+            vec!["true"],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
+            let order = place.order(&format!("run-{number}"), &argv);
+            let spec = SandboxSpec { limits, ..order.spec.clone() };
+            let result = run(kept.claim(RunPlan { spec, ..order }).await).await;
+            ends.push(format!("{} {}", result["exit_code"], result["error_code"]));
+        }
+        insta::allow_duplicates!(insta::assert_snapshot!(ends.join("\n"), @r#"
+        0 null
+        127 "container_failed"
+        126 "container_failed"
+        137 "container_failed"
+        0 "output_truncated"
+        137 "oom_killed"
+        0 null
+        "#));
+        kept.stop().await;
+    }
+}
+
+/// R5, R7: a run that does not end is ended with all that it has started, and the next finds the same sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
+    let stubborn = sh("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
+    let bomb = sh("bomb() { bomb | bomb & }; trap '' TERM; (bomb) & exec sleep 1000");
+    let look = sh("set -- /proc/[0-9]*; echo $#; stat -c %i /proc/1/ns/pid");
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let short = |run: &str, argv: &[&str]| {
+            let order = place.order(run, argv);
+            let max_runtime = Duration::from_secs(2);
+            let limits = SandboxLimits { max_runtime, pids: 32, ..SandboxLimits::default() };
+            let grace = Duration::from_millis(100);
+            RunPlan { spec: SandboxSpec { limits, grace, ..order.spec.clone() }, ..order }
+        };
+        let like_them = |run: &str| {
+            let mut order = short(run, &look);
+            order.spec.limits.max_runtime = Duration::from_mins(1);
+            order
+        };
+        let first = run(kept.claim(like_them("run-before")).await).await;
+        assert_eq!(first["ok"], json!(true), "{first}");
+        for (name, argv) in [("run-stubborn", &stubborn), ("run-bomb", &bomb)] {
+            let ended = run(kept.claim(short(name, argv)).await).await;
+            assert_eq!(ended["error_code"], "timeout", "{ended}");
+            let next = format!("{name}-next");
+            let next = run(kept.claim(like_them(&next)).await).await;
+            assert_eq!(next["stdout"], first["stdout"], "{next}");
+        }
+        kept.stop().await;
+    }
+}
+
+/// R7: a sandbox that has died, or whose run was abandoned, is never given to another run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_is_not_well_is_replaced() {
+    let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let first = run(kept.claim(place.order("run-1", &look)).await).await;
+        for pid in place.waiting() {
+            assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
+        }
+        let second = run(kept.claim(place.order("run-2", &look)).await).await;
+        assert_eq!(second["ok"], json!(true), "{second}");
+        assert_ne!(first["stdout"], second["stdout"]);
+
+        let forever = sh("echo > begun; sleep 1000");
+        let abandoned = kept.claim(place.order("run-3", &forever)).await;
+        let begun = abandoned.workspace_path().unwrap().join("begun");
+        tokio::select! {
+            result = run(abandoned) => panic!("{result}"),
+            () = exists(&begun) => (),
+        }
+        let fourth = run(kept.claim(place.order("run-4", &look)).await).await;
+        assert_eq!(fourth["ok"], json!(true), "{fourth}");
+        assert_ne!(second["stdout"], fourth["stdout"]);
+        kept.stop().await;
+    }
+}
+
+/// R7: a sandbox is good for so many runs, and goes when nobody comes; the workspace stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
+    let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
+    let place = Place::embedded();
+    let kept = Kept::new(
+        &place,
+        LongRunningPoolLimits { runs: 2, max_idle: Duration::from_secs(2), ..TERMS },
+    );
+    let mut seen = vec![];
+    for name in ["run-1", "run-2", "run-3"] {
+        let result = run(kept.claim(place.order(name, &look)).await).await;
+        seen.push((result["stdout"].clone(), result["stderr"].clone()));
+    }
+    let states: Vec<_> = seen.iter().map(|(state, _)| state.as_str().unwrap()).collect();
+    assert_eq!(states, ["", "1\n", "2\n"]);
+    assert!(seen[0].1 == seen[1].1 && seen[1].1 != seen[2].1, "{seen:?}");
+    let is_gone = || place.left().is_empty() && kept.residents.count() == 0;
+    patience(is_gone, || place.left());
+
+    let result = run(kept.claim(place.order("run-4", &look)).await).await;
+    assert_eq!(result["stdout"], "3\n", "{result}");
+    kept.stop().await;
+}
+
+/// R7: one run at a time for a key, and so many sandboxes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_for_which_there_is_no_place_is_told_so() {
+    let place = Place::embedded();
+    let wait = Duration::from_millis(50);
+    let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, wait, ..TERMS });
+    let first = kept.claim(place.order("run-1", &["true"])).await;
+    let other = SandboxKey::new("agent", "other");
+    let claim = async |key: &SandboxKey, run, change: fn(&mut RunPlan)| {
+        let mut order = place.order(run, &["true"]);
+        change(&mut order);
+        Box::pin(kept.residents.claim(key, order)).await.err().map(|error| error.to_string())
+    };
+    let told = [
+        claim(&key(), "run-2", |_| ()).await,
+        claim(&other, "run-3", |_| ()).await,
+        claim(&key(), "run-4", |order| order.spec.init = None).await,
+        claim(&key(), "run-5", |order| order.spec.argv.clear()).await,
+    ];
+    let told: Vec<_> = told.into_iter().flatten().collect();
+    insta::assert_snapshot!(told.join("\n"), @r"
+    another run of `agent on branch` goes on
+    there are 1 resident sandboxes, and all are in use
+    a resident sandbox has no first process but cogni-init
+    argv is `[]`; give a program and its arguments after `--`
+    ");
+    let first = run(first).await;
+    assert_eq!(first["ok"], json!(true), "{first}");
+    // Whose run is over makes room for another.
+    let third = kept.residents.claim(&other, place.order("run-6", &["true"]));
+    let third = Box::pin(third).await.unwrap();
+    assert_eq!(run(third).await["ok"], json!(true));
+    assert_eq!(kept.residents.count(), 1);
+    kept.stop().await;
+    let late = kept_claim_after_stop(&place).await;
+    assert!(matches!(late, Err(LongRunningClaimError::Closed)));
+}
+
+/// R7: where all have one, the next is not sent away before anybody could have given one back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_waits_for_a_place() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, ..TERMS });
+    let first = kept.claim(place.order("run-1", &["true"])).await;
+    let other = SandboxKey::new("agent", "other");
+    let mut second = kept.claim_for(other.clone(), place.order("run-2", &["true"]));
+    let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
+    assert!(waits.is_err(), "there is one place, and somebody has it");
+    let (first, second) = tokio::join!(run(first), second);
+    assert_eq!(first["ok"], json!(true), "{first}");
+
+    let cancel = CancellationToken::new();
+    let key = key();
+    let third = kept.residents.claim_with_cancel(&cancel, &key, place.order("run-3", &["true"]));
+    let (third, ()) = tokio::join!(Box::pin(third), async { cancel.cancel() });
+    assert!(matches!(third.err(), Some(LongRunningClaimError::Cancelled)));
+    let second = run(second).await;
+    assert_eq!(second["ok"], json!(true), "{second}");
+    assert_eq!(kept.residents.count(), 1);
+    kept.stop().await;
+}
+
+/// As [`patience`], beside something that goes on.
+async fn exists(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < Duration::from_mins(1), "there is no `{}`", path.display());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn kept_claim_after_stop(place: &Place) -> Result<(), LongRunningClaimError> {
+    let residents = LongRunningPool::new(&shelf(place), TERMS);
+    let stop = CancellationToken::new();
+    stop.cancel();
+    residents.maintain(stop).await;
+    Box::pin(residents.claim(&key(), place.order("run-late", &["true"]))).await.map(drop)
+}
+
+/// R5, R7: what a killed process leaves of its residents ends by itself, and a sweep takes the rest away.
+#[tokio::test(flavor = "multi_thread")]
+async fn residents_end_with_the_process_that_keeps_them() {
+    if let Some(place) = installation::given() {
+        let kept = Kept::new(&place, TERMS);
+        let idle = SandboxKey::new("agent", "idle");
+        let order = place.order("run-idle", &["true"]);
+        run(Box::pin(kept.residents.claim(&idle, order)).await.unwrap()).await;
+        let busy = sh("echo > begun; setsid sleep 1000 & sleep 1000");
+        let busy = kept.claim(place.order("run-busy", &busy)).await;
+        let begun = busy.workspace_path().unwrap().join("begun");
+        std::os::unix::fs::symlink(begun, place.path().join("begun")).unwrap();
+        run(busy).await;
+        return future::pending().await;
+    }
+    for place in places() {
+        let keeper = place
+            .keeper("docker_driver::long_running::residents_end_with_the_process_that_keeps_them");
+        let begun = place.path().join("begun");
+        patience(|| begun.exists(), || "the run does not begin".to_owned());
+        assert_eq!(place.waiting().len(), 2);
+        keeper.kill(&place).await;
+    }
+}
+
+/// As long as a test.
+const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
+    most: 4,
+    runs: 100,
+    max_age: Duration::from_hours(1),
+    max_idle: Duration::from_hours(1),
+    wait: Duration::from_mins(1),
+};
+
+fn key() -> SandboxKey {
+    SandboxKey::new("agent", "branch")
+}
+
+/// Residents, while they are kept.
+struct Kept<'place> {
+    residents: Arc<LongRunningPool>,
+    keeping: Keeping<'place>,
+}
+
+impl<'place> Kept<'place> {
+    fn new(place: &'place Place, terms: LongRunningPoolLimits) -> Self {
+        let residents = Arc::new(LongRunningPool::new(&shelf(place), terms));
+        let kept = Arc::clone(&residents);
+        Self {
+            residents,
+            keeping: Keeping::new(place, async move |stop| kept.maintain(stop).await),
+        }
+    }
+
+    fn claim(&self, order: RunPlan) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
+        self.claim_for(key(), order)
+    }
+
+    fn claim_for(
+        &self,
+        key: SandboxKey,
+        order: RunPlan,
+    ) -> Pin<Box<dyn Future<Output = PreparedRun> + '_>> {
+        Box::pin(async move { Box::pin(self.residents.claim(&key, order)).await.unwrap() })
+    }
+
+    /// After it nothing is left of them but workspaces.
+    async fn stop(self) {
+        self.keeping.stop().await;
+    }
+}
+
+/// Where they keep what they keep.
+fn shelf(place: &Place) -> WorkspaceStore {
+    WorkspaceStore::in_state_dir(&place.path().join("state"))
+}

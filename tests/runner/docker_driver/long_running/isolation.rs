@@ -1,0 +1,230 @@
+//! R5, R7: what one run of a resident has of another: nothing but the workspace of their key, however the one has ended.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use cogni_gateway::runner::RunPlan;
+use cogni_gateway::runner::long_running::{
+    LongRunningClaimError, LongRunningPool, LongRunningPoolLimits, SandboxKey,
+};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::SandboxLimits;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::{Kept, TERMS, exists, key, shelf};
+use crate::docker_driver::driver::sh;
+use crate::support::docker_engine::must;
+use crate::support::installation::{Place, places, run};
+use crate::support::process::patience;
+
+/// R7: two branches at once have two sandboxes and two workspaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_branches_at_once_have_nothing_in_common() {
+    let meet = sh(
+        "echo $RUN_ID > state; while [ ! -e go ]; do sleep 0.05; done; cat state; ls; stat -c %i /proc/1/ns/pid >&2",
+    );
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let mut both = vec![];
+        for branch in ["one", "two"] {
+            let order = place.order(&format!("run-{branch}"), &meet);
+            both.push(kept.claim_for(SandboxKey::new("agent", branch), order).await);
+        }
+        let workspaces: Vec<_> =
+            both.iter().map(|prepared| prepared.workspace_path().unwrap().to_owned()).collect();
+        assert_ne!(workspaces[0], workspaces[1]);
+        let host = async {
+            for workspace in &workspaces {
+                exists(&workspace.join("state")).await;
+            }
+            assert_eq!(kept.residents.count(), 2);
+            for workspace in &workspaces {
+                fs::write(workspace.join("go"), "").unwrap();
+            }
+        };
+        let (two, one) = (run(both.pop().unwrap()), run(both.pop().unwrap()));
+        let (one, two, ()) = tokio::join!(one, two, host);
+        assert_eq!(one["stdout"], "run-one\ngo\nstate\n", "{one}");
+        assert_eq!(two["stdout"], "run-two\ngo\nstate\n", "{two}");
+        assert_ne!(one["stderr"], two["stderr"], "they see the same processes");
+        kept.stop().await;
+    }
+}
+
+/// R5, R7: of a run that was cancelled no process, file in memory, socket or name is there for the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
+    let litter = sh("
+        trap '' TERM
+        for place in /tmp /dev/shm /run; do mkdir -p $place/deep/er; mkfifo $place/deep/pipe; echo x > $place/deep/er/file; done
+        (trap '' TERM; exec setsid sh -c 'while :; do sleep 0.05; curl --silent -o /dev/null localhost:8080/run/status; done') &
+        echo > begun
+        sleep 1000; sleep 1000
+    ");
+    let look = sh("
+        ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock; echo $RUN_ID
+        curl --silent localhost:8080/run/status | grep -o run-[a-z]*
+    ");
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let order = place.order("run-first", &litter);
+        let grace = Duration::from_millis(100);
+        let order = RunPlan { spec: SandboxSpec { grace, ..order.spec.clone() }, ..order };
+        let first = kept.claim(order).await;
+        let begun = first.workspace_path().unwrap().join("begun");
+        let cancel = CancellationToken::new();
+        let (ended, ()) =
+            tokio::join!(Box::pin(first.run(cancel.clone(), tokio::io::sink())), async {
+                exists(&begun).await;
+                cancel.cancel();
+            },);
+        let ended = serde_json::to_value(&ended).unwrap();
+        assert_eq!(ended["error_code"], "cancelled", "{ended}");
+        assert_eq!(sockets(&place), Vec::<String>::new(), "nobody has it, and a socket is there");
+        let next = run(kept.claim(place.order("run-next", &look)).await).await;
+        let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\nrun-next\n";
+        assert!(next["stdout"].as_str().unwrap().starts_with(clean), "{next}");
+        assert_eq!(next["stdout"].as_str().unwrap().matches("run-").count(), 2, "{next}");
+        kept.stop().await;
+    }
+}
+
+/// R7: one that does not answer, though it is there, is replaced, and what it was is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_does_not_answer_is_replaced() {
+    let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let first = run(kept.claim(place.order("run-1", &look)).await).await;
+        let stopped = place.waiting();
+        for pid in &stopped {
+            assert!(Command::new("kill").args(["-STOP", pid]).status().unwrap().success());
+        }
+        let second = run(kept.claim(place.order("run-2", &look)).await).await;
+        assert_eq!(second["ok"], true, "{second}");
+        assert_ne!(first["stdout"], second["stdout"]);
+        let is_gone = || place.waiting().iter().all(|pid| !stopped.contains(pid));
+        patience(is_gone, || "the first is still there".to_owned());
+        kept.stop().await;
+    }
+}
+
+/// R7: an age, and a kill for want of memory, are the end of a sandbox; a run that fails is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory() {
+    let look = sh("stat -c %i /proc/1/ns/pid; exit 1");
+    let greedy = sh(
+        "stat -c %i /proc/1/ns/pid; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $x | wc -c",
+    );
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let mut seen = vec![];
+        for (name, argv) in [("run-1", &look), ("run-2", &greedy), ("run-3", &look)] {
+            let order = place.order(name, argv);
+            let limits = SandboxLimits { max_memory: 64 << 20, ..SandboxLimits::default() };
+            let spec = SandboxSpec { limits, ..order.spec.clone() };
+            seen.push(run(kept.claim(RunPlan { spec, ..order }).await).await);
+        }
+        let codes: Vec<_> = seen.iter().map(|result| result["error_code"].clone()).collect();
+        assert_eq!(codes, ["container_failed", "oom_killed", "container_failed"]);
+        assert_eq!(first_line(&seen[0]), first_line(&seen[1]), "it failed, and no more");
+        assert_ne!(first_line(&seen[1]), first_line(&seen[2]), "it was short of memory");
+        kept.stop().await;
+
+        let kept = Kept::new(&place, LongRunningPoolLimits { max_age: Duration::ZERO, ..TERMS });
+        let first = run(kept.claim(place.order("run-4", &look)).await).await;
+        assert_eq!(kept.residents.count(), 0, "it is old, and still there");
+        let second = run(kept.claim(place.order("run-5", &look)).await).await;
+        assert_ne!(first["stdout"], second["stdout"]);
+        kept.stop().await;
+    }
+}
+
+/// R7: of a run that was given up in its midst nothing writes any more where the next one's branch is about to be laid out.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
+    for place in places() {
+        // Nobody looks after them, so that only the next run does.
+        let residents = LongRunningPool::new(&shelf(&place), TERMS);
+        let key = key();
+        let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
+        let given_up = residents.claim(&key, place.order("run-1", &script));
+        let given_up = Box::pin(given_up).await.unwrap();
+        let begun = given_up.workspace_path().unwrap().join("begun");
+        tokio::select! {
+            result = run(given_up) => panic!("{result}"),
+            () = exists(&begun) => (),
+        }
+        assert_eq!(residents.count(), 1);
+        // It comes to nothing, after the workspace would be filled and before there is another sandbox.
+        let mut order = place.order("run-2", &script);
+        order.run_dir = begun;
+        let next = Box::pin(residents.claim(&key, order)).await;
+        assert!(matches!(next.err(), Some(LongRunningClaimError::Order(_))));
+        assert_eq!(residents.count(), 0);
+        assert_eq!(place.waiting(), Vec::<String>::new());
+        let stop = CancellationToken::new();
+        stop.cancel();
+        residents.maintain(stop).await;
+    }
+}
+
+/// R7: what a run has done to its sandbox's first process would be the next one's, and is nobody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, TERMS);
+    for (count, change) in [
+        (1, "true"),
+        (0, "prlimit --pid 1 --nofile=512:512"),
+        (0, "renice 5 1"),
+        (0, "chrt --idle --pid 0 1"),
+        (0, "chrt --batch --pid 0 1"),
+        (0, "ionice -c 3 -p 1"),
+        (1, "ionice -p 1"),
+    ] {
+        let name = change.replace([' ', '='], "-");
+        let result = run(kept.claim(place.order(&name, &sh(change))).await).await;
+        assert_eq!((&result["exit_code"], change), (&json!(0), change), "{result}");
+        assert_eq!((kept.residents.count(), change), (count, change));
+    }
+    kept.stop().await;
+}
+
+/// R5, R7: whoever sees its owner's processes goes by these; others, by what its container says of its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
+    let place = Place::docker();
+    let kept = Kept::new(&place, TERMS);
+    let mut said = vec![];
+    for (name, hours) in [("run-1", 1), ("run-2", 72), ("run-3", 72), ("run-4", 1)] {
+        let mut order = place.order(name, &["true"]);
+        order.spec.limits.max_runtime = Duration::from_hours(hours);
+        let needed = SystemTime::now() + order.spec.limits.max_runtime;
+        let result = run(kept.claim(order).await).await;
+        assert_eq!(result["ok"], true, "{result}");
+        let filter = format!("label=cogni.dir={}", place.run_dir().display());
+        let format = "{{.Label \"cogni.deadline\"}}";
+        let label = must(&["ps", "--filter", &filter, "--format", format]);
+        let label = label.trim().parse().unwrap();
+        assert!(SystemTime::UNIX_EPOCH + Duration::from_secs(label) >= needed, "{name}");
+        said.push(label);
+    }
+    assert_ne!(said[0], said[1]);
+    assert!(said[1..].iter().all(|label| *label == said[1]), "{said:?}");
+    kept.stop().await;
+}
+
+fn first_line(result: &Value) -> &str {
+    result["stdout"].as_str().unwrap().lines().next().unwrap()
+}
+
+/// Those that anybody has bound below the run directory.
+fn sockets(place: &Place) -> Vec<String> {
+    let table = fs::read_to_string("/proc/net/unix").unwrap();
+    let run_dir = place.run_dir().display().to_string();
+    let paths = table.lines().filter_map(|line| line.split(' ').next_back());
+    paths.filter(|path| path.starts_with(&run_dir)).map(str::to_owned).collect()
+}

@@ -1,0 +1,168 @@
+//! L3, L7, R7: what runs leave beside their branch in a workspace that other runs come into.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use cogni_gateway::relay::delivery::DeliveryService;
+use cogni_gateway::relay::delivery::outbox::WorkspaceRow;
+use cogni_gateway::relay::repo::BranchKey;
+use cogni_gateway::runner::RunPlan;
+use cogni_gateway::runner::branch_delivery::DeliveryTarget;
+use cogni_gateway::runner::long_running::SandboxKey;
+use serde_json::{Value, json};
+
+use super::{Kept, TERMS};
+use crate::docker_driver::driver::sh;
+use crate::support::delivery::relay;
+use crate::support::github_server::{Running, TOKEN};
+use crate::support::installation::{Place, run};
+use crate::support::run_command::entries;
+
+/// L3: it is copied, so that the next run has what runs have in common. Where it cannot be, since names in it are longer
+/// than what copies them can say, it is moved: the branch is nobody's the less, and the work on it is delivered.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_beside_a_branch_is_kept_however_it_lies_there() {
+    for (key, deep, next) in [("copied", "", "mine"), ("moved", DEEP, "")] {
+        let resident = Resident::new().await;
+        let kept = Kept::new(&resident.place, TERMS);
+        let first = resident.run(&kept, key, &format!("echo mine > .state; {deep} {BOTH}")).await;
+        assert_eq!(told(&first), json!(["done", true]), "{key}: {first}");
+        let mut left = resident.left();
+        let own = |path: &str| left.workspace.join(path).exists();
+        assert!(left.is_exclusive() && own(".git/refs/heads/other") && own(".state"), "{left:?}");
+        assert_eq!(left.left.as_deref(), Some(ELSEWHERE));
+        // Git can look into it again, whoever has put it there.
+        for root in [false, true] {
+            if root {
+                chown(&left.workspace, Some(0), Some(0)).unwrap();
+                fs::set_permissions(&left.workspace, Permissions::from_mode(0o700)).unwrap();
+            }
+            let again = resident.retry(&left.id);
+            assert_eq!(again["step"], "done", "{key}: {again}");
+            left = resident.left();
+            assert_eq!(left.left.as_deref(), Some(ELSEWHERE), "{key}");
+            assert_eq!(owner(&left.workspace), owner(&left.workspace.join(".git")), "{key}");
+            assert_ne!(owner(&left.workspace), 0, "{key}");
+        }
+
+        let second = resident.run(&kept, key, "cat one .state").await;
+        assert_eq!(second["stdout"], format!("one\n{next}").trim_end().to_owned() + "\n", "{key}");
+        assert_eq!(resident.left(), left);
+        resident.relay.outbox().discard_item(&left.id).unwrap();
+        assert_eq!(entries(&resident.state().join("work")), [""; 0]);
+        kept.stop().await;
+    }
+}
+
+/// L7: who is killed when the work is in the outbox, and before its workspace is put away, leaves that to whoever comes to
+/// the branch next. Until then nobody forgets it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_process_has_not_put_away_is_put_away_by_the_next() {
+    let resident = Resident::new().await;
+    let kept = Kept::new(&resident.place, TERMS);
+    let first = resident.run(&kept, "cut", &format!("echo mine > .state; {BOTH}")).await;
+    assert_eq!(told(&first), json!(["done", true]), "{first}");
+    let (left, outbox) = (resident.left(), resident.relay.outbox());
+    let [home] = &resident.homes()[..] else { panic!("{:?}", resident.homes()) };
+    // As it was when nothing but the row was written; and in the midst of its being moved.
+    for has_begun in [false, true] {
+        if has_begun {
+            fs::create_dir(home.join("more")).unwrap();
+        } else {
+            fs::remove_dir_all(&left.workspace).unwrap();
+        }
+        let cut = outbox.retain_workspace(&left, home, ELSEWHERE).unwrap();
+        assert!(cut.needs_collection() && !cut.is_exclusive());
+        drop(resident.target("cut").await);
+        assert_eq!(resident.left(), left);
+        assert!(left.workspace.join(".git/refs/heads/other").exists());
+        assert_eq!(
+            (home.join("more").exists(), left.workspace.join("more").exists()),
+            (false, has_begun)
+        );
+    }
+    let second = resident.run(&kept, "cut", "cat one").await;
+    assert_eq!(second["stdout"], "one\n", "{second}");
+    kept.stop().await;
+}
+
+/// A branch of its own forge, and whose runs have a workspace in common.
+struct Resident {
+    place: Place,
+    forge: Running,
+    relay: Arc<DeliveryService>,
+}
+
+impl Resident {
+    async fn new() -> Self {
+        let forge = Running::start().await;
+        let relay = relay(&forge);
+        Self { place: Place::embedded(), forge, relay }
+    }
+
+    async fn target(&self, key: &str) -> DeliveryTarget {
+        let (repository, key) = (self.forge.clone_url().parse().unwrap(), BranchKey::parse(key));
+        let relay = Arc::clone(&self.relay);
+        Box::pin(DeliveryTarget::acquire(relay, repository, &key.unwrap(), None)).await.unwrap()
+    }
+
+    async fn run(&self, kept: &Kept<'_>, key: &str, script: &str) -> Value {
+        let target = Some(self.target(key).await);
+        // What runs have in common is nobody's work.
+        let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
+        let order = RunPlan { target, ..self.place.order("run", &sh(&script)) };
+        run(kept.claim_for(SandboxKey::new("agent", key).preserving([".state"]), order).await).await
+    }
+
+    /// By a process of its own: this one is no program that makes sandboxes.
+    fn retry(&self, id: &str) -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+        let output = command
+            .env_clear()
+            .args(["relay", "retry", id])
+            .env("COGNI_STATE_DIR", self.state())
+            .env("GITHUB_API_URL", self.forge.hub.url())
+            .env("GITHUB_TOKEN", TOKEN)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+    }
+
+    fn left(&self) -> WorkspaceRow {
+        let [left] = &self.relay.outbox().workspaces().unwrap()[..] else { panic!("it is one") };
+        left.clone()
+    }
+
+    fn state(&self) -> PathBuf {
+        self.forge.place.path().join("state")
+    }
+
+    fn homes(&self) -> Vec<PathBuf> {
+        let homes = self.place.path().join("state/workspaces");
+        entries(&homes).into_iter().map(|home| homes.join(home).join("workspace")).collect()
+    }
+}
+
+fn owner(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().uid()
+}
+
+fn told(result: &Value) -> Value {
+    json!([result["relay"]["step"], result["relay"]["is_pushed"]])
+}
+
+const ELSEWHERE: &str = "there are commits that are on other branches than the run's";
+
+/// One commit for the branch, and one beside it.
+const BOTH: &str = "for name in one two; do
+    echo $name > $name && git add $name && git commit -qm $name && git checkout -qB other || exit 1
+done";
+
+/// All that a path can say, as the agent says it; this machine's is longer.
+const DEEP: &str = "name=$(printf %0200d 0); path=$name
+for level in 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do path=$path/$name; done
+mkdir -p $path/$(printf %060d 0) || exit 1;";

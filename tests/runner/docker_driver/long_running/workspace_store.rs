@@ -1,0 +1,304 @@
+//! R6, R7: what residents keep from run to run is bounded, and ends; nothing of it goes that somebody needs.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use cogni_gateway::base::hex;
+use cogni_gateway::runner::PreparedRun;
+use cogni_gateway::runner::RunPlan;
+use cogni_gateway::runner::long_running::workspace_store::{PruneOutcome, WorkspaceOwner};
+use cogni_gateway::runner::long_running::{
+    LongRunningClaimError, LongRunningPoolLimits, SandboxKey, SandboxKeyScope,
+};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::{SandboxLimits, WorkspaceMount};
+
+use super::{Kept, TERMS, key, shelf};
+use crate::docker_driver::driver::sh;
+use crate::support::installation::{Place, places, run};
+use crate::support::process::patience;
+
+/// R7: what nobody has used for so long goes; what is younger, or somebody's, stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_uses_is_forgotten() {
+    let place = Place::embedded();
+    let (shelf, nobody) = (shelf(&place), |_: &_| false);
+    let write = sh("cat state 2>/dev/null; echo mine > state");
+    let kept = Kept::new(&place, TERMS);
+    run(kept.claim(place.order("run-1", &write)).await).await;
+
+    let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
+    let tenant = WorkspaceOwner {
+        agent: "agent".to_owned(),
+        branch: "branch".to_owned(),
+        grant: None,
+        account: None,
+        repository: None,
+        kind: None,
+        line: None,
+    };
+    assert_eq!(one.tenant, Some(tenant));
+    // Its sandbox is there still.
+    assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
+    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
+    kept.stop().await;
+
+    assert_eq!(shelf.prune(one, Duration::from_hours(1), nobody), PruneOutcome::Young);
+    assert_eq!(shelf.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
+    assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
+    let kept = Kept::new(&place, TERMS);
+    let second = run(kept.claim(place.order("run-2", &write)).await).await;
+    assert_eq!(second["stdout"], "mine\n", "{second}");
+    kept.stop().await;
+    // It is not as it was when it was looked at.
+    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::Young);
+
+    let swept = shelf.prune_expired(Duration::ZERO, nobody).unwrap();
+    assert_eq!(
+        swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(),
+        [PruneOutcome::Forgotten]
+    );
+    assert_eq!(fs::read_dir(place.path().join("state/workspaces")).unwrap().count(), 0);
+    let kept = Kept::new(&place, TERMS);
+    let third = run(kept.claim(place.order("run-3", &write)).await).await;
+    assert_eq!(third["stdout"], "", "{third}");
+    kept.stop().await;
+}
+
+/// R7: what an earlier version has kept has no label; and what was put away when the process ended is removed by the next.
+#[test]
+fn what_others_have_left_is_forgotten_too() {
+    let place = Place::embedded();
+    let (shelf, below) = (shelf(&place), place.path().join("state/workspaces"));
+    let home = below.join("0123456789abcdef0123456789abcdef");
+    for path in [home.join("workspace"), below.join(".forgotten-x/workspace"), below.join("other")]
+    {
+        fs::create_dir_all(path).unwrap();
+    }
+    let [one] = &shelf.list().unwrap()[..] else { panic!("{:?}", shelf.list()) };
+    assert_eq!(
+        (&one.tenant, shelf.prune_decision(one, Duration::ZERO, |_| false)),
+        (&None, PruneOutcome::Unused)
+    );
+    assert!(!home.join("label.json").exists(), "to look is not to touch");
+    shelf.prune_expired(Duration::from_hours(1), |_| false).unwrap();
+    assert!(home.exists() && !below.join(".forgotten-x").exists());
+    assert_eq!(shelf.prune(one, Duration::ZERO, |_| false), PruneOutcome::Forgotten);
+    assert!(!home.exists() && below.join("other").exists());
+}
+
+/// R6, R7: a workspace that takes more than it may ends its run, and lets no other begin until it is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
+    let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
+    for place in places() {
+        let kept = Kept::new(&place, TERMS);
+        let small = |run: &str, argv: &[&str]| bounded(place.order(run, argv), 16 << 20);
+        let full = run(kept.claim(small("run-fill", &greedy)).await).await;
+        assert_eq!(full["error_code"], "workspace_full", "{full}");
+        insta::allow_duplicates!(
+            insta::assert_snapshot!(full["error"].as_str().unwrap(), @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits)")
+        );
+
+        let refused = Box::pin(kept.residents.claim(&key(), small("run-next", &["true"]))).await;
+        let refused = refused.err().unwrap();
+        assert!(matches!(refused, LongRunningClaimError::NoRoom { .. }), "{refused}");
+        let [one] = &shelf(&place).list().unwrap()[..] else { panic!("there is another") };
+        let told = refused.to_string().replace(&one.id, "ID");
+        insta::allow_duplicates!(
+            insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), including the files of earlier runs of `agent on branch`; an operator can delete the workspace with `cogni-gateway forget ID --apply`")
+        );
+        // Another's has nothing to do with it, and more room is as good.
+        let other = SandboxKey::new("agent", "other");
+        let other = run(kept.claim_for(other, small("run-other", &["true"])).await).await;
+        assert_eq!(other["ok"], true, "{other}");
+        let larger = bounded(place.order("run-larger", &["ls"]), 64 << 20);
+        let larger = run(kept.claim(larger).await).await;
+        assert_eq!(larger["stdout"], "full\n", "{larger}");
+        kept.stop().await;
+    }
+}
+
+/// R6: the same holds for a workspace that is made for one run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_of_one_run_is_bounded_too() {
+    let greedy = sh(
+        "mkdir -p a/b; for n in 1 2 3; do dd if=/dev/zero of=a/b/$n bs=1M count=8 2>/dev/null; done; sleep 1000",
+    );
+    for place in places() {
+        let mut order = bounded(place.order("run-fill", &greedy), 16 << 20);
+        order.spec.workspace = WorkspaceMount::Fresh;
+        let full = run(PreparedRun::new(order).unwrap()).await;
+        assert_eq!(full["error_code"], "workspace_full", "{full}");
+        assert_eq!(place.left(), "");
+    }
+}
+
+/// R6: what a program has written last is measured when it has ended, though nobody has looked meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_is_measured_when_its_program_has_ended() {
+    let place = Place::embedded();
+    let quick = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null");
+    let mut order = bounded(place.order("run-quick", &quick), 16 << 20);
+    let kept = Kept::new(&place, TERMS);
+    let resident = run(kept.claim(order.clone()).await).await;
+    kept.stop().await;
+    order.spec.workspace = WorkspaceMount::Fresh;
+    let own = run(PreparedRun::new(order).unwrap()).await;
+    for full in [resident, own] {
+        assert_eq!(full["error_code"], "workspace_full", "{full}");
+    }
+}
+
+/// R7: by hand, beside whoever keeps it: shown first, and forgotten when that is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn people_see_what_is_kept_and_make_an_end_of_it() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, LongRunningPoolLimits { max_idle: Duration::ZERO, ..TERMS });
+    let old = SandboxKey::new("agent", "talk")
+        .scoped_to(scope("branch_key", "https://github.com/acme/x"));
+    run(kept.claim_for(old, place.order("run-1", &sh("echo > state"))).await).await;
+    patience(|| kept.residents.count() == 0, || "it does not go".to_owned());
+    let held = SandboxKey::new("agent", "now").scoped_to(scope("state_key", ""));
+    let held = kept.claim_for(held, place.order("run-2", &["true"])).await;
+
+    let ids: Vec<_> = shelf(&place).list().unwrap().into_iter().map(|kept| kept.id).collect();
+    let forget = |flags: &[&str]| {
+        let output: Output = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
+            .env_clear()
+            .args(["forget", "--state-dir"])
+            .arg(place.path().join("state"))
+            .args(flags)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let mut text = String::from_utf8(text).unwrap();
+        for (id, name) in ids.iter().zip(["ONE", "TWO"]) {
+            text = text.replace(id, name);
+        }
+        text = text.replace(place.path().to_str().unwrap(), "PLACE");
+        let ago = |line: &str| match (line.find(", used "), line.find(" ago: ")) {
+            (Some(from), Some(to)) => format!("{}, used AGO{}", &line[..from], &line[to + 4..]),
+            _ => line.to_owned(),
+        };
+        let lines: Vec<_> = text.lines().map(ago).collect();
+        format!("{}\nstatus {}", lines.join("\n"), output.status.code().unwrap())
+    };
+    let told = [
+        forget(&[]),
+        forget(&["--apply"]),
+        forget(&["--older-than", "1h", "--apply"]),
+        forget(&["--agent", "agent"]),
+        forget(&["nobody", "--apply"]),
+        forget(&["--agent", "agent", "--apply"]),
+    ];
+    insta::assert_snapshot!(told.join("\n\n"), @r"
+    ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: not in use
+    TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
+    1 can be forgotten; name them, and `--apply`
+    status 0
+
+    error: `--apply` alone would delete every workspace; give ids, `--agent` or `--older-than`
+    status 2
+
+    nothing of that is kept in `PLACE/state`
+    status 0
+
+    ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: not in use
+    TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
+    1 can be forgotten; `--apply` does it
+    status 0
+
+    error: no workspace has the id `nobody`; without an id, all workspaces are shown
+    status 2
+
+    ONE agent on talk of https://github.com/acme/x, grant g1, account a1, by branch_key, 12 KiB, used AGO: forgotten
+    TWO agent on now, grant g1, account a1, by state_key, 8 KiB, used AGO: in use
+    1 forgotten
+    status 0
+    ");
+    let held = run(held).await;
+    assert_eq!(held["ok"], true, "{held}");
+    kept.stop().await;
+}
+
+fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
+    let (grant, account) = ("g1".to_owned(), "a1".to_owned());
+    SandboxKeyScope { grant, account, repository: repository.to_owned(), kind }
+}
+
+/// R7: two accounts, or two kinds of key, find nothing of each other under the same text.
+#[tokio::test(flavor = "multi_thread")]
+async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
+    let place = Place::embedded();
+    let kept = Kept::new(&place, TERMS);
+    let write = sh("cat state 2>/dev/null; echo $RUN_ID >> state");
+    let of =
+        |account: &str, kind| SandboxKeyScope { account: account.to_owned(), ..scope(kind, "") };
+    let mut seen = vec![];
+    for (number, scope) in [
+        of("acme", "state_key"),
+        of("globex", "state_key"),
+        of("acme", "work_item"),
+        of("acme", "branch_key"),
+        of("acme", "state_key"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let order = place.order(&format!("run-{number}"), &write);
+        let result =
+            run(kept.claim_for(SandboxKey::new("agent", "42").scoped_to(scope), order).await).await;
+        seen.push(result["stdout"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(seen, ["", "", "", "", "run-0\n"]);
+    kept.stop().await;
+}
+
+/// R7: what an earlier version kept under a text is the first key's that may have it, once, and where its branch is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_of_an_earlier_version_is_moved_once() {
+    let place = Place::embedded();
+    // As that version named it.
+    let old = hex::sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
+    let home = place.path().join("state/workspaces").join(&old);
+    let earlier = |line: &str| {
+        fs::create_dir_all(home.join("workspace")).unwrap();
+        fs::write(home.join("workspace/state"), "from before\n").unwrap();
+        let label = format!(
+            "{{\"agent\":\"agent\",\"branch\":\"42\",\"grant\":\"g1\",\"repository\":\"\"{line}}}"
+        );
+        fs::write(home.join("label.json"), label).unwrap();
+    };
+    let read = sh("cat state 2>/dev/null");
+    let kept = Kept::new(&place, TERMS);
+    let claim = async |kind, number: u32, inherits: bool| {
+        let key = SandboxKey::new("agent", "42").scoped_to(scope(kind, ""));
+        let key = if inherits { key.with_inheritance() } else { key };
+        let order = place.order(&format!("run-{number}"), &read);
+        run(kept.claim_for(key, order).await).await["stdout"].as_str().unwrap().to_owned()
+    };
+    earlier(",\"line\":{\"repository\":\"r\",\"branch_key\":\"42\"}");
+    assert_eq!(
+        claim("branch_key", 0, true).await,
+        "",
+        "it was for a branch, and this run is for none"
+    );
+    earlier("");
+    assert_eq!(claim("state_key", 1, false).await, "", "nobody says that it is this account's");
+    assert!(home.exists());
+    assert_eq!(claim("work_item", 2, true).await, "from before\n");
+    assert!(!home.exists());
+    kept.stop().await;
+    let kept = Kept::new(&place, TERMS);
+    let key = SandboxKey::new("agent", "42").scoped_to(scope("work_item", "")).with_inheritance();
+    let again = run(kept.claim_for(key, place.order("run-3", &read)).await).await;
+    assert_eq!(again["stdout"], "from before\n", "it stays");
+    kept.stop().await;
+}
+
+fn bounded(order: RunPlan, max_workspace: u64) -> RunPlan {
+    let limits = SandboxLimits { max_workspace, ..SandboxLimits::default() };
+    RunPlan { spec: SandboxSpec { limits, ..order.spec.clone() }, ..order }
+}

@@ -1,0 +1,295 @@
+//! L3, L4, L7: what a run has committed is not lost, whoever is killed and wherever it stands.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cogni_gateway::relay::delivery::outbox::DeliveryOutbox;
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use super::branch_delivery::Place;
+use super::driver::{entries, sh};
+use crate::support::process::{Process, patience};
+use crate::support::repository::git;
+use crate::support::small_disk::Disk;
+
+/// L7: the runner is killed while its agent works, and has committed. A retry brings that to the branch, and a run that
+/// comes to the branch builds on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_runner_leaves_is_delivered() {
+    let place = Place::new().await;
+    let id = killed(&place, "retried");
+    let (code, said) = place.relay(&["status"]);
+    let begun = format!("{id} begun: sandbox/retried of ");
+    assert!(
+        code == 1 && said.contains(&begun) && said.contains("its process died during the run"),
+        "{said}"
+    );
+    assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
+    let (code, said) = place.relay(&["retry", &id]);
+    assert_eq!(code, 0, "{said}");
+    let told: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    assert_eq!(json!([told["id"], told["step"], told["is_pushed"]]), json!([id, "done", true]));
+    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/retried"]);
+    assert_eq!(log, "Add one\nchange README");
+    assert_eq!(place.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
+
+    killed(&place, "followed");
+    let second = place.run(&["--branch-key", "followed"], "cat one");
+    assert_eq!(second.json["stdout"], "one\n", "{}", second.shown);
+
+    killed(&place, "due");
+    let (code, said) = place.relay(&["retry", "--due"]);
+    assert!(code == 0 && said.contains("sandbox/due"), "{said}");
+    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+    assert_eq!(entries(&place.runner.run_dir()), [""; 0]);
+}
+
+/// L3, L7: a pipe in the place of a file that git reads holds nobody up: git is not asked, and the workspace is kept with
+/// the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipe_that_git_would_wait_for_is_told_and_kept() {
+    let place = Place::new().await;
+    let script = "git commit -q --allow-empty -m x && rm .git/HEAD && mkfifo .git/HEAD";
+    let id = killed_at(&place, "pipe", script, "");
+    let (code, said) = place.relay(&["retry", &id]);
+    assert!(code == 1 && said.contains("`HEAD` in .git is a pipe"), "{said}");
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 1 && said.contains("which git would wait for"), "{said}");
+}
+
+/// L3, L7: git opens no file because the repository's configuration includes it: not a pipe, and not any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_includes_a_pipe_is_told_and_kept() {
+    let place = Place::new().await;
+    let script =
+        "git commit -q --allow-empty -m x && mkfifo pipe && git config include.path ../pipe";
+    let begun = Instant::now();
+    let id = killed_at(&place, "include", script, "");
+    let (code, said) = place.relay(&["retry", &id]);
+    assert!(code == 1 && said.contains("it includes other files"), "{said}");
+    assert!(begun.elapsed() < Duration::from_mins(1), "something has waited for the pipe");
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 1 && said.contains("`.git/config`: it includes other files"), "{said}");
+}
+
+/// L5: who takes it out later has to know what must not be in it, as its own runner did.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
+    let place = Place::new().await;
+    let id = killed_with(&place, "secret", &"7".repeat(64));
+    let (code, said) = place.relay(&["retry", &id]);
+    let unknown = "cannot check this work for the secret `AUDIT_SIGNING_KEY`";
+    assert!(code == 1 && said.contains(unknown), "{said}");
+    assert_eq!(git(&place.forge.bare(), &["branch", "--list", "sandbox/secret"]), "");
+    let (code, said) = place.relay(&["retry", "--new-rules", &id]);
+    assert!(code == 0 && said.contains("\"step\":\"done\""), "{said}");
+}
+
+/// L3, L7: a disk that is full at whichever step of taking work out keeps it where it is; it is tried again by itself, and comes
+/// out when there is room. Where there is none for the outbox, either, it is as if nobody had looked.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_full_disk_keeps_from_coming_out_is_tried_again() {
+    for (small, least) in [("work", 3), (".", 0)] {
+        let place = Place::new().await;
+        let disk = with_disk(&place, small);
+        let script = "head -c 40000 /dev/urandom > one && git add one && git commit -qm 'Add one'";
+        let id = killed_at(&place, "full", script, "");
+        let outbox = place.runner.path().join("state/outbox.sqlite");
+        let (mut put_off, mut pages) = (0, 0);
+        loop {
+            disk.fill();
+            (0..pages).for_each(|_| disk.free_one_page());
+            let (_, said) = place.relay(&["retry", "--due"]);
+            disk.free();
+            // Else it has come out, whatever becomes of it on its way.
+            let Ok(row) = DeliveryOutbox::open(&outbox).unwrap().workspace(&id) else { break };
+            assert!(
+                row.needs_collection() && row.workspace.join("one").exists(),
+                "{pages}: {row:?}"
+            );
+            if row.due.is_some() {
+                put_off += 1;
+                let (code, shown) = place.relay(&["status"]);
+                let told = format!("{id} left: sandbox/full of ");
+                assert!(code == 1 && shown.contains(&told) && shown.contains("due in "), "{said}");
+                let now = "UPDATE desk SET due = 0, attempts = 1";
+                Connection::open(&outbox).unwrap().execute(now, []).unwrap();
+            }
+            pages += 1 + pages / 4;
+        }
+        assert!(put_off >= least, "{small}: it was put off {put_off} times");
+        let (_, said) = place.relay(&["retry", &id]);
+        let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/full"]);
+        assert_eq!(log, "Add one\nchange README", "{said}");
+        assert_eq!(place.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
+    }
+}
+
+/// L7: a run does not begin at a branch whose last work has yet to come out of its workspace.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_does_not_begin_beside_work_that_cannot_come_out_yet() {
+    let place = Place::new().await;
+    let disk = with_disk(&place, "work");
+    let id = killed(&place, "full");
+    disk.fill();
+    let mut second = place.prepare(&["--branch-key", "full"], &sh("cat one"));
+    let refused = second.output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && said.contains("has to come to this branch first"),
+        "{said}"
+    );
+    assert!(said.contains(&id) && said.contains("No space left on device"), "{said}");
+    disk.free();
+    let second = place.run(&["--branch-key", "full"], "cat one");
+    assert_eq!(second.json["stdout"], "one\n", "{}", second.shown);
+    assert_eq!(place.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
+}
+
+/// L3: work that is on no branch that is delivered is kept, and said to be there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_delivered_is_kept_and_shown() {
+    let place = Place::new().await;
+    let commit = "echo one > one && git add one && git commit -qm 'Add one'";
+    let elsewhere = "there are commits that are on other branches than the run's";
+    let uncommitted = "nothing was committed, and files are left";
+    for (key, script, left) in [
+        ("branch", format!("git checkout -qb feature/x && {commit}"), elsewhere),
+        ("detached", format!("git checkout -q --detach && {commit}"), elsewhere),
+        ("stash", "echo one > README && git stash -q".to_owned(), elsewhere),
+        ("file", "echo one > one".to_owned(), uncommitted),
+        ("changed", "echo one > README".to_owned(), uncommitted),
+    ] {
+        let result = place.run(&["--branch-key", key], &script);
+        assert_eq!((result.json["ok"].clone(), result.status), (json!(true), 3), "{}", result.json);
+        let relay = &result.json["relay"];
+        let (why, id) = (relay["why"].as_str().unwrap(), relay["id"].as_str().unwrap());
+        let kept = why.strip_prefix(&format!("{left}; the workspace is kept in `")).unwrap();
+        assert!(fs::exists(format!("{}/.git", kept.trim_end_matches('`'))).unwrap(), "{why}");
+        let (code, said) = place.relay(&["status"]);
+        assert!(code == 1 && said.contains(&format!("{id} left: sandbox/{key} of ")), "{said}");
+        assert_eq!(place.relay(&["sweep", "--older-than", "0s"]).0, 0);
+        let (code, said) = place.relay(&["retry", id]);
+        assert!(code == 1 && said.contains(left), "{said}");
+        assert_eq!(place.relay(&["discard", id]), (0, "deleted\n".to_owned()));
+        assert_eq!(place.relay(&["status"]).0, 0);
+    }
+    // What is ignored is not kept beside it.
+    let script = "mkdir -p .git/info build deep && printf 'build\\n*.o\\n' > .git/info/exclude \
+        && echo x > build/x && echo x > deep/x.o && echo one > one";
+    let kept = place.run(&["--branch-key", "build"], script);
+    let id = kept.json["relay"]["id"].as_str().unwrap();
+    let [work] = &entries(&place.runner.path().join("state/work"))[..] else { panic!() };
+    let workspace = place.runner.path().join("state/work").join(work).join("workspace");
+    let is_there = |name: &str| workspace.join(name).exists();
+    let found = ["one", "README", ".git/config", "build", "deep/x.o"].map(is_there);
+    assert_eq!(found, [true, true, true, false, false], "{}", kept.json);
+    assert_eq!(place.relay(&["discard", id]).0, 0);
+    // What is ignored is nobody's work; and a branch is delivered beside what else there is.
+    let ignored = place
+        .run(&["--branch-key", "i"], "mkdir -p .git/info; echo x > .git/info/exclude; echo x > x");
+    assert_eq!(
+        (&ignored.json["relay"]["why"], ignored.status),
+        (&json!("nothing was committed"), 0)
+    );
+    let both = format!(
+        "{commit} && git checkout -qb other && echo 2 > 2 && git add 2 && git commit -qm 2"
+    );
+    let result = place.run(&["--branch-key", "both"], &both);
+    assert_eq!(result.json["relay"]["step"], "done", "{}", result.json);
+    let (code, said) = place.relay(&["status"]);
+    assert!(
+        code == 1 && said.contains("left: sandbox/both of ") && said.contains(elsewhere),
+        "{said}"
+    );
+    let [id] = &entries(&place.runner.path().join("state/work"))[..] else { panic!() };
+    assert_eq!(entries(&place.runner.path().join("state/work").join(id)), ["workspace"]);
+}
+
+/// L3: what git cannot say is not taken for nothing: a ref that leads nowhere hides no commit from being kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_listed_is_kept_beside_what_is_delivered() {
+    let place = Place::new().await;
+    let script = "echo one > one && git add one && git commit -qm one && git checkout -qb other \
+        && echo two > two && git add two && git commit -qm two \
+        && printf '%040d\n' 7 > .git/refs/heads/broken";
+    let result = place.run(&["--branch-key", "unclear"], script);
+    let relay = &result.json["relay"];
+    assert_eq!(json!([relay["step"], relay["is_pushed"]]), json!(["done", true]), "{relay}");
+    let log = git(&place.forge.bare(), &["log", "--format=%s", "sandbox/unclear"]);
+    assert_eq!(log, "one\nchange README");
+    let (_, said) = place.relay(&["status", "--json"]);
+    let left: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    let why = left["why"].as_str().unwrap();
+    let unclear =
+        "it is not known whether there are commits on other branches than the run's: git cannot";
+    assert!(why.starts_with(unclear) && left["step"] == "left", "{said}");
+    assert_ne!(left["id"], relay["id"]);
+    let kept = Path::new(left["workspace"].as_str().unwrap());
+    assert!(kept.join(".git/refs/heads/other").exists(), "{left}");
+    let id = left["id"].as_str().unwrap();
+    assert_eq!(place.relay(&["discard", id]), (0, "deleted\n".to_owned()));
+    assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
+}
+
+/// A small disk for a part of the state directory, or for all of it.
+fn with_disk(place: &Place, part: &str) -> Disk {
+    let disk = Disk::mount(16 << 20);
+    let (here, there) = (place.runner.path().join("state").join(part), disk.path("part"));
+    fs::create_dir(&there).unwrap();
+    let here = here.components().collect::<PathBuf>();
+    fs::create_dir_all(here.parent().unwrap()).unwrap();
+    symlink(there, here).unwrap();
+    disk
+}
+
+/// L3, R5: what an agent has configured its git with does not go on after the agent's end. Its files are looked at without
+/// it, and at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_has_configured_is_not_run_after_its_end() {
+    let place = Place::new().await;
+    let script = "git config filter.evil.clean 'sleep 100; cat' && git config filter.evil.required true \
+        && git config core.fsmonitor 'sleep 100' && mkdir -p .git/info \
+        && echo '* filter=evil' | tee .git/info/attributes > .gitattributes \
+        && tr a-z b-za < README > x && cat x > README && rm x";
+    let result = place.run(&["--branch-key", "late"], script);
+    let relay = &result.json["relay"];
+    let why = relay["why"].as_str().unwrap();
+    assert!(why.starts_with("nothing was committed, and files are left"), "{relay}");
+    let took = result.json["timings"]["total_ms"].as_u64().unwrap();
+    assert!(took < 60_000, "{took} ms: something of the agent's was waited for");
+}
+
+/// A run that has committed, and whose runner is killed; under which name its workspace is kept.
+fn killed(place: &Place, key: &str) -> String {
+    killed_with(place, key, "")
+}
+
+fn killed_with(place: &Place, key: &str, signing_key: &str) -> String {
+    killed_at(place, key, "echo one > one && git add one && git commit -qm 'Add one'", signing_key)
+}
+
+fn killed_at(place: &Place, key: &str, script: &str, signing_key: &str) -> String {
+    let script = format!("{script} && echo > .git/ready; exec sleep 1000");
+    let mut command = place.prepare(&["--branch-key", key], &sh(&script));
+    command.env("AUDIT_SIGNING_KEY", signing_key);
+    let mut runner = Process::start(&mut command, "build it");
+    let works = place.runner.path().join("state/work");
+    let is_ready = || {
+        let mut works = entries(&works).into_iter().map(|work| works.join(work));
+        works.any(|work| work.join("workspace/.git/ready").exists())
+    };
+    patience(is_ready, || runner.said());
+    let (code, said) = place.relay(&["status"]);
+    assert!(code == 0 && said.contains("its run goes on"), "{said}");
+    runner.signal("KILL");
+    runner.wait();
+    let (_, said) = place.relay(&["status", "--json"]);
+    let told: Vec<Value> =
+        said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [one] = &told[..] else { panic!("{said}") };
+    one["id"].as_str().unwrap().to_owned()
+}

@@ -1,0 +1,125 @@
+//! R5: how runs end that do not end by themselves.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::driver::{Sandboxed, containers, sh};
+use crate::support::process::{Process, patience};
+
+/// R5: it is asked first, and what it says then is still heard.
+#[test]
+fn a_run_that_is_too_long_is_asked_to_end() {
+    let polite = sh("trap 'echo bye; exit 7' TERM; echo hi; while true; do sleep 0.1; done");
+    let result = Sandboxed::new().run(&["--max-runtime", "20s"], &polite);
+    assert_eq!(result.facts(), json!([false, 7, "timeout"]));
+    assert_eq!(result.json["stdout"], "hi\nbye\n");
+}
+
+#[test]
+fn a_run_that_does_not_listen_is_killed() {
+    let deaf = sh("trap '' TERM; while true; do sleep 0.1; done");
+    let result = Sandboxed::new().run(&["--max-runtime", "20s", "--grace", "300ms"], &deaf);
+    assert_eq!(result.facts(), json!([false, 137, "timeout"]));
+}
+
+/// R5: told from a kill, which has the same exit code.
+#[test]
+fn a_run_that_takes_too_much_memory_is_told_from_one_that_was_killed() {
+    let result = Sandboxed::new().run(&["--max-memory", "32m"], &["tail", "/dev/zero"]);
+    assert_eq!(result.facts(), json!([false, 137, "oom_killed"]));
+}
+
+/// R5: who is left behind by its parent holds neither the output nor the run.
+#[test]
+fn a_grandchild_that_holds_the_output_does_not_hold_the_run() {
+    let result = Sandboxed::new().run(&[], &sh("sleep 600 & echo done"));
+    assert_eq!(result.facts(), json!([true, 0, null]));
+    assert_eq!(result.json["stdout"], "done\n");
+    assert!(result.json["timings"]["total_ms"].as_u64().unwrap() < 60_000);
+}
+
+#[test]
+fn a_run_that_is_cancelled_says_so_and_is_gone() {
+    let runner = Sandboxed::new();
+    let stdout = runner.path().join("result");
+    for signal in ["-TERM", "-INT"] {
+        let run = format!("run-cancelled{signal}-{}", std::process::id());
+        let mut command =
+            runner.prepare(&["--run-id", &run, "--grace", "300ms"], &["sleep", "600"]);
+        let output = fs::File::create(&stdout).unwrap();
+        let mut child = command.stdout(output).stderr(Stdio::null()).spawn().unwrap();
+        patience(|| !containers(&run).is_empty(), || "there is no container".to_owned());
+        let killed = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(killed.unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        let result: Value = serde_json::from_slice(&fs::read(&stdout).unwrap()).unwrap();
+        assert_eq!(result["error_code"], "cancelled", "{result}");
+        runner.assert_nothing_is_left(&run);
+    }
+}
+
+/// R5: a terminal interrupts all that runs in its foreground; the program has its grace all the same.
+#[test]
+fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
+    let runner = Sandboxed::new();
+    let run = format!("run-interrupted-{}", std::process::id());
+    let polite = sh("trap 'echo bye; exit 7' TERM; echo up; while true; do sleep 0.1; done");
+    let mut command = runner.prepare(&["--run-id", &run], &polite);
+    let mut process = Process::start(command.process_group(0), "");
+    process.until(|said| said.contains("up\n"));
+    let group = format!("-{}", process.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    assert_eq!(process.wait().code(), Some(1));
+    let said = process.said();
+    let result = said.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()).unwrap();
+    let facts = json!([result["exit_code"], result["error_code"], result["stdout"]]);
+    assert_eq!(facts, json!([7, "cancelled", "up\nbye\n"]), "{said}");
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R5: whoever asks a second time does not want to wait.
+#[test]
+fn a_run_that_is_cancelled_twice_has_no_grace() {
+    let runner = Sandboxed::new();
+    let run = format!("run-hurried-{}", std::process::id());
+    let deaf = sh("trap 'echo asked' TERM; echo up; while true; do sleep 0.1; done");
+    let flags = ["--run-id", &run, "--grace", "1h"];
+    let mut process = Process::start(&mut runner.prepare(&flags, &deaf), "");
+    process.until(|said| said.contains("up\n"));
+    process.signal("INT");
+    process.until(|said| said.contains("asked\n"));
+    process.signal("INT");
+    assert_eq!(process.wait().code(), Some(1));
+    assert!(process.said().contains(r#""error_code":"cancelled""#), "{}", process.said());
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R8: nothing was wrong about how it was asked for.
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    let runner = Sandboxed::new();
+    let mut command = runner.prepare(&[], &["true"]);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+/// R1: two sandboxes would be one run's twice; the first is not touched.
+#[test]
+fn a_run_has_one_sandbox_at_a_time() {
+    let runner = Sandboxed::new();
+    let run = format!("run-twice-{}", std::process::id());
+    let flags = ["--run-id", &run, "--grace", "300ms"];
+    let mut first = Process::start(&mut runner.prepare(&flags, &sh("echo up; sleep 600")), "");
+    first.until(|said| said.contains("up\n"));
+    let (status, stdout, _) = runner.command(&flags, &["true"]);
+    let second: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((status, &second["error_code"]), (2, &json!("sandbox_unavailable")), "{second}");
+    assert!(!containers(&run).is_empty(), "the first is gone");
+    first.terminate();
+    assert!(first.said().contains(r#""error_code":"cancelled""#));
+    runner.assert_nothing_is_left(&run);
+}

@@ -1,0 +1,217 @@
+//! A2, R3, R7, L2: the service with sandboxes of a real Docker Engine: from a chat to a pull request, and chats that have
+//! a sandbox in common.
+
+use std::fs;
+use std::path::PathBuf;
+
+use cogni_gateway::service::billing::CallUsage;
+use serde_json::{Value, json};
+use tokio::task::block_in_place;
+
+use super::driver::containers;
+use crate::support::docker_engine::{self, must};
+use crate::support::github_server;
+use crate::support::process::patience;
+use crate::support::repository::git;
+use crate::support::service::{Place, Service, Told, ask, chat, told, wants};
+
+/// A2, R3, L2, B1, B4: the container has no network; its calls come through, its work goes out, what it cost is known, and
+/// each call has its receipt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_in_a_container_ends_in_a_pull_request() {
+    let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
+    let mut place = place(commit, "").await;
+    let forge = github_server::Running::start().await;
+    place.set("GITHUB_API_URL", forge.hub.url());
+    place.set("GITHUB_TOKEN", github_server::TOKEN);
+    let mut service = place.start();
+    let line = json!({"repo": forge.clone_url(), "branchKey": "nets", "pullRequest": true});
+    let chat = Chat::new(&service, line).await;
+    assert_eq!(chat.end()["ok"], true, "{}", chat.end());
+    assert_eq!(chat.end()["relay"]["branch"], "sandbox/nets", "{}", chat.end());
+    assert_eq!(forge.hub.pulls(github_server::NAME)[0].head, "sandbox/nets");
+    assert_eq!(git(&forge.bare(), &["show", "sandbox/nets:nets"]), "lo");
+
+    let facts = place.books().calls_of_run(&chat.run).await.unwrap();
+    let reported: Vec<_> = chat.all("usage_report").map(|data| &data["call_id"]).collect();
+    assert_eq!(reported, facts.iter().map(|fact| &*fact.call_id).collect::<Vec<_>>());
+    let audit = service.get(&format!("/api/v1/runs/{}/audit", chat.run)).await.json();
+    assert_eq!(
+        json!([audit["verified"], audit["finished"], audit["admitted"], audit["open"]]),
+        json!([true, true, 2, 0])
+    );
+    assert_eq!(containers(&chat.run), "");
+
+    let items: Vec<_> = facts.iter().map(charged).collect();
+    let told = service.post("/api/internal/billing/ingest", &json!(items)).await.json();
+    assert_eq!((&told["new"], &told["foreign"]), (&json!(2), &json!(0)), "{told}");
+    let shown = service.get(&format!("/api/v1/runs/{}/receipts", chat.run)).await.json();
+    assert_eq!(
+        (&shown["bill"]["state"], &shown["bill"]["amount_usd"], &shown["bill"]["flags"]),
+        (&json!("complete"), &json!("0.0001"), &json!([])),
+        "{shown}"
+    );
+    service.process.terminate();
+    assert_nothing_is_left(&place);
+}
+
+/// What LiteLLM's callback says of a call.
+fn charged(fact: &CallUsage) -> Value {
+    json!({
+        "litellm_call_id": fact.call_id,
+        "status": "success",
+        "response_cost": 0.000_05,
+        "prompt_tokens": fact.usage.input,
+        "completion_tokens": fact.usage.output,
+        "endTime": 1_795_339_851.847,
+        "metadata": {"spend_logs_metadata": {"run_id": fact.run}},
+    })
+}
+
+/// R7: two chats of one conversation are executed in the same container, each as itself. The same key of another account is
+/// another conversation.
+#[tokio::test(flavor = "multi_thread")]
+async fn chats_of_one_conversation_have_a_container_in_common() {
+    let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
+    let place = place(look, "mode = 'long_running'\n").await;
+    let mut service = place.start();
+    let mut chats = vec![];
+    let mut found = vec![];
+    let talk = |account| json!({"stateKey": "talk", "branchKey": "talk", "account": account});
+    for _ in 0..2 {
+        chats.push(Chat::new(&service, talk("acct-1")).await);
+        found.push(residents(&place));
+    }
+    let other = Chat::new(&service, talk("acct-2")).await;
+
+    let [first, second] = &chats[..] else { unreachable!() };
+    assert_eq!((found[0].lines().count(), &found[0]), (1, &found[1]), "it is another container");
+    assert_eq!(residents(&place).lines().count(), 2);
+    let (before, after) = (first.printed(), second.printed());
+    assert_eq!(before["stdout"], "");
+    assert_eq!(after["stdout"], format!("{}\n", first.run));
+    assert_eq!(before["stderr"], after["stderr"], "they see other processes");
+    assert_eq!(other.printed()["stdout"], "", "it has what is of another conversation");
+
+    for (chat, account) in chats.iter().chain([&other]).zip(["acct-1", "acct-1", "acct-2"]) {
+        let row = service.get(&format!("/api/v1/runs/{}", chat.run)).await.json();
+        assert_eq!((&row["account"], &row["error_code"]), (&json!(account), &json!(null)));
+        let raw = service.get(&format!("/api/v1/runs/{}/audit?raw=1", chat.run)).await;
+        let records = raw.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        assert!(records.into_iter().all(|record| record["run"] == *chat.run), "{}", raw.text());
+        let facts = place.books().calls_of_run(&chat.run).await.unwrap();
+        assert_eq!(facts.len(), 2);
+        assert!(facts.iter().all(|fact| fact.account == account), "{facts:?}");
+        // It is labelled as nobody's run.
+        assert_eq!(containers(&chat.run), "");
+    }
+    service.process.terminate();
+    assert_nothing_is_left(&place);
+}
+
+/// R5, R7: a service that is killed while a resident works loses that run, and nothing that the branch has kept; what
+/// nobody uses any more is forgotten in its time.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
+    let work = "cat said 2>/dev/null; echo $RUN_ID >> said; [ -e go ] || sleep 1000";
+    let place = place(work, "mode = 'long_running'\n").await;
+    let mut service = place.start();
+    let mut body = ask("go");
+    body["agent"] = json!("worker");
+    body["branch_key"] = json!("talk");
+    let first = service.run(&body).await;
+    let said = || kept(&place).into_iter().next().map(|home| home.join("workspace/said"));
+    block_in_place(|| {
+        let is_said = || said().is_some_and(|said| said.exists());
+        patience(is_said, || "it does not begin".to_owned());
+    });
+    service.process.signal("KILL");
+    service.process.wait();
+
+    service = place.start();
+    let row = service.get(&format!("/api/v1/runs/{first}")).await.json();
+    assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!("interrupted")));
+    assert_eq!(residents(&place), "", "its container is still there");
+    fs::write(said().unwrap().with_file_name("go"), "").unwrap();
+    let next = Chat::new(&service, json!({"branchKey": "talk"})).await;
+    assert_eq!(next.printed()["stdout"], format!("{first}\n"));
+    assert_eq!(residents(&place).lines().count(), 1);
+    service.process.terminate();
+    assert_nothing_is_left(&place);
+    assert_eq!(kept(&place).len(), 1);
+
+    place.write_config("workspace_retention = \"0s\"");
+    service = place.start();
+    block_in_place(|| {
+        patience(|| kept(&place).is_empty(), || format!("{:?}", kept(&place)));
+        service.process.until(|said| said.contains("forgot an unused workspace"));
+    });
+    service.process.terminate();
+}
+
+/// What residents have kept.
+fn kept(place: &Place) -> Vec<PathBuf> {
+    let entries = fs::read_dir(place.state_dir().join("workspaces"));
+    entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// One chat, from its question to its end.
+struct Chat {
+    run: String,
+    told: Vec<Told>,
+}
+
+impl Chat {
+    async fn new(service: &Service, more: Value) -> Self {
+        let mut body = chat("go");
+        body["graphName"] = "worker".into();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = service.post("/api/v1/ai/chat", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        Self { run: answer.header("x-run-id").unwrap().to_owned(), told: told(answer.text()) }
+    }
+
+    fn all<'chat>(&'chat self, kind: &'chat str) -> impl Iterator<Item = &'chat Value> {
+        self.told.iter().filter(move |told| told.kind == kind).map(|told| &told.data)
+    }
+
+    fn end(&self) -> &Value {
+        &self.told.last().unwrap().data
+    }
+
+    /// What the command has, which the model says at the end.
+    fn printed(&self) -> Value {
+        let answer = self.all("assistant_final").next();
+        let answer = answer.unwrap_or_else(|| panic!("{:?}", self.told));
+        serde_json::from_str(answer["text"].as_str().unwrap()).unwrap()
+    }
+}
+
+/// A service whose one agent is our own, in an image that knows nothing of it, and runs `command`.
+async fn place(command: &str, more: &str) -> Place {
+    docker_engine::need(&[docker_engine::HOST]);
+    let mut place = Place::new(&wants(command)).await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = format!(
+        "name = 'worker'\ndescription = 'd'\nversion = 1\nimage = '{}'\nargv = ['/cogni-agent']\n\
+         program = '/cogni-agent'\nstream = 'events'\n{more}",
+        docker_engine::HOST
+    );
+    fs::write(agents.join("worker.toml"), entry).unwrap();
+    place.set("COGNI_AGENTS_DIR", agents.to_str().unwrap());
+    place.set("COGNI_DRIVER", "docker");
+    place.set("COGNI_INIT", docker_engine::init());
+    place
+}
+
+/// The ids of the containers that this service has.
+fn residents(place: &Place) -> String {
+    let filter = format!("label=cogni.dir={}", place.run_dir().display());
+    must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])
+}
+
+fn assert_nothing_is_left(place: &Place) {
+    assert_eq!(residents(place), "");
+    place.assert_nothing_is_left();
+}

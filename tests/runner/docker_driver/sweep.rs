@@ -1,0 +1,166 @@
+//! R5, R8: what a killed runner leaves behind, and who takes it away.
+
+use std::fs;
+use std::process::{Child, Command, Output, Stdio};
+
+use super::driver::{Sandboxed, containers, entries, sh};
+use crate::support::process::{Process, patience};
+use cogni_gateway::sandbox::sandbox_name;
+
+/// R5: after `kill -9`, the sweep finds the container and the directory, and nothing of them is left.
+#[test]
+fn what_a_killed_runner_leaves_is_swept_away() {
+    let runner = Sandboxed::new();
+    let run = format!("run-killed-{}", std::process::id());
+    let mut process = started(&runner, &run);
+    let container = sandbox_name(&run);
+    let directory = entries(&runner.run_dir()).pop().unwrap();
+
+    let said = sweep(&runner, &["--apply"]).1;
+    assert!(said.contains(&format!("container {container}: in use\n")), "{said}");
+    assert!(said.contains(&format!("directory {directory}: in use\n")), "{said}");
+
+    process.signal("KILL");
+    process.wait();
+    let (status, said) = sweep(&runner, &[]);
+    assert_eq!(status, 1);
+    assert!(said.contains(&format!("container {container}: orphaned\n")), "{said}");
+    assert!(said.contains(&format!("directory {directory}: orphaned\n")), "{said}");
+    assert!(!containers(&run).is_empty(), "a dry run has removed it");
+
+    let said = sweep(&runner, &["--apply"]).1;
+    assert!(said.contains(&format!("container {container}: removed\n")), "{said}");
+    assert!(said.contains(&format!("directory {directory}: removed\n")), "{said}");
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R5: one engine may have runs of many installations; each sweeps its own.
+#[test]
+fn another_installations_leftovers_are_shown_and_not_touched() {
+    let (ours, theirs) = (Sandboxed::new(), Sandboxed::new());
+    let run = format!("run-theirs-{}", std::process::id());
+    let mut process = started(&theirs, &run);
+    process.signal("KILL");
+    process.wait();
+
+    assert_eq!(sweep(&ours, &["--apply"]), (0, "nothing is left behind\n".to_owned()));
+    let said = sweep(&ours, &["--apply", "--all"]).1;
+    let line = format!(
+        "container {}: kept: of the runs in `{}`\n",
+        sandbox_name(&run),
+        theirs.run_dir().display()
+    );
+    assert!(said.contains(&line), "{said}");
+    assert!(!containers(&run).is_empty(), "it is removed");
+    assert_eq!(sweep(&theirs, &["--apply"]).0, 0);
+    theirs.assert_nothing_is_left(&run);
+}
+
+/// R5: whoever is second waits for the first, and finds it done.
+#[test]
+fn sweeps_at_the_same_time_do_not_get_into_each_others_way() {
+    let runner = Sandboxed::new();
+    let run = format!("run-twice-swept-{}", std::process::id());
+    let mut process = started(&runner, &run);
+    process.signal("KILL");
+    process.wait();
+    let start = |_| command(&runner, &["--apply"]).stdout(Stdio::piped()).spawn().unwrap();
+    let sweeps: Vec<Child> = (0..4).map(start).collect();
+    for sweep in sweeps {
+        let (status, said) = ended(sweep.wait_with_output().unwrap());
+        assert_eq!(status, 0, "{said}");
+    }
+    runner.assert_nothing_is_left(&run);
+}
+
+/// R5: what nobody can answer for is kept, and told.
+#[test]
+fn what_nobody_can_tell_the_owner_of_is_kept() {
+    let runner = Sandboxed::new();
+    fs::create_dir_all(runner.run_dir().join("somebody-elses")).unwrap();
+    let said = sweep(&runner, &["--apply"]).1;
+    assert!(said.contains("directory somebody-elses: kept: its owner is unknown\n"), "{said}");
+    assert_eq!(entries(&runner.run_dir()), ["somebody-elses"]);
+}
+
+/// R8: without an engine there is nothing of it to be left; one that cannot be asked is not taken for an empty one.
+#[test]
+fn an_engine_that_cannot_be_asked_is_told() {
+    let runner = Sandboxed::new();
+    let socket = runner.path().join("engine.sock");
+    let flags = ["--docker-socket", socket.to_str().unwrap()];
+    let told = |(status, said): (i32, String)| {
+        format!("{status}\n{}", said.replace(socket.to_str().unwrap(), "SOCKET"))
+    };
+    insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
+    0
+    engine SOCKET: not found, so it has no containers
+    nothing is left behind
+    ");
+    fs::write(&socket, "").unwrap();
+    insta::assert_snapshot!(told(sweep(&runner, &flags)), @r"
+    1
+    engine SOCKET: container engine at `SOCKET` does not answer: Connection refused (os error 111); start it, name its socket with `--docker-socket`, or leave the image out for the driver `embedded`, which needs no engine
+    nothing else is left behind
+    ");
+}
+
+/// R5: whoever makes the sandbox that comes next.
+#[test]
+fn a_run_of_the_other_driver_sweeps_too() {
+    let runner = Sandboxed::new();
+    let run = format!("run-half-swept-{}", std::process::id());
+    let mut process = started(&runner, &run);
+    process.signal("KILL");
+    process.wait();
+    let next = format!("run-embedded-after-{}", std::process::id());
+    let flags = ["--driver", "embedded", "--run-id", &next, "--grace", "300ms"];
+    let mut command = runner.prepare(&flags, &["sleep", "600"]);
+    let mut process = Process::start(command.env_remove("COGNI_IMAGE"), "");
+    patience(|| containers(&run).is_empty(), || containers(&run));
+    patience(|| entries(&runner.run_dir()).len() == 1, || entries(&runner.run_dir()).join(" "));
+    process.terminate();
+    runner.assert_nothing_is_left(&next);
+}
+
+/// R5, R8: its container may have it still, and is not known.
+#[test]
+fn a_directory_is_kept_as_long_as_nobody_tells_whether_a_container_has_it() {
+    let runner = Sandboxed::new();
+    let [docker, embedded] = ["0", "1"].map(|digit| {
+        let name = format!("cogni-{}-00000000000000ff-1-1-1", digit.repeat(16));
+        fs::create_dir_all(runner.run_dir().join(&name)).unwrap();
+        name
+    });
+    fs::create_dir(runner.run_dir().join(&embedded).join("root")).unwrap();
+    let socket = runner.path().join("engine.sock");
+    fs::write(&socket, "").unwrap();
+    let (status, said) = sweep(&runner, &["--apply", "--docker-socket", socket.to_str().unwrap()]);
+    assert_eq!(status, 1);
+    let kept = "a container may have it, and the engine cannot be asked";
+    assert!(said.contains(&format!("directory {docker}: cannot be removed: {kept}\n")), "{said}");
+    assert!(said.contains(&format!("directory {embedded}: removed\n")), "{said}");
+    assert_eq!(sweep(&runner, &["--apply"]).0, 0);
+    assert_eq!(entries(&runner.run_dir()), [""; 0]);
+}
+
+fn started(runner: &Sandboxed, run: &str) -> Process {
+    let command = &mut runner.prepare(&["--run-id", run], &sh("echo up; sleep 600"));
+    let mut process = Process::start(command, "");
+    process.until(|said| said.contains("up\n"));
+    process
+}
+
+pub(super) fn sweep(runner: &Sandboxed, flags: &[&str]) -> (i32, String) {
+    ended(command(runner, flags).output().unwrap())
+}
+
+fn command(runner: &Sandboxed, flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
+    command.env_clear().env("COGNI_RUN_DIR", runner.run_dir()).arg("sweep").args(flags);
+    command
+}
+
+fn ended(output: Output) -> (i32, String) {
+    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+}

@@ -1,0 +1,255 @@
+//! R7: slots that are started ahead, claimed once, and gone with their run; by both drivers.
+
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::{self, net::UnixListener};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{future, process};
+
+use cogni_gateway::runner::warm_pool::{WarmClaimError, WarmPool, WarmPoolConfig};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::SandboxSpec;
+use cogni_gateway::sandbox::spec::{BindMount, MountAccess, SandboxLimits, WorkspaceMount};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::driver::sh;
+use crate::support::installation::{self, Keeping, Place, places, run};
+use crate::support::process::patience;
+
+/// R7: a run in a slot differs from another by its start only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
+    let look = sh(
+        "sort /proc/self/environ -z | tr '\\0' '\\n'; ls /llm-sock; [ $(id -u) -ge 2100000000 ] && echo own; echo told >&2; exit 3",
+    );
+    for place in places() {
+        let order = |run| RunPlan {
+            spec: SandboxSpec { env: [pair("COGNI_MODEL", "m")].into(), ..place.spec(&look) },
+            ..place.order(run, &look)
+        };
+        let cold = run(PreparedRun::new(order("run-cold")).unwrap()).await;
+        let kept = keep(&place, 1);
+        let claimed = run(kept.claim(&order("run-slot"))).await;
+        kept.stop().await;
+        let expected = serde_json::to_string(&cold).unwrap().replace("run-cold", "run-slot");
+        assert_eq!(claimed, serde_json::from_str::<Value>(&expected).unwrap());
+        assert_eq!(claimed["exit_code"], 3, "{claimed}");
+        let stdout = claimed["stdout"].as_str().unwrap();
+        assert!(stdout.contains("RUN_ID=run-slot\n") && stdout.contains("COGNI_MODEL=m\n"));
+        assert!(stdout.ends_with("hosts\nllm.sock\nown\n"), "{stdout}");
+    }
+}
+
+/// R7: before its claim a slot knows nothing of a run; two runs have nothing of each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_slot_is_claimed_once() {
+    for place in places() {
+        let kept = keep(&place, 2);
+        let look = sh("ls; touch left-behind; ls / >/dev/null");
+        let fresh = |run| RunPlan {
+            spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&look) },
+            ..place.order(run, &look)
+        };
+        assert!(matches!(kept.pool.claim(fresh("run-x")), Err(WarmClaimError::Other(_))));
+        kept.stop().await;
+
+        let kept = keep_for(&place, &fresh("run-kind"), 2);
+        kept.until_full();
+        let variables = fs::read(format!("/proc/{}/environ", place.waiting()[0])).unwrap();
+        let variables = String::from_utf8(variables).unwrap();
+        assert!(!variables.contains("RUN_ID") && !variables.contains("LITELLM"), "{variables}");
+
+        let (one, other) = (kept.claim(&fresh("run-1")), kept.claim(&fresh("run-2")));
+        fs::write(one.workspace_path().unwrap().join("of-one"), "").unwrap();
+        assert_ne!(one.workspace_path(), other.workspace_path());
+        let (one, other) = tokio::join!(run(one), run(other));
+        let third = run(kept.claim(&fresh("run-3"))).await;
+        let found = [one, other, third].map(|result| result["stdout"].clone());
+        assert_eq!(found, ["of-one\n", "", ""]);
+        kept.stop().await;
+    }
+}
+
+/// R7: one that has died is never given to a run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_dies_while_it_waits_is_replaced() {
+    for place in places() {
+        let kept = keep(&place, 1);
+        kept.until_full();
+        let dead = place.waiting();
+        for pid in &dead {
+            assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
+        }
+        let is_replaced = || {
+            let waiting = place.waiting();
+            !waiting.is_empty() && waiting.iter().all(|pid| !dead.contains(pid))
+        };
+        patience(is_replaced, || "there is no other slot".to_owned());
+        let result = run(kept.claim(&place.order("run-after", &["true"]))).await;
+        assert_eq!(result["ok"], json!(true), "{result}");
+        kept.stop().await;
+    }
+}
+
+/// R7: a claimed slot has the deadline of its run, and is gone with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_ends_at_the_deadline_of_its_run() {
+    for place in places() {
+        let kept = keep(&place, 1);
+        let forever = ["sleep", "1000"];
+        let limits =
+            SandboxLimits { max_runtime: Duration::from_secs(1), ..SandboxLimits::default() };
+        let order = RunPlan {
+            spec: SandboxSpec { limits, ..place.spec(&forever) },
+            ..place.order("run-late", &forever)
+        };
+        let result = run(kept.claim(&order)).await;
+        assert_eq!(result["error_code"], "timeout", "{result}");
+        kept.stop().await;
+    }
+}
+
+/// R7: what cannot be changed any more is told apart from what is wrong.
+#[test]
+fn a_run_that_a_slot_is_not_for_is_told_why() {
+    let place = Place::embedded();
+    let stock = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
+    let usual = place.order("run-1", &["true"]);
+    let pool = WarmPool::new(&usual, stock).unwrap();
+    let spec = || usual.spec.clone();
+    let given = place.path().join("given");
+    fs::create_dir(&given).unwrap();
+    fs::set_permissions(&given, Permissions::from_mode(0o777)).unwrap();
+    let tools = BindMount {
+        source: given.clone(),
+        target: "/opt/tools".into(),
+        access: MountAccess::ReadOnly,
+    };
+    let directory = WorkspaceMount::Directory { path: given, access: MountAccess::ReadWrite };
+    let told = [
+        spec(),
+        SandboxSpec { mounts: vec![tools], ..spec() },
+        SandboxSpec { workspace: directory, ..spec() },
+        SandboxSpec { workspace: WorkspaceMount::Fresh, ..spec() },
+        SandboxSpec { init: None, ..spec() },
+        SandboxSpec { limits: SandboxLimits { pids: 9, ..SandboxLimits::default() }, ..spec() },
+        SandboxSpec { argv: vec![], ..spec() },
+    ]
+    .map(|spec| pool.claim(RunPlan { spec, ..usual.clone() }).err().unwrap().to_string());
+    insta::assert_snapshot!(told.join("\n"), @r"
+    no slot is ready
+    a warm sandbox cannot take a mount: it is fixed when the sandbox is created
+    a warm sandbox cannot take a directory as its workspace: it is fixed when the sandbox is created
+    the run needs a different kind of workspace than the warm sandboxes have
+    warm sandboxes need `cogni-init` as their first process; leave out `--init none`
+    the run needs a different limit of memory, processes or processors than the warm sandboxes have
+    argv is `[]`; give a program and its arguments after `--`
+    ");
+}
+
+/// R3, R7: a claimed slot holds what every sandbox holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_gets_out_of_a_claimed_slot() {
+    let probe = Path::new(env!("CARGO_BIN_EXE_cogni-gateway")).with_file_name("examples/escape");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = format!("cogni-{}", Uuid::now_v7());
+    let address = unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+    let _abstract = UnixListener::bind_addr(&address).unwrap();
+    let facts = [
+        format!("abstract={name}"),
+        format!("host-pid={}", process::id()),
+        format!("port={}", port.local_addr().unwrap().port()),
+        format!("pids={}", SandboxLimits::default().pids),
+    ];
+    let argv: Vec<_> =
+        ["/workspace/escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
+    // It needs a library of this machine, which the image may not have.
+    let place = Place::embedded();
+    let order = RunPlan {
+        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&argv) },
+        ..place.order("run-escape", &argv)
+    };
+    let kept = keep_for(&place, &order, 1);
+    let prepared = kept.claim(&order);
+    let program = prepared.workspace_path().unwrap().join("escape");
+    fs::copy(probe, &program).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let result = run(prepared).await;
+    kept.stop().await;
+    let stdout = result["stdout"].as_str().unwrap();
+    assert!(stdout.contains("held") && !stdout.contains("ESCAPED"), "{stdout}");
+    assert_eq!(result["ok"], json!(true), "{result}");
+}
+
+/// R5, R7: slots of a process that was killed end by themselves, and a sweep takes away what they were made of.
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_end_with_the_process_that_keeps_them() {
+    if let Some(place) = installation::given() {
+        let _kept = keep(&place, 1);
+        return future::pending().await;
+    }
+    for place in places() {
+        let test = "docker_driver::warm_pool::slots_end_with_the_process_that_keeps_them";
+        let keeper = place.keeper(test);
+        patience(|| !place.waiting().is_empty(), || "it keeps no slot".to_owned());
+        keeper.kill(&place).await;
+    }
+}
+
+/// A pool, while it is kept.
+struct Kept<'place> {
+    pool: Arc<WarmPool>,
+    count: usize,
+    keeping: Keeping<'place>,
+}
+
+fn keep(place: &Place, count: usize) -> Kept<'_> {
+    keep_for(place, &place.order("run-kind", &["true"]), count)
+}
+
+fn keep_for<'place>(place: &'place Place, order: &RunPlan, count: usize) -> Kept<'place> {
+    let stock = WarmPoolConfig { count, max_age: Duration::from_hours(1) };
+    let pool = Arc::new(WarmPool::new(order, stock).unwrap());
+    let kept = Arc::clone(&pool);
+    let keeping = Keeping::new(place, async move |stop| kept.maintain(stop).await);
+    Kept { pool, count, keeping }
+}
+
+impl Kept<'_> {
+    fn until_full(&self) {
+        let is_full = || self.pool.ready_count() == self.count;
+        patience(is_full, || {
+            format!("{} of {} slots are ready", self.pool.ready_count(), self.count)
+        });
+    }
+
+    /// As soon as there is one.
+    fn claim(&self, order: &RunPlan) -> PreparedRun {
+        let mut claimed = None;
+        let is_claimed = || {
+            claimed = match self.pool.claim(order.clone()) {
+                Ok(prepared) => Some(prepared),
+                Err(WarmClaimError::NoneReady) => None,
+                Err(error) => panic!("{error}"),
+            };
+            claimed.is_some()
+        };
+        patience(is_claimed, || "no slot is ready".to_owned());
+        claimed.unwrap()
+    }
+
+    /// After it nothing is left of the pool.
+    async fn stop(self) {
+        self.keeping.stop().await;
+    }
+}
+
+fn pair(name: &str, value: &str) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}

@@ -1,0 +1,161 @@
+//! R3, R6: each sandbox is a user of its own on this machine, and what the kernel counts by user is its own to use up.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use cogni_gateway::runner::long_running::workspace_store::WorkspaceStore;
+use cogni_gateway::runner::long_running::{LongRunningPool, LongRunningPoolLimits, SandboxKey};
+use cogni_gateway::runner::{PreparedRun, RunPlan};
+use cogni_gateway::sandbox::spec::WorkspaceMount;
+use cogni_gateway::sandbox::{SandboxSpec, UserRange};
+use serde_json::Value;
+use tokio::time::{Duration, sleep};
+
+use crate::support::installation::{Place, run};
+use crate::support::process::PATIENCE;
+use crate::support::run_command::sh;
+
+/// A run in a directory of its own, which the host sees.
+fn order(place: &Place, name: &str, script: &str) -> RunPlan {
+    let order = place.order(name, &sh(script));
+    RunPlan {
+        spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..order.spec.clone() },
+        ..order
+    }
+}
+
+fn stdout(result: &Value) -> &str {
+    assert_eq!(result["ok"], true, "{result}");
+    result["stdout"].as_str().unwrap().trim()
+}
+
+/// Returns when the sandbox has made the file.
+async fn found(path: &Path) -> Metadata {
+    let wait = async {
+        loop {
+            match fs::metadata(path) {
+                Ok(found) => return found,
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no {}", path.display()))
+}
+
+/// R3: its files, its socket and its processes are one user's, and no other sandbox has that user.
+#[tokio::test]
+async fn two_sandboxes_are_two_users_of_this_machine() {
+    let place = Place::embedded();
+    let script = "umask 077; id -u; echo secret > secret; while [ ! -e go ]; do sleep 0.05; done";
+    let runs =
+        ["run-one", "run-two"].map(|name| PreparedRun::new(order(&place, name, script)).unwrap());
+    let homes = runs.each_ref().map(|run| run.workspace_path().unwrap().to_owned());
+    let look = async {
+        let mut users = vec![];
+        for home in &homes {
+            let uid = found(&home.join("secret")).await.uid();
+            let socket = fs::metadata(home.parent().unwrap().join("sock/llm.sock")).unwrap();
+            let own = fs::metadata(home).unwrap();
+            assert_eq!([own.uid(), own.gid(), socket.uid()], [uid; 3]);
+            let modes = [&own, &socket].map(|found| found.permissions().mode() & 0o777);
+            assert_eq!(modes, [0o700, 0o600]);
+            users.push(uid.to_string());
+        }
+        for home in &homes {
+            fs::write(home.join("go"), "").unwrap();
+        }
+        users
+    };
+    let [one, two] = runs.map(run);
+    let (one, two, users) = tokio::join!(one, two, look);
+    assert_eq!([stdout(&one), stdout(&two)], users[..]);
+    assert_ne!(users[0], users[1]);
+    assert!(
+        users.iter().all(|uid| UserRange::DEFAULT_RANGE.contains(uid.parse().unwrap())),
+        "{users:?}"
+    );
+}
+
+/// R3: one that takes all there is for its user leaves another what that needs; under one user, it would not.
+#[tokio::test]
+async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
+    let place = Place::embedded();
+    let take = format!("while (syscall({}, 0) >= 0) {{ $n++ }}", libc::SYS_inotify_init1);
+    // So many processes as have more descriptors than there are instances.
+    let greedy = format!(
+        "for i in 1 2 3 4 5 6 7 8 9; do perl -e '{take} sleep 600' & done; sleep 0.5; \
+         perl -e '{take} exit($n > 0)' && touch full; while [ ! -e go ]; do sleep 0.05; done; kill $(jobs -p)"
+    );
+    let modest = format!("perl -e '{take} print $n > 0 ? \"some\" : \"none\"'");
+    let greedy = PreparedRun::new(order(&place, "run-greedy", &greedy)).unwrap();
+    let home = greedy.workspace_path().unwrap().to_owned();
+    let look = async {
+        found(&home.join("full")).await;
+        let uid = fs::metadata(&home).unwrap().uid();
+        let other = run(PreparedRun::new(order(&place, "run-other", &modest)).unwrap()).await;
+        let shared = UserRange::single_user(uid);
+        let same = RunPlan { uids: shared, ..order(&place, "run-same", &modest) };
+        let same = run(PreparedRun::new(same).unwrap()).await;
+        fs::write(home.join("go"), "").unwrap();
+        [other, same]
+    };
+    let (_, [other, same]) = tokio::join!(run(greedy), look);
+    assert_eq!([stdout(&other), stdout(&same)], ["some", "none"]);
+}
+
+/// R6: where images need their own user, all sandboxes can have it.
+#[tokio::test]
+async fn an_operator_may_give_all_sandboxes_one_user() {
+    let place = Place::embedded();
+    let fixed =
+        RunPlan { uids: "1001".parse().unwrap(), ..order(&place, "run-fixed", "id -u; id -g") };
+    assert_eq!(stdout(&run(PreparedRun::new(fixed).unwrap()).await), "1001\n1001");
+}
+
+/// R6, R7: a workspace that is kept is its next sandbox's to read and to change, whatever user that has; what a link leads to
+/// is not.
+#[tokio::test]
+async fn a_kept_workspace_is_its_next_users() {
+    let place = Place::embedded();
+    let outside = place.path().join("outside");
+    fs::write(&outside, "mine").unwrap();
+    let shelf = WorkspaceStore::in_state_dir(&place.path());
+    let uses = |name: &'static str, uids: &str, script: &str| {
+        let order = order(&place, name, script);
+        let order = RunPlan { uids: uids.parse().unwrap(), ..order };
+        let residents = LongRunningPool::new(&shelf, TERMS);
+        async move {
+            let key = SandboxKey::new("agent", "branch");
+            let prepared = Box::pin(residents.claim(&key, order)).await.unwrap();
+            let home = prepared.workspace_path().unwrap().to_owned();
+            let result = run(prepared).await;
+            (stdout(&result).to_owned(), home)
+        }
+    };
+    // Of this process, as the locks are the machine's.
+    let first = 1_950_000_000 + 8 * std::process::id();
+    let ranges = [0, 4].map(|offset| format!("{}-{}", first + offset, first + offset + 3));
+    let [before, after] = ranges.each_ref();
+    let fill = "umask 077; mkdir -p deep/er; echo one > deep/er/file; id -u";
+    let (first, home) = Box::pin(uses("run-one", before, fill)).await;
+    symlink(&outside, home.join("link")).unwrap();
+    let change = "umask 077; cat deep/er/file; echo two >> deep/er/file; rm link; ln deep/er/file other; id -u";
+    let (second, _) = Box::pin(uses("run-two", after, change)).await;
+    let (text, second) = second.split_once('\n').unwrap();
+    assert_eq!(text, "one");
+    assert_ne!(first, second);
+    assert_eq!(fs::metadata(home.join("deep/er/file")).unwrap().uid().to_string(), second);
+    assert_eq!(fs::metadata(&outside).unwrap().uid(), 0);
+    // The same range: there is nothing to give away, as the user is free again.
+    let (third, _) = Box::pin(uses("run-three", after, "id -u")).await;
+    assert_eq!(third, second);
+}
+
+const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
+    most: 1,
+    runs: 1,
+    max_age: Duration::from_hours(1),
+    max_idle: Duration::from_hours(1),
+    wait: Duration::from_secs(20),
+};

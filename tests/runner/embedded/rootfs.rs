@@ -1,0 +1,159 @@
+//! R2, R3: what a sandbox of ours has for a root.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::driver::{Sandboxed, sh};
+
+/// R3: programs, and what programs need; of this machine's people and services, nothing.
+#[test]
+fn the_host_shows_its_programs_and_nothing_else() {
+    let look = "
+        ls /
+        ls /etc | grep -E '^(passwd|group|hosts|nsswitch.conf|resolv.conf|shadow|sudoers|ssh|gitconfig|docker)$'
+        ls /home /root /var /opt /srv /mnt 2>/dev/null
+        cut -d: -f1 /etc/passwd
+        getent hosts localhost | cut -d' ' -f1
+        touch /usr/x /etc/x /etc/passwd 2>/dev/null && echo wrote
+        id | sed -E 's/2[0-9]{9}/N/g'
+    ";
+    let result = Sandboxed::new().run(&[], &sh(look));
+    let stdout = result.json["stdout"].as_str().unwrap();
+    // Not every machine has them.
+    let stdout: Vec<_> =
+        stdout.lines().filter(|line| !matches!(*line, "lib32" | "libx32" | "lib64")).collect();
+    insta::assert_snapshot!(stdout.join("\n"), @r"
+    bin
+    cogni-init
+    dev
+    etc
+    lib
+    llm-sock
+    proc
+    run
+    sbin
+    sys
+    tmp
+    usr
+    workspace
+    group
+    hosts
+    nsswitch.conf
+    passwd
+    resolv.conf
+    root
+    agent
+    nobody
+    127.0.0.1
+    uid=N(agent) gid=N(agent) groups=N(agent)
+    ");
+}
+
+/// R2: an unpacked root is there as it is, with what it does not have of ours, and is never written to.
+#[test]
+fn an_unpacked_root_takes_the_place_of_an_image() {
+    let runner = Sandboxed::new();
+    let rootfs = rootfs(&runner.path().join("rootfs"));
+    let before = listing(&rootfs);
+    let root = runner.path().display().to_string();
+    let flags = ["--root", &root, "--rootfs", &rootfs, "--init", "none"];
+    let look =
+        "cat /etc/motd; ls /; touch /etc/x /bin/x 2>/dev/null && echo wrote; echo $$; exit 42";
+    let result = runner.run(&flags, &sh(look));
+    assert_eq!(result.facts(), json!([false, 42, "container_failed"]), "{}", result.json);
+    insta::assert_snapshot!(result.json["stdout"].as_str().unwrap(), @r"
+    hello
+    bin
+    dev
+    etc
+    llm-sock
+    proc
+    run
+    sys
+    tmp
+    usr
+    workspace
+    1
+    ");
+    assert_eq!(listing(&rootfs), before);
+}
+
+/// R3: whoever makes the sandbox, this machine's engine is nothing for it.
+#[test]
+fn the_engines_socket_is_in_no_sandbox_of_ours() {
+    let runner = Sandboxed::new();
+    let place = runner.path().join("place");
+    fs::create_dir(&place).unwrap();
+    let (root, socket) = (runner.path().display().to_string(), place.join("docker.sock"));
+    let workspace = format!("{}:ro", place.display());
+    let flags = ["--root", &root, "--workspace", &workspace];
+    let engine = ["--docker-socket", socket.to_str().unwrap()];
+    let (status, _, said) = runner.command(&[&flags[..], &engine].concat(), &["true"]);
+    assert!(status == 2 && said.contains("the gateway's own"), "{status}: {said}");
+    assert_eq!(runner.run(&flags, &["true"]).facts(), json!([true, 0, null]));
+}
+
+/// R1: without a first process of ours the program is it, and what a shell would say of it is said by us.
+#[test]
+fn a_program_that_is_not_there_is_told_without_a_first_process_too() {
+    let runner = Sandboxed::new();
+    for (program, code) in [("/nowhere", 127), ("nowhere", 127), ("/etc/passwd", 126)] {
+        let result = runner.run(&["--init", "none"], &[program]);
+        assert_eq!(result.facts(), json!([false, code, "container_failed"]), "{program}");
+        assert!(result.json["error"].as_str().unwrap().starts_with("the program "));
+    }
+}
+
+/// R2: each driver says what it does not know.
+#[test]
+fn a_root_that_a_driver_does_not_know_is_wrong_use() {
+    let runner = Sandboxed::new();
+    let told = [
+        &["--image", "agent:1"][..],
+        &["--driver", "docker"],
+        &["--image", "agent:1", "--rootfs", "/srv"],
+        &["--rootfs", "/"],
+        &["--rootfs", "/nowhere"],
+    ]
+    .map(|flags| {
+        let (status, stdout, shown) = runner.command(flags, &["true"]);
+        assert_eq!((status, stdout.as_str()), (2, ""), "{flags:?}");
+        shown.trim().to_owned()
+    });
+    insta::assert_snapshot!(told.join("\n"), @r"
+    error: the root is `agent:1`; the driver `embedded` knows no images; give an unpacked root, or none
+    error: the root is `this machine's programs`; the driver `docker` needs an image
+    error: the image is `agent:1`, the root `/srv`; give one of them
+    error: `/` cannot be given to a sandbox: it would show `/boot`, which no sandbox may see
+    error: `/nowhere` cannot be given to a sandbox: No such file or directory (os error 2)
+    ");
+}
+
+/// busybox and a link to a directory, as images have it.
+fn rootfs(path: &Path) -> String {
+    for directory in ["usr/bin", "etc"] {
+        fs::create_dir_all(path.join(directory)).unwrap();
+    }
+    symlink("usr/bin", path.join("bin")).unwrap();
+    fs::write(path.join("etc/motd"), "hello\n").unwrap();
+    let busybox = Command::new("sh").args(["-c", "command -v busybox"]).output().unwrap();
+    let busybox = String::from_utf8(busybox.stdout).unwrap();
+    assert_ne!(busybox, "", "this test needs busybox; `tests/run test` installs it");
+    fs::copy(busybox.trim(), path.join("usr/bin/busybox")).unwrap();
+    for applet in ["sh", "cat", "ls", "touch"] {
+        symlink("busybox", path.join("usr/bin").join(applet)).unwrap();
+    }
+    for directory in ["", "usr", "usr/bin", "etc"] {
+        fs::set_permissions(path.join(directory), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    path.display().to_string()
+}
+
+fn listing(path: &str) -> String {
+    let found = Command::new("find").args([path, "-printf", "%P %M %s %T@\n"]).output().unwrap();
+    String::from_utf8(found.stdout).unwrap()
+}

@@ -1,0 +1,48 @@
+//! G12: the spans of a run that has a sandbox.
+
+use http::StatusCode;
+
+use super::driver::{Sandboxed, sh};
+use crate::support::trace_collector::{Collector, hex, shown};
+
+/// G12: a run's sandbox is a span within the run's, and how long its start took another; that it failed is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_sees_the_sandbox_of_a_run() {
+    let collector = Collector::start(StatusCode::OK).await;
+    let address = collector.address;
+    let name = format!("run-traced-{}", std::process::id());
+    let id = name.clone();
+    let run = move || {
+        let runner = Sandboxed::new();
+        let mut command = runner.prepare(&["--run-id", &id], &sh("exit 3"));
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"));
+        command.env("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        assert_eq!(command.output().unwrap().status.code(), Some(1));
+        runner.assert_nothing_is_left(&id);
+    };
+    tokio::task::spawn_blocking(run).await.unwrap();
+    let mut spans = collector.seen().spans();
+    spans.sort_by(|a, b| a.name.cmp(&b.name));
+    let told: String = spans.iter().map(|span| shown(span, "")).collect();
+    let told = told.replace(&name, "run-traced");
+    insta::assert_snapshot!(told, @r"
+    run (kind 1): container_failed
+      cogni.run.id = run-traced
+      cogni.run.attempt = 0
+      gen_ai.usage.input_tokens = 0
+      gen_ai.usage.output_tokens = 0
+      cogni.calls.admitted = 0
+      cogni.calls.refused = 0
+      error.type = container_failed
+    sandbox (kind 1): container_failed
+      cogni.sandbox.driver = embedded
+      process.exit.code = 3
+      error.type = container_failed
+    sandbox start (kind 1)
+      cogni.sandbox.driver = embedded
+    ");
+    let run = spans.iter().find(|span| span.name == "run").unwrap();
+    assert_eq!(hex(&run.parent_span_id), "b7ad6b7169203331");
+    let within = spans.iter().filter(|span| span.parent_span_id == run.span_id).count();
+    assert_eq!(within, 2);
+}

@@ -1,0 +1,86 @@
+//! R5: what is left of a container of ours when somebody is killed: nothing runs on.
+
+use std::fs;
+
+use cogni_gateway::sandbox::embedded::{self, LeftoverCgroup};
+use cogni_gateway::sandbox::owner_process::OwnerState;
+use cogni_gateway::sandbox::sandbox_name;
+use serde_json::{Value, json};
+
+use super::driver::{Embedded, Sandboxed, containers, entries, sh};
+use crate::support::process::{Process, patience};
+use crate::support::run_command::Driver;
+
+/// R5: the container goes, and its groups with it; the directory has its owner's name on it.
+#[test]
+fn nothing_runs_on_when_the_runner_is_killed() {
+    let runner = Sandboxed::new();
+    let run = format!("run-killed-{}", std::process::id());
+    let deaf = sh("trap '' TERM; echo up; sleep 600");
+    let mut process = Process::start(&mut runner.prepare(&["--run-id", &run], &deaf), "");
+    process.until(|said| said.contains("up\n"));
+    assert_ne!(containers(&run), "");
+    process.signal("KILL");
+    process.wait();
+    patience(|| Embedded::traces(&run).is_empty(), || Embedded::traces(&run));
+    let left = entries(&runner.run_dir());
+    assert_eq!(left.len(), 1);
+    fs::remove_dir_all(runner.run_dir().join(&left[0])).unwrap();
+}
+
+/// R5: also while it is being made.
+#[test]
+fn nothing_runs_on_when_the_runner_is_killed_at_any_moment() {
+    let runner = Sandboxed::new();
+    for millis in (0..60).step_by(5) {
+        let run = format!("run-early-{millis}-{}", std::process::id());
+        let mut command = runner.prepare(&["--run-id", &run], &["sleep", "600"]);
+        let mut process = Process::start(&mut command, "");
+        // Not to wait for something, but to be at another place each time.
+        std::thread::sleep(std::time::Duration::from_millis(millis));
+        process.signal("KILL");
+        process.wait();
+        // The helper may only now begin, to see that it is too late.
+        let is_gone = || {
+            if containers(&run).is_empty() {
+                remove_groups(&run);
+            }
+            Embedded::traces(&run).is_empty()
+        };
+        patience(is_gone, || Embedded::traces(&run));
+    }
+}
+
+fn remove_groups(run: &str) {
+    let is_ours =
+        |group: &LeftoverCgroup| group.name.display().to_string().contains(&sandbox_name(run));
+    for group in embedded::list_leftovers().unwrap().into_iter().filter(is_ours) {
+        assert_eq!(group.owner.unwrap().state(), OwnerState::Dead);
+        embedded::remove_cgroup(&group.name).unwrap();
+    }
+}
+
+/// R5: the helper's death is the container's too, and the run's result.
+#[test]
+fn a_helper_that_is_killed_takes_the_container_with_it() {
+    let runner = Sandboxed::new();
+    let run = format!("run-helpless-{}", std::process::id());
+    let stdout = runner.path().join("result");
+    let mut command = runner.prepare(&["--run-id", &run], &["sleep", "600"]);
+    command.stdout(fs::File::create(&stdout).unwrap()).stderr(std::process::Stdio::null());
+    let mut child = command.spawn().unwrap();
+    patience(|| !containers(&run).is_empty(), || "there is no container".to_owned());
+    let helper = child_of(child.id());
+    assert!(
+        std::process::Command::new("kill").args(["-KILL", &helper]).status().unwrap().success()
+    );
+    child.wait().unwrap();
+    let result: Value = serde_json::from_slice(&fs::read(&stdout).unwrap()).unwrap();
+    assert_eq!(result["error_code"], json!("internal"), "{result}");
+    runner.assert_nothing_is_left(&run);
+}
+
+fn child_of(pid: u32) -> String {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().next().unwrap().to_owned()
+}

@@ -1,0 +1,248 @@
+//! A1: `cogni-agent` as a process of its own, in front of a fake provider: what it says, and how it ends.
+
+mod tool;
+mod wire;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::model_provider::{self, calling};
+use crate::support::process::NOBODY;
+
+/// A workspace, and the program under its name.
+struct Agent {
+    folder: TempDir,
+    provider: model_provider::Running,
+}
+
+struct Ended {
+    code: i32,
+    /// The one line on standard output.
+    envelope: Value,
+    /// The lines on standard error.
+    events: Vec<String>,
+}
+
+impl Agent {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        symlink(concat!(env!("OUT_DIR"), "/cogni-init"), folder.path().join("cogni-agent"))
+            .unwrap();
+        fs::create_dir(folder.path().join(".cogni")).unwrap();
+        let agent = Self { folder, provider: model_provider::start("").await };
+        agent.write(&json!([{"role": "user", "content": "hi"}]).to_string());
+        agent
+    }
+
+    fn write(&self, messages: &str) {
+        fs::write(self.folder.path().join(".cogni/messages.json"), messages).unwrap();
+    }
+
+    fn command(&self, model: &str, options: &[&str]) -> Command {
+        let mut command = Command::new(self.folder.path().join("cogni-agent"));
+        command
+            .current_dir(self.folder.path())
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("COGNI_MODEL", model)
+            .env("OPENAI_BASE_URL", format!("http://{}/v1", self.provider.addr))
+            .args(["--messages", ".cogni/messages.json"])
+            .args(options);
+        command
+    }
+
+    async fn ask(&self, model: &str, options: &[&str]) -> Ended {
+        let mut command = self.command(model, options);
+        tokio::task::spawn_blocking(move || Ended::of(&mut command)).await.unwrap()
+    }
+}
+
+impl Ended {
+    fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(stdout.lines().count(), 1, "{stdout}");
+        let mut envelope: Value = serde_json::from_str(&stdout).unwrap();
+        let duration = envelope["meta"].as_object_mut().unwrap().remove("durationMs");
+        assert!(duration.unwrap().is_u64());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let events = stderr.lines().map(str::to_owned).collect();
+        Self { code: output.status.code().unwrap(), envelope, events }
+    }
+
+    fn text(&self) -> &str {
+        self.envelope["payloads"][0]["text"].as_str().unwrap_or_default()
+    }
+
+    /// The exit code, and what is said of the error.
+    fn failure(&self) -> String {
+        format!("{} {}", self.code, self.envelope["meta"]["error"])
+    }
+}
+
+/// A1: the envelope is the one thing on standard output, the text on standard error as it comes.
+#[tokio::test]
+async fn an_answer_is_told_as_it_comes_and_in_the_end() {
+    let agent = Agent::new().await;
+    let ended = agent.ask("fake/text=hello there friend", &[]).await;
+    assert_eq!(ended.code, 0);
+    insta::assert_snapshot!(ended.envelope, @r#"{"meta":{"agentMeta":{"finish":"stop","model":"fake/text=hello there friend","rounds":1,"usage":{"input":11,"output":3,"total":14}},"error":null},"payloads":[{"text":"hello there friend"}]}"#);
+    insta::assert_snapshot!(ended.events.join("\n"), @r#"
+    {"type":"text_delta","text":"hello "}
+    {"type":"text_delta","text":"there "}
+    {"type":"text_delta","text":"friend"}
+    "#);
+}
+
+/// A1: what the model is asked: the conversation as it stands, streamed, with the one tool.
+#[tokio::test]
+async fn the_conversation_is_sent_as_it_stands() {
+    let agent = Agent::new().await;
+    let message = json!({"role": "user", "content": [{"type": "text", "text": "ü"}], "name": "x"});
+    let asked = |seen: &model_provider::Running| {
+        let mut body: Value = seen.seen.last_request().unwrap().body.unwrap();
+        body["tools"] = body.pointer("/tools/0/function/name").cloned().unwrap_or_default();
+        body
+    };
+    let body = |messages: Value, tools: Value| {
+        json!({
+            "model": "m", "messages": messages, "stream": true,
+            "stream_options": {"include_usage": true}, "tools": tools,
+        })
+    };
+    agent.write(&json!([message]).to_string());
+    assert_eq!(agent.ask("m", &[]).await.code, 0);
+    assert_eq!(asked(&agent.provider), body(json!([message]), json!("exec")));
+    agent.write(&json!({"messages": [message], "system": "be brief", "tools": false}).to_string());
+    assert_eq!(agent.ask("m", &[]).await.code, 0);
+    let system = json!({"role": "system", "content": "be brief"});
+    assert_eq!(asked(&agent.provider), body(json!([system, message]), Value::Null));
+}
+
+/// A1: its only tool runs a program of the sandbox, and the model reads what came of it.
+#[tokio::test]
+async fn the_tool_is_used_until_the_model_is_done() {
+    let agent = Agent::new().await;
+    let ended =
+        agent.ask(&calling(&["sh", "-c", "echo $((6*7)); echo why >&2; exit 3"]), &[]).await;
+    assert_eq!(ended.code, 0, "{}", ended.envelope);
+    assert_eq!(ended.text(), r#"{"exit_code":3,"stderr":"why\n","stdout":"42\n"}"#);
+    let meta = &ended.envelope["meta"]["agentMeta"];
+    assert_eq!((&meta["rounds"], &meta["finish"]), (&json!(2), &json!("stop")));
+    let tools: Vec<_> = ended.events.iter().filter(|line| line.contains("tool_")).collect();
+    let tools = tools.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let tools: Vec<_> =
+        tools.map(|tool| (tool["type"].clone(), tool["exit_code"].clone())).collect();
+    assert_eq!(tools, [(json!("tool_call"), Value::Null), (json!("tool_result"), json!(3))]);
+    // What the model was asked the second time has its own call and the result in it.
+    let request = agent.provider.seen.last_request().unwrap();
+    let body: Value = request.body.unwrap();
+    assert_eq!(body["messages"][1]["tool_calls"][0]["id"], body["messages"][2]["tool_call_id"]);
+}
+
+#[tokio::test]
+async fn a_model_that_never_ends_is_ended() {
+    let agent = Agent::new().await;
+    let ended = agent.ask("fake/tool=exec;repeat=yes", &["--rounds", "3"]).await;
+    insta::assert_snapshot!(ended.failure(), @r#"1 {"kind":"too_many_rounds","message":"the model still calls for tools after 3 rounds; raise `--rounds`"}"#);
+    assert_eq!(agent.provider.seen.request_count(), 3);
+}
+
+/// G10: what cannot be helped is not asked again; what only has to wait is, once.
+#[tokio::test]
+async fn a_refusal_ends_it_and_one_that_passes_is_waited_for_once() {
+    let agent = Agent::new().await;
+    let mut told = vec![];
+    for (script, attempts) in [
+        ("status=402,should_retry=no", 1),
+        ("status=403", 1),
+        ("status=500", 1),
+        ("status=429", 1),
+        ("status=429,retry_after=1,should_retry=no", 1),
+        ("status=429,retry_after=60", 1),
+        ("status=429,retry_after=1", 2),
+        ("status=429,retry_after=0", 2),
+    ] {
+        agent.provider.seen.clear();
+        let ended = agent.ask(&format!("fake/{script}"), &[]).await;
+        assert_eq!(agent.provider.seen.request_count(), attempts, "{script}");
+        told.push(format!("{script}: {}", ended.failure()));
+    }
+    insta::assert_snapshot!(told[..2].join("\n"), @r#"
+    status=402,should_retry=no: 1 {"code":"402","kind":"refused","message":"the fake provider answers 402 Payment Required, as its script says","status":402}
+    status=403: 1 {"code":"403","kind":"refused","message":"the fake provider answers 403 Forbidden, as its script says","status":403}
+    "#);
+}
+
+/// A1: an error is in the envelope, whatever it is, and the exit status says that there is one.
+#[tokio::test]
+async fn what_goes_wrong_is_told_in_the_envelope() {
+    let agent = Agent::new().await;
+    let mut told = vec![];
+    for messages in
+        ["", "{}", "[]", r#"{"messages":[1],"system":2}"#, r#"{"messages":[1],"tools":1}"#]
+    {
+        agent.write(messages);
+        told.push(agent.ask("m", &[]).await.failure());
+    }
+    agent.write(r#"[{"role":"user","content":"hi"}]"#);
+    told.push(agent.ask("m", &["--messages", "/nowhere/messages.json"]).await.failure());
+    told.push(agent.ask("", &[]).await.failure());
+    for script in ["fault=truncate@2", "fault=close@2", "fault=error@2", "fault=garbage@1"] {
+        told.push(agent.ask(&format!("fake/{script}"), &[]).await.failure());
+    }
+    told.push(agent.ask("fake/fault=stall@1", &["--timeout", "1"]).await.failure());
+    told.push(agent.ask("fake/tool=exec;obey=yes;output=9;fault=truncate@9", &[]).await.failure());
+    for url in ["https://localhost/v1", "http://example.org/v1", "http://localhost:x"] {
+        let mut command = agent.command("m", &[]);
+        told.push(Ended::of(command.env("OPENAI_BASE_URL", url)).failure());
+    }
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: not valid JSON: EOF while parsing a value at line 1 column 0"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: there is no array of messages"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: there is no message"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: `system` is not a string"}
+    1 {"kind":"no_conversation","message":"`.cogni/messages.json`: `tools` is neither true nor false"}
+    1 {"kind":"no_conversation","message":"`/nowhere/messages.json`: No such file or directory (os error 2)"}
+    1 {"kind":"no_model","message":"`COGNI_MODEL` is not set; give the model's name"}
+    1 {"kind":"broken_answer","message":"the answer ended without a finish reason"}
+    1 {"kind":"broken_answer","message":"the answer broke off: unexpected end of file"}
+    1 {"code":"500","kind":"refused","message":"the fake provider failed on the way, as its script says"}
+    1 {"kind":"broken_answer","message":"the answer broke off: invalid utf-8 sequence of 1 bytes from index 1"}
+    1 {"kind":"timeout","message":"the time is over; raise `--timeout`"}
+    1 {"kind":"broken_answer","message":"the answer ended without a finish reason"}
+    1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `https://localhost/v1` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
+    1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://example.org/v1` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
+    1 {"kind":"no_model","message":"`OPENAI_BASE_URL`: `http://localhost:x` is no place that a sandbox can reach; give one such as `http://localhost:8080/v1`"}
+    "#);
+    let mut command = agent.command("m", &[]);
+    let nobody = format!("http://localhost:{}", NOBODY.port());
+    let ended = Ended::of(command.env("OPENAI_BASE_URL", nobody));
+    assert_eq!(ended.envelope["meta"]["error"]["kind"], "unreachable");
+    // What it had said until then is not lost.
+    let ended = agent.ask("fake/fault=truncate@2", &[]).await;
+    assert_eq!(ended.events.len(), 2);
+}
+
+#[tokio::test]
+async fn wrong_use_is_told_and_is_no_answer() {
+    let agent = Agent::new().await;
+    let mut told = vec![];
+    for options in [&["--rounds", "0"][..], &["--timeout=soon"], &["--nonsense"], &["--messages"]] {
+        let output = agent.command("m", options).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+        told.push(String::from_utf8(output.stderr).unwrap());
+    }
+    insta::assert_snapshot!(told.concat(), @r"
+    cogni-agent: `--rounds` is `0`; give a number from 1 to 1000000; see `cogni-agent --help`
+    cogni-agent: `--timeout` is `soon`; give a number from 1 to 1000000; see `cogni-agent --help`
+    cogni-agent: there is no option `--nonsense`; see `cogni-agent --help`
+    cogni-agent: `--messages` needs a value; see `cogni-agent --help`
+    ");
+    let version = agent.command("m", &["--version"]).output().unwrap();
+    assert_eq!(version.stdout, format!("cogni-agent {}\n", env!("CARGO_PKG_VERSION")).as_bytes());
+}

@@ -1,0 +1,97 @@
+//! R4: `cogni-init`, as a process of its own: a run's socket, an agent, and what happens to both.
+
+mod bridge;
+mod claim;
+mod landlock;
+mod options;
+mod processes;
+mod seccomp;
+
+use std::net::SocketAddr;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{self, Command, Output};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use tempfile::TempDir;
+
+/// A run's socket, and an address of this test's own for the bridge to listen on.
+struct Sandbox {
+    folder: TempDir,
+    address: SocketAddr,
+    /// Accepts as far as its backlog goes, which is enough for the agent to be started.
+    gateway: Option<UnixListener>,
+}
+
+/// What became of one start.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Sandbox {
+    fn new() -> Self {
+        let mut sandbox = Self::without_gateway();
+        sandbox.gateway = Some(UnixListener::bind(sandbox.socket()).unwrap());
+        sandbox
+    }
+
+    fn without_gateway() -> Self {
+        static PORT: AtomicU16 = AtomicU16::new(8080);
+        // All of 127.0.0.0/8 is loopback: each test process has an address of its own, and so no other's port.
+        let [_, high, middle, low] = process::id().to_be_bytes();
+        let port = PORT.fetch_add(1, Ordering::Relaxed);
+        let address = SocketAddr::from(([127, high + 1, middle, low], port));
+        Self { folder: tempfile::tempdir().unwrap(), address, gateway: None }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("llm.sock")
+    }
+
+    /// A file of the sandbox, by its name.
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn command(&self, options: &[&str], argv: &[&str]) -> Command {
+        self.under(&[], options, argv)
+    }
+
+    /// The same with another program before it, such as `unshare`.
+    fn under(&self, wrapper: &[&str], options: &[&str], argv: &[&str]) -> Command {
+        let mut line = wrapper.to_vec();
+        line.push(PROGRAM);
+        let mut command = Command::new(line[0]);
+        command.args(&line[1..]).arg(format!("--listen={}", self.address));
+        command.arg("--socket").arg(self.socket()).args(options).arg("--").args(argv);
+        command
+    }
+
+    fn run(&self, argv: &[&str]) -> Ended {
+        Ended::of(&mut self.command(&[], argv))
+    }
+
+    fn script(&self, options: &[&str], script: &str) -> Ended {
+        Ended::of(&mut self.command(options, &["sh", "-c", script]))
+    }
+}
+
+impl Ended {
+    fn of(command: &mut Command) -> Self {
+        command.output().unwrap().into()
+    }
+}
+
+impl From<Output> for Ended {
+    fn from(Output { status, stdout, stderr }: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+}
+
+const PROGRAM: &str = concat!(env!("OUT_DIR"), "/cogni-init");
+
+/// A process of its own PID namespace, as in a container; the tests that use it need to be root, as CI is.
+const AS_PID_1: [&str; 5] = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];

@@ -1,0 +1,80 @@
+//! What the agent cannot do, because its first process has seen to that.
+
+use super::Sandbox;
+use crate::support::run_command::landlock;
+
+/// perl-base is in every Debian; its errors are errno's.
+const TRY: &str = r#"
+use Socket;
+print socket(my $s, AF_UNIX, SOCK_STREAM, 0) ? "unix\n" : "unix: $!\n";
+print socket($s, AF_UNIX, SOCK_DGRAM, 0) ? "datagram\n" : "datagram: $!\n";
+print syscall(41, AF_UNIX | (1 << 40), SOCK_STREAM, 0) >= 0 ? "wide\n" : "wide: $!\n" if `uname -m` eq "x86_64\n";
+print syscall(41 | 0x40000000, AF_UNIX, SOCK_STREAM, 0) >= 0 ? "x32\n" : "x32: $!\n" if `uname -m` eq "x86_64\n";
+print syscall(425, 1, 0) >= 0 ? "ring\n" : "ring: $!\n";
+print socketpair($s, my $t, AF_UNIX, SOCK_STREAM, 0) ? "pair\n" : "pair: $!\n";
+print socket($s, AF_INET, SOCK_STREAM, 0) ? "inet\n" : "inet: $!\n";
+"#;
+
+/// R3: once the bridge is up, no new unix socket; pairs and the local port remain.
+#[test]
+fn the_agent_makes_no_unix_socket() {
+    let sandbox = Sandbox::new();
+    let ended = sandbox.run(&["perl", "-e", TRY]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let portable: Vec<_> = ended
+        .stdout
+        .lines()
+        .filter(|line| !line.starts_with("wide") && !line.starts_with("x32"))
+        .collect();
+    insta::assert_snapshot!(portable.join("\n"), @r"
+    unix: Operation not permitted
+    datagram: Operation not permitted
+    ring: Operation not permitted
+    pair
+    inet
+    ");
+    if cfg!(target_arch = "x86_64") {
+        for name in ["wide", "x32"] {
+            let line = format!("{name}: Operation not permitted\n");
+            assert!(ended.stdout.contains(&line), "{}", ended.stdout);
+        }
+    }
+}
+
+/// L3, R3: what takes an agent's work out has no gateway, and is behind the same filter and the same rules for files.
+#[test]
+fn what_has_no_gateway_is_confined_all_the_same() {
+    let sandbox = Sandbox::without_gateway();
+    let (own, other) = (sandbox.path("own"), sandbox.path("other"));
+    for directory in [&own, &other] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    let options = ["--no-gateway", "--write", &own];
+    let mut command = sandbox.command(&options, &["perl", "-e", TRY]);
+    let ended = super::Ended::of(&mut command);
+    assert!(ended.stdout.starts_with("unix: Operation not permitted\n"), "{}", ended.stdout);
+    let script = format!("touch {own}/made && touch {other}/made");
+    let ended = sandbox.script(&options, &script);
+    let is_made = |directory: &str| std::path::Path::new(directory).join("made").exists();
+    assert!(is_made(&own), "{}", ended.stderr);
+    if landlock() >= 2 {
+        assert_ne!(ended.code, Some(0));
+        assert!(!is_made(&other));
+    }
+}
+
+#[test]
+fn unix_sockets_are_allowed_where_that_is_asked_for() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["--allow-unix-sockets"], &["perl", "-e", TRY]);
+    let ended = super::Ended::of(&mut command);
+    assert!(ended.stdout.starts_with("unix\ndatagram\n"), "{}", ended.stdout);
+}
+
+/// R3: and so nothing it starts gains by a set-user-ID program.
+#[test]
+fn the_agent_gains_no_privilege() {
+    let sandbox = Sandbox::new();
+    let ended = sandbox.run(&["grep", "-E", "^(NoNewPrivs|Seccomp):", "/proc/self/status"]);
+    assert_eq!(ended.stdout, "NoNewPrivs:\t1\nSeccomp:\t2\n");
+}

@@ -1,0 +1,174 @@
+//! R3, R6: of this machine a sandbox sees what the operator allows, and that is what it seems to be.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use cogni_gateway::sandbox::host_path::check_host_paths;
+use cogni_gateway::sandbox::spec::{MountAccess, WorkspaceMount};
+use cogni_gateway::sandbox::{SandboxSpec, UserRange};
+
+fn judge(path: &Path, root: &Path) -> Result<(), String> {
+    judge_access(path, root, MountAccess::ReadOnly)
+}
+
+fn judge_access(path: &Path, root: &Path, access: MountAccess) -> Result<(), String> {
+    let workspace = WorkspaceMount::Directory { path: path.into(), access };
+    let spec = SandboxSpec { workspace, ..crate::spec::spec() };
+    check_host_paths(&spec, UserRange::SHARED_USER, &[root.to_owned()], &[])
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_directory_below_a_root_is_let_in() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("task")).unwrap();
+    set(root.path(), 0, 0o755);
+    judge(&root.path().join("task"), root.path()).unwrap();
+    judge(root.path(), root.path()).unwrap();
+}
+
+#[test]
+fn a_path_elsewhere_or_of_another_kind_is_kept_out() {
+    let root = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    fs::create_dir_all(at("task/inner")).unwrap();
+    symlink(at("task"), at("link")).unwrap();
+    let _socket = UnixListener::bind(at("engine.sock")).unwrap();
+    for path in [
+        other.path().to_owned(),
+        at("link"),
+        at("link/inner"),
+        at("engine.sock"),
+        at("missing"),
+        at("task/../task"),
+        PathBuf::from("task"),
+    ] {
+        judge(&path, root.path()).expect_err(&path.display().to_string());
+    }
+}
+
+/// R3: not even where the operator allows everything.
+#[test]
+fn what_no_sandbox_may_see_is_kept_out_below_every_root() {
+    for path in ["/", "/var", "/run", "/etc/ssl", "/proc/self", "/dev/shm", "/sys"] {
+        judge(Path::new(path), Path::new("/")).expect_err(path);
+    }
+}
+
+/// R3: what an agent could read there would be secret, and what it could write there would be its record.
+#[test]
+fn what_is_the_gateways_own_is_kept_out_wherever_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    fs::create_dir_all(at("task/records")).unwrap();
+    fs::create_dir(at("keys")).unwrap();
+    fs::write(at("keys/key"), "sk").unwrap();
+    symlink(at("keys/key"), at("task/key")).unwrap();
+    let judge = |path: &str, ours: &str| {
+        let workspace = WorkspaceMount::Directory { path: at(path), access: MountAccess::ReadOnly };
+        let spec = SandboxSpec { workspace, ..crate::spec::spec() };
+        check_host_paths(&spec, UserRange::SHARED_USER, &[root.path().to_owned()], &[at(ours)])
+    };
+    for (path, ours, is_kept_out) in [
+        ("task", "task", true),
+        ("task", "task/records/audit.jsonl", true),
+        ("task", "task/not/there/yet.jsonl", true),
+        ("task/records", "task", true),
+        // By either name, that of the link and that of the file.
+        ("task", "task/key", true),
+        ("keys", "task/key", true),
+        ("task", "keys/key", false),
+        ("task/records", "task/key", false),
+        ("task/records", "task/records.jsonl", false),
+    ] {
+        let judged = judge(path, ours);
+        assert_eq!(judged.is_err(), is_kept_out, "{path}, {ours}: {judged:?}");
+        if let Err(error) = judged {
+            assert!(error.to_string().contains("the gateway's own"), "{error}");
+        }
+    }
+}
+
+/// R6: what a sandbox could swap between the check and the mount is not mounted.
+#[test]
+fn a_path_that_a_sandbox_could_turn_elsewhere_is_kept_out() {
+    let root = tempfile::tempdir().unwrap();
+    let (parent, task) = (root.path().join("parent"), root.path().join("parent/task"));
+    fs::create_dir_all(&task).unwrap();
+    for (owner, mode, task_owner, is_kept_out) in [
+        (0, 0o755, 1001, false),
+        (0, 0o777, 0, true),
+        // As `/tmp` is: everybody may move what is their own.
+        (0, 0o1777, 0, false),
+        (0, 0o1777, 1001, true),
+        (1001, 0o755, 0, true),
+        (1001, 0o1777, 0, true),
+        (1000, 0o755, 0, false),
+    ] {
+        set(&parent, owner, mode);
+        set(&task, task_owner, 0o755);
+        let judged = judge(&task, root.path());
+        assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_owner}: {judged:?}");
+        // What is above the root is the operator's.
+        judge(&task, &task).unwrap();
+    }
+}
+
+/// R6: who is not let in would find out late, and not why.
+#[test]
+fn a_path_that_does_not_let_the_sandboxs_user_in_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    let task = root.path().join("task");
+    fs::create_dir(&task).unwrap();
+    for (owner, mode, may_read, may_write) in [
+        (0, 0o755, true, false),
+        (0, 0o700, false, false),
+        (0, 0o777, true, true),
+        (1001, 0o700, true, true),
+        (1001, 0o500, true, false),
+    ] {
+        set(&task, owner, mode);
+        let is_let_in = |access| judge_access(&task, root.path(), access).is_ok();
+        let told = [MountAccess::ReadOnly, MountAccess::ReadWrite].map(is_let_in);
+        assert_eq!(told, [may_read, may_write], "{owner} {mode:o}");
+    }
+    let told = judge_access(&task, root.path(), MountAccess::ReadWrite).unwrap_err();
+    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, change its mode, or name another user with `--uid`");
+}
+
+/// R3, R6: which user of a range a sandbox gets is not known yet, and what any sandbox may write, another may turn.
+#[test]
+fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
+    let root = tempfile::tempdir().unwrap();
+    let (parent, task) = (root.path().join("parent"), root.path().join("parent/task"));
+    fs::create_dir_all(&task).unwrap();
+    let workspace = WorkspaceMount::Directory { path: task.clone(), access: MountAccess::ReadOnly };
+    let spec = SandboxSpec { workspace, ..crate::spec::spec() };
+    let roots = [root.path().to_owned()];
+    for (owner, mode, task_mode, is_kept_out) in [
+        (0, 0o755, 0o755, false),
+        (0, 0o755, 0o700, true),
+        (0, 0o1777, 0o755, false),
+        (1001, 0o755, 0o755, true),
+        (2_100_000_007, 0o755, 0o755, true),
+        (2_099_999_999, 0o755, 0o755, false),
+    ] {
+        set(&parent, owner, mode);
+        set(&task, 0, task_mode);
+        let judged = check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]);
+        assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_mode:o}: {judged:?}");
+    }
+    set(&parent, 0, 0o755);
+    set(&task, 1001, 0o700);
+    let told =
+        check_host_paths(&spec, UserRange::DEFAULT_RANGE, &roots, &[]).unwrap_err().to_string();
+    insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: the sandbox's user, one of 2100000000-2100065535, may not read there; let all users read there by its mode");
+}
+
+fn set(path: &Path, owner: u32, mode: u32) {
+    chown(path, Some(owner), Some(owner)).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}

@@ -1,0 +1,194 @@
+//! R3, R5: what a sandbox is asked to be, what is kept of its words, and whose it is. Without an engine.
+
+mod docker;
+mod oci;
+mod seccomp;
+
+use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
+
+use cogni_gateway::sandbox::spec::docker::container_body;
+use cogni_gateway::sandbox::spec::{
+    BindMount, MountAccess, OwnerLabels, RootSource, SECCOMP_PROFILE, SandboxLimits, VolumeMount,
+    WorkspaceMount,
+};
+use cogni_gateway::sandbox::{OwnerProcess, SandboxSpec, sandbox_name};
+use serde_json::{Value, json};
+
+/// R3: every flag of the hardening stands here, and in no test that needs an engine only.
+#[test]
+fn a_sandbox_is_hardened_whatever_is_asked_for() {
+    insta::assert_json_snapshot!(asked(&spec()));
+}
+
+/// R3, R4, R6: what is asked for is added, and takes nothing away.
+#[test]
+fn a_sandbox_gets_what_it_asks_for_and_keeps_its_hardening() {
+    insta::assert_json_snapshot!(asked(&everything()));
+}
+
+/// R3: Docker's own defaults end where ours begin; what is denied by name is not allowed by another line.
+#[test]
+fn the_system_calls_that_open_the_kernel_are_denied() {
+    let profile: Value = serde_json::from_str(SECCOMP_PROFILE).unwrap();
+    assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+    let rules = profile["syscalls"].as_array().unwrap();
+    let names =
+        |rule: &Value| -> Vec<String> { serde_json::from_value(rule["names"].clone()).unwrap() };
+    let allowed = rules.iter().filter(|rule| rule["action"] == "SCMP_ACT_ALLOW");
+    let freely: Vec<_> = allowed.filter(|rule| rule["args"].is_null()).flat_map(names).collect();
+    for call in [
+        "add_key",
+        "bpf",
+        "clone",
+        "clone3",
+        "execveat",
+        "init_module",
+        "io_setup",
+        "io_submit",
+        "io_uring_setup",
+        "keyctl",
+        "mount",
+        "move_mount",
+        "open_by_handle_at",
+        "perf_event_open",
+        "personality",
+        "pidfd_getfd",
+        "pivot_root",
+        "process_vm_readv",
+        "ptrace",
+        "setns",
+        "socket",
+        "umount2",
+        "unshare",
+        "userfaultfd",
+    ] {
+        assert!(!freely.iter().any(|allowed| allowed == call), "`{call}` is allowed");
+    }
+    assert!(freely.iter().any(|allowed| allowed == "execve"));
+}
+
+/// R5: the first process ends the agent when the runner cannot, and never before the runner would have.
+#[test]
+fn the_first_process_waits_for_the_runners_grace() {
+    let limits = SandboxLimits { max_runtime: Duration::from_mins(1), ..SandboxLimits::default() };
+    let spec = SandboxSpec { grace: Duration::from_mins(5), limits, ..everything() };
+    let entrypoint = asked(&spec)["Entrypoint"].to_string();
+    assert!(entrypoint.contains(r#""--max-runtime","390s""#), "{entrypoint}");
+    assert!(String::from_utf8_lossy(&spec.encode_claim()).contains("--max-runtime\x00390s\0"));
+}
+
+/// R1: what cannot be said is refused before anything is made.
+#[test]
+fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
+    let volume = |name: &str| VolumeMount {
+        name: name.into(),
+        target: "/v".into(),
+        access: MountAccess::ReadOnly,
+    };
+    let mount = |target: &str| BindMount {
+        source: "/srv".into(),
+        target: target.into(),
+        access: MountAccess::ReadOnly,
+    };
+    let limits = |change: fn(&mut SandboxLimits)| {
+        let mut limits = SandboxLimits::default();
+        change(&mut limits);
+        SandboxSpec { limits, ..spec() }
+    };
+    let wrong = [
+        SandboxSpec { argv: vec![], ..spec() },
+        SandboxSpec { root: RootSource::Image(String::new()), ..spec() },
+        SandboxSpec { argv: vec!["a\0b".into()], ..spec() },
+        SandboxSpec { env: [("A=B", "c")].map(pair).into(), ..spec() },
+        SandboxSpec { volumes: vec![volume("/var/run")], ..spec() },
+        SandboxSpec { mounts: vec![mount("/llm-sock/x")], ..spec() },
+        SandboxSpec { mounts: vec![mount("/")], ..spec() },
+        SandboxSpec { mounts: vec![mount("/opt/../proc")], ..spec() },
+        SandboxSpec { mounts: vec![mount("opt")], ..spec() },
+        limits(|limits| limits.max_memory = 1),
+        limits(|limits| limits.pids = 1),
+        limits(|limits| limits.cpus = f64::NAN),
+        limits(|limits| limits.max_runtime = Duration::ZERO),
+        SandboxSpec { grace: Duration::MAX, ..spec() },
+    ];
+    let told = wrong.map(|spec| spec.check().unwrap_err().to_string());
+    insta::assert_snapshot!(told.join("\n"));
+    spec().check().unwrap();
+}
+
+#[test]
+fn a_run_has_the_same_name_each_time_and_no_other_run_has_it() {
+    assert_eq!(sandbox_name("run-1"), sandbox_name("run-1"));
+    assert_ne!(sandbox_name("run-1"), sandbox_name("run-2"));
+    assert_eq!(sandbox_name("a/b:c@d").len(), "cogni-".len() + 16);
+}
+
+/// What Docker Engine is asked for, the seccomp profile left out where it is ours.
+fn asked(spec: &SandboxSpec) -> Value {
+    let owner = OwnerProcess::parse("0123456789abcdef:42:4242:4026531836").unwrap();
+    let stamp = OwnerLabels {
+        owner,
+        run_dir: PathBuf::from("/run/cogni"),
+        deadline: UNIX_EPOCH + Duration::from_secs(1_800_000_001),
+    };
+    let mut body = serde_json::to_value(container_body(spec, "sha256:0123", &stamp)).unwrap();
+    let profile = &mut body["HostConfig"]["SecurityOpt"][1];
+    assert_eq!(*profile, json!(format!("seccomp={SECCOMP_PROFILE}")));
+    *profile = json!("seccomp=(config/seccomp.json)");
+    // A hash of all the rest, the profile too.
+    assert_eq!(body["Labels"]["cogni.spec"].as_str().unwrap().len(), 64);
+    body["Labels"]["cogni.spec"] = json!("(sha256)");
+    body
+}
+
+/// With something of all that can be asked for.
+fn everything() -> SandboxSpec {
+    SandboxSpec {
+        env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(pair).into(),
+        limits: SandboxLimits {
+            max_memory: 1 << 30,
+            pids: 99,
+            cpus: 0.5,
+            ..SandboxLimits::default()
+        },
+        workspace: WorkspaceMount::Directory {
+            path: "/srv/task".into(),
+            access: MountAccess::ReadWrite,
+        },
+        mounts: vec![BindMount {
+            source: "/srv/tools".into(),
+            target: "/opt/tools".into(),
+            access: MountAccess::ReadOnly,
+        }],
+        volumes: vec![VolumeMount {
+            name: "cache".into(),
+            target: "/var/cache/agent".into(),
+            access: MountAccess::ReadWrite,
+        }],
+        init: Some("/usr/lib/cogni-init".into()),
+        ..spec()
+    }
+}
+
+pub(crate) fn spec() -> SandboxSpec {
+    SandboxSpec {
+        run: "run-1".into(),
+        root: RootSource::Image("sha256:0123".into()),
+        argv: ["sh", "-c", "echo $HOME; true"].map(str::to_owned).into(),
+        uid: 1001,
+        env: [].into(),
+        limits: SandboxLimits::default(),
+        grace: Duration::from_secs(10),
+        workspace: WorkspaceMount::None,
+        mounts: vec![],
+        volumes: vec![],
+        socket_dir: PathBuf::from("/run/cogni/run-1/sock"),
+        init: None,
+        has_gateway: true,
+    }
+}
+
+fn pair((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}

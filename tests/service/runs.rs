@@ -1,0 +1,17 @@
+//! The service whole: what somebody who holds a grant asks for, in sandboxes of the embedded driver, with a provider
+//! and a forge behind it (A1–A5, B1, B4, R5, R7, S1).
+
+mod agent_rules;
+mod audit_proof;
+mod chat;
+mod database_failure;
+mod early_end;
+mod events;
+mod full_disk;
+mod killed;
+mod many_runs;
+mod recovery;
+mod retention_clock;
+mod upgrade;
+
+use crate::support::service::{Place, ask};

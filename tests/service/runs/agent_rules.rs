@@ -1,0 +1,157 @@
+//! A1, L5, L7: an agent's own rules judge its work, and go on doing so when the service is killed and they are others.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::fakes::github_server::{GithubOperation, InjectedFailure};
+use cogni_gateway::relay::delivery::outbox::{
+    DeliveryJob, DeliveryOutbox, DeliveryStep, VerdictKind,
+};
+use cogni_gateway::runner::agents;
+use serde_json::{Value, json};
+
+use super::{Place, ask};
+use crate::support::github_server;
+use crate::support::process::pause_for;
+use crate::support::repository::git;
+use crate::support::service::{Service, wants};
+
+/// A1, L5: what its entry holds is held, though its host would push it; work of others is none of its business.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_own_rules_hold_its_work() {
+    let work = Work::new("hold").await;
+    let mut service = work.place.start();
+    let listed = service.get("/api/v1/ai/agents").await.json();
+    let listed = listed["agents"].as_array().unwrap().iter();
+    let rules: Vec<_> = listed.map(|it| json!([it["agentId"], it["relayRules"]])).collect();
+    assert_eq!(json!(rules), json!([["sandbox:agent", []], ["sandbox:strict", ["paths"]]]));
+    let told = async |agent: &str| {
+        let run = work.begin(&service, agent).await;
+        let row = service.ended(&run).await;
+        let relay = &row["result"]["relay"];
+        assert!(relay.is_object(), "{row}");
+        json!([relay["step"], relay["verdict"], relay["why"]])
+    };
+    let why = "`made`: people make it";
+    assert_eq!(told("sandbox:strict").await, json!(["held", "hold", why]));
+    assert_eq!(told("sandbox:agent").await, json!(["done", "push", Value::Null]));
+    service.process.terminate();
+    work.place.assert_nothing_is_left();
+}
+
+/// L7: killed between the verdict and the push. It is pushed as it was judged, though nothing may be pushed any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_was_judged_is_pushed_under_stricter_rules() {
+    let work = Work::new("review").await;
+    let before = work.killed_at(GithubOperation::Push).await;
+    assert_eq!((before.step, before.verdict), (DeliveryStep::Judged, Some(VerdictKind::Review)));
+    work.write_entry("hold");
+    work.write_host("[policy]\nhold_files = 0\n");
+    let after = work.delivered();
+    assert_eq!(
+        (after.step, after.verdict),
+        (DeliveryStep::Done, Some(VerdictKind::Review)),
+        "{after:?}"
+    );
+    assert_eq!(after.order.rules, before.order.rules);
+    let count = git(&work.forge.bare(), &["rev-list", "--count", "main..sandbox/sandbox-strict"]);
+    let pulls = work.forge.hub.pulls(github_server::NAME);
+    assert_eq!((count.as_str(), pulls.len(), pulls[0].is_draft), ("1", 1, true));
+}
+
+/// L7: killed before the verdict. It is held, as its agent's entry said when it ran, though that says nothing any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_was_to_be_held_is_held_under_looser_rules() {
+    let work = Work::new("hold").await;
+    let before = work.killed_at(GithubOperation::Branch).await;
+    assert_eq!((before.step, before.verdict), (DeliveryStep::Extracted, None));
+    work.write_entry("push");
+    let after = work.delivered();
+    assert_eq!(
+        (after.step, after.verdict),
+        (DeliveryStep::Held, Some(VerdictKind::Hold)),
+        "{after:?}"
+    );
+    assert_eq!(after.error.as_deref(), Some("`made`: people make it"));
+    assert!(work.forge.hub.pulls(github_server::NAME).is_empty());
+}
+
+struct Work {
+    place: Place,
+    forge: github_server::Running,
+}
+
+impl Work {
+    /// With an agent beside our own, whose entry has a rule with this verdict.
+    async fn new(verdict: &str) -> Self {
+        let commit = "echo made > made && git add made && git commit --quiet --message=Make";
+        let mut place = Place::new(&wants(commit)).await;
+        let forge = github_server::Running::start().await;
+        place.set("GITHUB_API_URL", forge.hub.url());
+        place.set("GITHUB_TOKEN", github_server::TOKEN);
+        let (agents, host) = (place.path().join("agents"), place.path().join("relay.toml"));
+        place.set("COGNI_RELAY_CONFIG", host.to_str().unwrap());
+        place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+        fs::create_dir(&agents).unwrap();
+        let own = agents::builtin_file("sandbox:agent").unwrap();
+        fs::write(agents.join("sandbox-agent.toml"), own).unwrap();
+        let work = Self { place, forge };
+        work.write_entry(verdict);
+        work.write_host("");
+        work
+    }
+
+    fn write_entry(&self, verdict: &str) {
+        let entry = agents::builtin_file("sandbox:agent").unwrap();
+        let entry = entry.replace("\"sandbox:agent\"", "\"sandbox:strict\"");
+        let rule = format!(
+            "[[relay.policy.paths]]\nwhy = 'people make it'\nverdict = '{verdict}'\nmatch = ['made']\n"
+        );
+        let file = self.place.path().join("agents/sandbox-strict.toml");
+        fs::write(file, format!("{entry}\n{rule}")).unwrap();
+    }
+
+    fn write_host(&self, rules: &str) {
+        fs::write(self.place.path().join("relay.toml"), rules).unwrap();
+    }
+
+    async fn begin(&self, service: &Service, agent: &str) -> String {
+        let mut body = ask("work");
+        body["agent"] = json!(agent);
+        body["repo"] = json!(self.forge.clone_url());
+        body["branch_key"] = json!(agent.replace(':', "-"));
+        body["pull_request"] = json!(true);
+        service.run(&body).await
+    }
+
+    /// The row of a run whose service is killed while the forge is asked for this.
+    async fn killed_at(&self, operation: GithubOperation) -> DeliveryJob {
+        let mut service = self.place.start();
+        self.forge.hub.inject(operation, InjectedFailure::HoldBefore, 1);
+        self.begin(&service, "sandbox:strict").await;
+        self.forge.hub.response_gate().wait_for_waiting(1).await;
+        service.process.signal("KILL");
+        service.process.wait();
+        self.forge.hub.response_gate().allow_answers(1);
+        self.rows().remove(0)
+    }
+
+    /// The same row when another process has brought it to an end.
+    fn delivered(&self) -> DeliveryJob {
+        let mut service = self.place.start();
+        // The service looks for what is due twice a minute.
+        let begun = Instant::now();
+        while self.rows().iter().any(|row| !row.step.is_terminal()) {
+            assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", self.rows());
+            tokio::task::block_in_place(|| pause_for(Duration::from_millis(100)));
+        }
+        service.process.terminate();
+        self.place.assert_nothing_is_left();
+        self.rows().remove(0)
+    }
+
+    fn rows(&self) -> Vec<DeliveryJob> {
+        let outbox = DeliveryOutbox::open(&self.place.state_dir().join("outbox.sqlite"));
+        outbox.unwrap().list_jobs(false).unwrap()
+    }
+}

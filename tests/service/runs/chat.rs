@@ -1,0 +1,129 @@
+//! A2, A4: one conversation, from the question to the pull request.
+
+use std::fs;
+
+use cogni_gateway::runner::agents;
+use serde_json::{Value, json};
+
+use super::{Place, ask};
+use crate::support::github_server;
+use crate::support::service::{chat, told, wants};
+
+/// The agent's words come one by one, then what they cost, then its answer, and then the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_streams_the_answer_and_says_what_it_cost() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let answer = service.post("/api/v1/ai/chat", &chat("hello")).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let run = answer.header("x-run-id").unwrap().to_owned();
+    let told = told(answer.text());
+    let kinds: Vec<_> = told.iter().map(|told| &*told.kind).collect();
+    assert_eq!(kinds.first(), Some(&"run_started"), "{kinds:?}");
+    assert_eq!(kinds[kinds.len() - 3..], ["assistant_final", "done", "final"], "{kinds:?}");
+    let text = |kind: &str| -> String {
+        let of_kind = told.iter().filter(|told| told.kind == kind);
+        of_kind.map(|told| told.data["text"].as_str().unwrap()).collect()
+    };
+    assert!(!text("text_delta").is_empty());
+    assert_eq!(text("text_delta"), text("assistant_final"));
+    let reports: Vec<_> = told.iter().filter(|told| told.kind == "usage_report").collect();
+    assert_eq!(reports.len(), 1, "{kinds:?}");
+    assert_eq!(told.last().unwrap().data["ok"], true);
+
+    let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
+    assert_eq!((&row["state"], &row["error_code"]), (&json!("ended"), &json!(null)), "{row}");
+    let again = service.events(&run).await;
+    assert_eq!(again, told, "a replay is what was told");
+    place.assert_nothing_is_left();
+}
+
+/// What the agent commits is at the forge when the run is over, asked for with a pull request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_ends_in_a_pull_request() {
+    let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
+    let mut place = Place::new(&wants(commit)).await;
+    let forge = github_server::Running::start().await;
+    place.set("GITHUB_API_URL", forge.hub.url());
+    place.set("GITHUB_TOKEN", github_server::TOKEN);
+    let service = place.start();
+    let mut body = chat("greet");
+    body["repo"] = json!(forge.clone_url());
+    body["branchKey"] = json!("task-1");
+    body["pullRequest"] = json!(true);
+    let answer = service.post("/api/v1/ai/chat", &body).await;
+    let told = told(answer.text());
+    let end = &told.last().unwrap_or_else(|| panic!("{} {}", answer.status, answer.text())).data;
+    assert_eq!(end["ok"], true, "{end}");
+    assert_eq!(end["relay"]["branch"], "sandbox/task-1", "{end}");
+    let pulls = forge.hub.pulls(github_server::NAME);
+    assert_eq!(pulls.len(), 1, "{end}");
+    assert!(end["relay"]["pull_request_url"].is_string(), "{end}");
+    place.assert_nothing_is_left();
+}
+
+/// R5: cancelled, too slow, or its own fault: each run ends with a code of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_fails_says_why() {
+    let place = Place::new("first_byte=60s").await;
+    let service = place.start();
+    let run = service.run(&ask("wait")).await;
+    let mut slow = ask("wait");
+    // The agent itself gives up after a second, and must not be first.
+    slow["max_runtime"] = json!("100ms");
+    let late = service.run(&slow).await;
+    let cancelled = service.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+    assert!(cancelled.status.is_success(), "{}", cancelled.text());
+    assert_eq!(service.ended(&run).await["error_code"], "cancelled");
+    assert_eq!(service.ended(&late).await["error_code"], "timeout");
+    place.assert_nothing_is_left();
+}
+
+/// R7: where an agent's entry asks for it, a run begins in a sandbox that waits for one, and nothing else is different.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_may_find_its_sandbox_waiting() {
+    let mut place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
+    fs::write(agents.join("sandbox-agent.toml"), format!("slots = 2\n{entry}")).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    place.set("LOG", "debug");
+    let mut service = place.start();
+    tokio::task::block_in_place(|| service.process.until(|said| said.contains("a slot is ready")));
+    let run = service.run(&ask("hello")).await;
+    let row = service.ended(&run).await;
+    assert_eq!(row["result"]["ok"], true, "{row}");
+    let claimed = |said: &str| {
+        said.lines().any(|line| line.contains("claimed a slot") && line.contains(&run))
+    };
+    assert!(claimed(&service.process.said()), "{}", service.process.said());
+    assert_eq!(place.provider.seen.requests().len(), 1);
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// A1: an agent that wants to know which models there are is told those of the upstream.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_is_told_the_upstreams_models() {
+    let place = Place::new("").await;
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let script = "cat .openclaw/openclaw.json >&2; echo '{\"payloads\":[],\"meta\":{}}'";
+    let entry = format!(
+        "name = 'claw'\ndescription = 'as OpenClaw'\nversion = 1\nsetup = 'openclaw'\nargv = ['sh', '-c', '''{script} ''']\n"
+    );
+    fs::write(agents.join("claw.toml"), entry).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = place.start();
+    let mut body = ask("hello");
+    body["agent"] = json!("claw");
+    let run = service.run(&body).await;
+    service.ended(&run).await;
+    let output = service.get(&format!("/api/v1/runs/{run}/output")).await.json();
+    let config: Value = serde_json::from_str(output["stderr"].as_str().unwrap())
+        .unwrap_or_else(|error| panic!("{error}: {output}"));
+    let models = config["models"]["providers"]["cogni"]["models"].as_array().unwrap();
+    let ids: Vec<_> = models.iter().map(|model| model["id"].as_str().unwrap()).collect();
+    insta::assert_compact_json_snapshot!(ids);
+}

@@ -1,0 +1,68 @@
+//! A4, G11, G12: what a service owes when something ends before its time: a run that could not begin is closed, and the
+//! last spans of a process are sent.
+
+use std::fs;
+
+use cogni_gateway::runner::agents;
+use http::StatusCode;
+use rusqlite::Connection;
+use serde_json::json;
+
+use super::{Place, ask};
+use crate::support::github_server;
+use crate::support::trace_collector::Collector;
+
+/// G11: its gateway was open when what comes next failed. Its log ends in order, and is proved like any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_cannot_begin_has_a_log_that_is_closed() {
+    let mut place = Place::new("").await;
+    let forge = github_server::Running::start().await;
+    place.set("GITHUB_API_URL", forge.hub.url());
+    place.set("GITHUB_TOKEN", github_server::TOKEN);
+    let agents = place.path().join("agents");
+    fs::create_dir(&agents).unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
+    let kept = "name = \"sandbox:kept\"\nmode = \"long_running\"";
+    let kept = entry.replace("name = \"sandbox:agent\"", kept);
+    fs::write(agents.join("sandbox-agent.toml"), entry).unwrap();
+    fs::write(agents.join("sandbox-kept.toml"), kept).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+    let service = place.start();
+    let outbox = Connection::open(place.state_dir().join("outbox.sqlite")).unwrap();
+    let full =
+        "CREATE TRIGGER full BEFORE INSERT ON desk BEGIN SELECT RAISE(ABORT, 'it is full'); END";
+    outbox.execute_batch(full).unwrap();
+    for agent in ["sandbox:agent", "sandbox:kept"] {
+        let mut body = ask("work");
+        body["agent"] = json!(agent);
+        body["repo"] = json!(forge.clone_url());
+        body["branch_key"] = json!(agent.replace(':', "-"));
+        let run = service.run(&body).await;
+        let row = service.ended(&run).await;
+        assert_eq!(row["error_code"], "internal", "{row}");
+        assert!(row["result"]["error"].to_string().contains("it is full"), "{row}");
+        let proof = service.get(&format!("/api/v1/runs/{run}/audit")).await.json();
+        assert_eq!(json!([proof["verified"], proof["finished"]]), json!([true, true]), "{proof}");
+    }
+    place.stop(service);
+}
+
+/// G12: a run that ends with its service has its spans, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_spans_of_a_service_are_sent() {
+    let collector = Collector::start(StatusCode::OK).await;
+    let mut place = Place::new("").await;
+    let endpoint = format!("http://{}", collector.address);
+    place.set("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
+    place.write_config("drain_timeout = \"0s\"");
+    let service = place.start();
+    let mut body = ask("hello");
+    body["model"] = json!("fake/gate=1");
+    service.run(&body).await;
+    place.provider.gate.wait_for_waiting(1).await;
+    place.stop(service);
+    place.provider.gate.allow_answers(1);
+    let spans = collector.seen().spans();
+    let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
+    assert!(names.contains(&"run"), "{names:?}");
+}

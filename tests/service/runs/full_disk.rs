@@ -1,0 +1,203 @@
+//! G11, B1, A5: a disk that is full for a while: what runs cost is written down and booked when there is room again, and
+//! whoever asks meanwhile is told to ask again.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cogni_gateway::runner::agents;
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use super::{Place, ask};
+use crate::support::process::PATIENCE;
+use crate::support::service::Service;
+use crate::support::small_disk::Disk;
+
+/// G11, B1: the log of a run whose calls end while the disk is full is closed and booked when there is room, as it would have
+/// been: with what the calls used, and not with what they had reserved.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_end_on_a_full_disk_are_written_down_and_booked_later() {
+    let (place, disk) = with_audit_disk().await;
+    let mut service = place.start();
+    let run = full_at_its_end(&place, &service, &disk).await;
+    until(&mut service, "cannot write down how a run has ended");
+    let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
+    assert_eq!(row["state"], "running", "it has ended without its calls: {row}");
+
+    disk.free();
+    let row = service.ended(&run).await;
+    assert_eq!(row["state"], "ended", "{row}");
+    let proof = proof(&service, &run).await;
+    let told = json!([proof["verified"], proof["finished"], proof["open"], proof["crashed"]]);
+    assert_eq!(told, json!([true, true, 0, 0]), "{proof}");
+    assert_eq!(place.books().run_bill(&run).await.unwrap().calls, CALLS, "{row}");
+    place.stop(service);
+}
+
+/// G11, B1: a process that is ended before there is room leaves that to the next, which does not wait for room to start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_ends_on_a_full_disk_is_ended_by_the_next_process() {
+    let (place, disk) = with_audit_disk().await;
+    let mut service = place.start();
+    let run = full_at_its_end(&place, &service, &disk).await;
+    until(&mut service, "cannot write down how a run has ended");
+    service.process.signal("KILL");
+    service.process.wait();
+
+    let mut service = place.start();
+    until(&mut service, "the audit log cannot be closed yet");
+    let row = service.get(&format!("/api/v1/runs/{run}")).await.json();
+    assert_eq!(row["state"], "running", "{row}");
+    disk.free();
+    let row = service.ended(&run).await;
+    assert_eq!(row["error_code"], "interrupted", "{row}");
+    let proof = proof(&service, &run).await;
+    assert_eq!(json!([proof["verified"], proof["open"]]), json!([true, 0]), "{proof}");
+    assert_eq!(place.books().run_bill(&run).await.unwrap().calls, CALLS);
+    place.stop(service);
+}
+
+/// G11, B1: what an earlier version has left open behind an ended run is closed, booked and vouched for by the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_open_log_of_an_ended_run_is_closed_and_booked() {
+    let place = Place::new("").await;
+    let service = place.start();
+    let run = service.run(&ask("hello")).await;
+    service.ended(&run).await;
+    let calls = place.books().run_bill(&run).await.unwrap().calls;
+    place.stop(service);
+    let log = fs::read_to_string(place.audit_log(&run)).unwrap();
+    let admitted = log.find("request.admitted").unwrap();
+    let end = admitted + log[admitted..].find('\n').unwrap() + 1;
+    fs::write(place.audit_log(&run), &log[..end]).unwrap();
+    let database = Connection::open(place.state_dir().join("state.db")).unwrap();
+    let forget = "UPDATE run SET log_records = NULL, log_head = NULL, log_key = NULL;
+                  DELETE FROM billing_receipt; DELETE FROM billing_fact;";
+    database.execute_batch(forget).unwrap();
+    drop(database);
+
+    let service = place.start();
+    let begun = Instant::now();
+    while proof(&service, &run).await["verified"] != true {
+        assert!(begun.elapsed() < PATIENCE, "{}", proof(&service, &run).await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let proof = proof(&service, &run).await;
+    assert_eq!(json!([proof["finished"], proof["open"], proof["crashed"]]), json!([true, 0, 1]));
+    assert_eq!((calls, place.books().run_bill(&run).await.unwrap().calls), (1, 1));
+    place.stop(service);
+}
+
+/// G11: a run whose log cannot be opened ends at once, says why, and leaves no log that could be taken for a cut one; with a
+/// slot that waits for it, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_cannot_open_its_log_ends_at_once_and_says_why() {
+    let (place, disk) = with_audit_disk().await;
+    write_agent(&place, "slots = 1\n", |entry| entry);
+    let mut service = place.start();
+    disk.fill();
+    for _ in 0..2 {
+        let run = service.run(&ask("hello")).await;
+        let row = service.ended(&run).await;
+        let told = row["result"]["error"].as_str().unwrap();
+        assert!(told.contains("cannot use audit log") && told.contains("No space left"), "{row}");
+        assert!(!place.audit_log(&run).exists(), "there is a log of a run that never began");
+    }
+    let said = service.process.said();
+    assert!(!said.contains("what a fault has left open is not closed"), "{said}");
+    disk.free();
+    let run = service.run(&ask("hello")).await;
+    assert_eq!(service.ended(&run).await["error_code"], Value::Null);
+    service.process.terminate();
+    place.assert_nothing_is_left();
+}
+
+/// A5: a full disk is not the caller's fault, and passes: it says so, and so does `/readyz`.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_on_a_full_disk_is_told_to_ask_again() {
+    let (place, disk) = (Place::new("").await, Disk::mount(16 << 20));
+    move_to(&place.state_dir(), &disk.path("state"));
+    let service = place.start();
+    assert_eq!(service.get("/readyz").await.status, 200);
+    disk.fill();
+    let ready = service.get("/readyz").await;
+    assert_eq!(ready.status, 503, "{}", ready.text());
+    let said = ready.json()["checks"]["storage"].as_str().unwrap().to_owned();
+    assert!(said.contains("No space left on device"), "{said}");
+    // The database has a little room left in its own files.
+    let begun = Instant::now();
+    let refused = loop {
+        let answer = service.post("/api/v1/runs", &ask("hello")).await;
+        if !answer.status.is_success() {
+            break answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "the disk is never full");
+    };
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("10")));
+    assert_eq!(refused.json()["error"]["code"], "storage_full", "{}", refused.text());
+
+    disk.free();
+    let is_ready = async || service.get("/readyz").await.status == 200;
+    while !is_ready().await {
+        assert!(begun.elapsed() < PATIENCE, "it does not get ready again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let run = service.run(&ask("hello")).await;
+    assert_eq!(service.ended(&run).await["error_code"], Value::Null);
+    place.stop(service);
+}
+
+/// A run whose calls have been answered when the disk has no room for their settlements any more.
+async fn full_at_its_end(place: &Place, service: &Service, disk: &Disk) -> String {
+    let run = service.run(&ask("hello")).await;
+    place.provider.gate.wait_for_waiting(usize::try_from(CALLS).unwrap()).await;
+    disk.fill();
+    place.provider.gate.allow_answers(usize::try_from(CALLS).unwrap());
+    run
+}
+
+/// A service whose audit logs are on a disk of their own, and whose agent makes calls that wait at the provider's gate: more
+/// than settle in what is left of a log's last page.
+async fn with_audit_disk() -> (Place, Disk) {
+    let (place, disk) = (Place::new("").await, Disk::mount(1 << 20));
+    fs::create_dir(disk.path("audit")).unwrap();
+    symlink(disk.path("audit"), place.state_dir().join("audit")).unwrap();
+    let ask = "curl --silent -o /dev/null -H 'content-type: application/json' \
+        -d '{\\\"model\\\":\\\"fake/gate=1\\\",\\\"messages\\\":[]}' $OPENAI_BASE_URL/chat/completions &";
+    let script =
+        format!("for call in 1 2 3 4 5 6 7 8 9 10 11 12; do {ask} done; wait; echo '{{}}'");
+    let argv = format!("argv = [\"/bin/sh\", \"-c\", \"{script}\"]");
+    let ours = r#"argv = ["/cogni-agent", "--timeout", "${TIMEOUT}"]"#;
+    write_agent(&place, "", |entry| entry.replace(ours, &argv));
+    (place, disk)
+}
+
+const CALLS: u64 = 12;
+
+fn write_agent(place: &Place, more: &str, change: impl Fn(String) -> String) {
+    let agents = place.path().join("agents");
+    fs::create_dir_all(&agents).unwrap();
+    let entry = agents::builtin_file("sandbox:agent").unwrap();
+    let entry = entry.replace("setup = \"messages\"\n", &format!("setup = \"messages\"\n{more}"));
+    fs::write(agents.join("sandbox-agent.toml"), change(entry)).unwrap();
+    place.write_config(&format!("agents_dir = \"{}\"", agents.display()));
+}
+
+/// Puts a directory elsewhere, and a link in its place.
+fn move_to(directory: &Path, elsewhere: &Path) {
+    let mut copy = Command::new("cp");
+    assert!(copy.arg("-aT").arg(directory).arg(elsewhere).status().unwrap().success());
+    fs::remove_dir_all(directory).unwrap();
+    symlink(elsewhere, directory).unwrap();
+}
+
+async fn proof(service: &Service, run: &str) -> Value {
+    service.get(&format!("/api/v1/runs/{run}/audit")).await.json()
+}
+
+fn until(service: &mut Service, words: &str) {
+    tokio::task::block_in_place(|| service.process.until(|said| said.contains(words)));
+}

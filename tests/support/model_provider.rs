@@ -1,0 +1,48 @@
+//! The fake provider, running until the test drops it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use cogni_gateway::base::task_group::TaskGroup;
+use cogni_gateway::fakes::model_provider::{FakeProvider, ProviderRequestLog, ResponseGate};
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// A provider on a port of its own.
+pub(crate) struct Running {
+    pub(crate) addr: SocketAddr,
+    pub(crate) seen: Arc<ProviderRequestLog>,
+    pub(crate) gate: ResponseGate,
+    pub(crate) stop: CancellationToken,
+    _stop: DropGuard,
+}
+
+/// Starts a provider whose every answer follows `script`, unless a request names its own.
+pub(crate) async fn start(script: &str) -> Running {
+    start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
+}
+
+/// The same, at an address of this machine.
+pub(crate) async fn start_at(addr: SocketAddr, script: &str) -> Running {
+    let provider = FakeProvider::bind(addr, script.parse().unwrap()).await.unwrap();
+    let stop = CancellationToken::new();
+    let running = Running {
+        addr: provider.addr(),
+        seen: provider.request_log(),
+        gate: provider.response_gate(),
+        _stop: stop.clone().drop_guard(),
+        stop: stop.clone(),
+    };
+    TaskGroup::default().spawn_task(provider.serve(stop));
+    running
+}
+
+/// A model that calls for the tool with `argv`, and then says what came of it.
+pub(crate) fn calling(argv: &[&str]) -> String {
+    calling_with(&json!({ "argv": argv }))
+}
+
+pub(crate) fn calling_with(arguments: &Value) -> String {
+    let arguments = arguments.to_string().replace('%', "%25").replace(',', "%2c");
+    format!("fake/tool=exec;echo=yes;arguments={}", arguments.replace(';', "%3b"))
+}
