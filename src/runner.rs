@@ -173,9 +173,9 @@ pub fn check_run_dir(run_dir: &Path) -> anyhow::Result<()> {
 /// The sandbox that a run is executed in.
 enum SandboxSource {
     /// A sandbox of the run's own; `None` once the run has started.
-    Own(Option<Box<SandboxHandle>>),
+    OneShot(Option<Box<SandboxHandle>>),
     /// A session in a long-running sandbox, which serves other runs, too.
-    Resident(Box<long_running::SandboxSession>),
+    LongRunning(Box<long_running::SandboxSession>),
 }
 
 impl SandboxSource {
@@ -185,11 +185,11 @@ impl SandboxSource {
         until: impl Future<Output = StopReason>,
     ) -> Result<SandboxExit, sandbox::SandboxError> {
         match self {
-            Self::Own(sandbox) => {
+            Self::OneShot(sandbox) => {
                 let sandbox = sandbox.take().expect("a run is run once");
                 Box::pin(sandbox.run(output, until)).await
             }
-            Self::Resident(turn) => Box::pin(turn.run(output, until)).await,
+            Self::LongRunning(turn) => Box::pin(turn.run(output, until)).await,
         }
     }
 }
@@ -286,7 +286,7 @@ impl PreparedRun {
         }
         let order = sandbox::SandboxRequest { spec, stamp, directory: directory.path().to_owned() };
         let sandbox =
-            SandboxSource::Own(Some(Box::new(SandboxHandle::new(&driver, order.clone())?)));
+            SandboxSource::OneShot(Some(Box::new(SandboxHandle::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
         let post = |target: DeliveryTarget| {
             target.register_workspace(&order, &driver, &policy).map(Box::new)
@@ -299,8 +299,10 @@ impl PreparedRun {
     /// long-running sandbox the token has no effect.
     pub fn force_kill_token(&self) -> CancellationToken {
         match &self.sandbox {
-            SandboxSource::Own(Some(sandbox)) => sandbox.force_kill_token(),
-            SandboxSource::Own(None) | SandboxSource::Resident(_) => CancellationToken::new(),
+            SandboxSource::OneShot(Some(sandbox)) => sandbox.force_kill_token(),
+            SandboxSource::OneShot(None) | SandboxSource::LongRunning(_) => {
+                CancellationToken::new()
+            }
         }
     }
 
@@ -397,7 +399,7 @@ impl PreparedRun {
             (ended, stdout, answer, relayed)
         };
         let ((served, calls), (ended, stdout, answer, relayed)) = tokio::join!(serve, live);
-        let is_gone = matches!(sandbox, SandboxSource::Own(_));
+        let is_gone = matches!(sandbox, SandboxSource::OneShot(_));
         // The next run of a long-running sandbox may use the workspace from here on, so the session ends only now.
         drop(sandbox);
         for directory in directories {

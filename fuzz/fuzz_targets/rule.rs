@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     match RuleSet::compile_rules(&[config]) {
         Ok(rules) => drop(rules.evaluate_rules(&RuleContext::default())),
         Err(error) => {
-            let RuleProblem::When(invalid) = error.problem else { return };
+            let RuleProblem::InvalidCondition(invalid) = error.problem else { return };
             let Some((line, column)) = invalid.place else { return };
             let text = when.split('\n').nth(line - 1).expect("the place is in the text");
             assert!(column <= text.chars().count() + 1, "{line}:{column}");

@@ -69,10 +69,10 @@ pub fn run(args: &ForgetArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> 
             shelf.prune_decision(kept, age, is_awaited)
         };
         match fate {
-            PruneOutcome::Forgotten => gone += 1,
+            PruneOutcome::Removed => gone += 1,
             // Both exist and should be deleted; the other outcomes are reasons to keep a workspace.
-            PruneOutcome::Unused | PruneOutcome::Stuck(_) => left += 1,
-            PruneOutcome::InUse | PruneOutcome::Awaited | PruneOutcome::Young => (),
+            PruneOutcome::Unused | PruneOutcome::RemoveFailed(_) => left += 1,
+            PruneOutcome::InUse | PruneOutcome::DeliveryPending | PruneOutcome::RecentlyUsed => (),
         }
         writeln!(out, "{} {}: {}", kept.id, describe_workspace(kept, &size), outcome_label(&fate))?;
     }
@@ -132,11 +132,11 @@ fn time_since_use(kept: &StoredWorkspace) -> Duration {
 fn outcome_label(fate: &PruneOutcome) -> String {
     match fate {
         PruneOutcome::InUse => "in use".to_owned(),
-        PruneOutcome::Awaited => "kept: a delivery for this branch is pending".to_owned(),
-        PruneOutcome::Young => "kept: it was used since".to_owned(),
+        PruneOutcome::DeliveryPending => "kept: a delivery for this branch is pending".to_owned(),
+        PruneOutcome::RecentlyUsed => "kept: it was used since".to_owned(),
         PruneOutcome::Unused => "not in use".to_owned(),
-        PruneOutcome::Forgotten => "forgotten".to_owned(),
-        PruneOutcome::Stuck(error) => format!("cannot be removed: {error}"),
+        PruneOutcome::Removed => "forgotten".to_owned(),
+        PruneOutcome::RemoveFailed(error) => format!("cannot be removed: {error}"),
     }
 }
 

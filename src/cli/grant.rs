@@ -297,14 +297,14 @@ fn spending_json(caps: &SpendingCaps, standing: &SpendingStatus) -> Value {
 /// Formats an error in the terms, with the flag that corrects it.
 fn flagged(invalid: GrantTermsError) -> anyhow::Error {
     let flag = match invalid {
-        GrantTermsError::Access => "--access",
-        GrantTermsError::Agents => "--agent NAME",
-        GrantTermsError::Accounts => "--account ACCOUNT",
-        GrantTermsError::Sandbox => "--allow-sandbox",
-        GrantTermsError::MaxRuns => "--max-runs",
-        GrantTermsError::Cap => "--max-cost-usd-total, --max-cost-usd-per-day",
-        GrantTermsError::Repositories => "--repo",
-        GrantTermsError::Name => "--name",
+        GrantTermsError::NoAccess => "--access",
+        GrantTermsError::NoAgents => "--agent NAME",
+        GrantTermsError::NoAccounts => "--account ACCOUNT",
+        GrantTermsError::SandboxRequired => "--allow-sandbox",
+        GrantTermsError::ZeroRuns => "--max-runs",
+        GrantTermsError::ZeroCap => "--max-cost-usd-total, --max-cost-usd-per-day",
+        GrantTermsError::AmbiguousRepositoryPattern => "--repo",
+        GrantTermsError::InvalidName => "--name",
     };
     anyhow!("{invalid} (`{flag}`)")
 }

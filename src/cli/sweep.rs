@@ -55,14 +55,15 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
         writeln!(out, "{kind} {name}: {}", describe_outcome(fate))?;
     }
     match &engine {
-        EngineSweepStatus::Asked => (),
+        EngineSweepStatus::Listed => (),
         EngineSweepStatus::Absent => {
             writeln!(out, "engine {socket}: not found, so it has no containers")?;
         }
         EngineSweepStatus::Failed(error) => writeln!(out, "engine {socket}: {error:#}")?,
     }
-    let is_left =
-        |found: &SweepItem| matches!(found.fate, SweepOutcome::Orphaned | SweepOutcome::Stuck(_));
+    let is_left = |found: &SweepItem| {
+        matches!(found.fate, SweepOutcome::Orphaned | SweepOutcome::RemoveFailed(_))
+    };
     let left = found.iter().filter(|found| is_left(found)).count();
     if left > 0 {
         let remedy = if args.apply { "" } else { "; `--apply` removes it" };
@@ -81,10 +82,10 @@ pub fn run(matches: &ArgMatches, out: &mut impl Write) -> anyhow::Result<ExitCod
 fn describe_outcome(fate: &SweepOutcome) -> String {
     match fate {
         SweepOutcome::InUse => "in use".to_owned(),
-        SweepOutcome::Unclear => "kept: its owner is unknown".to_owned(),
-        SweepOutcome::Elsewhere(run_dir) => format!("kept: of the runs in `{run_dir}`"),
+        SweepOutcome::UnknownOwner => "kept: its owner is unknown".to_owned(),
+        SweepOutcome::OtherInstallation(run_dir) => format!("kept: of the runs in `{run_dir}`"),
         SweepOutcome::Orphaned => "orphaned".to_owned(),
         SweepOutcome::Removed => "removed".to_owned(),
-        SweepOutcome::Stuck(error) => format!("cannot be removed: {error}"),
+        SweepOutcome::RemoveFailed(error) => format!("cannot be removed: {error}"),
     }
 }

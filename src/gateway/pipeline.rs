@@ -83,7 +83,7 @@ pub async fn handle_request(
 /// The result of the first part of the pipeline.
 enum ReceivedRequest {
     /// A request that the gateway answers without the upstream.
-    Own(Response<String>),
+    LocalResponse(Response<String>),
     Call(GatewayRoute, UpstreamRequestHead, Option<ScannedBody>),
 }
 
@@ -100,7 +100,7 @@ async fn receive_request(
     exchange.set_route(route, &request);
     let policy = Arc::clone(&exchange.policy);
     if let Some(response) = local_response::own(exchange.gateway(), &policy, route, &request) {
-        return Ok(ReceivedRequest::Own(response));
+        return Ok(ReceivedRequest::LocalResponse(response));
     }
     // The route and the audience are now known, so every rejection below has the shape of the client's
     // protocol.
@@ -132,7 +132,7 @@ async fn finish_received(
     received: Result<ReceivedRequest, CallRejection>,
 ) -> ClientReply {
     let admitted = match received {
-        Ok(ReceivedRequest::Own(response)) => {
+        Ok(ReceivedRequest::LocalResponse(response)) => {
             exchange.finish_local(&response);
             return ClientReply::own(response);
         }

@@ -132,7 +132,7 @@ impl AgentInvocation {
             ignored.push(format!("/{path}"));
         }
         for (path, text) in &self.entry.files {
-            let FileContent::Here(text) = text else { continue };
+            let FileContent::Inline(text) = text else { continue };
             // A file that the repository has already is left alone, and stays a part of the agent's work.
             if writer.write_new_file(path, text)? {
                 ignored.push(format!("/{}", path.display()));

@@ -27,11 +27,11 @@ pub enum AgentEnvelopeError {
     )]
     NotEnvelope(String),
     #[error("the agent has printed {0} answers; an agent has to print a single answer")]
-    Several(usize),
+    MultipleAnswers(usize),
     #[error(
         "the agent has printed more than {MAX_DOCUMENTS} JSON objects on standard output; an agent prints its answer there, and what it logs on standard error"
     )]
-    TooMany,
+    TooManyObjects,
 }
 
 impl AgentEnvelope {
@@ -55,7 +55,7 @@ impl AgentEnvelope {
                 Some(Ok(document)) => {
                     documents += 1;
                     if documents > MAX_DOCUMENTS {
-                        return Err(AgentEnvelopeError::TooMany);
+                        return Err(AgentEnvelopeError::TooManyObjects);
                     }
                     rest = &text[reader.byte_offset()..];
                     let read = Self::from_document(document);
@@ -72,7 +72,7 @@ impl AgentEnvelope {
         let last = last.filter(|(_, after)| after.trim_start().is_empty()).map(|(read, _)| read);
         // The last object has to be the answer. An answer followed by another object, or by text, is an error.
         match last {
-            Some(Ok(_)) if answers > 1 => Err(AgentEnvelopeError::Several(answers)),
+            Some(Ok(_)) if answers > 1 => Err(AgentEnvelopeError::MultipleAnswers(answers)),
             Some(Ok(envelope)) => Ok(envelope),
             Some(Err(error)) => Err(AgentEnvelopeError::NotEnvelope(error.to_string())),
             None => Err(AgentEnvelopeError::NotJson(describe_last_line(stdout))),

@@ -82,20 +82,20 @@ pub enum LongRunningClaimError {
     #[error("there are {0} resident sandboxes, and all are in use")]
     Full(usize),
     #[error("{0} runs wait for the run before them, and no more may")]
-    Crowded(usize),
+    TooManyWaiting(usize),
     #[error("the resident sandboxes are being removed, because the process ends")]
     Closed,
     #[error("the run was cancelled while it waited for a resident sandbox")]
     Cancelled,
     #[error("a resident sandbox has no {0}")]
-    Never(&'static str),
+    Unsupported(&'static str),
     #[error(
         "{exceeded}, including the files of earlier runs of `{who}`; an operator can delete the workspace with \
          `cogni-gateway forget {id} --apply`"
     )]
-    NoRoom { who: String, id: String, exceeded: QuotaExceededError },
+    WorkspaceFull { who: String, id: String, exceeded: QuotaExceededError },
     #[error(transparent)]
-    Order(#[from] anyhow::Error),
+    Failed(#[from] anyhow::Error),
 }
 
 /// The entry of a key: its workspace, its directory, and its sandbox, if the sandbox is started.
@@ -203,7 +203,7 @@ impl LongRunningPool {
         if let Err(exceeded) = quota.check().await {
             // The entry's lock on the workspace is released, so that an operator can prune the workspace at once.
             drop_sandbox(&mut held).await;
-            return Err(LongRunningClaimError::NoRoom {
+            return Err(LongRunningClaimError::WorkspaceFull {
                 who: key.display_name(),
                 id: key.name(),
                 exceeded,
@@ -245,7 +245,7 @@ impl LongRunningPool {
             run: order.spec.run.clone(),
             driver,
             order,
-            sandbox: SandboxSource::Resident(Box::new(turn)),
+            sandbox: SandboxSource::LongRunning(Box::new(turn)),
             directories: vec![own],
             is_agent: agent.is_some(),
             target,
@@ -452,13 +452,13 @@ async fn drop_sandbox(held: &mut LongRunningEntryGuard) {
 
 fn check_plan(order: &RunPlan) -> Result<(), LongRunningClaimError> {
     if order.proxy.is_some() {
-        return Err(LongRunningClaimError::Never("gateway in a container"));
+        return Err(LongRunningClaimError::Unsupported("gateway in a container"));
     }
     if order.spec.init.is_none() {
-        return Err(LongRunningClaimError::Never("first process but cogni-init"));
+        return Err(LongRunningClaimError::Unsupported("first process but cogni-init"));
     }
     if matches!(order.spec.workspace, WorkspaceMount::Directory { .. }) {
-        return Err(LongRunningClaimError::Never("other workspace than its own"));
+        return Err(LongRunningClaimError::Unsupported("other workspace than its own"));
     }
     Ok(order.check()?)
 }

@@ -14,12 +14,12 @@ use crate::llm::budget::BudgetAmount;
 /// The process or container that serves a run's gateway.
 pub(super) enum RunGatewayBackend {
     /// A gateway in this process. Its socket is bound, and its audit log is open.
-    Here {
+    InProcess {
         app: Box<GatewayProcess>,
         run: Arc<AgentRun>,
     },
     /// A gateway in this process, beside the gateways of other runs.
-    Seat(Box<HostedGateway>),
+    Hosted(Box<HostedGateway>),
     Container(Box<PreparedGatewayContainer>),
 }
 
@@ -50,18 +50,18 @@ impl RunGatewayBackend {
     /// Binds the run's socket and opens its audit log, in this process.
     pub(super) fn open(config: GatewayConfig, seats: Option<&GatewayHost>) -> anyhow::Result<Self> {
         if let Some(seats) = seats {
-            return Ok(Self::Seat(Box::new(seats.open_gateway(config)?)));
+            return Ok(Self::Hosted(Box::new(seats.open_gateway(config)?)));
         }
         let app = GatewayProcess::build_process(config)?;
         let run = app.run_manager().list_runs().pop().expect("an app on a socket has one run");
-        Ok(Self::Here { app: Box::new(app), run })
+        Ok(Self::InProcess { app: Box::new(app), run })
     }
 
     /// Returns the run, if this process serves the gateway and writes its audit log.
     pub(super) fn run(&self) -> Option<Arc<AgentRun>> {
         match self {
-            Self::Here { run, .. } => Some(Arc::clone(run)),
-            Self::Seat(seat) => Some(Arc::clone(seat.run())),
+            Self::InProcess { run, .. } => Some(Arc::clone(run)),
+            Self::Hosted(seat) => Some(Arc::clone(seat.run())),
             Self::Container(_) => None,
         }
     }
@@ -79,8 +79,8 @@ impl RunGatewayBackend {
     /// Returns the time at which the budget ends the run, if the budget has a deadline.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::Here { run, .. } => run.ledger.deadline(),
-            Self::Seat(seat) => seat.run().ledger.deadline(),
+            Self::InProcess { run, .. } => run.ledger.deadline(),
+            Self::Hosted(seat) => seat.run().ledger.deadline(),
             Self::Container(proxy) => proxy.deadline(),
         }
     }
@@ -95,10 +95,10 @@ impl RunGatewayBackend {
         // The summary is read after the gateway has ended, when no call can change the counts any more.
         let (quiet, calls) = (closing.quiet.clone(), closing.calls.clone());
         let (served, calls) = match self {
-            Self::Here { app, run } => {
+            Self::InProcess { app, run } => {
                 (Box::pin(app.serve_in_two_steps(closing)).await, call_summary(&run))
             }
-            Self::Seat(seat) => {
+            Self::Hosted(seat) => {
                 let run = Arc::clone(seat.run());
                 (Box::pin(seat.serve_in_two_steps(closing)).await, call_summary(&run))
             }

@@ -43,7 +43,7 @@ pub struct SweepReport {
 /// The outcome of the request to the engine for its containers.
 #[derive(Debug)]
 pub enum EngineSweepStatus {
-    Asked,
+    Listed,
     /// The engine's socket does not exist, so there are no containers.
     Absent,
     /// The request failed. The engine may have containers of the installation.
@@ -72,15 +72,15 @@ pub enum SweepOutcome {
     /// The item's owner is alive.
     InUse,
     /// The item's owner is unknown, so the item is kept.
-    Unclear,
+    UnknownOwner,
     /// The item belongs to the installation with this run directory.
-    Elsewhere(String),
+    OtherInstallation(String),
     /// The item's owner is dead, or this process failed to remove the item earlier.
     Orphaned,
     /// The item was orphaned, and is removed.
     Removed,
     /// The item is orphaned, and could not be removed.
-    Stuck(String),
+    RemoveFailed(String),
 }
 
 impl LeftoverSweeper {
@@ -125,7 +125,7 @@ impl LeftoverSweeper {
                 && is_silent
                 && may_belong_to_container(&path)
             {
-                fate = SweepOutcome::Stuck(
+                fate = SweepOutcome::RemoveFailed(
                     "a container may have it, and the engine cannot be asked".into(),
                 );
             }
@@ -228,7 +228,7 @@ impl LeftoverSweeper {
             anyhow::Ok(())
         };
         match timeout(ENGINE_TIMEOUT, asked).await {
-            Ok(Ok(())) => EngineSweepStatus::Asked,
+            Ok(Ok(())) => EngineSweepStatus::Listed,
             Ok(Err(error)) => EngineSweepStatus::Failed(error),
             Err(_) => EngineSweepStatus::Failed(
                 sandbox::SandboxError::EngineTimeout("tell what is left").into(),
@@ -245,12 +245,12 @@ impl SweepReport {
                 SweepOutcome::Removed => {
                     tracing::info!(?kind, name, "removed a leftover");
                 }
-                SweepOutcome::Stuck(error) => {
+                SweepOutcome::RemoveFailed(error) => {
                     tracing::warn!(?kind, name, error, "cannot remove a leftover");
                 }
                 SweepOutcome::InUse
-                | SweepOutcome::Unclear
-                | SweepOutcome::Elsewhere(_)
+                | SweepOutcome::UnknownOwner
+                | SweepOutcome::OtherInstallation(_)
                 | SweepOutcome::Orphaned => (),
             }
         }
@@ -264,7 +264,7 @@ impl SweepReport {
 /// only if its name fits its run, too.
 fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> SweepOutcome {
     if Path::new(&container.run_dir) != run_dir {
-        return SweepOutcome::Elsewhere(container.run_dir.clone());
+        return SweepOutcome::OtherInstallation(container.run_dir.clone());
     }
     let names = [sandbox_name(&container.run), gateway_container_name(&container.run)];
     let is_ours = names.contains(&container.name);
@@ -280,7 +280,7 @@ fn container_outcome(container: &docker::ManagedContainer, run_dir: &Path) -> Sw
         }
         // The owner cannot be seen from this process. But the deadline is long past, with all time that the runner and
         // the sandbox's first process have to end the run.
-        SweepOutcome::Unclear if is_over && owner.is_some() => SweepOutcome::Orphaned,
+        SweepOutcome::UnknownOwner if is_over && owner.is_some() => SweepOutcome::Orphaned,
         fate => fate,
     }
 }
@@ -289,14 +289,14 @@ fn owner_outcome(owner: Option<OwnerProcess>) -> SweepOutcome {
     match owner.map(|owner| owner.state()) {
         Some(OwnerState::Alive) => SweepOutcome::InUse,
         Some(OwnerState::Dead) => SweepOutcome::Orphaned,
-        Some(OwnerState::Unknown) | None => SweepOutcome::Unclear,
+        Some(OwnerState::Unknown) | None => SweepOutcome::UnknownOwner,
     }
 }
 
 fn removal_outcome<E: Into<anyhow::Error>>(removed: Result<(), E>) -> SweepOutcome {
     match removed {
         Ok(()) => SweepOutcome::Removed,
-        Err(error) => SweepOutcome::Stuck(format!("{:#}", error.into())),
+        Err(error) => SweepOutcome::RemoveFailed(format!("{:#}", error.into())),
     }
 }
 
@@ -380,10 +380,10 @@ mod tests {
             container_outcome(&found, Path::new("/run/cogni"))
         };
         let unseen = format!("{rest}:1");
-        assert_eq!(fate(&unseen, None), SweepOutcome::Unclear);
-        assert_eq!(fate(&unseen, ago(FOREIGN_GRACE / 2)), SweepOutcome::Unclear);
+        assert_eq!(fate(&unseen, None), SweepOutcome::UnknownOwner);
+        assert_eq!(fate(&unseen, ago(FOREIGN_GRACE / 2)), SweepOutcome::UnknownOwner);
         assert_eq!(fate(&unseen, ago(FOREIGN_GRACE * 2)), SweepOutcome::Orphaned);
-        assert_eq!(fate("another program's", ago(FOREIGN_GRACE * 2)), SweepOutcome::Unclear);
+        assert_eq!(fate("another program's", ago(FOREIGN_GRACE * 2)), SweepOutcome::UnknownOwner);
         assert_eq!(fate(&this, ago(FOREIGN_GRACE * 2)), SweepOutcome::InUse);
     }
 }

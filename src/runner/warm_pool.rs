@@ -55,13 +55,13 @@ pub enum WarmClaimError {
     #[error("no slot is ready")]
     NoneReady,
     #[error("a warm sandbox cannot take {0}: it is fixed when the sandbox is created")]
-    Late(&'static str),
+    FixedAtCreation(&'static str),
     #[error("warm sandboxes need `cogni-init` as their first process; leave out `--init none`")]
     NoInit,
     #[error("the run needs a different {0} than the warm sandboxes have")]
-    Other(&'static str),
+    ProfileMismatch(&'static str),
     #[error(transparent)]
-    Order(#[from] anyhow::Error),
+    Failed(#[from] anyhow::Error),
 }
 
 /// The properties that the slots of a pool and their runs have in common.
@@ -136,7 +136,7 @@ impl WarmPool {
                     run: spec.run.clone(),
                     driver: order.driver,
                     order: sandbox::SandboxRequest { spec, stamp, directory },
-                    sandbox: SandboxSource::Own(Some(Box::new(sandbox))),
+                    sandbox: SandboxSource::OneShot(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
                     is_agent: order.agent.is_some(),
                     target: None,
@@ -277,19 +277,19 @@ impl SlotProfile {
         RunPlan { driver, spec, agent, target, proxy, .. }: &RunPlan,
     ) -> Result<Self, WarmClaimError> {
         if target.is_some() {
-            return Err(WarmClaimError::Late("a branch to work on"));
+            return Err(WarmClaimError::FixedAtCreation("a branch to work on"));
         }
         if proxy.is_some() {
-            return Err(WarmClaimError::Late("a gateway in a container"));
+            return Err(WarmClaimError::FixedAtCreation("a gateway in a container"));
         }
         if !spec.mounts.is_empty() {
-            return Err(WarmClaimError::Late("a mount"));
+            return Err(WarmClaimError::FixedAtCreation("a mount"));
         }
         if !spec.volumes.is_empty() {
-            return Err(WarmClaimError::Late("a volume"));
+            return Err(WarmClaimError::FixedAtCreation("a volume"));
         }
         if matches!(spec.workspace, WorkspaceMount::Directory { .. }) {
-            return Err(WarmClaimError::Late("a directory as its workspace"));
+            return Err(WarmClaimError::FixedAtCreation("a directory as its workspace"));
         }
         Ok(Self {
             driver: driver.clone(),
@@ -315,7 +315,7 @@ impl SlotProfile {
             ("limit of memory, processes or processors", limits != of_run.limits),
         ];
         match differ.into_iter().find(|(_, differs)| *differs) {
-            Some((what, _)) => Err(WarmClaimError::Other(what)),
+            Some((what, _)) => Err(WarmClaimError::ProfileMismatch(what)),
             None => Ok(()),
         }
     }

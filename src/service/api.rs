@@ -109,13 +109,15 @@ impl ApiState {
     /// Returns the router for the reserved connections. It serves health and cost reports, and refuses every other
     /// path.
     fn health_router(self: &Arc<Self>) -> Router {
-        self.with_layers(health_routes().split_for_parts().0.fallback(async || ApiError::Crowded))
+        self.with_layers(
+            health_routes().split_for_parts().0.fallback(async || ApiError::TooManyConnections),
+        )
     }
 
     /// Adds the layers of every request. A request passes them from the last line of this function to the first.
     fn with_layers(self: &Arc<Self>, router: Router<Arc<Self>>) -> Router {
         let router = router
-            .method_not_allowed_fallback(async || ApiError::Method)
+            .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
             .layer(DefaultBodyLimit::max(MAX_REQUEST_BODY_BYTES));
         let router = match &self.anybody {
             // Without grants, a token does not keep browsers out, so the origin check must.
@@ -151,8 +153,8 @@ impl ApiState {
     /// Counts one more event stream of the caller's grant.
     fn acquire_watcher(&self, caller: &AuthenticatedCaller) -> Result<GrantShareGuard, ApiError> {
         self.watchers.acquire_share(&caller.0.id).map_err(|full| match full {
-            GrantShareError::Grant(most) => ApiError::TooManyWatchers(most),
-            GrantShareError::All => ApiError::Crowded,
+            GrantShareError::GrantLimit(most) => ApiError::TooManyWatchers(most),
+            GrantShareError::TotalLimit => ApiError::TooManyConnections,
         })
     }
 

@@ -62,7 +62,7 @@ impl AccessGrant {
         if self.terms.access.contains(&access) {
             Ok(())
         } else {
-            Err(AccessDeniedError::Access(access))
+            Err(AccessDeniedError::MissingScope(access))
         }
     }
 
@@ -72,7 +72,7 @@ impl AccessGrant {
     /// Returns an error if the grant does not name the agent.
     pub fn check_agent(&self, agent: &str) -> Result<(), AccessDeniedError> {
         let is_named = self.terms.agents.iter().any(|pattern| pattern.matches(agent));
-        if is_named { Ok(()) } else { Err(AccessDeniedError::Agent(agent.to_owned())) }
+        if is_named { Ok(()) } else { Err(AccessDeniedError::AgentNotAllowed(agent.to_owned())) }
     }
 
     /// Checks that the grant allows agents in sandboxes.
@@ -80,7 +80,7 @@ impl AccessGrant {
     /// # Errors
     /// Returns an error if the grant does not allow sandboxes.
     pub fn check_sandbox(&self) -> Result<(), AccessDeniedError> {
-        if self.terms.allow_sandbox { Ok(()) } else { Err(AccessDeniedError::Sandbox) }
+        if self.terms.allow_sandbox { Ok(()) } else { Err(AccessDeniedError::SandboxNotAllowed) }
     }
 
     /// Returns the account that pays: the requested account, or else the first account of the grant.
@@ -99,7 +99,7 @@ impl AccessGrant {
         if is_named {
             Ok(asked.to_owned())
         } else {
-            Err(AccessDeniedError::Account(asked.to_owned()))
+            Err(AccessDeniedError::AccountNotAllowed(asked.to_owned()))
         }
     }
 
@@ -124,7 +124,7 @@ impl AccessGrant {
         });
         let allowed = reaches.filter(|reach| is_file || reach.allows_host(url_host(url)));
         // The widest of the matching patterns counts.
-        allowed.max().ok_or_else(|| AccessDeniedError::Repository(url.to_owned()))
+        allowed.max().ok_or_else(|| AccessDeniedError::RepositoryNotAllowed(url.to_owned()))
     }
 
     /// Returns true if the grant may see and cancel the runs of other grants.

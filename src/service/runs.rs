@@ -411,15 +411,15 @@ impl RunService {
 fn log_prune_outcome((kept, fate): &(StoredWorkspace, PruneOutcome)) {
     let of = kept.tenant.as_ref().map(tracing::field::display);
     match fate {
-        PruneOutcome::Forgotten => {
+        PruneOutcome::Removed => {
             tracing::info!(id = kept.id, of, "forgot an unused workspace");
         }
-        PruneOutcome::Stuck(error) => {
+        PruneOutcome::RemoveFailed(error) => {
             tracing::warn!(id = kept.id, of, error, "cannot forget an unused workspace");
         }
         PruneOutcome::InUse
-        | PruneOutcome::Awaited
-        | PruneOutcome::Young
+        | PruneOutcome::DeliveryPending
+        | PruneOutcome::RecentlyUsed
         | PruneOutcome::Unused => (),
     }
 }

@@ -73,13 +73,13 @@ pub struct ScriptOption {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScriptError {
     #[error("`{0}` is not `name=value`; a script looks like `chunks=3,interval=20ms`")]
-    NotAKnob(String),
+    NotAnOption(String),
     #[error("`{0}` is not a knob; there are {names}", names = option_names())]
-    Unknown(String),
+    UnknownOption(String),
     #[error("`{0}` is set twice; leave one out")]
-    Twice(String),
+    DuplicateOption(String),
     #[error("`{name}` is `{value}`; it takes {takes}{legend}", legend = value_legend(takes))]
-    Value { name: &'static str, value: String, takes: &'static str },
+    InvalidValue { name: &'static str, value: String, takes: &'static str },
     #[error("`{is}` tokens of {part} are more than all `{of}` of {whole}")]
     PartOverWhole { part: &'static str, is: u64, whole: &'static str, of: u64 },
 }
@@ -91,18 +91,20 @@ impl ProviderScript {
         let mut turned = Vec::new();
         for part in text.split([',', ';']).map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) =
-                part.split_once('=').ok_or_else(|| ScriptError::NotAKnob(part.to_owned()))?;
+                part.split_once('=').ok_or_else(|| ScriptError::NotAnOption(part.to_owned()))?;
             let knob = SCRIPT_OPTIONS.iter().find(|knob| knob.name == name);
-            let knob = knob.ok_or_else(|| ScriptError::Unknown(name.to_owned()))?;
+            let knob = knob.ok_or_else(|| ScriptError::UnknownOption(name.to_owned()))?;
             // A repeated option is an error, because its first value would be lost silently.
             if turned.contains(&name) {
-                return Err(ScriptError::Twice(name.to_owned()));
+                return Err(ScriptError::DuplicateOption(name.to_owned()));
             }
             turned.push(name);
-            script.set_option(name, value).map_err(|InvalidValueError| ScriptError::Value {
-                name: knob.name,
-                value: value.to_owned(),
-                takes: knob.takes,
+            script.set_option(name, value).map_err(|InvalidValueError| {
+                ScriptError::InvalidValue {
+                    name: knob.name,
+                    value: value.to_owned(),
+                    takes: knob.takes,
+                }
             })?;
         }
         // The token counts are checked at the end, because their order in the text is free.

@@ -22,7 +22,7 @@ pub struct Audience {
 pub enum ClientFamily {
     /// Clients that stop at the protocol's own status.
     #[default]
-    Usual,
+    Standard,
     /// The Vercel AI SDK, and clients that are built with that SDK.
     AiSdk,
     /// Clients that call through `LiteLLM`: aider, `OpenHands`, `DSPy`, smolagents' `LiteLLMModel`.
@@ -41,7 +41,7 @@ impl Audience {
                 ClientFamily::Litellm
             }
             (Some(AI_SDK), LlmProtocol::Responses) => ClientFamily::AiSdk,
-            _ => ClientFamily::Usual,
+            _ => ClientFamily::Standard,
         };
         Self { protocol, family }
     }
@@ -49,7 +49,7 @@ impl Audience {
 
 impl From<LlmProtocol> for Audience {
     fn from(protocol: LlmProtocol) -> Self {
-        Self { protocol, family: ClientFamily::Usual }
+        Self { protocol, family: ClientFamily::Standard }
     }
 }
 

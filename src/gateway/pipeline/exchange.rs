@@ -352,7 +352,7 @@ impl GatewayExchange {
         // The headers count the turn of an admitted call as spent, even if the reservation is released below.
         self.add_budget_headers(&mut answer.fields);
         self.code = Some(rejection.code());
-        if let CallRejection::Cut = rejection {
+        if let CallRejection::Aborted = rejection {
             self.outcome = CallOutcome::ShutDown;
         }
         if let CallRejection::UpstreamAuth = rejection {
@@ -435,7 +435,7 @@ impl GatewayExchange {
         ClientReply {
             status,
             fields,
-            body: ResponseBody::Followed(ObservedBody::new(body, observer, self)),
+            body: ResponseBody::Observed(ObservedBody::new(body, observer, self)),
         }
     }
 

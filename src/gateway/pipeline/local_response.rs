@@ -25,7 +25,7 @@ pub struct ClientReply {
 /// The body of a response: a text of the gateway itself, or the observed body from the upstream.
 pub enum ResponseBody {
     Text(Option<Bytes>),
-    Followed(ObservedBody),
+    Observed(ObservedBody),
 }
 
 /// Returns the response to a route that needs no model, or `None` if the upstream must answer.
@@ -148,14 +148,14 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.get_mut() {
             Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Self::Followed(body) => Pin::new(body).poll_frame(cx),
+            Self::Observed(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Text(text) => text.is_none(),
-            Self::Followed(body) => body.is_end_stream(),
+            Self::Observed(body) => body.is_end_stream(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Body for ResponseBody {
             Self::Text(text) => {
                 SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
             }
-            Self::Followed(body) => body.size_hint(),
+            Self::Observed(body) => body.size_hint(),
         }
     }
 }

@@ -30,7 +30,7 @@ pub enum BodyReadError {
     #[error("the request body is not acceptable JSON: {0}")]
     Json(#[from] JsonError),
     #[error("the request body broke off")]
-    BrokenOff(#[source] BoxedBodyError),
+    Interrupted(#[source] BoxedBodyError),
     #[error(transparent)]
     Overload(#[from] OverloadError),
 }
@@ -88,7 +88,7 @@ impl<B: RequestBody> IncomingRequestBody<B> {
         let received = received.unwrap_or(Err(BodyReadError::Timeout(limit)));
         // After these results nothing is left to read, or the client does not send. After any other
         // error the client is still sending.
-        if let Ok(_) | Err(BodyReadError::Timeout(_) | BodyReadError::BrokenOff(_)) = &received {
+        if let Ok(_) | Err(BodyReadError::Timeout(_) | BodyReadError::Interrupted(_)) = &received {
             self.must_be_read = false;
         }
         received
@@ -102,7 +102,7 @@ impl<B: RequestBody> IncomingRequestBody<B> {
     ) -> Result<ScannedBody, BodyReadError> {
         let mut reader = None;
         while let Some(frame) = self.body.frame().await {
-            let frame = frame.map_err(|error| BodyReadError::BrokenOff(error.into()))?;
+            let frame = frame.map_err(|error| BodyReadError::Interrupted(error.into()))?;
             let Ok(data) = frame.into_data() else { continue };
             // Account for the bytes before anything stores them.
             permit.take_bytes(data.len())?;
@@ -204,7 +204,7 @@ impl BodyReadError {
             Self::Encoded(_) => "unsupported_media_type",
             Self::Timeout(_) => "request_timeout",
             Self::Json(invalid) => invalid.code(),
-            Self::BrokenOff(_) => "client_gone",
+            Self::Interrupted(_) => "client_gone",
             Self::Overload(overload) => overload.code(),
         }
     }
@@ -214,7 +214,7 @@ impl BodyReadError {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Encoded(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Timeout(_) => StatusCode::REQUEST_TIMEOUT,
-            Self::Json(_) | Self::BrokenOff(_) => StatusCode::BAD_REQUEST,
+            Self::Json(_) | Self::Interrupted(_) => StatusCode::BAD_REQUEST,
             Self::Overload(overload) => overload.status(),
         }
     }

@@ -26,25 +26,25 @@ use crate::telemetry::audit::{self, records::CallOutcome};
 #[derive(Debug, thiserror::Error)]
 pub enum CallRejection {
     #[error(transparent)]
-    Stranger(#[from] run_token_auth::AuthError),
+    Unauthenticated(#[from] run_token_auth::AuthError),
     #[error("the path is not served")]
     NotServed,
     #[error("the content type is not application/json")]
     NotJson,
     #[error(transparent)]
-    Receive(#[from] read_body::BodyReadError),
+    UnreadableBody(#[from] read_body::BodyReadError),
     #[error(transparent)]
-    Body(#[from] request::BodyPolicyError),
+    BodyPolicy(#[from] request::BodyPolicyError),
     #[error(transparent)]
     Overload(#[from] OverloadError),
     #[error(transparent)]
-    Gate(#[from] control::NotAcceptingError),
+    NotAccepting(#[from] control::NotAcceptingError),
     #[error("an operator has aborted this call")]
-    Cut,
+    Aborted,
     #[error(transparent)]
     Rule(#[from] rule::RuleError),
     #[error(transparent)]
-    Price(#[from] budget::price::UnknownPriceError),
+    UnknownPrice(#[from] budget::price::UnknownPriceError),
     #[error(transparent)]
     Budget(#[from] budget::BudgetError),
     #[error("the audit log cannot be written")]
@@ -61,17 +61,17 @@ impl CallRejection {
     /// Returns the stable code that the body, the records and the metrics carry.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Stranger(refusal) => refusal.code(),
+            Self::Unauthenticated(refusal) => refusal.code(),
             Self::NotServed => "not_found",
             Self::NotJson => "unsupported_media_type",
-            Self::Receive(error) => error.code(),
+            Self::UnreadableBody(error) => error.code(),
             Self::Overload(overload) => overload.code(),
-            Self::Body(refusal) => refusal.code(),
-            Self::Gate(control::NotAcceptingError::Paused) => "run_paused",
-            Self::Gate(control::NotAcceptingError::Ended) => "run_ended",
-            Self::Cut => ABORTED_BY_OPERATOR,
+            Self::BodyPolicy(refusal) => refusal.code(),
+            Self::NotAccepting(control::NotAcceptingError::Paused) => "run_paused",
+            Self::NotAccepting(control::NotAcceptingError::Ended) => "run_ended",
+            Self::Aborted => ABORTED_BY_OPERATOR,
             Self::Rule(refusal) => refusal.code(),
-            Self::Price(_) => "price_unknown",
+            Self::UnknownPrice(_) => "price_unknown",
             Self::Budget(refusal) => budget_error_code(refusal),
             Self::Audit(_) => "audit_unavailable",
             Self::UpstreamAuth => UPSTREAM_AUTH_CODE,
@@ -97,7 +97,7 @@ impl CallRejection {
                     _ => StatusCode::BAD_REQUEST,
                 }
             }
-            ClientFamily::Usual | ClientFamily::Litellm => status,
+            ClientFamily::Standard | ClientFamily::Litellm => status,
         }
     }
 
@@ -120,22 +120,23 @@ impl CallRejection {
     /// Returns the status that stops every client except Codex, or lets the client retry.
     fn default_status(&self) -> StatusCode {
         match self {
-            Self::Stranger(
-                run_token_auth::AuthError::Closing | run_token_auth::AuthError::Crowded,
+            Self::Unauthenticated(
+                run_token_auth::AuthError::RunClosing
+                | run_token_auth::AuthError::TooManyConnections,
             )
             | Self::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
             // At a 503 Codex sends the call thirty times.
-            Self::Gate(control::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Stranger(_) => StatusCode::UNAUTHORIZED,
+            Self::NotAccepting(control::NotAcceptingError::Paused) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
             Self::NotServed => StatusCode::NOT_FOUND,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Receive(error) => error.status(),
+            Self::UnreadableBody(error) => error.status(),
             Self::Overload(overload) => overload.status(),
-            Self::Body(refusal) => refusal.status(),
-            Self::Gate(control::NotAcceptingError::Ended)
-            | Self::Cut
+            Self::BodyPolicy(refusal) => refusal.status(),
+            Self::NotAccepting(control::NotAcceptingError::Ended)
+            | Self::Aborted
             | Self::Rule(_)
-            | Self::Price(_) => StatusCode::FORBIDDEN,
+            | Self::UnknownPrice(_) => StatusCode::FORBIDDEN,
             // A budget that is reserved or rate-limited becomes free again; an exhausted budget does
             // not.
             Self::Budget(_) if self.retry_after().is_some() => StatusCode::TOO_MANY_REQUESTS,
@@ -154,15 +155,16 @@ impl CallRejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Budget(budget::BudgetError::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::Stranger(
-                run_token_auth::AuthError::Closing | run_token_auth::AuthError::Crowded,
+            Self::Unauthenticated(
+                run_token_auth::AuthError::RunClosing
+                | run_token_auth::AuthError::TooManyConnections,
             )
             | Self::Overload(_)
-            | Self::Receive(read_body::BodyReadError::Overload(_))
+            | Self::UnreadableBody(read_body::BodyReadError::Overload(_))
             | Self::Budget(
                 budget::BudgetError::Concurrency { .. } | budget::BudgetError::Reserved { .. },
             ) => Some(Duration::from_secs(1)),
-            Self::Gate(control::NotAcceptingError::Paused) => Some(PAUSED_RETRY_AFTER),
+            Self::NotAccepting(control::NotAcceptingError::Paused) => Some(PAUSED_RETRY_AFTER),
             _ => None,
         }
     }
@@ -211,8 +213,8 @@ impl CallRejection {
     /// Returns the request's field at fault, if one field is at fault.
     fn field_at_fault(&self) -> Option<&str> {
         match self {
-            Self::Body(refusal) => Some(refusal.field_at_fault()),
-            Self::Price(_) => Some("model"),
+            Self::BodyPolicy(refusal) => Some(refusal.field_at_fault()),
+            Self::UnknownPrice(_) => Some("model"),
             _ => None,
         }
     }

@@ -54,9 +54,9 @@ pub enum AuthError {
     #[error("the run of this token is not served here, or is no longer served")]
     UnknownRun,
     #[error("the run is ending")]
-    Closing,
+    RunClosing,
     #[error("the run has too many open connections: its limit is reached")]
-    Crowded,
+    TooManyConnections,
 }
 
 /// The state of one client connection.
@@ -94,10 +94,10 @@ impl RunTokenAuth {
         let found = self.authenticate(visitor.worker, request.headers()).and_then(|gateway| {
             if !visitor.try_join_run(&gateway) {
                 visitor.turned_away.notify_one();
-                return Err(AuthFailure { why: AuthError::Crowded, run: Some(gateway) });
+                return Err(AuthFailure { why: AuthError::TooManyConnections, run: Some(gateway) });
             }
             let call = gateway.tasks.track_work();
-            call.map(|call| (gateway, call)).ok_or(AuthError::Closing.into())
+            call.map(|call| (gateway, call)).ok_or(AuthError::RunClosing.into())
         });
         match found {
             Ok((gateway, call)) => {
@@ -147,7 +147,7 @@ impl RunTokenAuth {
         if refused.why == AuthError::Missing && route == Some(GatewayRoute::Health) {
             return anonymous_health().map(ResponseBody::from_text);
         }
-        let rejection = CallRejection::Stranger(refused.why);
+        let rejection = CallRejection::Unauthenticated(refused.why);
         // Count the rejection like a call, because nothing may be recorded for a run after its end.
         let run = refused.run.and_then(|run| run.tasks.track_work().map(|call| (run, call)));
         if let Some((gateway, _call)) = run {
@@ -225,8 +225,8 @@ impl AuthError {
             Self::Invalid => "run_token_invalid",
             Self::Expired => "run_token_expired",
             Self::UnknownRun => "unknown_run",
-            Self::Closing => "run_closing",
-            Self::Crowded => "too_many_connections",
+            Self::RunClosing => "run_closing",
+            Self::TooManyConnections => "too_many_connections",
         }
     }
 }

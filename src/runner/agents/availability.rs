@@ -31,13 +31,13 @@ pub enum AgentUnavailableError {
     #[error("it needs the image `{image}`, and there is no Docker Engine at `{}`", socket.display())]
     NoEngine { image: String, socket: PathBuf },
     #[error("it needs the image `{image}`, and Docker Engine does not answer: {why}")]
-    Silent { image: String, why: String },
+    EngineUnresponsive { image: String, why: String },
     #[error("image `{0}` is not on this machine; build or load it")]
     NoImage(String),
     #[error("it needs the image `{0}`, and the driver `embedded` knows no images")]
-    NoImages(String),
+    ImagesUnsupported(String),
     #[error("it has no image, and the driver `docker` needs one")]
-    ImageNeeded,
+    ImageRequired,
     #[error("its root `{}` is no directory of this machine", .0.display())]
     NoRoot(PathBuf),
     #[error("{0}")]
@@ -77,9 +77,9 @@ pub async fn check_available(
     match (&entry.image, entry.driver.or(machine.driver)) {
         (Some(image), DriverChoice::Auto | DriverChoice::Docker) => has_image(image, machine).await,
         (Some(image), DriverChoice::Embedded) => {
-            Err(AgentUnavailableError::NoImages(image.clone()))
+            Err(AgentUnavailableError::ImagesUnsupported(image.clone()))
         }
-        (None, DriverChoice::Docker) => Err(AgentUnavailableError::ImageNeeded),
+        (None, DriverChoice::Docker) => Err(AgentUnavailableError::ImageRequired),
         (None, DriverChoice::Auto | DriverChoice::Embedded) => check_embedded(entry, machine),
     }?;
     match machine.init.install_file().map_err(Arc::new)? {
@@ -97,7 +97,8 @@ async fn has_image(image: &str, machine: &HostCapabilities) -> Result<(), AgentU
             socket: socket.clone(),
         });
     }
-    let silent = |why: String| AgentUnavailableError::Silent { image: image.to_owned(), why };
+    let silent =
+        |why: String| AgentUnavailableError::EngineUnresponsive { image: image.to_owned(), why };
     let asked = async { DockerEngine::connect(socket).await?.image_id(image).await };
     match timeout(PROBE_TIMEOUT, Box::pin(asked)).await {
         Ok(Ok(_)) => Ok(()),

@@ -162,9 +162,9 @@ pub struct OpenClawConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FileContent {
-    Here(String),
+    Inline(String),
     /// The text is in a file beside the agent's file, and is read together with the agent's file.
-    Beside(ExternalFile),
+    External(ExternalFile),
 }
 
 /// A reference to a file beside the agent's file.

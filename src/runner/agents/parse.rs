@@ -25,11 +25,11 @@ pub(super) fn load_file(path: &Path) -> Result<AgentDefinition, CatalogError> {
     let text = read_file(path)?;
     let mut entry = parse_definition(path, &text)?;
     for (name, text) in &mut entry.files {
-        let FileContent::Beside(ExternalFile { file }) = text else { continue };
+        let FileContent::External(ExternalFile { file }) = text else { continue };
         let beside = path.with_file_name(&file);
         let read = read_file(&beside)?;
         tracing::trace!(agent = entry.name, file = %name.display(), "read a text of the agent's");
-        *text = FileContent::Here(read);
+        *text = FileContent::Inline(read);
     }
     Ok(entry)
 }

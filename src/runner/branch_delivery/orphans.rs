@@ -239,9 +239,9 @@ async fn remove_sandbox(plan: &DeliveryPlan) -> anyhow::Result<()> {
     }
     let own = sandbox_name(&plan.facts.run);
     let is_there = |found: &&SweepItem| match &found.fate {
-        SweepOutcome::Removed | SweepOutcome::Elsewhere(_) => false,
+        SweepOutcome::Removed | SweepOutcome::OtherInstallation(_) => false,
         // The container may be the long-running sandbox that the run was in, whose name does not contain the run's ID.
-        SweepOutcome::Stuck(_) if found.kind == LeftoverKind::Container => true,
+        SweepOutcome::RemoveFailed(_) if found.kind == LeftoverKind::Container => true,
         _ => found.name.starts_with(&own),
     };
     match swept.found.iter().find(is_there) {

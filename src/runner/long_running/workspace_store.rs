@@ -45,15 +45,15 @@ pub enum PruneOutcome {
     /// A run or a sandbox uses the workspace.
     InUse,
     /// The relay has pending work of the workspace's branch.
-    Awaited,
+    DeliveryPending,
     /// The workspace was used within the minimum age, or since it was listed.
-    Young,
+    RecentlyUsed,
     /// The workspace may be removed.
     Unused,
     /// The workspace is removed.
-    Forgotten,
+    Removed,
     /// The workspace could not be locked or removed.
-    Stuck(String),
+    RemoveFailed(String),
 }
 
 impl WorkspaceStore {
@@ -109,7 +109,7 @@ impl WorkspaceStore {
         match WorkspaceLock::try_lock(&home, false) {
             Ok(Some(_label)) => self.unlocked_decision(kept, age, is_awaited),
             Ok(None) => PruneOutcome::InUse,
-            Err(error) => PruneOutcome::Stuck(error.to_string()),
+            Err(error) => PruneOutcome::RemoveFailed(error.to_string()),
         }
     }
 
@@ -130,8 +130,8 @@ impl WorkspaceStore {
             Ok(Some(label)) => label,
             Ok(None) => return PruneOutcome::InUse,
             // Another process has removed the workspace before.
-            Err(error) if error.kind() == ErrorKind::NotFound => return PruneOutcome::Forgotten,
-            Err(error) => return PruneOutcome::Stuck(error.to_string()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return PruneOutcome::Removed,
+            Err(error) => return PruneOutcome::RemoveFailed(error.to_string()),
         };
         // 3. The decision is made again under the lock.
         match self.unlocked_decision(kept, age, is_awaited) {
@@ -147,8 +147,8 @@ impl WorkspaceStore {
             directory::remove_run_dir(&away)
         });
         removed.map_or_else(
-            |error| PruneOutcome::Stuck(error.to_string()),
-            |()| PruneOutcome::Forgotten,
+            |error| PruneOutcome::RemoveFailed(error.to_string()),
+            |()| PruneOutcome::Removed,
         )
     }
 
@@ -190,13 +190,13 @@ impl WorkspaceStore {
         if tenant != kept.tenant
             || WorkspaceLock::last_used(&home).is_ok_and(|used| used > kept.used)
         {
-            return PruneOutcome::Young;
+            return PruneOutcome::RecentlyUsed;
         }
         if kept.used.elapsed().unwrap_or_default() < age {
-            return PruneOutcome::Young;
+            return PruneOutcome::RecentlyUsed;
         }
         match tenant.and_then(|tenant| tenant.line) {
-            Some(line) if is_awaited(&line) => PruneOutcome::Awaited,
+            Some(line) if is_awaited(&line) => PruneOutcome::DeliveryPending,
             _ => PruneOutcome::Unused,
         }
     }

@@ -109,11 +109,11 @@ pub(super) async fn ingest_notices(
     let body = extract::read_body(request, &api, &NOTICE_MEDIA_TYPES, MAX_NOTICES_BYTES).await?;
     // An empty report is more likely a mistake of the sender than a report without items.
     if body.trim_ascii().is_empty() {
-        return Err(ApiError::Json("it is empty".to_owned()));
+        return Err(ApiError::InvalidJson("it is empty".to_owned()));
     }
     let ingested = api.books.ingest(body).await.map_err(|refused| match refused {
-        IngestError::Malformed(malformed) => ApiError::Json(malformed.to_string()),
-        IngestError::Books(error) => ApiError::internal_error(error),
+        IngestError::Malformed(malformed) => ApiError::InvalidJson(malformed.to_string()),
+        IngestError::Billing(error) => ApiError::internal_error(error),
     })?;
     Ok(Json(ingested.into()))
 }

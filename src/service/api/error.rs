@@ -18,19 +18,19 @@ use crate::service::runs::RunStartError;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
     #[error(transparent)]
-    Denied(#[from] AccessDeniedError),
+    AccessDenied(#[from] AccessDeniedError),
     #[error("there is nothing at this path; `GET /api/v1/openapi.json` says what there is")]
     NoSuchPath,
     #[error("this path knows other methods; `Allow` names them")]
-    Method,
+    MethodNotAllowed,
     #[error("there is no {0}")]
     NotFound(String),
     #[error("the body is not JSON: {0}")]
-    Json(String),
+    InvalidJson(String),
     #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
     #[error("a body is sent as `Content-Type: {0}`")]
-    MediaType(&'static str),
+    UnsupportedMediaType(&'static str),
     #[error(
         "this service asks for no grant, so it is asked as `localhost` or by a loopback address only"
     )]
@@ -38,7 +38,7 @@ pub(super) enum ApiError {
     #[error("this service asks for no grant, so no page of another place may ask it")]
     ForeignOrigin,
     #[error("{0}")]
-    Parameter(String),
+    InvalidParameter(String),
     #[error("{0}")]
     Invalid(String),
     #[error("{0}")]
@@ -50,9 +50,9 @@ pub(super) enum ApiError {
     #[error("{message}")]
     Busy { code: &'static str, message: String },
     #[error("the body did not come in time")]
-    TooSlow,
+    BodyTimeout,
     #[error("too many connections are open; try again later")]
-    Crowded,
+    TooManyConnections,
     #[error("this grant may watch {0} runs at the same time, and does; wait for one to end")]
     TooManyWatchers(usize),
     #[error("this grant may read {0} files at the same time, and does; wait for one to end")]
@@ -90,7 +90,7 @@ impl ApiError {
     }
 
     pub(super) fn invalid_parameter(message: impl fmt::Display) -> Self {
-        Self::Parameter(message.to_string())
+        Self::InvalidParameter(message.to_string())
     }
 
     pub(super) fn invalid_body(message: impl fmt::Display) -> Self {
@@ -111,22 +111,24 @@ impl ApiError {
 
     fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
-            Self::Denied(denied) => (denied_status(denied), denied.code()),
+            Self::AccessDenied(denied) => (denied_status(denied), denied.code()),
             Self::NoSuchPath => (StatusCode::NOT_FOUND, "no_such_path"),
-            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
-            Self::Json(_) => (StatusCode::BAD_REQUEST, "invalid_json"),
+            Self::InvalidJson(_) => (StatusCode::BAD_REQUEST, "invalid_json"),
             Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
-            Self::MediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+            Self::UnsupportedMediaType(_) => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type")
+            }
             Self::ForeignHost => (StatusCode::FORBIDDEN, "forbidden_host"),
             Self::ForeignOrigin => (StatusCode::FORBIDDEN, "forbidden_origin"),
-            Self::Parameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
+            Self::InvalidParameter(_) => (StatusCode::BAD_REQUEST, "invalid_parameter"),
             Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request"),
             Self::NoSuchAgent(_) => (StatusCode::UNPROCESSABLE_ENTITY, "no_such_agent"),
             Self::Conflict { code, .. } => (StatusCode::CONFLICT, code),
             Self::Busy { code, .. } => (StatusCode::SERVICE_UNAVAILABLE, code),
-            Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
-            Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
+            Self::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
+            Self::TooManyConnections => (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections"),
             Self::TooManyWatchers(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_watchers"),
             Self::TooManyDownloads(_) => (StatusCode::TOO_MANY_REQUESTS, "too_many_downloads"),
             Self::GrantBudget { .. } => (StatusCode::PAYMENT_REQUIRED, "grant_budget_exhausted"),
@@ -167,7 +169,7 @@ impl From<db::DatabaseError> for ApiError {
 impl From<auth::GrantStoreError> for ApiError {
     fn from(error: auth::GrantStoreError) -> Self {
         match error {
-            auth::GrantStoreError::Denied(denied) => Self::Denied(denied),
+            auth::GrantStoreError::Denied(denied) => Self::AccessDenied(denied),
             error => Self::internal_error(error),
         }
     }
@@ -184,7 +186,7 @@ impl From<RunStartError> for ApiError {
             RunStartError::Conflict(_) => Self::Conflict { code: "idempotency_conflict", message },
             RunStartError::WorkspacesFull(_) => Self::Conflict { code: "workspaces_full", message },
             RunStartError::Outbox(error) => Self::internal_error(std::io::Error::other(error)),
-            RunStartError::GrantFull(most) => AccessDeniedError::Runs(most).into(),
+            RunStartError::GrantFull(most) => AccessDeniedError::TooManyRuns(most).into(),
             RunStartError::GrantBudget(exhausted) => {
                 let after = |opens: SystemTime| opens.duration_since(SystemTime::now()).ok();
                 Self::GrantBudget { message, opens_after: exhausted.opens.and_then(after) }
@@ -196,11 +198,11 @@ impl From<RunStartError> for ApiError {
 
 fn denied_status(denied: &AccessDeniedError) -> StatusCode {
     match denied {
-        AccessDeniedError::Missing
-        | AccessDeniedError::Unknown
+        AccessDeniedError::NoToken
+        | AccessDeniedError::UnknownToken
         | AccessDeniedError::Revoked
         | AccessDeniedError::Expired => StatusCode::UNAUTHORIZED,
-        AccessDeniedError::Runs(_) => StatusCode::TOO_MANY_REQUESTS,
+        AccessDeniedError::TooManyRuns(_) => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::FORBIDDEN,
     }
 }

@@ -50,7 +50,7 @@ impl FromRequestParts<Arc<ApiState>> for AuthenticatedCaller {
         let grant = if let Some(anybody) = &api.anybody {
             Arc::clone(anybody)
         } else {
-            let token = bearer_token(&parts.headers).ok_or(AccessDeniedError::Missing)?;
+            let token = bearer_token(&parts.headers).ok_or(AccessDeniedError::NoToken)?;
             api.grants.check_token(token).await?
         };
         tracing::Span::current().record("grant", &*grant.id);
@@ -73,7 +73,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<ApiState>> for JsonBody<T> {
         let bytes = read_body(request, api, &JSON_MEDIA_TYPES, MAX_REQUEST_BODY_BYTES).await?;
         let body = serde_words::from_slice(&bytes).map_err(|error| match error {
             JsonInputError::Data(said) => ApiError::invalid_body(said),
-            JsonInputError::Syntax(said) => ApiError::Json(said),
+            JsonInputError::Syntax(said) => ApiError::InvalidJson(said),
         })?;
         // Of a key that stands twice in a map, such as `metadata`, serde keeps the last value.
         json::check_document(&bytes).map_err(ApiError::invalid_body)?;
@@ -98,10 +98,10 @@ pub(super) async fn read_body(
     limit: usize,
 ) -> Result<Bytes, ApiError> {
     if !media.kinds.iter().any(|kind| has_media_type(request.headers(), kind)) {
-        return Err(ApiError::MediaType(media.said));
+        return Err(ApiError::UnsupportedMediaType(media.said));
     }
     let bytes = timeout(api.limits.patience, Bytes::from_request(request, api)).await;
-    bytes.map_err(|_| ApiError::TooSlow)?.map_err(|rejection| body_error(&rejection, limit))
+    bytes.map_err(|_| ApiError::BodyTimeout)?.map_err(|rejection| body_error(&rejection, limit))
 }
 
 fn has_media_type(headers: &HeaderMap, kind: &str) -> bool {
@@ -112,7 +112,7 @@ fn has_media_type(headers: &HeaderMap, kind: &str) -> bool {
 fn body_error(rejection: &BytesRejection, limit: usize) -> ApiError {
     match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(limit),
-        _ => ApiError::Json("it broke off".to_owned()),
+        _ => ApiError::InvalidJson("it broke off".to_owned()),
     }
 }
 

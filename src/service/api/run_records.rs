@@ -199,8 +199,8 @@ async fn artifact_files(
     Ok(vec![("bundle", kept.bundle_path()), ("patches", kept.patches_path())])
 }
 
-/// A file as it is now; what is added to it while it is sent is left out. It counts as one of the grant's until the last
-/// byte is sent, or the client has left.
+/// A file as it is now; what is added to it while it is sent is left out. It counts as one of the grant's until the
+/// last byte is sent, or the client has left.
 pub(super) async fn stream_file(
     api: &ApiState,
     caller: &AuthenticatedCaller,
@@ -208,8 +208,8 @@ pub(super) async fn stream_file(
     kind: &'static str,
 ) -> Result<Response, ApiError> {
     let share = api.downloads.acquire_share(&caller.0.id).map_err(|full| match full {
-        GrantShareError::Grant(most) => ApiError::TooManyDownloads(most),
-        GrantShareError::All => ApiError::too_busy("as many files are being sent as may be"),
+        GrantShareError::GrantLimit(most) => ApiError::TooManyDownloads(most),
+        GrantShareError::TotalLimit => ApiError::too_busy("as many files are being sent as may be"),
     })?;
     let file =
         tokio::fs::File::open(path).await.map_err(|error| removed_error(error, "such file"))?;

@@ -23,9 +23,9 @@ pub(super) struct GrantShareGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GrantShareError {
     /// The grant has as many open things as it may have; the value is that number.
-    Grant(usize),
+    GrantLimit(usize),
     /// An error of all grants together: their open things have reached the limit.
-    All,
+    TotalLimit,
 }
 
 #[derive(Debug, Default)]
@@ -43,15 +43,15 @@ impl GrantShareLimiter {
     /// Counts one more open thing of a grant.
     ///
     /// # Errors
-    /// [`GrantShareError::Grant`] if the grant has its maximum, [`GrantShareError::All`] if all grants together have
-    /// theirs.
+    /// [`GrantShareError::GrantLimit`] if the grant has its maximum, [`GrantShareError::TotalLimit`] if all grants
+    /// together have theirs.
     pub(super) fn acquire_share(&self, grant: &str) -> Result<GrantShareGuard, GrantShareError> {
         let mut open = lock_counts(&self.open);
         if open.grants.get(grant).is_some_and(|count| *count >= self.per_grant) {
-            return Err(GrantShareError::Grant(self.per_grant));
+            return Err(GrantShareError::GrantLimit(self.per_grant));
         }
         if open.total >= self.total {
-            return Err(GrantShareError::All);
+            return Err(GrantShareError::TotalLimit);
         }
         // Both counters change under one lock, and only after both checks have passed.
         open.total += 1;
@@ -86,12 +86,12 @@ mod tests {
     fn a_grant_has_its_share_and_all_have_theirs() {
         let shares = GrantShareLimiter::new(2, 3);
         let one = [shares.acquire_share("one").unwrap(), shares.acquire_share("one").unwrap()];
-        assert_eq!(shares.acquire_share("one").unwrap_err(), GrantShareError::Grant(2));
+        assert_eq!(shares.acquire_share("one").unwrap_err(), GrantShareError::GrantLimit(2));
         let two = shares.acquire_share("two").unwrap();
-        assert_eq!(shares.acquire_share("two").unwrap_err(), GrantShareError::All);
+        assert_eq!(shares.acquire_share("two").unwrap_err(), GrantShareError::TotalLimit);
         drop(one);
         let again = [shares.acquire_share("two").unwrap(), shares.acquire_share("one").unwrap()];
-        assert_eq!(shares.acquire_share("one").unwrap_err(), GrantShareError::All);
+        assert_eq!(shares.acquire_share("one").unwrap_err(), GrantShareError::TotalLimit);
         drop((two, again));
         let open = lock_counts(&shares.open);
         assert_eq!((open.total, open.grants.len()), (0, 0));

@@ -6,42 +6,42 @@ use super::GrantScope;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDeniedError {
     #[error("a grant is needed; send `Authorization: Bearer` and its token")]
-    Missing,
+    NoToken,
     #[error("there is no grant with this token")]
-    Unknown,
+    UnknownToken,
     #[error("this grant has been revoked")]
     Revoked,
     #[error("this grant has expired")]
     Expired,
     #[error("this grant does not have `{0}` access")]
-    Access(GrantScope),
+    MissingScope(GrantScope),
     #[error("this grant does not allow agents in sandboxes")]
-    Sandbox,
+    SandboxNotAllowed,
     #[error("this grant does not allow the agent `{0}`")]
-    Agent(String),
+    AgentNotAllowed(String),
     #[error("this grant does not allow the account `{0}` to pay")]
-    Account(String),
+    AccountNotAllowed(String),
     #[error("this grant has no default account; name an account")]
     NoAccount,
     #[error("this grant does not allow the repository `{0}`")]
-    Repository(String),
+    RepositoryNotAllowed(String),
     #[error("this grant already has {0} concurrent runs, its maximum; retry when a run has ended")]
-    Runs(u32),
+    TooManyRuns(u32),
 }
 
 impl AccessDeniedError {
     /// Returns the stable code, which the manual documents.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Missing | Self::Unknown => "unauthorized",
+            Self::NoToken | Self::UnknownToken => "unauthorized",
             Self::Revoked => "grant_revoked",
             Self::Expired => "grant_expired",
-            Self::Access(_) => "forbidden",
-            Self::Sandbox => "sandbox_not_allowed",
-            Self::Agent(_) => "forbidden_agent",
-            Self::Account(_) | Self::NoAccount => "forbidden_account",
-            Self::Repository(_) => "forbidden_repo",
-            Self::Runs(_) => "too_many_runs",
+            Self::MissingScope(_) => "forbidden",
+            Self::SandboxNotAllowed => "sandbox_not_allowed",
+            Self::AgentNotAllowed(_) => "forbidden_agent",
+            Self::AccountNotAllowed(_) | Self::NoAccount => "forbidden_account",
+            Self::RepositoryNotAllowed(_) => "forbidden_repo",
+            Self::TooManyRuns(_) => "too_many_runs",
         }
     }
 }

@@ -72,7 +72,7 @@ impl GrantStore {
     /// # Errors
     /// [`GrantStoreError::Denied`] if the token has no grant, or its grant is not valid now.
     pub async fn check_token(&self, token: &str) -> Result<Arc<AccessGrant>, GrantStoreError> {
-        let hash = token::hash_token(token).ok_or(AccessDeniedError::Unknown)?;
+        let hash = token::hash_token(token).ok_or(AccessDeniedError::UnknownToken)?;
         let now = SystemTime::now();
         let grant = match self.find_cached(&hash) {
             Some(grant) => grant,
@@ -115,7 +115,7 @@ impl GrantStore {
     ) -> Result<(AccessGrant, SecretString), GrantStoreError> {
         terms.validate()?;
         if !is_valid_name(name) {
-            return Err(GrantTermsError::Name.into());
+            return Err(GrantTermsError::InvalidName.into());
         }
         let token = token::mint_token().map_err(|_| GrantStoreError::NoRandom)?;
         let hash = token::hash_token(token.expose_secret()).expect("it was just made so");
@@ -234,7 +234,7 @@ impl GrantStore {
         let found = self.database.read_priority(move |view| {
             view.prepare_cached(&select_sql("hash = ?1"))?.query_row([wanted], read_row).optional()
         });
-        let grant = Arc::new(found.await?.ok_or(AccessDeniedError::Unknown)?);
+        let grant = Arc::new(found.await?.ok_or(AccessDeniedError::UnknownToken)?);
         grant.check_valid_at(now)?;
         // Unknown tokens are never cached, so that a flood of made-up tokens cannot fill the cache.
         self.cache_grant(hash, CachedGrant { grant: Arc::clone(&grant), until });

@@ -36,23 +36,23 @@ pub struct GrantTerms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantTermsError {
     #[error("the grant has no access; give some of read, runs, billing and admin")]
-    Access,
+    NoAccess,
     #[error("the grant may begin runs of no agent; name some, such as `sandbox:agent` or `*`")]
-    Agents,
+    NoAgents,
     #[error("the grant may begin runs, and has no account that pays; name an account")]
-    Accounts,
+    NoAccounts,
     #[error("the grant may begin runs, and all agents run in sandboxes; allow sandboxes, too")]
-    Sandbox,
+    SandboxRequired,
     #[error("the grant's maximum number of runs is 0; give at least 1, or no limit")]
-    MaxRuns,
+    ZeroRuns,
     #[error("the grant may spend nothing; give a cap of more than $0, or none")]
-    Cap,
+    ZeroCap,
     #[error(
         "a repository's pattern ends in `/*`, or in `:*` for any port: `https://github.com/acme*` would be `acme-evil`'s, too"
     )]
-    Repositories,
+    AmbiguousRepositoryPattern,
     #[error("a grant's name has 1 to 128 characters, and none that cannot be seen")]
-    Name,
+    InvalidName,
 }
 
 impl GrantTerms {
@@ -62,26 +62,26 @@ impl GrantTerms {
     /// Returns the first term that is missing or contradictory.
     pub fn validate(&self) -> Result<(), GrantTermsError> {
         if self.access.is_empty() {
-            return Err(GrantTermsError::Access);
+            return Err(GrantTermsError::NoAccess);
         }
         if self.max_runs == Some(0) {
-            return Err(GrantTermsError::MaxRuns);
+            return Err(GrantTermsError::ZeroRuns);
         }
         let caps = [self.max_cost_usd_total, self.max_cost_usd_per_day];
         if caps.contains(&Some(Nanodollars::ZERO)) {
-            return Err(GrantTermsError::Cap);
+            return Err(GrantTermsError::ZeroCap);
         }
         if !self.repositories.iter().all(is_bounded) {
-            return Err(GrantTermsError::Repositories);
+            return Err(GrantTermsError::AmbiguousRepositoryPattern);
         }
         // Agents, accounts and sandboxes matter only for a grant that may begin runs.
         if !self.access.contains(&GrantScope::Runs) {
             return Ok(());
         }
         match self {
-            Self { allow_sandbox: false, .. } => Err(GrantTermsError::Sandbox),
-            Self { agents, .. } if agents.is_empty() => Err(GrantTermsError::Agents),
-            Self { accounts, .. } if accounts.is_empty() => Err(GrantTermsError::Accounts),
+            Self { allow_sandbox: false, .. } => Err(GrantTermsError::SandboxRequired),
+            Self { agents, .. } if agents.is_empty() => Err(GrantTermsError::NoAgents),
+            Self { accounts, .. } if accounts.is_empty() => Err(GrantTermsError::NoAccounts),
             _ => Ok(()),
         }
     }

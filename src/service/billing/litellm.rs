@@ -85,7 +85,7 @@ pub enum LitellmError {
     #[error("LiteLLM at `{url}` cannot be asked")]
     Unreachable { url: String, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("LiteLLM at `{url}` has not answered within {} s", REQUEST_TIMEOUT.as_secs())]
-    Silent { url: String },
+    Timeout { url: String },
     #[error("LiteLLM refuses to show its spend logs ({status}): {message}")]
     Refused { status: StatusCode, message: String },
     #[error("LiteLLM's spend logs cannot be parsed: {0}")]
@@ -217,7 +217,7 @@ impl LitellmClient {
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>((status, body.to_bytes()))
         };
         match tokio::time::timeout(REQUEST_TIMEOUT, ask).await {
-            Err(_elapsed) => Err(LitellmError::Silent { url }),
+            Err(_elapsed) => Err(LitellmError::Timeout { url }),
             Ok(Err(source)) => Err(LitellmError::Unreachable { url, source }),
             // Every other status is a refusal with an excerpt of its body, which the operator reads.
             Ok(Ok((status, body))) if status.is_success() => Ok(body),

@@ -91,7 +91,7 @@ pub struct CallDifference {
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     #[error(transparent)]
-    Books(#[from] super::BillingError),
+    Billing(#[from] super::BillingError),
     #[error(transparent)]
     Litellm(#[from] litellm::LitellmError),
 }

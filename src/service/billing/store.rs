@@ -40,16 +40,16 @@ pub enum IngestOutcome {
     New,
     Known,
     /// The call is not in the books; the notice waits for it.
-    Waits,
+    WaitsForCall,
     /// The call is not in the books, and the maximum number of notices waits already. The notice is not stored;
     /// reconciliation finds its call.
-    Crowded,
+    TooManyWaiting,
     Conflicting,
     /// A failed attempt at no cost, or a notice without a price, of a call that used tokens. The notice is stored, and
     /// the call still has no receipt.
     Unpaid,
     /// The notice is for another deployment's books and is not stored.
-    Foreign,
+    OtherDeployment,
 }
 
 /// The sums over all runs, for the metrics.

@@ -64,7 +64,7 @@ impl RunFailure {
             Self::Cancelled => RunErrorCode::Cancelled.as_str(),
             Self::Grant(_) => "grant_revoked",
             Self::Branch(_) => "branch_unavailable",
-            Self::Large(_) | Self::Busy(LongRunningClaimError::NoRoom { .. }) => {
+            Self::Large(_) | Self::Busy(LongRunningClaimError::WorkspaceFull { .. }) => {
                 RunErrorCode::WorkspaceFull.as_str()
             }
             Self::Busy(_) => "sandbox_busy",
@@ -76,7 +76,7 @@ impl RunFailure {
 impl From<LongRunningClaimError> for RunFailure {
     fn from(unclaimed: LongRunningClaimError) -> Self {
         match unclaimed {
-            LongRunningClaimError::Order(error) => Self::from_error(error),
+            LongRunningClaimError::Failed(error) => Self::from_error(error),
             LongRunningClaimError::Cancelled => Self::Cancelled,
             busy => Self::Busy(busy),
         }
@@ -275,7 +275,7 @@ impl RunServiceInner {
         let prepare = move || match slots.map(|slots| slots.claim(order.clone())) {
             Some(Ok(prepared)) => Ok(prepared),
             // A new sandbox would fail for the same reason, or because of what the failed claim left behind.
-            Some(Err(warm_pool::WarmClaimError::Order(error))) => Err(error),
+            Some(Err(warm_pool::WarmClaimError::Failed(error))) => Err(error),
             Some(Err(unclaimed)) => {
                 // No warm sandbox fits or is ready; a new sandbox serves the run as well, only later.
                 tracing::debug!(run = order.spec.run, %unclaimed, "the run has no slot");
@@ -302,7 +302,7 @@ impl RunServiceInner {
         let _waits = self
             .waits
             .try_acquire()
-            .map_err(|_| RunFailure::Busy(LongRunningClaimError::Crowded(most)))?;
+            .map_err(|_| RunFailure::Busy(LongRunningClaimError::TooManyWaiting(most)))?;
         // Give the permit back before the wait. A run that held a permit while it waited for a key could block the run
         // that holds the key.
         *place = None;

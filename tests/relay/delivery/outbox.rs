@@ -47,8 +47,8 @@ fn a_row_outlives_its_process() {
     }
 }
 
-/// L7: the same work of the same run is the same row, however often it is brought. Other work of it is another, even if it
-/// comes to the same tree.
+/// L7: the same work of the same run is the same row, however often it is brought. Other work of it is another, even if
+/// it comes to the same tree.
 #[test]
 fn the_same_work_is_the_same_row() {
     let place = tempfile::tempdir().unwrap();
@@ -180,11 +180,14 @@ fn work_under_way_keeps_a_workspace() {
     let kept = shelf.list().unwrap().remove(0);
     let is_awaited = |line: &StoredBranchRef| has_pending_delivery(&outbox, line);
     let job = outbox.add_job(&order).unwrap();
-    assert_eq!(shelf.prune_decision(&kept, Duration::ZERO, is_awaited), PruneOutcome::Awaited);
-    assert_eq!(shelf.prune(&kept, Duration::ZERO, is_awaited), PruneOutcome::Awaited);
+    assert_eq!(
+        shelf.prune_decision(&kept, Duration::ZERO, is_awaited),
+        PruneOutcome::DeliveryPending
+    );
+    assert_eq!(shelf.prune(&kept, Duration::ZERO, is_awaited), PruneOutcome::DeliveryPending);
     assert!(home.exists());
     outbox.advance_job(&job, StepOutcome::Failed { why: "it is refused".to_owned() }).unwrap();
-    assert_eq!(shelf.prune(&kept, Duration::ZERO, is_awaited), PruneOutcome::Forgotten);
+    assert_eq!(shelf.prune(&kept, Duration::ZERO, is_awaited), PruneOutcome::Removed);
     assert!(!home.exists());
 }
 
@@ -293,8 +296,8 @@ fn a_desk_that_was_put_off_is_open_and_has_its_time() {
     assert!(left.due.is_none(), "what is delivered would come out again");
 }
 
-/// L3, L7: what is delivered and what stays of a workspace are written down at once; the name that people know is that of the
-/// work.
+/// L3, L7: what is delivered and what stays of a workspace are written down at once; the name that people know is that
+/// of the work.
 #[test]
 fn what_stays_beside_work_is_written_down_with_it() {
     let place = tempfile::tempdir().unwrap();

@@ -56,7 +56,7 @@ async fn each_slot_is_claimed_once() {
             spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&look) },
             ..place.order(run, &look)
         };
-        assert!(matches!(kept.pool.claim(fresh("run-x")), Err(WarmClaimError::Other(_))));
+        assert!(matches!(kept.pool.claim(fresh("run-x")), Err(WarmClaimError::ProfileMismatch(_))));
         kept.stop().await;
 
         let kept = keep_for(&place, &fresh("run-kind"), 2);

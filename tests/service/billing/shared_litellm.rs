@@ -50,7 +50,7 @@ async fn a_call_that_is_in_the_books_is_theirs() {
         |call: &str| ChargeNotice { deployment: Some("another".to_owned()), ..notice(call, 7) };
     books.record_calls(&[fact("call-1", at("09:30:01"))]).await.unwrap();
     let fates = books.ingest_notices(vec![named("call-1"), named("call-2")]).await.unwrap();
-    assert_eq!(fates, [IngestOutcome::New, IngestOutcome::Foreign]);
+    assert_eq!(fates, [IngestOutcome::New, IngestOutcome::OtherDeployment]);
 }
 
 /// B2: what has waited for two days is forgotten, and nothing else.

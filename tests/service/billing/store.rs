@@ -1,5 +1,5 @@
-//! B2, B4: facts and notices in any order, more than once and all at the same time: one receipt for each call, and a flag
-//! where one is missing, unpriced or contradicted.
+//! B2, B4: facts and notices in any order, more than once and all at the same time: one receipt for each call, and a
+//! flag where one is missing, unpriced or contradicted.
 
 use std::slice;
 use std::time::{Duration, SystemTime};
@@ -219,7 +219,7 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
         if failure_first {
             assert_eq!(
                 books.ingest_notices(vec![said.clone()]).await.unwrap(),
-                [IngestOutcome::Waits]
+                [IngestOutcome::WaitsForCall]
             );
         }
         books.record_calls(&[call]).await.unwrap();
@@ -241,8 +241,8 @@ async fn a_failure_at_no_cost_is_no_receipt_of_a_call_that_used_tokens() {
     }
 }
 
-/// B2, B4: LiteLLM puts no price to a call that used tokens. Nobody has said what it costs: it is asked for, and flagged in
-/// time, whichever half comes first.
+/// B2, B4: LiteLLM puts no price to a call that used tokens. Nobody has said what it costs: it is asked for, and
+/// flagged in time, whichever half comes first.
 #[tokio::test]
 async fn a_notice_without_a_price_is_no_receipt_of_a_call_that_used_tokens() {
     let priced =
@@ -523,7 +523,10 @@ async fn contradictions_and_unknown_calls_are_bounded() {
     books.record_calls(&[fact("call-3", at("09:30:01"))]).await.unwrap();
     let notices = ["new-1", "new-2", "call-3"].map(|call| notice(call, 7));
     let fates = books.ingest_notices(notices.to_vec()).await.unwrap();
-    assert_eq!(fates, [IngestOutcome::Waits, IngestOutcome::Crowded, IngestOutcome::New]);
+    assert_eq!(
+        fates,
+        [IngestOutcome::WaitsForCall, IngestOutcome::TooManyWaiting, IngestOutcome::New]
+    );
     assert_eq!(count("SELECT count(*) FROM billing_notice WHERE NOT is_taken"), 100_000);
 }
 

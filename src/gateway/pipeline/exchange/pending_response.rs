@@ -41,7 +41,7 @@ impl GatewayExchange {
             // The response wins if the response and an abort are ready in the same poll.
             let poll = |cx: &mut Context<'_>| match answer.as_mut().poll(cx) {
                 Poll::Ready(sent) => Poll::Ready(sent.map_err(CallRejection::from)),
-                Poll::Pending => self.cut.poll(cx).map(|()| Err(CallRejection::Cut)),
+                Poll::Pending => self.cut.poll(cx).map(|()| Err(CallRejection::Aborted)),
             };
             poll_fn(poll).await
         };
@@ -94,7 +94,7 @@ impl Drop for PendingResponse {
             // On timeout or forced shutdown the future is dropped, which settles the call.
             let answer = cut.run_until_cancelled(tokio::time::timeout_at(place.until, answer));
             if let Some(Ok(response)) = answer.await
-                && let ResponseBody::Followed(body) = response.body
+                && let ResponseBody::Observed(body) = response.body
             {
                 body.drain_after_disconnect(place).await;
             }

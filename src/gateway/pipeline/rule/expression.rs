@@ -92,7 +92,7 @@ pub enum RuleEvalError {
     #[error("a number is divided by zero")]
     DivisionByZero,
     #[error("a value does not have the type that was checked")]
-    Kind,
+    TypeMismatch,
 }
 
 impl RuleExpr {
@@ -100,7 +100,7 @@ impl RuleExpr {
     pub(super) fn eval_bool(&self, facts: &RuleContext<'_>) -> Result<bool, RuleEvalError> {
         match self.eval_node(facts)? {
             RuleValue::Bool(holds) => Ok(holds),
-            _ => Err(RuleEvalError::Kind),
+            _ => Err(RuleEvalError::TypeMismatch),
         }
     }
 
@@ -135,7 +135,7 @@ impl RuleExpr {
             }
             Self::Matches(operand, pattern) => match operand.eval_node(facts)? {
                 RuleValue::Text(text) => Ok(RuleValue::Bool(pattern.is_match(&text))),
-                _ => Err(RuleEvalError::Kind),
+                _ => Err(RuleEvalError::TypeMismatch),
             },
         }
     }
@@ -201,7 +201,7 @@ impl UnaryOperator {
             }
             (Self::Double, RuleValue::Int(int)) => Ok(RuleValue::Double(int_to_double(int))),
             (Self::Double, RuleValue::Double(double)) => Ok(RuleValue::Double(double)),
-            _ => Err(RuleEvalError::Kind),
+            _ => Err(RuleEvalError::TypeMismatch),
         }
     }
 }
@@ -276,7 +276,7 @@ impl BinaryOperator {
             Self::Subtract => Ok(RuleValue::Double(left - right)),
             Self::Multiply => Ok(RuleValue::Double(left * right)),
             Self::Divide => Ok(RuleValue::Double(left / right)),
-            _ => Err(RuleEvalError::Kind),
+            _ => Err(RuleEvalError::TypeMismatch),
         }
     }
 
@@ -289,7 +289,7 @@ impl BinaryOperator {
             Self::LessOrEqual => Ok(order.is_some_and(Ordering::is_le)),
             Self::Greater => Ok(order.is_some_and(Ordering::is_gt)),
             Self::GreaterOrEqual => Ok(order.is_some_and(Ordering::is_ge)),
-            _ => Err(RuleEvalError::Kind),
+            _ => Err(RuleEvalError::TypeMismatch),
         }
     }
 

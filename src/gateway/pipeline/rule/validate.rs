@@ -52,37 +52,37 @@ pub struct RuleConfigError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
     #[error("there are more than {MAX_RULES} rules; join some of them with `||`")]
-    TooMany,
+    TooManyRules,
     #[error("the name is not 1 to 64 small letters, digits and `-`")]
-    Name,
+    InvalidName,
     #[error("an earlier rule has the same name; give each rule its own name")]
-    Twice,
+    DuplicateName,
     #[error("the rule has no effect; give `refuse`, `set_model`, `max_output_tokens` or `headers`")]
     NoEffect,
     #[error("`refuse` ends the call, so `{0}` has no effect; remove `{0}` or `refuse`")]
     AfterRefusal(&'static str),
     #[error("`{field}` is empty, longer than {limit} bytes, or has a control character")]
-    Text { field: &'static str, limit: usize },
+    InvalidText { field: &'static str, limit: usize },
     #[error("`set_model` must be {MODEL_NAME_RULE}")]
-    Model,
+    InvalidModel,
     #[error("`max_output_tokens` is 0; use `refuse` to let nothing through")]
-    NoOutput,
+    ZeroOutputTokens,
     #[error("there are more than {MAX_RULE_HEADERS} headers")]
     TooManyHeaders,
     #[error(
         "the header `{0}` may not be set; use a name of your own in small letters that begins with `x-`"
     )]
-    Header(String),
+    ForbiddenHeader(String),
     #[error("`when`{} {}", format_error_position(.0), .0.problem)]
-    When(RuleCompileError),
+    InvalidCondition(RuleCompileError),
     #[error(
         "`when` cannot be evaluated for the first call of a run: {0}; add a guard, as in `usage.turns > 0 && …`"
     )]
-    Fault(RuleEvalError),
+    ConditionFails(RuleEvalError),
     #[error("example {number} of `{list}` {}", if *.list == "match" { "does not match" } else { "matches" })]
-    Example { list: &'static str, number: usize },
+    WrongExample { list: &'static str, number: usize },
     #[error("example {number} of `{list}` cannot be evaluated: {fault}")]
-    ExampleFault { list: &'static str, number: usize, fault: RuleEvalError },
+    ExampleFails { list: &'static str, number: usize, fault: RuleEvalError },
 }
 
 /// Compiles all rules, or returns the first mistake.
@@ -92,10 +92,10 @@ pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>,
     for config in configs {
         let problem = |problem| RuleConfigError { rule: config.name.clone(), problem };
         if rules.len() == MAX_RULES {
-            return Err(problem(RuleProblem::TooMany));
+            return Err(problem(RuleProblem::TooManyRules));
         }
         if !names.insert(&config.name) {
-            return Err(problem(RuleProblem::Twice));
+            return Err(problem(RuleProblem::DuplicateName));
         }
         rules.push(compile_rule(config).map_err(problem)?);
     }
@@ -104,10 +104,10 @@ pub(super) fn compile_rules(configs: &[RuleConfig]) -> Result<Vec<CompiledRule>,
 
 fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
     check_rule_config(config)?;
-    let when = compile_condition(&config.when).map_err(RuleProblem::When)?;
+    let when = compile_condition(&config.when).map_err(RuleProblem::InvalidCondition)?;
     // A condition that fails with empty facts, such as a division by the number of turns, would refuse
     // each run's first call.
-    when.eval_bool(&RuleContext::default()).map_err(RuleProblem::Fault)?;
+    when.eval_bool(&RuleContext::default()).map_err(RuleProblem::ConditionFails)?;
     check_examples(&when, "match", &config.matching, true)?;
     check_examples(&when, "not_match", &config.not_match, false)?;
     Ok(CompiledRule {
@@ -124,7 +124,7 @@ fn compile_rule(config: &RuleConfig) -> Result<CompiledRule, RuleProblem> {
 fn check_rule_config(config: &RuleConfig) -> Result<(), RuleProblem> {
     let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if !(1..=64).contains(&config.name.len()) || !config.name.bytes().all(is_name) {
-        return Err(RuleProblem::Name);
+        return Err(RuleProblem::InvalidName);
     }
     let effects = [
         ("set_model", config.set_model.is_some()),
@@ -139,15 +139,19 @@ fn check_rule_config(config: &RuleConfig) -> Result<(), RuleProblem> {
     }
     check_text("refuse", config.refuse.as_deref(), MAX_REASON_BYTES)?;
     if config.set_model.as_deref().is_some_and(|name| !is_model_name(name)) {
-        return Err(RuleProblem::Model);
+        return Err(RuleProblem::InvalidModel);
     }
-    if config.max_output_tokens == Some(Tokens::ZERO) { Err(RuleProblem::NoOutput) } else { Ok(()) }
+    if config.max_output_tokens == Some(Tokens::ZERO) {
+        Err(RuleProblem::ZeroOutputTokens)
+    } else {
+        Ok(())
+    }
 }
 
 fn check_text(field: &'static str, text: Option<&str>, limit: usize) -> Result<(), RuleProblem> {
     let is_fine =
         |text: &str| (1..=limit).contains(&text.len()) && !text.chars().any(char::is_control);
-    if text.is_none_or(is_fine) { Ok(()) } else { Err(RuleProblem::Text { field, limit }) }
+    if text.is_none_or(is_fine) { Ok(()) } else { Err(RuleProblem::InvalidText { field, limit }) }
 }
 
 fn compile_headers(
@@ -164,12 +168,12 @@ fn compile_header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), 
     let is_ours = !name.starts_with("x-")
         || RESERVED_HEADER_PREFIXES.iter().any(|ours| name.starts_with(ours));
     let parsed = HeaderName::from_lowercase(name.as_bytes()).ok().filter(|_| !is_ours);
-    let name = parsed.ok_or_else(|| RuleProblem::Header(name.to_owned()))?;
+    let name = parsed.ok_or_else(|| RuleProblem::ForbiddenHeader(name.to_owned()))?;
     check_text("headers", Some(value), MAX_HEADER_BYTES)?;
     // `from_str` also rejects text that is not ASCII.
     let value = HeaderValue::from_str(value);
-    let value =
-        value.map_err(|_| RuleProblem::Text { field: "headers", limit: MAX_HEADER_BYTES })?;
+    let value = value
+        .map_err(|_| RuleProblem::InvalidText { field: "headers", limit: MAX_HEADER_BYTES })?;
     Ok((name, value))
 }
 
@@ -182,8 +186,8 @@ fn check_examples(
     for (number, facts) in (1..).zip(examples) {
         match when.eval_bool(facts) {
             Ok(holds) if holds == expected => {}
-            Ok(_) => return Err(RuleProblem::Example { list, number }),
-            Err(fault) => return Err(RuleProblem::ExampleFault { list, number, fault }),
+            Ok(_) => return Err(RuleProblem::WrongExample { list, number }),
+            Err(fault) => return Err(RuleProblem::ExampleFails { list, number, fault }),
         }
     }
     Ok(())

@@ -19,11 +19,12 @@ pub enum IngestError {
     #[error(transparent)]
     Malformed(#[from] MalformedBodyError),
     #[error(transparent)]
-    Books(#[from] BillingError),
+    Billing(#[from] BillingError),
 }
 
 impl BillingStore {
-    /// Ingests a body of LiteLLM's callback. A blocking thread reads the body, and at most two bodies are read at a time.
+    /// Ingests a body of LiteLLM's callback. A blocking thread reads the body, and at most two bodies are read at a
+    /// time.
     ///
     /// # Errors
     /// Returns an error if the body is not JSON, or if the database cannot be written. In the second case, some of the
@@ -67,10 +68,10 @@ impl IngestReport {
         let counter = match fate {
             IngestOutcome::New => &mut self.new,
             IngestOutcome::Known => &mut self.known,
-            IngestOutcome::Waits | IngestOutcome::Crowded => &mut self.unknown,
+            IngestOutcome::WaitsForCall | IngestOutcome::TooManyWaiting => &mut self.unknown,
             IngestOutcome::Conflicting => &mut self.conflicting,
             IngestOutcome::Unpaid => &mut self.unpaid,
-            IngestOutcome::Foreign => &mut self.foreign,
+            IngestOutcome::OtherDeployment => &mut self.foreign,
         };
         *counter += 1;
     }

@@ -56,20 +56,21 @@ pub(super) fn ingest_notice(
     // 1. Skip the notices of other deployments, unless the call is in these books.
     let fact = CallUsage::query_all(change, find, [&notice.call_id])?.pop();
     if fact.is_none() && is_foreign(change, notice)? {
-        return Ok(IngestOutcome::Foreign);
+        return Ok(IngestOutcome::OtherDeployment);
     }
     // 2. The first notice of a call is stored. If the call is booked, the notice makes its receipt; otherwise the
     // notice waits.
     let Some(before) = find_notice(change, &notice.call_id)? else {
         if fact.is_none() {
             if *room == 0 {
-                return Ok(IngestOutcome::Crowded);
+                return Ok(IngestOutcome::TooManyWaiting);
             }
             *room -= 1;
         }
         insert_notice(change, notice, now)?;
-        return fact
-            .map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now));
+        return fact.map_or(Ok(IngestOutcome::WaitsForCall), |fact| {
+            create_receipt(change, &fact, notice, now)
+        });
     };
     // 3. A further notice must name the same run. A different run is a conflict and never moves a charge.
     let run = fact.as_ref().map(|fact| &fact.run).or(before.run.as_ref());
@@ -82,7 +83,9 @@ pub(super) fn ingest_notice(
         // LiteLLM retried the call and succeeded, or names now the cost that an earlier notice left open.
         (true, false) if before.amount.is_zero() => {
             insert_notice(change, notice, now)?;
-            fact.map_or(Ok(IngestOutcome::Waits), |fact| create_receipt(change, &fact, notice, now))
+            fact.map_or(Ok(IngestOutcome::WaitsForCall), |fact| {
+                create_receipt(change, &fact, notice, now)
+            })
         }
         // A late report of a failed attempt says nothing about the final charge.
         (false, true) if notice.amount.is_zero() => Ok(IngestOutcome::Known),

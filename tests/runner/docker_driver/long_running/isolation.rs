@@ -1,4 +1,5 @@
-//! R5, R7: what one run of a resident has of another: nothing but the workspace of their key, however the one has ended.
+//! R5, R7: what one run of a resident has of another: nothing but the workspace of their key, however the one has
+//! ended.
 
 use std::fs;
 use std::process::Command;
@@ -142,7 +143,8 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
     }
 }
 
-/// R7: of a run that was given up in its midst nothing writes any more where the next one's branch is about to be laid out.
+/// R7: of a run that was given up in its midst nothing writes any more where the next one's branch is about to be laid
+/// out.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
     for place in places() {
@@ -162,7 +164,7 @@ async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
         let mut order = place.order("run-2", &script);
         order.run_dir = begun;
         let next = Box::pin(residents.claim(&key, order)).await;
-        assert!(matches!(next.err(), Some(LongRunningClaimError::Order(_))));
+        assert!(matches!(next.err(), Some(LongRunningClaimError::Failed(_))));
         assert_eq!(residents.count(), 0);
         assert_eq!(place.waiting(), Vec::<String>::new());
         let stop = CancellationToken::new();

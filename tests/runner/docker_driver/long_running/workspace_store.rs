@@ -44,7 +44,7 @@ async fn what_nobody_uses_is_forgotten() {
     assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
     kept.stop().await;
 
-    assert_eq!(shelf.prune(one, Duration::from_hours(1), nobody), PruneOutcome::Young);
+    assert_eq!(shelf.prune(one, Duration::from_hours(1), nobody), PruneOutcome::RecentlyUsed);
     assert_eq!(shelf.prune_expired(Duration::from_hours(1), nobody).unwrap(), []);
     assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::Unused);
     let kept = Kept::new(&place, TERMS);
@@ -52,12 +52,12 @@ async fn what_nobody_uses_is_forgotten() {
     assert_eq!(second["stdout"], "mine\n", "{second}");
     kept.stop().await;
     // It is not as it was when it was looked at.
-    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::Young);
+    assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::RecentlyUsed);
 
     let swept = shelf.prune_expired(Duration::ZERO, nobody).unwrap();
     assert_eq!(
         swept.into_iter().map(|(_, fate)| fate).collect::<Vec<_>>(),
-        [PruneOutcome::Forgotten]
+        [PruneOutcome::Removed]
     );
     assert_eq!(fs::read_dir(place.path().join("state/workspaces")).unwrap().count(), 0);
     let kept = Kept::new(&place, TERMS);
@@ -66,7 +66,8 @@ async fn what_nobody_uses_is_forgotten() {
     kept.stop().await;
 }
 
-/// R7: what an earlier version has kept has no label; and what was put away when the process ended is removed by the next.
+/// R7: what an earlier version has kept has no label; and what was put away when the process ended is removed by the
+/// next.
 #[test]
 fn what_others_have_left_is_forgotten_too() {
     let place = Place::embedded();
@@ -84,7 +85,7 @@ fn what_others_have_left_is_forgotten_too() {
     assert!(!home.join("label.json").exists(), "to look is not to touch");
     shelf.prune_expired(Duration::from_hours(1), |_| false).unwrap();
     assert!(home.exists() && !below.join(".forgotten-x").exists());
-    assert_eq!(shelf.prune(one, Duration::ZERO, |_| false), PruneOutcome::Forgotten);
+    assert_eq!(shelf.prune(one, Duration::ZERO, |_| false), PruneOutcome::Removed);
     assert!(!home.exists() && below.join("other").exists());
 }
 
@@ -103,7 +104,7 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
 
         let refused = Box::pin(kept.residents.claim(&key(), small("run-next", &["true"]))).await;
         let refused = refused.err().unwrap();
-        assert!(matches!(refused, LongRunningClaimError::NoRoom { .. }), "{refused}");
+        assert!(matches!(refused, LongRunningClaimError::WorkspaceFull { .. }), "{refused}");
         let [one] = &shelf(&place).list().unwrap()[..] else { panic!("there is another") };
         let told = refused.to_string().replace(&one.id, "ID");
         insta::allow_duplicates!(
@@ -256,7 +257,8 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     kept.stop().await;
 }
 
-/// R7: what an earlier version kept under a text is the first key's that may have it, once, and where its branch is the same.
+/// R7: what an earlier version kept under a text is the first key's that may have it, once, and where its branch is the
+/// same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
     let place = Place::embedded();

@@ -58,7 +58,7 @@ enum WriterStep {
     Take(Option<Result<Frame<Bytes>, ResponseBodyError>>),
     Flush,
     /// The client has disconnected.
-    Leave,
+    ClientGone,
 }
 
 impl<'a> LaneResponseWriter<'a> {
@@ -113,7 +113,9 @@ impl<'a> LaneResponseWriter<'a> {
                 // The guard above has tried the flush. So this arm means: the body failed or is shorter than
                 // declared, an operator aborted the call, or the client disconnected. The framing is broken,
                 // so the connection must close.
-                WriterStep::Take(_) | WriterStep::Flush | WriterStep::Leave => return Ok(false),
+                WriterStep::Take(_) | WriterStep::Flush | WriterStep::ClientGone => {
+                    return Ok(false);
+                }
             }
         }
         // Dropping the body settles the call. The call must be settled before the client can see the
@@ -126,7 +128,7 @@ impl<'a> LaneResponseWriter<'a> {
     /// body.
     fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<WriterStep> {
         if self.watch.poll_gone(self.stream, cx).is_ready() {
-            return Poll::Ready(WriterStep::Leave);
+            return Poll::Ready(WriterStep::ClientGone);
         }
         if let Some(body) = &mut self.body
             && let Poll::Ready(frame) = Pin::new(body).poll_frame(cx)
@@ -168,7 +170,7 @@ impl<'a> LaneResponseWriter<'a> {
         }
         // The write is blocked. Two events may end the wait: an operator's abort and the client's disconnect.
         // The stream's own timeout closes a client that reads nothing at all.
-        if let Some(ResponseBody::Followed(body)) = &mut self.body
+        if let Some(ResponseBody::Observed(body)) = &mut self.body
             && body.poll_abort(cx).is_ready()
         {
             return Poll::Ready(Ok(None));
