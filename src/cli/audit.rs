@@ -14,7 +14,7 @@ use crate::telemetry::audit::read::{
     AuditSessionEvent, AuditSettlementEvent, ChainBreakError,
 };
 use crate::telemetry::audit::verify::{self, AuditVerifyReport, CheckpointCoverage};
-use crate::telemetry::audit::{AuditError, AuditPublicKey};
+use crate::telemetry::audit::{AuditError, AuditPublicKey, writer_process};
 
 /// The subcommands of `audit`.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -48,6 +48,8 @@ pub fn run(command: &AuditCommand, out: &mut impl Write) -> anyhow::Result<ExitC
 fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let pinned =
         pinned.map(AuditPublicKey::parse_public_key).transpose().context("--public-key")?;
+    // The writer is looked up first: a run that ends in between then has its end in the log.
+    let writer = writer_process::find_writer(file).ok().flatten();
     match verify::verify_file(file, pinned.as_ref()) {
         // An empty log proves nothing: all of its records may have been removed.
         Ok(report) if report.records == 0 => {
@@ -62,7 +64,7 @@ fn verify_log(file: &Path, pinned: Option<&str>, out: &mut impl Write) -> anyhow
         }
         Ok(report) => {
             let code = write_verdict(&report, pinned.is_some(), out)?;
-            write_report(&report, pinned.is_some(), out)?;
+            write_report(&report, pinned.is_some(), writer, out)?;
             Ok(code)
         }
         // A broken chain and a missing signature are verdicts about the log, not errors of this command.
@@ -124,14 +126,16 @@ fn write_verdict(
         return Ok(ExitCode::SUCCESS);
     }
     writeln!(out, "OPEN: the run's end is not the end of the log; {}", SignatureText(report))?;
-    writeln!(
-        out,
-        "the log is being written, or its process was killed, or records at its end were cut off"
-    )?;
     Ok(ExitCode::from(EXIT_UNFINISHED_LOG))
 }
 
-fn write_report(report: &AuditVerifyReport, pinned: bool, out: &mut impl Write) -> io::Result<()> {
+/// Writes the content of the log. `writer` is the process that writes the log at this moment.
+fn write_report(
+    report: &AuditVerifyReport,
+    pinned: bool,
+    writer: Option<u32>,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let AuditVerifyReport { run, attempt, account, starts, first, last, .. } = report;
     let AuditVerifyReport { admitted, settled, crashed, open, unmatched, refused, spent, .. } =
         report;
@@ -142,7 +146,12 @@ fn write_report(report: &AuditVerifyReport, pinned: bool, out: &mut impl Write) 
     writeln!(out, "calls       {admitted} admitted, {settled} settled ({crashed} after a crash)")?;
     // An admitted call without a settlement may still be running.
     if *open > 0 {
-        writeln!(out, "            {open} in flight, or lost if the process is gone")?;
+        let fate = if writer.is_some() {
+            "in flight"
+        } else {
+            "in flight, or lost if the process is gone"
+        };
+        writeln!(out, "            {open} {fate}")?;
     }
     if *unmatched > 0 {
         writeln!(out, "            {unmatched} settled without admission: a fault of the gateway")?;
@@ -150,9 +159,20 @@ fn write_report(report: &AuditVerifyReport, pinned: bool, out: &mut impl Write) 
     writeln!(out, "refusals    {refused}")?;
     writeln!(out, "spent       {}", AmountText(*spent))?;
     writeln!(out, "checkpoints {}", CheckpointSummary { report, pinned })?;
-    let end =
-        if report.finished { "in order" } else { "not recorded; later records may be missing" };
-    writeln!(out, "end         {end}")
+    match writer {
+        _ if report.finished => writeln!(out, "end         in order"),
+        Some(process) => {
+            writeln!(out, "end         not reached: process {process} is writing this log")?;
+            writeln!(
+                out,
+                "            settlements and refusals of the last second may not be in it yet"
+            )
+        }
+        None => {
+            writeln!(out, "end         not recorded, and no process here is writing this log:")?;
+            writeln!(out, "            the process was killed, or records at the end were cut off")
+        }
+    }
 }
 
 /// A sentence that states which records the last valid checkpoint covers.

@@ -33,6 +33,7 @@ pub mod recover;
 mod refusal_counter;
 pub mod seal;
 pub mod verify;
+pub mod writer_process;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -48,6 +48,38 @@ fn verify_with_a_key_says_who_signed() {
     });
 }
 
+/// G11: a log without an end is either being written or damaged, and the report says which.
+#[test]
+fn verify_names_the_process_that_writes_the_log() {
+    let place = Place::new();
+    let (log, _) = place.open();
+    at_once(log.record_admission(&admitted("call-1"))).unwrap();
+    let end_of = |text: &str| {
+        let lines = text.lines().skip_while(|line| !line.starts_with("end"));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let (code, text) = verified(&place, None);
+    assert_eq!(code, ExitCode::SUCCESS);
+    assert!(text.contains("1 in flight\n"), "{text}");
+    let own = (std::process::id().to_string(), "[own]");
+    insta::with_settings!({filters => [(own.0.as_str(), own.1)]}, {
+        insta::assert_snapshot!(end_of(&text), @r"
+    end         not reached: process [own] is writing this log
+                settlements and refusals of the last second may not be in it yet
+    ");
+    });
+    // A copy is a log whose process is gone.
+    let copy = Place::new();
+    fs::write(copy.log(), place.bytes()).unwrap();
+    let (code, text) = verified(&copy, None);
+    assert_eq!(code, ExitCode::SUCCESS);
+    assert!(text.contains("1 in flight, or lost if the process is gone\n"), "{text}");
+    insta::assert_snapshot!(end_of(&text), @r"
+    end         not recorded, and no process here is writing this log:
+                the process was killed, or records at the end were cut off
+    ");
+}
+
 #[test]
 fn verify_tells_who_did_not_sign() {
     let (code, text) = verified(&whole_run(), Some("22".repeat(32)));

@@ -73,10 +73,8 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
       OK: 11 records are as they were written, and signed to the last
     cut at a checkpoint (another status)
       OPEN: the run's end is not the end of the log; records 1 to 8 are as they were written, and signed; there is none after them
-      the log is being written, or its process was killed, or records at its end were cut off
     cut after a checkpoint (another status)
       OPEN: the run's end is not the end of the log; records 1 to 8 are as they were written, and signed; 1 record after them is not signed: 9
-      the log is being written, or its process was killed, or records at its end were cut off
     cut, and ended again (another status)
       UNSIGNED: records 1 to 8 are as they were written, and signed; 2 records after them are not signed: 9 to 10
       nothing proves who wrote the unsigned records
@@ -88,7 +86,6 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
       nothing proves who wrote the unsigned records
     appended to (another status)
       OPEN: the run's end is not the end of the log; records 1 to 11 are as they were written, and signed; 1 record after them is not signed: 12
-      the log is being written, or its process was killed, or records at its end were cut off
     signed again by another key (another status)
       UNSIGNED: records 1 to 11 are as they were written, and signed; 1 record after them is not signed: 12
       nothing proves who wrote the unsigned records
