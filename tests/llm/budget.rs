@@ -1,4 +1,4 @@
-//! The ledger: no interleaving of calls spends more than was granted.
+//! Tests of the ledger: no interleaving of calls spends more than the run was granted.
 
 mod price;
 
@@ -13,14 +13,14 @@ use cogni_gateway::llm::budget::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// What may happen next to a run's budget.
+/// One event in the life of a run's budget.
 #[derive(Clone, Debug)]
 enum Step {
     Reserve(ReserveRequest),
-    /// Used so much of each part of what was granted, in percent.
+    /// Settles a call: the call used this percentage of each part of its grant.
     Settle(usize, u8),
     Release(usize),
-    /// Neither: a crash of its task.
+    /// Drops a reservation without settling it, as a task that crashed does.
     Drop(usize),
 }
 
@@ -33,7 +33,7 @@ proptest! {
         spent in amounts(20),
         steps in vec(steps(), 0..60),
     ) {
-        // An earlier process may have spent all, but never more turns than there are.
+        // An earlier process may have spent all turns, but never more turns than the limit.
         let spent = BudgetAmount { turns: spent.turns.min(limits.max_turns.unwrap_or(u64::MAX)), ..spent };
         let ledger = Arc::new(BudgetLedger::new(limits.clone(), PriorUsage { spent, ..PriorUsage::default() }));
         let mut open: Vec<BudgetReservation> = vec![];
@@ -81,8 +81,8 @@ proptest! {
     }
 }
 
-/// G9: what the provider reports is the truth, also where it is more than was reserved; the next
-/// call finds the budget overdrawn and is refused.
+/// G9: Usage that the provider reports is charged in full, even if it exceeds the reservation. The next call is refused
+/// because the budget is overdrawn.
 #[test]
 fn an_overrun_is_charged_in_full_and_stops_the_run() {
     let ledger =
@@ -95,9 +95,9 @@ fn an_overrun_is_charged_in_full_and_stops_the_run() {
     assert_eq!(refusal, BudgetError::Tokens { kind: "output", spent: 130, limit: 100, needed: 1 });
 }
 
-/// G9: a call that may write more than is left is granted what is left.
+/// G9: A call whose output limit exceeds the remaining budget is granted the remaining budget.
 #[test]
-fn an_answer_is_granted_what_is_left() {
+fn a_call_is_granted_at_most_the_remaining_budget() {
     let limits = BudgetLimits { max_total_tokens: Some(Tokens(100)), ..BudgetLimits::default() };
     let ledger = ledger(&limits);
     let ask =
@@ -105,7 +105,7 @@ fn an_answer_is_granted_what_is_left() {
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(70));
 }
 
-/// G9: many answers reserve for each of them, so that `n: 50` is no way round the budget.
+/// G9: A call that asks for several answers reserves tokens for each answer, so `n: 50` does not bypass the budget.
 #[test]
 fn each_answer_without_a_limit_is_reserved_for() {
     let ledger = ledger(&BudgetLimits::default());
@@ -114,7 +114,8 @@ fn each_answer_without_a_limit_is_reserved_for() {
     assert_eq!(ledger.reserve_call(&ask).unwrap().granted_amount().output, Tokens(50 * 16_384));
 }
 
-/// R5, G9: a call that is too large says nothing of the next one, and nor do calls that may still give back what they hold.
+/// R5, G9: A refused call that was too large does not exhaust the budget. A budget is not exhausted either while open
+/// calls may give back what they hold.
 #[test]
 fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
     let told = |limits: BudgetLimits, steps: &dyn Fn(&Arc<BudgetLedger>)| {
@@ -166,7 +167,7 @@ fn a_budget_is_exhausted_when_no_call_would_be_let_through() {
     assert_eq!(told(cost, &dear), (true, true));
 }
 
-/// G9: a call refused for the rate of requests has not used up the minute's tokens.
+/// G9: A call that the request rate refuses takes no tokens from the minute.
 #[test]
 fn a_refused_call_takes_no_tokens_of_the_minute() {
     let limits = BudgetLimits {
@@ -182,7 +183,8 @@ fn a_refused_call_takes_no_tokens_of_the_minute() {
     }
 }
 
-/// G9: calls that begin at the same time have no more than the minute's tokens, and what they do not use is free again.
+/// G9: Calls that begin at the same time share the minute's tokens, and tokens that a call does not use become free
+/// again.
 #[test]
 fn calls_that_begin_together_share_the_tokens_of_the_minute() {
     let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
@@ -204,7 +206,7 @@ fn calls_that_begin_together_share_the_tokens_of_the_minute() {
     assert!(retry_after > Duration::from_secs(235), "{retry_after:?}");
 }
 
-/// G9: tokens used beyond a reservation are paid off by the calls that follow, also by refused ones.
+/// G9: Tokens used beyond a reservation are a debt, which later minutes pay, also while calls are refused.
 #[test]
 fn a_debt_of_tokens_is_kept_until_it_is_paid() {
     let limits = BudgetLimits { tokens_per_minute: Some(1000), ..BudgetLimits::default() };
@@ -212,7 +214,7 @@ fn a_debt_of_tokens_is_kept_until_it_is_paid() {
     let overrun = TokenUsage { output: Tokens(810), ..TokenUsage::default() };
     let reads = |input: u64| ReserveRequest { input: Tokens(input), ..turn(10) };
     let _ = ledger.reserve_call(&reads(10)).unwrap().settle_usage(&overrun);
-    // 190 are left of the minute.
+    // The minute has 190 tokens left.
     for _ in 0..3 {
         let refusal = ledger.reserve_call(&reads(500)).unwrap_err();
         assert!(matches!(refusal, BudgetError::Rate { kind: "tokens", .. }), "{refusal}");
@@ -220,7 +222,7 @@ fn a_debt_of_tokens_is_kept_until_it_is_paid() {
     ledger.reserve_call(&reads(150)).unwrap().release_unspent();
 }
 
-/// G9: the deadline counts from the start of the run, not of the process.
+/// G9: The deadline counts from the start of the run, not from the start of the process.
 #[test]
 fn the_time_before_a_restart_counts() {
     let limits =
@@ -233,7 +235,7 @@ fn the_time_before_a_restart_counts() {
     assert_eq!(refusal, BudgetError::Deadline { limit: Duration::from_hours(1) });
 }
 
-/// G9: the counters cannot be wrapped round by a hostile count.
+/// G9: A hostile usage count cannot overflow the counters.
 #[test]
 fn a_hostile_count_saturates() {
     let ledger =
@@ -245,7 +247,7 @@ fn a_hostile_count_saturates() {
     assert!(ledger.reserve_call(&turn(1)).is_err());
 }
 
-/// G9: threads that all reserve at once are granted as many turns as there are.
+/// G9: Threads that reserve at the same time are granted exactly as many turns as the limit.
 #[test]
 fn threads_are_granted_as_many_turns_as_there_are() {
     let ledger = ledger(&BudgetLimits { max_turns: Some(100), ..BudgetLimits::default() });
@@ -270,7 +272,7 @@ fn ledger(limits: &BudgetLimits) -> Arc<BudgetLedger> {
     Arc::new(BudgetLedger::new(limits.clone(), PriorUsage::default()))
 }
 
-/// G15: calls that cost nothing have a rate, whatever their route, and those that cost something are not counted.
+/// G15: Calls without a charge have a rate, whatever their route. Calls with a charge do not count towards that rate.
 #[test]
 fn calls_without_a_charge_have_a_rate() {
     let limits = BudgetLimits { free_calls_per_minute: Some(3), ..BudgetLimits::default() };
@@ -315,9 +317,9 @@ fn calls_without_a_charge_have_a_rate() {
     assert!((600..610).contains(&let_in), "{let_in}");
 }
 
-/// G9: what is spent is told by the head of a call, before its body is read.
+/// G9: The gateway knows from the head of a call whether the budget is spent, before it reads the body.
 #[test]
-fn a_call_is_let_in_by_what_is_left() {
+fn a_spent_budget_is_known_before_the_body_is_read() {
     let refused =
         |limits: BudgetLimits| ledger(&limits).enter_call(CallKind::Turn, true).unwrap_err();
     let none = Some(Tokens::ZERO);
@@ -347,7 +349,7 @@ fn a_call_is_let_in_by_what_is_left() {
     assert_eq!(one.budget_status().open_calls, 0);
 }
 
-/// A deadline that no clock can count to is none, and nothing panics.
+/// A deadline beyond what a clock can represent counts as no deadline and causes no panic.
 #[test]
 fn a_deadline_may_be_as_far_as_it_can_be_written() {
     let ledger = ledger(&BudgetLimits { deadline: Some(Duration::MAX), ..BudgetLimits::default() });
@@ -365,7 +367,7 @@ fn turn(output: u64) -> ReserveRequest {
     }
 }
 
-/// Prices of some billionths of a dollar for a token.
+/// Prices of a few nanodollars per token.
 fn price(model: &str) -> Arc<ModelPrice> {
     let table = r#"
         version = "test"

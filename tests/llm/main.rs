@@ -1,4 +1,4 @@
-//! Calls as data: bodies, streams, rules, prices and budgets, with no socket.
+//! Tests of LLM calls as data: request bodies, response streams, budgets and prices. They use no socket.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

@@ -1,5 +1,5 @@
-//! Request bodies: the scanner against a strict reference, the rope against plain bytes, and what
-//! admission makes of each protocol's fields.
+//! Tests of request bodies: the JSON scanner against a strict reference, the rope against a plain buffer, and the
+//! admission of each protocol's fields.
 
 mod admission;
 mod apply_fields;
@@ -21,7 +21,7 @@ use cogni_gateway::llm::request::{
     BodyPolicy, BodyPolicyError, BodyReader, LlmCall, ScannedBody, admit_body,
 };
 
-/// The outcome for a body that arrives in these frames.
+/// Scans a body that arrives in these frames.
 fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, JsonError> {
     let mut scanner = JsonScanner::new(JsonLimits::default());
     for frame in frames {
@@ -30,7 +30,7 @@ fn scan<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Result<JsonDocument, 
     scanner.finish_document()
 }
 
-/// A body in frames of this size, each with memory of its own.
+/// Splits a body into frames of this size, each with memory of its own.
 fn frames(body: &[u8], size: usize) -> ByteRope {
     body.chunks(size).map(Bytes::copy_from_slice).collect()
 }
@@ -39,12 +39,12 @@ fn concat(rope: &ByteRope) -> Vec<u8> {
     rope.iter().flatten().copied().collect()
 }
 
-/// Offsets as a slice takes them.
+/// Converts offsets to a range of a slice.
 fn indices(range: &Range<u64>) -> Range<usize> {
     usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()
 }
 
-/// The routes that take a body.
+/// The routes whose requests have a body.
 const POSTS: [GatewayRoute; 6] = [
     GatewayRoute::ChatCompletions,
     GatewayRoute::Completions,
@@ -66,7 +66,7 @@ fn admit_in(
     admit_body(policy, read(route, rope.into_pieces()).unwrap())
 }
 
-/// A body that arrives in these frames.
+/// Reads a body that arrives in these frames.
 fn read(
     route: GatewayRoute,
     frames: impl IntoIterator<Item = Bytes>,
@@ -78,7 +78,7 @@ fn read(
     reader.finish_body()
 }
 
-/// What goes up, if anything does.
+/// Returns the body that is sent upstream, or the refusal.
 fn sent(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> Result<String, BodyPolicyError> {
     let call = admit_in(route, policy, frames(body.as_bytes(), 4096))?;
     Ok(String::from_utf8(concat(&call.into_body())).unwrap())

@@ -1,4 +1,4 @@
-//! The stream observer: what it reads, what it lets pass, what it costs.
+//! Tests of the response observer: what it reads, what it passes on, and what it costs.
 
 mod client_disconnect;
 mod event_pattern;
@@ -22,7 +22,7 @@ use proptest::prelude::*;
 
 use crate::support::allocations;
 
-/// All that an observer says of a response, and all that it lets pass.
+/// Everything that an observer reports about a response, and everything that it passes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Reading {
     usage: Option<TokenUsage>,
@@ -36,7 +36,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Cuts the response before each offset.
+    /// Observes the response, split before each offset.
     fn of(
         mut observer: ResponseObserver,
         response: &[u8],
@@ -63,9 +63,9 @@ impl Reading {
     }
 }
 
-/// G7: usage, cost and end are read from the streams of all three protocols.
+/// G7: The observer reads usage, cost and the kind of end from the streams of all three protocols.
 #[test]
-fn each_recorded_stream_tells_what_it_used_and_how_it_ended() {
+fn each_recorded_stream_reports_its_usage_and_its_end() {
     let mut table = String::new();
     for (name, route, stream) in fixtures() {
         let reading = Reading::of(shown(route), &stream, []);
@@ -94,7 +94,7 @@ fn each_recorded_stream_tells_what_it_used_and_how_it_ended() {
     ");
 }
 
-/// G7: split anywhere, with any line end, the reading is the same and not a byte is changed.
+/// G7: Wherever a stream is split, and whatever its line ends are, the observer reports the same and changes no byte.
 #[test]
 fn a_stream_split_at_any_byte_is_read_alike() {
     for (name, route, stream) in fixtures().into_iter().flat_map(with_line_ends) {
@@ -113,7 +113,7 @@ fn a_stream_split_at_any_byte_is_read_alike() {
 #[test]
 fn the_line_end_does_not_matter() {
     for (name, route, stream) in fixtures() {
-        // Their line ends are mixed already, or the last line has none.
+        // These fixtures have mixed line ends already, or their last line has none.
         if ["chat_wild_lines", "chat_cut"].contains(&&*name) {
             continue;
         }
@@ -127,7 +127,7 @@ fn the_line_end_does_not_matter() {
     }
 }
 
-/// G7: the chunk that the client did not ask for is hidden, all else passes byte for byte.
+/// G7: The usage chunk that the client did not ask for is hidden; every other byte passes unchanged.
 #[test]
 fn only_the_usage_chunk_is_hidden() {
     for (name, route, stream) in fixtures() {
@@ -147,7 +147,7 @@ fn only_the_usage_chunk_is_hidden() {
     }
 }
 
-/// G7: the same where the chunk has many lines and each ends in another way.
+/// G7: The usage chunk is hidden completely if it has many lines with different line ends.
 #[test]
 fn the_usage_chunk_is_hidden_with_all_its_lines() {
     let (_, route, stream) = fixture("chat_wild_lines");
@@ -159,7 +159,7 @@ fn the_usage_chunk_is_hidden_with_all_its_lines() {
     assert_eq!(String::from_utf8(reading.passed).unwrap(), format!("{before}{after}"));
 }
 
-/// G7: in pass-through, and past the filter where nothing is taken out, the frame itself goes on.
+/// G7: A frame from which nothing is removed is passed on without a copy, also after the usage filter.
 #[test]
 fn a_frame_from_which_nothing_is_taken_is_not_copied() {
     for observer in [shown, hidden] {
@@ -172,7 +172,7 @@ fn a_frame_from_which_nothing_is_taken_is_not_copied() {
     }
 }
 
-/// G7: what cannot be the usage chunk is never held back.
+/// G7: Bytes are held back only while they may be the beginning of the usage chunk.
 #[test]
 fn bytes_are_held_back_only_while_they_may_be_the_usage_chunk() {
     let mut observer = hidden(GatewayRoute::ChatCompletions);
@@ -211,9 +211,9 @@ fn an_event_that_lacks_only_its_empty_line_is_read_at_the_end() {
     assert_eq!((told(&reading).as_str(), reading.passed), ("Unfinished: 5 in, 1 out", vec![]));
 }
 
-/// G7: a Messages stream that was cut has told what the model read, and not what it wrote.
+/// G7: A Messages stream that was cut has reported its input tokens, but not its output tokens.
 #[test]
-fn a_cut_messages_stream_still_tells_the_exact_input() {
+fn a_cut_messages_stream_still_reports_its_exact_input() {
     let (_, route, stream) = fixture("messages_cache");
     let cut = memchr::memmem::find(&stream, b"event: message_delta").unwrap();
     let reading = Reading::of(shown(route), &stream[..cut], []);
@@ -225,10 +225,10 @@ fn a_cut_messages_stream_still_tells_the_exact_input() {
     );
 }
 
-/// G7, G9: unary bodies of all routes tell their usage, wherever in the body it stands, and a
-/// `usage` inside a tool's arguments is not believed.
+/// G7, G9: The observer reads usage from unary bodies of all routes, wherever it is in the body. A `usage` inside a
+/// tool's arguments is ignored.
 #[test]
-fn a_unary_body_tells_its_usage() {
+fn usage_is_read_from_unary_bodies() {
     let mut table = String::new();
     for (name, route, body) in BODIES {
         let whole = Reading::of(unary(*route), body.as_bytes(), []);
@@ -262,7 +262,7 @@ fn a_unary_body_tells_its_usage() {
     ");
 }
 
-/// G7: 64 MiB without the end of an event are refused at the bound.
+/// G7: An event of 64 MiB without an end is refused when it reaches the bound.
 #[test]
 fn an_endless_event_is_cut_at_the_bound() {
     for mut observer in [shown(GatewayRoute::Responses), hidden(GatewayRoute::ChatCompletions)] {
@@ -275,12 +275,12 @@ fn an_endless_event_is_cut_at_the_bound() {
             }
         });
         assert_eq!(frames, MAX_EVENT_BYTES / (64 * 1024));
-        // The last step of growth holds the half and the whole.
+        // The last growth step of the buffer holds the half and the whole at the same time.
         assert!(peak <= MAX_EVENT_BYTES as u64 * 3 / 2 + 128 * 1024, "{peak} bytes at once");
     }
 }
 
-/// G7: the bound is the event's, however it arrives.
+/// G7: The bound applies to the event, however its bytes arrive.
 #[test]
 fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
     let mut stream = vec![b'x'; MAX_EVENT_BYTES - 2];
@@ -300,9 +300,9 @@ fn an_event_of_the_largest_size_passes_and_one_byte_more_does_not() {
     }
 }
 
-/// G7: comments are not kept, so they need no bound; nor is a unary body kept.
+/// G7: Comments and unary bodies are not stored, so they need no bound.
 #[test]
-fn what_need_not_be_kept_is_not_kept() {
+fn comments_and_unary_bodies_are_not_stored() {
     for (mut observer, head) in [
         (shown(GatewayRoute::ChatCompletions), ": "),
         (hidden(GatewayRoute::ChatCompletions), ": "),
@@ -319,7 +319,7 @@ fn what_need_not_be_kept_is_not_kept() {
     }
 }
 
-/// G7: nothing is allocated for a frame.
+/// G7: The observer allocates nothing for a frame.
 #[test]
 fn a_frame_costs_no_allocation() {
     let streams = [
@@ -340,7 +340,7 @@ fn a_frame_costs_no_allocation() {
             "data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n",
             1,
         ),
-        // Cut in the middle: what is carried over reuses the space of the first time.
+        // The frame is split in the middle: the carried-over part reuses the first buffer.
         (shown(GatewayRoute::ChatCompletions), DELTA, 2),
     ];
     for (mut observer, event, pieces) in streams {
@@ -362,8 +362,8 @@ fn an_observer_is_small() {
     assert!(size_of::<ResponseObserver>() <= 224, "{} bytes", size_of::<ResponseObserver>());
 }
 
-/// G7: what is decided by its beginning is decided alike however it is split, if only by keeping an
-/// oddity that a client would ignore. Found by the property below.
+/// G7: The beginning of an event decides the same way however the event is split, even if a form that clients would
+/// ignore is kept. The property test below found this case.
 #[test]
 fn an_event_that_begins_with_other_choices_goes_on() {
     let stream =
@@ -377,7 +377,7 @@ fn an_event_that_begins_with_other_choices_goes_on() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G7: against a parser written from the WHATWG text and a JSON tree.
+    /// G7: The observer agrees with a parser that follows the WHATWG text and uses a JSON tree.
     #[test]
     fn streams_are_read_as_the_reference_reads_them(
         route in prop::sample::select(&[GatewayRoute::ChatCompletions, GatewayRoute::Responses, GatewayRoute::Messages][..]),
@@ -393,7 +393,7 @@ proptest! {
         prop_assert_eq!(String::from_utf8_lossy(&reading.passed), String::from_utf8_lossy(&expected.passed));
     }
 
-    /// G7: of whatever bytes, the split changes nothing.
+    /// G7: Random bytes are read alike however they are split.
     #[test]
     fn noise_is_read_alike_however_it_is_split(
         route in prop::sample::select(&GatewayRoute::ALL[..]),
@@ -412,7 +412,7 @@ proptest! {
         prop_assert_eq!(Reading::of(shown(route), &stream, []).passed, stream.to_vec());
     }
 
-    /// G7: of a unary body the top level counts, and nothing else.
+    /// G7: The observer reads only the top level of a unary body.
     #[test]
     fn bodies_are_read_as_the_reference_reads_them(
         route in prop::sample::select(&GatewayRoute::ALL[..]),
@@ -441,7 +441,7 @@ fn fixture(name: &str) -> (String, GatewayRoute, Vec<u8>) {
     fixtures().into_iter().find(|fixture| fixture.0 == name).unwrap()
 }
 
-/// Name, route and bytes of each file in `tests/fixtures`, by name.
+/// Returns name, route and bytes of each file in `tests/fixtures`, sorted by name.
 fn fixtures() -> Vec<(String, GatewayRoute, Vec<u8>)> {
     let mut found: Vec<_> = fs::read_dir("tests/fixtures")
         .unwrap()
@@ -463,7 +463,7 @@ fn fixtures() -> Vec<(String, GatewayRoute, Vec<u8>)> {
     found
 }
 
-/// The stream as it is, and with each line end, and with a byte order mark.
+/// Returns the stream unchanged, with each kind of line end, and with a byte order mark.
 fn with_line_ends(
     (name, route, stream): (String, GatewayRoute, Vec<u8>),
 ) -> Vec<(String, GatewayRoute, Vec<u8>)> {
@@ -478,7 +478,7 @@ fn with_line_ends(
     .into()
 }
 
-/// What a reading tells, for people.
+/// Formats a reading for a failure message.
 fn told(reading: &Reading) -> String {
     let usage = reading.usage.map_or_else(
         || "unknown".to_owned(),
@@ -499,22 +499,22 @@ fn told(reading: &Reading) -> String {
     format!("{:?}: {usage}{cost}", reading.finish)
 }
 
-/// Sorted places to cut at.
+/// Converts indexes to sorted offsets.
 fn offsets(cuts: &[prop::sample::Index], length: usize) -> Vec<usize> {
     let mut offsets: Vec<_> = cuts.iter().map(|cut| cut.index(length + 1)).collect();
     offsets.sort_unstable();
     offsets
 }
 
-/// What the fixtures' usage chunks contain, and nothing else in them.
+/// The usage chunks of the fixtures contain these texts, and no other chunk does.
 const USAGE_CHUNK: &[&str] = &[r#""choices":[],"usage":{"#, r#""choices": [ ], "usage": {"#];
 
-/// Static, so that sharing it allocates nothing.
+/// The bytes are static, so that sharing them allocates nothing.
 static SEVENS: &[u8] = &[b'7'; 64 * 1024];
 
 const DELTA: &str = "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
 
-/// Unary bodies: chat, tool calls, LiteLLM's cost, an error, and those of the other routes.
+/// Unary bodies: chat, tool calls, LiteLLM's cost, an error, and bodies of the other routes.
 const BODIES: &[(&str, GatewayRoute, &str)] = &[
     (
         "chat",

@@ -1,4 +1,4 @@
-//! What tokens cost: the table, its arithmetic, and a run that counts money.
+//! Tests of prices: the price table, its arithmetic, and a run with a cost budget.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::support::allocations;
 
-/// Figures computed by hand from the providers' price lists.
+/// The expected costs were computed by hand from the providers' price lists.
 #[test]
 fn each_kind_of_token_has_its_price() {
     let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
@@ -19,17 +19,18 @@ fn each_kind_of_token_has_its_price() {
             TokenUsage { input: Tokens(input), output: Tokens(output), ..TokenUsage::default() };
         cost(&prices, model, &usage)
     };
-    // $5 and $25 a million.
+    // $5 per million input tokens and $25 per million output tokens.
     assert_eq!(read("claude-opus-4-5", 1_000, 1_000), "0.03");
-    // A provider's prefix changes nothing.
+    // A provider's prefix does not change the price.
     assert_eq!(read("anthropic/claude-opus-4-5", 1_000, 1_000), "0.03");
-    // $0.02 a million, and no output.
+    // $0.02 per million input tokens; the model has no output.
     assert_eq!(read("text-embedding-3-small", 8, 0), "0.00000016");
-    // $1.25 and $10 up to 200,000 tokens of input, $2.50 and $15 beyond.
+    // $1.25 and $10 per million up to 200,000 input tokens; $2.50 and $15 above.
     assert_eq!(read("gemini-2.5-pro", 200_000, 1_000), "0.26");
     assert_eq!(read("gemini-2.5-pro", 200_001, 1_000), "0.5150025");
 
-    // 11 fresh, 5 read from the cache, 3 written: one for five minutes, two for an hour; 7 out.
+    // 11 uncached input tokens, 5 cache reads, 3 cache writes (one for five minutes, two for an hour) and 7 output
+    // tokens.
     let cached = TokenUsage {
         input: Tokens(19),
         output: Tokens(7),
@@ -42,7 +43,7 @@ fn each_kind_of_token_has_its_price() {
     assert_eq!(cost(&prices, "claude-opus-4-5", &cached), "0.00025875");
 }
 
-/// G9: sound has its own rate where a provider has one, and no model of the built-in table is free.
+/// G9: Audio has its own rate if the provider has one, and no model of the built-in table is free.
 #[test]
 fn sound_has_its_price_and_no_model_is_free() {
     let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
@@ -60,7 +61,7 @@ fn sound_has_its_price_and_no_model_is_free() {
     }
 }
 
-/// G9: what nobody prices is a policy.
+/// G9: A policy setting decides about a model without a price.
 #[test]
 fn an_unknown_price_is_a_policy() {
     let of = |unknown: &str, counts_cost| {
@@ -75,7 +76,7 @@ fn an_unknown_price_is_a_policy() {
     assert_eq!(price.max_cost(Tokens(1_000_000), Tokens(1_000_000)).to_string(), "18.5");
 }
 
-/// G9: to look up a price, to reserve and to settle allocates nothing.
+/// G9: Price lookup, reservation and settlement allocate nothing.
 #[test]
 fn a_reservation_allocates_nothing() {
     let prices = PriceTable::load_table(&PriceConfig::default()).unwrap();
@@ -90,7 +91,7 @@ fn a_reservation_allocates_nothing() {
             price,
             ..ReserveRequest::default()
         };
-        // A call that was charged nothing would meet the rate of those.
+        // A call that was charged nothing would count towards the rate of free calls.
         let usage = TokenUsage { input: Tokens(600), ..TokenUsage::default() };
         let _ = ledger.reserve_call(&ask).unwrap().settle_usage(&usage);
     };
@@ -156,8 +157,8 @@ fn a_table_that_is_wrong_says_where() {
 }
 
 proptest! {
-    /// G9: a reservation at the highest price holds whatever part turns out to be cached or
-    /// reasoning, and the output that money pays for is the most it pays for.
+    /// G9: A reservation at the highest price covers the cost, whichever part turns out to be cached or reasoning. The
+    /// granted output is the most that the remaining money pays for.
     #[test]
     fn nothing_costs_more_than_was_reserved(
         price in prices(),

@@ -1,4 +1,4 @@
-//! Admission: what is read from a body, what is changed in it, and what is refused.
+//! Tests of admission: what the gateway reads from a body, changes in it, and refuses.
 
 use std::fmt::Write;
 
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::{POSTS, admit_in, admitted, concat, frames, generated_bodies, scan, sent};
 
-/// G7: a chat stream reports its usage, whatever the client said; a client that did not ask for the
-/// report does not see it.
+/// G7: A chat stream always reports its usage, whatever the client asked for. A client that did not ask for the report
+/// does not receive it.
 #[test]
 fn a_chat_stream_always_reports_its_usage() {
     let bodies = [
@@ -68,8 +68,8 @@ fn a_chat_stream_always_reports_its_usage() {
     "#);
 }
 
-/// G7: the older completions are streamed in the same way. Responses and Messages report their usage
-/// unasked, and Responses refuses the option.
+/// G7: Legacy completion streams are asked for usage in the same way. Responses and Messages report usage without being
+/// asked, and the Responses protocol refuses the option.
 #[test]
 fn only_streams_that_need_to_be_asked_are_asked() {
     let body = r#"{"model":"m","stream":true}"#;
@@ -83,8 +83,8 @@ fn only_streams_that_need_to_be_asked_are_asked() {
 }
 
 proptest! {
-    /// G7: whatever stands in a streamed chat request, it goes up with the report asked for and with
-    /// nothing else changed; the client sees the report exactly if it had asked for it.
+    /// G7: A streamed chat request goes upstream with the usage option set and nothing else changed. The client sees
+    /// the usage report exactly if it asked for it.
     #[test]
     fn an_admitted_chat_stream_differs_in_nothing_but_the_report(
         options in prop_oneof![
@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// G5: a run uses the models it was given, under the names that its operator chose.
+/// G5: A run uses the models that it was granted, under the names that its operator chose.
 #[test]
 fn models_are_allowed_by_name_and_renamed_in_place() {
     let policy = BodyPolicy {
@@ -131,7 +131,7 @@ fn models_are_allowed_by_name_and_renamed_in_place() {
     assert_eq!(same.model.as_deref(), Some("gpt-5"));
     assert_eq!(concat(&same.into_body()), br#"{"model": "gpt-5"}"#);
 
-    // An alias is not a permission, and an upstream's name is not an alias.
+    // An alias grants no permission for its target, and the upstream's name for a model is not an alias.
     for refused in
         [r#"{"model":"other"}"#, r#"{"model":"azure/\"gpt-5\"-mini"}"#, r#"{"model":"GPT-5"}"#]
     {
@@ -139,7 +139,7 @@ fn models_are_allowed_by_name_and_renamed_in_place() {
     }
 }
 
-/// Renaming the model and asking for the report are two edits, in whichever order they stand.
+/// Renaming the model and asking for usage are two edits; both are made, in whichever order the fields are.
 #[test]
 fn edits_do_not_get_in_each_others_way() {
     let policy =
@@ -165,7 +165,7 @@ fn edits_do_not_get_in_each_others_way() {
     }
 }
 
-/// G9: what a call may write is known before it is sent: the limit, times the answers asked for.
+/// G9: The most that a call may write is known before it is sent: its output limit times the number of answers.
 #[test]
 fn the_output_asked_for_is_read_in_each_protocols_words() {
     use GatewayRoute::{
@@ -199,7 +199,7 @@ fn the_output_asked_for_is_read_in_each_protocols_words() {
     assert_eq!(call.max_output(), Some(Tokens(u64::MAX)));
 }
 
-/// G10: a refusal names the field, what it must be, and has a code that does not change.
+/// G10: A refusal names the field and what it must be, and has a stable code.
 #[test]
 fn a_refusal_names_the_field_and_what_it_must_be() {
     let long = format!(r#"{{"model":"{}"}}"#, "m".repeat(257));
@@ -272,7 +272,7 @@ fn a_refusal_names_the_field_and_what_it_must_be() {
     "#);
 }
 
-/// G10: as above, for the field of one route.
+/// G10: A refusal of a field that only one route has names the field, too.
 #[test]
 fn a_prompt_of_another_type_is_refused() {
     let body = frames(br#"{"model":"m","prompt":5}"#, 9);
@@ -280,7 +280,8 @@ fn a_prompt_of_another_type_is_refused() {
     assert_snapshot!(refusal, @"`prompt` must be a prompt or a list of prompts");
 }
 
-/// G5: LiteLLM calls each part of a name with commas, for one turn, and reads other names in ways of its own.
+/// G5: LiteLLM splits a model name at commas and calls each part for one turn, and interprets some other names. Such
+/// names are refused.
 #[test]
 fn a_model_that_could_be_read_in_two_ways_is_refused_on_every_route() {
     let names =
@@ -296,7 +297,8 @@ fn a_model_that_could_be_read_in_two_ways_is_refused_on_every_route() {
     }
 }
 
-/// G6: some models search the web for each answer: a sandbox without a network has none by their names either.
+/// G6: Some models search the web for each answer. Such a model needs the capability or an explicit entry in the list
+/// of models.
 #[test]
 fn a_model_that_searches_by_itself_needs_the_grant_or_to_be_named() {
     let asks = |policy: &BodyPolicy, name: &str| {
@@ -320,7 +322,7 @@ fn a_model_that_searches_by_itself_needs_the_grant_or_to_be_named() {
     }
 }
 
-/// G5: large bodies cost no second copy of the payload, and next to nothing beside it.
+/// G5: A large body is not copied, and admission allocates next to nothing beside it.
 #[test]
 fn admitting_a_megabyte_copies_none_of_it() {
     let policy =
@@ -357,7 +359,7 @@ fn admitting_a_megabyte_copies_none_of_it() {
     assert_eq!(written, r#""longer","stream_options":{"include_usage":true}"#.len());
 }
 
-/// G5: `n` and `best_of` multiply what a call costs.
+/// G5: `n` and `best_of` multiply the cost of a call, so they are bounded.
 #[test]
 fn a_call_may_ask_for_as_many_answers_as_the_limit_and_no_more() {
     let policy = BodyPolicy::default();

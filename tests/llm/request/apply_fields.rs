@@ -1,4 +1,4 @@
-//! The fields: what becomes of each, and that dropping some leaves the rest as it was.
+//! Tests of the field tables: what happens to each field, and that dropping some fields leaves the others unchanged.
 
 use std::fmt::Write;
 
@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use super::{POSTS, admit_in, body_invariants, concat, frames, generated_bodies, read, sent};
 
-/// G5: the fate of every field, as a reader sees it.
+/// G5: The snapshot shows what happens to every known field.
 #[test]
-fn every_known_field_has_one_fate() {
+fn every_known_field_has_one_rule() {
     let mut table = String::new();
     for route in POSTS {
         writeln!(table, "# {}", route.name()).unwrap();
@@ -36,7 +36,7 @@ fn every_known_field_has_one_fate() {
     assert_snapshot!(table);
 }
 
-/// Names are found by halving, so they have to be in order, and each once.
+/// The lookup of a name is a binary search, so each table must be sorted and have each name once.
 #[test]
 fn the_tables_are_in_order() {
     for route in POSTS.into_iter().chain([GatewayRoute::Models]) {
@@ -46,10 +46,10 @@ fn the_tables_are_in_order() {
     }
 }
 
-/// G5: each field that is refused is refused, each that is dropped is gone, and each that passes passes,
-/// however its name is spelled.
+/// G5: A field with the rule "refuse" is refused, a field with the rule "drop" is removed, and a field with the rule
+/// "pass" goes upstream, however its name is escaped.
 #[test]
-fn every_known_field_meets_its_fate() {
+fn every_known_field_is_handled_by_its_rule() {
     for route in POSTS {
         for field in field::fields_of_route(route) {
             for name in [field.name.to_owned(), escaped(field.name)] {
@@ -74,7 +74,7 @@ fn every_known_field_meets_its_fate() {
     }
 }
 
-/// G5: what servers of open models take passes, where they take it.
+/// G5: The fields that servers of open models understand pass on the routes where those servers accept them.
 #[test]
 fn the_fields_of_open_models_pass() {
     for (family, names) in field::open_models() {
@@ -92,9 +92,9 @@ fn the_fields_of_open_models_pass() {
     }
 }
 
-/// G5, G9: Ollama's options pass, but for those that go over the limits that stand beside them.
+/// G5, G9: Ollama's `options` pass, except options that would override the limits beside them.
 #[test]
-fn options_hold_no_limit_of_their_own() {
+fn options_cannot_override_limits() {
     let mut table = String::new();
     for options in [
         "null",
@@ -148,9 +148,10 @@ const EXTRA_BODIES: [&str; 24] = [
     "[]",
 ];
 
-/// G5: a field in `extra_body` is judged as one beside it, and none goes over what stands there.
+/// G5: A field in `extra_body` follows the same rule as the field at the top level, and does not override a top-level
+/// field.
 #[test]
-fn what_stands_in_an_extra_body_is_judged_like_the_rest() {
+fn fields_in_an_extra_body_follow_the_same_rules() {
     let mut table = String::new();
     for extra in EXTRA_BODIES {
         let body = format!(r#"{{"extra_body":{extra},"model":"m"}}"#);
@@ -219,7 +220,8 @@ fn what_stands_in_an_extra_body_is_judged_like_the_rest() {
     "#);
 }
 
-/// G5: what is not known is dropped, refused or let pass; in other letters a known field is not itself.
+/// G5: An unknown field is dropped, refused or passed as the policy says. A known field with different letter case
+/// counts as unknown.
 #[test]
 fn unknown_fields_are_dropped_rejected_or_passed() {
     let mut table = String::new();
@@ -286,9 +288,9 @@ fn unknown_fields_are_dropped_rejected_or_passed() {
     "#);
 }
 
-/// G5: what was changed is told, for `explain` and the metrics.
+/// G5: Admission reports each change that it made, for `explain` and for the metrics.
 #[test]
-fn what_is_changed_is_told() {
+fn changes_are_reported() {
     let policy = BodyPolicy { aliases: [("m".into(), "x".into())].into(), ..BodyPolicy::default() };
     let body = r#"{"us\u0065r":"u","model":"m","stream":true,"wibble\n":1,"store":true,"top_\u0070":1,"service_tier":"priority"}"#;
     let call =
@@ -312,7 +314,7 @@ fn what_is_changed_is_told() {
     assert_snapshot!(String::from_utf8(concat(&call.into_body())).unwrap(), @r#"{"model":"x","stream":true,"store":false,"top_p":1,"stream_options":{"include_usage":true}}"#);
 }
 
-/// G6: the provider keeps nothing, where it would unless it is told and where it is asked to.
+/// G6: The provider stores no answer unless the capability is granted, whether it stores by default or on request.
 #[test]
 fn answers_are_not_stored_unless_that_is_granted() {
     let mut table = String::new();
@@ -340,7 +342,7 @@ fn answers_are_not_stored_unless_that_is_granted() {
     "#);
 }
 
-/// G5: a field of the wrong kind is told, where the upstream might take it for something else.
+/// G5: A field of the wrong JSON type is refused if the upstream might interpret it differently.
 #[test]
 fn fields_have_the_kind_that_they_must_have() {
     let mut table = String::new();
@@ -364,10 +366,10 @@ fn fields_have_the_kind_that_they_must_have() {
 }
 
 proptest! {
-    /// G5: whichever fields are dropped, first, last or all but one, what goes up is JSON and equal to what
-    /// came without them.
+    /// G5: Whichever fields are dropped, the body that is sent is valid JSON and equals the client's body without those
+    /// fields.
     #[test]
-    fn what_remains_is_what_came_without_what_was_dropped(
+    fn dropping_fields_leaves_the_others_unchanged(
         names in subsequence(NAMES, 0..=NAMES.len()).prop_shuffle(),
         values in prop::collection::vec(generated_bodies::value(), NAMES.len()),
         place in any::<Index>(),
@@ -392,10 +394,10 @@ proptest! {
         prop_assert!(plain.is_ok());
     }
 
-    /// G5, G6, G9: whatever a body says, what goes up is JSON, has nothing that may not be there, and is what
-    /// came but for what is ours.
+    /// G5, G6, G9: Whatever the client sends, the body that goes upstream is valid JSON, holds nothing that is
+    /// forbidden, and differs from the client's body only in the gateway's own fields.
     #[test]
-    fn what_goes_up_is_sound(
+    fn an_admitted_body_keeps_the_invariants(
         route in select(&POSTS[..]),
         size in 0..100usize,
         names in subsequence(ANY, 0..=ANY.len()).prop_shuffle(),
@@ -406,7 +408,7 @@ proptest! {
         body_invariants::check(route, size, body.as_bytes());
     }
 
-    /// G5, G6: what becomes of a body does not depend on how it arrives.
+    /// G5, G6: The outcome for a body does not depend on how its bytes were split into frames.
     #[test]
     fn the_outcome_is_the_same_however_the_body_arrives(
         route in select(&POSTS[..]),
@@ -427,7 +429,7 @@ proptest! {
     }
 }
 
-/// Values that fields often have, so that a body is now and then admitted.
+/// Values that fields usually have, so that some generated bodies are admitted.
 fn sound_value() -> impl Strategy<Value = String> {
     prop_oneof![
         1 => generated_bodies::value(),
@@ -437,7 +439,7 @@ fn sound_value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// The fields of the protocol alone.
+/// Returns the fields of the route's own protocol.
 fn own(route: GatewayRoute) -> impl Iterator<Item = RequestField> {
     let everywhere = field::fields_of_route(GatewayRoute::Models).count();
     let all = field::fields_of_route(route).count();

@@ -1,4 +1,4 @@
-//! What holds of every body that is admitted, for the property test and the fuzz target alike.
+//! Invariants of every admitted body, checked by the property test and by the fuzz target.
 
 use bytes::Bytes;
 use cogni_gateway::llm::budget::Tokens;
@@ -9,36 +9,36 @@ use cogni_gateway::llm::request::{
 };
 use serde_json::{Map, Value, json};
 
-/// Admits `body` in frames of `size` bytes, if it can be, and checks what goes up.
+/// Admits `body` in frames of `size` bytes and checks the body that goes upstream. A refused body is skipped.
 pub(crate) fn check(route: GatewayRoute, size: usize, body: &[u8]) {
     for unknown_fields in [UnknownFieldPolicy::Drop, UnknownFieldPolicy::Pass] {
         let policy = BodyPolicy { unknown_fields, ..BodyPolicy::default() };
         let Some(mut call) = admitted(route, &policy, size, body) else { continue };
-        // The ledger grants no call less than a token an answer.
+        // The ledger grants every call at least one token per answer.
         let limit = Tokens(64 * size.max(1) as u64);
         if size.is_multiple_of(2) {
             call.limit_output(limit);
         }
         let dropped =
             call.changes.iter().filter(|change| change.what == FieldChangeKind::Dropped).count();
-        // Where a protocol knows no such field, it is dropped, and nothing is hidden.
+        // If a protocol has no such field, the field is dropped and no usage chunk is hidden.
         let is_asked_for = |change: &FieldChange| {
             change.field == "stream_options" && change.what != FieldChangeKind::Dropped
         };
         let is_hidden = call.stream && call.changes.iter().any(is_asked_for);
         let sent = text(call);
-        // A number may be too large for `serde_json`; then there is nothing to compare with.
+        // A number may be too large for `serde_json`; then the bodies cannot be compared.
         let Ok(Value::Object(before)) = serde_json::from_slice(body) else { continue };
         let Ok(Value::Object(after)) = serde_json::from_slice(&sent) else {
             panic!("what goes up is no JSON: {}", sent.escape_ascii())
         };
-        nothing_is_there_that_may_not_be(route, &after);
-        nothing_is_changed_but_what_is_ours(&before, &after);
+        assert_no_forbidden_field(route, &after);
+        assert_only_gateway_fields_changed(&before, &after);
         assert_eq!(before.keys().filter(|key| !after.contains_key(*key)).count(), dropped);
         if size.is_multiple_of(2) {
-            the_output_is_limited(route, limit, &after);
+            assert_output_is_limited(route, limit, &after);
         }
-        // What has been admitted once is admitted again, as it is.
+        // A body that was admitted once is admitted again without a change.
         let again = admitted(route, &policy, 7, &sent).expect("what goes up is acceptable");
         assert!(again.changes.is_empty(), "{:?}", again.changes);
         assert_eq!(text(again), sent);
@@ -48,7 +48,7 @@ pub(crate) fn check(route: GatewayRoute, size: usize, body: &[u8]) {
     }
 }
 
-fn nothing_is_there_that_may_not_be(route: GatewayRoute, after: &Map<String, Value>) {
+fn assert_no_forbidden_field(route: GatewayRoute, after: &Map<String, Value>) {
     for field in field::fields_of_route(route) {
         if matches!(field.rule, FieldRule::Drop(_) | FieldRule::Refuse(_)) {
             assert!(!after.contains_key(field.name), "{}", field.name);
@@ -57,7 +57,7 @@ fn nothing_is_there_that_may_not_be(route: GatewayRoute, after: &Map<String, Val
     assert_ne!(after.get("store"), Some(&json!(true)));
 }
 
-fn nothing_is_changed_but_what_is_ours(before: &Map<String, Value>, after: &Map<String, Value>) {
+fn assert_only_gateway_fields_changed(before: &Map<String, Value>, after: &Map<String, Value>) {
     for (key, value) in after {
         if !OURS.contains(&key.as_str()) {
             assert_eq!(before.get(key), Some(value), "{key}");
@@ -65,7 +65,7 @@ fn nothing_is_changed_but_what_is_ours(before: &Map<String, Value>, after: &Map<
     }
 }
 
-fn the_output_is_limited(route: GatewayRoute, limit: Tokens, after: &Map<String, Value>) {
+fn assert_output_is_limited(route: GatewayRoute, limit: Tokens, after: &Map<String, Value>) {
     let limits = LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64());
     if route.counts_as_turn() {
         assert!(limits.clone().count() > 0 && limits.max() <= Some(limit.0), "{after:?}");
@@ -77,7 +77,7 @@ fn the_output_is_limited(route: GatewayRoute, limit: Tokens, after: &Map<String,
     }
 }
 
-/// Whether the client's own limit was the lower one: then its thinking is its own affair.
+/// Returns whether the client's own limit was lower; then the client is responsible for its thinking budget.
 fn lower(after: &Map<String, Value>, budget: u64) -> bool {
     LIMITS.iter().filter_map(|name| after.get(*name)?.as_u64()).max() <= Some(budget)
 }
@@ -99,5 +99,5 @@ fn text(call: LlmCall) -> Vec<u8> {
 
 const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
-/// What may go up otherwise than it came.
+/// The fields that the gateway may change.
 const OURS: [&str; 6] = ["stream_options", "store", "thinking", LIMITS[0], LIMITS[1], LIMITS[2]];

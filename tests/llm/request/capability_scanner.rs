@@ -1,4 +1,4 @@
-//! Hosted capabilities: what needs one, and what only looks as if it did.
+//! Tests of hosted capabilities: which parts of a request need a capability, and which only look as if they did.
 
 use std::fmt::Write;
 
@@ -13,9 +13,10 @@ use super::{concat, frames, read, sent};
 
 use GatewayRoute::{ChatCompletions, CountTokens, Embeddings, Messages, Responses};
 
-/// G6: what a provider would do for the agent is refused, by the name that would grant it.
+/// G6: A request for a tool that the provider runs is refused, and the refusal names the capability that would grant
+/// it.
 #[test]
-fn what_the_provider_would_do_is_refused_by_name() {
+fn a_hosted_tool_is_refused_by_name() {
     let mut table = String::new();
     for (route, fields) in DENIED {
         let refusal = refusal(*route, fields);
@@ -34,7 +35,7 @@ fn what_the_provider_would_do_is_refused_by_name() {
     assert_snapshot!(table);
 }
 
-/// G6: each capability can be granted, and then nothing else is.
+/// G6: Each capability can be granted, and the grant covers nothing else.
 #[test]
 fn a_grant_lets_through_what_it_names_and_nothing_else() {
     for (route, fields) in DENIED {
@@ -52,10 +53,9 @@ fn a_grant_lets_through_what_it_names_and_nothing_else() {
     }
 }
 
-/// G6: the client's own data is not judged, whatever its keys are called, and what runs at the client
-/// passes.
+/// G6: Data of the client is not examined, whatever its keys are called, and tools that the client runs pass.
 #[test]
-fn what_is_the_clients_own_passes_unharmed() {
+fn data_and_tools_of_the_client_pass_unchanged() {
     for (route, fields) in ALLOWED {
         let body = format!(r#"{{"model":"m",{fields},"store":false}}"#);
         match sent(*route, &BodyPolicy::default(), &body) {
@@ -65,9 +65,10 @@ fn what_is_the_clients_own_passes_unharmed() {
     }
 }
 
-/// G6: Codex sends a search by default that says that it reaches nothing outside: its client does without.
+/// G6: Codex sends, by default, a search tool that reaches nothing outside. The gateway removes the tool instead of
+/// refusing the call.
 #[test]
-fn a_search_that_reaches_nothing_is_taken_out() {
+fn a_search_that_reaches_nothing_is_removed() {
     let search = r#"{"type":"web_search","external_web_access":false}"#;
     let function = r#"{"type":"function","name":"f"}"#;
     let spaced = r#"{"filters":{"a":["}",{"b":"\""}]}, "ex\u0074ernal_web_access" : false , "type":"web_search" }"#;
@@ -130,9 +131,9 @@ fn a_search_that_reaches_nothing_is_taken_out() {
     assert_eq!(sent(Responses, &granted, &body).unwrap(), body);
 }
 
-/// G6: a need is found wherever a frame ends, and however it is escaped.
+/// G6: The scanner finds a capability wherever a frame ends and however the text is escaped.
 #[test]
-fn a_need_is_found_at_every_split() {
+fn a_capability_is_found_at_every_split() {
     for (route, fields) in DENIED {
         let escaped =
             fields.replace("\"type\"", "\"t\\u0079pe\"").replace("\"url\"", "\"\\u0075rl\"");
@@ -148,7 +149,7 @@ fn a_need_is_found_at_every_split() {
     }
 }
 
-/// G6, G10: the refusal says what is missing and who can give it.
+/// G6, G10: The refusal says what is missing and how the operator can grant it.
 #[test]
 fn a_refusal_says_how_an_operator_grants_it() {
     let refusal =
@@ -157,9 +158,10 @@ fn a_refusal_says_how_an_operator_grants_it() {
     assert_snapshot!(refusal, @"`tools` needs `web_search` (`web_search_20991231`), which this run has not been granted; its operator can grant it, in `policy.body.capabilities` or `CAPABILITIES`");
 }
 
-/// G6: what a search has found is sent back with its address, which is fetched nowhere else.
+/// G6: The client sends a search result back with its address. The provider does not fetch that address; it fetches any
+/// other address of a part.
 #[test]
-fn an_address_of_a_part_is_fetched_unless_it_is_a_result() {
+fn an_address_of_a_part_needs_a_capability_unless_it_is_a_search_result() {
     let part = |part: &str| {
         let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#);
         sent(Messages, &BodyPolicy::default(), &body)
@@ -175,7 +177,7 @@ fn an_address_of_a_part_is_fetched_unless_it_is_a_result() {
     }
 }
 
-/// G9: how long something is cached is billed by the hour, by nobody's report.
+/// G9: A cache with a longer lifetime costs more than any usage report shows, so its lifetime is checked.
 #[test]
 fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
     for fields in [
@@ -193,7 +195,7 @@ fn a_cache_lasts_as_long_as_is_billed_with_the_call() {
     }
 }
 
-/// The tokens that a body's input is taken for, however the body arrives.
+/// Returns the input tokens that are reserved for a body, however it arrives.
 fn reserved(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> u64 {
     let of = |body| admit_body(policy, body).unwrap().input_estimate.0;
     let whole = of(ScannedBody::scan_frame(route, body.to_owned().into()).unwrap());
@@ -204,21 +206,21 @@ fn reserved(route: GatewayRoute, policy: &BodyPolicy, body: &str) -> u64 {
     whole
 }
 
-/// The same, beside what the length comes to.
+/// Returns the input tokens that are reserved beyond those for the body's length.
 fn estimate(route: GatewayRoute, fields: &str) -> u64 {
     let body = format!(r#"{{"model":"m",{fields}}}"#);
     reserved(route, &BodyPolicy::default(), &body) - (body.len() as u64).div_ceil(3)
 }
 
-/// G9: media, numbers of tokens and a second reading are reserved for beside the length of a request.
+/// G9: Media, token counts and a second pass are reserved for, in addition to the length of the request.
 #[test]
-fn a_request_is_taken_for_what_its_parts_cost() {
+fn a_request_reserves_what_its_parts_cost() {
     let image = |data| {
         format!(
             r#""messages":[{{"role":"user","content":[{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{data}"}}}}]}}]"#
         )
     };
-    // 2048 x 768; without a size; of a JPEG behind a segment; of a GIF; of a WebP of 2048 x 768; of no pixel.
+    // In order: 2048 x 768; no size; a JPEG with a segment before its size; a GIF; a WebP of 2048 x 768; no pixels.
     for (data, tokens) in [
         ("iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=", 2098),
         ("/9j/4AAQSkZJRgABAQ==", 6192),
@@ -246,14 +248,14 @@ fn a_request_is_taken_for_what_its_parts_cost() {
             r#""messages":[{{"role":"user","content":[{{"type":"document","source":{{"type":"base64","media_type":"application/pdf","data":"{data}"}}}}]}}]"#
         )
     };
-    // One that says nothing; one of a page; the same beside one that says nothing.
+    // A document without a page count; a document of one page; the one-page document beside one without a count.
     assert_eq!(estimate(Messages, &pdf("JVBERi0xLjc=")), 200_000);
     let page = "JVBERi0xLjQKL1R5cGUvUGFnZS9Db3VudCAxPj4=";
     assert_eq!(estimate(Messages, &pdf(page)), 3000);
     assert_eq!(estimate(Messages, &pdf(&format!("{page}=="))), 3000);
     assert_eq!(estimate(Messages, &pdf(&format!("{page}AAAA"))), 200_000);
     assert_eq!(estimate(Messages, &pdf("UEsDBA==")), 200_000);
-    // More media than are read are taken for the most.
+    // Media beyond the number that is read count as the most expensive kind.
     let many = format!(
         r#""messages":[{{"role":"user","content":[{}]}}]"#,
         vec![r#"{"image":"R0lGODlhAQABAAAAACwAAAAAAQABAA=="}"#; 300].join(",")
@@ -268,7 +270,7 @@ fn a_request_is_taken_for_what_its_parts_cost() {
     assert!(estimate(Messages, &compacted) > 1000);
 }
 
-/// G9: sound and video bound no length, wherever it is said what they are; a WAV does.
+/// G9: The head of audio or video does not bound its length, wherever its type is stated; the head of a WAV does.
 #[test]
 fn sound_and_video_are_reserved_for() {
     for (part, tokens) in [
@@ -310,7 +312,8 @@ fn sound_and_video_are_reserved_for() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G9: a body of any size is reserved for, whichever way it is read, and padding alone makes a reservation larger or smaller.
+    /// G9: Tokens are reserved for a body of any size, whichever way it is read, and only padding changes the
+    /// reservation.
     #[test]
     fn padding_is_all_that_a_larger_body_adds(
         media in prop::collection::vec(prop::sample::select(MEDIA), 0..4),
@@ -334,7 +337,7 @@ proptest! {
     }
 }
 
-/// Data of parts that cost more than their length.
+/// Parts whose data costs more than its length.
 const MEDIA: &[&str] = &[
     "iVBORw0KGgoAAAANSUhEUgAACAAAAAMACAIAAAA=",
     "data:image/avif;base64,AAAA",
@@ -345,7 +348,7 @@ const MEDIA: &[&str] = &[
     "AAAAIGZ0eXBpc29t",
 ];
 
-/// G6: what begins like an address is a text to a model that embeds texts, and may be fetched for another one.
+/// G6: An address in the input of a model that embeds only text is text. For another model it may be fetched.
 #[test]
 fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
     let input = r#""input":["https://x is a site","http://x","//x/y","ftp://x"]"#;
@@ -364,7 +367,7 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
     };
     for model in ["text-embedding-3-small", "text-embedding-ours", "plain"] {
         assert!(embed(&ours, model, input).is_ok(), "{model}");
-        // LiteLLM reads these itself, for whichever model it has behind a name.
+        // LiteLLM reads these addresses itself, for whichever model is behind the name.
         for read in ["gs://b/x", "S3://b/x", "files/abc"] {
             embed(&ours, model, &format!(r#""input":["{read}"]"#)).unwrap_err();
         }
@@ -384,7 +387,8 @@ fn an_address_is_embedded_as_text_where_the_model_has_nothing_else() {
     assert!(embed(&granted, "ours", input).is_ok());
 }
 
-/// G9: where a conversation is shortened first, the model reads and writes twice.
+/// G9: If the provider shortens a conversation first, the model reads and writes twice, and both passes are reserved
+/// for.
 #[test]
 fn a_second_pass_is_reserved_for() {
     let call = |more: &str| {
@@ -401,9 +405,9 @@ fn a_second_pass_is_reserved_for() {
     );
 }
 
-/// Names are stable: policies and refusals say them.
+/// The names of capabilities are stable, because policies and refusals contain them.
 #[test]
-fn capabilities_are_read_by_the_names_they_are_told_by() {
+fn capabilities_are_parsed_from_their_own_names() {
     for capability in ProviderCapability::ALL {
         let name = format!("\"{}\"", capability.name());
         assert_eq!(serde_json::from_str::<ProviderCapability>(&name).unwrap(), capability);
@@ -414,7 +418,7 @@ fn refusal(route: GatewayRoute, fields: &str) -> BodyPolicyError {
     sent(route, &BodyPolicy::default(), &format!(r#"{{"model":"m",{fields}}}"#)).expect_err(fields)
 }
 
-/// G6: a file's id that is an address is fetched, so that it needs both grants; Google's ids are addresses.
+/// G6: A file id that is an address is fetched, so it needs both capabilities. Google's file ids are addresses.
 #[test]
 fn an_id_that_is_an_address_needs_to_be_fetched() {
     let file = |id: &str, capabilities: &[ProviderCapability]| {

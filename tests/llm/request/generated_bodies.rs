@@ -1,9 +1,9 @@
-//! Bodies as clients write them, and as they should not.
+//! Generators of request bodies: valid ones and invalid ones.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Text that is JSON, or was before up to three of its bytes were changed.
+/// Valid JSON text, or valid JSON text with up to three bytes changed.
 pub(super) fn body() -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<prop::sample::Index>(), 0..3, prop::sample::select(INTERESTING));
     (object(), vec(change, 0..=3)).prop_map(|(text, changes)| {
@@ -32,7 +32,7 @@ pub(super) fn value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Parts and tools that admission looks at, in pieces that may or may not make one.
+/// Parts and tools that admission looks at, whole or in fragments.
 fn interesting() -> impl Strategy<Value = String> {
     let leaf = prop::sample::select(TEXTS).prop_map(|text| format!("\"{text}\""));
     leaf.prop_recursive(4, 24, 4, |inner| {
@@ -48,7 +48,7 @@ fn interesting() -> impl Strategy<Value = String> {
     })
 }
 
-/// A JSON object as text, in all the ways it may be written; now and then with a key twice.
+/// A JSON object as text, in every spelling that JSON allows; sometimes with a duplicate key.
 pub(super) fn object() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         prop::sample::select(&["true", "false", "null", "{}", "[ ]"][..]).prop_map(String::from),
@@ -84,7 +84,7 @@ fn string() -> impl Strategy<Value = String> {
         any::<char>()
             .prop_filter("needs no escape", |c| *c >= ' ' && !"\"\\".contains(*c))
             .prop_map(String::from),
-        // Long enough for whole blocks.
+        // Text that is long enough to fill whole blocks of the scanner.
         "[a-z ]{60,200}",
     ];
     vec(part, 0..4).prop_map(|parts| format!("\"{}\"", parts.concat()))

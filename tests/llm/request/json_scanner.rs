@@ -1,4 +1,4 @@
-//! The scanner: what it accepts, what it says of it, and that frames make no difference.
+//! Tests of the JSON scanner: what it accepts, what it reports, and that the split into frames makes no difference.
 
 use std::fmt::Write;
 use std::iter;
@@ -14,7 +14,7 @@ use super::{generated_bodies, indices, scan, strict_json};
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// G5: broken JSON, duplicate keys and text that is not UTF-8 are refused, and nothing else.
+    /// G5: The scanner refuses broken JSON, duplicate keys and text that is not UTF-8, and nothing else.
     #[test]
     fn it_accepts_exactly_what_a_strict_reader_accepts(body in generated_bodies::body()) {
         if let Some(accepted) = strict_json::accepts(&body) {
@@ -23,7 +23,7 @@ proptest! {
         }
     }
 
-    /// G5: the outcome, offsets included, does not depend on how the body arrives.
+    /// G5: The outcome and its offsets do not depend on how the body is split into frames.
     #[test]
     fn the_outcome_is_the_same_however_the_body_is_split(body in generated_bodies::body()) {
         let whole = scan([&body[..]]);
@@ -42,7 +42,7 @@ proptest! {
         for member in &document.members {
             let text = |range: Range<u64>| &body[indices(&range)];
             let value: Value = serde_json::from_str(text(member.value.clone())).unwrap();
-            // What stands between the two offsets is the key, a colon and white space.
+            // The text between the two offsets is the key, a colon and white space.
             let before = text(member.start..member.value.start).trim_end();
             let key: String = serde_json::from_str(before.strip_suffix(':').unwrap()).unwrap();
             prop_assert_eq!(&value, &expected[&key]);
@@ -53,7 +53,7 @@ proptest! {
         }
     }
 
-    /// Frames, blocks and words all have edges; a byte that matters is found at each of them.
+    /// The scanner finds a significant byte at every edge of a frame, block or word.
     #[test]
     fn no_byte_hides_behind_a_block(fill in 0..300usize, odd in any::<u8>(), rest in 0..100usize) {
         let mut body = b"{\"a\":\"".to_vec();
@@ -63,7 +63,7 @@ proptest! {
     }
 }
 
-/// G5: each refusal says what is wrong, and where.
+/// G5: Each refusal says what is wrong, and at which offset.
 #[test]
 fn a_refusal_says_what_is_wrong_and_where() {
     let mut table = String::new();
@@ -116,7 +116,7 @@ fn a_refusal_says_what_is_wrong_and_where() {
     "#);
 }
 
-/// G5: and it says the same wherever a frame ends.
+/// G5: The refusal is the same wherever a frame ends.
 #[test]
 fn every_split_of_a_refused_body_is_refused_alike() {
     for body in REFUSED {
@@ -128,7 +128,7 @@ fn every_split_of_a_refused_body_is_refused_alike() {
     }
 }
 
-/// G5: nesting is bounded, and no deeper than the parsers behind us can go.
+/// G5: Nesting is bounded, below the depth that the parsers behind the gateway can handle.
 #[test]
 fn a_document_may_be_as_deep_as_the_limit_and_no_deeper() {
     let nested = |depth: usize| {
@@ -148,7 +148,7 @@ fn an_object_may_have_as_many_members_as_the_limit_and_no_more() {
     assert_snapshot!(refused, @"more than 256 top-level members at byte 2963");
 }
 
-/// G5: a duplicate is found among few keys and among many, next to its twin and far from it.
+/// G5: A duplicate key is found among few keys and among many, close to the first key and far from it.
 #[test]
 fn a_duplicate_is_found_wherever_it_stands() {
     for count in [2, 15, 31, 32, 33, 34, 200, 5000] {
@@ -168,7 +168,7 @@ fn a_duplicate_is_found_wherever_it_stands() {
     }
 }
 
-/// The keys of an object that has ended take no room: a conversation may be as long as it likes.
+/// The keys of an object that has ended take no memory, so a conversation may have any length.
 #[test]
 fn keys_are_forgotten_when_their_object_ends() {
     let messages = vec![object(40); 2 * MAX_LIVE_KEYS / 40].join(",");
@@ -191,13 +191,14 @@ fn nothing_is_read_after_an_error() {
     assert_eq!(scanner.finish_document(), Err(refused));
 }
 
-/// Python and others refuse or mangle what we would have to interpret; form is all that is checked.
+/// The scanner checks only the form of a number, because other parsers (Python's, for example) refuse or change numbers
+/// that a conversion would accept.
 #[test]
 fn numbers_are_not_converted() {
     assert!(scan([&b"{\"a\":1e999,\"b\":123456789012345678901234567890,\"c\":-0}"[..]]).is_ok());
 }
 
-/// `{"key 0":0, "key 1":0, …}`
+/// Returns `{"key 0":0, "key 1":0, …}`.
 fn object(members: usize) -> String {
     let members: Vec<_> = (0..members).map(|i| format!("\"key {i}\":0")).collect();
     format!("{{{}}}", members.join(","))

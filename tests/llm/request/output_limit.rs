@@ -1,4 +1,4 @@
-//! Changes that later stages make to a call: its output is limited, its model is another.
+//! Tests of changes that later stages make to a call: an output limit and another model.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{admitted, concat};
 
-/// G9: the upstream is told to stop where the budget does, in each protocol's words.
+/// G9: The output limit that goes upstream is what the budget allows, in each protocol's own field.
 #[test]
 fn the_output_is_limited_in_each_protocols_words() {
     use GatewayRoute::{
@@ -65,7 +65,8 @@ fn the_output_is_limited_in_each_protocols_words() {
     "#);
 }
 
-/// G9: Anthropic refuses to think more than it may write, or less than 1,024 tokens.
+/// G9: Anthropic refuses a thinking budget above the output limit or below 1,024 tokens, so the thinking budget is
+/// adjusted.
 #[test]
 fn thinking_is_kept_below_the_limit() {
     let mut table = String::new();
@@ -118,7 +119,7 @@ fn thinking_is_kept_below_the_limit() {
     "#);
 }
 
-/// G13: a later stage may decide for another model, whatever an alias said before.
+/// G13: A later stage may choose another model, whatever an alias chose before.
 #[test]
 fn a_model_may_be_renamed_until_the_call_is_sent() {
     let mut call = admitted(GatewayRoute::Messages, r#"{"model":"m","max_tokens":9}"#);
@@ -129,7 +130,7 @@ fn a_model_may_be_renamed_until_the_call_is_sent() {
     assert_eq!(concat(&call.into_body()), br#"{"model":"se\"cond","max_tokens":9}"#);
 }
 
-/// On a route without a body there is nothing to change.
+/// A call without a body has no field to limit.
 #[test]
 fn a_call_without_a_body_has_nothing_to_limit() {
     let mut call = LlmCall::default();
@@ -140,7 +141,7 @@ fn a_call_without_a_body_has_nothing_to_limit() {
 }
 
 proptest! {
-    /// G9: whatever is asked for and however often it is limited, the least counts.
+    /// G9: The lowest limit wins, whatever the client asked for and however often the call is limited.
     #[test]
     fn the_least_limit_counts(asked in prop::option::of(1..5000u64), limits in prop::collection::vec(1..5000u64, 1..4)) {
         let field = asked.map_or_else(String::new, |asked| format!(r#","max_output_tokens":{asked}"#));

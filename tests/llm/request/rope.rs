@@ -1,4 +1,4 @@
-//! The rope: the same bytes as a plain buffer would have, and the same memory as the frames had.
+//! Tests of the rope: it holds the same bytes as a plain buffer and shares the memory of the frames.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -31,7 +31,7 @@ proptest! {
         prop_assert!(rope.iter().all(|piece| !piece.is_empty()));
     }
 
-    /// G5: large bodies cost no second copy of the payload.
+    /// G5: Splicing a large body copies none of its payload.
     #[test]
     fn splicing_copies_nothing((body, size, edits) in spliced()) {
         let rope = frames(&body, size);
@@ -76,7 +76,7 @@ proptest! {
     }
 }
 
-/// G14: a body that comes byte by byte is not held byte by byte.
+/// G14: A body that arrives byte by byte is not held as one piece per byte.
 #[test]
 fn small_frames_are_joined_and_others_left_alone() {
     let body = vec![b'x'; 100_000];
@@ -106,7 +106,7 @@ fn an_edit_past_the_end_is_a_bug() {
     let _ = frames(b"0123456789", 4).apply_edits([(11..11, Bytes::new())]);
 }
 
-/// A body, the size of its frames, and edits in order.
+/// A body, the size of its frames, and its edits in order.
 type Spliced = (Vec<u8>, usize, Vec<(Range<u64>, Bytes)>);
 
 fn spliced() -> impl Strategy<Value = Spliced> {

@@ -1,12 +1,12 @@
-//! A strict JSON reader to compare with: `serde_json` for the syntax, and no key taken twice.
+//! A strict JSON reader as the reference: `serde_json` for the syntax, and no duplicate key.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Whether a strict reader accepts the body; `None` where `serde_json` refuses a number because it
-/// does not fit a float, which is no matter of form.
+/// Returns whether a strict reader accepts the body. Returns `None` if `serde_json` refuses a number because it does
+/// not fit a float, which is not a fault of form.
 pub(super) fn accepts(body: &[u8]) -> Option<bool> {
     match serde_json::from_slice::<TopLevel>(body) {
         Ok(_) => Some(true),
@@ -15,10 +15,10 @@ pub(super) fn accepts(body: &[u8]) -> Option<bool> {
     }
 }
 
-/// An object, read to its end.
+/// An object that is read to its end.
 struct TopLevel;
 
-/// Any value, read to its end.
+/// A value of any type that is read to its end.
 struct Value;
 
 impl<'de> Deserialize<'de> for TopLevel {

@@ -1,4 +1,5 @@
-//! What a stream is taken to have written at any point at which its client may leave.
+//! Tests of the output estimate: how much a stream counts as having written, at each point where its client may
+//! disconnect.
 
 use std::fmt::Write;
 
@@ -13,10 +14,10 @@ use super::{Reading, hidden, offsets, shown};
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G15: wherever a client leaves and however the stream was split, each token that it saw counts, more
-    /// never counts less, and limits change nothing about it.
+    /// G15: Wherever the client disconnects and however the stream was split, each token that the client received
+    /// counts. A longer prefix never counts less, and an output limit does not change the count.
     #[test]
-    fn each_token_that_was_seen_counts(
+    fn each_token_that_the_client_received_counts(
         route in prop::sample::select(&ROUTES[..]),
         tokens in prop::collection::vec(prop::sample::select(TOKENS), 1..60),
         in_one in 1_usize..6,
@@ -46,7 +47,7 @@ proptest! {
         prop_assert_eq!(seen, pieces.len());
     }
 
-    /// G15: the figures of a stream that is not parsed are those of one that is, whatever it says.
+    /// G15: A stream that is not parsed (no output limit) has the same estimate as one that is parsed.
     #[test]
     fn a_stream_without_a_limit_is_counted_like_one_with_it(
         route in prop::sample::select(&ROUTES[..]),
@@ -61,9 +62,9 @@ proptest! {
     }
 }
 
-/// G15: comments, pings, empty chunks, the role and the end count for nothing.
+/// G15: Comments, pings, empty chunks, the role and the end of the stream count nothing.
 #[test]
-fn what_brings_no_text_counts_for_nothing() {
+fn events_without_text_count_nothing() {
     for route in ROUTES {
         let silent = events(route, &[]).concat();
         let fillers = ": OPENROUTER PROCESSING\n\n".repeat(100) + &silent;
@@ -81,7 +82,8 @@ fn what_brings_no_text_counts_for_nothing() {
     assert_eq!(reading.estimate, Tokens::ZERO);
 }
 
-/// G9: framing is not text: a stream of one token an event was taken for 35 to 70 times of it.
+/// G9: Framing does not count as text. Earlier, a stream with one token per event was estimated at 35 to 70 times its
+/// size.
 #[test]
 fn an_estimate_is_near_the_truth() {
     let english = ["The", " record", " rides", " in", " the", " response", " body", ",", " and"];
@@ -93,7 +95,7 @@ fn an_estimate_is_near_the_truth() {
     }
 }
 
-/// G9: text that Python has escaped is not longer than it is.
+/// G9: Text that Python's JSON encoder has escaped does not count as longer.
 #[test]
 fn escapes_are_not_text() {
     let text = "記録".repeat(100);
@@ -113,7 +115,7 @@ fn escapes_are_not_text() {
     }
 }
 
-/// G9: the texts of a unary answer are counted, and nothing else of it.
+/// G9: Only the texts of a unary answer count.
 #[test]
 fn the_texts_of_a_unary_answer_are_counted() {
     let text = "word ".repeat(320);
@@ -146,9 +148,10 @@ fn the_texts_of_a_unary_answer_are_counted() {
     }
 }
 
-/// G9: the passes that Anthropic leaves out of its sums are billed, and so they count; sound is told apart.
+/// G9: The passes that Anthropic does not include in its totals are billed, so they count. Audio is reported
+/// separately.
 #[test]
-fn passes_beside_the_sums_count() {
+fn passes_outside_the_totals_count() {
     let usage = r#"{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500,"cache_read_input_tokens":10,"cache_creation_input_tokens":40,"cache_creation":{"ephemeral_5m_input_tokens":10,"ephemeral_1h_input_tokens":30}},{"type":"message","input_tokens":23000,"output_tokens":1000}]}"#;
     let unary = Reading::of(
         super::unary(GatewayRoute::Messages),
@@ -176,5 +179,5 @@ fn brings(event: &str, piece: &Piece) -> bool {
     event.contains("delta") && event.contains(&text) || event.contains(&format!("\"text\":{text}"))
 }
 
-/// No shorter than the estimate has them, so that it holds of any number of them in one event.
+/// Each token is at least as long as the estimate assumes, so the estimate holds for any number of tokens in one event.
 const TOKENS: &[&str] = &[" the", "的", "😀", "abc", " characteristics", " भाषा"];

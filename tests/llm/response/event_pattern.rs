@@ -1,4 +1,5 @@
-//! Events that are known again: read at once they say what they say byte by byte, when no event is ever known again.
+//! Tests of event patterns: an event whose pattern is known is read at once, and gives the same result as reading byte
+//! by byte without patterns.
 
 use cogni_gateway::llm::budget::Tokens;
 use cogni_gateway::llm::protocol::GatewayRoute;
@@ -9,7 +10,7 @@ use proptest::sample::select;
 
 use super::{Reading, fixtures, hidden, offsets, shown};
 
-/// Events by protocol: `TEXT`, `PAD` and `NUMBER` stand for what differs.
+/// Events by protocol; `TEXT`, `PAD` and `NUMBER` stand for the variable parts.
 const CHAT: &[&str] = &[
     r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"},"finish_reason":null}],"usage":null}"#,
     r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"TEXT"},"finish_reason":null}]}"#,
@@ -57,7 +58,7 @@ const RESPONSES: &[&str] = &[
     r#"data: {"type":"response.output_item.done","sequence_number":NUMBER,"output_index":0,"item":{"id":"i","type":"message"}}"#,
 ];
 
-/// What stands in a string, in order or not.
+/// Contents of strings, valid and invalid.
 const TEXTS: &[&str] = &[
     " word",
     "a",
@@ -120,7 +121,7 @@ fn stream() -> impl Strategy<Value = (GatewayRoute, String)> {
     })
 }
 
-/// Observers of all kinds, the limited with room for so many tokens.
+/// Returns observers of every kind; the limited ones are granted this many tokens.
 fn observers(route: GatewayRoute, granted: u64) -> [ResponseObserver; 4] {
     let allowance =
         CallAllowance { input: Tokens(5), output: Tokens(granted), cutoff: CutoffMode::Graceful };
@@ -135,9 +136,9 @@ fn observers(route: GatewayRoute, granted: u64) -> [ResponseObserver; 4] {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G7, G9.
+    /// G7, G9: An event that matches a known pattern gives the same result as the same event read byte by byte.
     #[test]
-    fn an_event_that_is_known_again_says_what_it_says_byte_by_byte(
+    fn a_known_event_is_read_as_byte_by_byte(
         (route, stream) in stream(),
         granted in 0_u64..30,
         cuts in vec(any::<prop::sample::Index>(), 0..4),
@@ -152,9 +153,9 @@ proptest! {
     }
 }
 
-/// G7, G9: of each recorded stream, with each event several times, wherever it is split and cut.
+/// G7, G9: Recorded streams, with each event repeated several times, are read the same wherever they are split and cut.
 #[test]
-fn recorded_events_that_come_again_are_read_alike() {
+fn repeated_events_are_read_alike() {
     for (name, route, stream) in fixtures() {
         let stream = String::from_utf8(stream).unwrap();
         let stream: String = stream.split_inclusive("\n\n").flat_map(|event| [event; 3]).collect();

@@ -1,4 +1,4 @@
-//! Streams and bodies to read: well-formed ones of every shape, and noise.
+//! Generators of streams and bodies: well-formed ones of every shape, and noise.
 
 use bytes::Bytes;
 use proptest::collection::vec;
@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-/// A stream of events, comments and stray lines, each line with an end of its own.
+/// A stream of events, comments and stray lines, each line with its own line end.
 pub(super) fn stream() -> impl Strategy<Value = Bytes> {
-    // None, whole, twice, and two that are cut short and so belong to the first line.
+    // The byte order mark: none, whole, twice, and two that are cut short and so belong to the first line.
     let marks: [&[u8]; 6] =
         [b"", b"", b"\xEF\xBB\xBF", b"\xEF\xBB\xBF\xEF\xBB\xBF", b"\xEF\xBB", b"\xEF"];
     let mark = select(marks.to_vec());
@@ -21,7 +21,7 @@ pub(super) fn stream() -> impl Strategy<Value = Bytes> {
     })
 }
 
-/// Bytes that mean nothing, made of pieces that each mean something.
+/// Meaningless bytes, made of fragments that each have a meaning.
 pub(super) fn noise() -> impl Strategy<Value = Bytes> {
     let piece = prop_oneof![
         4 => select(PIECES).prop_map(|piece| piece.as_bytes().to_vec()),
@@ -64,7 +64,7 @@ fn event() -> BoxedStrategy<String> {
         .boxed()
 }
 
-/// An object with members that matter, in any order, among some that do not.
+/// An object with significant members, in any order, among insignificant ones.
 fn payload() -> BoxedStrategy<String> {
     let one_choice = json!([{"index": 0, "delta": {"content": "usage"}}]);
     let choices = prop_oneof![2 => Just(json!([])), 1 => Just(one_choice), 1 => value()];
@@ -83,7 +83,7 @@ fn payload() -> BoxedStrategy<String> {
         let values = [a, b, c, d, e, f, g];
         keys.iter().zip(values).filter_map(|(key, value)| Some((*key, value?))).collect::<Vec<_>>()
     });
-    // Compact, as Python writes it, and on many lines.
+    // Spacing: compact, as Python writes it, and on several lines.
     let spaces = select(vec![("", ""), (" ", " "), ("\n  ", "\t")]);
     (members.prop_flat_map(|members| Just(members).prop_shuffle()), spaces)
         .prop_map(|(members, (before, between))| {
@@ -96,14 +96,14 @@ fn payload() -> BoxedStrategy<String> {
         .boxed()
 }
 
-/// What `message` and `response` hold.
+/// The content of `message` and `response`.
 fn inner() -> BoxedStrategy<Value> {
     let object = (usage(), decoy())
         .prop_map(|(usage, decoy)| json!({"id": "x", "output": [decoy], "usage": usage}));
     prop_oneof![4 => object, 1 => value()].boxed()
 }
 
-/// A usage object of any protocol, or what is none.
+/// A usage object of any protocol, or something that is not one.
 fn usage() -> BoxedStrategy<Value> {
     let details = (weighted(0.5, count()), weighted(0.5, count())).prop_map(
         |(cached, reasoning)| json!({"cached_tokens": cached, "reasoning_tokens": reasoning}),
@@ -125,7 +125,7 @@ fn count() -> BoxedStrategy<Value> {
     prop_oneof![6 => (0_u64..5000).prop_map(Value::from), 1 => select(edges), 2 => value()].boxed()
 }
 
-/// Values where they do not belong.
+/// Values of the wrong type for their place.
 fn value() -> impl Strategy<Value = Value> {
     select(vec![
         Value::Null,
@@ -140,7 +140,7 @@ fn value() -> impl Strategy<Value = Value> {
     ])
 }
 
-/// What looks like usage to someone who does not mind where it stands.
+/// An object that looks like usage but is in the wrong place.
 fn decoy() -> impl Strategy<Value = Value> {
     select(vec![
         json!({"usage": {"prompt_tokens": 1, "completion_tokens": 1, "output_tokens": 1}}),

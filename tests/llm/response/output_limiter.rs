@@ -1,4 +1,4 @@
-//! Streams that write more than they were granted: where they are cut, and what their client makes of it.
+//! Tests of streams that exceed their grant: where the gateway cuts them, and how the client sees the end.
 
 pub(super) mod model_output;
 mod sdk_client;
@@ -20,8 +20,8 @@ use sdk_client::{Client, State};
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G9: whatever a stream tells and wherever it is split, its client gets whole events of it and then the
-    /// end that its protocol has.
+    /// G9: Whatever a stream contains and wherever it is split, the client receives whole events and then the end that
+    /// the protocol defines.
     #[test]
     fn a_stream_is_cut_between_events_and_ended_in_its_protocol(
         route in prop::sample::select(&ROUTES[..]),
@@ -58,12 +58,12 @@ proptest! {
             prop_assert_eq!(client.usage.is_some(), !(is_chat && hides), "{}", told);
             prop_assert!(client.usage.is_none_or(|output| output >= granted), "{}", told);
         }
-        // What an estimate charges is never less than what a cut goes by.
+        // The charged estimate is never lower than the count that decides about the cut.
         prop_assert!(reading.estimate.0 >= granted, "{:?}", reading.estimate);
     }
 
-    /// G9: a provider that keeps its limit is never cut, whatever its tokens are like and however many it
-    /// puts into an event.
+    /// G9: A provider that keeps the limit is never cut, whatever its tokens look like and however many are in one
+    /// event.
     #[test]
     fn an_honest_stream_is_never_cut(
         route in prop::sample::select(&ROUTES[..]),
@@ -84,10 +84,10 @@ proptest! {
     }
 }
 
-/// G9: neither is one that LiteLLM plays for a model without streams, in pieces of five characters.
+/// G9: A simulated stream of LiteLLM, in pieces of five characters for a model without streaming, is not cut either.
 #[test]
 fn an_honest_stream_in_pieces_smaller_than_tokens_is_not_cut() {
-    // 4.6 characters to a token, as in o200k.
+    // Text with 4.6 characters per token in o200k.
     let text = "The record rides in the response body, and it is settled when that is dropped. ";
     let text = text.repeat(50);
     let pieces: Vec<_> = text
@@ -104,7 +104,7 @@ fn an_honest_stream_in_pieces_smaller_than_tokens_is_not_cut() {
     }
 }
 
-/// G9: the documented exception, measured: what has gone on by the time a stream is cut.
+/// G9: The amount that passes before a stream is cut is bounded as documented.
 #[test]
 fn the_overrun_is_bounded() {
     let english = ["The", " record", " rides", " in", " the", " response", " body", ",", " and"];
@@ -123,7 +123,7 @@ fn the_overrun_is_bounded() {
         let observer = shown(GatewayRoute::ChatCompletions).with_allowance(allowance(1000));
         let reading = Reading::of(observer, stream.as_bytes(), []);
         let text = String::from_utf8(reading.passed).unwrap();
-        // Less the first event, which has no text.
+        // The first event has no text, so it is subtracted.
         let passed = (text.matches("\"content\"").count() - 1) * in_one;
         writeln!(table, "{name:28} {passed}").unwrap();
     }
@@ -136,7 +136,7 @@ fn the_overrun_is_bounded() {
     "#);
 }
 
-/// G9: the upstream's own running count, where it has one, is exact.
+/// G9: A running count of the upstream is exact, so it cuts at once.
 #[test]
 fn a_running_count_cuts_at_once() {
     let chunk = |text: &str, output: u64| {
@@ -158,9 +158,9 @@ fn a_running_count_cuts_at_once() {
     "#);
 }
 
-/// G9: an end that comes with a count over the limit is an end all the same.
+/// G9: A stream whose end arrives together with a count over the limit has ended and is not cut.
 #[test]
-fn what_has_ended_is_not_cut() {
+fn a_stream_that_has_ended_is_not_cut() {
     for route in ROUTES {
         let stream = events(route, &[Piece::text("yes")]).concat();
         let stream = stream.replace("_tokens\":7", "_tokens\":70");
@@ -170,7 +170,7 @@ fn what_has_ended_is_not_cut() {
     }
 }
 
-/// G9: the ends as they read.
+/// G9: The snapshots show the end of a cut stream in each protocol.
 #[test]
 fn a_stream_ends_as_by_a_model_at_its_limit() {
     let mut ends = String::new();
@@ -234,7 +234,7 @@ fn a_stream_ends_as_by_a_model_at_its_limit() {
     "#);
 }
 
-/// G9: a unary body is there as a whole, and paid for as a whole.
+/// G9: A unary body arrives whole and is paid for as a whole, so it is never cut.
 #[test]
 fn a_unary_body_is_never_cut() {
     let text = "word ".repeat(1000);
@@ -247,10 +247,10 @@ fn a_unary_body_is_never_cut() {
     assert!(!reading.is_cut && reading.passed == body.as_bytes());
 }
 
-/// G9: what was hidden was billed: a stream that thought is charged all that was granted, not the bit of it
-/// that was shown.
+/// G9: Hidden reasoning was billed. A cut stream that reasoned is charged its full grant, not only the part that was
+/// displayed.
 #[test]
-fn hidden_reasoning_is_taken_for_all_that_was_granted() {
+fn hidden_reasoning_is_charged_the_full_grant() {
     for route in [GatewayRoute::ChatCompletions, GatewayRoute::Messages, GatewayRoute::Responses] {
         let thought = Piece { part: Part::Thinking, ..Piece::text("Hm") };
         let stream = events(route, &[thought, Piece::text("yes")]).concat();
@@ -265,7 +265,7 @@ fn hidden_reasoning_is_taken_for_all_that_was_granted() {
     }
 }
 
-/// G9: a limited stream is parsed, and still nothing is allocated for it.
+/// G9: A limited stream is parsed, and still no frame costs an allocation.
 #[test]
 fn a_limited_frame_costs_no_allocation() {
     for (route, frame) in [
@@ -275,7 +275,7 @@ fn a_limited_frame_costs_no_allocation() {
     ] {
         let mut observer = shown(route).with_allowance(allowance(1_000_000));
         let frame = Bytes::from(frame.into_bytes());
-        // The first one tells what all have alike.
+        // The first frame teaches the observer the common pattern.
         let mut pass =
             || assert_eq!(observer.read_frame(frame.clone()).unwrap().len(), frame.len());
         pass();
@@ -283,9 +283,10 @@ fn a_limited_frame_costs_no_allocation() {
     }
 }
 
-/// G9: what is kept of a Responses stream, to close its items with, is bounded; past that it is cut by an error.
+/// G9: The data that a cut needs to close the items of a Responses stream is bounded. Past the bound, the stream is cut
+/// with an error.
 #[test]
-fn what_a_cut_would_repeat_is_bounded() {
+fn the_data_that_a_cut_repeats_is_bounded() {
     let long = "x".repeat(4096);
     let pieces = vec![Piece::text(&long); 400];
     let stream = events(GatewayRoute::Responses, &pieces);
@@ -305,12 +306,12 @@ fn what_a_cut_would_repeat_is_bounded() {
     assert!(peak <= 3 << 20, "{peak} bytes at once");
 }
 
-/// Cuts at the first text.
+/// Limits the observer so that it cuts at the first text.
 pub(super) fn tight(observer: ResponseObserver) -> ResponseObserver {
     observer.with_allowance(allowance(0))
 }
 
-/// G9: an empty reason to finish is none; text after a real one counts, and is cut by an error.
+/// G9: An empty finish reason is no finish reason. Text after a real one counts, and is cut with an error.
 #[test]
 fn a_reason_to_finish_does_not_hide_what_comes_after_it() {
     for (reason, end) in
@@ -327,7 +328,8 @@ fn a_reason_to_finish_does_not_hide_what_comes_after_it() {
     }
 }
 
-/// G9: nobody can tell whether an answer that is not followed is whole.
+/// G9: The gateway cannot know whether a choice that it does not follow is complete, so it cuts such a stream with an
+/// error.
 #[test]
 fn more_choices_than_are_followed_are_cut_by_an_error() {
     for (choices, last) in
@@ -342,7 +344,7 @@ fn more_choices_than_are_followed_are_cut_by_an_error() {
     }
 }
 
-/// Parsed like a limited stream, and never cut.
+/// Returns an observer that parses like a limited one and never cuts.
 pub(super) fn unlimited(route: GatewayRoute) -> ResponseObserver {
     shown(route).with_allowance(allowance(u64::MAX))
 }
@@ -351,7 +353,7 @@ pub(super) fn allowance(output: u64) -> CallAllowance {
     CallAllowance { input: Tokens(5), output: Tokens(output), cutoff: CutoffMode::Graceful }
 }
 
-/// After how many events a stream is cut, by a count over JSON trees, and where it stands then.
+/// Computes with JSON trees after how many events a stream is cut, and the state of the stream at that point.
 fn cut_after(route: GatewayRoute, events: &[String], granted: u64) -> Option<(usize, State)> {
     let mut client = Client::new(route);
     for (before, event) in events.iter().enumerate() {
@@ -371,6 +373,6 @@ pub(super) const ROUTES: [GatewayRoute; 4] = [
     GatewayRoute::Responses,
 ];
 
-/// Tokens of one byte and of many; none is longer in JSON than 16.
+/// Tokens of one byte and of several; none is longer than 16 bytes in JSON.
 const TOKENS: &[&str] =
     &["a", " the", "的", "😀", "\n\n", "\"", "                ", " characteristics", " भाषा"];

@@ -1,5 +1,5 @@
-//! What a stream says, by the book and without regard to speed: the WHATWG text line by line, JSON
-//! as a tree, the whole response at once.
+//! A reference reader of responses that follows the specification without regard to speed: the WHATWG text line by
+//! line, JSON as a tree, the whole response at once.
 
 use cogni_gateway::llm::budget::{TokenUsage, Tokens, UsageSource};
 use cogni_gateway::llm::protocol::{GatewayRoute, LlmProtocol};
@@ -13,7 +13,7 @@ pub(super) struct Expected {
     pub(super) passed: Vec<u8>,
 }
 
-/// A line with its end, and without.
+/// A line with its line end, and without.
 struct Line<'a> {
     whole: &'a [u8],
     text: &'a [u8],
@@ -72,8 +72,8 @@ fn lines(mut text: &[u8]) -> Vec<Line<'_>> {
     lines
 }
 
-/// Whether the first choices in the event, if only in a line that is no field, are none: by those the
-/// filter decides, because what begins otherwise has gone on before the event has ended.
+/// Returns whether the first `choices` in the event is empty, even on a line that is no field. The filter decides by
+/// it, because a different beginning has been passed on before the event ends.
 fn begins_without_choices(event: &[Line<'_>]) -> bool {
     let bytes: Vec<u8> = event.iter().flat_map(|line| line.whole).copied().collect();
     let key = b"\"choices\"";
@@ -82,7 +82,7 @@ fn begins_without_choices(event: &[Line<'_>]) -> bool {
     rest.take(3).eq(b":[]")
 }
 
-/// The event's name and data.
+/// Returns the event's name and data.
 fn dispatch(event: &[Line<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut name = vec![];
     let mut data = vec![];
@@ -129,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Whether it is the usage chunk.
+    /// Reads an event, and returns whether it is the usage chunk.
     fn hear(&mut self, name: &[u8], data: &[u8]) -> bool {
         let json = serde_json::from_slice(data).unwrap_or(Value::Null);
         if self.protocol == LlmProtocol::Chat {
@@ -145,7 +145,7 @@ impl Model {
         let mut compact = data.to_vec();
         compact.retain(|byte| !byte.is_ascii_whitespace());
         let name = match name {
-            // Of a cut error this much is enough.
+            // This much is enough to recognise a cut error.
             b"" | b"message" if compact.starts_with(br#"{"type":"error""#) => "error",
             b"" | b"message" => json["type"].as_str().unwrap_or_default(),
             name => str::from_utf8(name).unwrap_or("unknown"),
@@ -210,7 +210,7 @@ impl Model {
         let read = if read.is_u64() { read } else { &heard["cached_tokens"] }.as_u64();
         let cached = read.unwrap_or(0).saturating_add(write.unwrap_or(0));
         let cached = if self.protocol == LlmProtocol::Messages { 0 } else { cached };
-        // A sum that is missing is that of its parts, where the other one is there.
+        // A missing total is the sum of its parts, if the other total is present.
         let is_counted = usage[input].is_u64() || usage[output].is_u64();
         let sum = |name: &str, least: u64| {
             let kinds = ["text", "audio", "image", "video", "reasoning"];

@@ -1,4 +1,4 @@
-//! Text where no protocol has it: it counts towards the cut and towards what was seen.
+//! Tests of text in places that no protocol defines: it counts towards the cut and towards the estimate.
 
 use cogni_gateway::llm::budget::Tokens;
 use cogni_gateway::llm::protocol::GatewayRoute;
@@ -9,7 +9,7 @@ use super::{Reading, shown};
 /// Ten words, 50 bytes.
 const WORDS: &str = "word word word word word word word word word word ";
 
-/// Chunks with text that the protocol has elsewhere, or nowhere.
+/// Chunks with text in an unusual or unknown member.
 const UNKNOWN: &[&str] = &[
     r#"data: {"choices":[{"index":0,"delta":{"zzz":"WORDS"}}]}"#,
     r#"data: {"choices":[{"index":0,"delta":{"content":"","zzz":{"deep":["WORDS"]}}}]}"#,
@@ -25,7 +25,7 @@ const UNKNOWN: &[&str] = &[
     "data: WORDS",
 ];
 
-/// Chunks whose strings are no text of the answer.
+/// Chunks whose strings are not text of the answer.
 const QUIET: &[&str] = &[
     ": WORDS",
     "id: WORDS\ndata: {}",
@@ -47,7 +47,7 @@ fn stream(event: &str) -> String {
     format!("{}\n\n", event.replace("WORDS", WORDS)).repeat(400)
 }
 
-/// G9, G15: a stream is cut at its grant, whatever member its text stands in.
+/// G9, G15: A stream is cut at its grant, whichever member holds the text.
 #[test]
 fn text_of_unknown_form_is_cut_and_counted() {
     for event in UNKNOWN {
@@ -62,7 +62,7 @@ fn text_of_unknown_form_is_cut_and_counted() {
     }
 }
 
-/// G9: framing, names and what describes the text are no text: no honest stream is cut by them.
+/// G9: Framing, names and descriptions of the text do not count as text, so they cut no valid stream.
 #[test]
 fn framing_and_names_are_no_text() {
     for event in QUIET {
@@ -73,9 +73,9 @@ fn framing_and_names_are_no_text() {
     }
 }
 
-/// G15: images and sound are charged when nobody reports, and cut no stream.
+/// G15: Images and audio are charged if no usage is reported, and do not cut a stream.
 #[test]
-fn media_are_seen() {
+fn media_are_charged_and_cut_nothing() {
     for (event, tokens) in [
         (
             r#"data: {"choices":[{"index":0,"delta":{"images":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}}]}"#,
@@ -94,7 +94,7 @@ fn media_are_seen() {
         (r#"data: {"choices":[{"index":0,"delta":{"zzz":{"data":"WORDSWORDSWORDS"}}}]}"#, 2),
     ] {
         let stream = stream(event);
-        // Text cuts it, as ever.
+        // Text still cuts the stream.
         let cut = Reading::of(limited(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
         assert_eq!(cut.is_cut, event.contains(r#""content":"a""#), "{event}");
         let reading = Reading::of(shown(GatewayRoute::ChatCompletions), stream.as_bytes(), []);
@@ -103,7 +103,7 @@ fn media_are_seen() {
     }
 }
 
-/// G9: reasoning that an upstream sends under several names counts once.
+/// G9: Reasoning that an upstream sends under several names counts once.
 #[test]
 fn repeated_reasoning_counts_once() {
     let event = r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning":"WORDS","reasoning_content":"WORDS","reasoning_details":[{"type":"reasoning.text","text":"WORDS"}],"thinking_blocks":[{"thinking":"WORDS"}],"provider_specific_fields":{"reasoning_content":"WORDS","thought_signatures":["WORDS"]}}}]}"#;
@@ -112,9 +112,9 @@ fn repeated_reasoning_counts_once() {
     assert_eq!(reading.at_least, Tokens(400 * 50 / 16));
 }
 
-/// G9: a Responses stream may have its text in its last event alone; text that was streamed counts once.
+/// G9: A Responses stream may have its text only in its last event. Text that was streamed counts once.
 #[test]
-fn the_last_event_of_a_response_tells_what_was_written() {
+fn text_in_the_last_event_of_a_response_counts_once() {
     let words = WORDS.repeat(400);
     let delta = format!(r#"data: {{"type":"response.output_text.delta","delta":"{words}"}}"#);
     let last = format!(
@@ -126,7 +126,7 @@ fn the_last_event_of_a_response_tells_what_was_written() {
     }
 }
 
-/// G9: in Messages and Responses too, an unknown delta is text; results, citations and signatures are not.
+/// G9: An unknown delta in Messages and Responses counts as text. Tool results, citations and signatures do not.
 #[test]
 fn named_events_of_unknown_form_count() {
     for (route, event, counts) in [

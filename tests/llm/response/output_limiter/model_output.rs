@@ -1,4 +1,4 @@
-//! Whole streams of all protocols, made of what a model says.
+//! Whole streams of all protocols, built from a model's output.
 
 use cogni_gateway::llm::protocol::GatewayRoute;
 use proptest::collection::vec;
@@ -6,11 +6,11 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-/// What one event brings.
+/// The content of one event.
 #[derive(Clone, Debug)]
 pub(in crate::response) struct Piece {
     pub(in crate::response) part: Part,
-    /// Of chat.
+    /// The choice, in a chat stream.
     pub(in crate::response) choice: u64,
     pub(in crate::response) text: String,
 }
@@ -42,7 +42,7 @@ pub(in crate::response) fn pieces() -> impl Strategy<Value = Vec<Piece>> {
         "data: [DONE]\n\n",
         "sixteen bytes and some more than that, to be cut by their length alone",
     ]);
-    // Runs of one part, as models write.
+    // Runs of one part, as models write them.
     let run = (part, 0_u64..2, vec(text, 1..8)).prop_map(|(part, choice, texts)| {
         let piece = |text: &str| Piece { part, choice, text: text.to_owned() };
         texts.into_iter().map(piece).collect::<Vec<_>>()
@@ -50,7 +50,7 @@ pub(in crate::response) fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     vec(run, 1..5).prop_map(|runs| runs.concat())
 }
 
-/// The events of a whole stream, its end included.
+/// Returns the events of a whole stream, including its end.
 pub(in crate::response) fn events(route: GatewayRoute, pieces: &[Piece]) -> Vec<String> {
     match route {
         GatewayRoute::Messages => messages(pieces),
@@ -104,7 +104,7 @@ fn chat(pieces: &[Piece], is_older: bool) -> Vec<String> {
     events
 }
 
-/// The pieces in runs of one part.
+/// Groups the pieces into runs of one part.
 fn runs(pieces: &[Piece]) -> impl Iterator<Item = (usize, &[Piece])> {
     pieces.chunk_by(|one, other| one.part == other.part).enumerate()
 }

@@ -1,11 +1,11 @@
-//! A client that minds the order of events as the SDKs do, and asserts that it is kept.
+//! A client that checks the order of events as the SDKs do, and fails if the order is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cogni_gateway::llm::protocol::GatewayRoute;
 use serde_json::{Value, json};
 
-/// What a stream may be cut in.
+/// The state in which a stream may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ended,
@@ -17,25 +17,25 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Client {
     route: GatewayRoute,
-    /// The terminator has come.
+    /// The terminator has arrived.
     pub(super) done: bool,
     pub(super) failed: bool,
-    /// Some answer ended at its limit.
+    /// An answer ended at its limit.
     pub(super) is_limited: bool,
-    /// Output tokens as the last report has them.
+    /// The output tokens of the last report.
     pub(super) usage: Option<u64>,
-    /// Texts that are not empty, and their length in JSON.
+    /// The number of texts that are not empty, and their length in JSON.
     pub(super) pieces: u64,
     pub(super) bytes: u64,
     envelope: Option<Value>,
-    /// Chat: choices that have not finished, those in a tool call, and those in thinking.
+    /// Chat: the unfinished choices, those inside a tool call, and those inside reasoning.
     open: BTreeSet<u64>,
     in_tools: BTreeSet<u64>,
     in_thinking: BTreeSet<u64>,
     /// Messages: the open block and its type.
     block: Option<(u64, String)>,
     has_stopped: bool,
-    /// Responses: number of the next event, open items by index, text of each, and what is done.
+    /// Responses: the next sequence number, the open items by index, the text of each, and the finished items.
     sequence: u64,
     items: BTreeMap<u64, Value>,
     texts: BTreeMap<u64, String>,
@@ -110,7 +110,7 @@ impl Client {
         }
     }
 
-    /// Counts a text, and says whether it is one.
+    /// Counts a text, and returns whether the value is one.
     fn count(&mut self, text: &Value) -> bool {
         let is_text = text.as_str().is_some_and(|text| !text.is_empty());
         if is_text {
