@@ -1,4 +1,4 @@
-//! G2: the access log, as the readers of nginx' log find it.
+//! G2: Tests of the access log, whose format existing nginx log readers understand.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 use crate::support::allocations;
 
-/// G2: all there is to know of a call, and `-` for what there is not.
+/// G2: A line holds every value of a call, and `-` for a value that does not exist.
 #[test]
 fn a_line_reads_as_documented() {
     let usage = TokenUsage {
@@ -44,7 +44,7 @@ fn a_line_reads_as_documented() {
     ");
 }
 
-/// G2: every key once, in the documented order, whatever a client or an upstream sends.
+/// G2: Every line has every key once, in the documented order, whatever a client or an upstream sends.
 #[test]
 fn every_line_has_every_key_in_order() {
     let text = written(&[bare()]);
@@ -54,7 +54,7 @@ fn every_line_has_every_key_in_order() {
 }
 
 proptest! {
-    /// G2: no text from outside can add a key, end a line early or hide one.
+    /// G2: Text from outside cannot add a key, end a line early or hide one.
     #[test]
     fn no_text_from_outside_can_forge_a_field(hostile in prop::collection::vec("(?s).{0,200}|[ =\"\\n\\r\\x00\\x1b]{1,9}", 6)) {
         let [method, model, request_id, call_id, cost, run] = [0, 1, 2, 3, 4, 5].map(|i: usize| hostile[i].as_str());
@@ -77,9 +77,9 @@ proptest! {
         }
     }
 
-    /// What is short enough can be read back to the byte.
+    /// A text that fits its limit can be decoded to the same bytes.
     #[test]
-    fn what_was_encoded_can_be_decoded(text in "(?s).{1,40}") {
+    fn an_encoded_text_can_be_decoded(text in "(?s).{1,40}") {
         prop_assume!(text.len() * 3 <= SanitizedText::MAX_BYTES);
         let shown = SanitizedText(&text).to_text();
         let mut bytes = shown.bytes();
@@ -95,7 +95,7 @@ proptest! {
         prop_assert_eq!(decoded, text.as_bytes());
     }
 
-    /// Both ways to make a text safe say the same.
+    /// The two functions that encode a text agree.
     #[test]
     fn appending_and_showing_agree(text in "(?s).{0,200}") {
         let mut appended = vec![];
@@ -105,7 +105,7 @@ proptest! {
     }
 }
 
-/// A file is appended to, and created so that only its owner and group can read it.
+/// An existing log file is appended to, and a new one is readable only by its owner and group.
 #[test]
 fn a_file_is_created_for_owner_and_group_and_appended_to() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn a_file_is_created_for_owner_and_group_and_appended_to() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0);
 }
 
-/// Lines wait for one another, but a flush, and the end, wait for them.
+/// Lines are buffered until a flush or the end of the process.
 #[test]
 fn lines_are_written_at_a_flush_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +133,7 @@ fn lines_are_written_at_a_flush_and_at_the_end() {
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1001);
 }
 
-/// Many threads, one file: every line is whole, and none is missing.
+/// Many threads write to one file: every line is whole and none is missing.
 #[test]
 fn lines_of_many_threads_do_not_mix() {
     let folder = tempfile::tempdir().unwrap();
@@ -157,7 +157,7 @@ fn lines_of_many_threads_do_not_mix() {
     assert_eq!(by_run, BTreeMap::from(all));
 }
 
-/// Rotation: what came before is in the moved file, what comes after in the new one.
+/// Rotation: earlier lines are in the moved file and later lines in the new one.
 #[test]
 fn a_log_is_reopened_after_it_was_moved() {
     let folder = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ fn a_log_is_reopened_after_it_was_moved() {
     assert!(fs::read_to_string(&path).unwrap().contains(" status=202 "));
 }
 
-/// A file that cannot be opened again leaves the log where it was.
+/// If the log cannot be reopened, it continues in the old file.
 #[test]
 fn a_failed_reopening_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn a_failed_reopening_loses_nothing() {
     assert_eq!(fs::read_to_string(&moved).unwrap().lines().count(), 1);
 }
 
-/// A full disk loses lines, counts them, and nothing else happens.
+/// A full disk loses lines; the loss is counted and has no other effect.
 #[test]
 fn a_full_disk_loses_lines_and_counts_them() {
     let log = open(Path::new("/dev/full"));
@@ -199,17 +199,17 @@ fn a_full_disk_loses_lines_and_counts_them() {
     assert_eq!(log.lost_lines(), 3);
 }
 
-/// A pipe that nobody reads holds up no request: what does not fit is lost and counted.
+/// A pipe without a reader delays no request: lines that do not fit are lost and counted.
 #[test]
-fn a_stuck_reader_holds_up_nobody() {
+fn a_stuck_reader_delays_no_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
     assert!(made.success());
-    // Opened for both, so that neither side waits for the other.
+    // The pipe is opened for reading and writing, so that neither side waits for the other.
     let mut reader = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let log = open(&path);
-    // 16 MB: more than a pipe, a batch and the backlog hold.
+    // 16 MB is more than a pipe, a batch and the backlog hold.
     for _ in 0..50_000 {
         log.write_entry(&called());
     }
@@ -227,7 +227,7 @@ fn a_log_that_cannot_be_opened_says_what_to_do() {
     insta::assert_snapshot!(error, @"cannot open the access log `/nowhere/access.log`; name a file in a directory that this user may write, `-` for stdout, or `off`");
 }
 
-/// G2: `/dev/stdout` is not opened by name, which a container's user may not; `off` writes nothing.
+/// G2: `/dev/stdout` is written without opening it by name, which a container's user may not do; `off` writes nothing.
 #[test]
 fn destinations_are_told_apart() {
     let told = ["-", "/dev/stdout", "/dev/stderr", "off", "/var/log/access.log"]
@@ -240,7 +240,7 @@ fn destinations_are_told_apart() {
     assert_eq!(log.lost_lines(), 0);
 }
 
-/// A clock that is wrong by centuries is no reason to fail.
+/// A clock that is wrong by centuries causes no failure.
 #[test]
 fn any_time_can_be_written() {
     let century = Duration::from_hours(100 * 365 * 24);
@@ -249,7 +249,7 @@ fn any_time_can_be_written() {
     }
 }
 
-/// Once the buffers are there, a line costs no allocation.
+/// After the buffers exist, a line costs no allocation.
 #[test]
 fn a_line_costs_no_allocation() {
     let log = open(Path::new("/dev/null"));
@@ -263,7 +263,7 @@ fn a_line_costs_no_allocation() {
     assert_eq!(counted, 0);
 }
 
-/// G15: what costs nothing fills no disk. Calls have a line each.
+/// G15: A flood of free requests cannot fill the disk. Each call still has its own line.
 #[test]
 fn a_flood_of_refusals_is_counted() {
     let late = AccessLogEntry { time: bare().time + Duration::from_secs(1), ..bare() };
@@ -274,7 +274,7 @@ fn a_flood_of_refusals_is_counted() {
     insta::assert_snapshot!(repeated.join("\n"), @"time=2026-11-22T23:00:01.407Z runId=run-7 attempt=0 method=- uri=- status=0 bytes=0 request_bytes=0 model=- request_id=- litellm_call_id=- litellm_response_cost=- upstream_time=- first_byte_time=- request_time=0.000 usage_input=- usage_output=- usage_source=- outcome=repeated trace_id=- repeats=68");
 }
 
-/// G15: a log that is a file has a largest size, and the one before it is kept.
+/// G15: A log file has a maximum size; a full file is moved away and kept once.
 #[test]
 fn a_full_file_is_moved_away() {
     let folder = tempfile::tempdir().unwrap();
@@ -292,7 +292,7 @@ fn a_full_file_is_moved_away() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
-/// Of a request that made a call.
+/// Returns the entry of a request that made a call.
 fn called() -> AccessLogEntry<'static> {
     AccessLogEntry { upstream_time: Some(Duration::ZERO), ..bare() }
 }

@@ -1,4 +1,5 @@
-//! G11: the audit log proves itself, survives what can happen to it, and refuses what it cannot record.
+//! G11: Tests of the audit log: it proves itself, survives crashes and full disks, and refuses calls that it cannot
+//! record.
 
 mod chain;
 mod command;
@@ -27,7 +28,7 @@ use cogni_gateway::telemetry::audit::verify::{self, AuditVerifyReport};
 use cogni_gateway::telemetry::audit::{AuditConfig, AuditLog, RecoveredRun};
 use tempfile::TempDir;
 
-/// A folder with room for one log.
+/// A directory with one log.
 struct Place {
     folder: TempDir,
 }
@@ -53,7 +54,7 @@ impl Place {
         verify::verify_file(&self.log(), None).unwrap()
     }
 
-    /// Every record, each of them proved.
+    /// Returns every record, after the chain has been verified.
     fn entries(&self) -> Vec<AuditEntry> {
         let bytes = self.bytes();
         let mut reader = AuditReader::new(&*bytes);
@@ -61,7 +62,7 @@ impl Place {
     }
 }
 
-/// Eight records: a start, a call, a refusal, another call, the end and its signature.
+/// Writes eight records: start, call, refusal, second call, end, and signature.
 fn whole_run() -> Place {
     let place = Place::new();
     let (log, _) = place.open();
@@ -79,7 +80,7 @@ fn whole_run() -> Place {
     place
 }
 
-/// The bytes of one [`whole_run`], for tests that look at them very often.
+/// The bytes of one [`whole_run`], for tests that read them many times.
 static WHOLE_RUN: LazyLock<Vec<u8>> = LazyLock::new(|| whole_run().bytes());
 
 fn config(path: &Path) -> AuditConfig {
@@ -158,7 +159,7 @@ fn amount(turns: u64, input: u64, output: u64) -> BudgetAmount {
     BudgetAmount { turns, input: Tokens(input), output: Tokens(output), ..BudgetAmount::default() }
 }
 
-/// Polls once: nothing but [`Durability::Fsync`](cogni_gateway::telemetry::audit::Durability) ever waits.
+/// Polls a future once. Only [`Durability::Fsync`](cogni_gateway::telemetry::audit::Durability) ever waits.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -174,7 +175,7 @@ fn check(log: &[u8]) -> Result<AuditVerifyReport, ChainBreakError> {
     }
 }
 
-/// Where each line of `log` begins.
+/// Returns the offset of each line of `log`.
 fn line_starts(log: &[u8]) -> Vec<usize> {
     let ends = log.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
     let mut starts: Vec<_> = std::iter::once(0).chain(ends).collect();

@@ -1,4 +1,4 @@
-//! What `explain` and `check` say, and that it is what a served run does.
+//! Tests of `explain` and `check`: their output, and that a served run gives the same results.
 
 mod served_run;
 
@@ -7,9 +7,9 @@ use std::fs;
 use cogni_gateway::cli::{self, check, explain};
 use serde_json::{Map, Value, json};
 
-/// G13: a call that goes up, with all that is changed in it.
+/// G13: The output for an admitted call shows every change that is made to it.
 #[test]
-fn what_is_admitted_is_told_with_every_change() {
+fn an_admitted_call_is_explained_with_every_change() {
     let said = explained(&["--litellm-host", "litellm:4000"], SPOOFED);
     insta::assert_snapshot!(said, @r#"
     POST /v1/chat/completions?team=other
@@ -46,9 +46,9 @@ fn what_is_admitted_is_told_with_every_change() {
     "#);
 }
 
-/// G13: with the request that would go upstream, and no secret in it.
+/// G13: The output shows the request that would go upstream, without any secret.
 #[test]
-fn what_goes_upstream_is_shown_without_secrets() {
+fn the_upstream_request_is_printed_without_secrets() {
     let said = explained(&["--upstream"], SPOOFED);
     let (_, upstream) = said.split_once("\nsent upstream\n").unwrap();
     insta::assert_snapshot!(upstream, @r#"
@@ -69,9 +69,10 @@ fn what_goes_upstream_is_shown_without_secrets() {
     "#);
 }
 
-/// G13, G9: what is refused, what is left, and how an operator would allow it.
+/// G13, G9: The output for a spent budget shows what was refused, what remains, and how an operator would allow the
+/// call.
 #[test]
-fn a_budget_that_is_spent_is_told() {
+fn a_spent_budget_is_explained() {
     let flags = ["--max-turns", "10", "--set", "usage.turns=10"];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
     POST /v1/chat/completions (a guess; set it with `--route`)
@@ -81,9 +82,9 @@ fn a_budget_that_is_spent_is_told() {
     "#);
 }
 
-/// G13, G9: what is left of a budget is what the answer may have.
+/// G13, G9: A call is granted what remains of the budget, and the output shows it.
 #[test]
-fn a_budget_that_is_nearly_spent_is_told() {
+fn a_nearly_spent_budget_is_explained() {
     let flags = ["--max-output-tokens", "1000", "--set", "usage.output_tokens=900"];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
     POST /v1/chat/completions (a guess; set it with `--route`)
@@ -111,9 +112,9 @@ fn a_budget_that_is_nearly_spent_is_told() {
     "#);
 }
 
-/// G13, G6: a capability that is not granted.
+/// G13, G6: The output names the capability that is not granted.
 #[test]
-fn a_hosted_tool_is_told() {
+fn a_hosted_tool_is_explained() {
     let body = r#"{"model":"claude","max_tokens":10,"system":"s","messages":[],"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#;
     insta::assert_snapshot!(explained(&[], body), @r"
     POST /v1/messages (a guess; set it with `--route`)
@@ -123,9 +124,9 @@ fn a_hosted_tool_is_told() {
     ");
 }
 
-/// G13, G5: a body that is not acceptable.
+/// G13, G5: The output says why a body is not acceptable.
 #[test]
-fn a_body_that_is_not_json_is_told() {
+fn a_body_that_is_not_json_is_explained() {
     insta::assert_snapshot!(explained(&[], r#"{"model":"a","model":"b"}"#), @r"
     POST /v1/chat/completions (a guess; set it with `--route`)
     refused: 400 `duplicate_key`, route chat_completions
@@ -134,9 +135,9 @@ fn a_body_that_is_not_json_is_told() {
     ");
 }
 
-/// G13, G3: a path that is not served, and one that is answered without the upstream.
+/// G13, G3: The output says that a path is not served, or that the gateway answers it without the upstream.
 #[test]
-fn what_does_not_go_upstream_is_told() {
+fn a_path_that_does_not_go_upstream_is_explained() {
     insta::assert_snapshot!(explained(&[], "GET /v1/files HTTP/1.1\nhost: x\n\n"), @r"
     GET /v1/files
     refused: 404 `not_found`, route none
@@ -149,9 +150,9 @@ fn what_does_not_go_upstream_is_told() {
     ");
 }
 
-/// G13: rules that match, and one that refuses.
+/// G13: The output shows the rules that match, and the rule that refuses.
 #[test]
-fn rules_are_told() {
+fn rules_are_explained() {
     let file = Place::holding(RULES);
     let flags = ["--config", file.path()];
     insta::assert_snapshot!(explained(&flags, CHAT), @r#"
@@ -195,9 +196,9 @@ fn rules_are_told() {
     ");
 }
 
-/// G13: the same for scripts.
+/// G13: `--json` prints the same facts for scripts.
 #[test]
-fn it_is_told_to_scripts_as_json() {
+fn scripts_can_read_the_explanation_as_json() {
     let file = Place::holding(RULES);
     let said = explained(&["--json", "--config", file.path(), "--max-turns", "5"], CHAT);
     let mut said: Map<String, Value> = serde_json::from_str(&said).unwrap();
@@ -238,16 +239,16 @@ fn it_is_told_to_scripts_as_json() {
     "#);
 }
 
-/// G13: the exit code says what became of it.
+/// G13: The exit code tells the outcome.
 #[test]
 fn the_exit_code_is_the_outcome() {
     let code = |flags: &[&str]| run(flags, CHAT).unwrap().1;
     assert_eq!((code(&[]), code(&["--max-turns", "0"])), (0, 1));
 }
 
-/// G13: wrong use is told, and not taken for a refusal.
+/// G13: Wrong use has its own message and exit code, different from a refusal.
 #[test]
-fn wrong_use_is_told() {
+fn wrong_use_is_reported() {
     let said = [
         run(&["--set", "usage.dollars=1"], CHAT),
         run(&["--set", "usage.turns=many"], CHAT),
@@ -273,7 +274,7 @@ fn wrong_use_is_told() {
     ");
 }
 
-/// G13: a body is posted where its fields say, unless it is said where.
+/// G13: The route of a body is guessed from its fields unless the operator names a route.
 #[test]
 fn the_route_of_a_body_is_guessed_from_its_fields() {
     let route =
@@ -290,7 +291,7 @@ fn the_route_of_a_body_is_guessed_from_its_fields() {
     assert_eq!(route(&["--route", "/v1/embeddings"], r#"{"input":"x"}"#), "POST /v1/embeddings");
 }
 
-/// G13: a configuration can be checked before anything is served by it.
+/// G13: `check` checks a configuration before anything is served with it.
 #[test]
 fn a_configuration_can_be_checked() {
     let check = |text: &str| {
@@ -321,12 +322,12 @@ fn a_configuration_can_be_checked() {
     insta::assert_snapshot!(check("[serve]\nreconcile_every = '0s'"), @"`serve.reconcile_every` is `0s`; give 1s to 36500d");
 }
 
-/// What is said, whatever the outcome.
+/// Returns the output of `explain`, whatever the outcome.
 fn explained(flags: &[&str], request: &str) -> String {
     run(flags, request).unwrap().0
 }
 
-/// What is said, and the exit code.
+/// Returns the output and the exit code.
 fn run(flags: &[&str], request: &str) -> anyhow::Result<(String, u8)> {
     let matches = matches(&[&["explain", "-"], flags].concat());
     let mut out = vec![];
@@ -340,7 +341,7 @@ fn matches(arguments: &[&str]) -> clap::ArgMatches {
     cli::command().try_get_matches_from(arguments).unwrap()
 }
 
-/// A file with a text in it.
+/// A temporary file with this text.
 struct Place(tempfile::NamedTempFile);
 
 impl Place {
@@ -357,7 +358,7 @@ impl Place {
 
 const CHAT: &str = r#"{"model":"claude-opus-4-5","messages":[{"role":"user","content":"hello"}]}"#;
 
-/// A client that says whatever another gateway would believe.
+/// A client that sends headers which other gateways would trust.
 const SPOOFED: &str = r#"POST /v1/chat/completions?team=other HTTP/1.1
 host: localhost:8080
 authorization: Bearer sk-attacker

@@ -1,4 +1,4 @@
-//! G1, G13, S1: many runs in one process, each known by a socket of its own, with a budget and an audit log of its own.
+//! G1, G13, S1: Tests of many runs in one process. Each run has its own socket, budget and audit log.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::support::client::Client;
 use crate::support::model_provider;
 use crate::support::process::patience;
 
-/// A hundred runs call at once: each is billed and recorded as itself, and stopped by its own budget.
+/// A hundred runs call at the same time. Each run is billed and recorded under its own name, and stopped by its own
+/// budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_runs_in_one_process_never_cross() {
     let upstream = model_provider::start("").await;
@@ -87,10 +88,10 @@ async fn a_run_is_open_once() {
     }
 }
 
-/// G13: prices are those that were read when the settings were put in force, whatever else a run is judged by, and whatever
-/// has become of their file.
+/// G13: A run's prices are those that were read when the settings were loaded, whichever other policy the run has and
+/// whatever happened to the price file since.
 #[tokio::test(flavor = "multi_thread")]
-async fn prices_are_read_when_they_are_put_in_force() {
+async fn prices_are_read_when_the_settings_are_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let prices = directory.path().join("prices.toml");
     let mut base = configuration(directory.path(), model_provider::start("").await.addr);
@@ -98,7 +99,7 @@ async fn prices_are_read_when_they_are_put_in_force() {
     let table = fs::read_to_string("config/prices.toml").unwrap();
     fs::write(&prices, &table).unwrap();
     let seats = GatewayHost::new(&base).unwrap();
-    // Of a run that is judged in another way than the others.
+    // Opens a run whose policy differs from that of the other runs.
     let opened = |run: &str| {
         let mut config = base.clone();
         config.identity.run = run.to_owned();
@@ -122,9 +123,9 @@ async fn prices_are_read_when_they_are_put_in_force() {
     assert_ne!(opened("run-5"), first);
 }
 
-/// G11: a run that was opened and given up is closed, before whoever had it looks at its records.
+/// G11: A run that was opened and then abandoned is closed before its owner reads its records.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_is_given_up_is_closed() {
+async fn an_abandoned_run_is_closed() {
     let directory = tempfile::tempdir().unwrap();
     let base = configuration(directory.path(), model_provider::start("").await.addr);
     let log = base.audit.path.clone().unwrap();
@@ -153,7 +154,7 @@ async fn a_run_that_is_given_up_is_closed() {
     );
 }
 
-/// R5, L3: when nothing is served any more, the log is still open for what becomes of the run's work.
+/// R5, L3: After the last call has ended, the log stays open for the records of the run's delivery.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_end_before_the_records_do() {
     let upstream = model_provider::start("").await;

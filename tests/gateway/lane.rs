@@ -1,4 +1,4 @@
-//! G3: plain calls on a run's socket are served beside hyper, and nobody can tell.
+//! G3: The lane serves plain calls on a run's socket in front of hyper, and no client can observe a difference.
 
 mod oracle;
 
@@ -14,9 +14,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::pipeline::smuggling::{AMBIGUOUS, MALFORMED};
 use crate::support::app::TestApp;
 
-/// G3: heads as the clients send them are served in the lane.
+/// G3: The lane serves the request heads that common clients send.
 #[test]
-fn the_heads_of_ordinary_clients_are_beyond_doubt() {
+fn the_lane_accepts_the_heads_of_common_clients() {
     for head in [CLAUDE_CODE, OPENAI_PYTHON, "POST /v1/responses HTTP/1.1\r\n"] {
         let bytes =
             format!("{head}Content-Type: application/json\r\ncontent-length: 2\r\n\r\n{{}}");
@@ -27,9 +27,9 @@ fn the_heads_of_ordinary_clients_are_beyond_doubt() {
     }
 }
 
-/// G3: what could be read in two ways is handed over, and all of it.
+/// G3: The lane hands an ambiguous request to hyper, with all its bytes.
 #[test]
-fn what_is_not_beyond_doubt_is_handed_over() {
+fn an_ambiguous_request_is_handed_to_hyper() {
     let ambiguous = AMBIGUOUS.iter().map(|(what, head)| {
         (*what, format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\n{head}"))
     });
@@ -51,9 +51,9 @@ fn what_is_not_beyond_doubt_is_handed_over() {
     );
 }
 
-/// G3: half a head is nobody's yet.
+/// G3: The lane takes no incomplete head.
 #[test]
-fn a_head_is_taken_whole_or_not_at_all() {
+fn the_lane_takes_no_incomplete_head() {
     let whole = format!("{CLAUDE_CODE}{JSON}\r\n{LENGTH}\r\n\r\n");
     for length in 0..whole.len() {
         assert!(
@@ -64,9 +64,9 @@ fn a_head_is_taken_whole_or_not_at_all() {
     assert!(head::parse_head(&mut Bytes::from(whole), 64, 99).is_some());
 }
 
-/// G3: the corpus of smuggled requests has the same answers both ways.
+/// G3: The corpus of smuggled requests gets the same answers with and without the lane.
 #[tokio::test]
-async fn what_is_smuggled_is_answered_alike() {
+async fn smuggled_requests_are_answered_alike() {
     for (_, head) in AMBIGUOUS {
         let request =
             format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\n{JSON}\r\n{head}\r\n\r\n{BODY}");
@@ -77,9 +77,9 @@ async fn what_is_smuggled_is_answered_alike() {
     }
 }
 
-/// G3, G11: requests of all kinds, one behind the other, in whatever pieces.
+/// G3, G11: Pipelined requests of all kinds, split in any way, get the same answers with and without the lane.
 #[test]
-fn whatever_is_asked_is_answered_alike() {
+fn all_requests_are_answered_alike() {
     let config =
         ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(requests in prop::collection::vec(request(), 1..4), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4))| {
@@ -127,7 +127,7 @@ fn request() -> impl Strategy<Value = String> {
         1 => Just("fake/fault=stall@head"),
     ];
     let fields = prop::collection::vec(field, 0..4);
-    // How many bytes more are told than come.
+    // The difference between the announced and the actual length.
     let length = prop_oneof![12 => Just(0_i32), 1 => Just(-1), 1 => Just(3)];
     (target, fields, model, any::<bool>(), length, 0..4_u8).prop_map(
         |(target, fields, model, stream, more, kind)| {
@@ -143,7 +143,7 @@ fn request() -> impl Strategy<Value = String> {
     )
 }
 
-/// G14: a connection that waits for its next request is closed in time.
+/// G14: A connection that waits too long for its next request is closed.
 #[tokio::test]
 async fn a_connection_that_stays_idle_is_closed() {
     for mode in [LaneMode::On, LaneMode::Off] {
@@ -160,7 +160,7 @@ async fn a_connection_that_stays_idle_is_closed() {
     }
 }
 
-/// G14: the rest of a refused body is read away, and the connection goes on.
+/// G14: The rest of a refused body is read and discarded, and the connection continues.
 #[tokio::test]
 async fn a_refused_body_is_no_end_of_the_connection() {
     for mode in [LaneMode::On, LaneMode::Off] {
@@ -183,7 +183,7 @@ async fn a_refused_body_is_no_end_of_the_connection() {
     }
 }
 
-/// G2: who is served while the gateway ends learns that the connection ends, too.
+/// G2: An answer during the drain announces that the connection closes.
 #[tokio::test]
 async fn an_answer_in_the_drain_says_that_the_connection_ends() {
     for mode in [LaneMode::On, LaneMode::Off] {
@@ -193,7 +193,7 @@ async fn an_answer_in_the_drain_says_that_the_connection_ends() {
         socket.write_all(plain(&body).as_bytes()).await.unwrap();
         app.upstream.gate.wait_for_waiting(1).await;
         app.begin_stop();
-        // The listener is closed when the gateway drains.
+        // The listener closes when the gateway drains.
         while app.client().is_served().await {
             tokio::task::yield_now().await;
         }
@@ -206,7 +206,7 @@ async fn an_answer_in_the_drain_says_that_the_connection_ends() {
     }
 }
 
-/// G12: an operator's cut does not wait for a client that reads nothing.
+/// G12: An operator's cut does not wait for a client that reads nothing.
 #[tokio::test]
 async fn a_cut_reaches_a_call_whose_reader_stalls() {
     let app = TestApp::with(|config| config.server.lane = LaneMode::On).await;
@@ -258,7 +258,7 @@ const OPENAI_PYTHON: &str = "POST /v1/chat/completions HTTP/1.1\r\n\
     OpenAI-Beta: responses=experimental\r\n\
     X-Stainless-Read-Timeout: 600\r\n";
 
-/// Without the empty line.
+/// Heads without the final empty line.
 const UNUSUAL: &[(&str, &str)] = &[
     (
         "another method",

@@ -1,4 +1,4 @@
-//! The data plane: real sockets, a real provider, real LiteLLM, SDKs and Prometheus.
+//! Tests of the gateway: real sockets, a fake provider, real LiteLLM, SDKs and Prometheus.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

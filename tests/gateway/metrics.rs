@@ -1,4 +1,4 @@
-//! G12: what operators scrape.
+//! G12: Tests of the metrics that operators scrape.
 
 use std::fs;
 use std::io::Write as _;
@@ -32,32 +32,32 @@ use tokio::sync::oneshot;
 use crate::support::allocations;
 use crate::support::app::TestApp;
 
-/// G12: every family, label and help text, as Prometheus reads them.
+/// G12: The exposition has every family, label and help text in the form that Prometheus reads.
 #[test]
 fn the_exposition_reads_as_documented() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let _busy = a_busy_morning(&metrics);
+    let _busy = record_every_family(&metrics);
     insta::with_settings!({filters => FILTERS.to_vec()}, {
         insta::assert_snapshot!(text(&metrics));
     });
 }
 
-/// G12: `promtool check metrics` has nothing to say, even about a hostile model name.
+/// G12: `promtool check metrics` finds no fault, even with a hostile model name.
 #[test]
 fn promtool_finds_nothing_to_improve() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let busy = a_busy_morning(&metrics);
+    let busy = record_every_family(&metrics);
     busy.run
         .model_metrics("evil\"} 1\n# HELP x\n\\\u{7}")
         .record_first_byte(Duration::from_secs(1));
     assert_eq!(promtool_check(&text(&metrics)), "");
 }
 
-/// G12: whatever is exposed is in the table, and the table promises nothing else.
+/// G12: The documented table and the exposition name the same families.
 #[test]
 fn the_table_and_the_exposition_agree() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let _busy = a_busy_morning(&metrics);
+    let _busy = record_every_family(&metrics);
     let text = text(&metrics);
     let mut exposed: Vec<_> =
         headers(&text, "# TYPE ").filter(|(name, _)| !name.starts_with("process_")).collect();
@@ -68,7 +68,7 @@ fn the_table_and_the_exposition_agree() {
     assert_eq!(exposed, promised);
 }
 
-/// The names an OpenTelemetry reader looks for are the conventions' names in Prometheus' spelling.
+/// Metrics that OpenTelemetry's conventions define have the conventions' names, in Prometheus' spelling.
 #[test]
 fn opentelemetry_names_are_spelled_as_prometheus_does() {
     for (family, otel) in
@@ -89,11 +89,11 @@ fn the_buckets_of_every_histogram_ascend() {
     }
 }
 
-/// G12: a run's series are gone once it is forgotten, and a late call does not bring them back.
+/// G12: A forgotten run has no series, and a late call does not bring them back.
 #[test]
 fn a_forgotten_run_leaves_no_series() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let busy = a_busy_morning(&metrics);
+    let busy = record_every_family(&metrics);
     assert!(text(&metrics).contains(r#"run="run-7""#));
 
     metrics.remove_run("run-7");
@@ -105,7 +105,7 @@ fn a_forgotten_run_leaves_no_series() {
     assert_eq!(sample(&text, "cogni_gateway_runs"), 0);
 }
 
-/// G12: series go away some minutes after the run ends, not before.
+/// G12: A run's series are removed some minutes after the run ends, not earlier.
 #[test]
 fn a_retired_run_stays_until_its_time() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -139,7 +139,7 @@ fn a_run_that_is_served_again_keeps_its_series() {
     assert_eq!(sample(&text, r#"cogni_gateway_run_turns_left{run="again"}"#), 3);
 }
 
-/// G12: run-labelled series are bounded; a run beyond the bound still counts into the totals.
+/// G12: The number of runs with their own series is bounded; a run beyond the bound still counts in the totals.
 #[test]
 fn the_number_of_runs_with_series_is_bounded() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -156,8 +156,8 @@ fn the_number_of_runs_with_series_is_bounded() {
     assert_eq!(sample(&text, r#"cogni_gateway_refusals_total{code="gone"}"#), 1);
 }
 
-/// G12: two thousand runs of a service, a hundred at a time, leave no series of theirs behind, and while they are served
-/// each has a few.
+/// G12: Two thousand runs of a service, a hundred at a time, leave no series behind, and each run has a few series
+/// while it is served.
 #[test]
 fn two_thousand_runs_leave_no_series() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -194,7 +194,7 @@ fn two_thousand_runs_leave_no_series() {
     assert_eq!(sample(&text, r#"sandbox_runs_live{agent="sandbox:agent"}"#), 0);
 }
 
-/// G12: agents have series by the catalog's word, not by whoever asks for one.
+/// G12: The series of agents have the catalog's names, not names that a caller sends.
 #[test]
 fn the_number_of_agents_with_series_is_bounded() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -210,7 +210,7 @@ fn the_number_of_agents_with_series_is_bounded() {
     assert!(!text.contains("asked-for") && !text.contains("agent-64"));
 }
 
-/// G12: model series are bounded, and a name that only a client vouches for makes none.
+/// G12: The number of models with series is bounded, and a name that only a client states gets no series.
 #[test]
 fn the_number_of_models_with_series_is_bounded() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -244,7 +244,7 @@ fn a_request_is_in_flight_until_its_guard_is_dropped() {
     assert_eq!(sample(&text(&metrics), "cogni_gateway_requests_in_flight"), 0);
 }
 
-/// A run that ends while its disk fails must not leave the alarm on for ever.
+/// A run that ends while its disk fails must not leave the alarm on forever.
 #[test]
 fn the_audit_lag_of_a_run_ends_with_it() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -264,7 +264,7 @@ fn the_audit_lag_of_a_run_ends_with_it() {
     assert_eq!(of(&metrics), [1, 50, 0]);
 }
 
-/// The conventions: tokens that nobody counted are not reported, and a failed call is no latency.
+/// The conventions: missing token counts are not reported as zero, and the latency of a failed call is not observed.
 #[test]
 fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
     let metrics = MetricsRegistry::new("openai").unwrap();
@@ -290,11 +290,11 @@ fn gen_ai_histograms_hold_only_what_the_conventions_allow() {
     assert_eq!(count("gen_ai_server_time_to_first_token_seconds", ""), 0);
 }
 
-/// Per frame and per settled call: no allocation.
+/// Counting allocates nothing per frame and per settled call.
 #[test]
 fn counting_allocates_nothing() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let busy = a_busy_morning(&metrics);
+    let busy = record_every_family(&metrics);
     let (run, usage) = (&busy.run, usage(10, 20));
     let settled = call(&busy.model, &usage);
     let refused = RefusedRequest { route: None, code: "route_not_served", status: 404 };
@@ -310,8 +310,7 @@ fn counting_allocates_nothing() {
 }
 
 proptest! {
-    /// Whatever a client calls its model, the text stays one that Prometheus can read, and one name is
-    /// one series.
+    /// Whatever a client calls its model, Prometheus can parse the text, and one name gives one series.
     #[test]
     fn a_model_name_cannot_break_the_text(names in prop::collection::vec("\\PC*|(?s).{0,200}", 1..5)) {
         let metrics = MetricsRegistry::new("litellm").unwrap();
@@ -327,9 +326,9 @@ proptest! {
     }
 }
 
-/// G12: calls that cost nothing are answered for any name, and give none of these names a series that a model needs.
+/// G12: Free calls are answered for any model name, and such a name takes no series from a model that needs one.
 #[tokio::test]
-async fn names_of_calls_that_cost_nothing_take_no_series() {
+async fn model_names_of_free_calls_take_no_series() {
     let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
     let call = |model: &str| json!({"model": model, "messages": []});
     for name in 0..MAX_MODELS + 6 {
@@ -368,9 +367,9 @@ async fn an_error_event_of_a_stream_is_counted() {
     app.stop().await;
 }
 
-/// G12, G2: each way a request can end is seen by the scraper and by the log reader alike.
+/// G12, G2: The metrics and the access log show each way in which a request can end.
 #[tokio::test]
-async fn what_is_served_is_seen() {
+async fn each_end_of_a_request_is_in_metrics_and_log() {
     let app = TestApp::with(|config| config.metrics.address = Some(ANY_PORT)).await;
     let client = app.client();
     let call = |stream| json!({"model": "gpt-5-mini", "stream": stream, "messages": []});
@@ -419,7 +418,7 @@ async fn what_is_served_is_seen() {
     ");
 }
 
-/// G12: the listener answers scrapes and health checks, and nothing else.
+/// G12: The listener answers only scrapes and health checks.
 #[tokio::test]
 async fn the_listener_serves_metrics_and_health_and_nothing_else() {
     let scrapes = Scrapes::start(|| b"up 1\n".to_vec()).await;
@@ -465,9 +464,9 @@ async fn the_listener_serves_metrics_and_health_and_nothing_else() {
     scrapes.stop().await;
 }
 
-/// G12: whoever can scrape can ask what there is to scrape, in the words of Prometheus' `http_sd`.
+/// G12: A client that may scrape can also list the scrape targets, in Prometheus' `http_sd` format.
 #[tokio::test]
-async fn a_process_tells_where_it_is_scraped() {
+async fn a_process_lists_its_scrape_targets() {
     let scrapes = Scrapes::start(Vec::new).await;
     let answer = scrapes.ask("GET /sd HTTP/1.1\r\nHost: elsewhere.example:1\r\n\r\n").await;
     let answer = answer.replace(&scrapes.address.port().to_string(), "PORT");
@@ -482,7 +481,7 @@ async fn a_process_tells_where_it_is_scraped() {
     scrapes.stop().await;
 }
 
-/// G14: idle connections take up every place for a few seconds, then the next scrape is answered.
+/// G14: Idle connections can occupy every connection slot for only a few seconds; then the next scrape is answered.
 #[tokio::test]
 async fn idle_connections_cannot_keep_a_scraper_out() {
     let scrapes = Scrapes::start(|| b"up 1\n".to_vec()).await;
@@ -511,8 +510,8 @@ pub(crate) struct Busy {
     _live: LiveRunGuard,
 }
 
-/// Something in every family.
-pub(crate) fn a_busy_morning(metrics: &MetricsRegistry) -> Busy {
+/// Records at least one sample in every family.
+pub(crate) fn record_every_family(metrics: &MetricsRegistry) -> Busy {
     let limits = BudgetLimits {
         max_turns: Some(40),
         max_total_tokens: Some(Tokens(100_000)),
@@ -556,7 +555,7 @@ pub(crate) fn a_busy_morning(metrics: &MetricsRegistry) -> Busy {
     Busy { run, model, _live: a_service(metrics) }
 }
 
-/// What a service counts beside its calls.
+/// Records what a service counts beside its calls.
 fn a_service(metrics: &MetricsRegistry) -> LiveRunGuard {
     metrics.register_agents(["sandbox:agent", "sandbox:openclaw"]);
     metrics.record_sandbox_start_time("docker", Duration::from_millis(420));
@@ -614,7 +613,7 @@ fn text(metrics: &MetricsRegistry) -> String {
     String::from_utf8(metrics.render_text()).unwrap()
 }
 
-/// The value of one series that counts, named as it is printed.
+/// Returns the value of the series with this printed name.
 fn sample(text: &str, series: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.ok_or_else(|| format!("no {series} in\n{text}")).unwrap().parse().unwrap()
@@ -640,7 +639,7 @@ fn kind(family: &MetricFamilySpec) -> &'static str {
     }
 }
 
-/// What promtool says about a scrape; nothing if all is well.
+/// Returns the complaints of promtool about a scrape; empty if there are none.
 fn promtool_check(text: &str) -> String {
     let promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -656,7 +655,7 @@ fn promtool_check(text: &str) -> String {
     String::from_utf8(said).unwrap()
 }
 
-/// The scrape listener on a port of its own.
+/// A scrape listener on its own port.
 struct Scrapes {
     address: SocketAddr,
     stop: oneshot::Sender<()>,
@@ -685,7 +684,7 @@ impl Scrapes {
     }
 }
 
-/// What a listener answers, but for the date.
+/// Returns a listener's response without its date.
 pub(crate) async fn scrape(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -695,7 +694,7 @@ pub(crate) async fn scrape(address: SocketAddr, request: &str) -> String {
     lines.fold(String::new(), |all, line| all + line + "\n")
 }
 
-/// Some values of an access-log line.
+/// Returns the values of these keys in a line of the access log.
 fn told(line: &str, keys: &[&str]) -> String {
     let pairs = line.split(' ').filter(|pair| keys.contains(&pair.split_once('=').unwrap().0));
     pairs.collect::<Vec<_>>().join(" ")
@@ -703,7 +702,7 @@ fn told(line: &str, keys: &[&str]) -> String {
 
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Hides what differs from machine to machine.
+/// Replaces values that differ between machines.
 const FILTERS: [(&str, &str); 3] = [
     (r#"version="[^"]+""#, r#"version="X""#),
     (r"(?m)^(process_\w+) .+$", "$1 N"),

@@ -1,4 +1,4 @@
-//! The fake provider over raw TCP: what it puts on the wire, how it fails, what it remembers.
+//! Tests of the fake provider over raw TCP: its bytes on the wire, its faults, and its request log.
 
 mod command;
 mod faults;

@@ -1,4 +1,4 @@
-//! G12: what ships in `config/` for those who watch: scrape example, alerts, dashboard.
+//! G12: Tests of the monitoring files in `config/`: scrape example, alerts and dashboard.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,24 +16,24 @@ use cogni_gateway::telemetry::metrics::MetricsRegistry;
 use cogni_gateway::telemetry::metrics::table::{MetricFamilySpec, MetricKind};
 use serde_json::Value;
 
-use crate::metrics::a_busy_morning;
+use crate::metrics::record_every_family;
 use crate::support::process::{PATIENCE, free_port};
 
-/// G12: the dashboard asks for nothing that does not exist, by name and by label.
+/// G12: The dashboard queries only metrics and labels that exist.
 #[test]
-fn the_dashboard_asks_only_for_what_there_is() {
+fn the_dashboard_queries_only_existing_metrics() {
     let unknown: BTreeSet<_> = queries().iter().flat_map(|query| unknown_names(query)).collect();
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// G12: so do the alerts, in their expressions and in what they tell the person they wake.
+/// G12: The alerts refer only to metrics and labels that exist, in their expressions and in their messages.
 #[test]
-fn the_alerts_ask_only_for_what_there_is() {
+fn the_alerts_use_only_existing_metrics() {
     let unknown = unknown_names(&fs::read_to_string("config/alerts.yaml").unwrap());
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// What is measured is worth a look.
+/// The dashboard shows every metric family.
 #[test]
 fn the_dashboard_shows_every_family() {
     let queries = queries().concat();
@@ -46,7 +46,7 @@ fn the_dashboard_shows_every_family() {
 
 /// The manual explains every metric, every key of the access log and every alert, and no others.
 #[test]
-fn the_manual_explains_what_there_is() {
+fn the_manual_explains_every_metric_log_key_and_alert() {
     let manual = fs::read_to_string("src/manual/operations.md").unwrap();
     let alerts = fs::read_to_string("config/alerts.yaml").unwrap();
     let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
@@ -63,10 +63,10 @@ fn the_manual_explains_what_there_is() {
     assert!(gone.is_empty(), "{gone:#?}");
 }
 
-/// What Grafana needs to load it on any server: no fixed data source, no id twice, no two panels in
-/// one place.
+/// Grafana can load the dashboard on any server: it has no fixed data source, no duplicate id, and no two panels at one
+/// position.
 #[test]
-fn the_dashboard_is_one_that_grafana_loads() {
+fn grafana_can_load_the_dashboard() {
     let dashboard = dashboard();
     assert_eq!(dashboard["templating"]["list"][0]["type"], "datasource");
     let panels = dashboard["panels"].as_array().unwrap();
@@ -91,17 +91,17 @@ fn the_dashboard_is_one_that_grafana_loads() {
 
 /// G12: promtool accepts the scrape example and the alerts, and each alert fires when it should.
 #[test]
-fn promtool_accepts_what_ships() {
+fn promtool_accepts_the_shipped_files() {
     promtool(&["check", "config", "config/prometheus.yaml"]);
     promtool(&["check", "rules", "config/alerts.yaml"]);
     promtool(&["test", "rules", "tests/fixtures/alerts_test.yaml"]);
 }
 
-/// G12: a real Prometheus finds us by `http_sd` and scrapes us, and every panel of the dashboard shows something.
+/// G12: A real Prometheus finds the gateway by `http_sd` and scrapes it, and every panel of the dashboard has data.
 #[test]
 fn every_panel_shows_what_a_real_prometheus_has_scraped() {
     let metrics = MetricsRegistry::new("litellm").unwrap();
-    let _busy = a_busy_morning(&metrics);
+    let _busy = record_every_family(&metrics);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let target = listener.local_addr().unwrap();
@@ -115,7 +115,7 @@ fn every_panel_shows_what_a_real_prometheus_has_scraped() {
     ];
     runtime.spawn(base::metrics::serve_pages(listener, pages, std::future::pending()));
 
-    // It is told of no target, only of who knows.
+    // Prometheus is configured with the discovery address only, not with the target.
     let prometheus = Prometheus::start(target);
     let found = format!(r#"up{{instance="{target}", service="gateway-of-a-test"}} == 1"#);
     prometheus.wait_until(&found, |answer| {
@@ -129,7 +129,7 @@ fn every_panel_shows_what_a_real_prometheus_has_scraped() {
     }
 }
 
-/// What of a text names a metric or a label that does not exist.
+/// Returns the names in a text that are neither a metric nor a label.
 fn unknown_names(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = words.filter(|word| OURS.iter().any(|prefix| word.starts_with(prefix)));
@@ -140,7 +140,7 @@ fn unknown_names(text: &str) -> Vec<String> {
     unknown.map(str::to_owned).chain(unknown_labels(text)).collect()
 }
 
-/// The selectors of a text that use a label their family does not have.
+/// Returns the selectors in a text that use a label which their family does not have.
 fn unknown_labels(text: &str) -> Vec<String> {
     let mut unknown = vec![];
     for (at, _) in text.match_indices('{') {
@@ -162,7 +162,7 @@ fn unknown_labels(text: &str) -> Vec<String> {
     unknown
 }
 
-/// What names of ours begin with.
+/// The prefixes of the gateway's metric names.
 const OURS: [&str; 11] = [
     "api_",
     "billing_",
@@ -177,7 +177,7 @@ const OURS: [&str; 11] = [
     "supervisor_",
 ];
 
-/// Every name a query may use.
+/// Returns every name that a query may use.
 fn names() -> Vec<String> {
     let metrics = MetricsRegistry::new("litellm").unwrap();
     let text = String::from_utf8(metrics.render_text()).unwrap();
@@ -196,7 +196,7 @@ fn series_of(family: &MetricFamilySpec) -> Vec<String> {
     }
 }
 
-/// All that the dashboard asks its data source.
+/// Returns every query of the dashboard.
 fn queries() -> Vec<String> {
     let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap().iter();
@@ -215,7 +215,7 @@ fn place(panel: &Value) -> [u64; 4] {
     ["x", "y", "w", "h"].map(|side| panel["gridPos"][side].as_u64().unwrap())
 }
 
-/// A query with its variables as Grafana would fill them in.
+/// Fills in the variables of a query as Grafana does.
 fn filled_in(query: &str) -> String {
     let variables = ["$job", "$instance", "$model", "$run", "$agent"];
     let query = query.replace("$__rate_interval", "1m");
@@ -229,7 +229,7 @@ fn promtool(arguments: &[&str]) {
     assert!(output.status.success(), "{said}");
 }
 
-/// A Prometheus of our own, stopped when dropped.
+/// A Prometheus process that is stopped when dropped.
 struct Prometheus {
     process: Child,
     address: SocketAddr,
@@ -253,7 +253,7 @@ impl Prometheus {
         Self { process, address, _folder: folder }
     }
 
-    /// Asks until the answer will do.
+    /// Repeats the query until the answer is acceptable.
     fn wait_until(&self, query: &str, will_do: impl Fn(&Value) -> bool) {
         let begun = Instant::now();
         loop {

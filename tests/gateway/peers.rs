@@ -1,4 +1,5 @@
-//! The gateway among programs that others wrote: LiteLLM above it, the OpenAI and Anthropic SDKs below, Prometheus beside it.
+//! Tests of the gateway with third-party programs: LiteLLM as its upstream, the OpenAI and Anthropic SDKs as its
+//! clients, and Prometheus.
 
 mod cut_streams;
 pub(crate) mod setup;
@@ -16,7 +17,7 @@ use crate::support::process::{free_port, patience};
 const TEXT: &str = "hello from the fake provider";
 const MOCKED: &str = "hello from litellm";
 
-/// G2, G7: chat completions, Responses, embeddings and models, unary and streamed.
+/// G2, G7: The OpenAI SDK uses chat completions, Responses, embeddings and models, unary and streamed.
 #[test]
 fn the_openai_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
@@ -37,7 +38,8 @@ fn the_openai_sdk_speaks_through_the_socket() {
         chat,
         json!({ "text": TEXT, "finish": "stop", "input": 11, "output": 7, "requests": 1 })
     );
-    // The chunk of usage, without choices, that the gateway asks for is not for a client that did not.
+    // The gateway asks the provider for a usage chunk without choices; a client that did not ask for the chunk does not
+    // receive it.
     let text = json!({ "text": TEXT, "finish": "stop", "requests": 1 });
     assert_eq!(
         stream,
@@ -53,7 +55,7 @@ fn the_openai_sdk_speaks_through_the_socket() {
     place.ends_with_a_whole_record();
 }
 
-/// G2, G7: Messages, unary and streamed, and its counting of tokens.
+/// G2, G7: The Anthropic SDK uses Messages, unary and streamed, and counts tokens.
 #[test]
 fn the_anthropic_sdk_speaks_through_the_socket() {
     let provider = provider("input=11,output=7");
@@ -69,7 +71,7 @@ fn the_anthropic_sdk_speaks_through_the_socket() {
     place.ends_with_a_whole_record();
 }
 
-/// G10: what may pass, the SDKs try three times; of a spent budget they are told that it will not.
+/// G10: The SDKs try three times if a refusal may be temporary. The refusal of a spent budget tells them not to retry.
 #[test]
 fn the_sdks_do_not_retry_against_a_spent_budget() {
     let provider = provider("");
@@ -88,7 +90,7 @@ fn the_sdks_do_not_retry_against_a_spent_budget() {
     }
 }
 
-/// G2, G4, G11: LiteLLM's call id is ours, and stands in the audit and in the access log.
+/// G2, G4, G11: LiteLLM uses the gateway's call id, which is in the audit log and in the access log.
 #[test]
 fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
     let litellm = Litellm::start();
@@ -127,7 +129,7 @@ fn litellm_serves_as_the_upstream_and_its_call_ids_are_recorded() {
     }
 }
 
-/// G12: Prometheus reads it, and promtool has nothing to say about it.
+/// G12: Prometheus scrapes the gateway, and promtool finds no fault in the text.
 #[test]
 fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
     let provider = provider("");
@@ -149,14 +151,14 @@ fn prometheus_scrapes_what_promtool_finds_no_fault_with() {
     assert!(requests.is_some_and(|requests| requests >= 2.0), "{requests:?} of: {text}");
 }
 
-/// One object with the members of both.
+/// Merges the members of two objects.
 fn with(object: &Value, more: &Value) -> Value {
     let mut both = object.as_object().unwrap().clone();
     both.extend(more.as_object().unwrap().clone());
     both.into()
 }
 
-/// What `command` prints, if it succeeds.
+/// Returns the output of `command`, which must succeed.
 pub(crate) fn output(command: &mut Command) -> String {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {}", setup::REMEDY));

@@ -1,4 +1,4 @@
-//! The data plane, from socket to socket.
+//! Tests of the pipeline, from the client's socket to the upstream's socket.
 
 mod admission_record;
 mod allocations;

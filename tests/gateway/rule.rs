@@ -1,4 +1,4 @@
-//! Rules: what they may say, what they answer, and what a wrong one is told.
+//! Tests of rules: what a rule may contain, its result, and the error for a wrong rule.
 
 mod cel;
 mod load;
@@ -11,7 +11,7 @@ use cogni_gateway::gateway::pipeline::rule::{
 use cogni_gateway::llm::budget::Tokens;
 use serde::Deserialize;
 
-/// Rules as they stand in a file, without the `policy.` before them.
+/// Parses rules as they are in a file, without the prefix `policy.`.
 pub(crate) fn rules(text: &str) -> Result<RuleSet, RuleConfigError> {
     #[derive(Deserialize)]
     struct File {
@@ -21,13 +21,13 @@ pub(crate) fn rules(text: &str) -> Result<RuleSet, RuleConfigError> {
     RuleSet::compile_rules(&file.rules)
 }
 
-/// A rule with this condition.
+/// Parses one rule with this condition.
 fn rule(when: &str) -> Result<RuleSet, RuleConfigError> {
     let when = toml::Value::from(when);
     rules(&format!("[[rules]]\nname = 'r'\nwhen = {when}\nrefuse = 'no'"))
 }
 
-/// What is known of a call, as an example in a rule would say it.
+/// Parses the facts of a call, in the form of a rule's example.
 fn facts(text: &str) -> RuleContext<'static> {
     toml::from_str(text).unwrap()
 }
@@ -36,7 +36,7 @@ fn holds(when: &str, call: &str) -> bool {
     matches!(rule(when).unwrap().evaluate_rules(&facts(call)), Err(RuleError::Refused { .. }))
 }
 
-/// G13: each fact can be asked for, and says what it is to say.
+/// G13: A condition can read each fact, and each fact has the right value.
 #[test]
 fn every_fact_is_read() {
     let call = r#"
@@ -89,21 +89,21 @@ fn every_fact_is_read() {
     }
 }
 
-/// G13: what is not known has a value all the same, so a rule cannot fail for want of it.
+/// G13: An unknown fact has a value, too, so that no rule fails for lack of it.
 #[test]
-fn what_is_not_there_is_empty_or_without_end() {
+fn an_unknown_fact_is_empty_or_unlimited() {
     for when in [
         "run.metadata.team == '' && request.model == ''",
         "request.max_output_tokens == 0",
         "usage.left.turns > 1000000000 && usage.left.cost_usd > 1000000000",
-        // Nothing divided by nothing is no number, and no number is larger than another.
+        // Zero divided by zero is NaN, and no number is larger than NaN.
         "!(usage.cost_usd / double(usage.turns) > 0.5)",
     ] {
         assert!(holds(when, ""), "{when}");
     }
 }
 
-/// G13: facts are cut before they are asked about, whatever the metadata holds.
+/// G13: A long fact is truncated before conditions read it, whatever the metadata holds.
 #[test]
 fn a_long_text_is_cut() {
     let long = format!("run = {{ metadata = {{ note = '{}' }} }}", "é".repeat(10_000));
@@ -112,7 +112,8 @@ fn a_long_text_is_cut() {
     assert!(holds("run.metadata.note.size() == 256", &list));
 }
 
-/// G13: all rules that match apply; later ones replace, limits only tighten, a refusal ends it.
+/// G13: All rules that match apply in order. A later rule replaces an earlier one, limits only get tighter, and a
+/// refusal ends the evaluation.
 #[test]
 fn all_rules_that_match_apply_in_order() {
     let rules = rules(
@@ -164,7 +165,7 @@ fn all_rules_that_match_apply_in_order() {
     assert_eq!(refusal.code(), "refused_by_rule");
 }
 
-/// G13: a rule that cannot be answered refuses; it does not let through.
+/// G13: A rule whose condition cannot be evaluated refuses the call.
 #[test]
 fn a_rule_without_an_answer_refuses() {
     let rules = rule("request.bytes * request.bytes < 100").unwrap();
@@ -177,9 +178,9 @@ fn a_rule_without_an_answer_refuses() {
     assert_eq!(refusal.code(), "policy_error");
 }
 
-/// G13: rules that do not match cost no allocation, however long they are.
+/// G13: Rules that do not match cost no allocation, however long they are.
 #[test]
-fn asking_allocates_nothing() {
+fn evaluation_allocates_nothing() {
     let models: Vec<_> = (0..60).map(|n| format!("'model-number-{n}'")).collect();
     let rules = rule(&format!(
         "request.model in [{}] || request.model.matches('^(gpt|claude)-[0-9]+$') \
@@ -189,7 +190,7 @@ fn asking_allocates_nothing() {
     ))
     .unwrap();
     let call = facts("run = { metadata = { team = 'ml' } }\nrequest = { model = 'gpt-x' }");
-    // A pattern sets up its working memory when it is first used.
+    // A pattern allocates its working memory when it is first used.
     assert!(rules.evaluate_rules(&call).is_ok());
     let counted = allocation_counter::measure(|| assert!(rules.evaluate_rules(&call).is_ok()));
     assert_eq!(counted.count_total, 0);

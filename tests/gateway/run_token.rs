@@ -1,4 +1,4 @@
-//! G1: run tokens prove what they say, to the byte and to the second, and nothing else proves anything.
+//! G1: Tests of run tokens. A token is valid only with every byte unchanged and only until the second of its expiry.
 
 use std::fs;
 use std::io::Write;
@@ -14,9 +14,9 @@ use ring::hmac;
 use tempfile::NamedTempFile;
 
 proptest! {
-    /// G1: what was minted is believed until it expires, whatever the run is called.
+    /// G1: A minted token is valid until it expires, whatever the run's name.
     #[test]
-    fn a_token_says_what_was_minted(run in "[A-Za-z0-9._:@/-]{1,128}", seconds in 1_u64..1_000_000) {
+    fn a_minted_token_is_valid_until_it_expires(run in "[A-Za-z0-9._:@/-]{1,128}", seconds in 1_u64..1_000_000) {
         let keys = keys();
         let token = keys.mint_token(&run, Duration::from_secs(seconds), None, at(NOW)).unwrap();
         prop_assert!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{token} fits a header");
@@ -26,14 +26,14 @@ proptest! {
         prop_assert_eq!(keys.verify_token(&token, at(NOW + seconds)), Err(RunTokenError::Expired));
     }
 
-    /// G1: only what we signed is believed, and only in the spelling that we gave it.
+    /// G1: A token is valid only if the gateway's key signed it, and only in its one spelling.
     #[test]
-    fn what_was_not_minted_is_not_believed(text in "(cgr1\\.)?[ -~]{0,600}") {
+    fn a_token_that_was_not_minted_is_invalid(text in "(cgr1\\.)?[ -~]{0,600}") {
         prop_assert!(keys().verify_token(&text, at(NOW)).is_err());
     }
 }
 
-/// G1: a token has no byte that may be another, none too many and none too few.
+/// G1: A token with one byte changed, added or removed is invalid.
 #[test]
 fn any_change_of_one_byte_is_found() {
     let (keys, token) = (keys(), token());
@@ -60,7 +60,7 @@ fn any_change_of_one_byte_is_found() {
     }
 }
 
-/// G1: the parts of two good tokens make no third one.
+/// G1: The parts of two valid tokens do not make a third one.
 #[test]
 fn parts_of_tokens_do_not_combine() {
     let keys = keys();
@@ -79,9 +79,9 @@ fn parts_of_tokens_do_not_combine() {
     }
 }
 
-/// G1: why a token is not believed, for those who look after it.
+/// G1: Each reason why a token is invalid has its own error, for operators.
 #[test]
-fn each_fault_has_its_name() {
+fn each_fault_of_a_token_has_its_own_error() {
     let keys = keys();
     let strangers = RunTokenKeys::parse_keys(&format!("new = {}", "33".repeat(32))).unwrap();
     let unknown = RunTokenKeys::parse_keys(&format!("other = {}", "11".repeat(32))).unwrap();
@@ -97,7 +97,7 @@ fn each_fault_has_its_name() {
     assert_eq!(fault(&signed(&strangers, &claims("run-1"))), RunTokenError::WrongSignature);
     assert_eq!(fault(&signed(&unknown, &claims("run-1"))), RunTokenError::UnknownKey);
     assert_eq!(fault(&signed(&keys, &claims("../run"))[1..]), RunTokenError::Malformed);
-    // Signed or not, what names no run is nothing.
+    // A claim without a valid run name is invalid, signed or not.
     assert_eq!(fault(&signed(&keys, &claims("run 1"))), RunTokenError::Malformed);
     assert_eq!(fault(&signed(&keys, &claims(&"x".repeat(129)))), RunTokenError::Malformed);
     assert_eq!(fault(&"cgr1.".repeat(200)), RunTokenError::Malformed);
@@ -116,7 +116,7 @@ fn each_fault_has_its_name() {
     assert_eq!(fault(&signed(&keys, &endless)), RunTokenError::IssuedInFuture);
 }
 
-/// G1: two installations share keys, and each takes its own tokens alone.
+/// G1: Two installations share keys, and each accepts only its own tokens.
 #[test]
 fn a_token_is_for_one_installation() {
     let name = "x".repeat(64);
@@ -136,7 +136,7 @@ fn a_token_is_for_one_installation() {
     assert_eq!(eu.verify_token(&mint(&eu), at(NOW)).unwrap().audience, Some(name));
 }
 
-/// G1: what was signed with another program's key in our form is no more than its JSON.
+/// G1: Claims that another program signed with the same key are accepted only in exactly this version's form.
 #[test]
 fn claims_are_exactly_those_of_this_version() {
     let keys = keys();
@@ -162,7 +162,7 @@ fn claims_are_exactly_those_of_this_version() {
     }
 }
 
-/// G1: a new key signs, the old one's tokens are good until it is taken out.
+/// G1: A new key signs new tokens, and tokens of the old key stay valid until that key is removed.
 #[test]
 fn keys_rotate_without_a_gap() {
     let old = RunTokenKeys::parse_keys(&format!("old = {OLD}")).unwrap();
@@ -177,7 +177,7 @@ fn keys_rotate_without_a_gap() {
     assert!(new.verify_token(&next, at(NOW)).is_ok());
 }
 
-/// G1: what cannot be minted.
+/// G1: A token without a run or without a valid lifetime cannot be minted.
 #[test]
 fn a_token_is_for_a_run_and_for_a_time() {
     let mint = |run: &str, ttl, key_id| keys().mint_token(run, ttl, key_id, at(NOW));
@@ -196,9 +196,9 @@ fn a_token_is_for_a_run_and_for_a_time() {
     ");
 }
 
-/// G1: a file of keys is understood as a whole or not at all, and no error shows a key.
+/// G1: A file of keys is accepted as a whole or not at all, and no error shows a key.
 #[test]
-fn a_wrong_key_file_says_where() {
+fn the_error_of_a_wrong_key_file_names_the_line() {
     let error = |text: &str| RunTokenKeys::parse_keys(text).unwrap_err().to_string();
     let said = [
         error("# none\n\n"),
@@ -221,7 +221,7 @@ fn a_wrong_key_file_says_where() {
     assert_eq!(format!("{:?}", keys()), r#"["new", "old"]"#);
 }
 
-/// G1: a key may be written in each usual way.
+/// G1: A key may be written in each common encoding.
 #[test]
 fn a_key_is_the_same_in_every_spelling() {
     let token = RunTokenKeys::parse_keys(&format!("k={}", "fb".repeat(32)))
@@ -242,7 +242,7 @@ fn a_key_is_the_same_in_every_spelling() {
     }
 }
 
-/// G1: the token is all that standard output gets, so that a script can take it.
+/// G1: `mint` prints only the token on standard output, so that scripts can use it.
 #[test]
 fn mint_prints_a_token_and_inspect_reads_it() {
     let keys = file(&format!("new = {NEW}\nold = {OLD}"));
@@ -276,7 +276,7 @@ fn mint_prints_a_token_and_inspect_reads_it() {
     ");
 }
 
-/// G1: what a person reads of a token.
+/// G1: `inspect` prints whether a token is valid, for people.
 #[test]
 fn inspect_says_whether_a_token_is_valid() {
     let inspected = |keys: Option<&str>, now: u64| {
@@ -321,7 +321,7 @@ fn file(text: &str) -> NamedTempFile {
     file
 }
 
-/// Exit code, standard output and standard error.
+/// Returns exit code, standard output and standard error.
 fn cogni(arguments: &[&str], input: &str) -> (i32, String, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("token")
@@ -332,7 +332,7 @@ fn cogni(arguments: &[&str], input: &str) -> (i32, String, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Who does not want it may have ended already.
+    // The program may have ended already without reading its input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -1,4 +1,4 @@
-//! A run's socket: who may listen on a path, and how its connections are served.
+//! Tests of a run's socket: which path it may have, and how its connections are served.
 
 mod peer;
 
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::app::TestApp;
 use crate::support::client::{Stream, post};
 
-/// G1: a crash leaves its socket file behind; the next process takes its place.
+/// G1: A crash leaves its socket file behind, and the next process replaces it.
 #[test]
 fn a_stale_socket_is_replaced() {
     let place = Place::new();
@@ -27,7 +27,7 @@ fn a_stale_socket_is_replaced() {
     UnixStream::connect(place.socket()).unwrap();
 }
 
-/// G1: two gateways on one path would take turns at the run's calls.
+/// G1: Two gateways on one path would each get some of the run's calls, so the second is refused.
 #[test]
 fn a_live_socket_is_refused() {
     let place = Place::new();
@@ -36,7 +36,7 @@ fn a_live_socket_is_refused() {
     UnixStream::connect(place.socket()).unwrap();
 }
 
-/// G1: a listener that is too busy to accept is as live as any.
+/// G1: A listener that is too busy to accept counts as live.
 #[test]
 fn a_live_socket_with_a_full_backlog_is_refused() {
     let place = Place::new();
@@ -44,7 +44,7 @@ fn a_live_socket_with_a_full_backlog_is_refused() {
     insta::assert_snapshot!(place.refusal(), @"`[dir]/llm.sock` is served by a live process; stop it or use another path");
 }
 
-/// G1: what is not a socket is somebody's file.
+/// G1: A file that is not a socket belongs to another program, so it is kept.
 #[test]
 fn a_file_that_is_not_a_socket_is_refused_and_kept() {
     let place = Place::new();
@@ -53,7 +53,7 @@ fn a_file_that_is_not_a_socket_is_refused_and_kept() {
     assert_eq!(fs::read_to_string(place.socket()).unwrap(), "precious");
 }
 
-/// G1: the kernel would cut the path short and listen somewhere else.
+/// G1: The kernel would truncate the path and listen elsewhere, so the path is refused.
 #[test]
 fn a_path_too_long_is_refused() {
     let long = PathBuf::from(format!("/tmp/{}", "x".repeat(103)));
@@ -64,7 +64,7 @@ fn a_path_too_long_is_refused() {
     });
 }
 
-/// G1: 107 bytes are the limit, not past it.
+/// G1: A path of exactly 107 bytes is served.
 #[test]
 fn the_longest_path_is_served() {
     let place = Place::new();
@@ -74,7 +74,7 @@ fn the_longest_path_is_served() {
     UnixStream::connect(&longest).unwrap();
 }
 
-/// G1: the umask of these tests would give everybody a look.
+/// G1: The socket is closed to other users, although the umask of these tests would open it to all.
 #[test]
 fn only_the_owner_may_connect() {
     let place = Place::new();
@@ -82,9 +82,9 @@ fn only_the_owner_may_connect() {
     assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
-/// G1: the sandbox's user owns the socket where we may give it away, as root may.
+/// G1: The sandbox's user owns the socket if the gateway may change the owner, as root may.
 #[test]
-fn the_owner_is_who_the_operator_says() {
+fn the_socket_gets_the_configured_owner() {
     let place = Place::new();
     let permissions = SocketPermissions { mode: 0o660, uid: Some(1001), gid: Some(1002) };
     let _listener = UnixListenerGuard::bind_socket(&place.socket(), permissions).unwrap();
@@ -92,7 +92,7 @@ fn the_owner_is_who_the_operator_says() {
     assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (1001, 1002, 0o660));
 }
 
-/// G1: nothing is left after an orderly end.
+/// G1: An orderly shutdown removes the socket.
 #[test]
 fn the_socket_is_removed_at_the_end() {
     let place = Place::new();
@@ -100,9 +100,9 @@ fn the_socket_is_removed_at_the_end() {
     assert!(!place.socket().exists());
 }
 
-/// G1: whoever took the path over keeps it.
+/// G1: A gateway does not remove a socket that another process has put at its path.
 #[test]
-fn a_socket_that_is_not_ours_any_more_is_kept() {
+fn a_socket_of_another_process_is_kept() {
     let place = Place::new();
     let ours = place.bind().unwrap();
     fs::remove_file(place.socket()).unwrap();
@@ -111,7 +111,7 @@ fn a_socket_that_is_not_ours_any_more_is_kept() {
     UnixStream::connect(place.socket()).unwrap();
 }
 
-/// G1: two requests in one write are answered in order.
+/// G1: Two requests in one write are answered in order.
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     let app = TestApp::start().await;
@@ -131,7 +131,7 @@ async fn pipelined_requests_are_answered_in_order() {
     app.stop().await;
 }
 
-/// G1: the protocol is told apart by its first bytes, in however many pieces they come.
+/// G1: The server detects the protocol from the first bytes, however they are split.
 #[tokio::test]
 async fn a_request_may_arrive_byte_by_byte() {
     let app = TestApp::start().await;
@@ -144,7 +144,7 @@ async fn a_request_may_arrive_byte_by_byte() {
     app.stop().await;
 }
 
-/// G1: the same for HTTP/2 with prior knowledge.
+/// G1: The server detects HTTP/2 with prior knowledge, however its preface is split.
 #[tokio::test]
 async fn an_http2_preface_may_arrive_byte_by_byte() {
     let app = TestApp::start().await;
@@ -157,7 +157,7 @@ async fn an_http2_preface_may_arrive_byte_by_byte() {
     app.stop().await;
 }
 
-/// G1: HTTP/2 with prior knowledge carries unary and streamed calls at once.
+/// G1: HTTP/2 with prior knowledge carries unary and streamed calls at the same time.
 #[tokio::test]
 async fn http2_carries_calls_side_by_side() {
     let app = TestApp::start().await;
@@ -177,7 +177,7 @@ async fn http2_carries_calls_side_by_side() {
     app.stop().await;
 }
 
-/// G1, G7: over HTTP/2 a stream that the upstream broke off is reset, not ended.
+/// G1, G7: Over HTTP/2, a stream that the upstream broke off is reset, not ended.
 #[tokio::test]
 async fn http2_resets_a_stream_that_the_upstream_broke() {
     let app = TestApp::start().await;
@@ -192,7 +192,7 @@ async fn http2_resets_a_stream_that_the_upstream_broke() {
     app.stop().await;
 }
 
-/// G14: a connection too many is told so and closed, and the others go on.
+/// G14: A connection over the limit is refused with a message and closed; the other connections continue.
 #[tokio::test]
 async fn a_connection_over_the_limit_is_turned_away() {
     let app = TestApp::with(|config| config.server.max_connections = 1).await;
@@ -225,14 +225,14 @@ impl Place {
         UnixListenerGuard::bind_socket(&self.socket(), PRIVATE)
     }
 
-    /// What the operator reads where nothing can be bound.
+    /// Returns the error that the operator reads if the socket cannot be bound.
     fn refusal(&self) -> String {
         let error = self.bind().unwrap_err().to_string();
         error.replace(self.0.path().to_str().unwrap(), "[dir]")
     }
 }
 
-/// A listener that accepts nobody, and connections until the next one would have to wait.
+/// Returns a listener that accepts nothing, and enough connections that the next one would wait.
 fn overrun(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
@@ -253,7 +253,7 @@ fn overrun(path: &Path) -> (OwnedFd, Vec<OwnedFd>) {
     }
 }
 
-/// Writes each byte by itself, and lets the server look at it.
+/// Writes each byte by itself, and lets the server read it.
 async fn trickle(socket: &mut tokio::net::UnixStream, bytes: &[u8]) {
     for byte in bytes {
         socket.write_all(&[*byte]).await.unwrap();

@@ -1,4 +1,4 @@
-//! G1: many runs behind one listener, told apart by their tokens and by nothing else.
+//! G1: Tests of many runs behind one listener, told apart only by their tokens.
 
 mod command;
 mod connection;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::support::client::post;
 use crate::support::shared_app::SharedApp;
 
-/// G1: each run has its own budget, records and name upstream; the other notices nothing.
+/// G1: Each run has its own budget, records and upstream name, and does not notice the other run.
 #[tokio::test]
 async fn two_runs_share_a_listener_and_nothing_else() {
     let app = SharedApp::with(|config, _| {
@@ -59,9 +59,9 @@ async fn two_runs_share_a_listener_and_nothing_else() {
     );
 }
 
-/// G1, G4: a run's token makes nobody else of its bearer, whatever the headers say.
+/// G1, G4: The token decides about the run, whatever the headers say.
 #[tokio::test]
-async fn headers_make_nobody_another_run() {
+async fn headers_do_not_change_the_run() {
     let app = SharedApp::start().await;
     let authorization = format!("Bearer {}", app.token("run-2"));
     let request = post(
@@ -90,7 +90,7 @@ async fn headers_make_nobody_another_run() {
     app.stop().await;
 }
 
-/// G1: each client puts its API key where its protocol has it; both are a place for a token.
+/// G1: Each client sends its API key where its protocol has it, and the gateway accepts the token in either place.
 #[tokio::test]
 async fn a_token_is_found_where_clients_put_their_key() {
     let app = SharedApp::start().await;

@@ -1,4 +1,4 @@
-//! Our books beside those of a real LiteLLM, which keeps its own in a real Postgres and calls back with each call.
+//! Tests of billing against a real LiteLLM, which keeps its spend in a real Postgres and reports each call by callback.
 
 mod setup;
 mod whole_chat;
@@ -14,9 +14,9 @@ use crate::peers::setup::{KEY, Place, here, provider, through};
 use crate::support::process::{Process, patience};
 use setup::{Litellm, Postgres, Receiver, SECRET};
 
-/// B1 to B4: the same calls by three ways: our audit log, LiteLLM's callback, and its spend logs; and they agree.
+/// B1 to B4: The audit log, LiteLLM's callback and its spend logs agree about the same calls.
 #[test]
-fn our_books_and_litellms_agree() {
+fn the_billing_store_and_litellm_agree() {
     let provider = provider("input=11,output=7");
     let postgres = Postgres::start();
     let state = tempdir().unwrap();
@@ -39,7 +39,7 @@ fn our_books_and_litellms_agree() {
     place.ends_with_a_whole_record();
     let log = place.audit_log().display().to_string();
 
-    // The callback is quick, but LiteLLM forgets calls that end while it posts those before them.
+    // The callback is quick, but LiteLLM drops calls that end while it posts earlier ones.
     let said = run(state.path(), &litellm, &["record", &log]);
     assert!(said.ends_with("9 calls, 9 of them new\nexit 0"), "{said}");
     let by_callback = || receipts(&receiver).len() as u64;
@@ -48,7 +48,7 @@ fn our_books_and_litellms_agree() {
         receipts(&receiver).iter().all(|(_, source, _)| *source == ChargeSource::LitellmCallback)
     );
 
-    // Its spend logs have all of them, for books that no callback reaches, too.
+    // The spend logs have every call, also for a billing store that no callback reaches.
     let other = tempdir().unwrap();
     run(other.path(), &litellm, &["record", &log]);
     let (report, written) = settled(other.path(), &litellm, "run-7", CALLS);
@@ -56,12 +56,12 @@ fn our_books_and_litellms_agree() {
     for none in ["missing", "unknown", "conflicting"] {
         assert_eq!(report[none], json!([]), "{report}");
     }
-    // Whoever left was not told what the call used; of all others both say the same.
+    // A client that disconnected has no usage report; for all other calls both sides agree.
     let different = report["different"].as_array().unwrap();
     let is_of_who_left = |one: &Value| one["is_estimate"] == true && one["model"] == "slow";
     assert!(different.iter().all(is_of_who_left), "{report}");
 
-    // By whichever way: each call once, at the same price.
+    // Each call is billed once, at the same price, whichever way its charge arrived.
     let (_report, written) = settled(state.path(), &litellm, "run-7", CALLS);
     assert!(written < CALLS, "{written} of them had no receipt");
     let by_rows = Receiver::start(open(other.path()));
@@ -78,8 +78,8 @@ fn our_books_and_litellms_agree() {
     assert!(said.ends_with("nothing is flagged\nexit 0"), "{said}");
 }
 
-/// Reconciles until LiteLLM has written everything down, which it does seconds later; returns the last report, and how many
-/// receipts were written on the way.
+/// Reconciles until LiteLLM has written every call, which takes seconds. Returns the last report and the number of
+/// receipts that were written on the way.
 fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) -> (Value, u64) {
     let (mut last, mut written) = (Value::Null, 0);
     let mut reconcile = || {
@@ -94,7 +94,7 @@ fn settled(state: &std::path::Path, litellm: &Litellm, named: &str, calls: u64) 
     (last, written)
 }
 
-/// Begins a slow stream, and goes.
+/// Begins a slow stream and disconnects.
 fn leave(place: &Place) {
     let body = json!({ "model": "slow", "stream": true, "max_tokens": 1000, "messages": hello() })
         .to_string();
@@ -141,7 +141,7 @@ fn receipts(receiver: &Receiver) -> Vec<(String, ChargeSource, u64)> {
         .collect()
 }
 
-/// What `cogni-gateway billing` prints, and its exit status.
+/// Runs `cogni-gateway billing`; returns its output and exit status.
 fn run(state: &std::path::Path, litellm: &Litellm, arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"))
         .arg("billing")
@@ -155,5 +155,5 @@ fn run(state: &std::path::Path, litellm: &Litellm, arguments: &[&str]) -> String
     format!("{said}exit {}", status.code().unwrap())
 }
 
-/// What the test makes, one way or another.
+/// The number of calls that the test makes.
 const CALLS: u64 = 9;

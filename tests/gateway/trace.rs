@@ -1,4 +1,4 @@
-//! G4, G12: which trace a call is part of is never the client's to say, and what the collector is told.
+//! G4, G12: Tests of traces: the client cannot choose the trace of a call, and the collector receives the right spans.
 
 mod context;
 mod spans;

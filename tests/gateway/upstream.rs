@@ -1,4 +1,4 @@
-//! G8: an upstream that cannot be reached, is silent, or does not speak HTTP.
+//! G8: Tests of an upstream that cannot be reached, is silent, or does not speak HTTP.
 
 mod name_resolution;
 mod pool;
@@ -17,7 +17,7 @@ use crate::support::app::TestApp;
 use crate::support::process::NOBODY;
 use crate::support::raw_upstream;
 
-/// G8: nothing listens there; nothing was delivered, so nothing is charged.
+/// G8: No process listens at the upstream's address. Nothing was delivered, so nothing is charged.
 #[tokio::test]
 async fn an_upstream_that_cannot_be_reached_costs_nothing() {
     let app = TestApp::with(|config| {
@@ -25,7 +25,7 @@ async fn an_upstream_that_cannot_be_reached_costs_nothing() {
         config.budget.max_turns = Some(1);
     })
     .await;
-    // With one turn: would the first call be charged, the second were refused.
+    // The run has one turn: if the first call were charged, the second would be refused.
     app.client().post("/v1/chat/completions", &unary("fake")).await;
     let response = app.client().post("/v1/chat/completions", &unary("fake")).await;
     assert_eq!((response.status.as_u16(), response.header("x-should-retry")), (502, None));
@@ -36,7 +36,7 @@ async fn an_upstream_that_cannot_be_reached_costs_nothing() {
     app.stop().await;
 }
 
-/// G8: a name that does not resolve is an upstream that cannot be reached.
+/// G8: An upstream whose name does not resolve counts as unreachable.
 #[tokio::test]
 async fn a_name_that_does_not_resolve_cannot_be_reached() {
     let app =
@@ -46,7 +46,7 @@ async fn a_name_that_does_not_resolve_cannot_be_reached() {
     app.stop().await;
 }
 
-/// G8: a host that does not even say no; nothing was delivered, so nothing is charged.
+/// G8: A host that does not answer the connection attempt is a timeout. Nothing was delivered, so nothing is charged.
 #[tokio::test]
 async fn an_upstream_that_does_not_accept_is_a_timeout() {
     let (full, _listener, _waiting) = full_backlog();
@@ -64,7 +64,7 @@ async fn an_upstream_that_does_not_accept_is_a_timeout() {
     app.stop().await;
 }
 
-/// G8: an upstream that takes the request and says nothing.
+/// G8: An upstream that takes the request and sends nothing is a timeout.
 #[tokio::test]
 async fn silence_before_the_head_is_a_timeout() {
     let app = TestApp::with(|config| config.upstream.first_byte_timeout = SHORT).await;
@@ -81,7 +81,7 @@ async fn silence_before_the_head_is_a_timeout() {
     app.stop().await;
 }
 
-/// G8: an upstream that begins to answer and stops.
+/// G8: An upstream that begins its answer and stops is a timeout.
 #[tokio::test]
 async fn silence_in_a_stream_is_a_timeout() {
     for scheme in ["http", "h2c"] {
@@ -105,7 +105,7 @@ async fn silence_in_a_stream_is_a_timeout() {
     }
 }
 
-/// G9: the end of the run is also the end of its open calls.
+/// G9: The run's deadline also ends its open calls.
 #[tokio::test]
 async fn the_deadline_cuts_an_open_stream() {
     for scheme in ["http", "h2c"] {
@@ -119,7 +119,7 @@ async fn the_deadline_cuts_an_open_stream() {
     }
 }
 
-/// G9, G10: a call that waits for its answer is told not to try again.
+/// G9, G10: A call that waits for its answer at the deadline is told not to retry.
 #[tokio::test]
 async fn the_deadline_cuts_a_call_that_has_no_answer_yet() {
     let (app, stream) = opened_within_the_deadline("http", "fake/fault=stall@head").await;
@@ -132,7 +132,7 @@ async fn the_deadline_cuts_a_call_that_has_no_answer_yet() {
     app.stop().await;
 }
 
-/// G8: what is not HTTP, or HTTP that two readers could read differently, is no answer.
+/// G8: An answer that is not HTTP, or that two readers could read differently, is malformed.
 #[tokio::test]
 async fn an_answer_that_is_not_http_is_malformed() {
     let many_fields = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(129));
@@ -171,7 +171,7 @@ async fn an_answer_that_is_not_http_is_malformed() {
     app.stop().await;
 }
 
-/// G8: chunks may have extensions, but not nothing else.
+/// G8: Chunks may have extensions, but an answer cannot consist of framing only.
 #[tokio::test]
 async fn framing_without_payload_is_bounded() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -192,7 +192,8 @@ async fn framing_without_payload_is_bounded() {
     app.stop().await;
 }
 
-/// G8: errors of the upstream are its own to word; they cost a turn, and the input where it may have been read.
+/// G8: An error of the upstream passes in its own words. It costs a turn, and the input if the upstream may have read
+/// it.
 #[tokio::test]
 async fn an_error_of_the_upstream_passes() {
     let app = TestApp::start().await;
@@ -215,9 +216,9 @@ async fn an_error_of_the_upstream_passes() {
     app.stop().await;
 }
 
-/// G3: what the upstream says of our key is for the operator. It costs a turn and no tokens.
+/// G3: An upstream error about the gateway's key is for the operator, not for the agent. It costs a turn and no tokens.
 #[tokio::test]
-async fn what_is_said_of_our_key_is_not_the_agents() {
+async fn an_error_about_the_gateways_key_is_hidden_from_the_agent() {
     let (listener, upstream) = raw_upstream::listen().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
@@ -239,7 +240,7 @@ async fn what_is_said_of_our_key_is_not_the_agents() {
         let upstream = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             raw_upstream::request(&mut stream).await;
-            // Cut in the middle of the key.
+            // The answer is split in the middle of the key.
             let cut = answer.len() - said.len() + 10;
             raw_upstream::say(&mut stream, &answer[..cut]).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -265,7 +266,7 @@ async fn what_is_said_of_our_key_is_not_the_agents() {
     app.stop().await;
 }
 
-/// G9: an error that is longer than errors are is cut, and what may be an answer in it is charged.
+/// G9: An overlong error is truncated, and any part that may be an answer is charged.
 #[tokio::test]
 async fn a_long_error_is_cut_and_charged() {
     let (listener, upstream) = raw_upstream::listen().await;
@@ -309,9 +310,10 @@ async fn a_long_error_is_cut_and_charged() {
     app.stop().await;
 }
 
-/// G3: nor is our key in a stream's error, wherever the stream is cut, nor in a header that is kept; and our logs have none.
+/// G3: The gateway's key appears neither in an error inside a stream, wherever the stream is split, nor in a header
+/// that passes, nor in the logs.
 #[tokio::test]
-async fn our_key_in_an_answer_that_succeeds_is_masked() {
+async fn the_gateways_key_is_masked_in_a_successful_answer() {
     let (listener, upstream) = raw_upstream::listen().await;
     let app = TestApp::with(|config| {
         config.upstream.url = upstream.to_string().parse().unwrap();
@@ -371,7 +373,7 @@ async fn our_key_in_an_answer_that_succeeds_is_masked() {
     app.stop().await;
 }
 
-/// A stream that was opened before the run's deadline passed, however slow this machine is.
+/// Opens a stream before the run's deadline passes, however slow the machine is.
 async fn opened_within_the_deadline(
     scheme: &str,
     model: &str,
@@ -391,7 +393,7 @@ async fn opened_within_the_deadline(
     panic!("no call was admitted within a minute");
 }
 
-/// A listener whose queue is full, so that the kernel lets new connections wait.
+/// Returns a listener whose queue is full, so that the kernel keeps new connections waiting.
 fn full_backlog() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     let listener = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -405,7 +407,7 @@ fn full_backlog() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     (address, listener, waiting)
 }
 
-/// The same upstream by another protocol.
+/// Configures the same upstream with another protocol.
 fn through(scheme: &str, url: &str) -> cogni_gateway::gateway::upstream::UpstreamUrl {
     url.replace("http://", &format!("{scheme}://")).parse().unwrap()
 }
@@ -418,5 +420,5 @@ fn streamed(model: &str) -> Value {
     json!({"model": model, "stream": true, "messages": []})
 }
 
-/// Nothing ever comes, so it is not about speed.
+/// The answer never arrives, so the timeout may be short.
 const SHORT: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! What the chain finds: everything.
+//! Tests of the chain: it detects every change of a log.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn a_whole_run_reads_like_this() {
     });
 }
 
-/// G11: whoever has the description of the format needs none of our code to check a log.
+/// G11: A program that knows only the documented format can verify a log.
 #[test]
 fn a_log_can_be_checked_by_its_description() {
     let log = String::from_utf8(whole_run().bytes()).unwrap();
@@ -63,7 +63,7 @@ fn a_log_can_be_checked_by_its_description() {
     assert!(log.ends_with(&format!("{last}\"}}\n")));
 }
 
-/// G11: one flipped byte anywhere is found, and the record it stands in is named.
+/// G11: Verification detects a single changed byte anywhere and names the record that holds it.
 #[test]
 fn every_changed_byte_is_found_and_its_record_named() {
     let mut log = whole_run().bytes();
@@ -71,7 +71,7 @@ fn every_changed_byte_is_found_and_its_record_named() {
     for at in 0..log.len() {
         let original = log[at];
         let seq = starts.partition_point(|start| *start <= at);
-        // A neighbour, the other case, a line break.
+        // A neighbouring byte, the other letter case, and a line break.
         for changed in [original ^ 1, original ^ 0x20, b'\n'] {
             if changed == original {
                 continue;
@@ -87,7 +87,7 @@ fn every_changed_byte_is_found_and_its_record_named() {
 }
 
 proptest! {
-    /// G11: no other text passes for a log, except one that ends early after a whole record.
+    /// G11: No edited text passes verification, except a log that ends early after a whole record.
     #[test]
     fn an_edit_of_any_size_is_found(
         from in 0_usize..4096,
@@ -102,7 +102,7 @@ proptest! {
         prop_assert_eq!(check(&edited).is_ok(), prefix);
     }
 
-    /// G11: whatever clients and upstreams call things, the log stays readable and its lines short.
+    /// G11: Whatever names clients and upstreams use, the log stays readable and its lines stay short.
     #[test]
     fn any_text_and_any_number_can_be_written_and_read_back(
         text in any::<String>(),
@@ -128,7 +128,7 @@ proptest! {
     }
 }
 
-/// G11: a hostile name costs at most this much of the disk.
+/// G11: A hostile name takes at most this much of the disk.
 #[test]
 fn the_longest_text_makes_a_line_under_8_kib() {
     let text = "\u{1}".repeat(1 << 20);
@@ -149,9 +149,9 @@ fn the_longest_text_makes_a_line_under_8_kib() {
     assert!(check(&log).is_ok());
 }
 
-/// G11: lines that are removed, repeated or moved.
+/// G11: Verification detects lines that were removed, repeated or moved.
 #[test]
-fn a_line_that_is_not_in_its_place_is_found() {
+fn a_removed_repeated_or_moved_line_is_detected() {
     let log = whole_run().bytes();
     let lines: Vec<&[u8]> = log.split_inclusive(|byte| *byte == b'\n').collect();
     let found = |lines: &[&[u8]]| check(&lines.concat()).unwrap_err();
@@ -178,7 +178,7 @@ fn a_line_that_is_not_in_its_place_is_found() {
     }
 }
 
-/// G11: who changes a record and computes its hash anew only moves the break to the next one.
+/// G11: If a record is changed and its hash computed again, the next record no longer fits.
 #[test]
 fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
     let call = |request: &'static str| {
@@ -194,7 +194,7 @@ fn a_record_with_a_new_hash_does_not_fit_the_one_after_it() {
     assert_eq!((found.seq, found.why), (2, ChainBreakReason::WrongPredecessor));
 }
 
-/// G11: the one thing a chain cannot find is said in the report.
+/// G11: The report says that a log has no end record, the one thing that the chain cannot detect.
 #[test]
 fn a_log_without_its_end_is_reported_as_unfinished() {
     let log = whole_run().bytes();
@@ -204,9 +204,9 @@ fn a_log_without_its_end_is_reported_as_unfinished() {
     assert!(!check(&log[..starts[6]]).unwrap().finished);
 }
 
-/// G11: a chain that was computed anew is intact; only the key tells.
+/// G11: A forged chain with new hashes is intact; only the key reveals the forgery.
 #[test]
-fn a_forger_without_the_key_is_found_by_whoever_knows_it() {
+fn a_forged_chain_is_detected_with_the_key() {
     let place = whole_run();
     let key = verify::verify_file(&place.log(), None).unwrap().signatures.key.unwrap();
     let pinned = verify::verify_file(&place.log(), Some(&key)).unwrap();
@@ -222,7 +222,7 @@ fn a_forger_without_the_key_is_found_by_whoever_knows_it() {
     assert!(matches!(found, AuditError::Unsigned { key: named } if named == key));
 }
 
-/// G11: checkpoints come on time, and a run may be resumed with another key.
+/// G11: Checkpoints are written on time, and a run may be resumed with another key.
 #[test]
 fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
     let place = Place::new();
@@ -247,12 +247,12 @@ fn checkpoints_are_signed_every_so_many_records_by_whoever_writes() {
     }
 }
 
-/// G11: a record waits for a signature no longer than it may; whoever flushes makes it, and a log without new records
-/// wakes nobody.
+/// G11: A record waits for a signature no longer than the configured interval. The next flush signs it, and a log
+/// without new records wakes no task.
 #[tokio::test]
-async fn what_is_unsigned_for_too_long_is_signed_by_a_flush() {
+async fn a_flush_signs_records_that_waited_too_long() {
     let place = Place::new();
-    // Any record has waited for so long by the next flush.
+    // By the next flush, any record has waited for this long.
     let soon = AuditConfig { checkpoint_interval: Duration::from_nanos(1), ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&soon, &started()).unwrap();
     for call in 1..=3 {
@@ -269,20 +269,20 @@ async fn what_is_unsigned_for_too_long_is_signed_by_a_flush() {
         log.flush_buffered();
     }
     assert_eq!(place.bytes(), signed, "a signature needs none itself");
-    // The notice of the last settlement may still be there; after it there is nothing to wait for.
+    // The notification of the last settlement may still be pending; after it, there is nothing to wait for.
     let _ = is_ready(log.wait_for_data());
     assert!(!is_ready(log.wait_for_data()));
 
-    // What was only admitted is told of by the time alone.
+    // An admission alone is signed only because of its age.
     log.record_admission(&admitted("4")).await.unwrap();
     log.wait_for_data().await;
     log.flush_buffered();
     assert_eq!(place.verify().signatures.last, Some(place.verify().records));
 }
 
-/// G11: until then calls are not signed one by one.
+/// G11: Before the interval is over, calls are not signed individually.
 #[test]
-fn what_is_not_unsigned_for_long_is_not_signed_by_a_flush() {
+fn a_flush_does_not_sign_records_before_the_interval() {
     let place = Place::new();
     let later =
         AuditConfig { checkpoint_interval: Duration::from_hours(1), ..config(&place.log()) };
@@ -298,9 +298,9 @@ fn what_is_not_unsigned_for_long_is_not_signed_by_a_flush() {
     assert_eq!(place.verify().signatures.checkpoints, 0);
 }
 
-/// G11: intact links are not enough where the meaning is wrong.
+/// G11: Verification rejects a record with an intact link and an impossible meaning.
 #[test]
-fn a_chained_record_that_makes_no_sense_is_found() {
+fn a_chained_record_with_an_impossible_meaning_is_rejected() {
     #[derive(Serialize)]
     struct Signature {
         signature: String,
@@ -362,12 +362,12 @@ fn a_reader_needs_bounded_memory_whatever_the_file_holds() {
     );
 }
 
-/// Whether the future is ready when it is asked once.
+/// Returns whether the future is ready at the first poll.
 fn is_ready(future: impl Future) -> bool {
     pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Chains records without a file; also says how many lines that made.
+/// Chains records without a file; also returns the number of lines.
 fn in_memory(write: impl FnOnce(&mut HashChain, &mut Vec<u8>)) -> (Vec<u8>, usize) {
     let mut lines = vec![];
     let mut chain = HashChain::START;

@@ -1,4 +1,4 @@
-//! `cogni-gateway audit`, as a person sees it.
+//! Tests of `cogni-gateway audit` as an operator uses it.
 
 use std::process::ExitCode;
 
@@ -168,7 +168,7 @@ fn show_prints_a_row_for_each_record() {
     });
 }
 
-/// A client chooses the name of a model, and a terminal obeys what it is sent.
+/// A client chooses the name of a model, and a terminal obeys control characters, so they are not printed.
 #[test]
 fn show_prints_no_control_characters() {
     let place = Place::new();
@@ -205,7 +205,7 @@ fn output(command: &AuditCommand) -> (ExitCode, String) {
     (code, String::from_utf8(out).unwrap())
 }
 
-/// The record a row is about; 0 for a heading.
+/// Returns the number of the record that a row is about; 0 for a heading.
 fn number(row: &str) -> u64 {
     row.split_whitespace().next().unwrap().parse().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Writing from many threads, under each durability, without allocating.
+//! Tests of concurrent writes, under each durability, without allocation.
 
 use std::sync::Arc;
 use std::thread;
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::*;
 use crate::support::allocations;
 
-/// G11: records of many threads form one chain, and each call is admitted before it is settled.
+/// G11: The records of many threads form one chain, and each call is admitted before it is settled.
 #[test]
 fn eight_threads_write_one_chain() {
     let place = Place::new();
@@ -36,7 +36,7 @@ fn eight_threads_write_one_chain() {
     assert_eq!((report.open, report.unmatched), (0, 0));
 }
 
-/// G11: a text that a client chooses takes no more of the log than it may, and is cut between two characters.
+/// G11: A text that a client chooses is truncated to its limit, between two characters.
 #[test]
 fn a_long_text_is_cut() {
     let place = Place::new();
@@ -54,7 +54,7 @@ fn a_long_text_is_cut() {
     assert_eq!(models.collect::<Vec<_>>(), [kept]);
 }
 
-/// G11: an acknowledged admission is in the file, and so is all that came before it.
+/// G11: When an admission is acknowledged, it is in the file, and so are all earlier records.
 #[test]
 fn an_admission_takes_everything_before_it_to_the_file() {
     let place = Place::new();
@@ -70,7 +70,7 @@ fn an_admission_takes_everything_before_it_to_the_file() {
     assert_eq!((place.verify().records, log.lag().records), (4, 0));
 }
 
-/// G11: `fsync` acknowledges every admission, however many wait for the same sync.
+/// G11: `fsync` acknowledges every admission, and admissions that wait share one sync.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_admissions_share_a_sync() {
     let place = Place::new();
@@ -92,13 +92,13 @@ async fn waiting_admissions_share_a_sync() {
     assert_eq!((report.admitted, report.settled, report.finished), (200, 200, true));
 }
 
-/// G11: a client that leaves while its admission becomes durable is charged nothing.
+/// G11: A client that disconnects while its admission becomes durable is charged nothing.
 #[test]
-fn an_admission_nobody_waits_for_is_settled_as_not_sent() {
+fn an_abandoned_admission_is_settled_as_not_sent() {
     let place = Place::new();
     let config = AuditConfig { durability: AuditDurability::Fsync, ..config(&place.log()) };
     let (log, _) = AuditLog::open_log(&config, &started()).unwrap();
-    // The sync may be done before the first look; then there is nothing to leave.
+    // The sync may be done before the first poll; then the call cannot be abandoned.
     let left = (0..1000).map(|call| call.to_string()).find(|call| {
         let record = admitted(call);
         let waiting = pin!(log.record_admission(&record));
@@ -119,7 +119,7 @@ fn an_admission_nobody_waits_for_is_settled_as_not_sent() {
     assert_eq!(place.verify().open, 0);
 }
 
-/// G11: `group` syncs behind the admissions' back and never lets them wait.
+/// G11: `group` syncs in the background and never delays an admission.
 #[test]
 fn grouped_admissions_do_not_wait() {
     let place = Place::new();
@@ -132,7 +132,7 @@ fn grouped_admissions_do_not_wait() {
     assert_eq!(place.verify().admitted, 100);
 }
 
-/// G11: recording a call allocates nothing, signed checkpoints included.
+/// G11: Recording a call allocates nothing, including signed checkpoints.
 #[test]
 fn a_recorded_call_does_not_allocate() {
     let place = Place::new();

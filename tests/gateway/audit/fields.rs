@@ -1,4 +1,4 @@
-//! G11: the records that each call has are written by hand, and serde's form of them says what they must be.
+//! G11: The records of a call are written by hand-written code, and these tests compare them with serde's output.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use proptest::sample::select;
 use super::*;
 
 proptest! {
-    /// G11: an admission is what serde makes of it, to the byte.
+    /// G11: An admission has the same bytes as serde writes.
     #[test]
     fn an_admission_is_written_as_serde_writes_it(
         (request, model) in (text(), option::of(text())),
@@ -37,7 +37,7 @@ proptest! {
         prop_assert_eq!(by_hand(&record), by_serde(&record));
     }
 
-    /// G11: and so is a settlement.
+    /// G11: A settlement has the same bytes as serde writes.
     #[test]
     fn a_settlement_is_written_as_serde_writes_it(
         (request, code, call_id, cost) in (text(), option::of(text()), option::of(text()), option::of(text())),
@@ -66,7 +66,7 @@ proptest! {
     }
 }
 
-/// A time to the microsecond is written as a float is, at both ends of what is written by hand, too.
+/// A time in microseconds is written as serde writes a float, also at both ends of the range of the hand-written code.
 #[test]
 fn every_time_is_written_as_serde_writes_it() {
     let edges = [999_999_999_999.999, 1e12, 1e15, f64::MAX, f64::MIN_POSITIVE, f64::INFINITY];
@@ -79,7 +79,7 @@ fn every_time_is_written_as_serde_writes_it() {
 }
 
 fn by_hand(record: &impl AuditRecord) -> String {
-    // Not at the start: what stands before it must stay.
+    // The buffer is not empty at the start: its content must stay.
     let mut line = b"before".to_vec();
     record.append_json(&mut line);
     String::from_utf8(line).unwrap()
@@ -89,7 +89,7 @@ fn by_serde(record: &impl AuditRecord) -> String {
     format!("before{}", serde_json::to_string(record).unwrap())
 }
 
-/// Ids as we make them, anything a client may send, what must be escaped, and what must be cut.
+/// Generated ids, text that a client may send, text that must be escaped, and text that must be truncated.
 fn text() -> impl Strategy<Value = String> {
     let anything = prop::collection::vec(any::<char>(), 0..40);
     let long = prop::collection::vec(any::<char>(), MAX_TEXT_BYTES / 4..MAX_TEXT_BYTES + 9);

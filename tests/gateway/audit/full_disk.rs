@@ -1,4 +1,4 @@
-//! A full disk: nothing is admitted, nothing is lost, and it ends by itself.
+//! Tests of a full disk: no call is admitted, no record is lost, and the gateway recovers by itself.
 
 use cogni_gateway::telemetry::audit::AuditError;
 use cogni_gateway::telemetry::audit::chain::MAX_UNSETTLED_CALLS;
@@ -7,7 +7,7 @@ use cogni_gateway::telemetry::audit::read::AuditEvent;
 use super::*;
 use crate::support::small_disk::Disk;
 
-/// G11: if the log cannot be written nothing is admitted, and nothing already streaming is lost.
+/// G11: While the log cannot be written, no call is admitted, and no record of an open stream is lost.
 #[test]
 fn a_full_disk_stops_admissions_and_loses_nothing() {
     let disk = Disk::mount(256 * 1024);
@@ -33,7 +33,7 @@ fn a_full_disk_stops_admissions_and_loses_nothing() {
         let whole = verify::verify_file(&path, None).unwrap();
         assert_eq!(whole.admitted, 20 + late, "the file ends with a whole record");
     }
-    // A flood of refusals does not grow what is waiting.
+    // A flood of refusals does not grow the backlog.
     for call in 0..1000 {
         log.record_refusal(&refused(&format!("refused-{call}"), "audit_unavailable"));
         log.flush_buffered();
@@ -56,9 +56,9 @@ fn a_full_disk_stops_admissions_and_loses_nothing() {
     assert!(!before.contains("\"repeats\""), "they were only counted while the disk was full");
 }
 
-/// G11: a write that stops in the middle of a record leaves no part of it.
+/// G11: A write that stops in the middle of a record leaves no part of the record.
 #[test]
-fn a_disk_that_has_room_for_a_page_at_a_time_is_used_and_never_torn() {
+fn a_disk_with_room_for_one_page_at_a_time_is_used_and_never_torn() {
     let disk = Disk::mount(256 * 1024);
     let path = disk.path("audit.jsonl");
     let (log, _) = AuditLog::open_log(&signed_often(&path), &started()).unwrap();
@@ -82,7 +82,7 @@ fn a_disk_that_has_room_for_a_page_at_a_time_is_used_and_never_torn() {
     assert_eq!((report.settled, report.open), (40, 0));
 }
 
-/// G11: the end of a run that a full disk has no room for is written, once, when it has.
+/// G11: If a full disk has no room for a run's end record, that record is written once there is room.
 #[test]
 fn the_end_that_a_full_disk_did_not_take_is_written_later() {
     let disk = Disk::mount(256 * 1024);
@@ -108,7 +108,7 @@ fn the_end_that_a_full_disk_did_not_take_is_written_later() {
     assert_eq!(text.matches("\"run.finished\"").count(), 1);
 }
 
-/// G11: a run cannot start on a disk that has no room for its first record.
+/// G11: A run cannot start on a disk without room for its first record.
 #[test]
 fn a_log_that_cannot_take_its_first_record_does_not_open() {
     let disk = Disk::mount(64 * 1024);
@@ -116,7 +116,7 @@ fn a_log_that_cannot_take_its_first_record_does_not_open() {
     let error = AuditLog::open_log(&config(&disk.path("audit.jsonl")), &started()).err().unwrap();
     assert!(matches!(error, AuditError::File { .. }), "{error}");
     assert!(!disk.path("audit.jsonl").exists(), "an empty file is left, as of a log that was cut");
-    // What was there before is not ours to remove.
+    // A file that existed before must not be removed.
     fs::write(disk.path("other.jsonl"), "").unwrap();
     assert!(AuditLog::open_log(&config(&disk.path("other.jsonl")), &started()).is_err());
     assert!(disk.path("other.jsonl").exists());
@@ -126,7 +126,7 @@ fn a_log_that_cannot_take_its_first_record_does_not_open() {
     assert_eq!(recovered, RecoveredRun::default());
 }
 
-/// G11: what waits for a full disk is bounded because what is in flight is.
+/// G11: The backlog for a full disk is bounded because the calls in flight are bounded.
 #[test]
 fn too_many_calls_without_an_end_are_not_admitted() {
     let place = Place::new();
@@ -140,7 +140,7 @@ fn too_many_calls_without_an_end_are_not_admitted() {
     at_once(log.record_admission(&admitted("one more"))).unwrap();
 }
 
-/// G11: a flood of refusals does not fill the disk, and not one is forgotten.
+/// G11: A flood of refusals does not fill the disk, and every refusal is counted.
 #[test]
 fn refusals_of_one_code_are_counted_after_the_first_64() {
     let place = Place::new();
@@ -173,8 +173,8 @@ fn refusals_of_one_code_are_counted_after_the_first_64() {
     assert_eq!(place.verify().refused, 10_000);
 }
 
-/// Checkpoints stand among the records that must wait, too.
-/// G15: the log of one run has a largest size. What was admitted is settled all the same.
+/// G15: The log of one run has a maximum size, and calls that were admitted are settled all the same. The backlog may
+/// hold checkpoints, too.
 #[test]
 fn a_log_at_its_limit_admits_nothing_more() {
     let place = Place::new();

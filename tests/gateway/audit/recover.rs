@@ -1,4 +1,4 @@
-//! What a crash leaves behind, and how the next process takes it up.
+//! Tests of recovery: what a crash leaves behind, and how the next process continues.
 
 use std::collections::HashSet;
 use std::env;
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// G11: a torn tail at every byte of the last record is repaired, and not one byte is lost.
+/// G11: A last record that was torn at any byte is repaired, and no byte is lost.
 #[test]
 fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
     let place = Place::new();
@@ -30,7 +30,7 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
     let last = *line_starts(&whole).last().unwrap();
 
     for cut in last..whole.len() {
-        // Every repair is synced, and there are hundreds: in memory that costs nothing.
+        // Every repair is synced, and there are hundreds; a sync to memory is cheap.
         let place = Place { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
         fs::write(place.log(), &whole[..cut]).unwrap();
         let (log, recovered) = place.open();
@@ -51,7 +51,7 @@ fn a_last_line_cut_at_any_byte_is_moved_aside_and_settled() {
     }
 }
 
-/// G11: an admission that was cut short was never acknowledged, so nobody is charged for it.
+/// G11: A torn admission was never acknowledged, so nothing is charged for it.
 #[test]
 fn a_torn_admission_costs_nothing() {
     let place = Place::new();
@@ -64,7 +64,7 @@ fn a_torn_admission_costs_nothing() {
     assert_eq!((recovered.crashed, recovered.spent), (0, BudgetAmount::default()));
 }
 
-/// G9, G11: the log knows how long its run has been going on, over all of its processes.
+/// G9, G11: The log knows the age of its run across all processes.
 #[test]
 fn the_age_of_a_run_is_in_its_log() {
     let (place, begun) = (Place::new(), Instant::now());
@@ -74,14 +74,14 @@ fn the_age_of_a_run_is_in_its_log() {
     loop {
         let (_log, recovered) = place.open();
         if recovered.age > Duration::ZERO {
-            // The log's clock has milliseconds.
+            // The log's clock has a resolution of one millisecond.
             assert!(recovered.age <= begun.elapsed() + Duration::from_secs(1), "{recovered:?}");
             return;
         }
     }
 }
 
-/// G11: a repair that is itself cut short loses nothing either.
+/// G11: A repair that is itself interrupted loses nothing.
 #[test]
 fn torn_bytes_are_added_to_those_already_kept() {
     let place = whole_run();
@@ -94,7 +94,7 @@ fn torn_bytes_are_added_to_those_already_kept() {
     assert_eq!(fs::read_to_string(&kept_in).unwrap(), "before {\"v\":1,\"seq\":9");
 }
 
-/// G11: kill -9 at any moment leaves a log in which every acknowledged admission stands.
+/// G11: `kill -9` at any moment leaves a log with every acknowledged admission.
 #[test]
 fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
     if let Some(path) = env::var_os(VICTIM) {
@@ -102,14 +102,14 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
     }
     let place = Place::new();
     let mut acknowledged = HashSet::new();
-    // Each round takes up what the one before left.
+    // Each round continues the log of the round before.
     for (round, calls) in [1, 7, 60, 300, 1000].into_iter().enumerate() {
         let mut victim = spawn_victim(&place.log());
         let mut lines = BufReader::new(victim.stderr.take().unwrap()).lines().map(Result::unwrap);
         acknowledged.extend(lines.by_ref().take(calls).map(|call| format!("{round} {call}")));
         victim.kill().unwrap();
         victim.wait().unwrap();
-        // What it said before it died and nobody had read yet; the last line may be half a word.
+        // The lines that the process printed before it died and that are not read yet; the last line may be incomplete.
         let rest: Vec<_> = lines.collect();
         let whole = rest.len().saturating_sub(1);
         acknowledged.extend(rest[..whole].iter().map(|call| format!("{round} {call}")));
@@ -138,7 +138,7 @@ fn a_log_whose_writer_is_killed_reopens_and_proves_itself() {
     assert!(lost.is_empty(), "acknowledged and not recorded: {lost:?}");
 }
 
-/// G11: budgets survive restarts, whoever crashed in between.
+/// G11: Charges add up across restarts, whichever process crashed.
 #[test]
 fn what_was_charged_adds_up_over_restarts() {
     let place = Place::new();
@@ -167,7 +167,7 @@ fn a_finished_run_can_be_taken_up_again() {
     assert_eq!((report.starts, report.finished), (2, false));
 }
 
-/// G11: nothing is added to a log that is not as it was written.
+/// G11: Recovery adds nothing to a log that has been altered.
 #[test]
 fn a_log_broken_in_the_middle_is_left_alone() {
     let place = whole_run();
@@ -194,7 +194,7 @@ fn a_log_of_another_run_is_left_alone() {
     assert_eq!(place.bytes(), bytes);
 }
 
-/// A wrong `AUDIT_LOG_PATH` must not cost anybody a file.
+/// A wrong `AUDIT_LOG_PATH` must not destroy another file.
 #[test]
 fn a_file_that_is_no_log_is_left_alone() {
     for content in ["password = hunter2", "a line\n", "{}\n{}\n", "{\"v\":2,\"seq\":1"] {
@@ -212,7 +212,7 @@ fn a_file_that_is_no_log_is_left_alone() {
     ));
 }
 
-/// G11: who can make a link beside the logs does not choose what is written to, be it there or not.
+/// G11: A symbolic link beside the logs does not redirect writes, whether its target exists or not.
 #[test]
 fn a_log_is_never_written_through_a_link() {
     for is_there in [true, false] {
@@ -228,7 +228,7 @@ fn a_log_is_never_written_through_a_link() {
     }
 }
 
-/// G11: two writers would tear the chain apart.
+/// G11: Two writers would break the chain, so the second one is refused.
 #[test]
 fn a_log_in_use_cannot_be_opened_again() {
     let place = Place::new();
@@ -251,7 +251,7 @@ fn nobody_else_can_read_a_log() {
 }
 
 proptest! {
-    /// G11: recovery never panics, and what it takes up proves itself.
+    /// G11: Recovery never panics, and every log that it accepts verifies.
     #[test]
     fn whatever_recovery_accepts_verifies(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
@@ -282,7 +282,7 @@ fn spawn_victim(log: &Path) -> Child {
         .unwrap()
 }
 
-/// Four threads that say each call's name once its admission is acknowledged.
+/// Starts four threads that print each call's name after its admission is acknowledged.
 fn write_until_killed(path: &Path) {
     let log = &AuditLog::open_log(&config(path), &started()).unwrap().0;
     thread::scope(|scope| {
@@ -291,7 +291,7 @@ fn write_until_killed(path: &Path) {
                 for call in 0.. {
                     let name = format!("{writer}/{call}");
                     at_once(log.record_admission(&admitted(&name))).unwrap();
-                    // In one write, so that the parent never sees two names mixed.
+                    // One write call, so that the parent never sees two names mixed.
                     std::io::stderr().write_all(format!("{name}\n").as_bytes()).unwrap();
                     if call % 3 > 0 {
                         log.record_settlement(&settled(&name));
@@ -303,7 +303,7 @@ fn write_until_killed(path: &Path) {
     });
 }
 
-/// The report of everything before a torn tail.
+/// Returns the report of everything before a torn tail.
 fn check_prefix(place: &Place) -> AuditVerifyReport {
     let bytes = place.bytes();
     check(&bytes).unwrap_or_else(|broken| {

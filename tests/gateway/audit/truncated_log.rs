@@ -1,4 +1,4 @@
-//! G11: a log whose end was cut, forged or appended to is not proved by the checkpoints before that end.
+//! G11: Checkpoints do not prove a log whose end was truncated, forged or appended to.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::*;
 
-/// The bytes of one finished log with a checkpoint after each third record.
+/// The bytes of a finished log with a checkpoint after every third record.
 static LOG: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let place = Place::new();
     let config = AuditConfig { checkpoint_every: 3, ..config(&place.log()) };
@@ -95,7 +95,7 @@ fn verify_tells_a_cut_or_forged_end_from_a_whole_log() {
 }
 
 proptest! {
-    /// G11: only the log that was finished is proved, however much of it is left and whatever follows.
+    /// G11: Only the complete log is proved, wherever it is truncated and whatever is appended.
     #[test]
     fn only_a_whole_log_is_complete(
         left in 0_usize..=11,
@@ -125,7 +125,7 @@ enum Forgery {
     Checkpoint,
 }
 
-/// So many records of the log, and some of a forger's, each with a hash that is right.
+/// Returns this many records of the log, followed by a forger's records with correct hashes.
 fn forged(left: usize, more: &[Forgery]) -> Vec<u8> {
     let lines = LOG.split_inclusive(|byte| *byte == b'\n').take(left);
     let mut log: Vec<u8> = lines.flatten().copied().collect();
@@ -152,7 +152,7 @@ fn append(chain: &mut HashChain, log: &mut Vec<u8>, record: &impl AuditRecord) {
     chain.append_record(log, head, record);
 }
 
-/// A checkpoint that is good, by a key of the forger's own.
+/// Appends a checkpoint that is valid under the forger's own key.
 fn sign(chain: &mut HashChain, log: &mut Vec<u8>) {
     #[derive(Serialize)]
     struct Checkpoint {
@@ -178,7 +178,7 @@ fn verified(log: &[u8]) -> (ExitCode, String) {
     (code, String::from_utf8(out).unwrap())
 }
 
-/// The key that has signed the log.
+/// The key that signed the log.
 fn key() -> AuditPublicKey {
     *AuditSigningKey::new(Some(&SecretString::new("11".repeat(32)))).unwrap().public_key()
 }

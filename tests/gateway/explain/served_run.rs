@@ -1,4 +1,4 @@
-//! `explain` and a served run, side by side: the same outcome, and the same bytes upstream.
+//! `explain` and a served run give the same outcome and the same bytes upstream.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use crate::support::app::{TestApp, configuration};
 
-/// G13: whatever is asked, what is explained is what is done.
+/// G13: For any request, `explain` predicts the result of the served run.
 #[tokio::test]
-async fn what_is_explained_is_what_is_done() {
+async fn explain_predicts_the_served_result() {
     let app = TestApp::with(configure).await;
     let mut config = configuration("/nowhere".as_ref(), app.upstream.addr);
     configure(&mut config);
@@ -44,7 +44,7 @@ async fn same(app: &TestApp, config: &GatewayConfig, request: &str) -> ExplainOu
     if let Some(refusal) = &explained.refusal {
         assert_eq!(refusal.status, status, "{request}\n{answer}");
         let body: Value = serde_json::from_str(body).unwrap();
-        // What is not served is told in fewer words.
+        // The error of a path that is not served has fewer fields.
         if body["error"].is_object() {
             assert_eq!(body["error"]["code"], refusal.code, "{request}");
             assert_eq!(body["error"]["message"], refusal.message, "{request}");
@@ -87,7 +87,7 @@ fn explain(config: &GatewayConfig, request: &str) -> RequestExplanation {
     )
 }
 
-/// A run with something of each kind to judge by.
+/// Configures a run with every kind of policy.
 fn configure(config: &mut GatewayConfig) {
     config.policy.max_body_bytes = 4000;
     config.policy.body.models = ["fake", "fake/output=3", "real", "opus"].map(str::to_owned).into();
@@ -140,7 +140,7 @@ fn http(path: &str, content_type: &str, body: &str) -> String {
     )
 }
 
-/// Calls of every route, with fields that pass, change, are limited or are refused.
+/// Calls of every route, with fields that pass, are changed, are limited, or are refused.
 fn request() -> impl Strategy<Value = String> {
     let path = prop::sample::select(vec![
         "/v1/chat/completions",

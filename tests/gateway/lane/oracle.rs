@@ -1,5 +1,5 @@
-//! The same bytes to a run's socket with the lane and without: the upstream gets the same requests, the client the same
-//! answers, and the same is written down. For the tests and the fuzz target alike.
+//! A comparison of a run's socket with and without the lane: the upstream gets the same requests, the client gets the
+//! same answers, and the same records are written. The tests and the fuzz target use it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
-/// What is left of a conversation.
+/// The observable results of a conversation.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Traces {
     pub(crate) answers: Vec<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Traces {
     pub(crate) records: Vec<Value>,
 }
 
-/// Sends the pieces both ways, and compares. Returns what both have left.
+/// Sends the pieces to both servers and compares the results. Returns the common result.
 pub(crate) async fn check(pieces: &[&[u8]]) -> Traces {
     let (lane, hyper) = tokio::join!(
         Box::pin(converse(LaneMode::On, pieces)),
@@ -38,7 +38,7 @@ pub(crate) async fn check(pieces: &[&[u8]]) -> Traces {
     lane
 }
 
-/// Sends the pieces, one after the other, and a last request to a gateway of its own.
+/// Sends the pieces one after the other, and then a last request, to a new gateway.
 pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
     let provider =
         FakeProvider::bind(SocketAddr::from(([127, 0, 0, 1], 0)), ProviderScript::default()).await;
@@ -52,7 +52,7 @@ pub(crate) async fn converse(mode: LaneMode, pieces: &[&[u8]]) -> Traces {
     tasks.spawn_task(provider.serve(stop.clone()));
     let closing = stop.clone();
     let served = async {
-        // Nothing is awaited here that the other side does not end.
+        // Every wait here ends because of the other side.
         app.serve_until_cancelled(closing).await.expect("an orderly end");
     };
     let asked = async {
@@ -92,7 +92,7 @@ fn configure(directory: &Path, upstream: SocketAddr, mode: LaneMode) -> GatewayC
     config
 }
 
-/// Sends what is to be sent, and returns all that comes back until the gateway closes.
+/// Sends the pieces, and returns all bytes that arrive until the gateway closes the connection.
 async fn ask(socket: &Path, pieces: &[&[u8]]) -> Vec<u8> {
     let stream = UnixStream::connect(socket).await.expect("the gateway listens");
     let (mut reader, mut writer) = stream.into_split();
@@ -105,14 +105,14 @@ async fn ask(socket: &Path, pieces: &[&[u8]]) -> Vec<u8> {
                 tokio::task::yield_now().await;
             }
         }
-        // To keep that half open is to wait for all answers.
+        // An open write half keeps the connection open for all answers.
         writer
     };
     let _ = tokio::join!(reader.read_to_end(&mut answers), written);
     answers
 }
 
-/// The answers in what came back, without what differs from one to the next, and whether the last is whole.
+/// Splits the bytes into answers without their variable parts; also tells whether the last answer is complete.
 fn answers_in(mut bytes: &[u8]) -> Vec<String> {
     let mut answers = vec![];
     while !bytes.is_empty() {
@@ -154,7 +154,7 @@ fn answers_in(mut bytes: &[u8]) -> Vec<String> {
     answers
 }
 
-/// A chunked body and what comes behind; what is not ended in order is told from what is.
+/// Splits a chunked body from the bytes after it. A body without its end is marked.
 fn chunks(mut bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut body = vec![];
     loop {
@@ -189,7 +189,7 @@ fn records(log: &Path) -> Vec<Value> {
     records
 }
 
-/// Takes out what was estimated: the time counts in which nothing came.
+/// Removes estimates, because they depend on the time without data.
 fn forget_estimates(records: &mut [Value]) {
     let mut is_any_estimated = false;
     for record in records {
@@ -207,7 +207,7 @@ fn forget_estimates(records: &mut [Value]) {
     }
 }
 
-/// Without ids and times. A body that was cut may end in a part of an id.
+/// Replaces ids and times. A truncated body may end inside an id.
 fn masked(text: &str) -> String {
     let is_id = |word: &str| {
         let is_uuid = word.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
@@ -226,10 +226,10 @@ fn masked(text: &str) -> String {
     out
 }
 
-/// Asks for the end of the connection, if it is understood.
+/// Asks the server to close the connection, if the server still parses requests.
 const LAST: &[u8] = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
 
-/// Fields of records that no two runs share.
+/// Record fields that differ between any two runs.
 const TIMED: &[&str] = &[
     "time",
     "prev",
@@ -243,10 +243,10 @@ const TIMED: &[&str] = &[
     "cgroup",
 ];
 
-/// Turns that the gateway has to read a piece before the next one comes.
+/// The scheduler turns that the gateway gets to read one piece before the next is sent.
 const TURNS: usize = 16;
 
-/// How long what is incomplete is waited for.
+/// The time to wait for the rest of an incomplete request.
 const SHORT: Duration = Duration::from_millis(150);
 
 const PATIENCE: Duration = Duration::from_mins(1);
