@@ -1,4 +1,4 @@
-//! `cogni-gateway provider`: its flags, its first line, its end.
+//! Tests of `cogni-gateway provider`: its flags, its first line, and its end.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -62,7 +62,7 @@ async fn sigterm_ends_the_process_though_an_answer_stalls() {
     assert!(!read(&mut client).await.whole);
 }
 
-/// The built command; killed if the test leaves it running.
+/// The built program; killed if the test leaves it running.
 struct Process(process::Child);
 
 impl Process {
@@ -71,7 +71,7 @@ impl Process {
         Self(command.args(args).stdout(process::Stdio::piped()).spawn().unwrap())
     }
 
-    /// Reads the announcement.
+    /// Reads the announced address.
     fn addr(&mut self) -> SocketAddr {
         let mut line = String::new();
         BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -81,7 +81,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

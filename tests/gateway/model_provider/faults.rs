@@ -1,4 +1,4 @@
-//! Every way to go wrong, seen from the other end of the connection.
+//! Tests of the fake provider's faults, as its client observes them.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ async fn unary(addr: SocketAddr, fault: &str) -> Reply {
     post(addr, CHAT, &json!({ "model": format!("fake/fault={fault}") })).await
 }
 
-/// Content chunks that arrived.
+/// Counts the content chunks that arrived.
 fn arrived(reply: &Reply) -> usize {
     reply.text().matches("\"delta\":{\"content\":").count()
         - reply.text().matches("\"content\":\"\"").count()

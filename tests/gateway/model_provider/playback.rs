@@ -1,4 +1,4 @@
-//! How content is cut, joined, timed and stamped.
+//! Tests of playback: how content is split, joined, timed and stamped.
 
 use std::time::Duration;
 

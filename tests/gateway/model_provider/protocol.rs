@@ -1,4 +1,4 @@
-//! The shapes on the wire, which unmodified clients have to accept.
+//! Tests of the protocol shapes on the wire, which unmodified clients have to accept.
 
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioExecutor;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::raw_client::{Reply, get, plain, post};
 use crate::support::model_provider::start;
 
-/// Ids and times differ from run to run; their length and place do not.
+/// Replaces ids and times, which differ between runs; their length and place are checked.
 fn stable<T>(check: impl FnOnce() -> T) -> T {
     insta::with_settings!({
         filters => vec![
@@ -261,7 +261,7 @@ async fn usage_sits_where_the_script_puts_it() {
     "#);
 }
 
-/// An event's output tokens, `-` where it reports none.
+/// Returns an event's output tokens, `-` if it reports none.
 fn output(event: &Value) -> String {
     let usage = [&event["usage"], &event["response"]["usage"], &event["message"]["usage"]];
     let counts =

@@ -1,4 +1,4 @@
-//! A client that hides nothing: it shows the bytes, the framing and how the connection ended.
+//! A raw client that exposes the bytes, the framing and the end of the connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,18 +7,18 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// All that came back on a connection, to its end.
+/// Everything that arrived on a connection until its end.
 #[derive(Debug)]
 pub(super) struct Reply {
-    /// Status line and headers, as they came.
+    /// The status line and the headers, unchanged.
     pub(super) head: String,
-    /// The body's HTTP chunks, or the body in one.
+    /// The HTTP chunks of the body, or the body as one chunk.
     pub(super) chunks: Vec<Vec<u8>>,
-    /// Whether the body ended as HTTP says.
+    /// Whether the body ended as HTTP requires.
     pub(super) whole: bool,
-    /// What came where a chunk should have begun.
+    /// The bytes at a place where a chunk should have begun.
     pub(super) garbage: Vec<u8>,
-    /// How the connection ended, where it was not a FIN.
+    /// The error that ended the connection; `None` after a FIN.
     pub(super) error: Option<io::ErrorKind>,
 }
 
@@ -40,7 +40,7 @@ impl Reply {
         serde_json::from_str(&self.text()).unwrap()
     }
 
-    /// The data of each event, `[DONE]` left out.
+    /// Returns the data of each event, without `[DONE]`.
     pub(super) fn events(&self) -> Vec<Value> {
         let text = self.text();
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -50,13 +50,13 @@ impl Reply {
     }
 }
 
-/// Sends a request of its own connection and reads to the end.
+/// Sends a request on a new connection and reads to the end.
 pub(super) async fn post(addr: SocketAddr, path: &str, body: &Value) -> Reply {
     let mut stream = connect(addr, path, body).await;
     read(&mut stream).await
 }
 
-/// Sends a request and reads nothing yet.
+/// Sends a request without reading the answer.
 pub(super) async fn connect(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
     let body = body.to_string();
     let head = format!(
@@ -70,7 +70,7 @@ pub(super) async fn get(addr: SocketAddr, path: &str) -> Reply {
     plain(addr, "GET", path, "").await
 }
 
-/// A request without a body; `headers` end in `\r\n` each.
+/// Sends a request without a body; each of the `headers` ends in `\r\n`.
 pub(super) async fn plain(addr: SocketAddr, method: &str, path: &str, headers: &str) -> Reply {
     let head = format!("{method} {path} HTTP/1.1\r\nhost: fake\r\nconnection: close\r\n");
     let mut stream = send(addr, &format!("{head}{headers}\r\n")).await;
@@ -83,7 +83,7 @@ pub(super) async fn send(addr: SocketAddr, bytes: &str) -> TcpStream {
     stream
 }
 
-/// Reads until `mark` has come; what has come with it is returned too.
+/// Reads until `mark` has arrived; returns everything up to then, and what arrived with it.
 pub(super) async fn read_until(stream: &mut TcpStream, mark: &str) -> String {
     let mut text = String::new();
     let mut buffer = vec![0; 4096];

@@ -1,4 +1,4 @@
-//! What the provider remembers of who came and how it ended.
+//! Tests of the request log: which requests arrived and how they ended.
 
 use std::net::SocketAddr;
 
@@ -55,7 +55,7 @@ async fn a_client_that_does_not_read_is_not_sent_everything() {
     let provider = start("").await;
     let body = json!({ "model": "fake/chunks=1000000,size=1KiB", "stream": true });
     let client = connect(provider.addr, CHAT, &body).await;
-    // The kernel's buffers take some megabytes; then the number stands still.
+    // The kernel's buffers take some megabytes; then the count stops rising.
     let mut sent = 0;
     loop {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;

@@ -1,4 +1,4 @@
-//! The script's language: what it takes, what it says when it does not, and that it reads back.
+//! Tests of the script language: what it accepts, its errors, and that a printed script can be parsed again.
 
 use cogni_gateway::fakes::model_provider::ProviderScript;
 use cogni_gateway::fakes::model_provider::script::{SCRIPT_OPTIONS, options_help};
@@ -121,7 +121,7 @@ proptest! {
     }
 }
 
-/// Some knobs, each at most once, with values they take.
+/// Some script settings, each at most once, with valid values.
 fn knobs() -> impl Strategy<Value = String> {
     proptest::sample::subsequence(SCRIPT_OPTIONS.to_vec(), 0..=SCRIPT_OPTIONS.len())
         .prop_flat_map(|knobs| knobs.iter().map(|knob| value(knob.name)).collect::<Vec<_>>())
@@ -148,13 +148,13 @@ fn value(name: &'static str) -> BoxedStrategy<String> {
         "fault" => ("error|truncate|close|reset|garbage|stall", place)
             .prop_map(|(trouble, place)| format!("{trouble}@{place}"))
             .boxed(),
-        // A new knob: parsing fails until its values are told here.
+        // A new setting fails here until its values are added.
         _ => Just("?".to_owned()).boxed(),
     };
     value.prop_map(move |value| format!("{name}={value}")).boxed()
 }
 
-/// Every byte that is not a letter or a digit.
+/// Escapes every byte that is neither a letter nor a digit.
 fn escape(text: &str) -> String {
     let escape = |byte: u8| match byte {
         b'0'..=b'9' | b'a'..=b'z' => char::from(byte).to_string(),

@@ -1,10 +1,10 @@
-//! Streams that go on after their limit, as the SDKs see them cut.
+//! Tests of how the SDKs see streams that the gateway cuts at their limit.
 
 use serde_json::{Value, json};
 
 use super::setup::{Place, provider};
 
-/// G9: a cut is the end that a model makes at its limit, and no reason to ask again.
+/// G9: The SDKs take a cut for the model's own limit, and do not retry.
 #[test]
 fn the_sdks_take_a_cut_for_the_models_own_limit() {
     let calls = ["chat", "completions", "messages", "responses"];
@@ -16,7 +16,7 @@ fn the_sdks_take_a_cut_for_the_models_own_limit() {
     assert_eq!(responses, seen("max_output_tokens", json!(20)));
 }
 
-/// G9: half a tool call is an error, and the SDKs do not ask again either.
+/// G9: The SDKs take half a tool call for an error, and do not retry.
 #[test]
 fn the_sdks_take_half_a_tool_call_for_an_error() {
     let script = format!("tool=exec,chunks=100,arguments={{\"c\":\"{}\"}}", "x".repeat(98));
@@ -30,7 +30,7 @@ fn the_sdks_take_half_a_tool_call_for_an_error() {
     );
 }
 
-/// What an SDK makes of streams that are granted 20 tokens each.
+/// Returns the results of an SDK for streams that are granted 20 tokens each.
 fn cut<const N: usize>(script: &str, calls: [&str; N]) -> [Value; N] {
     let provider = provider(script);
     let place = Place::start(&provider.address, &[("MAX_OUTPUT_TOKENS", "1000")]);

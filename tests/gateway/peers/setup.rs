@@ -1,4 +1,4 @@
-//! The gateway's own program with its socket and files, and the programs around it.
+//! The gateway's program with its socket and files, and the third-party programs around it.
 
 use std::cell::RefCell;
 use std::fs;
@@ -17,7 +17,7 @@ pub(super) const REMEDY: &str = "`tests/run peers` installs what is missing and 
 const GATEWAY: &str = env!("CARGO_BIN_EXE_cogni-gateway");
 pub(crate) const KEY: &str = "sk-litellm-master";
 
-/// A proxy with its socket, its access log and its audit in one directory.
+/// A proxy with its socket, access log and audit log in one directory.
 pub(crate) struct Place {
     folder: TempDir,
     proxy: RefCell<Process>,
@@ -47,7 +47,7 @@ impl Place {
         Self { folder, proxy: RefCell::new(proxy) }
     }
 
-    /// What an SDK made of each call: a function of a script in `tests/peers`.
+    /// Calls functions of a script in `tests/peers`; returns the SDK's result of each call.
     pub(super) fn sdk<const N: usize>(
         &self,
         script: &str,
@@ -61,7 +61,7 @@ impl Place {
         parse_lines(&said).try_into().unwrap()
     }
 
-    /// A chat completion; returns LiteLLM's id of it, from the answer's head.
+    /// Makes a chat completion; returns LiteLLM's call id from the answer's head.
     pub(crate) fn chat(&self, model: &str, stream: bool) -> String {
         let messages = json!([{ "role": "user", "content": "hello" }]);
         let body = json!({ "model": model, "stream": stream, "messages": messages }).to_string();
@@ -77,7 +77,7 @@ impl Place {
         id.unwrap_or_else(|| panic!("no call id in {answer}")).to_owned()
     }
 
-    /// Ends the proxy, has its audit verified, and returns the records.
+    /// Ends the proxy, verifies its audit log, and returns the records.
     pub(crate) fn ends_with_a_whole_record(&self) -> Vec<Value> {
         let status = self.proxy.borrow_mut().terminate();
         assert!(status.success(), "{status}: {}", self.proxy.borrow().said());
@@ -99,13 +99,13 @@ impl Place {
     }
 }
 
-/// A program with an address that others connect to.
+/// A program with an address for connections.
 pub(crate) struct Peer {
     pub(crate) address: String,
     _process: Process,
 }
 
-/// The fake provider, which answers by `script`.
+/// Starts the fake provider, which answers by `script`.
 pub(crate) fn provider(script: &str) -> Peer {
     provider_with(&["--script", script])
 }
@@ -118,7 +118,7 @@ pub(crate) fn provider_with(arguments: &[&str]) -> Peer {
     Peer { address: address.to_owned(), _process: process }
 }
 
-/// LiteLLM, with the fake provider behind its models. Both write down what they see.
+/// LiteLLM with the fake provider behind its models. Both record what they receive.
 pub(super) struct Litellm {
     pub(super) address: String,
     process: Process,
@@ -143,7 +143,7 @@ impl Litellm {
                 .env("PROVIDER_V1", format!("http://{}/v1", provider.address))
                 .env("WITNESS", folder.path().join("witness.jsonl"))
                 .env("PYTHONDONTWRITEBYTECODE", "1")
-                // Its price list would otherwise be fetched from the internet.
+                // Otherwise LiteLLM would fetch its price list from the internet.
                 .env("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
             REMEDY,
         );
@@ -152,23 +152,23 @@ impl Litellm {
         Self { address, process, _provider: provider, folder }
     }
 
-    /// What the callback in `tests/peers/witness.py` has seen so far, a line of JSON for each event.
+    /// Returns what the callback in `tests/peers/witness.py` has recorded so far, one line of JSON per event.
     pub(super) fn witnessed(&self) -> String {
         fs::read_to_string(self.folder.path().join("witness.jsonl")).unwrap()
     }
 
-    /// What reached the provider behind it, a line of JSON for each request.
+    /// Returns the requests that reached the provider, one line of JSON each.
     pub(super) fn forwarded(&self) -> String {
         fs::read_to_string(self.folder.path().join("provider.jsonl")).unwrap()
     }
 
-    /// Its own log.
+    /// Returns LiteLLM's own log.
     pub(super) fn said(&self) -> String {
         self.process.said()
     }
 }
 
-/// Debian's Prometheus, scraping one address each second.
+/// Debian's Prometheus, which scrapes one address every second.
 pub(super) struct Prometheus {
     address: String,
     process: Process,
@@ -197,7 +197,7 @@ impl Prometheus {
         Self { address, process, _folder: folder }
     }
 
-    /// The value of a query that has one.
+    /// Returns the value of a query that has one result.
     pub(super) fn value(&self, query: &str) -> Option<f64> {
         let url = format!("http://{}/api/v1/query", self.address);
         let mut curl = Command::new("curl");
@@ -217,14 +217,14 @@ impl Prometheus {
     }
 }
 
-/// curl's arguments for a request through a unix socket.
+/// Returns curl's arguments for a request through a unix socket.
 pub(crate) fn through(socket: &Path, arguments: &[&str]) -> Vec<String> {
     let socket = socket.display().to_string();
     let curl = ["--silent", "--show-error", "--max-time", "60", "--unix-socket", &socket];
     curl.iter().chain(arguments).map(|&text| text.to_owned()).collect()
 }
 
-/// What promtool says about `input`.
+/// Returns promtool's output for `input`.
 pub(super) fn promtool(arguments: &[&str], input: &str) -> String {
     let mut command = Command::new("promtool");
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -246,12 +246,12 @@ pub(crate) fn succeeds(curl: &[String]) -> bool {
     Command::new("curl").args(curl).output().is_ok_and(|output| output.status.success())
 }
 
-/// A file in `tests/peers`.
+/// Returns the path of a file in `tests/peers`.
 pub(crate) fn here(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(file)
 }
 
-/// Where `tests/run` puts the Python peers.
+/// Returns the Python environment that `tests/run` has installed.
 pub(crate) fn venv(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers").join(name)
 }

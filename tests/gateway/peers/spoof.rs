@@ -1,8 +1,7 @@
-//! What an agent says over its gateway's head, told to a real LiteLLM: none of it arrives.
+//! Tests that spoofed headers, fields and paths of an agent have no effect on a real LiteLLM.
 //!
-//! Each lie of `tests/peers/spoof.toml` is a request on each route. LiteLLM's callback and the provider
-//! behind it write down all they see, and what they see of a lie has to be what they see of an honest
-//! request.
+//! Each entry of `tests/peers/spoof.toml` becomes a request on each route. LiteLLM's callback and the provider behind
+//! LiteLLM record what they receive, and the records of a spoofed request must equal those of an honest request.
 
 mod litellm_callback;
 mod matrix_case;
@@ -17,16 +16,16 @@ use super::parse_lines;
 use super::setup::{Litellm, Place, provider};
 use crate::support::client::Client;
 
-/// G3, G4, G5, G6: headers, members of the body, duplicate keys and paths, on every route.
+/// G3, G4, G5, G6: Spoofed headers, members of the body, duplicate keys and paths have no effect on any route.
 #[tokio::test]
-async fn nothing_an_attacker_says_arrives() {
+async fn spoofed_values_never_reach_litellm() {
     let lies = Lies::read();
     let litellm = Litellm::start();
     let place = Place::start(&litellm.address, &[("MODELS", "gpt,claude")]);
     let client = Client::new(&place.socket());
 
     let mut honest = vec![];
-    for route in Route::ALL.into_iter().filter(|route| route.is_witnessed()) {
+    for route in Route::ALL.into_iter().filter(|route| route.is_reported_to_callback()) {
         let pair = [client.raw(&route.honest()).await, client.raw(&route.honest()).await];
         honest.push((route, pair.map(|answer| call_of(&answer).unwrap())));
     }
@@ -68,9 +67,9 @@ async fn nothing_an_attacker_says_arrives() {
     assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// G4: a list of models is asked for in our name, whatever the client says of itself.
+/// G4: A list of models is requested with the gateway's identity, whatever the client claims.
 #[tokio::test]
-async fn the_models_are_asked_for_in_our_name() {
+async fn the_model_list_is_requested_with_the_gateways_identity() {
     let provider = provider("");
     let place = Place::start(&provider.address, &[]);
     let client = Client::new(&place.socket());
@@ -83,7 +82,7 @@ async fn the_models_are_asked_for_in_our_name() {
     assert!(seen.contains("x-litellm-end-user-id") && !seen.contains(MARK), "{seen}");
 }
 
-/// Whether a request went upstream; a complaint if that is not as it should be.
+/// Returns whether a request went upstream, or an error if its outcome is wrong.
 fn is_served(cell: &Cell, answer: &str) -> Result<bool, String> {
     let head = answer.split("\r\n\r\n").next().unwrap_or_default();
     let is_refused = head.starts_with("HTTP/1.1 4") && head.contains("x-should-retry: false");
@@ -95,13 +94,13 @@ fn is_served(cell: &Cell, answer: &str) -> Result<bool, String> {
     }
 }
 
-/// LiteLLM's id of a call, from the answer's head.
+/// Returns LiteLLM's call id from the answer's head.
 fn call_of(answer: &str) -> Option<String> {
     let id = answer.lines().find_map(|line| line.strip_prefix("x-litellm-call-id: "));
     id.map(str::to_owned)
 }
 
-/// G11: calls of which LiteLLM knows another id than our records.
+/// G11: Returns calls whose id in LiteLLM differs from the id in the audit log.
 fn unrecorded(records: &[Value], served: &[(Option<String>, Cell)]) -> Vec<String> {
     let admitted: BTreeSet<_> = records
         .iter()
@@ -114,7 +113,7 @@ fn unrecorded(records: &[Value], served: &[(Option<String>, Cell)]) -> Vec<Strin
     strange.map(|(call, cell)| format!("{cell}: LiteLLM knows it as {call:?}")).collect()
 }
 
-/// Lies whose mark stands anywhere in what LiteLLM or the provider behind it saw.
+/// Returns spoofed requests whose mark appears in anything that LiteLLM or the provider received.
 fn marked(litellm: &Litellm, served: &[(Option<String>, Cell)]) -> BTreeSet<String> {
     let saw = [
         ("LiteLLM", litellm.witnessed()),
@@ -135,7 +134,7 @@ fn marked(litellm: &Litellm, served: &[(Option<String>, Cell)]) -> BTreeSet<Stri
     marked
 }
 
-/// Requests that reached the provider with anything but LiteLLM's own keys.
+/// Returns requests that reached the provider with credentials other than LiteLLM's own.
 fn with_other_credentials(forwarded: &str) -> BTreeSet<String> {
     let mut strange = BTreeSet::new();
     for request in parse_lines(forwarded) {
@@ -156,7 +155,7 @@ fn with_other_credentials(forwarded: &str) -> BTreeSet<String> {
     strange
 }
 
-/// Requests in LiteLLM's own log that are none of ours, or that it did not serve.
+/// Returns requests in LiteLLM's log that the test did not make, or that LiteLLM did not serve.
 fn unlisted(said: &str) -> BTreeSet<String> {
     let ours = |line: &&str| {
         let health = line.contains(r#""GET /health/liveliness HTTP/1.1" 200"#);

@@ -1,4 +1,4 @@
-//! G11: what is recorded before a call, and what happens where nothing can be.
+//! G11: Tests of the admission record: it is written before the call is sent, and no call is sent without it.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::support::app::TestApp;
 use crate::support::raw_upstream;
 use crate::support::small_disk::Disk;
 
-/// G11: the admission is in the file before the upstream has the first byte.
+/// G11: The admission is in the file before the upstream receives the first byte.
 #[tokio::test]
 async fn an_admission_is_on_disk_before_the_call_is_sent() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -17,7 +17,7 @@ async fn an_admission_is_on_disk_before_the_call_is_sent() {
     for calls in 1..=3 {
         let (_, request) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
-            // Nothing of the request has been read here.
+            // The provider has read nothing of the request yet.
             let admitted = app.records().into_iter().filter(|r| r["event"] == "request.admitted");
             let admitted: Vec<_> = admitted.collect();
             assert_eq!(admitted.len(), calls);
@@ -32,7 +32,8 @@ async fn an_admission_is_on_disk_before_the_call_is_sent() {
     app.stop().await;
 }
 
-/// G11: an admission says what it may spend, its settlement what it did; neither what was said.
+/// G11: The admission record has what the call may spend and the settlement record has what it spent; neither has any
+/// prompt or answer.
 #[tokio::test]
 async fn a_call_is_two_records() {
     let app = TestApp::start().await;
@@ -56,7 +57,7 @@ async fn a_call_is_two_records() {
     }
 }
 
-/// G11: where nothing can be recorded nothing is admitted, and nothing that streams is lost.
+/// G11: While records cannot be written, no call is admitted, and open streams continue.
 #[tokio::test]
 async fn a_full_disk_stops_calls_and_no_stream() {
     let disk = Disk::mount(256 * 1024);
@@ -65,7 +66,7 @@ async fn a_full_disk_stops_calls_and_no_stream() {
     let stream = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
     app.upstream.gate.wait_for_waiting(1).await;
     disk.fill();
-    // What is left of the last page holds a few admissions more.
+    // The rest of the last page has room for a few more admissions.
     let refused = loop {
         let response = app.client().post("/v1/messages", &unary("fake")).await;
         if response.status != 200 {

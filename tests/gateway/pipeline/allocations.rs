@@ -1,6 +1,7 @@
-//! What a call costs in allocations, with everything on: deterministic, so it is held to figures.
+//! Tests of the allocations of a call with all features on. The counts are deterministic, so they are compared with
+//! fixed figures.
 //!
-//! Client and provider are plain threads, so that the runtime's own thread does nothing but serve.
+//! Client and provider are plain threads, so that the runtime's own thread only runs the gateway.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::support::app::configuration;
 use crate::support::threads::{ThreadClient, start_provider};
 
-/// What was counted in the lane, and by hyper. A figure that is no longer true is changed here, in the commit that changes it.
+/// The counts with the lane and with hyper. A commit that changes a count also changes the figure here.
 const FIGURES: [AllocationFigures; 2] = [
     AllocationFigures { lane: LaneMode::On, per_call: 17, per_frame: 1, bytes_per_stream: 5_439 },
     AllocationFigures { lane: LaneMode::Off, per_call: 24, per_frame: 1, bytes_per_stream: 26_751 },
@@ -27,26 +28,26 @@ const FIGURES: [AllocationFigures; 2] = [
 
 struct AllocationFigures {
     lane: LaneMode,
-    /// Allocations of a unary call; what grows counts again.
+    /// Allocations of a unary call, including reallocations.
     per_call: u64,
-    /// Allocations of a frame of a chat stream whose output is limited.
+    /// Allocations per frame of a chat stream with an output limit.
     per_frame: u64,
-    /// Bytes that an open stream holds, its connections included.
+    /// Bytes that an open stream holds, including its connections.
     bytes_per_stream: u64,
 }
 
-/// G14: a call allocates no more than it did, within 5 %.
+/// G14: A call allocates no more than its figure, plus 5 %.
 #[test]
-fn a_unary_call_allocates_no_more_than_it_did() {
+fn a_unary_call_allocates_no_more_than_its_figure() {
     check("allocations a call", |figures| {
         let calls = counted(figures.lane, |client| (0..CALLS).for_each(|_| client.call(0)));
         (calls.count_total / u64::from(CALLS), figures.per_call)
     });
 }
 
-/// G14: so does a frame of a stream.
+/// G14: A frame of a stream allocates no more than its figure.
 #[test]
-fn a_frame_of_a_stream_allocates_no_more_than_it_did() {
+fn a_frame_of_a_stream_allocates_no_more_than_its_figure() {
     check("allocations a frame", |figures| {
         let [few, many] = [10, 1010]
             .map(|frames| counted(figures.lane, move |client| client.call(frames)).count_total);
@@ -54,9 +55,9 @@ fn a_frame_of_a_stream_allocates_no_more_than_it_did() {
     });
 }
 
-/// G14: an open stream holds no more memory than it did, within 5 %.
+/// G14: An open stream holds no more memory than its figure, plus 5 %.
 #[test]
-fn an_open_stream_holds_no_more_than_it_did() {
+fn an_open_stream_holds_no_more_than_its_figure() {
     check("bytes a stream", |figures| {
         let open = Mutex::new(vec![]);
         let held = counted(figures.lane, move |client| {
@@ -71,7 +72,7 @@ fn an_open_stream_holds_no_more_than_it_did() {
     });
 }
 
-/// Compares what is counted in each way with its figure.
+/// Compares the count of each server with its figure.
 fn check(what: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
     let mut grown = vec![];
     for figures in FIGURES {
@@ -83,8 +84,8 @@ fn check(what: &str, count: impl Fn(&AllocationFigures) -> (u64, u64)) {
     assert!(grown.is_empty(), "{grown:?}");
 }
 
-/// What a process allocates that serves a client doing its `work`, when it does that for the second time: by then
-/// what grows in steps has grown.
+/// Counts what the process allocates for a client's `work` when the work is done for the second time, so that buffers
+/// have grown before.
 fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) -> AllocationInfo {
     let directory = tempfile::tempdir().unwrap();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -111,14 +112,14 @@ fn counted(lane: LaneMode, work: impl Fn(&mut ThreadClient) + Send + 'static) ->
     };
     round();
     let counted = allocation_counter::measure(round);
-    // The client leaves, with all that it holds open.
+    // The client disconnects and drops everything that it holds open.
     drop(rounds);
     stop.cancel();
     runtime.block_on(served).unwrap().unwrap();
     counted
 }
 
-/// A run that every kind of budget limits.
+/// Configures a run with every kind of budget.
 fn limited(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> GatewayConfig {
     let mut config = configuration(directory, upstream);
     config.server.lane = lane;
@@ -130,5 +131,5 @@ fn limited(directory: &Path, upstream: SocketAddr, lane: LaneMode) -> GatewayCon
 
 const CALLS: u32 = 100;
 
-/// Streams that are open at the same time.
+/// The number of streams that are open at the same time.
 const STREAMS: u64 = 32;

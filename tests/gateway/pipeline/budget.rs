@@ -1,4 +1,4 @@
-//! G9, G10: what a run may spend, and how its client is told that it may not.
+//! G9, G10: Tests of budgets: what a run may spend, and how its client learns that the budget is spent.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::support::app::TestApp;
 use crate::support::client::Response;
 
-/// G10: the status and the words that stop the clients of each protocol (measured).
+/// G10: The status and the text of the refusal make the clients of each protocol stop. The values were measured with
+/// real clients.
 #[tokio::test]
 async fn a_spent_turn_budget_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(1)).await;
@@ -33,7 +34,7 @@ async fn a_spent_turn_budget_stops_the_clients_of_each_protocol() {
     app.stop().await;
 }
 
-/// G9: what makes no model generate takes no turn.
+/// G9: A call that makes no model generate takes no turn.
 #[tokio::test]
 async fn only_generating_takes_a_turn() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(1)).await;
@@ -47,7 +48,7 @@ async fn only_generating_takes_a_turn() {
     app.stop().await;
 }
 
-/// G9: tokens are charged as the provider reports them, and are gone when they are gone.
+/// G9: Tokens are charged as the provider reports them, and a spent token budget refuses further calls.
 #[tokio::test]
 async fn a_spent_token_budget_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(77))).await;
@@ -70,9 +71,9 @@ async fn a_spent_token_budget_stops_the_clients_of_each_protocol() {
     app.stop().await;
 }
 
-/// G9, G10: one call at a time; the next may come later, so nobody is told to give up.
+/// G9, G10: If a run has too many concurrent calls, the refusal is temporary, and the client may retry.
 #[tokio::test]
-async fn too_many_calls_at_once_may_come_back() {
+async fn a_refusal_for_concurrent_calls_is_temporary() {
     let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
     let open = app.client().open("/v1/messages", &streamed("fake/gate=1")).await;
     insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
@@ -97,9 +98,9 @@ async fn too_many_calls_at_once_may_come_back() {
     app.stop().await;
 }
 
-/// G9, G10: what an open call has reserved may come back.
+/// G9, G10: If the missing budget is only reserved by open calls, the refusal is temporary.
 #[tokio::test]
-async fn what_is_reserved_may_come_back() {
+async fn a_refusal_for_reserved_budget_is_temporary() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
     let open = app.client().open("/v1/chat/completions", &streamed("fake/gate=1")).await;
     insta::assert_snapshot!(refusal(&app, "/v1/chat/completions").await, @r#"
@@ -112,7 +113,7 @@ async fn what_is_reserved_may_come_back() {
     app.stop().await;
 }
 
-/// G9, G10: a rate says how long to wait.
+/// G9, G10: The refusal of a request rate states how long to wait.
 #[tokio::test]
 async fn a_rate_says_how_long_to_wait() {
     let app = TestApp::with(|config| config.budget.requests_per_minute = Some(1)).await;
@@ -128,7 +129,7 @@ async fn a_rate_says_how_long_to_wait() {
     app.stop().await;
 }
 
-/// G9, G10: so does a rate of tokens.
+/// G9, G10: The refusal of a token rate states how long to wait.
 #[tokio::test]
 async fn a_rate_of_tokens_says_how_long_to_wait() {
     let app = TestApp::with(|config| config.budget.tokens_per_minute = Some(10)).await;
@@ -144,7 +145,7 @@ async fn a_rate_of_tokens_says_how_long_to_wait() {
     app.stop().await;
 }
 
-/// G9, G10: nothing is begun after the run's time.
+/// G9, G10: No call begins after the run's deadline.
 #[tokio::test]
 async fn a_run_whose_time_is_over_begins_nothing() {
     let app = TestApp::with(|config| config.budget.deadline = Some(Duration::from_nanos(1))).await;
@@ -167,7 +168,7 @@ async fn a_run_whose_time_is_over_begins_nothing() {
     app.stop().await;
 }
 
-/// G9: sixty-four clients, two workers, one turn.
+/// G9: Sixty-four clients on two workers get one turn exactly once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_turn_is_spent_once_however_many_ask() {
     let app = TestApp::with(|config| {
@@ -191,7 +192,7 @@ async fn a_turn_is_spent_once_however_many_ask() {
     app.stop().await;
 }
 
-/// G9, G11: what was spent is in the audit log, and a restart goes on from there.
+/// G9, G11: The audit log holds what was spent, and a restarted process continues from it.
 #[tokio::test]
 async fn a_budget_survives_a_restart() {
     let place = tempfile::tempdir().unwrap();
@@ -214,9 +215,9 @@ async fn a_budget_survives_a_restart() {
     app.stop().await;
 }
 
-/// G9: what may be written is limited upstream, also where the client set no limit.
+/// G9: The gateway limits the output upstream, also if the client set no limit.
 #[tokio::test]
-async fn the_upstream_is_told_what_is_left() {
+async fn the_upstream_gets_the_remaining_budget_as_output_limit() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(250))).await;
     let calls = [
         ("/v1/chat/completions", json!({"model": "fake/output=99", "messages": []})),
@@ -243,9 +244,9 @@ async fn the_upstream_is_told_what_is_left() {
     app.stop().await;
 }
 
-/// G9: many answers share what is left.
+/// G9: Several answers of one call share the remaining budget.
 #[tokio::test]
-async fn many_answers_share_what_is_left() {
+async fn several_answers_share_the_remaining_budget() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(250))).await;
     let call = json!({"model": "fake", "messages": [], "n": 4, "max_tokens": 100});
     assert_eq!(app.client().post("/v1/chat/completions", &call).await.status, 200);
@@ -253,9 +254,9 @@ async fn many_answers_share_what_is_left() {
     app.stop().await;
 }
 
-/// G10: an agent can look what is left.
+/// G10: An agent can read its remaining budget.
 #[tokio::test]
-async fn the_status_says_what_is_left() {
+async fn the_status_has_the_remaining_budget() {
     let app = TestApp::with(|config| {
         config.budget.max_turns = Some(5);
         config.budget.max_output_tokens = Some(Tokens(1000));
@@ -304,7 +305,7 @@ async fn the_status_says_what_is_left() {
     app.stop().await;
 }
 
-/// A refused call as its client sees it.
+/// Returns a refusal as the client sees it.
 async fn refusal(app: &TestApp, path: &str) -> String {
     let Response { status, headers, body } = app.client().post(path, &unary("fake")).await;
     let header = |name: &str| {

@@ -1,4 +1,4 @@
-//! What a call costs the gateway itself: memory of its future, and allocations.
+//! Tests of the gateway's own cost per call: the size of its future, and its allocations.
 
 use std::future::Future;
 use std::sync::{Arc, mpsc};
@@ -16,14 +16,14 @@ use crate::support::app::configuration;
 use crate::support::client::Client;
 use crate::support::model_provider;
 
-/// G14: the pipeline's state is part of every connection's task.
+/// G14: The pipeline's state is part of every connection's task, so its size is bounded.
 #[test]
 fn the_future_of_a_call_is_at_most_4_kib() {
     let size = size_of_future(handle_request);
     assert!(size <= 4096, "{size} bytes");
 }
 
-/// G14: a call allocates a fixed number of times, hyper's part of it included.
+/// G14: A call allocates a fixed number of times, including hyper's part.
 #[test]
 fn a_unary_call_allocates_a_bounded_number_of_times() {
     let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
@@ -31,7 +31,7 @@ fn a_unary_call_allocates_a_bounded_number_of_times() {
     assert!(each <= MOST_PER_CALL, "{each} allocations a call");
 }
 
-/// G12: that a run is part of a trace costs each of its calls one header.
+/// G12: A run that is part of a trace costs each call one more header.
 #[test]
 fn a_traced_call_allocates_for_one_header_more() {
     let call = json!({"model": "fake", "max_tokens": 5, "messages": []});
@@ -40,11 +40,11 @@ fn a_traced_call_allocates_for_one_header_more() {
         config.identity.trace = Some(given.parse().unwrap());
     };
     let (untraced, traced) = (each_allocates(&call, |_| ()), each_allocates(&call, traced));
-    // Both are rounded.
+    // Both figures are rounded.
     assert!(traced <= untraced + 2, "{traced} allocations a call, {untraced} without a trace");
 }
 
-/// G7: a frame is one buffer and what the observer keeps of it, which is nothing.
+/// G7: A frame costs one buffer; the observer stores nothing of it.
 #[test]
 fn a_frame_allocates_a_bounded_number_of_times() {
     let stream = |chunks: u32| {
@@ -53,19 +53,19 @@ fn a_frame_allocates_a_bounded_number_of_times() {
     };
     let of = |chunks| allocated(&stream(chunks), 1, |_| ());
     let (few, many) = (of(100), of(2100));
-    // On a busy machine frames come together, and the first of all calls pays for what is set up once.
+    // On a busy machine several frames arrive together. The first call pays for one-time setup.
     let each = many.saturating_sub(few).div_ceil(2000);
     assert!(each <= MOST_PER_FRAME, "{each} allocations a frame");
 }
 
-/// What one more call allocates.
+/// Returns what one more call allocates.
 fn each_allocates(call: &Value, configure: fn(&mut GatewayConfig)) -> u64 {
     let (few, many) = (allocated(call, 20, configure), allocated(call, 120, configure));
     (many - few) / 100
 }
 
-/// Allocations of a whole gateway that serves so many such calls, and of nothing else: provider and
-/// client have a thread of their own.
+/// Counts the allocations of a whole gateway that serves this many calls. Provider and client run in threads of their
+/// own and are not counted.
 fn allocated(body: &Value, calls: u32, configure: fn(&mut GatewayConfig)) -> u64 {
     let (place, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
     let (ready, upstream) = mpsc::channel();
@@ -113,7 +113,7 @@ where
     size_of::<R>()
 }
 
-/// Measured: 38, of which most set up and end the connection that each call comes on.
+/// Measured: 38, most of which set up and close the call's connection.
 const MOST_PER_CALL: u64 = 50;
 /// Measured: at most 1, the frame itself.
 const MOST_PER_FRAME: u64 = 2;

@@ -1,4 +1,4 @@
-//! G8: a client that leaves, and a gateway that has to.
+//! G8: Tests of clients that disconnect, and of a gateway that shuts down during calls.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use crate::support::app::TestApp;
 
-/// G8: the upstream learns at once that nobody listens any more.
+/// G8: When the client disconnects, the upstream's connection is closed at once.
 #[tokio::test]
 async fn a_client_that_leaves_cancels_the_call() {
     let app = TestApp::start().await;
@@ -25,7 +25,7 @@ async fn a_client_that_leaves_cancels_the_call() {
     app.stop().await;
 }
 
-/// G8: the same over HTTP/2, where the connection stays.
+/// G8: When the client resets an HTTP/2 stream, the call is cancelled and the connection stays open.
 #[tokio::test]
 async fn a_client_that_resets_a_stream_cancels_the_call() {
     let app = TestApp::start().await;
@@ -41,7 +41,7 @@ async fn a_client_that_resets_a_stream_cancels_the_call() {
     app.stop().await;
 }
 
-/// G8, G15: a client that does not even wait for an answer pays for what is written without it.
+/// G8, G15: A client that disconnects before the answer begins pays for what the upstream writes without it.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Cancel).await;
@@ -56,10 +56,11 @@ async fn a_client_that_leaves_before_the_answer_cancels_the_call() {
     app.stop().await;
 }
 
-/// G8, G15: who leaves pays for what the upstream goes on with as reserved, and for what stops by what was
-/// seen; a drain, which is the default for the former, learns the truth.
+/// G8, G15: After a disconnect, a call that the upstream continues is charged its reservation, and a call that the
+/// upstream stops is charged what was received. A drain, which is the default for the first kind, learns the true
+/// usage.
 #[tokio::test]
-async fn who_leaves_pays_for_what_goes_on() {
+async fn an_abandoned_call_is_charged_for_what_the_upstream_continues() {
     for kind in [UpstreamKind::Litellm, UpstreamKind::Openai] {
         for policy in [OnClientGone::Cancel, OnClientGone::Auto] {
             let app = TestApp::with(|config| {
@@ -96,7 +97,7 @@ async fn who_leaves_pays_for_what_goes_on() {
     }
 }
 
-/// Makes a call and leaves it where it waits, before the head or behind the two words that have come by then.
+/// Makes a call and disconnects, either before the head or after the first two words.
 async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls: usize) -> Value {
     let (is_stream, gate) = at;
     let limit = if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" };
@@ -113,14 +114,14 @@ async fn leave(app: &TestApp, path: &str, at: (bool, &str), drains: bool, calls:
     }
     drop(gone);
     if drains {
-        // The gateway has seen that the client left when it serves the next one.
+        // When the gateway serves the next request, it has noticed that the client disconnected.
         app.client().get("/health").await;
         app.upstream.gate.allow_answers(1);
     }
     app.recorded("request.settled", calls).await.pop().unwrap()
 }
 
-/// Sends a request, and leaves its answer to who has the connection.
+/// Sends a request; the caller holds the connection and reads the answer.
 async fn ask(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead + Unpin + use<> {
     let mut socket = app.client().connect().await;
     let body = body.to_string();
@@ -130,7 +131,7 @@ async fn ask(app: &TestApp, path: &str, body: &Value) -> impl AsyncRead + Unpin 
     socket
 }
 
-/// G15: a run reads so many calls on without their clients, and no more; the others are charged as reserved.
+/// G15: A run drains a limited number of abandoned calls; further ones are charged their reservation.
 #[tokio::test]
 async fn the_drains_of_a_run_are_bounded() {
     let app = TestApp::start().await;
@@ -152,10 +153,10 @@ async fn the_drains_of_a_run_are_bounded() {
     app.stop().await;
 }
 
-/// G15: what a request holds whose client has left counts for its run until the request is sent and its answer has begun; a run
-/// that leaves its calls behind holds no more than its bound.
+/// G15: The memory of an abandoned request counts for its run until the request is sent and its answer has begun, so a
+/// run that abandons calls stays within its bound.
 #[tokio::test]
-async fn what_a_drained_call_holds_counts_for_its_run() {
+async fn the_memory_of_a_drained_call_counts_for_its_run() {
     let app = TestApp::with(|config| config.server.max_run_body_bytes = 2_000_000).await;
     let body = |model: &str| {
         let messages = json!([{"role": "user", "content": "x".repeat(900_000)}]);
@@ -174,7 +175,7 @@ async fn what_a_drained_call_holds_counts_for_its_run() {
         let small = json!({"model": "fake", "messages": []});
         assert_eq!(app.client().post("/v1/messages", &small).await.status, 200);
         app.upstream.gate.allow_answers(2);
-        // Two that are drained, and the small one.
+        // Two drained calls, and the small one.
         let settled = app.recorded("request.settled", 3 * round).await;
         let drained = settled.iter().filter(|settled| settled["usage"]["source"] == "drained");
         assert_eq!(drained.count(), 2 * round, "{settled:?}");
@@ -183,7 +184,7 @@ async fn what_a_drained_call_holds_counts_for_its_run() {
     app.stop().await;
 }
 
-/// G11: a client that leaves in the middle of its request is recorded, and reaches nobody.
+/// G11: A client that disconnects in the middle of its request is recorded, and nothing is sent upstream.
 #[tokio::test]
 async fn a_client_that_leaves_mid_request_is_recorded() {
     let app = TestApp::start().await;
@@ -198,7 +199,7 @@ async fn a_client_that_leaves_mid_request_is_recorded() {
     app.stop().await;
 }
 
-/// G8: a drain reads on without the client, and so learns what the call really used.
+/// G8: A drain reads the answer without the client, and learns the true usage.
 #[tokio::test]
 async fn a_drain_learns_the_true_usage() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
@@ -215,7 +216,7 @@ async fn a_drain_learns_the_true_usage() {
     app.stop().await;
 }
 
-/// G8: it does so where its client has not even waited for the head: of a unary answer, that is all the time.
+/// G8: A drain also works if the client disconnected before the head, which for a unary answer is the whole time.
 #[tokio::test]
 async fn a_drain_waits_for_an_answer_that_has_not_begun() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
@@ -226,7 +227,7 @@ async fn a_drain_waits_for_an_answer_that_has_not_begun() {
     socket.write_all(request.as_bytes()).await.unwrap();
     app.upstream.gate.wait_for_waiting(1).await;
     drop(socket);
-    // The gateway has seen that the client left when it serves the next one.
+    // When the gateway serves the next request, it has noticed that the client disconnected.
     app.client().get("/health").await;
     app.upstream.gate.allow_answers(1);
     let settled = app.recorded("request.settled", 1).await.remove(0);
@@ -235,7 +236,7 @@ async fn a_drain_waits_for_an_answer_that_has_not_begun() {
     app.stop().await;
 }
 
-/// G8: a drain that breaks off is charged by estimate.
+/// G8: A drain that breaks off is charged by estimate.
 #[tokio::test]
 async fn a_drain_that_breaks_off_is_an_estimate() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
@@ -252,7 +253,7 @@ async fn a_drain_that_breaks_off_is_an_estimate() {
     app.stop().await;
 }
 
-/// G8: a drain reads a few megabytes and no more.
+/// G8: A drain reads at most a few megabytes.
 #[tokio::test]
 async fn a_drain_is_bounded() {
     let app = TestApp::with(|config| config.policy.on_client_gone = OnClientGone::Drain).await;
@@ -268,7 +269,7 @@ async fn a_drain_is_bounded() {
     app.stop().await;
 }
 
-/// G2: open calls may end before the gateway does.
+/// G2: A shutdown lets open calls end first.
 #[tokio::test]
 async fn a_shutdown_waits_for_an_open_stream() {
     let app = TestApp::with(|config| config.drain_timeout = Duration::from_hours(1)).await;
@@ -282,9 +283,9 @@ async fn a_shutdown_waits_for_an_open_stream() {
     assert_eq!(settled(&records)["outcome"], "completed");
 }
 
-/// G2, G11: what is still open at the end of the grace is cut, and recorded as such.
+/// G2, G11: A call that is open at the end of the drain timeout is cut, and recorded as cut.
 #[tokio::test]
-async fn a_shutdown_cuts_what_does_not_end() {
+async fn a_shutdown_cuts_calls_that_do_not_end() {
     for (fault, status) in [("stall@1", 200), ("stall@head", 0)] {
         let app = TestApp::with(|config| config.drain_timeout = Duration::ZERO).await;
         let client = app.client();
@@ -306,7 +307,7 @@ async fn a_shutdown_cuts_what_does_not_end() {
     }
 }
 
-/// G8: a drain is no reason to stay longer than the grace. Left alone, this one would take 30 s.
+/// G8: A drain does not extend the shutdown beyond the drain timeout. This drain would otherwise take 30 s.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_drain() {
     let app = TestApp::with(|config| {
@@ -316,7 +317,7 @@ async fn a_shutdown_does_not_wait_for_a_drain() {
     .await;
     let stream = app.client().open("/v1/messages", &streamed("fake/fault=stall@2")).await;
     drop(stream);
-    // The gateway has seen that the client left when it serves the next one.
+    // When the gateway serves the next request, it has noticed that the client disconnected.
     app.client().get("/health").await;
     let begun = Instant::now();
     app.stop().await;

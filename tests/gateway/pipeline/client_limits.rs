@@ -1,4 +1,4 @@
-//! G14: everything a client can send, hold open or leave unread has a limit.
+//! G14: Tests of limits: everything that a client can send, hold open or leave unread is limited.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::app::TestApp;
 use crate::support::client::{Response, post};
 
-/// G14: a head over the limit of bytes or fields.
+/// G14: A head with too many bytes or fields is refused.
 #[tokio::test]
 async fn a_head_too_large_is_refused() {
     let app = TestApp::start().await;
-    // hyper looks at its limit before it reads, so one read more than 64 KiB may pass.
+    // hyper checks its limit before it reads, so one read beyond 64 KiB may pass.
     let over = "y".repeat(192 * 1024);
     let long = format!("GET /health HTTP/1.1\r\nx: {over}\r\n\r\n");
     let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(101));
@@ -33,7 +33,7 @@ async fn a_head_too_large_is_refused() {
     app.stop().await;
 }
 
-/// G14: a client that begins a head and does not end it; or that does not begin.
+/// G14: A connection is closed if its head is not complete in time, or does not begin.
 #[tokio::test]
 async fn a_head_that_never_ends_is_cut() {
     let app = TestApp::with(|config| config.server.header_timeout = SHORT).await;
@@ -44,7 +44,7 @@ async fn a_head_that_never_ends_is_cut() {
     app.stop().await;
 }
 
-/// G5, G14: a body over the limit is refused, before it is sent where its length is declared.
+/// G5, G14: A body over the limit is refused; if its length is declared, before the client sends it.
 #[tokio::test]
 async fn a_body_too_large_is_refused() {
     let app = TestApp::with(|config| config.policy.max_body_bytes = 1000).await;
@@ -63,9 +63,9 @@ async fn a_body_too_large_is_refused() {
     app.stop().await;
 }
 
-/// G10: Codex repeats what other clients take for final, so on its route all that is final is a 400.
+/// G10: Codex retries on statuses that other clients treat as final, so every final refusal on its route is a 400.
 #[tokio::test]
-async fn what_is_refused_for_good_stops_the_clients_of_its_protocol() {
+async fn a_final_refusal_stops_the_clients_of_its_protocol() {
     let app = TestApp::with(|config| {
         config.policy.max_body_bytes = 100;
         config.policy.body.models = vec!["fake".to_owned()];
@@ -89,9 +89,10 @@ async fn what_is_refused_for_good_stops_the_clients_of_its_protocol() {
     app.stop().await;
 }
 
-/// G10: some clients come again at their protocol's status; where their headers tell them apart, they are told by another.
+/// G10: Some clients retry on the usual status of their protocol. If their headers identify them, they get a different
+/// status.
 #[tokio::test]
-async fn a_client_that_repeats_a_status_is_told_by_another() {
+async fn a_client_that_retries_on_a_status_gets_a_different_one() {
     let app = TestApp::with(|config| {
         config.budget.max_turns = Some(0);
         config.policy.max_body_bytes = 100;
@@ -121,9 +122,9 @@ async fn a_client_that_repeats_a_status_is_told_by_another() {
     app.stop().await;
 }
 
-/// G10: a client that is to wait is told so, whatever it is.
+/// G10: A refusal that is temporary tells every kind of client to wait.
 #[tokio::test]
-async fn who_has_to_wait_is_told_so_in_each_family() {
+async fn a_temporary_refusal_tells_every_client_to_wait() {
     let app = TestApp::with(|config| config.budget.requests_per_minute = Some(1)).await;
     let litellm = [("user-agent", "litellm/1.109.1")];
     for status in [200, 429] {
@@ -140,9 +141,9 @@ async fn who_has_to_wait_is_told_so_in_each_family() {
     app.stop().await;
 }
 
-/// G5: what is no plain JSON is said to be what it is.
+/// G5: A body with a content encoding is refused with an error that names the encoding.
 #[tokio::test]
-async fn a_body_that_is_encoded_is_told_by_its_encoding() {
+async fn a_refusal_names_the_encoding_of_the_body() {
     let app = TestApp::start().await;
     let mut told = String::new();
     for (headers, body) in [
@@ -170,7 +171,7 @@ async fn a_body_that_is_encoded_is_told_by_its_encoding() {
     app.stop().await;
 }
 
-/// G14: a body that is begun and not ended.
+/// G14: A body that does not arrive in time is cut.
 #[tokio::test]
 async fn a_body_that_never_ends_is_cut() {
     let app = TestApp::with(|config| config.policy.body_timeout = SHORT).await;
@@ -183,7 +184,7 @@ async fn a_body_that_never_ends_is_cut() {
     app.stop().await;
 }
 
-/// G14: a client that opens a large answer and reads none of it.
+/// G14: A client that opens a large answer and reads nothing is cut.
 #[tokio::test]
 async fn a_reader_that_stalls_is_cut() {
     let app = TestApp::with(|config| config.server.write_timeout = SHORT).await;
@@ -198,7 +199,7 @@ async fn a_reader_that_stalls_is_cut() {
     app.stop().await;
 }
 
-/// G14: what a slow reader does not take stays at the provider.
+/// G14: Data that a slow client does not read stays at the provider.
 #[tokio::test]
 async fn a_slow_reader_costs_bounded_memory() {
     let app = TestApp::start().await;
@@ -210,9 +211,9 @@ async fn a_slow_reader_costs_bounded_memory() {
         before = sent();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Sockets hold what they hold, the largest a few MiB; of 4 GiB the rest waits.
+    // The sockets buffer at most a few MiB; the rest of the 4 GiB waits.
     assert!(before < 500, "{before} chunks of 64 KiB have been taken from the provider");
-    // It is slow, not dead: it goes on where it reads on.
+    // The client is slow, not dead: the stream continues when the client reads.
     while sent() < before + 10 {
         assert!(slow.frame().await.unwrap().is_some());
     }
@@ -220,7 +221,7 @@ async fn a_slow_reader_costs_bounded_memory() {
     app.stop().await;
 }
 
-/// G7, G14: an event of 64 MiB without a line end is cut at 8.
+/// G7, G14: An event of 64 MiB without a line end is cut at 8 MiB.
 #[tokio::test]
 async fn an_endless_event_is_bounded() {
     for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
@@ -239,7 +240,7 @@ async fn an_endless_event_is_bounded() {
     }
 }
 
-/// G14: whatever the bytes, others are served.
+/// G14: Whatever bytes a client sends, other clients are served.
 #[tokio::test]
 async fn a_client_that_sends_garbage_harms_nobody() {
     let app = TestApp::start().await;
@@ -258,7 +259,7 @@ async fn a_client_that_sends_garbage_harms_nobody() {
     app.stop().await;
 }
 
-/// G11, G14: a flood of refusals is counted, not written out.
+/// G11, G14: A flood of refusals is counted instead of recorded one by one.
 #[tokio::test]
 async fn a_flood_of_refusals_does_not_fill_the_disk() {
     let place = tempfile::tempdir().unwrap();
@@ -289,7 +290,7 @@ async fn http2_has_the_same_limits() {
     assert_eq!(connection.send_request(request).await.unwrap().status(), 413);
     let long = "y".repeat(65 * 1024);
     let request = post("http://x/v1/messages", &sized(10), &[("x", &long)]);
-    // The server names its limit, so the client may find out by itself.
+    // The server announces its limit, so the client may refuse by itself.
     let refused = connection.send_request(request).await;
     assert!(refused.is_err() || refused.is_ok_and(|response| response.status() == 431));
     assert_eq!(app.upstream.seen.request_count(), 0);
@@ -297,7 +298,7 @@ async fn http2_has_the_same_limits() {
     app.stop().await;
 }
 
-/// G14: a body that is not JSON goes nowhere.
+/// G14: A body that is not JSON is not sent upstream.
 #[tokio::test]
 async fn only_json_is_taken() {
     let app = TestApp::start().await;
@@ -314,16 +315,16 @@ async fn only_json_is_taken() {
     app.stop().await;
 }
 
-/// A request whose body has so many bytes, or as few as one can have.
+/// A request whose body has this many bytes, or the minimum number.
 fn sized(bytes: usize) -> Value {
     let empty = json!({"model": "fake", "messages": [], "pad": ""}).to_string().len();
     json!({"model": "fake", "messages": [], "pad": " ".repeat(bytes.saturating_sub(empty))})
 }
 
-/// 4 GiB in pieces.
+/// 4 GiB in frames.
 fn endless() -> Value {
     json!({"model": "fake/chunks=65536;size=64KiB", "stream": true, "messages": []})
 }
 
-/// Nothing ever comes, so it is not about speed.
+/// The data never arrives, so the timeout may be short.
 const SHORT: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! G9, G10: a budget of money, by our own price table.
+//! G9, G10: Tests of a cost budget with the gateway's own price table.
 
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::llm::budget::Nanodollars;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 
-/// G10, G11: what a call cost stands in the audit, what is left in its answer's headers.
+/// G10, G11: The audit log has the cost of a call, and the headers of the answer have the remaining money.
 #[tokio::test]
 async fn a_call_is_charged_by_the_price_table() {
     let app = TestApp::with(|config| dollars(config, "1")).await;
@@ -16,7 +16,7 @@ async fn a_call_is_charged_by_the_price_table() {
     let left = answer.headers.get("x-cogni-budget-cost-left-usd").unwrap();
     assert_eq!(left, "1");
     let status = app.client().get("/run/status").await.json();
-    // 40 × $10 and 60 × $100 a million.
+    // 40 tokens at $10 and 60 tokens at $100 per million.
     assert_eq!(status["budget"]["spent"]["cost_usd"], "0.0064");
     assert_eq!(status["budget"]["cost_left_usd"], "0.9936");
     let records = app.stop().await;
@@ -26,7 +26,7 @@ async fn a_call_is_charged_by_the_price_table() {
     );
 }
 
-/// G9, G10: money is gone when it is gone, and the clients of each protocol are told so.
+/// G9, G10: A spent cost budget refuses calls, and the refusal stops the clients of each protocol.
 #[tokio::test]
 async fn spent_money_stops_the_clients_of_each_protocol() {
     let app = TestApp::with(|config| dollars(config, "0.0062")).await;
@@ -50,7 +50,7 @@ async fn spent_money_stops_the_clients_of_each_protocol() {
     app.stop().await;
 }
 
-/// G9: a model that nobody prices cannot be used where money is counted, and can where it is not.
+/// G9: A model without a price is refused in a run with a cost budget, and allowed in other runs.
 #[tokio::test]
 async fn a_model_without_a_price_is_refused_where_money_counts() {
     let app = TestApp::with(|config| config.budget.max_cost_usd = Some(Nanodollars(1))).await;
@@ -65,7 +65,7 @@ async fn a_model_without_a_price_is_refused_where_money_counts() {
     app.stop().await;
 }
 
-/// G9: sixty-four clients on two workers cannot spend more than there is, in tokens or in money.
+/// G9: Sixty-four clients on two workers cannot spend more tokens or money than the budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_race_spends_no_more_than_there_is() {
     let app = TestApp::with(|config| {
@@ -87,7 +87,7 @@ async fn a_race_spends_no_more_than_there_is() {
         served += u64::from(call.await.unwrap() == StatusCode::OK);
     }
     let status = app.client().get("/run/status").await.json();
-    // What is left of the last hundred is granted, too.
+    // The remainder of the last hundred tokens is granted, too.
     let spent = status["budget"]["spent"]["output"].as_u64().unwrap();
     assert!((100..=450).contains(&spent), "{spent}");
     assert!(spent > (served - 1) * 100, "{served} calls wrote {spent} tokens");
@@ -95,7 +95,7 @@ async fn a_race_spends_no_more_than_there_is() {
     app.stop().await;
 }
 
-/// Every model costs $10 a million tokens in, and $100 out.
+/// Gives every model a price of $10 per million input tokens and $100 per million output tokens.
 fn dollars(config: &mut GatewayConfig, budget: &str) {
     let price = json!({"input": "10", "output": "100"});
     config.prices.unknown = UnknownPricePolicy::Price(serde_json::from_value(price).unwrap());

@@ -1,4 +1,4 @@
-//! G5, G6: what reaches the provider of a body that says more than it may.
+//! G5, G6: Tests of the request fields that reach the provider.
 
 use cogni_gateway::llm::request::ProviderCapability;
 use serde_json::{Value, json};
@@ -7,10 +7,10 @@ use crate::metrics::scrape;
 use crate::support::app::TestApp;
 use crate::support::client;
 
-/// G5: nothing that a client says about itself, the upstream or the price reaches the provider, on any
-/// protocol; what it says in good faith costs it nothing.
+/// G5: No statement of the client about itself, the upstream or the price reaches the provider, in any protocol.
+/// Harmless statements are dropped without a refusal.
 #[tokio::test]
-async fn what_a_body_says_beside_its_request_does_not_reach_the_provider() {
+async fn unlisted_fields_do_not_reach_the_provider() {
     let app = TestApp::start().await;
     for (path, own) in PATHS {
         for lie in DROPPED {
@@ -24,9 +24,9 @@ async fn what_a_body_says_beside_its_request_does_not_reach_the_provider() {
     app.stop().await;
 }
 
-/// G5: what only an attack or a mistake would say is refused, in the protocol's shape, and recorded.
+/// G5: A field that only an attack or a mistake would contain is refused in the protocol's error shape, and recorded.
 #[tokio::test]
-async fn what_a_body_may_not_say_is_refused_and_recorded() {
+async fn a_forbidden_field_is_refused_and_recorded() {
     let app = TestApp::start().await;
     for (path, own) in PATHS {
         for lie in REFUSED {
@@ -47,7 +47,7 @@ async fn what_a_body_may_not_say_is_refused_and_recorded() {
     assert!(refused.clone().all(|record| record["code"] == "field_not_allowed"));
 }
 
-/// G6, G10: a capability is refused until it is granted; then the request goes up as it came.
+/// G6, G10: A request that needs a capability is refused until the capability is granted; then it is sent unchanged.
 #[tokio::test]
 async fn a_capability_is_refused_until_it_is_granted() {
     let body = json!({
@@ -75,7 +75,7 @@ async fn a_capability_is_refused_until_it_is_granted() {
     app.stop().await;
 }
 
-/// G5, G12: dropped fields are counted by why, never by the client's words.
+/// G5, G12: Dropped fields are counted by reason, never by the client's text.
 #[tokio::test]
 async fn dropped_fields_are_counted() {
     let app = TestApp::with(|config| {
@@ -98,10 +98,10 @@ async fn dropped_fields_are_counted() {
     app.stop().await;
 }
 
-/// G5, G6: what today's clients send passes unharmed but for what is ours to say: each file holds what is
-/// sent, and what is left out of it.
+/// G5, G6: Requests of current clients pass unchanged, except for the gateway's own fields. Each fixture file has a
+/// client's request and the fields that are left out of it.
 #[tokio::test]
-async fn what_real_clients_send_passes_unharmed() {
+async fn requests_of_real_clients_pass_unchanged() {
     let app = TestApp::start().await;
     for (name, text) in CLIENTS {
         let client: Value = serde_json::from_str(text).unwrap();
@@ -121,9 +121,9 @@ async fn what_real_clients_send_passes_unharmed() {
     app.stop().await;
 }
 
-/// G5: whoever wonders why a field does nothing reads it in the answer's head.
+/// G5: A response header names the dropped fields.
 #[tokio::test]
-async fn what_is_dropped_is_named_in_the_answer() {
+async fn the_answer_names_the_dropped_fields() {
     let app = TestApp::start().await;
     let own = r#""messages":[],"tools":[{"type":"web_search","external_web_access":false}],"timeout":9,"wibble":1,"user":"u""#;
     let answer = post(&app, "/v1/chat/completions", format!(r#"{{"model":"m",{own}}}"#)).await;
@@ -146,7 +146,7 @@ async fn post(app: &TestApp, path: &str, body: String) -> client::Response {
     app.client().send(request).await
 }
 
-/// Where a body may be sent, and what it needs there.
+/// The paths that accept a body, and the fields that each requires.
 const PATHS: &[(&str, &str)] = &[
     ("/v1/chat/completions", r#""messages":[{"role":"user","content":"hello"}]"#),
     ("/v1/completions", r#""prompt":"hello""#),

@@ -1,4 +1,5 @@
-//! G4: what a client says about itself reaches nobody, and what the upstream says of itself stays inside.
+//! G4: Tests of headers: a client's claims about itself do not reach the upstream, and the upstream's data about itself
+//! does not reach the client.
 
 use cogni_gateway::gateway::upstream::UpstreamKind;
 use cogni_gateway::llm::request::ProviderCapability;
@@ -7,9 +8,9 @@ use serde_json::{Value, json};
 use crate::support::app::TestApp;
 use crate::support::{client, raw_upstream};
 
-/// G4: every header that LiteLLM would act on is dropped or overwritten, also when it is repeated.
+/// G4: Every header that LiteLLM would obey is dropped or overwritten, also if it is repeated.
 #[tokio::test]
-async fn a_client_cannot_say_who_it_is() {
+async fn identity_headers_of_a_client_are_dropped() {
     let app = TestApp::start().await;
     let lies: Vec<_> = SPOOFED.iter().map(|name| (*name, "attacker")).collect();
     for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages"] {
@@ -28,9 +29,9 @@ async fn a_client_cannot_say_who_it_is() {
     app.stop().await;
 }
 
-/// G4: the few headers that change an answer pass; of beta features, those that are listed.
+/// G4: The few headers that change an answer pass; of beta features, only the listed ones.
 #[tokio::test]
-async fn what_a_client_may_say_passes() {
+async fn allowed_headers_of_a_client_pass() {
     let app = TestApp::start().await;
     let said = [
         ("accept", "text/event-stream"),
@@ -49,9 +50,9 @@ async fn what_a_client_may_say_passes() {
     app.stop().await;
 }
 
-/// G4, G5: a beta and its field go together: Anthropic refuses the one without the other.
+/// G4, G5: A beta header and its field pass or are dropped together, because Anthropic refuses one without the other.
 #[tokio::test]
-async fn a_field_goes_where_its_beta_goes() {
+async fn a_field_passes_only_with_its_beta_header() {
     let mut body = body();
     for field in ["context_management", "compaction", "output_format"] {
         body[field] = json!({});
@@ -86,9 +87,9 @@ async fn a_field_goes_where_its_beta_goes() {
     app.stop().await;
 }
 
-/// G4: a header of which nothing is listed does not go upstream empty.
+/// G4: A list header without any allowed value is dropped, not sent empty.
 #[tokio::test]
-async fn a_list_of_which_nothing_passes_is_dropped() {
+async fn a_list_header_without_allowed_values_is_dropped() {
     let app = TestApp::with(|config| config.policy.headers.openai_beta.clear()).await;
     let said = [("openai-beta", "responses=experimental"), ("anthropic-beta", ",,")];
     app.client().post_with("/v1/responses", &body(), &said).await;
@@ -96,9 +97,9 @@ async fn a_list_of_which_nothing_passes_is_dropped() {
     app.stop().await;
 }
 
-/// G4: LiteLLM learns the run, the attempt and the tracing fields; a header can hold any of it.
+/// G4: LiteLLM receives the run, the attempt and the tracing fields, with any content that a header can hold.
 #[tokio::test]
-async fn the_spend_logs_learn_the_run() {
+async fn the_spend_logs_get_the_run() {
     let app = TestApp::with(|config| {
         config.identity.attempt = "3".to_owned();
         config.identity.deployment = Some("d-1".to_owned());
@@ -126,7 +127,7 @@ async fn the_spend_logs_learn_the_run() {
     app.stop().await;
 }
 
-/// G4: one id joins the client's answer, the upstream's logs and our records.
+/// G4: The client's answer, the upstream's logs and the gateway's records have the same call id.
 #[tokio::test]
 async fn the_request_id_is_the_call_id() {
     let app = TestApp::start().await;
@@ -141,7 +142,7 @@ async fn the_request_id_is_the_call_id() {
     }
 }
 
-/// G4: the upstream's own credential header, and nothing that only LiteLLM knows.
+/// G4: Each kind of upstream gets its own credential header, and only LiteLLM gets LiteLLM's headers.
 #[tokio::test]
 async fn each_kind_of_upstream_gets_its_own_headers() {
     let expected: [(_, &[_]); 2] = [
@@ -184,9 +185,9 @@ async fn each_kind_of_upstream_gets_its_own_headers() {
     }
 }
 
-/// G4: addresses, keys, cookies and costs stay inside; the cost is in the records.
+/// G4: Addresses, keys, cookies and costs do not reach the client; the cost is in the records.
 #[tokio::test]
-async fn what_the_upstream_says_of_itself_stays_inside() {
+async fn headers_about_the_upstream_do_not_reach_the_client() {
     let app = TestApp::start().await;
     let unary = app.client().post("/v1/chat/completions", &body()).await;
     let passed = ["content-length", "content-type", "date", "x-litellm-call-id"];
@@ -201,9 +202,9 @@ async fn what_the_upstream_says_of_itself_stays_inside() {
     assert_eq!(settled["litellm_response_cost"], "2.1e-05");
 }
 
-/// G4: who relied on the cost header gets it back with one switch.
+/// G4: A setting lets the cost header pass to the client.
 #[tokio::test]
-async fn the_cost_is_shown_where_the_operator_wants_it() {
+async fn the_cost_header_passes_if_the_operator_allows_it() {
     let app = TestApp::with(|config| config.policy.headers.expose_response_cost = true).await;
     let response = app.client().post("/v1/chat/completions", &body()).await;
     assert_eq!(response.header("x-litellm-response-cost"), Some("2.1e-05"));
@@ -211,7 +212,7 @@ async fn the_cost_is_shown_where_the_operator_wants_it() {
     app.stop().await;
 }
 
-/// G4: what tells a client when and whether to come back passes.
+/// G4: Headers that tell a client when and whether to retry pass.
 #[tokio::test]
 async fn advice_about_retries_passes() {
     let app = TestApp::start().await;
@@ -223,9 +224,9 @@ async fn advice_about_retries_passes() {
     app.stop().await;
 }
 
-/// G4, G15: an upstream that encodes although nobody asked cannot be read: it is charged as reserved.
+/// G4, G15: An answer with an encoding that was not requested cannot be read, so it is charged its reservation.
 #[tokio::test]
-async fn an_encoding_that_nobody_asked_for_is_malformed() {
+async fn an_encoding_that_was_not_requested_is_malformed() {
     let (upstream, address) = raw_upstream::listen().await;
     let app =
         TestApp::with(|config| config.upstream.url = address.to_string().parse().unwrap()).await;
@@ -261,7 +262,7 @@ fn sorted<'a>(names: impl Iterator<Item = &'a (impl AsRef<str> + 'a)>) -> Vec<&'
     names
 }
 
-/// Everything that goes to LiteLLM where the client adds nothing that passes.
+/// The headers that LiteLLM receives if the client adds no header that passes.
 const OURS: &[&str] = &[
     "accept-encoding",
     "authorization",

@@ -1,4 +1,4 @@
-//! G15: what a client sends costs no memory before it may be sent, and no more than the bounds after.
+//! G15: Tests of load: a request takes no memory before it may be sent upstream, and no more than the limits after.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ use crate::support::app::TestApp;
 use crate::support::model_provider;
 use crate::support::process::{Process, patience};
 
-/// G15: a run that may not call at all makes the process hold nothing, on however many connections.
+/// G15: The process holds nothing for a run whose calls cannot be admitted, on any number of connections.
 #[tokio::test]
 async fn bodies_that_cannot_be_admitted_are_not_held() {
     let gateway = Gateway::start(&["--max-turns", "0"]).await;
@@ -38,7 +38,7 @@ async fn bodies_that_cannot_be_admitted_are_not_held() {
     }
 }
 
-/// G15: the same on one connection of HTTP/2.
+/// G15: The process holds nothing for such a run on one HTTP/2 connection either.
 #[tokio::test]
 async fn streams_that_cannot_be_admitted_are_not_held() {
     let gateway = Gateway::start(&["--max-turns", "0"]).await;
@@ -48,14 +48,14 @@ async fn streams_that_cannot_be_admitted_are_not_held() {
     assert!(gateway.resident() < before + 16 * MIB);
 }
 
-/// G15: bodies that may be read take no more than the bound of the run, and their memory is returned.
+/// G15: Bodies in flight take no more than the run's limit, and their memory is returned.
 #[tokio::test]
 async fn bodies_in_flight_are_bounded_and_their_memory_is_returned() {
     let gateway = Gateway::start(&[]).await;
     let before = gateway.resident();
     let (sender, answers) = mpsc::channel();
     let sockets: Vec<_> = (0..16).map(|_| gateway.send(31 * MIB, &sender)).collect();
-    // There is room for three, and these wait for their last byte.
+    // There is room for three bodies; they wait for their last byte.
     for status in answers.iter().take(13) {
         assert_eq!(status, "HTTP/1.1 429 Too Many Requests");
     }
@@ -76,9 +76,9 @@ async fn streams_in_flight_are_bounded_like_connections() {
     assert!(gateway.resident() < before + 136 * MIB);
 }
 
-/// G15: answers that are read on without their clients are thrown away as they come, however many there are.
+/// G15: Answers that are drained without their clients are discarded as they arrive, however many there are.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_drained_answer_brings_is_not_held() {
+async fn drained_answers_are_not_held() {
     let gateway = Gateway::start(&[]).await;
     let before = gateway.resident();
     let model = "fake/gate=head;chunks=48;size=64KiB";
@@ -105,11 +105,11 @@ async fn what_a_drained_answer_brings_is_not_held() {
         .await;
     let all = upstream.seen.requests();
     assert!(all.iter().all(|request| request.ended == Some(AnswerEnd::Completed)), "{all:?}");
-    // Three MiB of each, of which a buffer's worth is here at a time.
+    // Each answer has 3 MiB, of which one buffer is in memory at a time.
     assert!(most < before + 32 * MIB, "{before} {most}");
 }
 
-/// G15: requests in flight count for the run, whatever they came on, and calls that are drained count, too.
+/// G15: Requests in flight count for the run on any connection, and drained calls count, too.
 #[tokio::test]
 async fn requests_in_flight_are_bounded_drains_included() {
     let app = TestApp::with(|config| {
@@ -131,9 +131,9 @@ async fn requests_in_flight_are_bounded_drains_included() {
     drop(streams);
 }
 
-/// G9: a body that is still being sent holds its place among the open calls.
+/// G9: A call whose body is still arriving counts as an open call.
 #[tokio::test]
-async fn a_body_on_its_way_is_an_open_call() {
+async fn a_call_whose_body_is_arriving_counts_as_open() {
     let app = TestApp::with(|config| config.budget.max_concurrent = Some(1)).await;
     let mut half = app.client().connect().await;
     tokio::io::AsyncWriteExt::write_all(&mut half, head(100).as_bytes()).await.unwrap();
@@ -150,8 +150,8 @@ async fn a_body_on_its_way_is_an_open_call() {
     app.stop().await;
 }
 
-/// G15: who sends all of its request before it reads gets the answer, not a broken pipe; and the connection
-/// can be used again.
+/// G15: A client that sends its whole request before it reads gets the answer instead of a broken pipe, and can use the
+/// connection again.
 #[tokio::test]
 async fn a_refused_body_is_read_and_thrown_away() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
@@ -176,9 +176,9 @@ async fn a_refused_body_is_read_and_thrown_away() {
     }
 }
 
-/// RFC 9110, 10.1.1: who asks before it sends is answered at once, and need not send.
+/// RFC 9110, 10.1.1: A client that expects `100 Continue` is answered at once, and need not send its body.
 #[tokio::test]
-async fn who_waits_for_a_100_is_answered_at_once() {
+async fn a_client_that_expects_100_continue_is_answered_at_once() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
     let asked = head(8 * MIB).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
     let mut socket = UnixStream::connect(&app.socket).unwrap();
@@ -186,7 +186,7 @@ async fn who_waits_for_a_100_is_answered_at_once() {
         let mut trickling = socket.try_clone().unwrap();
         let begun = Instant::now();
         socket.write_all(asked.as_bytes()).unwrap();
-        // A body that is read and thrown away may take half a minute, if it comes without a pause.
+        // A body that is discarded may take half a minute, if it arrives without a pause.
         thread::spawn(move || {
             while trickling.write_all(b" ").is_ok() {
                 thread::sleep(Duration::from_millis(100));
@@ -194,14 +194,14 @@ async fn who_waits_for_a_100_is_answered_at_once() {
         });
         let answer = read_head(&mut socket);
         assert!(answer.starts_with("HTTP/1.1 402 "), "{answer}");
-        // The end, or a reset where a byte has met the closed connection.
+        // The end of the stream, or a reset because a byte reached the closed connection.
         let _ = socket.read_to_end(&mut vec![]);
         assert!(begun.elapsed() < Duration::from_secs(20), "the body is waited for");
     };
     tokio::task::spawn_blocking(talk).await.unwrap();
 }
 
-/// G15: clients as they are, each with a body that fits no socket's buffer.
+/// G15: Real clients see the status, each with a body that does not fit a socket's buffer.
 #[tokio::test(flavor = "multi_thread")]
 async fn real_clients_see_the_status() {
     let app = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
@@ -235,10 +235,10 @@ async fn real_clients_see_the_status() {
     }
 }
 
-/// G15: Go's client writes a body and reads the answer at the same time, and gives up where a write fails before it has an
-/// answer. Go's compiler takes 450 MB, so this does in its place what `net/http.persistConn.roundTrip` does.
+/// G15: Go's client writes a body and reads the answer at the same time, and gives up if a write fails before the
+/// answer has arrived. Go's compiler takes 450 MB, so this test reproduces `net/http.persistConn.roundTrip`.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_reads_while_it_writes_sees_the_status() {
+async fn a_client_that_reads_while_it_writes_sees_the_status() {
     let refusing = TestApp::with(|config| config.budget.max_turns = Some(0)).await;
     let small = TestApp::with(|config| config.policy.max_body_bytes = MIB as u64).await;
     for (app, path, status) in [
@@ -258,7 +258,8 @@ async fn who_reads_while_it_writes_sees_the_status() {
     }
 }
 
-/// Sends a request with a body of 8 MiB; the status, unless a write fails before the status is there.
+/// Sends a request with a body of 8 MiB. Returns the status, or the error of a write that failed before the status
+/// arrived.
 fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, String> {
     let mut reading = UnixStream::connect(socket).unwrap();
     let mut writing = reading.try_clone().unwrap();
@@ -283,7 +284,7 @@ fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, Str
             writing.write_all(b"0\r\n\r\n")
         };
         if let Err(error) = write() {
-            // The test has seen an answer, and has left.
+            // The test has received an answer and has ended the connection.
             let _ = failed.send(Err(format!("write: {error}")));
         }
     });
@@ -295,7 +296,7 @@ fn round_trip(socket: &Path, path: &str, is_chunked: bool) -> Result<String, Str
         reading
     });
     let answer = first.recv().unwrap();
-    // As Go does with a connection whose request was not sent to its end.
+    // Go does the same with a connection whose request was not completely sent.
     reader.join().unwrap().shutdown(Shutdown::Both).unwrap();
     writer.join().unwrap();
     answer
@@ -308,7 +309,7 @@ fn said(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// G15: the process takes as many descriptors as it may have.
+/// G15: The process raises its descriptor limit to the allowed maximum.
 #[tokio::test]
 async fn the_limit_of_descriptors_is_raised() {
     let gateway = Gateway::start_within("ulimit -Sn 300; ulimit -Hn 3000").await;
@@ -319,7 +320,7 @@ async fn the_limit_of_descriptors_is_raised() {
     assert!(said.contains("too few descriptors"), "{said}");
 }
 
-/// A gateway in a process of its own, whose memory can be measured.
+/// A gateway in its own process, so that its memory can be measured.
 struct Gateway {
     process: Process,
     socket: PathBuf,
@@ -332,7 +333,7 @@ impl Gateway {
         Self::launch(Command::new(env!("CARGO_BIN_EXE_cogni-gateway")), flags).await
     }
 
-    /// Under limits that a shell sets.
+    /// Starts the gateway under limits that a shell sets.
     async fn start_within(limits: &str) -> Self {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\""));
@@ -361,14 +362,14 @@ impl Gateway {
         Self { process, socket, upstream, _directory: directory }
     }
 
-    /// Bytes of memory in use.
+    /// Returns the bytes of memory in use.
     fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
     }
 
-    /// Sends a body but for its last byte. The status that comes, or why none does, goes to the channel.
+    /// Sends a body without its last byte. The received status, or the reason why there is none, goes to the channel.
     fn send(&self, length: usize, answers: &mpsc::Sender<String>) -> UnixStream {
         let socket = UnixStream::connect(&self.socket).unwrap();
         let (mut talking, answers) = (socket.try_clone().unwrap(), answers.clone());
@@ -381,13 +382,13 @@ impl Gateway {
                 Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
             };
             let answer = talk().unwrap_or_else(|error: std::io::Error| error.to_string());
-            // The test may have seen enough.
+            // The test may have ended already.
             let _ = answers.send(answer.lines().next().unwrap_or_default().to_owned());
         });
         socket
     }
 
-    /// The statuses of requests on one connection, whose bodies do not end, as they come.
+    /// Sends requests whose bodies do not end on one connection, and returns their statuses as they arrive.
     async fn streams(&self, count: usize, length: usize) -> impl Stream<Item = u16> {
         let socket = tokio::net::UnixStream::connect(&self.socket).await.unwrap();
         let io = TokioIo::new(socket);
@@ -425,7 +426,7 @@ fn head_to(path: &str, length: usize) -> String {
     )
 }
 
-/// Blanks are acceptable JSON for as long as nothing follows.
+/// Spaces are valid JSON as long as nothing follows.
 fn write_body(socket: &mut UnixStream, length: usize) -> std::io::Result<()> {
     for _ in 0..length / CHUNK.len() {
         socket.write_all(&CHUNK)?;
@@ -450,12 +451,12 @@ fn read_rest(socket: &mut UnixStream, head: &str) {
 
 const MIB: usize = 1024 * 1024;
 
-/// Calls that are left, each with an answer of 3 MiB.
+/// The number of abandoned calls, each with an answer of 3 MiB.
 const DRAINED: usize = 48;
 
 static CHUNK: [u8; 64 * 1024] = [b' '; 64 * 1024];
 
-/// As requests and httpx do over a unix socket: all is sent before anything is read.
+/// Python's requests and httpx over a unix socket: they send everything before they read.
 const PYTHON: &str = r"
 import http.client, socket, sys
 connection = http.client.HTTPConnection('localhost')
@@ -476,7 +477,7 @@ const request = http.request({ socketPath, path, method: 'POST', headers }, (ans
 request.end(Buffer.alloc(8 << 20, ' '));
 ";
 
-/// As the SDKs for JavaScript do: by undici, over TCP, behind a bridge to the socket as a sandbox has one.
+/// The JavaScript SDKs: undici over TCP, through a bridge to the socket as in a sandbox.
 const NODE_FETCH: &str = r"
 const net = require('node:net');
 const [socketPath, path] = process.argv.slice(-2);

@@ -1,4 +1,5 @@
-//! G9: streams that write more than their call was granted. The fake provider ignores limits unless told to obey.
+//! G9: Tests of streams that exceed their grant. The fake provider ignores output limits unless its script says to obey
+//! them.
 
 use cogni_gateway::fakes::model_provider::AnswerEnd;
 use cogni_gateway::llm::budget::Tokens;
@@ -7,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 
-/// G9: the client sees the end that a model makes at its limit, the upstream a client that has left, and the
-/// ledger no more than was granted.
+/// G9: The client sees the end that a model makes at its limit, the upstream sees a disconnect, and the ledger is
+/// charged no more than the grant.
 #[tokio::test]
 async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
     for (path, end) in [
@@ -45,7 +46,7 @@ async fn a_stream_that_outruns_its_grant_ends_as_at_a_limit() {
     }
 }
 
-/// G9: no client may call a tool with half of its arguments.
+/// G9: No client receives a tool call with incomplete arguments as a complete one.
 #[tokio::test]
 async fn a_half_written_tool_call_is_cut_by_an_error() {
     let model = format!("fake/tool=exec;chunks=100;arguments=\"{}\"", "x".repeat(98));
@@ -63,7 +64,7 @@ async fn a_half_written_tool_call_is_cut_by_an_error() {
     }
 }
 
-/// G9: operators may prefer an error to an end that looks like the model's own.
+/// G9: An operator may choose an error instead of an end that looks like the model's own.
 #[tokio::test]
 async fn a_policy_may_have_every_cut_be_an_error() {
     let app = TestApp::with(|config| {
@@ -77,7 +78,7 @@ async fn a_policy_may_have_every_cut_be_an_error() {
     app.stop().await;
 }
 
-/// G9: who keeps the limit is never cut, and what nobody limits is not either.
+/// G9: A stream within its limit is never cut, and neither is a stream without a limit.
 #[tokio::test]
 async fn an_honest_stream_and_an_unlimited_one_are_left_alone() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
@@ -98,7 +99,7 @@ async fn an_honest_stream_and_an_unlimited_one_are_left_alone() {
     app.stop().await;
 }
 
-/// G9: a unary answer is there as a whole, and is charged as it was reported.
+/// G9: A unary answer arrives whole, and is charged as reported.
 #[tokio::test]
 async fn a_unary_answer_is_never_cut() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(20))).await;
@@ -114,7 +115,7 @@ async fn a_unary_answer_is_never_cut() {
     app.stop().await;
 }
 
-/// G9: sixteen streams at once that all outrun their grants leave the budget whole.
+/// G9: Sixteen concurrent streams that all exceed their grants do not overspend the budget.
 #[tokio::test]
 async fn streams_that_outrun_their_grants_together_do_not_overspend() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(100))).await;
@@ -136,8 +137,8 @@ async fn streams_that_outrun_their_grants_together_do_not_overspend() {
     assert!((10..=100).contains(&spent.as_u64().unwrap()), "{spent}");
 }
 
-/// G9: of a Messages stream that its client left, the input is known and the output is estimated from the text
-/// that was written, not from the events around it.
+/// G9: If the client disconnects from a Messages stream, the input is known, and the output is estimated from its text
+/// without the framing.
 #[tokio::test]
 async fn an_abandoned_stream_is_charged_for_its_text() {
     let app = TestApp::with(|config| config.budget.max_output_tokens = Some(Tokens(5000))).await;
@@ -147,8 +148,8 @@ async fn an_abandoned_stream_is_charged_for_its_text() {
     drop(stream);
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "client_gone");
-    // "hello from the fake provider", four times over: 112 bytes in 20 events, whose framing is 2 KB.
-    // The time since the last of them counts, too.
+    // "hello from the fake provider" four times: 112 bytes in 20 events with 2 KB of framing. The time since the last
+    // event counts, too.
     let output = settled["usage"]["output"].as_u64().unwrap();
     assert!((20..500).contains(&output), "{settled}");
     assert_eq!(settled["usage"]["source"], "estimated");

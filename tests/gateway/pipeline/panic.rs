@@ -1,6 +1,6 @@
-//! G14: a fault of ours in one connection is that connection's alone.
+//! G14: A panic in one connection affects only that connection.
 //!
-//! It is the observer of the log that panics, once, in the midst of serving: nothing of the gateway is made for that.
+//! The log observer of the test panics once in the middle of a call, so the gateway needs no test hook.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ use tracing::{Event, Metadata, Subscriber};
 use crate::support::app::TestApp;
 use crate::support::client::post;
 
-/// G14: a panic ends its connection, settles the calls on it and gives back its place; other connections go on.
+/// G14: A panic ends its connection, settles the calls on it and returns its connection slot. Other connections
+/// continue.
 #[tokio::test]
 async fn a_panic_in_one_connection_harms_no_other() {
     tracing::subscriber::set_global_default(Observer).unwrap();
@@ -38,7 +39,7 @@ async fn a_panic_in_one_connection_harms_no_other() {
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!((&settled["outcome"], &settled["status"]), (&json!("client_gone"), &json!(200)));
     drop(open);
-    // The place of the one that is gone is free, though perhaps not in the same moment.
+    // The slot of the lost connection becomes free, but perhaps not immediately.
     let health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     while !app.client().raw(health).await.starts_with("HTTP/1.1 200") {
         task::yield_now().await;
@@ -56,12 +57,12 @@ fn streamed() -> Value {
     json!({"model": "fake/chunks=2;gate=1", "stream": true, "max_tokens": 100, "messages": []})
 }
 
-/// Panics when somebody else than the client next reads a frame of HTTP/2, if it is told to.
+/// Panics, when armed, at the next HTTP/2 frame that the gateway's side reads.
 struct Observer;
 
 static PANICS: AtomicBool = AtomicBool::new(false);
 
-/// The task of the client's end of the connection.
+/// The task of the client's side of the connection.
 static CLIENT: OnceLock<task::Id> = OnceLock::new();
 
 impl Subscriber for Observer {

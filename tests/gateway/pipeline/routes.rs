@@ -1,13 +1,13 @@
-//! G2, G3: exactly these routes, byte for byte.
+//! G2, G3: Tests of routes: exactly these routes are served, compared byte by byte.
 
 use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::client::post;
 
-/// G2: health checks compare the whole body.
+/// G2: Health checks compare the whole body.
 #[tokio::test]
-async fn health_says_which_run_is_served() {
+async fn health_names_the_run() {
     let app = TestApp::start().await;
     let response = app.client().get("/health").await;
     assert_eq!(
@@ -18,9 +18,9 @@ async fn health_says_which_run_is_served() {
     app.stop().await;
 }
 
-/// G2: what is not served has one answer, whatever it is.
+/// G2: Every path that is not served gets the same answer.
 #[tokio::test]
-async fn what_is_not_served_is_not_found() {
+async fn every_other_path_is_not_found() {
     let app = TestApp::start().await;
     let response = app.client().get("/v1/keys").await;
     assert_eq!((response.status.as_u16(), response.text()), (404, r#"{"error":"not_found"}"#));
@@ -30,7 +30,7 @@ async fn what_is_not_served_is_not_found() {
     assert_eq!((&refused[0]["code"], &refused[0]["route"]), (&json!("not_found"), &json!("-")));
 }
 
-/// G2: each request leaves one line, which readers of the old log can read.
+/// G2: Each request writes one line, in a format that readers of the old log understand.
 #[tokio::test]
 async fn each_request_leaves_a_line_in_the_access_log() {
     let app = TestApp::start().await;
@@ -57,7 +57,7 @@ async fn each_request_leaves_a_line_in_the_access_log() {
     }
 }
 
-/// G3: the allowlist, each route with what it takes.
+/// G3: The allowlist has each route with its methods.
 #[tokio::test]
 async fn every_listed_route_is_served() {
     let app = TestApp::start().await;
@@ -73,7 +73,7 @@ async fn every_listed_route_is_served() {
     app.stop().await;
 }
 
-/// G3: a path that only looks like a route goes nowhere, whatever a server behind us would make of it.
+/// G3: A path that only resembles a route is not served, however an upstream server would normalise it.
 #[tokio::test]
 async fn a_path_that_is_not_a_route_byte_for_byte_is_not_found() {
     let app = TestApp::start().await;
@@ -86,7 +86,7 @@ async fn a_path_that_is_not_a_route_byte_for_byte_is_not_found() {
     app.stop().await;
 }
 
-/// G3: nothing is upgraded, so no protocol of the client's choice goes through.
+/// G3: No connection is upgraded, so no other protocol passes.
 #[tokio::test]
 async fn an_upgrade_is_not_found() {
     let app = TestApp::start().await;
@@ -100,7 +100,7 @@ async fn an_upgrade_is_not_found() {
     app.stop().await;
 }
 
-/// G3: Java's client offers h2c with each of its first requests; it is served as if it had not.
+/// G3: Java's client offers h2c with its first requests; the offer is ignored.
 #[tokio::test]
 async fn an_offer_of_h2c_is_ignored() {
     let app = TestApp::start().await;
@@ -119,7 +119,7 @@ async fn an_offer_of_h2c_is_ignored() {
     app.stop().await;
 }
 
-/// G3: one model of the list is answered like the list: by us where the run has one of its own, and else by the upstream.
+/// G3: A single model is answered like the list: by the gateway if the run has its own list, otherwise by the upstream.
 #[tokio::test]
 async fn one_model_is_answered_like_the_list() {
     let app = TestApp::with(|config| {
@@ -154,9 +154,9 @@ async fn one_model_is_answered_like_the_list() {
     app.stop().await;
 }
 
-/// G3: an absolute target is served where it names this machine, and the upstream does not hear of it.
+/// G3: An absolute target that names this host is served, and the upstream receives only the path.
 #[tokio::test]
-async fn an_absolute_target_of_our_own_is_served() {
+async fn an_absolute_target_that_names_this_host_is_served() {
     let app = TestApp::start().await;
     for authority in ["localhost", "LocalHost:8080", "127.0.0.1:8080", "[::1]:1", "localhost:80"] {
         let target = format!("http://{authority}/v1/messages");
@@ -169,7 +169,7 @@ async fn an_absolute_target_of_our_own_is_served() {
     app.stop().await;
 }
 
-/// G3: a query that is not listed is dropped, and the call goes on without it.
+/// G3: A query that is not listed is dropped, and the call continues without it.
 #[tokio::test]
 async fn only_a_listed_query_goes_upstream() {
     let app = TestApp::start().await;
@@ -189,7 +189,7 @@ async fn only_a_listed_query_goes_upstream() {
     app.stop().await;
 }
 
-/// G3: the upstream's name is ours to say.
+/// G3: The host header that goes upstream comes from the configuration.
 #[tokio::test]
 async fn the_host_comes_from_the_configuration() {
     let app = TestApp::start().await;
@@ -204,7 +204,7 @@ async fn the_host_comes_from_the_configuration() {
     app.stop().await;
 }
 
-/// G3: HTTP/2 names a host in every request; it is as irrelevant there.
+/// G3: HTTP/2 has an authority in every request, and it has no effect either.
 #[tokio::test]
 async fn the_authority_of_an_http2_request_is_irrelevant() {
     let app = TestApp::start().await;
@@ -217,7 +217,7 @@ async fn the_authority_of_an_http2_request_is_irrelevant() {
     app.stop().await;
 }
 
-/// G3: a run's own model list is answered without the upstream, in the shape of who asks.
+/// G3: The gateway itself answers a run's own model list, in the shape of the client's protocol.
 #[tokio::test]
 async fn the_models_of_a_run_are_listed_in_both_shapes() {
     let app = TestApp::with(|config| {
@@ -271,7 +271,7 @@ async fn the_models_of_a_run_are_listed_in_both_shapes() {
     app.stop().await;
 }
 
-/// G3: without a list of its own, a run sees the upstream's.
+/// G3: A run without its own model list gets the upstream's list.
 #[tokio::test]
 async fn the_models_of_the_upstream_are_forwarded() {
     let app = TestApp::start().await;

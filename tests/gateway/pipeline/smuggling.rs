@@ -1,8 +1,8 @@
-//! G3: one request is one request, also for the upstream.
+//! G3: Tests of request smuggling: one request of the client is one request for the upstream.
 
 use crate::support::app::TestApp;
 
-/// G3: a request whose length can be read in two ways never makes a second one.
+/// G3: A request with an ambiguous length never becomes two requests.
 #[tokio::test]
 async fn an_ambiguous_length_smuggles_nothing() {
     for (attempt, head) in AMBIGUOUS {
@@ -12,7 +12,7 @@ async fn an_ambiguous_length_smuggles_nothing() {
         assert!(statuses.len() <= 1, "{attempt}: {answer}");
         let seen = app.upstream.seen.requests();
         assert!(seen.iter().all(|request| request.path == "/v1/messages"), "{attempt}: {seen:?}");
-        // Where it is served at all, what goes upstream is framed by us.
+        // If the request is served at all, the gateway frames what goes upstream.
         assert!(seen.len() <= 1, "{attempt}: {seen:?}");
         for request in seen {
             assert_eq!(request.text.as_deref(), Some(BODY), "{attempt}");
@@ -23,7 +23,7 @@ async fn an_ambiguous_length_smuggles_nothing() {
     }
 }
 
-/// G3: a head that a lenient server would mend is refused, and the connection with it.
+/// G3: A head that a lenient server would repair is refused, and the connection is closed.
 #[tokio::test]
 async fn a_malformed_head_is_refused() {
     for (attempt, head) in MALFORMED {
@@ -37,7 +37,7 @@ async fn a_malformed_head_is_refused() {
     }
 }
 
-/// A body that is also chunked, with another request behind it.
+/// A body that is also chunked, followed by another request.
 fn smuggle(head: &str) -> Vec<u8> {
     let chunked = format!("1e\r\n{BODY}\r\n0\r\n\r\n");
     let body = if head.contains("hunked") { &chunked } else { BODY };
@@ -49,7 +49,7 @@ fn smuggle(head: &str) -> Vec<u8> {
 
 const BODY: &str = r#"{"model":"fake","messages":[]}"#;
 
-/// What the attacker wants the upstream to see, or an answer to be mixed up by.
+/// The request that the attacker wants the upstream to see, or to confuse the answers with.
 const SECOND: &str = "GET /key/list HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
 
 pub(crate) const AMBIGUOUS: &[(&str, &str)] = &[

@@ -1,11 +1,11 @@
-//! G7: frames pass when they arrive, and what passes is counted.
+//! G7: Tests of streams: frames are forwarded when they arrive, and they are counted.
 
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::raw_upstream;
 
-/// G7: the second frame does not exist yet when the first one is delivered.
+/// G7: The first frame is delivered before the second one exists.
 #[tokio::test]
 async fn a_frame_is_delivered_before_the_next_one_is_sent() {
     let app = TestApp::start().await;
@@ -21,7 +21,7 @@ async fn a_frame_is_delivered_before_the_next_one_is_sent() {
     app.stop().await;
 }
 
-/// G7: a stream reaches the client byte for byte, and its usage reaches the records.
+/// G7: A stream reaches the client byte for byte, and its usage reaches the records.
 #[tokio::test]
 async fn a_stream_passes_byte_for_byte_and_is_counted() {
     for (path, events) in STREAMS {
@@ -35,7 +35,7 @@ async fn a_stream_passes_byte_for_byte_and_is_counted() {
             let (mut connection, _) = upstream.accept().await.unwrap();
             raw_upstream::request(&mut connection).await;
             raw_upstream::say(&mut connection, raw_upstream::STREAM).await;
-            // Cut where no event ends: three bytes to a chunk.
+            // The stream is split into chunks of three bytes, where no event ends.
             for piece in events.as_bytes().chunks(3) {
                 let piece = std::str::from_utf8(piece).unwrap();
                 raw_upstream::say(&mut connection, &format!("{:x}\r\n{piece}\r\n", piece.len()))
@@ -53,7 +53,7 @@ async fn a_stream_passes_byte_for_byte_and_is_counted() {
     }
 }
 
-/// G7: where the upstream breaks off, no client can take the part for the whole.
+/// G7: If the upstream breaks off, no client can take the incomplete stream for a complete one.
 #[tokio::test]
 async fn a_broken_stream_is_never_ended_in_order() {
     let faults = [
@@ -64,7 +64,7 @@ async fn a_broken_stream_is_never_ended_in_order() {
     for (path, _) in STREAMS {
         for (fault, code) in faults {
             let app = TestApp::start().await;
-            // The gate keeps a reset from overtaking what comes before it.
+            // The gate prevents a reset from overtaking the data before it.
             let body = asked(&format!("fake/gate=2;fault={fault}@2"));
             let mut stream = app.client().open(path, &body).await;
             assert_eq!(stream.status, 200);
@@ -84,9 +84,9 @@ async fn a_broken_stream_is_never_ended_in_order() {
     }
 }
 
-/// G7: what the upstream said before it broke off was paid for, and is delivered.
+/// G7: Data that the upstream sent before it broke off was paid for, and is delivered.
 #[tokio::test]
-async fn what_came_before_a_break_is_delivered() {
+async fn data_before_a_break_is_delivered() {
     let app = TestApp::start().await;
     for _ in 0..10 {
         let body = asked("fake/chunks=9;fault=close@9");
@@ -97,22 +97,22 @@ async fn what_came_before_a_break_is_delivered() {
     app.stop().await;
 }
 
-/// G7: events that stop without a terminator go on as they are; we add none.
+/// G7: Events without a terminator are forwarded unchanged; the gateway adds no terminator.
 #[tokio::test]
-async fn a_stream_without_a_terminator_gets_none_from_us() {
+async fn the_gateway_adds_no_missing_terminator() {
     let app = TestApp::start().await;
     let stream = app.client().open("/v1/messages", &asked("fake/fault=truncate@2")).await;
     let (events, in_order) = stream.rest().await;
     assert!(in_order && !events.contains("message_stop"), "{events}");
     assert_eq!(events.matches("content_block_delta").count(), 2 * 2, "{events}");
-    // G15: without a report, what was reserved.
+    // G15: Without a usage report, the reservation is charged.
     let settled = app.recorded("request.settled", 1).await.remove(0);
     let usage = &settled["usage"];
     assert_eq!((&usage["output"], &usage["source"]), (&json!(100), &json!("estimated")));
     app.stop().await;
 }
 
-/// G7: a unary answer that breaks off is as visibly broken.
+/// G7: The client can see that a unary answer broke off.
 #[tokio::test]
 async fn a_broken_unary_answer_is_never_ended_in_order() {
     let app = TestApp::start().await;
@@ -125,7 +125,7 @@ async fn a_broken_unary_answer_is_never_ended_in_order() {
     app.stop().await;
 }
 
-/// A streaming request that fits all protocols, and asks for all that a stream can say.
+/// A streaming request that fits all protocols, and asks for everything that a stream can contain.
 fn asked(model: &str) -> Value {
     json!({
         "model": model,
@@ -137,7 +137,7 @@ fn asked(model: &str) -> Value {
     })
 }
 
-/// Each with 21 tokens in and 7 out.
+/// Each stream has 21 input tokens and 7 output tokens.
 const STREAMS: &[(&str, &str)] = &[
     (
         "/v1/chat/completions",

@@ -1,4 +1,4 @@
-//! Our own evaluation against that of the `cel` crate: whatever loads means the same there.
+//! Tests of rule evaluation against the `cel` crate: a rule that loads has the same result there.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::{facts, rule};
 
-/// G13: what a rule says is what CEL says.
+/// G13: Each condition has the result that CEL defines.
 #[test]
 fn a_condition_means_what_it_means_in_cel() {
     for when in [
@@ -34,7 +34,7 @@ fn a_condition_means_what_it_means_in_cel() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// G13: the same for any condition that has an answer.
+    /// G13: Every generated condition that has a result has the same result in CEL.
     #[test]
     fn any_condition_means_what_it_means_in_cel(choices in prop::collection::vec(any::<u32>(), 1..60)) {
         let mut choices = choices.into_iter();
@@ -42,7 +42,7 @@ proptest! {
     }
 }
 
-/// Asks both; where we have no answer, neither has CEL.
+/// Evaluates with both; if the gateway has no result, CEL has none either.
 fn same(when: &str) {
     let rules = match rule(when) {
         Ok(rules) => rules,
@@ -69,7 +69,7 @@ const CALL: &str = "
     usage = { turns = 3, cost_usd = 2.5, left = { turns = 0 } }
 ";
 
-/// The same call, as maps of CEL.
+/// Returns the same call as maps for CEL.
 fn context() -> Context<'static, 'static> {
     let mut context = Context::default();
     let left = map([("turns", Value::Int(0))]);
@@ -90,7 +90,7 @@ fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
     Value::Map(HashMap::from(entries).into())
 }
 
-/// A condition, chosen part by part.
+/// Generates a boolean condition from the choices.
 fn bool(choices: &mut impl Iterator<Item = u32>, depth: u32) -> String {
     let choice = choices.next().unwrap_or_default();
     if depth == 0 {
@@ -142,7 +142,7 @@ fn double(choices: &mut impl Iterator<Item = u32>, depth: u32) -> String {
         return ["usage.cost_usd", "2.5", "-1.5", "double(usage.turns)"][choice as usize / 3 % 4]
             .to_owned();
     }
-    // Division is left out: what is not a number is an error in `cel`, and false by its specification.
+    // Division is left out: NaN is an error in the `cel` crate, and false by the specification.
     let operator = ["+", "-", "*"][choice as usize / 16 % 3];
     format!("({} {operator} {})", double(choices, depth - 1), double(choices, depth - 1))
 }

@@ -1,22 +1,22 @@
-//! Loading: what is told of a rule that is wrong, and that nothing can harm the loader.
+//! Tests of loading rules: the error of each wrong rule, and that no text harms the loader.
 
 use proptest::prelude::*;
 
 use super::{facts, rule, rules};
 
-/// What is said of a condition that is wrong.
+/// Returns the error of a wrong condition.
 fn wrong(when: &str) -> String {
     rule(when).unwrap_err().to_string()
 }
 
-/// What is said of a rule whose condition is fine and whose other lines are these.
+/// Returns the error of a rule with a valid condition and these other lines.
 fn wrong_rule(lines: &str) -> String {
     rules(&format!("[[rules]]\nname = 'r'\nwhen = 'true'\n{lines}")).unwrap_err().to_string()
 }
 
-/// G13: an unknown name is found when the rule is loaded, with its place and what there is instead.
+/// G13: The loader refuses an unknown name; the error has its position and lists the known names.
 #[test]
-fn a_name_that_is_no_fact_is_told_with_those_that_are() {
+fn the_error_of_an_unknown_name_lists_the_known_names() {
     let said = [
         "modle == 'x'",
         "request.modle == 'x'",
@@ -40,9 +40,9 @@ fn a_name_that_is_no_fact_is_told_with_those_that_are() {
     ");
 }
 
-/// G13: types are checked when the rule is loaded, not when it is asked.
+/// G13: Types are checked when a rule is loaded, not when it is evaluated.
 #[test]
-fn a_type_error_is_told_with_its_place() {
+fn a_type_error_names_its_position() {
     let said = [
         "request.model",
         "request.model > 5",
@@ -84,9 +84,9 @@ fn a_type_error_is_told_with_its_place() {
     "#);
 }
 
-/// G13: what would make a rule's cost hard to see is not there.
+/// G13: CEL features that hide a rule's cost are not supported, and the error says so.
 #[test]
-fn what_is_left_out_of_cel_is_told() {
+fn unsupported_cel_features_are_named() {
     let said = [
         "[1, 2].all(x, x > 1)",
         "has(run.metadata.team)",
@@ -122,9 +122,10 @@ fn what_is_left_out_of_cel_is_told() {
     ");
 }
 
-/// G13: a word that a fact can never be is a mistake that would otherwise show only by its absence.
+/// G13: The loader refuses a comparison with a word that the fact can never have, because such a rule would silently
+/// never match.
 #[test]
-fn a_word_that_cannot_be_is_a_mistake() {
+fn an_impossible_word_is_refused() {
     let said = [
         "request.route == 'chat'",
         "'gemini' != request.protocol",
@@ -138,9 +139,9 @@ fn a_word_that_cannot_be_is_a_mistake() {
     ");
 }
 
-/// G13: text that is not CEL.
+/// G13: The error of a syntax error has its position.
 #[test]
-fn a_syntax_error_is_told_with_its_place() {
+fn a_syntax_error_names_its_position() {
     let said = [
         "",
         "request.stream &&",
@@ -164,14 +165,14 @@ fn a_syntax_error_is_told_with_its_place() {
     "#);
 }
 
-/// G13: a condition that fails at the first call would refuse it.
+/// G13: A condition that fails for a run's first call would refuse that call, so the loader refuses the condition.
 #[test]
-fn a_condition_without_an_answer_for_the_first_call_is_told() {
+fn a_condition_that_fails_for_the_first_call_is_refused() {
     insta::assert_snapshot!(wrong("usage.total_tokens / usage.turns > 1000"), @"rule `r`: `when` cannot be evaluated for the first call of a run: a number is divided by zero; add a guard, as in `usage.turns > 0 && …`");
     assert!(rule("usage.turns > 0 && usage.total_tokens / usage.turns > 1000").is_ok());
 }
 
-/// G13: the cost of a condition is bounded by its size, and that by these.
+/// G13: The size of a condition is limited, which bounds its cost.
 #[test]
 fn a_condition_has_a_largest_size() {
     let long = format!("request.model == '{}'", "x".repeat(2048 - 19 + 1));
@@ -190,7 +191,7 @@ fn a_condition_has_a_largest_size() {
     }
 }
 
-/// G13: a rule that does nothing, or two things that exclude each other, is a mistake.
+/// G13: The loader refuses a rule without effects, or with effects that exclude each other.
 #[test]
 fn a_rule_has_to_make_sense() {
     let said = [
@@ -217,9 +218,9 @@ fn a_rule_has_to_make_sense() {
     insta::assert_snapshot!(rules(&many).unwrap_err(), @"rule `r-64`: there are more than 64 rules; join some of them with `||`");
 }
 
-/// G13, G4: a rule cannot set what decides who calls, and where a call goes.
+/// G13, G4: A rule cannot set a header that decides about the caller or the destination.
 #[test]
-fn a_rule_sets_no_header_of_ours() {
+fn a_rule_cannot_set_the_gateways_headers() {
     for name in [
         "authorization",
         "host",
@@ -250,9 +251,9 @@ fn a_rule_sets_no_header_of_ours() {
     insta::assert_snapshot!(wrong_rule(&format!("headers = {{ {} }}", many.join(", "))), @"rule `r`: there are more than 16 headers");
 }
 
-/// G13: a rule's own examples are checked when it is loaded.
+/// G13: A rule's own examples are checked when it is loaded.
 #[test]
-fn an_example_that_fails_is_told() {
+fn a_failing_example_is_refused() {
     let with = |examples: &str| {
         rules(&format!(
             "[[rules]]\nname = 'r'\nwhen = \"request.model == 'a' && 100 / request.bytes > 0\"\nrefuse = 'no'\n{examples}"
@@ -274,7 +275,7 @@ fn an_example_that_fails_is_told() {
     ");
 }
 
-/// G13: an example is understood as a whole or not at all.
+/// G13: An example may contain facts only; unknown members are refused.
 #[test]
 fn an_example_names_facts_only() {
     let error = |text: &str| {
@@ -291,7 +292,7 @@ fn an_example_names_facts_only() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// G13: any text gives a rule or an error. What matters is what the parser does with brackets.
+    /// G13: Any text gives a rule or an error. The interesting part is how the parser handles brackets.
     #[test]
     fn no_text_harms_the_loader(parts in prop::collection::vec(part(), 0..64)) {
         let when = parts.concat();
@@ -301,7 +302,7 @@ proptest! {
     }
 }
 
-/// Words, operators and brackets of CEL, and what is none.
+/// Words, operators and brackets of CEL, and invalid text.
 fn part() -> impl Strategy<Value = String> {
     let known = [
         "(",

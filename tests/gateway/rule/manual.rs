@@ -1,11 +1,11 @@
-//! The manual: every rule on its page loads, every fact is in its table.
+//! Tests of the manual's page on rules: every rule on it loads, and its table has every fact.
 
 use std::fs;
 
 use cogni_gateway::gateway::config::GatewayConfig;
 use cogni_gateway::gateway::pipeline::rule::RuleSet;
 
-/// G13: whoever copies a rule from the manual has a rule that works.
+/// G13: Every rule on the page loads, so a reader can copy it.
 #[test]
 fn every_rule_in_the_manual_loads() {
     let manual = page();
@@ -15,7 +15,7 @@ fn every_rule_in_the_manual_loads() {
     examples.into_iter().for_each(loads);
 }
 
-/// G13: so has who copies the one in the example configuration.
+/// G13: The rule in the example configuration loads, too.
 #[test]
 fn the_rule_in_the_example_configuration_loads() {
     let file = fs::read_to_string("config/gateway.toml").unwrap();
@@ -23,14 +23,14 @@ fn the_rule_in_the_example_configuration_loads() {
     loads(&lines.join("\n"));
 }
 
-/// G13: the table on the page has all facts, and no others.
+/// G13: The table on the page has all facts, and no others.
 #[test]
 fn every_fact_is_in_the_manual() {
     let manual = page();
     let mut told: Vec<_> =
         manual.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let mut facts: Vec<_> = ["run", "agent", "request", "usage"].map(parts).concat();
-    // What is below these stands in their own rows.
+    // The facts below these have rows of their own.
     facts.retain(|fact| !fact.starts_with("usage.left") && fact != "run.metadata.NAME");
     facts.extend(["run.metadata".to_owned(), "usage.left".to_owned()]);
     facts.sort();
@@ -38,7 +38,7 @@ fn every_fact_is_in_the_manual() {
     assert_eq!(told, facts);
 }
 
-/// The facts that begin with a word, as one is told who asks for none of them.
+/// Returns the facts that begin with a word, taken from the error for an unknown fact.
 fn parts(word: &str) -> Vec<String> {
     let said = super::rule(&format!("{word} == 1")).unwrap_err().to_string();
     let (_, parts) = said.split_once(" has `").unwrap();

@@ -1,13 +1,13 @@
-//! Rules in a served run: what clients are told, what goes upstream, what is written down.
+//! Tests of rules in a served run: the client's answer, the upstream's request, and the records.
 
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::client::Response;
 
-/// G13, G10: the refusal of a rule, in the words of each protocol.
+/// G13, G10: A rule's refusal has the error shape of each protocol.
 #[tokio::test]
-async fn a_rule_refuses_in_the_words_of_each_protocol() {
+async fn a_rule_refuses_in_the_shape_of_each_protocol() {
     let app = with_rules(NO_OPUS).await;
     let mut said = vec![];
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses"] {
@@ -31,7 +31,7 @@ async fn a_rule_refuses_in_the_words_of_each_protocol() {
     assert!(refused.iter().all(|record| record["rules"] == json!(["no-opus"])));
 }
 
-/// G13: what rules change is what goes upstream, and the rules that did it are written down.
+/// G13: The upstream receives the changes of the rules, and the records name the rules.
 #[tokio::test]
 async fn a_rule_changes_what_goes_upstream() {
     let app = with_rules(CHEAPER).await;
@@ -53,7 +53,7 @@ async fn a_rule_changes_what_goes_upstream() {
     assert_eq!(admitted, [(&one, &json!("fake/output=5")), (&two, &json!("fake/output=1"))]);
 }
 
-/// G13: a call that a rule limits is reserved for no more than that.
+/// G13: A call that a rule limits reserves no more than that limit.
 #[tokio::test]
 async fn a_limit_of_a_rule_is_what_is_reserved() {
     let app = with_rules("[[rules]]\nname = 'r'\nwhen = 'true'\nmax_output_tokens = 7").await;
@@ -62,9 +62,9 @@ async fn a_limit_of_a_rule_is_what_is_reserved() {
     app.stop().await;
 }
 
-/// G13: rules see calls; who only asks what models there are is not judged.
+/// G13: Rules apply to calls with a body, and not to a request for the model list.
 #[tokio::test]
-async fn what_carries_no_body_is_not_judged() {
+async fn rules_do_not_apply_to_requests_without_a_body() {
     let app = with_rules("[[rules]]\nname = 'r'\nwhen = 'true'\nrefuse = 'nothing at all'").await;
     for path in ["/v1/models", "/health", "/run/status"] {
         assert_eq!(app.client().get(path).await.status, 200, "{path}");

@@ -1,4 +1,4 @@
-//! G1: who is at the other end of a connection, as the kernel says and not as it claims.
+//! G1: Tests of the peer process of a connection, as the kernel reports it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 
-/// G1: the audit has the process behind a call, and each request names it.
+/// G1: The audit log has the process behind a connection, and each request refers to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_audit_names_the_process_that_connected() {
     let app = TestApp::with(|config| config.listen.socket_mode = 0o666).await;
@@ -29,7 +29,7 @@ async fn the_audit_names_the_process_that_connected() {
     }
 }
 
-/// G1: the kernel's word is what counts, so another user's process shows as that user's.
+/// G1: The kernel's report counts, so another user's process is recorded with that user.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_of_another_user_is_known_as_such() {
     let app = open_to_all(&[]).await;
@@ -42,7 +42,7 @@ async fn a_process_of_another_user_is_known_as_such() {
     assert_ne!(opened[0]["pid"], opened[1]["pid"]);
 }
 
-/// G1: who may not call is told so, whatever it asks, and recorded.
+/// G1: A user who may not connect gets the same refusal for any request, and it is recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_required_user_is_served() {
     let app = open_to_all(&[1001, 1004]).await;
@@ -73,7 +73,7 @@ async fn only_the_required_user_is_served() {
     assert_eq!(records.last().map(|record| &record["event"]), Some(&json!("log.checkpoint")));
 }
 
-/// G14: a sandbox can make as many processes as it likes, and as many connections; the log stays small.
+/// G14: A sandbox can make any number of processes and connections; the log stays small.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_processes_does_not_fill_the_disk() {
     let app = open_to_all(&[1001]).await;
@@ -91,7 +91,7 @@ async fn a_crowd_of_processes_does_not_fill_the_disk() {
     assert_eq!((singly.len(), more), (64, 116), "the 65th process and all after it are a number");
 }
 
-/// A run whose socket every user may reach.
+/// Serves a run whose socket every user may connect to.
 async fn open_to_all(uids: &[u32]) -> TestApp {
     let app = TestApp::with(|config| {
         config.listen.socket_mode = 0o666;
@@ -103,13 +103,13 @@ async fn open_to_all(uids: &[u32]) -> TestApp {
     app
 }
 
-/// Asks for the run's health in a process of another user; says whether it was answered, or how.
+/// Requests the run's health from a process of another user; returns the answer or the error.
 ///
-/// That process connects by itself, since the kernel remembers who connected.
+/// That process makes the connection itself, because the kernel remembers which process connected.
 fn ask_as(app: &TestApp, uid: u32, gid: u32) -> String {
     let binary = app.socket.with_file_name("cogni-gateway");
     if !binary.exists() {
-        // Where cargo has it, others may not look.
+        // Other users may not read the program where cargo has put it.
         fs::copy(env!("CARGO_BIN_EXE_cogni-gateway"), &binary).unwrap();
     }
     let mut ask = Command::new(binary);

@@ -1,4 +1,4 @@
-//! G1: the command `shared`, what it says, and how it ends.
+//! G1: Tests of the command `shared`: its messages, and how it ends.
 
 use std::fs;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::support::process::Process;
 use crate::support::shared_app::{KEYS, keys};
 use crate::support::test_ca::Authority;
 
-/// G1: wrong files and fields are named, and put right.
+/// G1: The error names a wrong file or field, and how to correct it.
 #[test]
 fn a_wrong_configuration_is_explained() {
     let error = |text: &str| {
@@ -68,7 +68,7 @@ fn a_wrong_configuration_is_explained() {
     ");
 }
 
-/// G1: one command serves one run, the other many.
+/// G1: `proxy` serves one run and `shared` serves many; `proxy` refuses settings for many runs.
 #[test]
 fn proxy_refuses_what_is_for_many_runs() {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -80,7 +80,7 @@ fn proxy_refuses_what_is_for_many_runs() {
     insta::assert_snapshot!(error, @"`[shared]` is for `cogni-gateway shared`; take it out, or use that command");
 }
 
-/// G1: the help is read once, by a person; settings of one run are not in it.
+/// G1: The help of `shared` does not contain settings of a single run.
 #[test]
 fn the_help_leaves_out_what_is_about_one_run() {
     let mut command = cli::shared::command();
@@ -105,8 +105,8 @@ fn the_help_leaves_out_what_is_about_one_run() {
     ");
 }
 
-/// G1: keys and certificates are read again on SIGHUP, so that both rotate while streams go on; a wrong file
-/// changes nothing. SIGTERM drains as it does for one run.
+/// G1: SIGHUP reads keys and certificates again, so both rotate while streams continue; a wrong file changes nothing.
+/// SIGTERM drains as it does for one run.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_and_certificates_rotate_while_streams_go_on() {
     let upstream = model_provider::start("").await;
@@ -151,7 +151,7 @@ async fn keys_and_certificates_rotate_while_streams_go_on() {
     assert!(report.finished && report.open == 0 && report.admitted == 4, "{report:?}");
 }
 
-/// The real binary, and its files.
+/// The built program and its files.
 struct Place {
     directory: tempfile::TempDir,
     authority: Authority,
@@ -202,7 +202,7 @@ impl Place {
         process
     }
 
-    /// A stream with a token, or the reason why there is no connection.
+    /// Opens a stream with a token, or returns the reason why the connection failed.
     async fn open(&self, token: &str, model: &str) -> std::io::Result<Stream> {
         let config = Arc::new(self.authority.client(None, &["http/1.1"]));
         let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;

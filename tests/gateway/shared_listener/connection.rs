@@ -1,4 +1,4 @@
-//! G1: TLS, client certificates, HTTP/1.1 and HTTP/2, and strangers that would hold a place.
+//! G1: Tests of TLS, client certificates, HTTP/1.1, HTTP/2, and unauthenticated clients that occupy connections.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::client::{Stream, post};
 use crate::support::shared_app::SharedApp;
 use crate::support::test_ca::Authority;
 
-/// G1: a stream and a unary call, over each protocol that TLS can agree on.
+/// G1: A stream and a unary call work over each protocol that TLS negotiates.
 #[tokio::test]
 async fn calls_are_served_over_tls() {
     let app = SharedApp::start().await;
@@ -33,7 +33,7 @@ async fn calls_are_served_over_tls() {
     app.stop().await;
 }
 
-/// G1: where an authority for clients is named, who has no certificate of it does not get in.
+/// G1: If a client CA is configured, a client without a certificate of that CA is rejected.
 #[tokio::test]
 async fn clients_show_a_certificate_where_they_must() {
     let strangers = Authority::new();
@@ -43,7 +43,7 @@ async fn clients_show_a_certificate_where_they_must() {
     .await;
     let (ours, theirs) = (app.authority.files("agent"), strangers.files("agent"));
     for (files, is_served) in [(Some(&ours), true), (Some(&theirs), false), (None, false)] {
-        // In TLS 1.3 the client's side is done before the server has looked at its certificate.
+        // In TLS 1.3 the client finishes before the server has checked its certificate.
         let answer = match app.tls(files, &["http/1.1"]).await {
             Ok(mut stream) => {
                 let _ = stream.write_all(HEALTH).await;
@@ -59,7 +59,7 @@ async fn clients_show_a_certificate_where_they_must() {
     app.stop().await;
 }
 
-/// G1: what does not speak TLS is not answered in the clear.
+/// G1: A connection without TLS gets no plaintext answer.
 #[tokio::test]
 async fn plain_text_is_not_answered() {
     let app = SharedApp::start().await;
@@ -68,9 +68,9 @@ async fn plain_text_is_not_answered() {
     app.stop().await;
 }
 
-/// G1: an operator may do without TLS on the machine itself; tokens are judged alike.
+/// G1: An operator may turn TLS off for connections on the machine itself; tokens are checked in the same way.
 #[tokio::test]
-async fn plain_text_is_served_where_the_operator_says_so() {
+async fn plain_text_is_served_if_the_operator_allows_it() {
     let app = SharedApp::with(without_tls).await;
     assert!(plain(&app, HEALTH).await.starts_with(b"HTTP/1.1 200 "));
     let request = |key: &str| {
@@ -85,7 +85,7 @@ async fn plain_text_is_served_where_the_operator_says_so() {
     app.stop().await;
 }
 
-/// G14: a client that does not finish its handshake is closed.
+/// G14: A client that does not finish its handshake is disconnected.
 #[tokio::test]
 async fn a_handshake_that_never_ends_is_cut() {
     let app = SharedApp::with(|config, _| {
@@ -99,9 +99,9 @@ async fn a_handshake_that_never_ends_is_cut() {
     app.stop().await;
 }
 
-/// G14: who shows no good token holds no place, however busy it keeps its connection.
+/// G14: A client without a valid token is disconnected in time, however busy its connection is. A run's client is not.
 #[tokio::test]
-async fn a_stranger_is_sent_away_in_time_and_a_run_is_not() {
+async fn an_unauthenticated_client_is_disconnected_in_time_and_a_run_is_not() {
     let app = SharedApp::with(|config, authority| {
         without_tls(config, authority);
         config.server.header_timeout = PAUSE;
@@ -129,7 +129,7 @@ async fn a_stranger_is_sent_away_in_time_and_a_run_is_not() {
     app.stop().await;
 }
 
-/// G14: a connection too many is told so where it can read it.
+/// G14: A connection over the limit gets an error if the client can read one.
 #[tokio::test]
 async fn a_connection_too_many_is_turned_away() {
     let app = SharedApp::with(|config, authority| {
@@ -146,7 +146,7 @@ async fn a_connection_too_many_is_turned_away() {
     app.stop().await;
 }
 
-/// G14: a run that has as many connections as it may gets no more; the other run gets its own.
+/// G14: A run with its maximum number of connections gets no more; another run still gets its own.
 #[tokio::test]
 async fn a_run_cannot_take_all_connections() {
     let app = SharedApp::with(|config, _| config.server.max_connections = 2).await;
@@ -174,13 +174,13 @@ async fn a_run_cannot_take_all_connections() {
     app.stop().await;
 }
 
-/// G14: a connection for which its run has no place holds none of the listener's for long, so the run cannot take those of others.
+/// G14: A connection beyond its run's limit is closed soon, so that one run cannot occupy the listener's connections.
 #[tokio::test]
 async fn a_connection_that_its_run_has_no_place_for_is_closed() {
     let app = SharedApp::with(|config, authority| {
         without_tls(config, authority);
         config.server.max_connections = 1;
-        // It is not the time of a stranger that ends the connection.
+        // The limit for unauthenticated clients does not end the connection.
         config.server.header_timeout = Duration::from_mins(10);
     })
     .await;
@@ -207,7 +207,7 @@ fn without_tls(config: &mut cogni_gateway::gateway::config::GatewayConfig, _: &A
     shared.plaintext = true;
 }
 
-/// Sends bytes in the clear, and returns all that comes back until the gateway closes.
+/// Sends plaintext bytes, and returns everything that arrives until the gateway closes the connection.
 async fn plain(app: &SharedApp, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(app.address).await.unwrap();
     let _ = stream.write_all(bytes).await;
@@ -218,5 +218,5 @@ async fn plain(app: &SharedApp, bytes: &[u8]) -> Vec<u8> {
 
 const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
 const SHORT: Duration = Duration::from_millis(200);
-/// Longer than a busy machine makes anybody pause.
+/// Longer than any pause on a busy machine.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! G1: a token that does not hold is refused in the words of the protocol, once and for all.
+//! G1: Tests of invalid tokens: they are refused in the shape of the protocol, as a final refusal.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use super::call;
 use crate::support::client::{Response, Stream};
 use crate::support::shared_app::{SharedApp, keys};
 
-/// G1, G10: what each client reads, and that it is told not to try again.
+/// G1, G10: Each client gets a refusal in its protocol's shape, which tells it not to retry.
 #[tokio::test]
 async fn a_bad_token_is_refused_in_the_protocols_shape() {
     let app = SharedApp::start().await;
@@ -47,7 +47,7 @@ async fn a_bad_token_is_refused_in_the_protocols_shape() {
     app.stop().await;
 }
 
-/// G1: a token for another installation, or for none, is nobody's here.
+/// G1: A token for another installation, or for none, is invalid here.
 #[tokio::test]
 async fn a_token_of_another_installation_is_refused() {
     let app = SharedApp::with(|config, _| {
@@ -65,9 +65,9 @@ async fn a_token_of_another_installation_is_refused() {
     app.stop().await;
 }
 
-/// G12: refusals are counted, those of no run by their code alone.
+/// G12: Refusals are counted; those without a run are counted by code alone.
 #[tokio::test]
-async fn strangers_are_counted_and_logged() {
+async fn unauthenticated_requests_are_counted_and_logged() {
     let app = SharedApp::with(|config, _| {
         config.metrics.address = Some(([127, 0, 0, 1], 0).into());
     })
@@ -89,8 +89,7 @@ async fn strangers_are_counted_and_logged() {
     drop(directory);
 }
 
-/// G1: a token that was good is worth nothing from the second at which it expires; whoever replays it is
-/// in the run's records.
+/// G1: A token is invalid from the second of its expiry on, and the run's records show its reuse.
 #[tokio::test]
 async fn a_replay_after_expiry_is_refused_and_recorded() {
     let app = SharedApp::start().await;
@@ -111,7 +110,7 @@ async fn a_replay_after_expiry_is_refused_and_recorded() {
     assert!(text.contains(r#""code":"run_token_expired","status":401"#), "{text}");
 }
 
-/// A token that was good when it was used, however slow this machine is, and will soon not be.
+/// Returns a token that was valid when it was used, however slow the machine is, and expires soon.
 async fn good_for_a_moment(app: &SharedApp) -> String {
     for seconds in [2, 8, 32] {
         let token = app.token_until("run-1", seconds);
@@ -122,7 +121,7 @@ async fn good_for_a_moment(app: &SharedApp) -> String {
     panic!("no call was made within half a minute");
 }
 
-/// G1: whatever byte is changed, the answer is 401; on one connection, where good tokens came before.
+/// G1: A token with any byte changed gets a 401, also on a connection where valid tokens came before.
 #[tokio::test]
 async fn a_token_with_any_other_byte_is_refused() {
     let app = SharedApp::start().await;
@@ -136,7 +135,7 @@ async fn a_token_with_any_other_byte_is_refused() {
     };
     for at in 0..token.len() {
         let mut changed = token.clone().into_bytes();
-        // Another letter, another digit, another character of the alphabet: each near the one it was.
+        // The replacement is another letter, digit or character of the alphabet, close to the original.
         changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
         assert_eq!(ask(&changed).await, 401, "byte {at}");
         changed[at] = token.as_bytes()[at] ^ 1;
@@ -148,7 +147,7 @@ async fn a_token_with_any_other_byte_is_refused() {
     app.stop().await;
 }
 
-/// G1: each request is judged by its own token, not by what came on its connection before.
+/// G1: Each request is authenticated by its own token, not by earlier tokens on its connection.
 #[tokio::test]
 async fn requests_on_one_connection_may_be_of_different_runs() {
     let app = SharedApp::start().await;
@@ -161,7 +160,7 @@ async fn requests_on_one_connection_may_be_of_different_runs() {
         let answer = http1.send_request(status("", key)).await.unwrap();
         judge(&Stream::from(answer).finish().await.unwrap(), run);
     }
-    // Side by side, too.
+    // The requests are also made concurrently.
     let answers =
         keys.map(|(key, run)| (http2.send_request(status("https://127.0.0.1", key)), run));
     for (answer, run) in answers {
@@ -170,7 +169,7 @@ async fn requests_on_one_connection_may_be_of_different_runs() {
     app.stop().await;
 }
 
-/// G1: load balancers have no token, and learn nothing of the runs.
+/// G1: A load balancer has no token; its health check succeeds and reveals nothing about the runs.
 #[tokio::test]
 async fn health_needs_no_token() {
     let app = SharedApp::start().await;

@@ -1,4 +1,4 @@
-//! G1: runs come and go while others are served.
+//! G1: Tests of runs that are opened and closed while other runs are served.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 use super::call;
 use crate::support::shared_app::{SharedApp, spec};
 
-/// G1, G11: a run that is opened is served; one that is closed is unknown, and its records end in order.
+/// G1, G11: An open run is served; a closed run is unknown, and its records are complete.
 #[tokio::test]
 async fn runs_come_and_go() {
     let app = SharedApp::start().await;
@@ -35,7 +35,7 @@ async fn runs_come_and_go() {
     app.stop().await;
 }
 
-/// G9: closing a run and opening it again does not give it its budget back.
+/// G9: A run that is closed and opened again does not get its budget back.
 #[tokio::test]
 async fn a_run_that_is_opened_again_goes_on_where_it_was() {
     let app = SharedApp::with(|config, _| config.budget.max_turns = Some(1)).await;
@@ -47,7 +47,7 @@ async fn a_run_that_is_opened_again_goes_on_where_it_was() {
     app.stop().await;
 }
 
-/// G1: an open stream may end before its run is closed; what does not end is cut and settled.
+/// G1: An open stream may end before its run is closed; a stream that does not end is cut and settled.
 #[tokio::test]
 async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
     for (grace, drained) in [
@@ -88,13 +88,13 @@ async fn closing_a_run_drains_it_and_leaves_the_others_alone() {
     }
 }
 
-/// G13: a reload is every run's or nobody's; a run that is just being opened has it, too.
+/// G13: A reload applies to every run or to none, including a run that is being opened.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_reaches_a_run_that_is_being_opened() {
     let mut given = None;
     let app = SharedApp::with(|config, _| given = Some(config.clone())).await;
     let mut config = given.unwrap();
-    // What has much in its log takes a while to open.
+    // A run with a long log takes a while to open.
     let long = app.runs.open_run(spec("run-3", "acct-3")).unwrap();
     for version in 0..5000 {
         long.audit.record_operator_action(&PolicyChangedRecord {
@@ -124,8 +124,7 @@ async fn a_reload_reaches_a_run_that_is_being_opened() {
     app.stop().await;
 }
 
-/// G13: what an operator has changed of one run stays, whatever is read again, and never becomes more than what is
-/// read.
+/// G13: An operator's change of one run survives a reload, and never exceeds the reloaded limits.
 #[tokio::test]
 async fn an_operators_changes_outlive_a_reload() {
     let mut given = None;
@@ -156,7 +155,7 @@ async fn an_operators_changes_outlive_a_reload() {
         assert_eq!(other.config_and_version().0.budget.max_turns, Some(50));
         assert_eq!((control.is_overridden(), other.is_overridden()), (true, false));
     }
-    // What is raised stays raised while the files say nothing new, and obeys what they say then.
+    // A raised limit stays while the files are unchanged, and follows the files when they change.
     change(Some(80), &[]).unwrap();
     app.runs.reload_runs(ChangeSource::Admin, config.clone()).unwrap();
     assert_eq!(in_force().0, Some(80));
@@ -166,9 +165,9 @@ async fn an_operators_changes_outlive_a_reload() {
     app.stop().await;
 }
 
-/// G13: what cannot change is refused, also where there is no run that it could change under.
+/// G13: A setting that needs a restart is refused, also without open runs.
 #[tokio::test]
-async fn what_needs_a_restart_is_refused_without_runs() {
+async fn a_setting_that_needs_a_restart_is_refused_without_runs() {
     let mut given = None;
     let app = SharedApp::with(|config, _| given = Some(config.clone())).await;
     for run in ["run-1", "run-2"] {
@@ -181,7 +180,7 @@ async fn what_needs_a_restart_is_refused_without_runs() {
     app.stop().await;
 }
 
-/// G1: what cannot be opened, and that nothing is left of it.
+/// G1: A run that cannot be opened leaves nothing behind.
 #[tokio::test]
 async fn a_run_is_opened_once_and_well_described() {
     let app = SharedApp::start().await;
@@ -201,7 +200,7 @@ async fn a_run_is_opened_once_and_well_described() {
     app.stop().await;
 }
 
-/// G11: a run's id names its file, and no file elsewhere.
+/// G11: A run's id names a file in the audit directory, and never a file elsewhere.
 #[tokio::test]
 async fn an_audit_file_stays_in_its_directory() {
     let app = SharedApp::start().await;
@@ -229,7 +228,7 @@ async fn an_audit_file_stays_in_its_directory() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 3, "audit, keys, access log");
 }
 
-/// G14: a thousand runs that wait cost little, in memory and in descriptors.
+/// G14: A thousand idle runs cost little memory and few descriptors.
 #[test]
 fn an_idle_run_costs_little() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -240,7 +239,7 @@ fn an_idle_run_costs_little() {
                 app.runs.open_run(spec(&format!("many-{number}"), "acct")).unwrap();
             }
         };
-        // The first ones pay for what grows in steps.
+        // The first runs pay for buffers that grow in steps.
         open(0);
         let kept = allocation_counter::measure(|| open(100)).bytes_current;
         let each = u64::try_from(kept).unwrap() / 100;

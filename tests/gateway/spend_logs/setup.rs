@@ -1,4 +1,4 @@
-//! Postgres, a LiteLLM that keeps its spend there, and the endpoint that it calls back.
+//! Postgres, a LiteLLM that keeps its spend there, and the endpoint of LiteLLM's callback.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,7 +22,7 @@ pub(super) const REMEDY: &str = "`tests/run billing` installs what is missing an
 
 pub(super) const SECRET: &str = "callback-secret";
 
-/// A throw-away server on loopback, which is told not to wait for the disk.
+/// A temporary server on loopback that does not sync to disk.
 pub(super) struct Postgres {
     url: String,
     _process: Process,
@@ -30,11 +30,11 @@ pub(super) struct Postgres {
 }
 
 impl Postgres {
-    /// With LiteLLM's tables.
+    /// Starts Postgres with LiteLLM's tables.
     pub(super) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
-        // It does not run as root.
+        // Postgres refuses to run as root.
         if rustix::process::geteuid().is_root() {
             chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         }
@@ -83,7 +83,7 @@ impl Postgres {
     }
 }
 
-/// Debian keeps them where no shell finds them.
+/// Returns Debian's directory of the server programs, which is not in `PATH`.
 fn programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql")
         .unwrap_or_else(|error| panic!("PostgreSQL: {error}; {REMEDY}"));
@@ -95,14 +95,14 @@ fn as_nobody(command: &mut Command) -> &mut Command {
     if rustix::process::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
 }
 
-/// The fake provider behind it, Postgres beside it, and somebody to call back.
+/// LiteLLM with the fake provider behind it, Postgres for its spend, and a callback endpoint.
 pub(super) struct Litellm {
     pub(super) address: String,
     process: Process,
 }
 
 impl Litellm {
-    /// Calls back to `endpoint`, and shows it `token`.
+    /// Starts LiteLLM with a callback to `endpoint` that sends `token`.
     pub(super) fn start(
         provider: &str,
         postgres: &Postgres,
@@ -120,7 +120,7 @@ impl Litellm {
                 .env("PROVIDER", format!("http://{provider}"))
                 .env("PROVIDER_V1", format!("http://{provider}/v1"))
                 .env("DATABASE_URL", &postgres.url)
-                // Its migrations are there already; it would want another of Prisma's programs for them.
+                // The migrations are done already; LiteLLM would need another of Prisma's programs for them.
                 .env("DISABLE_SCHEMA_UPDATE", "true")
                 .env("PATH", format!("{}:{}", venv("prisma").join("bin").display(), env!("PATH")))
                 .env("PRISMA_QUERY_ENGINE_BINARY", venv("prisma").join("query-engine"))
@@ -128,7 +128,7 @@ impl Litellm {
                 .env("GENERIC_LOGGER_HEADERS", format!("Authorization=Bearer {token}"))
                 .env("DEFAULT_FLUSH_INTERVAL_SECONDS", "1")
                 .env("PYTHONDONTWRITEBYTECODE", "1")
-                // Its price list would otherwise be fetched from the internet.
+                // Otherwise LiteLLM would fetch its price list from the internet.
                 .env("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
             REMEDY,
         );
@@ -142,7 +142,7 @@ impl Litellm {
     }
 }
 
-/// The endpoint that LiteLLM calls back, as the service has it: who knows the secret may write in the books.
+/// The endpoint of LiteLLM's callback, as the service has it: a caller with the secret may write to the billing store.
 pub(super) struct Receiver {
     address: String,
     books: BillingStore,
@@ -180,7 +180,7 @@ impl Receiver {
         self.runtime.block_on(work)
     }
 
-    /// What became of each batch.
+    /// Returns the outcome of each batch.
     pub(super) fn told(&self) -> String {
         self.told.lock().unwrap().join("; ")
     }

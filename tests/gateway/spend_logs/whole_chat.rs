@@ -1,5 +1,5 @@
-//! A2, L6, B1 to B4: one chat, by all of the real parties: the service, a sandbox, its gateway, LiteLLM with its Postgres, the
-//! relay, a forge, and what LiteLLM calls back with.
+//! A2, L6, B1 to B4: Tests of one chat through all real components: the service, a sandbox, its gateway, LiteLLM with
+//! Postgres, the relay, a GitHub stand-in, and LiteLLM's callback.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -19,11 +19,11 @@ use crate::support::process::patience;
 use crate::support::repository::git;
 use crate::support::service::{Place, Told, told, wants};
 
-/// The agent's work is a pull request, and each of its calls has one receipt, at LiteLLM's own price.
+/// The agent's work becomes a pull request, and each of its calls has one receipt, at LiteLLM's own price.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let commit = "echo hello > greeting && git add greeting && git commit --quiet --message=Greet";
-    // As many tokens as its words are: a provider that reports fewer than were seen is not believed.
+    // The provider reports as many tokens as its text has, because a report below the observed text is not accepted.
     let model = format!("{},output=60", wants(commit));
     let mut place = Place::new(&model).await;
     let forge = github_server::Running::start().await;
@@ -57,7 +57,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
         "one in which it wants to run a program, and one in which it says what came of it"
     );
 
-    // The callback brings the first of them at least: LiteLLM forgets calls that end while it posts those before them.
+    // The callback delivers at least the first charge: LiteLLM drops calls that end while it posts earlier ones.
     let path = format!("/api/v1/runs/{named}/receipts");
     let by_callback = async || {
         let receipts = service.get(&path).await.json()["receipts"].clone();
@@ -86,7 +86,7 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     let reported = told.iter().filter(|told| told.kind == "usage_report");
     assert_eq!(charged, reported.map(|told| &told.data["call_id"]).collect::<Vec<_>>());
 
-    // A call of another gateway with the same LiteLLM is none of ours.
+    // A call of another gateway with the same LiteLLM does not belong to this service.
     tokio::task::block_in_place(|| {
         call_of_another(&litellm);
         patience(|| rows(&litellm).contains("run-of-another"), || litellm.said());
@@ -98,23 +98,26 @@ async fn a_chat_ends_in_a_pull_request_and_its_calls_have_their_receipts() {
     place.stop(service);
 }
 
-/// LiteLLM before the place's provider, which calls back to the service with a grant for that and nothing else.
+/// Starts LiteLLM in front of the test's provider; its callback has a grant for nothing else.
 fn behind(place: &Place) -> (Litellm, Postgres) {
     let teller = place.mint(&["--access", "billing"]);
-    let endpoint =
-        format!("http://{}/api/internal/billing/ingest", door(place.path().join("api.sock")));
+    let endpoint = format!(
+        "http://{}/api/internal/billing/ingest",
+        start_tcp_proxy(place.path().join("api.sock"))
+    );
     let provider = place.provider.addr.to_string();
     let postgres = Postgres::start();
     (Litellm::start(&provider, &postgres, (&endpoint, &teller.token)), postgres)
 }
 
-/// An address for who cannot connect to a unix socket, as a proxy before the service has one.
-fn door(socket: PathBuf) -> String {
+/// Starts a TCP proxy in front of the service's unix socket, as an operator's reverse proxy would be; returns its
+/// address.
+fn start_tcp_proxy(socket: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {
         for client in listener.incoming().map_while(Result::ok) {
-            // The service may not be there yet.
+            // The service may not be ready yet.
             let Ok(service) = UnixStream::connect(&socket) else { continue };
             thread::spawn(move || drop(carry(&client, &service)));
         }
@@ -140,7 +143,7 @@ fn call_of_another(litellm: &Litellm) {
     ask(litellm, "/v1/chat/completions", &["--header", &metadata, "--json", &body]);
 }
 
-/// What LiteLLM has written down.
+/// Returns the rows that LiteLLM has written.
 fn rows(litellm: &Litellm) -> String {
     ask(litellm, "/spend/logs/v2?start_date=2000-01-01&end_date=2100-01-01", &[])
 }

@@ -1,4 +1,4 @@
-//! G4: the upstream is told of the run's trace, and of none other.
+//! G4: Tests of the trace context: the upstream receives the run's trace, and never the client's.
 
 use cogni_gateway::base::trace_context::{SpanId, TraceContext, TraceId};
 use cogni_gateway::gateway::run::RequestId;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 
-/// G4: what a client says of traces goes nowhere, whether or not the run is part of one.
+/// G4: Trace headers of a client are dropped, whether or not the run is part of a trace.
 #[tokio::test]
 async fn a_client_cannot_say_which_trace_it_is_part_of() {
     let lies = [("traceparent", FORGED), ("tracestate", "evil=1"), ("baggage", "evil=1")];
@@ -25,7 +25,7 @@ async fn a_client_cannot_say_which_trace_it_is_part_of() {
     }
 }
 
-/// G12: each call is a span of its own, which its request id tells.
+/// G12: Each call is its own span, and its request id names the span.
 #[tokio::test]
 async fn each_call_is_a_span_of_the_runs_trace() {
     let app = TestApp::with(|config| config.identity.trace = Some(OURS.parse().unwrap())).await;
@@ -43,7 +43,7 @@ async fn each_call_is_a_span_of_the_runs_trace() {
     assert_eq!(records[0]["trace"], OURS[3..35]);
 }
 
-/// G12: the trace that LiteLLM is told of is the run's, where it has a name that all can read.
+/// G12: LiteLLM receives the run's trace if the trace id has a form that LiteLLM accepts.
 #[tokio::test]
 async fn a_trace_that_litellm_knows_is_the_runs() {
     let known = |id: &str| json!({"existing_trace_id": id}).as_object().unwrap().clone();
@@ -57,9 +57,9 @@ async fn a_trace_that_litellm_knows_is_the_runs() {
     }
 }
 
-/// G12: an operator may keep traces from the upstream.
+/// G12: An operator may keep the trace from the upstream.
 #[tokio::test]
-async fn the_upstream_is_told_of_no_trace_where_the_operator_says_so() {
+async fn the_upstream_gets_no_trace_if_the_operator_says_so() {
     let app = TestApp::with(|config| {
         config.identity.trace = Some(OURS.parse().unwrap());
         config.policy.headers.traceparent = false;
@@ -70,9 +70,9 @@ async fn the_upstream_is_told_of_no_trace_where_the_operator_says_so() {
     app.stop().await;
 }
 
-/// A host that does not record its spans has ours not recorded either.
+/// If the host does not record its spans, the gateway's spans are not recorded either.
 #[tokio::test]
-async fn that_a_trace_is_not_recorded_is_passed_on() {
+async fn an_unsampled_trace_stays_unsampled() {
     let given = OURS.replace("-01", "-00");
     let app = TestApp::with(|config| config.identity.trace = Some(given.parse().unwrap())).await;
     app.client().post("/v1/messages", &body()).await;
@@ -103,7 +103,7 @@ fn what_is_no_traceparent_is_told_so() {
     assert!(later.parse::<TraceContext>().unwrap().is_sampled);
 }
 
-/// A share of the traces is a share of them wherever it is asked for, and none and all are just that.
+/// Sampling selects the configured share of traces; shares of zero and one select none and all.
 #[test]
 fn a_share_of_traces_is_about_that_share() {
     let traces: Vec<_> = (0..4000).map(|_| TraceId::random()).collect();
@@ -127,7 +127,7 @@ proptest! {
     }
 }
 
-/// Ids that are made at once differ where a span's id is taken from.
+/// Ids that are created at the same time differ in the part that becomes the span id.
 #[test]
 fn requests_at_the_same_time_are_different_spans() {
     let spans: std::collections::BTreeSet<_> =

@@ -1,4 +1,4 @@
-//! G12: what a collector is told, by a real one's protocol, and what it costs where there is none.
+//! G12: Tests of spans: what a collector receives in OpenTelemetry's protocol, and the cost without a collector.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -18,7 +18,7 @@ use crate::support::app::TestApp;
 use crate::support::process::NOBODY;
 use crate::support::trace_collector::{Collector, hex, shown};
 
-/// G12: a run is a span, its calls are spans within it, named by the conventions; no prompt, no key.
+/// G12: A run is a span, and its calls are child spans with the conventions' names; no span has a prompt or a key.
 #[tokio::test]
 async fn a_collector_sees_the_run_and_its_calls() {
     let collector = Collector::start(StatusCode::OK).await;
@@ -80,9 +80,9 @@ async fn a_collector_sees_the_run_and_its_calls() {
     );
 }
 
-/// G12: a call that reached nobody is not counted as one, but whoever looks for it finds its span.
+/// G12: A call that reached no upstream is not counted as a call, but has a span.
 #[tokio::test]
-async fn a_call_that_reached_nobody_is_a_span() {
+async fn a_call_that_reached_no_upstream_has_a_span() {
     let collector = Collector::start(StatusCode::OK).await;
     let app = TestApp::with(|config| {
         collected(config, collector.address);
@@ -96,7 +96,7 @@ async fn a_call_that_reached_nobody_is_a_span() {
     assert_eq!(failed.status.as_ref().unwrap().message, "upstream_unreachable");
 }
 
-/// G12: without a trace of its host's, a run has one of its own, and as many runs as asked for.
+/// G12: A run without a host's trace starts its own trace, for the configured share of runs.
 #[tokio::test]
 async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
     for (ratio, recorded) in [(1.0, true), (0.0, false)] {
@@ -118,7 +118,7 @@ async fn a_run_without_a_trace_gets_one_where_it_is_sampled() {
     }
 }
 
-/// G12: a collector that is not there costs nobody anything, and what it misses is counted.
+/// G12: A collector that cannot be reached delays nothing, and the lost spans are counted.
 #[tokio::test]
 async fn a_dead_collector_costs_a_counter() {
     let refusing = Collector::start(StatusCode::SERVICE_UNAVAILABLE).await;
@@ -143,7 +143,7 @@ async fn a_dead_collector_costs_a_counter() {
     }
 }
 
-/// G12: more spans than the queue holds are lost and counted, and whoever tells of one does not wait.
+/// G12: Spans beyond the queue are lost and counted, and reporting a span never waits.
 #[tokio::test]
 async fn spans_beyond_the_queue_are_lost_and_counted() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -157,13 +157,13 @@ async fn spans_beyond_the_queue_are_lost_and_counted() {
         trace.record_span(trace.span_since("span", SystemTime::now()));
     }
     let lost = metrics.span_counters().overflowed.get();
-    // One batch may be on its way, and another be gathered.
+    // One batch may be in transit, and another one may be collected.
     assert!((10_000 - 2048 - 2 * 512..=10_000 - 2048).contains(&lost), "{lost}");
 }
 
-/// G12: a collector that takes all and answers nothing holds up neither calls nor the end.
+/// G12: A collector that accepts everything and never answers delays neither calls nor the shutdown.
 #[tokio::test]
-async fn a_collector_that_never_answers_holds_nobody_up() {
+async fn a_collector_that_never_answers_delays_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let app = TestApp::with(|config| collected(config, silent.local_addr().unwrap())).await;
     assert_eq!(app.client().post("/v1/messages", &call()).await.status, 200);
@@ -178,7 +178,7 @@ fn call() -> serde_json::Value {
     json!({"model": "fake", "max_tokens": 5, "messages": []})
 }
 
-/// The spans below their parents, ids and times left out.
+/// Formats the spans below their parents, without ids and times.
 fn tree(spans: &[Span]) -> String {
     let root = spans.iter().find(|span| span.name == "run").unwrap();
     assert_eq!(hex(&root.parent_span_id), OURS[36..52]);

@@ -1,4 +1,4 @@
-//! G8: the upstream's name is resolved for each connection, and not once for all.
+//! G8: Tests of name resolution: the upstream's name is resolved for each connection.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,7 +10,8 @@ use crate::support::client::Client;
 use crate::support::model_provider;
 use crate::support::process::Process;
 
-/// G8: a name that moves, as that of a container does which is made anew, is followed by the next connection.
+/// G8: If a name's address changes, as that of a container does when it is created again, the next connection uses the
+/// new address.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_moves_is_followed() {
     for scheme in ["http", "h2c"] {
@@ -44,7 +45,7 @@ async fn a_name_that_moves_is_followed() {
         let second = model_provider::start_at(SocketAddr::from(([127, 0, 0, 3], port)), "").await;
         fs::write(&hosts, "127.0.0.3 llm.test\n").unwrap();
         drop(first);
-        // What is still open to the first may be used until that has closed it.
+        // A connection to the first address may be used until its server has closed it.
         while second.seen.request_count() == 0 {
             client.post("/v1/chat/completions", &call).await;
         }
@@ -52,5 +53,5 @@ async fn a_name_that_moves_is_followed() {
     }
 }
 
-/// Runs a program that finds names in a file of its own.
+/// Runs a program with its own hosts file.
 const WITH_HOSTS: &str = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";

@@ -1,4 +1,4 @@
-//! G8: connections are used again, and a call is sent again only if nothing of it was delivered.
+//! G8: Tests of the pool: connections are reused, and a call is retried only if nothing of it was delivered.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::app::TestApp;
 use crate::support::process::PATIENCE;
 use crate::support::raw_upstream;
 
-/// G8: one connection carries call after call, unary and streamed, error and not.
+/// G8: One connection carries one call after the other, unary and streamed, successful and failed.
 #[tokio::test]
 async fn a_connection_is_used_again() {
     let app = TestApp::with(|config| config.upstream.pool_idle_timeout = LONG).await;
@@ -28,7 +28,7 @@ async fn a_connection_is_used_again() {
     app.stop().await;
 }
 
-/// G8: calls side by side have connections of their own, and leave them to those that follow.
+/// G8: Concurrent calls have separate connections, which later calls reuse.
 #[tokio::test]
 async fn calls_side_by_side_have_connections_of_their_own() {
     let app = TestApp::with(|config| config.upstream.pool_idle_timeout = LONG).await;
@@ -48,7 +48,7 @@ async fn calls_side_by_side_have_connections_of_their_own() {
     app.stop().await;
 }
 
-/// G8: a connection that its server closed while it was idle is not used, and the call is made once.
+/// G8: A connection that the server closed while it was idle is not used, and the call is made once.
 #[tokio::test]
 async fn a_dead_connection_is_replaced_once() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -59,7 +59,7 @@ async fn a_dead_connection_is_replaced_once() {
         let (answer, request) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
             let request = raw_upstream::request(&mut connection).await;
-            // It stays open for another request, says the head; dropping it closes it all the same.
+            // The response head promises to keep the connection open; dropping it closes it all the same.
             raw_upstream::say(&mut connection, raw_upstream::ANSWER).await;
             request
         });
@@ -68,7 +68,7 @@ async fn a_dead_connection_is_replaced_once() {
     app.stop().await;
 }
 
-/// G8: ours is closed before the server closes it.
+/// G8: The gateway closes an idle connection before the server does.
 #[tokio::test]
 async fn a_connection_that_was_idle_for_too_long_is_not_used() {
     let app = TestApp::with(|config| config.upstream.pool_idle_timeout = Duration::ZERO).await;
@@ -79,7 +79,7 @@ async fn a_connection_that_was_idle_for_too_long_is_not_used() {
     app.stop().await;
 }
 
-/// G8: it is closed when its time is over, and not when the next call comes, which may be never.
+/// G8: An idle connection is closed when its time is over, even if no further call is made.
 #[tokio::test]
 async fn idle_connections_are_closed_without_another_call() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -102,7 +102,7 @@ async fn idle_connections_are_closed_without_another_call() {
     app.stop().await;
 }
 
-/// G8: an idle connection on which something was said is not used: it would answer the next call.
+/// G8: An idle connection on which the server sent bytes is not used, because those bytes would answer the next call.
 #[tokio::test]
 async fn a_connection_that_speaks_unasked_is_not_used() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -126,7 +126,7 @@ async fn a_connection_that_speaks_unasked_is_not_used() {
     app.stop().await;
 }
 
-/// G8: more bytes than an answer has are nobody's answer.
+/// G8: Bytes after the end of an answer never become part of another answer.
 #[tokio::test]
 async fn what_follows_an_answer_is_not_the_next_answer() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -149,7 +149,7 @@ async fn what_follows_an_answer_is_not_the_next_answer() {
     app.stop().await;
 }
 
-/// G8: what was delivered is never sent again, on a fresh connection or on a used one.
+/// G8: A delivered call is never repeated, neither on a new connection nor on a reused one.
 #[tokio::test]
 async fn a_delivered_call_is_not_repeated() {
     for (fault, code) in [
@@ -174,7 +174,7 @@ async fn a_delivered_call_is_not_repeated() {
     }
 }
 
-/// G8: an upstream that refuses a large request may do so before it has read it.
+/// G8: An upstream may refuse a large request before it has read it.
 #[tokio::test]
 async fn an_answer_may_come_before_the_request_is_sent() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -182,8 +182,8 @@ async fn an_answer_may_come_before_the_request_is_sent() {
     let client = app.client();
     let body = large();
     for _ in 0..2 {
-        // It neither reads on nor closes: whoever only writes waits for ever. And the rest of this
-        // request must not become the next one, so a second call comes on another connection.
+        // This upstream neither reads on nor closes, so a client that only writes would wait forever. The rest of this
+        // request must not become part of the next one, so a second call uses another connection.
         let (answer, _connection) = tokio::join!(client.post("/v1/messages", &body), async {
             let (mut connection, _) = upstream.accept().await.unwrap();
             let mut head = [0; 512];
@@ -197,7 +197,7 @@ async fn an_answer_may_come_before_the_request_is_sent() {
     app.stop().await;
 }
 
-/// G8: an interim answer does not stop the request.
+/// G8: An interim answer does not stop the request.
 #[tokio::test]
 async fn an_interim_answer_does_not_stop_the_request() {
     let (upstream, address) = raw_upstream::listen().await;
@@ -216,7 +216,7 @@ async fn an_interim_answer_does_not_stop_the_request() {
     app.stop().await;
 }
 
-/// Reaches a listener that a test plays, and keeps connections for as long as it takes.
+/// Configures a listener that the test plays as the upstream, with a long idle time.
 fn reach(config: &mut upstream::UpstreamConfig, address: SocketAddr) {
     config.url = address.to_string().parse().unwrap();
     config.pool_idle_timeout = LONG;
@@ -226,7 +226,7 @@ fn unary() -> Value {
     json!({"model": "fake", "messages": []})
 }
 
-/// More than the socket buffers of both ends hold together.
+/// Larger than the socket buffers of both ends together.
 fn large() -> Value {
     json!({"model": "fake", "messages": [{"role": "user", "content": "x".repeat(20 << 20)}]})
 }

@@ -1,4 +1,4 @@
-//! G8: upstreams over TLS and over HTTP/2.
+//! G8: Tests of upstreams over TLS and over HTTP/2.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::support::app::{TestApp, configuration};
 use crate::support::test_ca::Authority;
 
-/// G8: whatever the server offers; HTTP/2 where it can.
+/// G8: Calls use whatever protocol the server offers, HTTP/2 if possible.
 #[tokio::test]
 async fn calls_go_over_tls() {
     let offers: [(&[&str], &str); 3] =
@@ -39,7 +39,7 @@ async fn calls_go_over_tls() {
     }
 }
 
-/// G8: the system's authorities do not count where one is given, and no other does.
+/// G8: If a CA file is configured, only its CAs are trusted, and not the system's.
 #[tokio::test]
 async fn an_authority_that_is_not_trusted_is_refused() {
     let front = Front::new("127.0.0.1", &["h2"]).await;
@@ -53,7 +53,7 @@ async fn an_authority_that_is_not_trusted_is_refused() {
     app.stop().await;
 }
 
-/// G8: a trusted certificate for another name is somebody else.
+/// G8: A trusted certificate for another name is refused.
 #[tokio::test]
 async fn a_certificate_for_another_name_is_refused() {
     let front = Front::new("elsewhere.example", &["h2"]).await;
@@ -64,7 +64,7 @@ async fn a_certificate_for_another_name_is_refused() {
     app.stop().await;
 }
 
-/// G8: what is wrong with the authorities is said before anything is served.
+/// G8: An error in the CA file is reported before anything is served.
 #[tokio::test]
 async fn authorities_that_cannot_be_loaded_are_an_error_at_the_start() {
     let place = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ async fn authorities_that_cannot_be_loaded_are_an_error_at_the_start() {
     insta::assert_snapshot!(attempt("bad", Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), @"the upstream's authorities cannot be loaded: `[dir]/bad` holds a bad certificate: invalid peer certificate: BadEncoding");
 }
 
-/// G8: HTTP/2 in the clear carries calls side by side on one connection.
+/// G8: Unencrypted HTTP/2 carries concurrent calls on one connection.
 #[tokio::test]
 async fn calls_share_an_http2_connection() {
     let app = over_http2(|_| ()).await;
@@ -107,7 +107,7 @@ async fn calls_share_an_http2_connection() {
     app.stop().await;
 }
 
-/// G7: a stream that the upstream resets is broken for the client, too.
+/// G7: A stream that the upstream resets is broken for the client, too.
 #[tokio::test]
 async fn a_reset_http2_stream_is_never_ended_in_order() {
     let app = over_http2(|_| ()).await;
@@ -125,7 +125,7 @@ async fn a_reset_http2_stream_is_never_ended_in_order() {
     app.stop().await;
 }
 
-/// G8: a delivered call is not repeated over HTTP/2 either.
+/// G8: A delivered call is not repeated over HTTP/2 either.
 #[tokio::test]
 async fn a_delivered_http2_call_is_not_repeated() {
     let app = over_http2(|_| ()).await;
@@ -136,7 +136,7 @@ async fn a_delivered_http2_call_is_not_repeated() {
     app.stop().await;
 }
 
-/// G8: over HTTP/2 a client that leaves cancels its call and no other.
+/// G8: A client that disconnects cancels its own HTTP/2 call and no other.
 #[tokio::test]
 async fn a_client_that_leaves_cancels_its_http2_call() {
     let app = over_http2(|_| ()).await;
@@ -153,7 +153,7 @@ async fn a_client_that_leaves_cancels_its_http2_call() {
     app.stop().await;
 }
 
-/// G8: the same timeout as over HTTP/1.1.
+/// G8: HTTP/2 has the same timeout as HTTP/1.1.
 #[tokio::test]
 async fn silence_before_an_http2_head_is_a_timeout() {
     let app =
@@ -166,7 +166,7 @@ async fn silence_before_an_http2_head_is_a_timeout() {
     app.stop().await;
 }
 
-/// A listener that speaks TLS and will stand in front of a provider.
+/// A TLS listener for use in front of a provider.
 struct Front {
     authority: Authority,
     listener: Arc<TcpListener>,
@@ -181,7 +181,7 @@ impl Front {
         Self { authority, listener: Arc::new(listener), acceptor }
     }
 
-    /// A gateway that trusts the authorities in `ca_file` and reaches its provider through us.
+    /// Starts a gateway that trusts the CAs in `ca_file` and reaches its provider through this listener.
     async fn app(&self, ca_file: &Path) -> TestApp {
         let address = self.listener.local_addr().unwrap();
         let app = TestApp::with(|config| {

@@ -1,4 +1,4 @@
-//! What LiteLLM's callback saw, and how it compares.
+//! The records of LiteLLM's callback, and their comparison.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use crate::peers::parse_lines;
 use crate::peers::setup::{KEY, Litellm};
 use crate::support::process::patience;
 
-/// What LiteLLM saw of each call, by its id: when it came, and when it had succeeded.
+/// LiteLLM's records of each call, by call id: at its arrival and after its success.
 pub(super) struct Witness {
     received: HashMap<String, Value>,
     succeeded: HashMap<String, Value>,
 }
 
 impl Witness {
-    /// Waits for so many calls to be told of; what does not come in three minutes is missing.
+    /// Waits for the records of this many calls, for at most three minutes.
     pub(super) fn of(litellm: &Litellm, calls: usize) -> Self {
         let begun = Instant::now();
         let told = || litellm.witnessed().matches(r#"{"event": "succeeded""#).count() >= calls;
@@ -34,7 +34,7 @@ impl Witness {
         witness
     }
 
-    /// G4: the credential, the account, the run and the call id are ours.
+    /// G4: The credential, the account, the run and the call id are the gateway's.
     pub(super) fn knows_the_truth(&self, call: &str) {
         let headers = &self.received[call]["secret_fields"]["raw_headers"];
         assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
@@ -48,7 +48,7 @@ impl Witness {
         assert_eq!(logged["request_tags"], json!(["User-Agent: cogni-gateway", us]));
     }
 
-    /// How what was seen of a lie differs from what was seen of two honest calls on its route.
+    /// Returns how the record of a spoofed call differs from the records of two honest calls on its route.
     pub(super) fn difference(
         &self,
         honest: [&str; 2],
@@ -73,9 +73,9 @@ impl Witness {
         }
         found.retain(|place, value| {
             let name = place.rsplit('/').next().unwrap_or_default();
-            // What the client says is overwritten, where it is not taken out.
+            // The client's value is overwritten, unless the field is removed.
             let is_overwritten = cell.members.get(name).is_some_and(|said| said != value);
-            // Python's text for an object is its address; two honest calls may have the same by chance.
+            // Python prints an object as its address; two honest calls may have the same address by chance.
             let is_address = value.as_str().is_some_and(|text| text.contains(" object at 0x"));
             !is_overwritten && !is_address && !VOLATILE.contains(&name)
         });
@@ -83,7 +83,7 @@ impl Witness {
     }
 }
 
-/// Where two values differ, and what stands there in the second.
+/// Returns the paths where two values differ, and the second value there.
 fn differences(first: &Value, second: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut open = vec![(String::new(), first, second)];
@@ -108,7 +108,7 @@ fn differences(first: &Value, second: &Value) -> BTreeMap<String, Value> {
     found
 }
 
-/// What LiteLLM bills and records by.
+/// The fields by which LiteLLM bills and records.
 const LOGGED: [&str; 12] = [
     "api_base",
     "call_type",
@@ -124,5 +124,5 @@ const LOGGED: [&str; 12] = [
     "user_agent",
 ];
 
-/// What differs between honest calls, too, but not between any two of them.
+/// Fields that may differ between honest calls, although two given calls may agree.
 const VOLATILE: [&str; 2] = ["content-length", "last_refreshed_at"];

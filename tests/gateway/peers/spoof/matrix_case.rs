@@ -1,4 +1,4 @@
-//! One request of the matrix: a lie told on one route.
+//! One request of the matrix: a spoofed value on one route.
 
 use std::{fmt, fs};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::peers::setup::here;
 
-/// Where a lie is told: a route that takes a body, and an honest one.
+/// A route for spoofed values, with an honest request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Chat,
@@ -17,30 +17,30 @@ pub(super) enum Route {
     CountTokens,
 }
 
-/// What may become of a request.
+/// The outcomes that are allowed for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expect {
-    /// It is served as if the lie were not there.
+    /// The request is served as if the spoofed value were absent.
     Served,
-    /// So it is, or refused by us.
+    /// The request is either served in that way or refused by the gateway.
     Either,
-    /// It is refused by us.
+    /// The gateway refuses the request.
     Refused,
 }
 
-/// A request, and what it is.
+/// A request with its description.
 pub(super) struct Cell {
     pub(super) route: Route,
     pub(super) lie: String,
-    /// Stands in the request in the place of `ATTACKER`, and in no other.
+    /// The text that replaces `ATTACKER` in this request, and in no other.
     pub(super) mark: String,
     pub(super) expect: Expect,
     pub(super) bytes: Vec<u8>,
-    /// The members that lie.
+    /// The spoofed members of the body.
     pub(super) members: Map<String, Value>,
 }
 
-/// `tests/peers/spoof.toml`.
+/// The parsed file `tests/peers/spoof.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Lies {
@@ -57,12 +57,12 @@ impl Lies {
         toml::from_str(&fs::read_to_string(here("spoof.toml")).unwrap()).unwrap()
     }
 
-    /// The names of the headers.
+    /// Returns the names of the headers.
     pub(super) fn headers(&self) -> impl Iterator<Item = &str> {
         self.headers.iter().map(|header| header.split(':').next().unwrap())
     }
 
-    /// Every lie on every route.
+    /// Returns every spoofed value on every route.
     pub(super) fn cells(&self) -> Vec<Cell> {
         let mut cells = vec![];
         for route in Route::ALL {
@@ -90,7 +90,7 @@ impl Lies {
         cells
     }
 
-    /// Every name of a model on every route, for a run that may use any model.
+    /// Returns every model name on every route, for a run that may use any model.
     pub(super) fn named_models(&self) -> Vec<Cell> {
         let pairs = Route::ALL
             .into_iter()
@@ -126,17 +126,18 @@ impl Route {
         }
     }
 
-    /// Whether LiteLLM tells its callbacks of a call.
-    pub(super) fn is_witnessed(self) -> bool {
+    /// Returns whether LiteLLM reports a call on this route to its callbacks.
+    pub(super) fn is_reported_to_callback(self) -> bool {
         self != Self::CountTokens
     }
 
-    /// A request with nothing in it but what is needed.
+    /// Returns a request with only the required content.
     pub(super) fn honest(self) -> Vec<u8> {
         self.request("", &Map::new(), "")
     }
 
-    /// `header` and `member` beside what is honest, or in the place of that which has the same name.
+    /// Returns an honest request with `header` and `members` added; an added value replaces the honest one of the same
+    /// name.
     fn request(self, header: &str, members: &Map<String, Value>, member: &str) -> Vec<u8> {
         let messages = json!([{ "role": "user", "content": "hello" }]);
         let honest = match self {
@@ -168,8 +169,8 @@ fn parse_members(text: &str) -> Map<String, Value> {
     serde_json::from_str(&format!("{{{text}}}")).unwrap()
 }
 
-/// Marks of the cells of models begin here; the other cells are fewer.
+/// The first mark of the cases with model names; the other cases are fewer than this.
 const FIRST_MODEL_MARK: u32 = 8000;
 
-/// What all marks begin with; four digits follow.
+/// The prefix of all marks; four digits follow.
 pub(super) const MARK: &str = "attacker-";
