@@ -1,4 +1,4 @@
-//! Durable delivery, with real git and a stand-in for GitHub.
+//! Tests of durable delivery, with real git and the GitHub stand-in.
 
 mod concurrent_runs;
 mod existing_branch;

@@ -1,4 +1,4 @@
-//! The stand-in for GitHub, and the relay's calls to it.
+//! Tests of the GitHub stand-in, and of the relay's calls to it.
 
 mod client;
 mod credential;

@@ -1,4 +1,5 @@
-//! GitHub's own description of its API, held against every call that the relay makes. `tests/github/install` gets it.
+//! Every call that the relay makes to GitHub is checked against GitHub's own API description. `tests/github/install`
+//! downloads the description.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,9 +16,9 @@ use cogni_gateway::relay::repo::{BranchKey, ObjectId, SandboxBranch};
 
 use crate::support::process::{Process, free_port, patience};
 
-/// L6: what is asked of GitHub is what GitHub describes: repositories, branches, pull requests that are listed and made.
+/// L6: The calls for repositories, branches, and listing and creating pull requests agree with GitHub's description.
 #[tokio::test]
-async fn a_new_pull_request_is_asked_for_as_github_describes_it() {
+async fn creating_a_pull_request_agrees_with_githubs_description() {
     let github = Described::start("none.json");
     let (api, repository) = (github.api(), github.repository());
     let token = SecretString::new("ghp_described");
@@ -30,9 +31,9 @@ async fn a_new_pull_request_is_asked_for_as_github_describes_it() {
     }
 }
 
-/// L6: so is a change of one.
+/// L6: The calls that change a pull request agree with GitHub's description.
 #[tokio::test]
-async fn a_pull_request_is_changed_as_github_describes_it() {
+async fn changing_a_pull_request_agrees_with_githubs_description() {
     let github = Described::start("one.json");
     let credential = ForgeCredential::Token(SecretString::new("ghp_described"));
     let published =
@@ -40,9 +41,9 @@ async fn a_pull_request_is_changed_as_github_describes_it() {
     assert!(!published.unwrap().is_new);
 }
 
-/// L6: so is an app's token.
+/// L6: The call for an app's token agrees with GitHub's description.
 #[tokio::test]
-async fn an_apps_token_is_asked_for_as_github_describes_it() {
+async fn requesting_an_apps_token_agrees_with_githubs_description() {
     let github = Described::start("none.json");
     let key = Command::new("openssl").args(["genrsa", "2048"]).output().unwrap().stdout;
     let key = SecretString::new(String::from_utf8(key).unwrap());
@@ -51,7 +52,7 @@ async fn an_apps_token_is_asked_for_as_github_describes_it() {
     assert!(token.expose_secret().starts_with("ghs_"));
 }
 
-/// What is not as it is described is refused, so that the tests above can fail.
+/// A call that disagrees with the description is refused, so the tests above can fail.
 #[test]
 fn a_call_that_github_does_not_describe_is_refused() {
     let github = Described::start("none.json");
@@ -65,7 +66,7 @@ fn a_call_that_github_does_not_describe_is_refused() {
     assert_eq!(github.status("PATCH", "/repos/acme/site/pulls/7", r#"{"state":"merged"}"#), "422");
 }
 
-/// Prism, which answers by examples what is asked by the description, and refuses the rest.
+/// Prism, a mock server that answers described calls with examples and refuses all others.
 struct Described {
     port: u16,
     _process: Process,
@@ -100,7 +101,7 @@ impl Described {
         repository.as_hosted().unwrap().clone()
     }
 
-    /// The status of the answer to a call that the relay would not make.
+    /// Returns the status of the answer to a call that the relay would not make.
     fn status(&self, method: &str, path: &str, body: &str) -> String {
         let mut socket = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let head = "host: x\r\ncontent-type: application/json\r\nconnection: close\r\nauthorization: Bearer t";

@@ -1,4 +1,4 @@
-//! Commits to branch to pull request: real git, and a forge of our own.
+//! Tests of the relay, from commits to branch to pull request: real git, and a GitHub stand-in.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! The git relay, with real git and a real server.
+//! Tests of the git side of the relay, with real git and a real git server.
 
 mod branch_key;
 mod corpus;

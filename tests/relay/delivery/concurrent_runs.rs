@@ -1,4 +1,4 @@
-//! L6, L7: many runs of one process at one repository.
+//! L6, L7: Tests of many runs of one process in one repository.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use super::run_job::{begin, deliver, key, relay, work};
 use crate::support::github_server::{NAME, Running};
 use crate::support::repository::git;
 
-/// L7: eight branches are worked at, and delivered, at once, by one relay: each has its own commit, its pull request
-/// and its statement.
+/// L7: One relay serves and delivers eight branches at once; each branch has its own commit, pull request and
+/// statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_runs_at_eight_branches_deliver_at_once() {
     let forge = Running::start().await;
@@ -24,7 +24,7 @@ async fn eight_runs_at_eight_branches_deliver_at_once() {
     let runs = (0..BRANCHES).map(async |at| {
         let (key, run) = (format!("many-{at}"), format!("run-{at}"));
         let (order, begun) = work(&forge, &relay, &key, &run).await;
-        // All of them have their branch now, and none has delivered.
+        // Every run has its branch now, and none has delivered.
         together.wait().await;
         deliver(&relay, order, &begun).await
     });
@@ -44,9 +44,9 @@ async fn eight_runs_at_eight_branches_deliver_at_once() {
     assert_eq!(heads, (0..BRANCHES).map(|at| format!("sandbox/many-{at}")).collect::<Vec<_>>());
 }
 
-/// L7: a push that hangs holds up its own branch, and no other one of the repository.
+/// L7: A push that hangs blocks its own branch, and no other branch of the repository.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_that_hangs_holds_up_its_own_branch_only() {
+async fn a_push_that_hangs_blocks_its_own_branch_only() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "hangs", "run-1").await;
@@ -72,9 +72,9 @@ async fn a_push_that_hangs_holds_up_its_own_branch_only() {
     assert_eq!(held.step, "done");
 }
 
-/// L7: who waits for a branch has it when it is free, and builds on what was done there.
+/// L7: A run that waits for a branch gets it when it is free, and starts from the earlier run's work.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_a_branch_builds_on_what_was_done() {
+async fn a_run_that_waits_for_a_branch_builds_on_the_earlier_work() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "shared", "run-1").await;

@@ -1,4 +1,5 @@
-//! L5, L6: what a branch had before a run's work is looked at before people are asked to merge all of it.
+//! L5, L6: Tests of a branch's earlier commits: they are reviewed before a pull request asks people to merge the whole
+//! branch.
 
 use std::fs;
 
@@ -13,10 +14,10 @@ use super::run_job::{deliver, relay, work};
 use crate::support::github_server::{NAME, Running, credential};
 use crate::support::repository::git;
 
-/// Work for review that no pull request was asked for, and then work that may be pushed, with one: that is a draft, and says
-/// why, also where another machine makes it, and where nobody has told the relay what is on the branch.
+/// An earlier run left work for review without a pull request, and a later run's work may be pushed with one. That pull
+/// request is a draft and says why, also if another machine makes it and if the relay has no record of the branch.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_request_tells_of_what_the_branch_had_before() {
+async fn a_pull_request_mentions_earlier_work_for_review() {
     for keeps_state in [true, false] {
         let forge = Running::start().await;
         run(&forge, "AGENTS.md", (None, false)).await;
@@ -38,8 +39,8 @@ async fn a_pull_request_tells_of_what_the_branch_had_before() {
     }
 }
 
-/// A pull request that a person has made, and that is ready, is a draft as soon as it says that somebody has to look; and
-/// ready again when that person says so.
+/// A ready pull request that a person made becomes a draft when it gets a notice about earlier work. It is ready again
+/// when the person marks it ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
     let forge = Running::start().await;
@@ -70,9 +71,10 @@ async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
     assert!(!forge.hub.pulls(NAME)[0].is_draft);
 }
 
-/// It is said once, and who has looked at it and said that it is ready is not asked again, until there is another.
+/// The notice is given once. After a person has marked the pull request ready, it stays ready until there is another
+/// notice.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_before_is_told_of_once() {
+async fn earlier_work_is_mentioned_once() {
     let forge = Running::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     run(&forge, "run-2", (None, true)).await;
@@ -87,7 +89,7 @@ async fn what_was_before_is_told_of_once() {
     assert!(forge.hub.pulls(NAME)[1].is_draft);
 }
 
-/// What another agent's own rules have said of its work counts as well.
+/// The verdict of another agent's own rules about earlier work counts as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_agents_rules_count_for_its_work() {
     let forge = Running::start().await;
@@ -102,9 +104,9 @@ async fn another_agents_rules_count_for_its_work() {
     assert!(pull.is_draft && pull.body.unwrap().contains("- `made-by-run-1`: people read it"));
 }
 
-/// What is merged is nothing that anybody has to look at again.
+/// Merged work causes no notice.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_merged_is_not_told_of() {
+async fn merged_work_is_not_mentioned() {
     let forge = Running::start().await;
     run(&forge, "AGENTS.md", (None, false)).await;
     git(&forge.bare(), &["update-ref", "refs/heads/main", "refs/heads/sandbox/task-9"]);
@@ -113,7 +115,7 @@ async fn what_is_merged_is_not_told_of() {
     assert!(!pull.is_draft && !pull.body.unwrap().contains("review"));
 }
 
-/// One run, from its begin to its end.
+/// Makes one run, from its begin to its delivery.
 async fn run(forge: &Running, name: &str, (rules, asks): (Option<ReviewRules>, bool)) {
     let relay = relay(forge);
     let (order, begun) = Box::pin(work(forge, &relay, "task-9", name)).await;

@@ -1,4 +1,5 @@
-//! L5, L7: what of this host a row depends on: whoever takes it up later, it comes to the same, or to nothing.
+//! L5, L7: Tests of the host's data that a row depends on: whichever process resumes the row, the result is the same,
+//! or nothing is done.
 
 use std::process::Output;
 use std::sync::Arc;
@@ -16,11 +17,12 @@ use super::run_job::{deliver, relay, settings, work};
 use crate::support::github_server::Running;
 use crate::support::repository::git;
 
-/// L5: work that must not hold a credential of this host is never judged by who does not know that, held or on its way.
+/// L5: Work that must not contain a credential of this host is never reviewed by a process that does not know the
+/// credential, whether the work is held or under way.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
+async fn a_retry_needs_the_credentials_that_the_work_must_not_contain() {
     let forge = Running::start().await;
-    // The agent's commits are by this address.
+    // The agent's commits have this author address.
     let known =
         KnownSecret { name: "LITELLM_MASTER_KEY", secret: SecretString::new("agent@example.com") };
     let settings = DeliveryConfig { known: vec![known], ..settings(&forge) };
@@ -62,7 +64,7 @@ async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
     let (code, said) = retry(&forge, &["--new-rules", &id]).await;
     assert_eq!((code, branches().as_str()), (Some(0), "  sandbox/task-9"), "{said}");
 
-    // One that was never judged may be, too.
+    // Work that was never reviewed may be resumed, too.
     git(&forge.bare(), &["branch", "-D", "sandbox/task-9"]);
     let (order, begun) = work(&forge, &first, "task-9", "run-2").await;
     drop(begun);
@@ -72,7 +74,7 @@ async fn a_retry_knows_what_must_not_be_in_the_work_or_leaves_it() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// L7: the commits of a row are by who began it, whatever the committer is called by then.
+/// L7: The commits of a row have the committer of the process that began the row, whatever the current committer is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_keeps_its_committer() {
     let forge = Running::start().await;
@@ -94,13 +96,13 @@ async fn a_row_keeps_its_committer() {
     assert_eq!(by, format!("{} Relay <relay@example.com>", first.head.unwrap()));
 }
 
-/// L7: a row is begun again only by who has its branch, and only where that can come to something.
+/// L7: A row is resumed only by the process that has the branch's lease, and only if the delivery can succeed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_is_begun_again_by_who_has_the_branch() {
+async fn a_row_is_resumed_by_the_holder_of_the_branch() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
-    // Where this is a branch, `sandbox/task-9` cannot be one.
+    // While this branch exists, git cannot create `sandbox/task-9`.
     git(&forge.bare(), &["branch", "-D", "sandbox/task-1"]);
     git(&forge.bare(), &["branch", "sandbox", "main"]);
     let held = deliver(&relay, order, &begun).await;

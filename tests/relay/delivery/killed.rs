@@ -1,4 +1,4 @@
-//! The relay's process, killed at each step of the way.
+//! Tests of a relay process that is killed at each step of a delivery.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use crate::support::github_server::{NAME, Running, TOKEN, basic};
 use crate::support::process::{PATIENCE, Process};
 use crate::support::repository::git;
 
-/// L7: a process that is killed while it waits, before or after anything that it asks of the forge, leaves a row; the
-/// next one brings exactly one update of the branch and one pull request.
+/// L7: A process that is killed while it waits, before or after any call to GitHub, leaves a row. The next process
+/// makes exactly one update of the branch and one pull request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_relay_goes_on_in_the_next_process() {
     let forge = Running::start().await;
@@ -48,7 +48,7 @@ async fn a_killed_relay_goes_on_in_the_next_process() {
     }
 }
 
-/// L4, L7: the same in the middle of the quarantine, where no call goes anywhere.
+/// L4, L7: The same holds for a process that is killed during the quarantine, when it makes no call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     let forge = Running::start().await;
@@ -57,7 +57,7 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     let patches = outbox.get(&id).unwrap().order.artifacts.join("patches");
     let kept = patches.with_extension("kept");
     fs::rename(&patches, &kept).unwrap();
-    // The relay reads them once the objects are in quarantine, and waits for whoever writes.
+    // The relay reads this pipe when the objects are in quarantine, and waits for a writer.
     assert!(Command::new("mkfifo").arg(&patches).status().unwrap().success());
     let mut first = start(&forge, &id);
     let fifo = patches.clone();
@@ -74,7 +74,7 @@ async fn a_relay_that_is_killed_in_quarantine_goes_on_in_the_next_process() {
     assert_eq!((count.as_str(), forge.hub.pulls(NAME).len()), ("1", 1), "{second}");
 }
 
-/// L6: while git pushes, the token is in no process's arguments; afterwards it is in no file, and was never said.
+/// L6: While git pushes, the token is in no process's arguments. Afterwards it is in no file and in no output.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_in_no_argument_and_in_no_file() {
     let forge = Running::start().await;
@@ -101,7 +101,7 @@ async fn a_token_is_in_no_argument_and_in_no_file() {
     assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic]), Vec::<PathBuf>::new());
 }
 
-/// A run's work, in the outbox, and no process that cares for it.
+/// Adds a run's work to the outbox without a process that delivers it.
 pub(super) async fn begin(forge: &Running, key: &str) -> String {
     let relay = relay(forge);
     let (order, begun) = work(forge, &relay, key, key).await;
@@ -109,7 +109,7 @@ pub(super) async fn begin(forge: &Running, key: &str) -> String {
     relay.outbox().add_job(&order).unwrap().id
 }
 
-/// Asks until it is done: a git that outlives its killed parent may be at the branch for a moment.
+/// Retries until the delivery is done: a git process that outlives its killed parent may hold the branch for a moment.
 async fn finish(forge: &Running, id: &str) -> String {
     let (mut said, begun) = (String::new(), Instant::now());
     while begun.elapsed() < PATIENCE {
@@ -124,7 +124,7 @@ async fn finish(forge: &Running, id: &str) -> String {
     said
 }
 
-/// `relay retry` to its end.
+/// Runs `relay retry` to its end.
 pub(super) async fn retry(forge: &Running, words: &[&str]) -> (Option<i32>, String) {
     let mut command = command(forge, words);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();

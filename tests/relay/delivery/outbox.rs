@@ -1,4 +1,4 @@
-//! Rows that say how far a run's work has come.
+//! Tests of the outbox, whose rows record how far a run's delivery has come.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::support::delivery::{order, plan, sha};
 
-/// L7: what was written is there for the next process, for us alone.
+/// L7: A row is there for the next process, readable by its owner only.
 #[test]
 fn a_row_outlives_its_process() {
     let place = tempfile::tempdir().unwrap();
@@ -47,8 +47,8 @@ fn a_row_outlives_its_process() {
     }
 }
 
-/// L7: the same work of the same run is the same row, however often it is brought. Other work of it is another, even if
-/// it comes to the same tree.
+/// L7: The same work of the same run is one row, however often it is added. Other work of that run is another row, even
+/// if its tree is the same.
 #[test]
 fn the_same_work_is_the_same_row() {
     let place = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn the_same_work_is_the_same_row() {
     assert_eq!(second.step, DeliveryStep::Extracted);
 }
 
-/// L7: no step can be left out, and none is taken back.
+/// L7: No step can be skipped, and none is undone.
 #[test]
 fn steps_come_in_their_order() {
     let place = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn steps_come_in_their_order() {
     }
 }
 
-/// L7: who has not seen where a row stands, or holds the branch no more, moves nothing.
+/// L7: A process with an outdated view of the row, or without the branch's lease, changes nothing.
 #[test]
 fn a_late_writer_moves_nothing() {
     let place = tempfile::tempdir().unwrap();
@@ -110,9 +110,9 @@ fn a_late_writer_moves_nothing() {
     assert!(matches!(outbox.claim_job(&now, 1), Err(OutboxError::Fenced { .. })));
 }
 
-/// L7: of many who do the same step at once, one does it.
+/// L7: If many processes attempt the same step, one of them succeeds.
 #[test]
-fn one_of_many_takes_a_step() {
+fn one_of_many_processes_takes_a_step() {
     let place = tempfile::tempdir().unwrap();
     let job = open(&place).add_job(&order("run-1")).unwrap();
     let taken = thread::scope(|scope| {
@@ -124,9 +124,9 @@ fn one_of_many_takes_a_step() {
     assert_eq!(taken, 1);
 }
 
-/// L7: what is left for later is due then, and what is at its end never.
+/// L7: A rescheduled row is due at its time, and a finished row is never due.
 #[test]
-fn what_is_left_for_later_is_due_then() {
+fn a_rescheduled_row_is_due_at_its_time() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let job = outbox.add_job(&order("run-1")).unwrap();
@@ -138,7 +138,7 @@ fn what_is_left_for_later_is_due_then() {
         |after| outbox.due_jobs(SystemTime::now() + Duration::from_mins(after)).unwrap().len();
     assert_eq!([due(0), due(11)], [0, 1]);
     assert_eq!(pending(&outbox).unwrap().len(), 1);
-    // The clock was a hundred days ahead when that was written.
+    // The clock was a hundred days ahead when this row was written.
     let days = Duration::from_hours(24 * 100);
     assert_eq!(outbox.due_jobs(SystemTime::now() - days).unwrap().len(), 1);
     let waiting = outbox.get(&job.id).unwrap();
@@ -164,7 +164,8 @@ fn what_is_left_for_later_is_due_then() {
     assert_eq!(again.attempts, 0, "somebody has asked for it anew");
 }
 
-/// R6: as long as work of a branch is on its way, what its resident keeps stays; at its end, it may go.
+/// R6: While work of a branch is under way, the workspace of its long-running sandbox is kept; afterwards it may be
+/// removed.
 #[test]
 fn work_under_way_keeps_a_workspace() {
     let place = tempfile::tempdir().unwrap();
@@ -191,7 +192,7 @@ fn work_under_way_keeps_a_workspace() {
     assert!(!home.exists());
 }
 
-/// L7: what an earlier version wrote is there, row by row, and the same run may bring more.
+/// L7: Rows of an earlier version are read one by one, and the same run may add more.
 #[test]
 fn rows_of_an_earlier_version_are_read() {
     let place = tempfile::tempdir().unwrap();
@@ -219,7 +220,7 @@ fn rows_of_an_earlier_version_are_read() {
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 2);
 }
 
-/// L7: a row that was written before types and fields got their present names reads the same, and is written the same.
+/// L7: A row that was written before types and fields got their present names is read and written as before.
 #[test]
 fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
     let place = tempfile::tempdir().unwrap();
@@ -236,9 +237,9 @@ fn a_row_of_an_earlier_program_is_read_and_written_as_it_was() {
     assert_eq!(serde_json::to_value(&job.order).unwrap(), stored);
 }
 
-/// L7: what comes out of a workspace takes the place of its desk, and its name.
+/// L7: Work that is collected from a workspace replaces the workspace's row and takes its id.
 #[test]
-fn a_desk_becomes_the_row_of_its_work() {
+fn a_workspace_row_becomes_the_row_of_its_work() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let order = order("run-1");
@@ -266,9 +267,10 @@ fn a_desk_becomes_the_row_of_its_work() {
     assert!(outbox.workspaces().unwrap().is_empty() && !plan.artifacts.exists());
 }
 
-/// L7: what this machine has kept from coming out has a time of its own, and is open until then; a person's has none.
+/// L7: A workspace whose collection failed because of this machine has a due time and is open until then; one that
+/// waits for a person has none.
 #[test]
-fn a_desk_that_was_put_off_is_open_and_has_its_time() {
+fn a_rescheduled_workspace_is_open_and_has_a_due_time() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let order = order("run-1");
@@ -284,7 +286,7 @@ fn a_desk_that_was_put_off_is_open_and_has_its_time() {
         outbox.workspaces_at(&order.repository, key).unwrap(),
         std::slice::from_ref(&put_off)
     );
-    // Whoever tries before has not waited for room.
+    // A person's attempt before that time has not waited for disk space.
     let again = outbox.reschedule_workspace(&put_off, Duration::ZERO, "the disk is full").unwrap();
     assert_eq!((again.attempts, again.due), (1, put_off.due));
     let left = outbox.retain_workspace(&again, &again.workspace, "files").unwrap();
@@ -296,10 +298,10 @@ fn a_desk_that_was_put_off_is_open_and_has_its_time() {
     assert!(left.due.is_none(), "what is delivered would come out again");
 }
 
-/// L3, L7: what is delivered and what stays of a workspace are written down at once; the name that people know is that
-/// of the work.
+/// L3, L7: The delivered work and the remaining files of a workspace are written in one transaction. The known id stays
+/// with the work.
 #[test]
-fn what_stays_beside_work_is_written_down_with_it() {
+fn the_rest_of_a_workspace_is_written_with_its_work() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let plan = plan(&order("run-1"));
@@ -309,7 +311,7 @@ fn what_stays_beside_work_is_written_down_with_it() {
     assert_eq!((&job.id, &job.order, job.step), (&shared.id, &beside, DeliveryStep::Extracted));
     assert_eq!(outbox.workspaces().unwrap(), std::slice::from_ref(&left));
     assert_eq!((left.left.as_deref(), &left.workspace), (Some("commits"), &shared.workspace));
-    // Somebody has to put it away yet, before another run comes into it.
+    // The rest must still be archived before another run uses the workspace.
     assert!(left.id != job.id && left.needs_collection());
     let key = beside.branch().key();
     assert_eq!(outbox.workspaces_at(&beside.repository, key).unwrap(), std::slice::from_ref(&left));
@@ -324,7 +326,7 @@ fn what_stays_beside_work_is_written_down_with_it() {
     assert_eq!(outbox.list_jobs(false).unwrap().len(), 1);
 }
 
-/// L7: what cannot be written down is refused, and nothing else fails.
+/// L7: A path that cannot be written as text is refused, without further effects.
 #[test]
 fn a_path_that_is_no_text_is_refused() {
     let place = tempfile::tempdir().unwrap();
@@ -338,9 +340,9 @@ fn a_path_that_is_no_text_is_refused() {
     assert!(outbox.workspaces().unwrap().is_empty() && outbox.list_jobs(false).unwrap().is_empty());
 }
 
-/// L7: a lost or emptied lease file locks nobody out of what was written by its earlier holders.
+/// L7: A lost or emptied lease file does not block rows of its earlier holders.
 #[test]
-fn a_lost_lease_file_locks_nobody_out() {
+fn a_lost_lease_file_blocks_no_row() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     let key = BranchKey::parse("task-1").unwrap();
@@ -356,9 +358,9 @@ fn a_lost_lease_file_locks_nobody_out() {
     }
 }
 
-/// L7: a file of a later version is left alone.
+/// L7: A database of a later version is not touched.
 #[test]
-fn a_later_version_is_left_alone() {
+fn a_database_of_a_later_version_is_not_touched() {
     let place = tempfile::tempdir().unwrap();
     drop(open(&place));
     let path = place.path().join("state/relay.sqlite");
@@ -369,11 +371,10 @@ fn a_later_version_is_left_alone() {
 }
 
 proptest! {
-    // Each waits for the disk many times over.
+    // Each case waits for the disk many times.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// L7: processes that end anywhere, between any two things that they do, bring one update of the branch and one
-    /// pull request.
+    /// L7: Whatever point processes end at, there is one update of the branch and one pull request.
     #[test]
     fn a_crash_anywhere_brings_one_update_and_one_pull_request(
         crashes in proptest::collection::vec(0_u32..14, 0..6),
@@ -391,7 +392,7 @@ proptest! {
     }
 }
 
-/// What is outside, and stays when a process ends.
+/// The state outside the process, which survives it.
 #[derive(Default)]
 struct World {
     branch: Option<ObjectId>,
@@ -399,7 +400,7 @@ struct World {
     pulls: BTreeMap<u64, String>,
 }
 
-/// One that ends when its fuel does. It does what the relay does, with nothing real.
+/// A model of the relay's process, which ends when its fuel does.
 struct Process<'a> {
     outbox: DeliveryOutbox,
     world: &'a mut World,
@@ -431,7 +432,7 @@ impl Process<'_> {
             DeliveryStep::Extracted => quarantined(),
             DeliveryStep::Quarantined => judged(review::ReviewVerdict::Push),
             DeliveryStep::Judged => {
-                // The branch moves from what was expected, or is there already.
+                // The push succeeds if the branch is where it was expected, or already has the work.
                 if self.world.branch.is_none() {
                     self.world.branch = job.head;
                     self.world.updates += 1;
@@ -486,9 +487,9 @@ fn reasons() -> Vec<ReviewReason> {
     }]
 }
 
-/// L5: what is kept is counted for each grant and in all, and goes when it is old.
+/// L5: Retained work is counted per grant and in total, and removed when it is old.
 #[test]
-fn what_is_kept_is_counted_and_has_an_age() {
+fn retained_work_is_counted_and_expires() {
     let place = tempfile::tempdir().unwrap();
     let outbox = open(&place);
     for (run, grant) in [("run-1", Some("one")), ("run-2", Some("one")), ("run-3", None)] {

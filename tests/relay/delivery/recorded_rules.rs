@@ -1,4 +1,5 @@
-//! L5, L7: work is judged by the rules that it came out with, whoever takes it up, and whatever this host's files say then.
+//! L5, L7: Tests of recorded rules: work is reviewed by the rules that were in force when it was collected, whichever
+//! process resumes it and whatever the host's files say then.
 
 use std::fs;
 
@@ -12,9 +13,9 @@ use super::run_job::{key, relay, work};
 use crate::support::github_server::Running;
 use crate::support::repository::git;
 
-/// L5, L7: a retry judges as the run was to be judged; by this host's rules of now only when somebody asks for it.
+/// L5, L7: A retry reviews by the rules of the run. It uses the host's current rules only if an operator asks for them.
 #[tokio::test(flavor = "multi_thread")]
-async fn work_is_judged_by_the_rules_it_came_out_with() {
+async fn work_is_reviewed_by_its_recorded_rules() {
     let forge = Running::start().await;
     let strict = RelayConfig::parse("[policy]\nhold_files = 0\n").unwrap().policy;
     let first = begin(&forge, ReviewRules::new(&strict, None)).await;
@@ -53,7 +54,7 @@ async fn work_is_judged_by_the_rules_it_came_out_with() {
     );
 }
 
-/// A1, L5: an agent's own rules go with its work, also where this host's are new.
+/// A1, L5: An agent's own rules stay with its work, also if the host's current rules are used.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_stay_with_its_work() {
     let forge = Running::start().await;
@@ -69,9 +70,9 @@ async fn an_agents_own_rules_stay_with_its_work() {
     assert_eq!(row(&forge, &job.id).step, DeliveryStep::Held);
 }
 
-/// L7: a row of an earlier version says no rules, and is judged by those of now.
+/// L7: A row of an earlier version has no rules, and is reviewed by the current rules.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_without_rules_is_judged_by_those_of_now() {
+async fn a_row_without_rules_is_reviewed_by_the_current_rules() {
     let forge = Running::start().await;
     let id = super::killed::begin(&forge, "task-9").await;
     let strict = forge.place.path().join("relay.toml");
@@ -82,7 +83,7 @@ async fn a_row_without_rules_is_judged_by_those_of_now() {
     assert_eq!(retry(&forge, &[&id]).await.0, Some(0));
 }
 
-/// A run's work, in the outbox.
+/// Adds a run's work to the outbox.
 async fn begin(forge: &Running, rules: ReviewRules) -> DeliveryJob {
     let relay = relay(forge);
     let (mut order, begun) = work(forge, &relay, "task-9", "run-1").await;

@@ -1,4 +1,4 @@
-//! L7: what is taken up later, by whom, and where that is written down.
+//! L7: Tests of deliveries that are resumed later: which process resumes them, and where the events are recorded.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -21,9 +21,10 @@ use crate::support::delivery::plan;
 use crate::support::github_server::{NAME, Running};
 use crate::support::small_disk::Disk;
 
-/// L7: the run's log is closed when its work goes on, so what is done then is in the row's own, which is proved like it.
+/// L7: The run's log is closed when its delivery is resumed, so later events are in the row's own log, which is proved
+/// in the same way.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_done_later_is_in_the_rows_own_log() {
+async fn later_events_are_in_the_rows_own_log() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
@@ -56,9 +57,10 @@ async fn what_is_done_later_is_in_the_rows_own_log() {
     assert_eq!((report.run.as_str(), report.starts, report.finished), ("run-1", 2, true));
 }
 
-/// L7: a row that goes after it was listed was taken up by who was at its branch. That is no fault, and nobody is warned.
+/// L7: If a row disappears after it was listed, the holder of its branch has resumed it. That is no error, and no
+/// warning is logged.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_goes_meanwhile_is_taken_for_taken_up() {
+async fn a_row_that_another_process_resumes_is_no_error() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
@@ -71,7 +73,7 @@ async fn a_row_that_goes_meanwhile_is_taken_for_taken_up() {
     for is_asked_by_run in [true, false] {
         let desk =
             relay.outbox().register_workspace(&plan, &plan.artifacts.join("workspace")).unwrap();
-        // Whoever takes it up has listed it, and waits for this.
+        // The retry has listed the row, and waits for this lock.
         let mirror = File::open(&lock).unwrap();
         mirror.lock().unwrap();
         let log = said.reopen().unwrap();
@@ -93,9 +95,9 @@ async fn a_row_that_goes_meanwhile_is_taken_for_taken_up() {
     assert_eq!(fs::read_to_string(&said).unwrap(), "");
 }
 
-/// L7: a run that comes to a branch writes down what it delivers there for another.
+/// L7: A run that delivers an earlier run's work records that delivery in the earlier run's log.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_run_delivers_for_another_is_in_the_others_log() {
+async fn delivering_another_runs_work_is_recorded_in_its_log() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
@@ -106,10 +108,10 @@ async fn what_a_run_delivers_for_another_is_in_the_others_log() {
     assert_eq!(verify::verify_file(&log, Some(key().public_key())).unwrap().run, "task-9");
 }
 
-/// L7: a run does not begin beside work that is still to come to its branch: it would be in the way of that for good. That it
-/// has come in vain is no attempt of the work's.
+/// L7: A run does not begin while older work of its branch must be delivered first, because the run would block that
+/// work for good. The refused run does not count as a delivery attempt.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_waits_for_what_its_branch_waits_for() {
+async fn a_run_does_not_begin_before_older_work_is_delivered() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
@@ -138,7 +140,7 @@ async fn a_run_waits_for_what_its_branch_waits_for() {
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Done);
 }
 
-/// L6, L7: what is at its branch is in nobody's way, whatever is still to be done about it.
+/// L6, L7: Work that has reached its branch blocks no run, although its pull request is still missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_does_not_wait_for_a_pull_request() {
     let forge = Running::start().await;
@@ -154,9 +156,9 @@ async fn a_run_does_not_wait_for_a_pull_request() {
     assert!(begun.state.exists);
 }
 
-/// L7: where the row's log was changed by somebody, nothing more is done to it.
+/// L7: Nothing further is done to a row whose log was changed from outside.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_whose_log_is_broken_is_left_alone() {
+async fn a_row_whose_log_is_broken_is_not_touched() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let id = begin(&forge, "task-9").await;
@@ -166,13 +168,13 @@ async fn a_row_whose_log_is_broken_is_left_alone() {
     let error = relay.resume_delivery(&id).await.unwrap_err();
     assert!(error.to_string().contains("it is evidence now"), "{error}");
     assert_eq!(relay.outbox().get(&id).unwrap().step, DeliveryStep::Extracted);
-    // And it holds nothing else up.
+    // The broken row does not block other rows.
     let other = begin(&forge, "task-8").await;
     let done = relay.resume_due_jobs(&CancellationToken::new()).await.unwrap();
     assert_eq!(ids(&done), [other]);
 }
 
-/// L7: what has been tried often enough is at its end, and its log says so.
+/// L7: A delivery that has failed too often ends, and its log says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_failure_is_in_the_log() {
     let forge = Running::start().await;
@@ -192,7 +194,7 @@ async fn the_last_failure_is_in_the_log() {
     "#);
 }
 
-/// L7: a disk that is full where work is looked at says nothing about the work: it is delivered when there is room.
+/// L7: A full disk during the review says nothing about the work; the work is delivered when there is room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_no_reason_to_hold_work() {
     let forge = Running::start().await;
@@ -211,9 +213,9 @@ async fn a_full_disk_is_no_reason_to_hold_work() {
     assert_eq!(relay.resume_delivery(&first.id).await.unwrap().unwrap().step, "done");
 }
 
-/// L7: what is due on all branches is delivered in one go, but for those that a run is at.
+/// L7: Everything that is due is delivered in one pass, except branches that a run holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn all_that_is_due_is_delivered_but_where_a_run_is() {
+async fn everything_due_is_delivered_except_on_branches_of_runs() {
     let forge = Running::start().await;
     let mut due = vec![];
     for at in 0..3 {

@@ -1,4 +1,4 @@
-//! A1, L5: an agent's own rules make its host's stricter, and never looser.
+//! A1, L5: Tests of merged rules: an agent's own rules make its host's rules stricter, and never weaker.
 
 use cogni_gateway::relay::delivery::rules::{AgentReviewRules, PolicyTightening, ReviewRules};
 use cogni_gateway::relay::repo::review::{
@@ -12,9 +12,10 @@ use proptest::test_runner::TestRunner;
 
 use crate::repo::setup::Place;
 
-/// A1, L5: what an agent does not say is as its host has it, also where that is looser than what is built in.
+/// A1, L5: A rule that the agent does not set stays the host's, also if the host's rule is weaker than the built-in
+/// one.
 #[test]
-fn an_agent_that_says_nothing_changes_nothing() {
+fn an_agent_without_rules_changes_nothing() {
     let host = host("review_files = 5000\nsubmodule = 'push'\nsecrets = []");
     assert_eq!(PolicyTightening::default().tighten(&host), host);
     let rules = ReviewRules::new(&host, Some(&AgentReviewRules::default()));
@@ -22,7 +23,8 @@ fn an_agent_that_says_nothing_changes_nothing() {
     assert_eq!(ReviewRules::new(&host, None).parse_policy().unwrap(), host);
 }
 
-/// A1, L5: where both say something, the stricter holds, and the operator is told which of the agent's rules say nothing.
+/// A1, L5: If both set a rule, the stricter one holds, and the operator learns which of the agent's rules have no
+/// effect.
 #[test]
 fn the_stricter_of_two_rules_holds() {
     let host = host("review_files = 10\nhold_files = 20\nnew_program = 'hold'");
@@ -41,9 +43,9 @@ fn the_stricter_of_two_rules_holds() {
     assert_eq!(own.rule_names(), named);
 }
 
-/// A1, L5: the same with real work, which has something for every kind of rule: no reason of the host's is lost.
+/// A1, L5: With real work that violates every kind of rule, every reason that the host's rules give remains.
 #[test]
-fn an_agents_rules_take_no_reason_away() {
+fn an_agents_rules_remove_no_reason() {
     let mut place = Place::new();
     let run = place.begin("rules", "one");
     for path in ["docs/a", "src/a/b", ".github/b", "b"] {
@@ -74,9 +76,9 @@ fn an_agents_rules_take_no_reason_away() {
     assert!(stricter_ones > 3, "the agent's rules changed next to nothing");
 }
 
-/// L5, L7: what is written down reads as a file of rules, and what this version does not know is an error, not a guess.
+/// L5, L7: Recorded rules have the format of a rules file, and an unknown rule is an error.
 #[test]
-fn rules_are_written_down_as_people_write_them() {
+fn recorded_rules_have_the_format_of_a_file() {
     let own: AgentReviewRules = toml::from_str("[policy]\nhold_files = 3\n").unwrap();
     let rules = ReviewRules::new(&RelayConfig::default().policy, Some(&own));
     let text = rules.as_str();
@@ -90,7 +92,7 @@ fn rules_are_written_down_as_people_write_them() {
     assert_eq!(kept(text), rules);
     let later = kept(&text.replace("hold_files = 3", "hold_on_tuesdays = true"));
     assert!(later.parse_policy().is_err());
-    // A rule that was not known then is as it is built in.
+    // A rule that did not exist then has its built-in value.
     let earlier = kept(&text.replace("lfs_pointer = \"review\"\n", ""));
     assert_eq!(earlier.parse_policy().unwrap(), rules.parse_policy().unwrap());
     let now = rules.with_host_policy(&host("review_files = 1")).unwrap().parse_policy().unwrap();
@@ -98,7 +100,7 @@ fn rules_are_written_down_as_people_write_them() {
 }
 
 proptest! {
-    /// A1, L5: whatever two say, nothing is welcome to both together that is not to the host.
+    /// A1, L5: The merged rules never accept anything that the host's rules do not accept.
     #[test]
     fn merged_rules_are_never_weaker_than_the_hosts(host in policy(), own in stricter(), path in path()) {
         let both = own.tighten(&host);
@@ -112,14 +114,14 @@ proptest! {
         prop_assert!(own.secrets.iter().all(|kind| both.secrets.contains(kind)));
         let says = |policy: &ReviewPolicy| policy.rules_for_path(path.as_bytes()).map(|rule| rule.verdict).max();
         prop_assert!(says(&both) >= says(&host));
-        // The agent's own are kept to as well, and no more than both.
+        // The merged rules accept nothing that the agent's rules reject, and accept everything that both accept.
         let alone = ReviewPolicy { paths: own.paths.clone(), ..host.clone() };
         prop_assert_eq!(says(&both), says(&host).max(says(&alone)));
     }
 
-    /// L7: what is written down is what judged, and the same text each time.
+    /// L7: Recorded rules are the rules that reviewed the work, and they are always written as the same text.
     #[test]
-    fn rules_come_back_as_they_were(host in policy(), own in stricter()) {
+    fn recorded_rules_are_read_unchanged(host in policy(), own in stricter()) {
         let rules = ReviewRules::new(&host, Some(&AgentReviewRules { policy: own.clone() }));
         let kept: ReviewRules = serde_json::from_str(&serde_json::to_string(&rules).unwrap()).unwrap();
         prop_assert_eq!(kept.parse_policy().unwrap(), own.tighten(&host));
@@ -127,9 +129,9 @@ proptest! {
         prop_assert_eq!(kept.with_host_policy(&host).unwrap(), rules);
     }
 
-    /// A1: said twice, it is no stricter than said once.
+    /// A1: Merging the same rules twice has the effect of merging them once.
     #[test]
-    fn stricter_rules_over_themselves_are_the_same(host in policy(), own in stricter()) {
+    fn merging_rules_twice_changes_nothing(host in policy(), own in stricter()) {
         let once = own.tighten(&host);
         prop_assert_eq!(own.tighten(&once), once);
     }
@@ -161,7 +163,7 @@ fn ruling() -> impl Strategy<Value = ReviewAction> {
     prop_oneof![Just(ReviewAction::Push), Just(ReviewAction::Review), Just(ReviewAction::Hold)]
 }
 
-/// Few enough that the two lists often speak of the same.
+/// A small set, so that the two lists often contain the same path.
 fn path() -> impl Strategy<Value = String> {
     "(docs|src|\\.github)(/[ab]){0,2}"
 }

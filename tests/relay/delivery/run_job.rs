@@ -1,4 +1,4 @@
-//! The whole job: from what came out of a sandbox to the branch, the pull request and the statement.
+//! Tests of a whole delivery: from the work of a sandbox to the branch, the pull request and the statement.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -27,7 +27,7 @@ pub(super) use crate::support::delivery::{key, relay, settings};
 use crate::support::github_server::{NAME, Running, TOKEN, basic};
 use crate::support::repository::git;
 
-/// L6, L7: the agent's commits reach the branch, a pull request and a statement, and the audit says so.
+/// L6, L7: The agent's commits reach the branch, a pull request and a statement, and the audit log records it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_work_is_delivered() {
     let forge = Running::start().await;
@@ -55,7 +55,7 @@ async fn a_runs_work_is_delivered() {
     assert_eq!(leaks(forge.place.path(), &[TOKEN, &basic(TOKEN)]), Vec::<PathBuf>::new());
 }
 
-/// L6: a pull request is made only when it is asked for.
+/// L6: A pull request is made only on request.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pull_request_is_made_unasked() {
     let forge = Running::start().await;
@@ -66,10 +66,10 @@ async fn no_pull_request_is_made_unasked() {
     assert!(delivered.is_pushed && forge.hub.pulls(NAME).is_empty());
 }
 
-/// L5, L6: work for review: everybody who asks is told why, and a pull request that is ready is taken back before the
+/// L5, L6: For work that needs a review, every report says why, and a ready pull request becomes a draft before the
 /// push.
 #[tokio::test(flavor = "multi_thread")]
-async fn work_for_review_says_why_wherever_it_is_told_of() {
+async fn every_report_of_work_for_review_says_why() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
@@ -92,7 +92,7 @@ async fn work_for_review_says_why_wherever_it_is_told_of() {
     assert!(at(GithubOperation::Withdraw) < at(GithubOperation::Push), "{calls:?}");
 }
 
-/// L5, L6: and where it cannot be taken back, nothing is pushed.
+/// L5, L6: If the pull request cannot become a draft, nothing is pushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     let forge = Running::start().await;
@@ -114,7 +114,7 @@ async fn nothing_for_review_is_pushed_to_a_pull_request_that_is_ready() {
     assert_eq!(relay.resume_delivery(&delivered.id).await.unwrap().unwrap().step, "done");
 }
 
-/// L5, L6: what is protected is not pushed; it is kept, and one line brings it into a clone.
+/// L5, L6: A change of a protected path is not pushed. The work is kept, and one command applies it in a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn held_work_is_kept_and_can_be_applied() {
     let forge = Running::start().await;
@@ -139,9 +139,10 @@ async fn held_work_is_kept_and_can_be_applied() {
     );
 }
 
-/// L7: an API that is down after the push leaves the row; a later process makes the pull request, and pushes nothing.
+/// L7: If the API is down after the push, the row remains. A later process makes the pull request and does not push
+/// again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_could_not_be_done_is_done_later() {
+async fn a_later_process_makes_the_missing_pull_request() {
     let forge = Running::start().await;
     let first = relay(&forge);
     let (order, begun) = work(&forge, &first, "task-9", "run-1").await;
@@ -161,11 +162,12 @@ async fn what_could_not_be_done_is_done_later() {
     assert!(due.is_empty(), "it is not due yet");
     let again = second.resume_delivery(&delivered.id).await.unwrap().unwrap();
     assert_eq!((again.step, forge.hub.pulls(NAME).len()), ("done", 1));
-    // One more for the statement, which comes last.
+    // One more push, for the statement, which is the last step.
     assert_eq!(forge.hub.count_calls(GithubOperation::Push), pushes + 1);
 }
 
-/// L7: the process ends while the remote has done what it was asked, and nobody heard it: one update, one pull request.
+/// L7: If the process ends after the remote has acted but before the answer arrives, there is still one update and one
+/// pull request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
     for operation in [
@@ -190,7 +192,7 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
         drop((first, begun));
         let second = relay(&forge);
         let id = second.outbox().list_jobs(false).unwrap().remove(0).id;
-        // The threads of the first process, which here is none, may still hold the branch.
+        // Threads of the first process may still hold the branch.
         let done = loop {
             match second.resume_delivery(&id).await.unwrap() {
                 Some(delivered) => break delivered,
@@ -208,9 +210,9 @@ async fn a_crash_after_each_call_brings_one_update_and_one_pull_request() {
     }
 }
 
-/// L6, L7: somebody else has moved the branch: nothing is overwritten, and the work is kept.
+/// L6, L7: If another person has moved the branch, nothing is overwritten and the work is kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_branch_that_somebody_moved_is_not_overwritten() {
+async fn a_branch_that_was_moved_is_not_overwritten() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-1", "run-1").await;
@@ -224,7 +226,7 @@ async fn a_branch_that_somebody_moved_is_not_overwritten() {
     assert!(delivered.apply.is_some());
 }
 
-/// L7: a run that begins at a branch builds on what an earlier one had not delivered yet.
+/// L7: A run starts from an earlier run's work that is not delivered yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_builds_on_what_was_not_delivered_yet() {
     let forge = Running::start().await;
@@ -245,7 +247,7 @@ async fn a_run_builds_on_what_was_not_delivered_yet() {
     assert_eq!(files, "README\nmade-by-run-1\nmade-by-run-2");
 }
 
-/// L6: a statement says of the patches what the audit says, also where another process makes it.
+/// L6: The statement and the audit log describe the patches alike, also if another process makes the statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_says_of_the_patches_what_the_audit_says() {
     for mode in ["replayed", "bundled: other patches"] {
@@ -270,7 +272,7 @@ async fn a_statement_says_of_the_patches_what_the_audit_says() {
     }
 }
 
-/// L6: a repository on this machine needs no token, and has no pull requests.
+/// L6: A repository on this machine needs no token, and has no pull requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_on_this_machine_needs_no_token() {
     let forge = Running::start().await;
@@ -283,9 +285,9 @@ async fn a_repository_on_this_machine_needs_no_token() {
     assert!(forge.hub.recorded_calls().is_empty());
 }
 
-/// L7: a failed relay begins again when somebody asks, where it stopped.
+/// L7: A failed delivery is resumed on request, at the step where it failed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_relay_goes_on_when_somebody_asks() {
+async fn a_failed_delivery_is_resumed_on_request() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
@@ -315,7 +317,7 @@ async fn second_lease(
     begin(relay, &repository, &key, Duration::ZERO).await.unwrap().lease
 }
 
-/// As a run begins: it has the branch, delivers what is left there, and knows where it stands.
+/// Begins a run: takes the branch's lease, delivers older work, and reads the branch's state.
 pub(super) async fn begin(
     relay: &Arc<DeliveryService>,
     repository: &RepositoryUrl,
@@ -326,7 +328,7 @@ pub(super) async fn begin(
     Box::pin(relay.open_branch(repository, taken, None)).await
 }
 
-/// A run whose agent commits one file, and what came out of its sandbox.
+/// Makes a run whose agent commits one file, and returns the work that is collected from its sandbox.
 pub(super) async fn work(
     forge: &Running,
     relay: &Arc<DeliveryService>,
@@ -425,7 +427,7 @@ impl Audit {
     }
 }
 
-/// What a log says of the relay, without what differs from run to run.
+/// Returns the delivery events of a log, without values that differ between runs.
 pub(super) fn events(log: &Path) -> Vec<String> {
     audit::verify::verify_file(log, None).unwrap();
     let text = fs::read_to_string(log).unwrap();
@@ -450,7 +452,7 @@ pub(super) fn events(log: &Path) -> Vec<String> {
     relayed.map(told).collect()
 }
 
-/// Files that hold one of these.
+/// Returns the files that contain one of these secrets.
 pub(super) fn leaks(directory: &Path, secrets: &[&str]) -> Vec<PathBuf> {
     let mut found = vec![];
     for entry in fs::read_dir(directory).unwrap() {

@@ -1,4 +1,4 @@
-//! What this machine vouches for.
+//! Tests of statements, which this machine signs about commits.
 
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::relay::delivery::statement::{ProvenanceStatement, RunFacts, StatementError};
@@ -6,7 +6,7 @@ use cogni_gateway::relay::repo::ObjectId;
 use cogni_gateway::telemetry::audit::{AuditPublicKey, AuditSigningKey};
 use proptest::prelude::*;
 
-/// L6: a statement says which run made a commit, and proves it; it is the same text each time.
+/// L6: A statement names the run that made a commit, and proves it. The same facts always give the same text.
 #[test]
 fn a_statement_proves_who_made_a_commit() {
     let (key, statement) = (key("1"), statement());
@@ -18,9 +18,9 @@ fn a_statement_proves_who_made_a_commit() {
     assert_eq!(envelope["signatures"][0]["keyid"], key.public_key().to_string());
 }
 
-/// L6: somebody else's signature, or none, proves nothing.
+/// L6: A statement with another key's signature, or without a signature, proves nothing.
 #[test]
-fn a_statement_of_somebody_else_proves_nothing() {
+fn a_statement_of_another_key_proves_nothing() {
     let (ours, theirs) = (key("1"), key("2"));
     let note = statement().sign(&theirs);
     let public = AuditPublicKey::parse_public_key(&ours.public_key().to_string()).unwrap();
@@ -34,7 +34,7 @@ fn a_statement_of_somebody_else_proves_nothing() {
 }
 
 proptest! {
-    /// L6: whatever is changed in a statement is found.
+    /// L6: Verification detects any change of a statement.
     #[test]
     fn a_changed_statement_is_found(at in 0_usize..900, byte in 32_u8..127) {
         let (key, statement) = (key("1"), statement());
@@ -43,7 +43,7 @@ proptest! {
         let at = at % changed.len();
         changed[at] = byte;
         let changed = String::from_utf8(changed).unwrap();
-        // The same, or nothing: the key's name in it is only a name.
+        // The statement is unchanged, or the change is invalid: the key's name in the statement is only a label.
         let verified = ProvenanceStatement::verify(&changed, key.public_key());
         prop_assert!(verified.is_err() || verified == Ok(statement));
     }

@@ -1,4 +1,4 @@
-//! L6: what becomes of the statement beside a commit.
+//! L6: Tests of the git note that carries the statement beside a commit.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use super::run_job::{deliver, key, relay, settings, work};
 use crate::support::github_server::Running;
 use crate::support::repository::git;
 
-/// L6: whoever has a clone, and the relay's public key, can prove a statement, by one command.
+/// L6: A person with a clone and the relay's public key can verify a statement with one command.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_is_proved_in_a_clone() {
     let forge = Running::start().await;
@@ -39,17 +39,17 @@ async fn a_statement_is_proved_in_a_clone() {
     let stranger = "1".repeat(64);
     let (code, said) = verify(&clone, &[&head, "--public-key", &stranger]);
     assert!(code == 1 && said.contains("the statement was not signed by"), "{said}");
-    // What cannot be looked at is neither proved nor unproved.
+    // A commit that cannot be read is neither proved nor disproved.
     assert_eq!(verify(&clone, &["nothing", "--public-key", &public]).0, 2);
-    // A statement is about its own commit, wherever it was copied to.
+    // A statement is valid only for its own commit, whatever commit it was copied to.
     git(&clone, &["notes", "--ref=cogni", "copy", &head, "origin/main"]);
     let (code, said) = verify(&clone, &["origin/main", "--public-key", &public]);
     assert!(code == 1 && said.contains("is about another commit"), "{said}");
 }
 
-/// L6: a remote that takes no notes has the work all the same, and the row says that there is no statement.
+/// L6: A remote that refuses notes still gets the work, and the row says that there is no statement.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_remote_that_takes_no_notes_is_told_of() {
+async fn a_remote_that_refuses_notes_is_reported() {
     let forge = Running::start().await;
     let hook = forge.bare().join("hooks/update");
     fs::create_dir_all(hook.parent().unwrap()).unwrap();
@@ -67,9 +67,10 @@ async fn a_remote_that_takes_no_notes_is_told_of() {
     );
 }
 
-/// L6, L7: what the remote is too unwell to take is tried again, when all else is done.
+/// L6, L7: If the remote cannot take the statement because of a temporary fault, it is retried after everything else is
+/// done.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_that_cannot_be_left_now_is_left_later() {
+async fn a_statement_that_cannot_be_pushed_now_is_pushed_later() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "task-9", "run-1").await;
@@ -81,7 +82,7 @@ async fn a_statement_that_cannot_be_left_now_is_left_later() {
     let first = deliver(&relay, order, &begun).await;
     assert_eq!((first.step, first.statement), ("pushed", None));
     drop(begun);
-    // All that is pushed now is the statement.
+    // The only push from here on is the statement's.
     forge.hub.inject(
         GithubOperation::Push,
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
@@ -93,7 +94,7 @@ async fn a_statement_that_cannot_be_left_now_is_left_later() {
     assert_eq!((third.step, third.statement.as_deref()), ("done", Some("beside the commit")));
 }
 
-/// L6: a key that lives no longer than its process would prove nothing to anybody.
+/// L6: A key that is lost with its process would prove nothing, so nothing is signed with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_signed_with_a_key_that_is_lost() {
     let forge = Running::start().await;

@@ -1,4 +1,4 @@
-//! What is not kept for ever, and what is.
+//! Tests of the sweep: what is removed after some time, and what is kept.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,9 +13,9 @@ use super::run_job::{deliver, relay, work};
 use crate::support::github_server::Running;
 use crate::support::repository::git;
 
-/// L4, L5: what is delivered, and what nobody comes back to, goes; work that is not delivered stays with all it needs.
+/// L4, L5: Delivered work and unused mirrors are removed. Undelivered work is kept with everything that it needs.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_needed_for_nothing_is_removed() {
+async fn data_without_a_use_is_removed() {
     let forge = Running::start().await;
     let relay = relay(&forge);
     let (order, begun) = work(&forge, &relay, "done", "run-1").await;
@@ -23,7 +23,7 @@ async fn what_is_needed_for_nothing_is_removed() {
     assert_eq!(deliver(&relay, order, &begun).await.step, "done");
     drop(begun);
     assert!(!artifacts.exists());
-    // As of a process that was killed after the row was written, and before the directory was removed.
+    // The state after a process was killed between writing the row and removing the directory.
     fs::create_dir(&artifacts).and_then(|()| fs::write(artifacts.join("bundle"), "")).unwrap();
     let removed =
         sweep_relay_state(&state(&forge), relay.outbox(), Duration::from_hours(2)).unwrap();
@@ -68,7 +68,7 @@ async fn what_is_needed_for_nothing_is_removed() {
 
     outbox.restart(&row).unwrap();
     assert_eq!(relay.resume_delivery(&held).await.unwrap().unwrap().step, "done");
-    // A run that is at a branch has come to the mirror, so it is not old.
+    // A run that holds a branch has used the mirror, so the mirror is not old.
     let lease =
         BranchLease::try_acquire(&branches, &"busy".to_owned().try_into().unwrap()).unwrap();
     assert_eq!(sweep_relay_state(&state, outbox, age).unwrap(), RelaySweepReport::default());
@@ -86,7 +86,7 @@ async fn what_is_needed_for_nothing_is_removed() {
     );
 }
 
-/// L4: where a power cut or a person has taken a lease's file, that holds nothing up, and what is old there goes.
+/// L4: If a power cut or a person has removed a lease's file, the sweep continues and removes what is old.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_lease_file_ends_no_sweep() {
     let forge = Running::start().await;

@@ -1,4 +1,4 @@
-//! One call as it goes over the wire, and answers that are none.
+//! Tests of single API calls on the wire, and of invalid answers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,8 +21,8 @@ use crate::support::github_server::TOKEN;
 use crate::support::process::NOBODY;
 use crate::support::test_ca::Authority;
 
-/// L6: a call has the headers that GitHub asks for, the token once, and its path below the API's own; an Enterprise has
-/// its GraphQL beside its REST API.
+/// L6: A call has the headers that GitHub requires, the token once, and a path below the API's base. GitHub Enterprise
+/// has its GraphQL endpoint beside its REST API.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_is_one_plain_request() {
     let pull = r#"[{"number": 1, "node_id": "PR_1", "html_url": "u", "body": null,
@@ -56,9 +56,9 @@ async fn a_call_is_one_plain_request() {
     "#);
 }
 
-/// L6: the token goes to no other address, wherever an answer points.
+/// L6: The token is sent to no other address, wherever an answer redirects.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_leads_nowhere() {
+async fn a_redirect_is_not_followed() {
     let other = Server::start([answer("200 OK", ABOUT)]);
     for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"] {
         let location = format!("http://{}/repos/acme/site", other.address);
@@ -70,7 +70,7 @@ async fn an_answer_leads_nowhere() {
     assert!(other.seen().is_empty());
 }
 
-/// L6: an answer that is too long, broken, or late is none, and is worth asking for again; each says why it is none.
+/// L6: An answer that is too long, malformed or late is an error that may be retried, and the error says which it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_cannot_be_used_says_why() {
     let long = format!("{{\"default_branch\": \"main\", \"x\": \"{}\"}}", "x".repeat(4 << 20));
@@ -97,7 +97,7 @@ async fn an_answer_that_cannot_be_used_says_why() {
     "#);
 }
 
-/// L6: a token that cannot be a header is refused before anything is sent, and not shown.
+/// L6: A token that cannot be a header value is refused before anything is sent, and not printed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_is_no_header_is_not_sent() {
     let server = Server::start([answer("200 OK", ABOUT)]);
@@ -107,9 +107,9 @@ async fn a_token_that_is_no_header_is_not_sent() {
     insta::assert_snapshot!(error, @"GitHub does not accept the token: no header may have its characters; give a valid one in `GITHUB_TOKEN`, or check `GITHUB_APP_ID` and `GITHUB_APP_KEY_FILE`");
 }
 
-/// L6: a way that does not lead to the API names the setting to look at.
+/// L6: If the API cannot be reached, the error names the setting to check.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_way_that_leads_nowhere_names_its_setting() {
+async fn an_unreachable_api_names_its_setting() {
     let (ours, another) = (Authority::new(), Authority::new());
     let mut told = vec![];
     for (host, ca_file, proxy) in [
@@ -146,7 +146,7 @@ async fn a_way_that_leads_nowhere_names_its_setting() {
     "#);
 }
 
-/// Answers connections, one after the other, with what it was given; more of them it does not take.
+/// A server that answers connections one after the other with prepared replies, and accepts no more.
 struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
@@ -164,10 +164,10 @@ impl Server {
                 let mut socket = listener.accept().unwrap().0;
                 theirs.lock().unwrap().push(request(&socket));
                 if reply == HANG {
-                    // The client goes first.
+                    // The client speaks first.
                     let _ = socket.read(&mut [0]);
                 }
-                // It may go before it has read all.
+                // The client may disconnect before it has read everything.
                 let _ = socket.write_all(reply.as_bytes());
             }
         });
@@ -191,7 +191,7 @@ impl Server {
     }
 }
 
-/// Reads one request, body and all.
+/// Reads one request including its body.
 fn request(socket: &TcpStream) -> String {
     let mut from = BufReader::new(socket);
     let mut head = String::new();
@@ -204,7 +204,7 @@ fn request(socket: &TcpStream) -> String {
     head.replace("\r\n", "\n") + std::str::from_utf8(&body).unwrap()
 }
 
-/// Shakes hands, and says nothing.
+/// Completes the TLS handshake and sends nothing.
 async fn serve_tls(tls: rustls::ServerConfig) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -241,5 +241,5 @@ fn hosted(url: &str) -> HostedRepository {
 
 const ABOUT: &str = r#"{"default_branch": "main"}"#;
 
-/// A reply that does not come.
+/// A reply that never arrives.
 const HANG: &str = "hang";

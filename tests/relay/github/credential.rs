@@ -1,4 +1,4 @@
-//! Tokens: given ones, and those that an app asks for.
+//! Tests of tokens: configured ones, and those that a GitHub app requests.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use rustls::pki_types::pem::PemObject;
 use super::pull_request::order;
 use crate::support::github_server::{NAME, Running, credential};
 
-/// L6: an app signs for itself, in either form of its key, and is given a token for just that repository and work.
+/// L6: An app signs with its key, in either key format, and gets a token for exactly that repository and those
+/// permissions.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_app_gets_a_token_for_one_repository() {
     for form in [&["-traditional"][..], &[]] {
@@ -37,7 +38,7 @@ async fn an_app_gets_a_token_for_one_repository() {
     }
 }
 
-/// L6: one token serves everybody until shortly before its end.
+/// L6: One token is used for all calls until shortly before it expires.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_asked_for_once_and_kept() {
     let forge = Running::start().await;
@@ -49,7 +50,7 @@ async fn a_token_is_asked_for_once_and_kept() {
     assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 1);
 }
 
-/// L6: a token that would end within a push is not used any more.
+/// L6: A token that would expire during a push is not used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_near_its_end_is_replaced() {
     let forge = Running::start().await;
@@ -60,7 +61,7 @@ async fn a_token_near_its_end_is_replaced() {
     assert_ne!(first, app.token(&api, &repository).await.unwrap());
 }
 
-/// L6: a token that was taken back is replaced within the same call.
+/// L6: A token that was revoked is replaced within the same call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_was_taken_back_is_replaced() {
     let forge = Running::start().await;
@@ -72,9 +73,9 @@ async fn a_token_that_was_taken_back_is_replaced() {
     assert_eq!(forge.hub.count_calls(GithubOperation::AccessToken), 2);
 }
 
-/// L6: an app that is not installed for a repository says so, and the API's hiccups are waited out.
+/// L6: The error of an app that is not installed in a repository says so. Temporary API failures are retried.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_app_is_told_why_it_gets_no_token() {
+async fn the_error_says_why_an_app_gets_no_token() {
     let forge = Running::start().await;
     let api = forge.api();
     forge.hub.inject(
@@ -89,7 +90,7 @@ async fn an_app_is_told_why_it_gets_no_token() {
     insta::assert_snapshot!(error, @"GitHub has no such repository, or the token has no access to it; check the URL and the token's repositories");
 }
 
-/// L6: a token is never shown to a host that its API does not belong to.
+/// L6: A token is never sent to a host that does not belong to its API.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_not_for_another_host() {
     let forge = Running::start().await;
@@ -102,7 +103,7 @@ async fn a_token_is_not_for_another_host() {
     assert!(forge.hub.recorded_calls().is_empty());
 }
 
-/// L6: no secret is shown by what is printed for debugging, nor by an error.
+/// L6: Neither debug output nor an error contains a secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_credential_prints_its_secret() {
     let forge = Running::start().await;
@@ -113,7 +114,7 @@ async fn no_credential_prints_its_secret() {
     insta::assert_snapshot!(bad, @"the app's private key cannot be used: it is not a private key in PEM");
 }
 
-/// An app with a key of its own, installed for the one repository.
+/// Installs an app with its own key in the one repository.
 fn install(forge: &Running, form: &[&str]) -> Arc<ForgeCredential> {
     let key = forge.place.path().join("key.pem");
     let key = key.to_str().unwrap();

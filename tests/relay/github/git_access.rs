@@ -1,9 +1,9 @@
-//! The stand-in: git needs a token there, too.
+//! Tests of git access to the stand-in, which requires a token.
 
 use crate::support::github_server::{Running, TOKEN, basic};
 use crate::support::repository::{command, git};
 
-/// L6: a push over HTTP is real git on both ends, and needs the token.
+/// L6: A push over HTTP uses real git on both ends, and requires the token.
 #[tokio::test(flavor = "multi_thread")]
 async fn git_pushes_with_the_token_and_not_without() {
     let forge = Running::start().await;

@@ -1,4 +1,4 @@
-//! One pull request for a branch, whatever goes wrong.
+//! Tests of pull requests: a branch has one pull request, whatever fails.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use http::StatusCode;
 
 use crate::support::github_server::{NAME, Running, TOKEN, credential};
 
-/// L6: the first run makes a pull request, the next ones keep it up to date.
+/// L6: The first run creates a pull request, and later runs update it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_has_one_pull_request() {
     let forge = Running::start().await;
@@ -48,7 +48,7 @@ async fn a_branch_has_one_pull_request() {
     ");
 }
 
-/// L6: what already says what it should is left alone.
+/// L6: A pull request that is up to date is not changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_new_changes_nothing() {
     let forge = Running::start().await;
@@ -58,9 +58,9 @@ async fn nothing_new_changes_nothing() {
     assert_eq!(forge.hub.count_calls(GithubOperation::UpdatePull), 0);
 }
 
-/// L6: what needs a review is a draft, with its reasons in it, in words that do nothing.
+/// L6: A pull request for work that needs a review is a draft with the reasons in it, in text without side effects.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_needs_a_review_is_a_draft() {
+async fn work_for_review_is_a_draft() {
     let forge = Running::start().await;
     published(&forge, &for_review(12)).await.unwrap();
     let pull = forge.hub.pulls(NAME).remove(0);
@@ -85,10 +85,10 @@ async fn what_needs_a_review_is_a_draft() {
     ");
 }
 
-/// L6: a pull request that is ready to be merged is a draft again before work for review is pushed, whatever it is for;
-/// and where that cannot be done, it is said.
+/// L6: A ready pull request becomes a draft before work for review is pushed, whatever its base. If that is impossible,
+/// the result says so.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ready_pull_request_is_taken_back() {
+async fn a_ready_pull_request_becomes_a_draft() {
     let forge = Running::start().await;
     published(&forge, &order()).await.unwrap();
     let is_draft = || forge.hub.pulls(NAME)[0].is_draft;
@@ -108,15 +108,15 @@ async fn a_ready_pull_request_is_taken_back() {
     forge.hub.inject(GithubOperation::Withdraw, InjectedFailure::LoseReply, 1);
     withdrawn().await.unwrap();
     assert!(is_draft());
-    // A draft is left as it is.
+    // A pull request that is a draft already is not changed.
     let before = forge.hub.count_calls(GithubOperation::Withdraw);
     withdrawn().await.unwrap();
     assert_eq!(forge.hub.count_calls(GithubOperation::Withdraw), before);
 }
 
-/// L6: where there are no drafts, there is nothing to take back.
+/// L6: A repository without drafts has no pull request to convert, so the delivery continues.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repository_without_drafts_is_not_held_up() {
+async fn a_repository_without_drafts_is_not_blocked() {
     let forge = Running::start().await;
     published(&forge, &order()).await.unwrap();
     let refused =
@@ -125,9 +125,9 @@ async fn a_repository_without_drafts_is_not_held_up() {
     convert_to_draft(&forge.api(), &credential(), &forge.hosted(), &order().head).await.unwrap();
 }
 
-/// L6: a fork's pull request from a branch of the same name is not ours, nor is one whose fork is gone.
+/// L6: A fork's pull request from a branch of the same name is ignored, also if the fork was deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forks_pull_request_is_nobody_elses() {
+async fn a_pull_request_of_a_fork_is_ignored() {
     for fork in ["mallory/site", ""] {
         let forge = Running::start().await;
         let first = published(&forge, &order()).await.unwrap();
@@ -142,7 +142,7 @@ async fn a_forks_pull_request_is_nobody_elses() {
     }
 }
 
-/// L6: where there is no room to say that work needs a review, that is an error, and not left out.
+/// L6: If the text has no room for the note that the work needs a review, the result is an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
     let forge = Running::start().await;
@@ -156,7 +156,7 @@ async fn a_full_text_that_cannot_ask_for_a_review_is_an_error() {
     assert!(!published(&forge, &order()).await.unwrap().is_new);
 }
 
-/// L6: an answer that was lost after the work was done does not lead to a second pull request.
+/// L6: If an answer is lost after GitHub has acted, no second pull request is made.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_not_a_second_pull_request() {
     let forge = Running::start().await;
@@ -173,7 +173,7 @@ async fn a_lost_answer_is_not_a_second_pull_request() {
     assert_eq!(forge.hub.pulls(NAME).len(), 1);
 }
 
-/// L6: two relays at once: the one that is told that there is a pull request already uses that one.
+/// L6: If two relays create a pull request at the same time, the second one uses the first one's.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_at_once_make_one_pull_request() {
     let forge = Running::start().await;
@@ -191,9 +191,10 @@ async fn two_at_once_make_one_pull_request() {
     assert!(body.contains("cogni:run run-7 ") && body.contains("cogni:run run-8 "));
 }
 
-/// L6: the API's hiccups are waited out: a bad gateway, a limit with a short wait, a branch it does not know yet.
+/// L6: Temporary failures are retried: a bad gateway, a rate limit with a short wait, a branch that GitHub does not
+/// know yet.
 #[tokio::test(flavor = "multi_thread")]
-async fn hiccups_are_waited_out() {
+async fn temporary_failures_are_retried() {
     for trouble in [
         InjectedFailure::error_status(StatusCode::BAD_GATEWAY),
         InjectedFailure::secondary_limit(0),
@@ -205,7 +206,7 @@ async fn hiccups_are_waited_out() {
     }
 }
 
-/// L6: what will not pass by itself is said, and whether it is worth coming back; the token stands in none of it.
+/// L6: A permanent failure says what to do, and whether a retry makes sense; the token is in none of the texts.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_refusal_says_what_to_do() {
     let mut told = vec![];
@@ -249,7 +250,7 @@ async fn every_refusal_says_what_to_do() {
     ");
 }
 
-/// L6: a repository that was renamed is not followed: what is at the old name tomorrow may be somebody else's.
+/// L6: A renamed repository is not followed, because the old name may belong to another owner tomorrow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renamed_repository_is_not_followed() {
     let forge = Running::start().await;
@@ -262,9 +263,9 @@ async fn a_renamed_repository_is_not_followed() {
     assert!(error.retry_after().is_none());
 }
 
-/// L6: where the repository has a bound on what it waits for, a limit that asks for more is left for later.
+/// L6: If a rate limit asks for a longer wait than allowed, the delivery is rescheduled.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_limit_is_left_for_later() {
+async fn a_long_rate_limit_reschedules_the_delivery() {
     let forge = Running::start().await;
     forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::secondary_limit(60), 1);
     let patience =
@@ -276,7 +277,7 @@ async fn a_long_limit_is_left_for_later() {
     assert_eq!(forge.hub.count_calls(GithubOperation::ListPulls), 1);
 }
 
-/// L6: a branch that GitHub protects, or that is not there, is told.
+/// L6: A protected branch and a missing branch are detected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_protected_branch_is_known() {
     let forge = Running::start().await;
@@ -298,7 +299,7 @@ async fn published(
     publish_pull_request(&forge.api(), &credential(), &forge.hosted(), order).await
 }
 
-/// Of a policy that had something to say about so many paths.
+/// The pull request of work for which a policy gave this many reasons.
 fn for_review(paths: usize) -> PullRequestSpec {
     let reason = |at| ReviewReason {
         ruling: ReviewAction::Review,

@@ -1,11 +1,12 @@
-//! An agent's words on a page, and the relay's part among other people's.
+//! Tests of the text of a pull request: an agent's text is made harmless, and the relay's section stands beside other
+//! people's text.
 
 use cogni_gateway::relay::github::pull_request::{managed_section, safe_text};
 use proptest::prelude::*;
 
-/// L6: whatever an agent writes notifies nobody, closes nothing and loads nothing.
+/// L6: Text of an agent notifies no user, closes no issue and loads no image.
 #[test]
-fn an_agents_words_do_nothing() {
+fn text_of_an_agent_has_no_side_effects() {
     let told = [
         "@acme/owners and @alice, mail a@b.example",
         "Fixes #12, closes acme/site#3, resolves GH-7 and gh-8",
@@ -33,9 +34,9 @@ fn an_agents_words_do_nothing() {
     ");
 }
 
-/// L6: a block of code that an agent leaves open does not take in what the relay says below it.
+/// L6: A code block that an agent leaves open does not include the relay's text below it.
 #[test]
-fn a_block_of_code_ends_with_the_agents_words() {
+fn an_open_code_block_ends_with_the_agents_text() {
     for (words, shown) in [
         ("```", "```\n```"),
         ("a\n~~~~ rust `x`\nb\n~~~", "a\n~~~~ rust `x`\nb\n~~~\n~~~~"),
@@ -43,7 +44,7 @@ fn a_block_of_code_ends_with_the_agents_words() {
         ("````\n```\n````  \nb", "````\n```\n````  \nb"),
         ("``` a`b\nc", "``` a`b\nc"),
         ("```\n```x\n    ```", "```\n```x\n    ```\n```"),
-        // Of a list's item or of none: moved to where it is of none.
+        // In a list item or outside of one: the block is moved out of the item.
         ("- a\n\n  ```\n  b\n  ```\nc", "- a\n\n```\n  b\n  ```\nc"),
         ("- a\n\n  ```\n  b", "- a\n\n```\n  b\n```"),
         ("> ```\n> a", "> ```\n> a"),
@@ -54,7 +55,7 @@ fn a_block_of_code_ends_with_the_agents_words() {
     }
 }
 
-/// L6: a title is one line, not too long, and never empty.
+/// L6: A title is one line, not too long, and never empty.
 #[test]
 fn a_title_is_one_short_line() {
     assert_eq!(safe_text::format_title("\n  Fix the login\nand more", "x"), "Fix the login");
@@ -65,9 +66,9 @@ fn a_title_is_one_short_line() {
     assert_eq!(safe_text::format_title(&"a".repeat(500), "x").chars().count(), 121);
 }
 
-/// L6: what people wrote stays, byte for byte; a run's own part is replaced, another run's stays beside it.
+/// L6: Text of people stays byte for byte. A run's own section is replaced, and another run's section stays beside it.
 #[test]
-fn the_relays_part_stands_among_other_peoples_words() {
+fn the_relays_section_stands_beside_other_text() {
     let first = managed_section::upsert_section(None, "run-1", "one").unwrap();
     let edited = format!("Dear all,\r\n\r\n{first}\r\n- [ ] checked by hand\r\n");
     let second = managed_section::upsert_section(Some(&edited), "run-2", "two").unwrap();
@@ -90,9 +91,9 @@ fn the_relays_part_stands_among_other_peoples_words() {
     );
 }
 
-/// L6: a mark without its other half is not the relay's, and takes nothing with it.
+/// L6: A marker without its counterpart is not the relay's, and removes nothing.
 #[test]
-fn a_broken_mark_takes_nothing_with_it() {
+fn a_broken_marker_removes_nothing() {
     let text =
         "<!-- cogni:run run-1 -->\nkept\n<!-- cogni:run run-2 -->\nold\n<!-- /cogni -->\nalso kept";
     insta::assert_snapshot!(managed_section::upsert_section(Some(text), "run-2", "new").unwrap(), @r"
@@ -105,9 +106,9 @@ fn a_broken_mark_takes_nothing_with_it() {
     ");
 }
 
-/// L6: GitHub's bound on a text holds: old runs give way, people's words never.
+/// L6: The text stays within GitHub's limit: sections of old runs are shortened, text of people never.
 #[test]
-fn a_full_text_loses_its_oldest_runs_and_none_of_the_peoples_words() {
+fn a_full_text_loses_its_oldest_runs_and_no_text_of_people() {
     let mut text = Some("kept".to_owned());
     for run in 0..40 {
         text = managed_section::upsert_section(
@@ -125,9 +126,10 @@ fn a_full_text_loses_its_oldest_runs_and_none_of_the_peoples_words() {
     );
 }
 
-/// L6: what a run has said that needs a review stays, however many come after it; what it listed goes before that.
+/// L6: A run's notice that its work needs a review stays, however many runs follow. The run's list of changes is
+/// removed first.
 #[test]
-fn a_notice_never_gives_way() {
+fn a_notice_is_never_removed() {
     let reasons = "\n- `a/path`: a reason".repeat(10);
     let words = |run: u32| {
         let words = "x".repeat(3_000);
@@ -145,16 +147,16 @@ fn a_notice_never_gives_way() {
         assert!(text.contains(&format!("**Run {run}: a review.**")), "{run}");
     }
     assert!(!text.contains("cogni:run run-1 ") && text.contains("cogni:run run-299 "));
-    // Each is a part of its run still, which may be put again.
+    // Each is still the section of its run, which may be written again.
     let again = managed_section::upsert_section(Some(&text), "run-0", "seen").unwrap();
     assert_eq!(again.matches("cogni:run run-0 ").count(), 1);
     assert!(!again.contains("**Run 0: a review.**"));
 }
 
 proptest! {
-    /// L6: for every text: outside of our parts nothing changes, and what we put twice stands there once.
+    /// L6: For any text, nothing outside the sections changes, and a section that is written twice appears once.
     #[test]
-    fn a_part_is_put_once_and_changes_nothing_else(
+    fn a_section_is_written_once_and_changes_nothing_else(
         before in "(?s).{0,40}", after in "(?s).{0,40}", words in "[a-z ]{0,20}",
     ) {
         let marks = ["<!--", "-->"];
@@ -167,7 +169,7 @@ proptest! {
         prop_assert_eq!(managed_section::upsert_section(Some(&put), "run-1", &words).unwrap(), put);
     }
 
-    /// L6: where every line has been read as the page reads it, no block of code is open at the end.
+    /// L6: After every line has been parsed as GitHub parses it, no code block is open at the end.
     #[test]
     fn no_block_of_code_is_open(words in "(```|~~~~|`|~| {1,4}|\n|- |> |a){0,30}") {
         let mut open: Option<(char, usize)> = None;
@@ -180,7 +182,7 @@ proptest! {
             let is_fence = "`~".contains(sign) && length >= 3 && indent <= 3;
             open = match open {
                 None if is_fence && (sign == '~' || !rest.contains('`')) => {
-                    // Elsewhere it might be an item's, and end with it.
+                    // In other places the fence might belong to a list item, and end with it.
                     prop_assert_eq!(indent, 0, "{}", line);
                     Some((sign, length))
                 }
@@ -191,9 +193,9 @@ proptest! {
         prop_assert_eq!(open, None);
     }
 
-    /// L6: an agent cannot end the relay's part, or begin another.
+    /// L6: Text of an agent cannot end the relay's section or begin another one.
     #[test]
-    fn no_words_break_out_of_the_part(words in "(?s)(<!-- ?/?cogni(:run x)? ?-->|.){0,30}") {
+    fn no_text_breaks_out_of_the_section(words in "(?s)(<!-- ?/?cogni(:run x)? ?-->|.){0,30}") {
         let put = managed_section::upsert_section(None, "run-1", &safe_text::format_body(&words)).unwrap();
         prop_assert_eq!(put.matches("<!-- cogni:run").count(), 1);
         prop_assert_eq!(put.matches("<!-- /cogni -->").count(), 1);

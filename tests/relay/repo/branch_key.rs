@@ -1,13 +1,13 @@
-//! L1: what a run's branch is called, and when it has none.
+//! L1: Tests of branch keys: the name of a run's branch, and runs without a branch.
 
 use std::process::Command;
 
 use cogni_gateway::relay::repo::{BranchKey, SandboxBranch, branch_key::BranchKeySources};
 use proptest::prelude::*;
 
-/// L1: an explicit name, then the work item, then the state key where that is asked for.
+/// L1: The key comes from an explicit name, then the work item, then the state key if that is enabled.
 #[test]
-fn the_first_source_that_says_something_names_the_branch() {
+fn the_first_source_with_a_value_names_the_branch() {
     let choose = |explicit, work_item, state, may_use_state| {
         let sources = BranchKeySources { explicit, work_item, state, may_use_state };
         BranchKey::from_sources(sources, "run-1").unwrap().map(|key| key.to_string())
@@ -20,7 +20,7 @@ fn the_first_source_that_says_something_names_the_branch() {
     assert_eq!(choose(None, None, None, true), None);
 }
 
-/// L1: never the run id, from whichever source.
+/// L1: The run id is never the key, from any source.
 #[test]
 fn a_runs_id_is_no_key() {
     for at in 0..3 {
@@ -40,9 +40,9 @@ fn a_runs_id_is_no_key() {
     }
 }
 
-/// L1: a bad name is told, and no later source is taken in its place.
+/// L1: An invalid name is an error, and no later source replaces it.
 #[test]
-fn a_bad_name_is_an_error_that_says_the_rule() {
+fn the_error_of_an_invalid_name_states_the_rule() {
     let sources = BranchKeySources {
         explicit: Some("../main"),
         work_item: Some("item"),
@@ -59,7 +59,7 @@ fn a_bad_name_is_an_error_that_says_the_rule() {
     }
 }
 
-/// L1: the branch is below `sandbox/`, whatever the key.
+/// L1: The branch is below `sandbox/`, whatever the key.
 #[test]
 fn the_branch_is_below_sandbox() {
     for key in ["main", "HEAD", "ISSUE-12", "a.b_c-d", "lock", "refs"] {
@@ -68,7 +68,7 @@ fn the_branch_is_below_sandbox() {
     }
 }
 
-/// Keys and what is nearly one.
+/// Keys, and texts that are almost keys.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[A-Za-z0-9._-]{0,12}",
@@ -79,7 +79,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// L1: a key survives being written and read, and keeps to the stated form.
+    /// L1: A key can be written and read again, and keeps its documented form.
     #[test]
     fn a_key_keeps_to_its_form(text in text()) {
         if let Ok(key) = BranchKey::parse(&text) {
@@ -95,7 +95,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// L1: git accepts the branch of every key.
+    /// L1: Git accepts the branch of every key.
     #[test]
     fn git_accepts_the_branch_of_every_key(text in text()) {
         if let Ok(key) = BranchKey::parse(&text) {

@@ -1,8 +1,8 @@
-//! L3, L4, L5: what a hostile agent may have left in its workspace, and what becomes of each.
+//! L3, L4, L5: Tests with hostile workspaces: everything that an agent may leave behind, and the outcome of each case.
 //!
-//! Every case is a function that makes the workspace, or what comes out of it, as bad as it can. One table says how each
-//! ends. Whatever the end: nothing of the agent's is executed, nothing is written outside of what is the relay's, and
-//! the work is still there.
+//! Every case is a function that makes the workspace, or the output of its sandbox, hostile. One table has all
+//! outcomes. In each case, nothing of the agent's is executed, nothing is written outside of the relay's directories,
+//! and the work is still there.
 
 mod bundle;
 mod content;
@@ -25,22 +25,22 @@ use cogni_gateway::relay::repo::{ReviewVerdict, ReviewedWork};
 use super::setup::{Place, Run};
 use crate::support::repository::Repository;
 
-/// One hostile agent, and its place.
+/// One hostile agent with its repository.
 pub(crate) struct Case {
     pub(crate) place: Place,
     pub(crate) run: Run,
 }
 
-/// Its name, and what it does. It returns what its sandbox announces.
+/// The name of a case, and the function that acts as the agent. The function returns what the sandbox announces.
 type Attack = (&'static str, fn(&Case) -> Claim);
 
-/// What a driver has understood.
+/// The driver's result of parsing the announcement.
 type Claim = Result<Option<AnnouncedBranch>, ExtractOutputError>;
 
 impl Case {
     fn new(seed: &Repository) -> Self {
         let mut place = Place::copy_of(seed);
-        // Small enough that a test can be too large.
+        // The limits are small, so that a test can exceed them.
         let config = &mut place.config;
         (config.quarantine.commits, config.extract.commits) = (10, 10);
         (config.quarantine.bytes, config.quarantine.memory_bytes) = (8 << 20, 256 << 20);
@@ -55,17 +55,17 @@ impl Case {
         &self.run.workspace
     }
 
-    /// A command that shows that it was executed.
+    /// A command that leaves a trace if it is executed.
     pub(crate) fn canary(&self) -> String {
         format!("touch {}/sung", self.place.path("canary").display())
     }
 
-    /// What an honest driver takes out.
+    /// Extracts the work as an honest driver does.
     pub(crate) fn extract(&self) -> Claim {
         self.place.extract(&self.run)
     }
 
-    /// How it ends, in a line.
+    /// Returns the outcome as one line.
     fn outcome(&self, claim: Claim) -> String {
         let announced = match claim {
             Ok(Some(announced)) => announced,
@@ -92,26 +92,26 @@ impl Case {
                 let pushed = judged.into_approved().unwrap().push_branch(None).unwrap();
                 assert_eq!(self.place.tip("sandbox/case"), pushed.tip.to_string());
                 self.place.remote.git(["fsck", "--strict", "--no-dangling"]);
-                self.is_the_relays();
+                self.assert_commits_name_the_run();
             }
         }
         format!("{verdict}: {}", said.trim_end_matches([';', ' ']))
     }
 
-    /// Whatever an agent says of its commits, those that are pushed say who made them, and of which run they are.
-    fn is_the_relays(&self) {
+    /// Asserts that pushed commits name their real committer and run, whatever the agent claims.
+    fn assert_commits_name_the_run(&self) {
         let start = format!("^{}", self.run.state.start);
         let told = |format| self.place.remote.git(["log", format, "sandbox/case", &start, "^main"]);
         let made = told("--format=%cn <%ce>");
         assert!(made.lines().all(|by| by == "Relay <relay@example.com>"), "{made}");
-        // Whether or not git takes what the agent has written above them for the end of a message.
+        // Git may or may not treat the agent's text above these lines as the end of the message.
         let said = told("--format=%B");
         let trailers = said.lines().filter(|line| *line == "Sandbox-Run: run-1").count();
         assert_eq!(trailers, made.lines().count(), "{said}");
     }
 
-    /// What holds however it ends.
-    fn is_harmless(&self, name: &str) {
+    /// Asserts what holds for every outcome.
+    fn assert_harmless(&self, name: &str) {
         let sung = fs::read_dir(self.place.path("canary")).unwrap().count();
         assert_eq!(sung, 0, "{name}: something of the agent's was executed");
         assert_eq!(fs::read_to_string(self.place.path("outside")).unwrap(), "untouched", "{name}");
@@ -127,7 +127,7 @@ impl Case {
         assert_eq!(self.place.tip("main"), base, "{name}: another branch was moved");
     }
 
-    /// What other runs at this repository would find.
+    /// Returns the files that other runs of this repository could read.
     fn mirrored(&self) -> Vec<PathBuf> {
         let mut folders = vec![self.place.path("state").join("mirrors")];
         let mut files = vec![];
@@ -142,7 +142,7 @@ impl Case {
     }
 }
 
-/// L3, L4, L5: each hostile case ends as the table says.
+/// L3, L4, L5: Each hostile case has the outcome in the table.
 #[test]
 fn no_hostile_work_escapes_or_executes_or_is_lost() {
     let directory = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn no_hostile_work_escapes_or_executes_or_is_lost() {
                     let before = case.mirrored();
                     let claim = attack(&case);
                     let line = format!("{name:<34} {}", case.outcome(claim.clone()));
-                    case.is_harmless(name);
+                    case.assert_harmless(name);
                     assert_eq!(case.mirrored(), before, "{name}: it is in the mirror");
                     let is_kept = case.run.artifacts.bundle_path().exists();
                     assert!(!matches!(claim, Ok(Some(_))) || is_kept, "{name}: the work is lost");
@@ -186,7 +186,7 @@ fn no_hostile_work_escapes_or_executes_or_is_lost() {
     let mut lines = lines.into_inner().unwrap();
     lines.sort();
     let table: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
-    // For people who run the suite.
+    // The table for a person who runs the suite.
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("relay.txt");
     fs::write(place, table.join("\n") + "\n").unwrap();
     insta::with_settings!({filters => vec![("[0-9a-f]{40}", "[name]")]}, {
@@ -194,5 +194,5 @@ fn no_hostile_work_escapes_or_executes_or_is_lost() {
     });
 }
 
-/// Each case waits for some thirty processes, most of the time.
+/// Each case mostly waits for some thirty processes.
 const WORKERS: usize = 4;

@@ -1,4 +1,4 @@
-//! L4, L6: the one way in which git is run.
+//! L4, L6: Tests of the one function that runs git.
 
 use std::fs::{self, File};
 use std::thread;
@@ -19,11 +19,11 @@ fn git() -> (TempDir, GitProgram) {
     (directory, git)
 }
 
-/// L4: a git that does not end is ended, and one that says too much as well.
+/// L4: A git process that does not end, or prints too much, is killed.
 #[test]
 fn a_git_without_end_is_ended() {
     let (_directory, git) = git();
-    // Nobody ever writes into this pipe, and nobody closes it while git reads.
+    // No process writes to this pipe or closes it while git reads.
     let (read, _write) = std::io::pipe().unwrap();
     let reads =
         || GitInput::File(File::from(std::os::fd::OwnedFd::from(read.try_clone().unwrap())));
@@ -35,9 +35,9 @@ fn a_git_without_end_is_ended() {
     insta::assert_snapshot!(loud.unwrap_err(), @"`git help` has said more than 10 bytes");
 }
 
-/// L4, L7: a git that somebody has ended says nothing about what it was asked; one that has reached a limit does.
+/// L4, L7: If git was killed from outside, its result is unknown. If git reached a limit, the limit is the result.
 #[test]
-fn how_git_was_ended_tells_whose_doing_it_is() {
+fn a_killed_git_is_distinguished_from_a_limit() {
     let (_directory, git) = git();
     let (read, _write) = std::io::pipe().unwrap();
     let input = GitInput::File(File::from(std::os::fd::OwnedFd::from(read)));
@@ -62,7 +62,7 @@ fn how_git_was_ended_tells_whose_doing_it_is() {
     assert!(spent.is_resource_limit() && !spent.is_transient());
 }
 
-/// The one process of ours that has this among its words.
+/// Returns this process's one child with this argument.
 fn child(word: &str) -> Option<Pid> {
     let own = format!("PPid:\t{}\n", std::process::id());
     fs::read_dir("/proc").unwrap().map(Result::unwrap).find_map(|entry| {
@@ -73,7 +73,7 @@ fn child(word: &str) -> Option<Pid> {
     })
 }
 
-/// L4: limits hold from the first instruction on, also where this machine is too busy to set them in time.
+/// L4: The limits hold from git's first instruction on, also on a machine that is too busy to set them in time.
 #[test]
 fn no_git_is_ever_without_limits() {
     let (_directory, git) = git();
@@ -90,13 +90,14 @@ fn no_git_is_ever_without_limits() {
                 panic!("{said}")
             };
             assert_eq!((memory, core), ("524288", "0"));
-            // Blocks of 512 bytes, or of 1,024, from one shell to another.
+            // Shells count in blocks of 512 or of 1,024 bytes.
             assert!(["1048576", "524288"].contains(&file), "{file}");
         }
     });
 }
 
-/// L4: what is made of an answer here is not git's time; and a time that no clock can count is none.
+/// L4: Time that this process spends on an answer is not git's time. A duration beyond what a clock can represent means
+/// no limit.
 #[test]
 fn only_gits_own_time_counts() {
     let (_directory, git) = git();
@@ -113,7 +114,7 @@ fn only_gits_own_time_counts() {
     assert!(git.subcommand("version").limits(limits).output_text().is_ok());
 }
 
-/// L4: git is fed more than a pipe holds while it answers more than a pipe holds.
+/// L4: Git can be fed more than a pipe holds while it answers with more than a pipe holds.
 #[test]
 fn a_long_question_has_a_long_answer() {
     let (directory, git) = git();
@@ -126,7 +127,7 @@ fn a_long_question_has_a_long_answer() {
     assert!(answer.lines().all(|line| line == format!("{name} blob 1")));
 }
 
-/// L6: what git repeats of a secret is left out, in what it prints and in what it complains of.
+/// L6: A secret that git repeats is removed from its output and from its errors.
 #[test]
 fn a_secret_is_in_nothing_that_comes_back() {
     let (_directory, git) = git();
@@ -141,9 +142,9 @@ fn a_secret_is_in_nothing_that_comes_back() {
     assert!(!format!("{error} {error:?}").contains("c2VjcmV0"), "{error}");
 }
 
-/// L4: git on this machine listens to nobody: not to its user, not to the system, not to the environment.
+/// L4: The relay's git reads no configuration: neither the user's nor the system's nor the environment's.
 #[test]
-fn the_relays_git_is_configured_by_nobody() {
+fn the_relays_git_reads_no_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let home = directory.path().join("home");
     let git = GitProgram::find(&home).unwrap();
@@ -151,7 +152,7 @@ fn the_relays_git_is_configured_by_nobody() {
     let said = git.subcommand("config").args(["--list", "--show-origin"]).output_text().unwrap();
     let others: Vec<_> = said.lines().filter(|line| !line.starts_with("command line:")).collect();
     assert_eq!(others, Vec::<&str>::new());
-    // Nor does it look for a repository around it.
+    // Git does not look for a repository in the parent directories either.
     Repository::with_files(&home);
     let found = git.subcommand("rev-parse").arg("--git-dir").output_text();
     assert!(found.is_err(), "{found:?}");

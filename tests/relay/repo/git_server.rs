@@ -1,4 +1,4 @@
-//! The tests' own git server demands what it should.
+//! Tests of the test suite's own git server: it requires the token.
 
 use crate::support::git_server::GitServer;
 use crate::support::repository::Repository;

@@ -1,4 +1,4 @@
-//! L5: work that is not pushed is kept, with the line that applies it.
+//! L5: Tests of held work: it is kept, and one command applies it.
 
 use cogni_gateway::base::secret::SecretString;
 use cogni_gateway::relay::repo::quarantine::QuarantineError;
@@ -10,7 +10,7 @@ use cogni_gateway::relay::repo::{RepoError, ReviewVerdict};
 use super::setup::Place;
 use crate::support::repository::{Repository, command};
 
-/// L5: the very line, in a clone of the repository.
+/// L5: The printed command applies the work in a clone of the repository.
 #[test]
 fn held_work_is_applied_by_one_line() {
     let place = Place::new();
@@ -34,7 +34,7 @@ fn held_work_is_applied_by_one_line() {
     assert_eq!(Repository::at(&clone).git(["rev-parse", "held/held-89abcdef"]), tip);
 }
 
-/// L5: rules are data, in a file that says every one of them.
+/// L5: The shipped rules file states every rule, and equals the built-in rules.
 #[test]
 fn the_shipped_file_is_what_holds_without_one() {
     let file = std::fs::read_to_string("config/relay.toml").unwrap();
@@ -61,7 +61,7 @@ fn the_shipped_file_is_what_holds_without_one() {
     }
 }
 
-/// L5: an operator's own rule comes in the place of the built-in ones.
+/// L5: An operator's own rules replace the built-in ones.
 #[test]
 fn an_operators_rules_decide() {
     let mut place = Place::new();
@@ -82,7 +82,7 @@ fn an_operators_rules_decide() {
     );
 }
 
-/// L5: this host's own credentials are found wherever they are, also where two pieces of a file meet.
+/// L5: A credential of this host is found anywhere in a file, also across the border of two pieces.
 #[test]
 fn a_credential_of_this_host_is_found_anywhere() {
     let place = Place::new();
@@ -100,7 +100,7 @@ fn a_credential_of_this_host_is_found_anywhere() {
     assert!(!format!("{reasons:?}").contains(secret));
 }
 
-/// L5: and so is one that is as long as a private key, at every split, and where each letter has two bytes.
+/// L5: A credential as long as a private key is found at every split, also in two-byte letters.
 #[test]
 fn a_long_credential_is_found_at_every_split() {
     let secret = "correct-horse-".repeat(120);
@@ -123,7 +123,7 @@ fn a_long_credential_is_found_at_every_split() {
     }
 }
 
-/// L5: a credential that has been there for long is not the agent's.
+/// L5: A credential that was in the repository before is not attributed to the agent.
 #[test]
 fn a_credential_that_was_there_is_not_found_again() {
     let place = Place::new();
@@ -141,7 +141,8 @@ fn a_credential_that_was_there_is_not_found_again() {
     assert_eq!(pushed.verdict, ReviewVerdict::Push);
 }
 
-/// L4: a change of a few bytes of a large file brings the file along. What git is ended for then is what that takes.
+/// L4: A change of a few bytes in a large file brings the whole file. If git reaches a limit with it, the work is
+/// refused as too costly.
 #[test]
 fn work_that_takes_too_much_room_is_too_costly() {
     let mut place = Place::new();
@@ -168,7 +169,7 @@ fn work_that_takes_too_much_room_is_too_costly() {
     insta::assert_snapshot!(error, @"cannot accept the agent's work: it takes more time or memory than the limits allow: `git index-pack` has failed (signal: 25 (SIGXFSZ))");
 }
 
-/// L5: where `*` and `**` reach.
+/// L5: `*` and `**` match as documented.
 #[test]
 fn patterns_match_whole_paths() {
     let matches = |pattern: &str, path: &str| PathPattern::new(pattern).matches(path.as_bytes());
@@ -200,7 +201,7 @@ fn patterns_match_whole_paths() {
     }
 }
 
-/// L4, L6: a thousand commits are as many afterwards.
+/// L4, L6: A thousand commits stay a thousand commits.
 #[test]
 fn a_thousand_commits_arrive() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! L6: how git and the API's client get to a forge behind a company's authority and a company's proxy.
+//! L6: Tests of git and the API client behind a company's CA and proxy.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -20,9 +20,9 @@ use crate::support::test_ca::Authority;
 
 const TOKEN: &str = "ghs_abcdefghijklmnopqrstuvwxyz0123456789";
 
-/// L6: git trusts the authority that it is told of, and no other then.
+/// L6: Git trusts the configured CA, and then no other.
 #[test]
-fn git_trusts_the_authority_that_it_is_told_of() {
+fn git_trusts_the_configured_ca() {
     let company = Company::new("localhost");
     let url = format!("https://localhost:{}/o/site.git", company.server.address.port());
     company
@@ -40,9 +40,9 @@ fn git_trusts_the_authority_that_it_is_told_of() {
     }
 }
 
-/// L6: where a host is reached by a proxy only, fetch and push go by it, and its password is never shown.
+/// L6: If a host can be reached only through a proxy, fetch and push use the proxy, and its password is never printed.
 #[test]
-fn git_goes_by_the_proxy_that_it_is_told_of() {
+fn git_uses_the_configured_proxy() {
     let company = Company::new("git.example");
     let tunnel = Tunnel::guarded(company.server.address);
     let by = |address: SocketAddr, except: &str| OutboundConfig {
@@ -57,7 +57,7 @@ fn git_goes_by_the_proxy_that_it_is_told_of() {
     let let_in = asked.iter().filter(|one| *one == "CONNECT git.example:443 with a password");
     assert!(let_in.count() >= 3, "{asked:?}");
 
-    // Not by the proxy, there is no such host.
+    // Without the proxy, the host's name does not resolve.
     let error = company.ask(url, by(tunnel.address, "git.example")).unwrap_err();
     assert!(matches!(error, RepoError::Unreachable { .. }), "{error}");
     assert_eq!(tunnel.asked(), asked);
@@ -66,9 +66,9 @@ fn git_goes_by_the_proxy_that_it_is_told_of() {
     assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error}");
 }
 
-/// L6: the API is asked by the same way.
+/// L6: API calls use the same proxy and CA.
 #[tokio::test]
-async fn the_api_is_asked_by_the_same_way() {
+async fn the_api_client_uses_the_same_proxy_and_ca() {
     let company = Company::new("git.example");
     let tunnel = Tunnel::to(company.server.address);
     let proxy = |except| HttpProxy::parse_proxy(&tunnel.address.to_string(), except).unwrap();
@@ -85,7 +85,7 @@ async fn the_api_is_asked_by_the_same_way() {
             .await
             .unwrap_err()
     };
-    // The server speaks for git only, and wants another token: it has heard us.
+    // The server speaks only git and requires another token, so its answer shows that the call arrived.
     let heard = Box::pin(ask("", company.ca())).await;
     assert!(matches!(heard, GithubError::Unauthorized(_)), "{heard}");
     assert_eq!(tunnel.asked(), ["CONNECT git.example:443"]);
@@ -99,10 +99,10 @@ async fn the_api_is_asked_by_the_same_way() {
     assert_eq!(tunnel.asked().len(), 2, "the first of them has not gone by the proxy");
 }
 
-/// A3: a host that only a tenant has named is not connected to where its name leads to this machine; one that the
-/// operator has named is.
+/// A3: A host that only a tenant has named is refused if its name resolves to this machine. A host that the operator
+/// has named is allowed.
 #[test]
-fn a_host_that_nobody_has_named_leads_to_the_internet_only() {
+fn a_host_of_a_tenant_must_be_on_the_internet() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -121,9 +121,9 @@ fn a_host_that_nobody_has_named_leads_to_the_internet_only() {
     company.ask_within(&url, network, HostReach::Named).unwrap();
 }
 
-/// A3: a proxy looks names up itself; what is judged by its text is not asked of a proxy either.
+/// A3: A proxy resolves names itself. A host that is refused by its text is not requested from a proxy either.
 #[test]
-fn a_proxy_is_not_asked_for_this_machine() {
+fn a_proxy_is_not_used_to_reach_this_machine() {
     let company = Company::new("git.example");
     let tunnel = Tunnel::to(company.server.address);
     let network = || OutboundConfig {
@@ -139,9 +139,9 @@ fn a_proxy_is_not_asked_for_this_machine() {
     assert!(tunnel.asked().len() >= 2);
 }
 
-/// A3: git connects to the addresses that were judged, whatever its resolver would say.
+/// A3: Git connects to the addresses that were checked, whatever its own resolver returns.
 #[test]
-fn git_connects_to_what_was_judged() {
+fn git_connects_to_the_checked_addresses() {
     let company = Company::new("git.example");
     let home = company.place.path("home");
     let git = GitProgram::find(&home).unwrap();
@@ -153,17 +153,17 @@ fn git_connects_to_what_was_judged() {
         let url = format!("http://{host}:{port}/o/site.git");
         call.arg("--").arg(url).output_text().unwrap_err().to_string()
     };
-    // A server is there, and wants to know who asks.
+    // A server listens there and requires a credential.
     let heard = ask("git.example", [127, 0, 0, 1]);
     assert!(heard.contains("could not read Username"), "{heard}");
-    // Nothing listens there, although it does at the address that the name has.
+    // No server listens at this address, although one listens at the address of the name.
     let elsewhere = ask("localhost", [127, 0, 0, 2]);
     assert!(elsewhere.contains("Failed to connect"), "{elsewhere}");
 }
 
-/// L6: what cannot be a proxy is refused before anything is done, and not repeated.
+/// L6: An invalid proxy setting is refused at the start, and its text is not repeated.
 #[test]
-fn what_is_no_proxy_is_refused() {
+fn an_invalid_proxy_is_refused() {
     for good in ["proxy.example:3128", "http://proxy.example", "http://u:p@[::1]:8/"] {
         HttpProxy::parse_proxy(good, "localhost,.example,10.0.0.0/8").unwrap();
     }
@@ -174,7 +174,7 @@ fn what_is_no_proxy_is_refused() {
     assert!(HttpProxy::parse_proxy("proxy.example", "a\nb").is_err());
 }
 
-/// A forge whose certificate only the company's own authority vouches for.
+/// A git server whose certificate only the company's own CA has signed.
 struct Company {
     place: Place,
     authority: Authority,
@@ -219,7 +219,7 @@ impl Company {
         mirror.ensure_branch(&lease, None, Some(&SecretString::new(TOKEN))).map(drop)
     }
 
-    /// A run's work, from that remote and back to it.
+    /// Delivers a run's work from that remote and back to it.
     fn relays(&self, url: &str, network: OutboundConfig) {
         let mirror = self.mirror(url, network, HostReach::Named);
         let token = SecretString::new(TOKEN);

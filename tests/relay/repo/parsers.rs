@@ -1,4 +1,4 @@
-//! L3, L4: what reads an agent's bytes reads any bytes.
+//! L3, L4: Tests of parsers of an agent's bytes: they accept or refuse any bytes without failing.
 
 use std::collections::HashMap;
 
@@ -20,9 +20,9 @@ fn sha() -> ObjectId {
     NAME.parse().unwrap()
 }
 
-/// L4: exactly one ref, nothing but what was asked for.
+/// L4: A bundle has exactly the one requested ref.
 #[test]
-fn a_bundle_says_one_branch_and_what_it_builds_on() {
+fn a_bundle_names_one_branch_and_its_prerequisites() {
     let text = format!("# v2 git bundle\n-{NAME} first line\n-{NAME}\n{NAME} {WANTED}\n\nPACK");
     let header = BundleHeader::parse(text.as_bytes(), WANTED).unwrap();
     let expected = BundleHeader {
@@ -54,7 +54,7 @@ fn a_bundle_says_one_branch_and_what_it_builds_on() {
     );
 }
 
-/// L5: a change of one parent, and one of a merge.
+/// L5: The parser reads a change with one parent, and a change of a merge.
 #[test]
 fn a_raw_diff_is_read_with_its_merges() {
     let text = format!(
@@ -78,7 +78,7 @@ fn a_raw_diff_is_read_with_its_merges() {
     }
 }
 
-/// L3: what a sandbox announces is read, or is unclear.
+/// L3: A sandbox's announcement is parsed, or it is an error.
 #[test]
 fn an_announcement_is_read() {
     let line = format!("{NAME} {NAME} {NAME}\n");
@@ -92,7 +92,7 @@ fn an_announcement_is_read() {
     }
 }
 
-/// L4: a commit is read as git writes it, and in no other way.
+/// L4: A commit is accepted only in the form that git writes.
 #[test]
 fn a_commit_has_one_form() {
     let who = "A <a@b> 1 +0000";
@@ -149,7 +149,7 @@ fn a_commit_has_one_form() {
     }
 }
 
-/// The lines of a commit as git may write it, and its message.
+/// The lines of a commit as git may write it, with its message.
 fn commit() -> impl Strategy<Value = Vec<String>> {
     let who = "A B <a@b.example> 1767323045 +0000";
     let optional = |line: &str| prop_oneof![Just(None), Just(Some(line.to_owned()))];
@@ -162,7 +162,7 @@ fn commit() -> impl Strategy<Value = Vec<String>> {
     );
     lines.prop_map(move |(one, two, encoding, signature, tag)| {
         let [author, committer] = ["author", "committer"].map(|it| Some(format!("{it} {who}\n")));
-        // Git takes one name for one kind of object.
+        // Git allows one object id for one kind of object only.
         let tree = Some(format!("tree {}\n", "2".repeat(40)));
         let message = Some("\nOdd\n\nparent of all\n".to_owned());
         let all = [tree, one, two, author, committer, encoding, tag, signature, message];
@@ -170,7 +170,7 @@ fn commit() -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-/// What an attacker does to lines, or to bytes.
+/// A change that an attacker makes to lines or to bytes.
 #[derive(Clone, Debug)]
 enum Change {
     Repeat(usize, usize),
@@ -242,7 +242,7 @@ fn changed(mut parts: Vec<Vec<u8>>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// What git makes of an object that it finds well-formed; `None` where it does not.
+/// Returns git's reading of an object, or `None` if git finds the object malformed.
 fn stored(repository: &Repository, kind: &str, content: &[u8]) -> Option<String> {
     let words = ["hash-object", "-w", "--stdin", "-t", kind];
     let output = repository.try_git(words, content);
@@ -274,7 +274,7 @@ fn batch(pieces: &[&[u8]]) -> (bool, Vec<(String, Vec<u8>)>) {
     (is_sound, objects)
 }
 
-/// Pieces of a bundle's head.
+/// Parts of a bundle's header.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("# v2 git bundle\n".to_owned()),
@@ -290,8 +290,8 @@ fn line() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// L4: of each commit that is accepted, git says that it is well-formed, and reads the same tree, parents and
-    /// author. What git itself writes is accepted.
+    /// L4: If a commit is accepted, git considers it well-formed and reads the same tree, parents and author. Every
+    /// commit that git writes is accepted.
     #[test]
     fn git_reads_the_same_commit(lines in commit(), changes in changes()) {
         let parts = lines.into_iter().map(String::into_bytes).collect();
@@ -314,7 +314,7 @@ proptest! {
         }
     }
 
-    /// L4: of each tree that is accepted, by git as well, git makes the very same again from what it reads.
+    /// L4: If a tree is accepted by the parser and by git, git writes the same bytes from what it reads.
     #[test]
     fn git_writes_the_same_tree(kinds in prop::collection::vec(0..7_usize, 1..4), changes in changes()) {
         let entries = ["100644", "100755", "120000", "160000", "40000", "300644", "040000"];
@@ -348,7 +348,7 @@ fn hex_bytes(name: &str) -> Vec<u8> {
 }
 
 proptest! {
-    /// L4: no head makes the reader fail in another way than by saying so; what it accepts ends in an empty line.
+    /// L4: Any header is accepted or refused with an error; an accepted one ends in an empty line.
     #[test]
     fn any_head_is_read_or_refused(lines in prop::collection::vec(line(), 0..8)) {
         let text = lines.concat();
@@ -358,7 +358,7 @@ proptest! {
         }
     }
 
-    /// L5: no bytes make the reader of diffs fail in another way than by saying so.
+    /// L5: Any bytes are accepted by the diff parser or refused with an error.
     #[test]
     fn any_diff_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = diff::parse_raw_diff(&bytes);
@@ -369,7 +369,7 @@ proptest! {
         prop_assert_eq!(diff::parse_raw_diff(&framed).is_ok(), !path.is_empty());
     }
 
-    /// L5: objects are the same, however they come.
+    /// L5: The same objects are read, however the bytes are split.
     #[test]
     fn any_split_gives_the_same_objects(
         contents in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..4),

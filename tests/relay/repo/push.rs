@@ -1,4 +1,4 @@
-//! L6: what a remote may do to a push, and what it may be.
+//! L6: Tests of pushes: the remote's behaviour, and the allowed remotes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::support::repository::Repository;
 
 const TOKEN: &str = "ghs_0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// A place whose remote is behind HTTP, and demands the token.
+/// Sets up a remote behind HTTP that requires the token.
 fn served() -> (Place, GitServer) {
     let directory = tempfile::tempdir().unwrap();
     let remote = Repository::seeded(&directory.path().join("forge/o/remote.git"));
@@ -36,7 +36,7 @@ fn push(place: &Place, run: &Run, token: &SecretString) -> Result<PushOutcome, R
     place.judge(run, announced)?.into_approved().unwrap().push_branch(Some(token))
 }
 
-/// L6: fetch and push with a token, which is in no file and in no argument.
+/// L6: Fetch and push use a token, which is in no file and in no argument.
 #[test]
 fn work_is_pushed_with_a_token_that_is_written_nowhere() {
     let (place, server) = served();
@@ -55,7 +55,7 @@ fn work_is_pushed_with_a_token_that_is_written_nowhere() {
     }
 }
 
-/// L6: a lost answer is looked for at the remote, and made up for by doing it again.
+/// L6: After a lost answer, the relay looks at the remote and pushes again if necessary.
 #[test]
 fn a_lost_answer_is_no_lost_push() {
     let (place, server) = served();
@@ -72,7 +72,7 @@ fn a_lost_answer_is_no_lost_push() {
     assert!(server.seen().iter().filter(pushes).count() >= 1);
 }
 
-/// L6: a token that is not good, or not good any more, is told from a remote that is not there.
+/// L6: An invalid or revoked token is distinguished from an unreachable remote.
 #[test]
 fn a_bad_token_is_denied_and_never_shown() {
     let (place, server) = served();
@@ -94,15 +94,15 @@ fn a_bad_token_is_denied_and_never_shown() {
     assert!(matches!(gone, RepoError::Unreachable { .. }), "{gone}");
 }
 
-/// L6: somebody else's push is never overwritten, and neither is somebody's decision to delete the branch.
+/// L6: Another person's push is never overwritten, and a branch that a person deleted is not created again.
 #[test]
-fn a_branch_that_somebody_moved_is_left_as_it_is() {
+fn a_branch_that_was_moved_is_not_touched() {
     let place = Place::new();
     let work = |run: &Run| {
         run.workspace.write("more.txt", "more\n");
         run.workspace.commit("More");
     };
-    // Made by somebody, after we looked.
+    // The branch was created after the relay looked.
     let run = place.begin("moved", "made");
     work(&run);
     let main = place.tip("main");
@@ -111,7 +111,7 @@ fn a_branch_that_somebody_moved_is_left_as_it_is() {
     assert!(matches!(error, RepoError::BranchMoved { found: Some(_), .. }), "{error}");
     assert_eq!(place.tip("sandbox/moved"), main);
     drop(run);
-    // Moved by somebody, by force.
+    // The branch was moved by force.
     let run = place.begin("moved", "forced");
     work(&run);
     let other = place.remote.git(["commit-tree", "-m", "Other", "main^{tree}"]);
@@ -122,7 +122,7 @@ fn a_branch_that_somebody_moved_is_left_as_it_is() {
     });
     assert_eq!(place.tip("sandbox/moved"), other);
     drop(run);
-    // Deleted by somebody.
+    // The branch was deleted.
     let run = place.begin("moved", "deleted");
     work(&run);
     place.remote.git(["branch", "-D", "sandbox/moved"]);
@@ -131,7 +131,7 @@ fn a_branch_that_somebody_moved_is_left_as_it_is() {
     assert_eq!(place.tip("sandbox/moved"), "");
 }
 
-/// L6: a remote's own rules hold, and its reasons are passed on.
+/// L6: The remote's own rules hold, and the error repeats the remote's reason.
 #[test]
 fn a_protected_branch_is_declined_with_the_remotes_reason() {
     let place = Place::new();
@@ -147,7 +147,7 @@ fn a_protected_branch_is_declined_with_the_remotes_reason() {
     );
 }
 
-/// L6: what the work would be merged into is never what it is pushed to.
+/// L6: The work is never pushed to its base branch.
 #[test]
 fn the_default_branch_is_never_the_branch() {
     let place = Place::new();
@@ -159,9 +159,9 @@ fn the_default_branch_is_never_the_branch() {
     }
 }
 
-/// L2: a base that is not there is told, and so is one that is no name.
+/// L2: A missing base branch is an error, and so is an invalid name.
 #[test]
-fn a_base_that_is_not_there_is_told() {
+fn a_missing_base_is_an_error() {
     let place = Place::new();
     let lease = lease(&place.mirror, "key");
     for base in ["nowhere", "main:refs/heads/x", "--upload-pack=evil", "*", ""] {

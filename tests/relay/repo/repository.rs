@@ -1,9 +1,9 @@
-//! Which repository a URL names.
+//! Tests of repository URLs.
 
 use cogni_gateway::base::host_reach::HostReach;
 use cogni_gateway::relay::repo::repository::RepositoryUrl;
 
-/// L6: whatever people copy names the same repository, over HTTPS, where a token is good.
+/// L6: Every common spelling of a repository gives the same URL, over HTTPS, for which the token is valid.
 #[test]
 fn every_spelling_of_a_repository_is_the_same_one() {
     for url in [
@@ -23,7 +23,7 @@ fn every_spelling_of_a_repository_is_the_same_one() {
     }
 }
 
-/// L6: a URL that would show a secret, or is not read one way only, is refused, and never repeated.
+/// L6: A URL that contains a secret, or that two parsers could read differently, is refused and never repeated.
 #[test]
 fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     let answers = [
@@ -77,7 +77,8 @@ fn a_url_that_holds_a_secret_or_a_trick_is_refused() {
     ");
 }
 
-/// A3: a host has one spelling: what resolvers take for an address in their own ways is none, and neither is what has a user in it.
+/// A3: A host has one spelling. A host that some resolvers would read as an address is refused, and so is one with a
+/// user name.
 #[test]
 fn a_host_that_can_be_read_in_two_ways_is_refused() {
     let told = [
@@ -116,7 +117,7 @@ fn a_host_that_can_be_read_in_two_ways_is_refused() {
     ");
 }
 
-/// What a refusal says of a URL, without what it says of all.
+/// Returns the refusal of a URL without the part that all refusals share.
 fn told(url: &str, answer: &str) -> String {
     format!("{url}: {}", answer.split_once(';').unwrap().0.replace("the repository's URL ", ""))
 }
@@ -130,7 +131,7 @@ fn a_repository_on_this_machine_is_its_path() {
     }
 }
 
-/// A3: how far its host may lead is written down with a repository, and a row of an earlier version has begun already.
+/// A3: A recorded repository includes the reach of its host; a row of an earlier version keeps the reach that it had.
 #[test]
 fn a_repository_that_is_written_down_leads_no_further_afterwards() {
     let named: RepositoryUrl = "https://git.example/acme/site".parse().unwrap();

@@ -1,11 +1,12 @@
-//! L2 to L6: from the remote to the agent and back again.
+//! L2 to L6: Tests of the whole round trip: from the remote to the agent and back.
 
 use cogni_gateway::relay::repo::quarantine::PatchComparison;
 use cogni_gateway::relay::repo::{BranchKey, RepoError, ReviewVerdict};
 
 use super::setup::Place;
 
-/// L2, L3, L4, L6: the ordinary way. The relay commits, the agent stays the author, and each commit says its run.
+/// L2, L3, L4, L6: In the usual case the relay is the committer, the agent stays the author, and each commit names its
+/// run.
 #[test]
 fn the_agents_commits_reach_their_branch() {
     let place = Place::new();
@@ -42,7 +43,7 @@ fn the_agents_commits_reach_their_branch() {
     );
 }
 
-/// L6: a replay after a lost answer finds its own commit at the remote.
+/// L6: A replay after a lost answer finds its own commit at the remote.
 #[test]
 fn the_same_work_comes_to_the_same_commit() {
     let place = Place::new();
@@ -55,7 +56,7 @@ fn the_same_work_comes_to_the_same_commit() {
     assert!(!first.was_there && second.was_there);
 }
 
-/// L1: many runs append to one branch.
+/// L1: Several runs append to one branch.
 #[test]
 fn runs_append_to_their_branch() {
     let place = Place::new();
@@ -72,7 +73,7 @@ fn runs_append_to_their_branch() {
     assert_eq!(history.lines().collect::<Vec<_>>(), tips);
 }
 
-/// L7: a second run at a branch is told.
+/// L7: A second run on a branch gets an error.
 #[test]
 fn two_runs_are_never_at_one_branch() {
     let place = Place::new();
@@ -85,7 +86,7 @@ fn two_runs_are_never_at_one_branch() {
     assert!(place.mirror.lease_branch(&key).unwrap().fence() > fence);
 }
 
-/// L7: or it waits until the first is done, and nothing interleaves.
+/// L7: A second run may instead wait for the first one, and their work does not interleave.
 #[tokio::test]
 async fn a_second_run_may_wait_for_the_first() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A remote, this machine's relay, and runs whose sandbox is a directory.
+//! A remote, this machine's relay, and runs whose sandbox is a plain directory.
 
 use std::fs;
 use std::io::Read;
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::support::repository::Repository;
 
-/// Everything but the agent.
+/// Everything that a run needs except the agent.
 pub(crate) struct Place {
     pub(crate) directory: TempDir,
     pub(crate) remote: Repository,
@@ -27,7 +27,7 @@ pub(crate) struct Place {
     pub(crate) config: RelayConfig,
 }
 
-/// A run, while the agent is at work or after it.
+/// A run, while the agent works or afterwards.
 pub(crate) struct Run {
     pub(crate) lease: BranchLease,
     pub(crate) state: BranchState,
@@ -36,7 +36,7 @@ pub(crate) struct Run {
 }
 
 impl Place {
-    /// A remote with one commit on `main`, on this disk.
+    /// Makes a remote with one commit on `main`, on this disk.
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let remote = Repository::seeded(&directory.path().join("remote.git"));
@@ -44,7 +44,7 @@ impl Place {
         Self::at(directory, remote, &url)
     }
 
-    /// The same, with a copy of a remote.
+    /// Makes a remote that is a copy of `seed`.
     pub(crate) fn copy_of(seed: &Repository) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("remote.git");
@@ -53,7 +53,7 @@ impl Place {
         Self::at(directory, Repository::at(&path), &url)
     }
 
-    /// The same, where the relay reaches the remote by another address.
+    /// Uses this remote by another address.
     pub(crate) fn at(directory: TempDir, remote: Repository, url: &str) -> Self {
         let state = directory.path().join("state");
         let git = GitProgram::find(&state.join("home")).unwrap();
@@ -65,7 +65,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// Begins a run: its branch is looked up, and its workspace filled.
+    /// Begins a run: reads its branch's state and fills its workspace.
     pub(crate) fn begin(&self, key: &str, name: &str) -> Run {
         let lease = self.mirror.lease_branch(&BranchKey::parse(key).unwrap()).unwrap();
         let state = self.mirror.ensure_branch(&lease, None, None).unwrap();
@@ -75,7 +75,7 @@ impl Place {
     pub(crate) fn begin_with(&self, lease: BranchLease, state: BranchState, name: &str) -> Run {
         let workspace = self.path(name);
         let own = self.directory.path().metadata().unwrap();
-        // Whoever runs the tests, who is to commit in there.
+        // The user who runs the tests is the agent's user here.
         let (uid, gid) = (own.uid(), own.gid());
         let author = CommitAuthor { name: "An Agent".into(), email: "agent@example.com".into() };
         self.mirror
@@ -85,7 +85,7 @@ impl Place {
         Run { lease, state, workspace: Repository::at(&workspace), artifacts }
     }
 
-    /// The agent is done: what it made is taken out; `None` where it committed nothing.
+    /// Extracts the agent's commits; `None` if there are none.
     pub(crate) fn extract(
         &self,
         run: &Run,
@@ -115,7 +115,7 @@ impl Place {
         ExtractCommandSet::new(&run.state, &workspace, &own, &self.config.extract)
     }
 
-    /// From what came out to the verdict.
+    /// Reviews the extracted work.
     pub(crate) fn judge(
         &self,
         run: &Run,
@@ -124,7 +124,7 @@ impl Place {
         self.judge_beside(&[], run, announced)
     }
 
-    /// The same, where this host has some credentials.
+    /// Reviews the work on a host that has some credentials.
     pub(crate) fn judge_beside(
         &self,
         known: &[SecretString],
@@ -142,13 +142,13 @@ impl Place {
             .review(&self.config.policy, known)
     }
 
-    /// The whole way, for work that is welcome.
+    /// Delivers work that the review accepts.
     pub(crate) fn deliver(&self, run: &Run) -> Result<PushOutcome, RepoError> {
         let announced = self.extract(run).unwrap().expect("the agent has committed something");
         self.judge(run, announced)?.into_approved().expect("the work is not held").push_branch(None)
     }
 
-    /// Where a branch of the remote stands; nothing where it is not there.
+    /// Returns the commit of a branch of the remote; empty if there is no such branch.
     pub(crate) fn tip(&self, branch: &str) -> String {
         let path = self.remote.path.join("refs/heads").join(branch);
         fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
@@ -165,13 +165,13 @@ pub(crate) fn provenance() -> CommitProvenance {
 
 fn take(command: &extract_commands::ExtractCommand, artifacts: &ArtifactDir, path: PathBuf) {
     let mut spool = artifacts.create_bounded(path, command.output_bytes).unwrap();
-    // What is too long is cut, as if it had never been said.
+    // Overlong output is truncated silently, as a sandbox's is.
     let _ = spool.push(&execute(command).0);
     spool.finish().unwrap();
 }
 
-/// What a sandbox would be asked to do, as it is: the words, and the words' environment over that of a container. It
-/// is cut where it says more than it may.
+/// Executes a command of the extraction without a sandbox, with its environment on top of a container's. Returns its
+/// output, truncated at the limit.
 pub(crate) fn execute(command: &extract_commands::ExtractCommand) -> (Vec<u8>, i64) {
     let mut child = Command::new(&command.argv[0])
         .args(&command.argv[1..])

@@ -1,4 +1,4 @@
-//! L3: what is left in a workspace is asked without starting anything that the agent has named.
+//! L3: Tests of the search for uncommitted files: it starts no program that the agent has configured.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -9,10 +9,11 @@ use cogni_gateway::relay::repo::extract_commands::create_stub_repository;
 
 use super::setup::{Place, Run, execute};
 
-/// Gits of different ages, as far as this machine has them. Only later ones know where attributes are to be read.
+/// Git versions of different ages, if this machine has them. Only newer ones know where to read attributes from.
 const GITS: [&str; 2] = ["/usr/bin/git", "/usr/local/bin/git"];
 
-/// Filters, attributes, a file system monitor, aliases, and an index that looks as if all files may have changed since.
+/// The workspace has filters, attributes, a file system monitor, aliases, and an index that makes all files look
+/// modified.
 #[test]
 fn no_program_of_the_workspace_is_started_to_look_for_files() {
     for git in GITS.into_iter().filter(|git| Path::new(git).exists()) {
@@ -22,7 +23,7 @@ fn no_program_of_the_workspace_is_started_to_look_for_files() {
         configure(&place, &run);
         make_racy(&run);
         assert_eq!(ask(&place, &run, git), "", "{git}: nothing has changed");
-        // Of the same size, so that git has to look at what is in it.
+        // The new content has the same size, so git has to read the file.
         fs::write(run.workspace.path.join("README.md"), "# a PROJECT\n").unwrap();
         make_racy(&run);
         assert_eq!(ask(&place, &run, git), " M README.md\0", "{git}");
@@ -35,9 +36,9 @@ fn no_program_of_the_workspace_is_started_to_look_for_files() {
     }
 }
 
-/// What is committed to the index only, and what was deleted, is left, too.
+/// Files that are only in the index, and deleted files, count as uncommitted.
 #[test]
-fn what_is_only_in_the_index_is_not_committed() {
+fn a_file_that_is_only_in_the_index_is_uncommitted() {
     let place = Place::new();
     let run = place.begin("index", "workspace");
     assert_eq!(ask(&place, &run, GITS[0]), "");
@@ -77,7 +78,7 @@ fn configure(place: &Place, run: &Run) {
     run.workspace.write(".gitattributes", "* filter=evil diff=evil\n*.c filter=lfs\n");
 }
 
-/// Has the index look older than its files: git compares what is in them then.
+/// Makes the index look older than its files, so that git compares their contents.
 fn make_racy(run: &Run) {
     let old = SystemTime::now() - Duration::from_hours(1000);
     let index = run.workspace.path.join(".git/index");

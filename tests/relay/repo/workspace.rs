@@ -1,4 +1,4 @@
-//! L2: an agent's workspace, as it is before the agent comes.
+//! L2: Tests of an agent's workspace before the agent starts.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -17,7 +17,7 @@ fn feed(place: &Place, run: &Run, path: &Path) -> Result<(), RepoError> {
     place.mirror.checkout_workspace(&run.lease, &run.state, path, (AGENT, &author))
 }
 
-/// L2: everything is the agent's, links are links, and what they point to is not touched.
+/// L2: All files belong to the agent, links stay links, and their targets are not touched.
 #[test]
 fn the_workspace_is_the_agents_and_nothing_else_is() {
     let place = Place::new();
@@ -42,14 +42,14 @@ fn the_workspace_is_the_agents_and_nothing_else_is() {
     }
     assert!(path.join("link").is_symlink());
     assert_eq!(target.metadata().unwrap().uid(), place.directory.path().metadata().unwrap().uid());
-    // Once it is the agent's, it is never ours again.
+    // A workspace that belongs to the agent is not filled again.
     let again = feed(&place, &run, &path).unwrap_err();
     assert!(matches!(again, RepoError::StateUnusable { .. }), "{again}");
 }
 
-/// L2: no directory is taken that somebody may have prepared.
+/// L2: A directory that is not empty, or that another user owns, is not filled.
 #[test]
-fn a_directory_that_is_not_ours_and_empty_is_not_fed() {
+fn a_directory_that_is_not_empty_and_owned_is_not_filled() {
     let place = Place::new();
     let run = place.begin("other", "first");
     let full = place.path("full");
@@ -69,7 +69,8 @@ fn a_directory_that_is_not_ours_and_empty_is_not_fed() {
     assert_eq!(empty.metadata().unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-/// L2: the agent has the base at hand; and what it merges from there is not taken for its own work.
+/// L2: The agent has the base branch in its workspace, and commits that it merges from there do not count as its own
+/// work.
 #[test]
 fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
     let place = Place::new();
@@ -93,10 +94,10 @@ fn a_newer_base_may_be_merged_and_is_not_the_agents_work() {
     assert_eq!((pushed.verdict, pushed.commits), (ReviewVerdict::Push, 2));
 }
 
-/// L2, L6: a base that has moved, and says something else where the agent has worked, is nothing to the push: the
-/// branch is what was made of the old base. Whoever merges them finds the conflict, and so may a later run.
+/// L2, L6: A base that has moved into a conflict does not affect the push; the branch has what was made from the old
+/// base. A person, or a later run, finds the conflict when merging.
 #[test]
-fn a_base_that_moved_into_a_conflict_is_for_whoever_merges() {
+fn a_base_that_moved_into_a_conflict_does_not_affect_the_push() {
     let place = Place::new();
     let run = place.begin("conflict", "first");
     run.workspace.write("docs/guide.md", "the agent's\n");
@@ -123,10 +124,10 @@ fn a_base_that_moved_into_a_conflict_is_for_whoever_merges() {
     assert_eq!(place.remote.git(["show", "sandbox/conflict:docs/guide.md"]), "both");
 }
 
-/// L2: a sweep packs a mirror that has become many, and lets go of what was fetched for branches nobody comes to; those
-/// that somebody does are served as before, and so is whoever comes back.
+/// L2: A sweep packs a mirror with many objects and drops branches that no run uses any more. Used branches work as
+/// before, and so does a run that returns to a dropped one.
 #[test]
-fn a_sweep_packs_what_stays() {
+fn a_sweep_packs_mirrors_and_drops_unused_branches() {
     let place = Place::new();
     let day = std::time::Duration::from_hours(24);
     let before = std::time::SystemTime::now() - day;
@@ -161,7 +162,7 @@ fn a_sweep_packs_what_stays() {
     assert_eq!(place.deliver(&run).unwrap().commits, 1);
 }
 
-/// L2: mirrors are made once, also by two at a time, and serve runs at several branches at once.
+/// L2: A mirror is made once, also by two runs at the same time, and serves runs on several branches concurrently.
 #[test]
 fn runs_at_several_branches_work_at_once() {
     let place = Place::new();
@@ -179,7 +180,7 @@ fn runs_at_several_branches_work_at_once() {
     });
 }
 
-/// L2: who names a repository has chosen how much a fetch brings. No more than the limit is written, and nothing stays.
+/// L2: A repository's owner decides how much a fetch brings. No more than the limit is written, and nothing remains.
 #[test]
 fn a_repository_that_brings_too_much_is_not_fetched() {
     let place = Place::new();
@@ -210,7 +211,8 @@ fn a_repository_that_brings_too_much_is_not_fetched() {
     assert!(!workspace.join("noise").exists());
 }
 
-/// L2: ten files and four levels of ten names each are a hundred thousand files. None of them is written.
+/// L2: Ten files and four levels of ten names each are a hundred thousand files. The repository is refused before any
+/// of them is written.
 #[test]
 fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out() {
     let place = Place::new();
@@ -232,11 +234,11 @@ fn a_repository_that_is_larger_than_it_looks_is_refused_before_it_is_checked_out
     let state = place.mirror.ensure_branch(&lease, None, None).unwrap();
     let refused = place.mirror.measure_checkout(&state, 400 << 20).unwrap_err();
     assert!(matches!(refused, RepoError::CheckoutTooLarge { .. }), "{refused}");
-    // A hundred thousand files and eleven thousand directories, of a block each.
+    // A hundred thousand files and eleven thousand directories, of one block each.
     place.mirror.measure_checkout(&state, 111_110 * 4096).unwrap();
     let refused = place.mirror.measure_checkout(&state, 111_110 * 4096 - 1).unwrap_err();
     assert!(refused.to_string().contains("455106560 bytes, of 455106559"), "{refused}");
-    // One level more is more names than there may be, whatever room there is.
+    // One more level exceeds the limit of names, whatever the free space.
     tree = folder("40000", &[tree]);
     let commit = place.remote.git(["commit-tree", &tree, "-m", "A larger bomb"]);
     place.remote.git(["update-ref", "refs/heads/main", &commit]);

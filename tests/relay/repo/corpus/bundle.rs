@@ -1,4 +1,4 @@
-//! What a sandbox that lies may print.
+//! Output of a sandbox that lies.
 
 use std::fs;
 
@@ -113,7 +113,7 @@ fn honest(case: &Case) -> Claim {
     case.extract()
 }
 
-/// An honest bundle, changed.
+/// Changes an honest bundle.
 fn with(case: &Case, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Claim {
     let announced = honest(case);
     let path = case.run.artifacts.bundle_path();
@@ -122,7 +122,7 @@ fn with(case: &Case, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Claim {
     announced
 }
 
-/// A bundle that the agent has made in its own way.
+/// Makes a bundle with the agent's own arguments.
 fn made(case: &Case, refs: &[&str], words: &[&str]) -> Claim {
     let announced = honest(case);
     let path = case.run.artifacts.bundle_path();

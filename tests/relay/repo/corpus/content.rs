@@ -1,4 +1,4 @@
-//! Files that are more than files to somebody.
+//! Files whose content some program interprets.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 

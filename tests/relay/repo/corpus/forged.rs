@@ -1,4 +1,5 @@
-//! Commits in which one reader sees another tree or other parents than git, and packs that bring more than git lists.
+//! Commits that some readers see with another tree or other parents than git does, and packs with more objects than git
+//! lists.
 
 use std::fs;
 
@@ -13,13 +14,13 @@ pub(super) const ATTACKS: &[Attack] = &[
         let evil = evil_tree(case);
         let below = forged(case, &[], &format!("\ntree {evil}"));
         let tip = commit(case, &honest_tree(case), &[&below], "");
-        vouched_by_bitmap(case, &tip, &[&below, &orphan(case, &evil)]);
+        write_forged_bitmap(case, &tip, &[&below, &orphan(case, &evil)]);
         extracted(case, &tip)
     }),
     ("second parent, lying bitmap", |case| {
         let orphan = orphan(case, &evil_tree(case));
         let tip = forged(case, &[], &format!("\nparent {orphan}"));
-        vouched_by_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
+        write_forged_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
         extracted(case, &tip)
     }),
     ("second tree, from a subdirectory", |case| {
@@ -75,7 +76,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("honest work, lying bitmap", |case| {
         let orphan = orphan(case, &evil_tree(case));
         let tip = commit(case, &honest_tree(case), &[], "");
-        vouched_by_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
+        write_forged_bitmap(case, &tip, &[&case.run.state.start.to_string(), &orphan]);
         extracted(case, &tip)
     }),
     ("mode of more than 16 bits", |case| {
@@ -90,9 +91,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
 ];
 
-/// L4: a commit that another run has brought to the mirror is no parent, where git does not see that it is one.
+/// L4: A commit that another run has brought to the mirror is not accepted as a parent if git does not see it as one.
 #[test]
-fn a_parent_that_was_not_given_is_refused() {
+fn a_parent_from_another_run_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let case = Case::new(&Repository::seeded(&directory.path().join("seed.git")));
     let other = case.place.begin("other", "other");
@@ -110,7 +111,7 @@ fn a_parent_that_was_not_given_is_refused() {
     );
 }
 
-/// What no policy lets through.
+/// A tree that no policy accepts.
 fn evil_tree(case: &Case) -> String {
     let key = case.agent().object("blob", "-----BEGIN RSA PRIVATE KEY-----\n");
     let workflow = case.agent().object("blob", "on: push\n");
@@ -124,7 +125,7 @@ fn honest_tree(case: &Case) -> String {
     case.agent().tree(&[("100644", b"honest.txt", &blob)])
 }
 
-/// A commit with a history of its own.
+/// A commit without the repository's history.
 fn orphan(case: &Case, tree: &str) -> String {
     case.agent().object("commit", format!("tree {tree}\n{WHO}\n\nI approve of this\n"))
 }
@@ -134,7 +135,7 @@ fn forged(case: &Case, parents: &[&str], more: &str) -> String {
     commit(case, &honest_tree(case), parents, more)
 }
 
-/// A commit on top of where the run began, or of these parents, with more behind its committer.
+/// A commit with this tree and these parents, or with the run's base as its parent, and more text after its committer.
 fn commit(case: &Case, tree: &str, parents: &[&str], more: &str) -> String {
     let start = case.run.state.start.to_string();
     let parents = if parents.is_empty() { &[start.as_str()] } else { parents };
@@ -143,8 +144,8 @@ fn commit(case: &Case, tree: &str, parents: &[&str], more: &str) -> String {
     case.agent().object("commit", format!("tree {tree}\n{parents}{WHO}{more}\n\nWork\n"))
 }
 
-/// A pack whose bitmap says that the commit has these parents, made by git itself, which was told so while it wrote it.
-fn vouched_by_bitmap(case: &Case, tip: &str, parents: &[&str]) {
+/// A pack whose bitmap claims these parents for the commit. Git itself wrote the pack, with replaced parents.
+fn write_forged_bitmap(case: &Case, tip: &str, parents: &[&str]) {
     case.agent().git(["update-ref", "refs/heads/sandbox/case", tip]);
     let grafts = case.agent().path.join(".git/info/grafts");
     fs::create_dir_all(grafts.parent().unwrap()).unwrap();
@@ -160,7 +161,7 @@ fn extracted(case: &Case, tip: &str) -> Claim {
     case.extract()
 }
 
-/// A bundle with more objects than there are below the tip.
+/// A bundle with more objects than are reachable from the tip.
 fn packed(case: &Case, tip: &str, more: &[&str]) -> Claim {
     let announced = extracted(case, tip);
     let start = case.run.state.start.to_string();

@@ -123,7 +123,7 @@ fn work(case: &Case, path: &str) -> String {
     case.agent().commit(path)
 }
 
-/// A branch from where the agent is, with a file of its name.
+/// A branch from the agent's position, with a file of its name.
 fn side(case: &Case, name: &str) {
     case.agent().git(["checkout", "-q", "-b", name]);
     work(case, &format!("{name}.txt"));

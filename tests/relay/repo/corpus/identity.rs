@@ -1,4 +1,4 @@
-//! Commits that say of themselves what is not so: whose they are, of which run, and when they were made.
+//! Commits with false claims: about their author, their run, or their time.
 
 use super::{Attack, Case, Claim};
 
@@ -44,11 +44,11 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("zone of no place", |case| commit(case, AUTHOR, AUTHOR, "1767323045 +9959")),
 ];
 
-/// A commit by whom and when it is said.
+/// A commit with this author, committer and date.
 fn commit(case: &Case, author: &str, committer: &str, date: &str) -> Claim {
     let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
     let start = case.run.state.start;
-    // What follows a date is a header of its own.
+    // Text after a date becomes a header of its own.
     let (date, more) = date
         .split_once('\n')
         .map_or((date, String::new()), |(date, more)| (date, format!("\n{more}")));
@@ -58,7 +58,7 @@ fn commit(case: &Case, author: &str, committer: &str, date: &str) -> Claim {
     move_to(case, content)
 }
 
-/// The branch is at this commit.
+/// Moves the branch to this commit.
 fn move_to(case: &Case, content: String) -> Claim {
     let commit = case.agent().object("commit", content);
     let path = case.agent().path.join(".git/refs/heads/sandbox/case");

@@ -1,4 +1,5 @@
-//! Merges of the newer base that are not what they seem. The branch is of an earlier run, and the base has moved on since.
+//! Merges of a newer base that differ from what they claim. The branch belongs to an earlier run, and the base has
+//! moved on since.
 
 use std::path::Path;
 
@@ -53,7 +54,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         case.extract()
     }),
     ("base merged by two ways, one not taken", |case| {
-        // Neither of the base's two parents leads to the other.
+        // Neither parent of the base is an ancestor of the other.
         case.agent().git(["merge", "-q", "--no-edit", "origin/main~1^1"]);
         case.agent().git(["merge", "-q", "--no-edit", "-s", "ours", "origin/main~1^2"]);
         case.extract()
@@ -67,7 +68,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("conflict", |case| conflict(case, |case| case.agent().write("docs/guide.md", "both\n"))),
 ];
 
-/// A repository in which the branch has the work of an earlier run, and `main` has become stricter by several ways.
+/// A repository whose branch has an earlier run's work, and whose `main` has become stricter in several ways.
 pub(super) fn moved_on(path: &Path) -> Repository {
     let remote = Repository::seeded(path);
     let work = Repository::with_files(&path.with_extension("work"));
@@ -91,7 +92,7 @@ pub(super) fn moved_on(path: &Path) -> Repository {
     remote
 }
 
-/// The branch and the base say something else in one place, and the agent merges them in its way.
+/// A conflict between the branch and the base in one place, which the agent resolves in its own way.
 fn conflict(case: &Case, resolve: fn(&Case)) -> Claim {
     case.agent().write("docs/guide.md", "the agent's\n");
     case.agent().commit("Agent's guide");

@@ -1,4 +1,4 @@
-//! Messages that are more than messages to whoever reads patches.
+//! Commit messages that readers of patches may interpret.
 
 use super::{Attack, Case, Claim};
 
@@ -36,7 +36,7 @@ fn with_bytes(case: &Case, message: &[u8]) -> Claim {
     case.extract()
 }
 
-/// `git am` takes it for the patch.
+/// `git am` takes this text for the patch.
 const DIFF: &str = "Harmless\n\n\
     diff --git a/.github/workflows/evil.yml b/.github/workflows/evil.yml\n\
     new file mode 100644\n\

@@ -54,7 +54,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             mode = "40000";
         }
         case.agent().commit_tree(&object, "Boom");
-        // It would take the patches' whole time, and come to nothing.
+        // Patches would take their whole time limit and fail.
         case.place.extract_without_patches(&case.run)
     }),
     ("tip is a tag", |case| {
@@ -73,7 +73,7 @@ fn honest(case: &Case) -> String {
     case.agent().commit("Work")
 }
 
-/// A commit of a tree with one bad entry.
+/// A commit of a tree with one invalid entry.
 fn entry(case: &Case, mode: &str, name: &[u8]) -> Claim {
     let blob = case.agent().object("blob", "evil\n");
     let tree = case.agent().tree(&[(mode, name, &blob)]);
@@ -81,7 +81,7 @@ fn entry(case: &Case, mode: &str, name: &[u8]) -> Claim {
     case.extract()
 }
 
-/// A commit whose author's line, and what follows it, is given.
+/// A commit with this author line and message.
 fn commit(case: &Case, author: &str, message: &str) -> Claim {
     let tree = case.agent().git(["rev-parse", "HEAD^{tree}"]);
     let start = case.run.state.start;

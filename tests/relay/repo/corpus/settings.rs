@@ -1,4 +1,4 @@
-//! What the agent has told its own git, in the hope that somebody else's listens.
+//! Settings that the agent has given to its own git, hoping that the host's git reads them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -75,7 +75,7 @@ fn configured(case: &Case, config: &str) -> Claim {
     case.extract()
 }
 
-/// With the agent's hooks left out: they are not what is tried here.
+/// Commits without the agent's hooks, which this case does not test.
 fn commit_quietly(case: &Case) -> Claim {
     case.agent().write("honest.txt", "work\n");
     for words in [vec!["add", "-A"], vec!["commit", "-q", "-m", "Work"]] {
@@ -84,7 +84,7 @@ fn commit_quietly(case: &Case) -> Claim {
     case.extract()
 }
 
-/// `a.b.c` as git's files have it.
+/// Formats `a.b.c` as a section of git's configuration files.
 fn setting(name: &str, value: &str) -> String {
     let (section, key) = name.rsplit_once('.').unwrap();
     let value = value.replace('\\', "\\\\").replace('"', "\\\"");
@@ -145,7 +145,7 @@ const DRIVERS: &[&str] = &[
     "merge.evil.driver",
 ];
 
-/// Each has an effect on patches or on lists where nothing is said against it.
+/// Each setting would change patches or lists if the relay's git did not override it.
 const FORMS: &[(&str, &str)] = &[
     ("format.headers", "X-Evil: 1"),
     ("format.attach", "yes"),
