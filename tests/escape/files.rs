@@ -1,4 +1,4 @@
-//! Files and mounts: what the host keeps, what holds the sandbox together, and what would run with more rights.
+//! Attempts on files and mounts: files of the host, files that hold the sandbox together, and set-user-ID programs.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
@@ -69,7 +69,7 @@ fn write(path: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(b"1")
 }
 
-/// A file that is masked is there, and says nothing.
+/// A masked file exists and is empty.
 fn told(path: &str) -> Outcome {
     match fs::read(path) {
         Ok(text) => Outcome::expect(text.is_empty(), format!("{} bytes", text.len())),
@@ -94,7 +94,7 @@ fn mount(source: &str, target: &str, flags: libc::c_ulong) -> io::Result<i64> {
     answered(done)
 }
 
-/// A call whose first argument is a path, the second as well or not looked at.
+/// Makes a call whose first argument is a path, and whose second argument is a path or ignored.
 fn call(number: libc::c_long, path: &str) -> io::Result<i64> {
     let path = text(path);
     // SAFETY: the text lives through the call; the kernel checks the rest.
@@ -112,7 +112,7 @@ fn chown() -> io::Result<()> {
     std::os::unix::fs::chown("/tmp/owned", Some(0), Some(0))
 }
 
-/// From the workspace and the socket's directory there is nothing above but the sandbox's own root.
+/// Above the workspace and the socket's directory, there is only the sandbox's own root.
 fn up() -> Outcome {
     let ways = ["/workspace", "/llm-sock", "/tmp"].map(|from| {
         let top = format!("{from}/../../../../../../..");

@@ -1,4 +1,4 @@
-//! The kernel's calls that an agent has no use for, each with arguments that would do no harm if it were let through.
+//! System calls that an agent does not need, each with arguments that would do no harm if the call were allowed.
 
 use std::arch::asm;
 use std::fs;
@@ -67,7 +67,8 @@ const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
     Attempt { area: "kernel", what, make }
 }
 
-/// Each must be unknown, or not permitted. Bad arguments would say that it was looked at.
+/// Each call must be unknown or not permitted. An error about bad arguments would mean that the kernel examined the
+/// call.
 fn denied(numbers: &[libc::c_long]) -> Outcome {
     Outcome::all(numbers.iter().map(|number| {
         let outcome = match call(*number, 0) {
@@ -86,7 +87,7 @@ fn call(number: libc::c_long, first: libc::c_long) -> io::Result<i64> {
     answered(unsafe { libc::syscall(number, first, 0, 0, 0, 0) })
 }
 
-/// Puts on a filter that allows everything.
+/// Installs a filter that allows everything.
 fn filter() -> io::Result<i64> {
     let code = u16::try_from(libc::BPF_RET | libc::BPF_K).expect("a code has 16 bits");
     let mut allow = libc::sock_filter { code, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
@@ -97,7 +98,7 @@ fn filter() -> io::Result<i64> {
     })
 }
 
-/// Where there is a child after all, it must not go on as a second one of us.
+/// If the call did make a child, the child must not continue as a second attacker.
 fn end_child(pid: i64) {
     if pid == 0 {
         // SAFETY: the child ends here, and runs nothing on its way out.
@@ -105,7 +106,7 @@ fn end_child(pid: i64) {
     }
 }
 
-/// All five sets are empty, the bounding one too.
+/// All five capability sets are empty, including the bounding set.
 fn capabilities() -> Outcome {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let sets: Vec<_> = status.lines().filter(|line| line.starts_with("Cap")).collect();
@@ -140,7 +141,7 @@ fn i386() -> Outcome {
     })
 }
 
-/// A filter may well end whoever asks for a process id in such a way.
+/// A filter may kill a process that asks for its id in this way.
 fn in_child(get_pid: fn() -> i64) -> Outcome {
     // SAFETY: there is one thread; the child makes one call and ends.
     let child = unsafe { libc::fork() };

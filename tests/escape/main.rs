@@ -1,9 +1,10 @@
-//! What an agent would try to get out of its sandbox: attempts that the kernel has to refuse, one line each.
+//! Escape attempts of an agent that the kernel must refuse, one line each.
 //!
-//! It is run inside a sandbox, by the tests of every driver. A line is `held` with the kernel's answer, or `ESCAPED`
-//! with what was reached; the exit status is 1 where anything was. Arguments are facts of the host, as NAME=VALUE, that
-//! only somebody outside of the sandbox knows: `abstract=` a listening abstract socket, `host-pid=` a process,
-//! `port=` a TCP port, `pids=` the limit of processes. With `fill=accept-queues` it does only that, which ends the sandbox.
+//! The tests of every driver run this program inside a sandbox. A line is `held` with the kernel's answer, or `ESCAPED`
+//! with what was reached; the exit status is 1 if any attempt succeeded. The arguments are facts of the host as
+//! NAME=VALUE, which only a process outside of the sandbox knows: `abstract=` a listening abstract socket, `host-pid=`
+//! a process, `port=` a TCP port, `pids=` the limit of processes. With `fill=accept-queues` the program only fills
+//! accept queues, which ends the sandbox.
 #![expect(clippy::print_stdout, reason = "it is a program for a test to read")]
 #![expect(unsafe_code, reason = "what has to be refused is mostly what no safe call asks for")]
 
@@ -20,26 +21,26 @@ use std::fs;
 use std::io;
 use std::process::ExitCode;
 
-/// What came of an attempt.
+/// The result of an attempt.
 enum Outcome {
-    /// Refused, with the words it was refused in.
+    /// The attempt was refused, with this text.
     Held(String),
-    /// Done, with what it reached.
+    /// The attempt succeeded, and reached this.
     Escaped(String),
 }
 
-/// One thing that must not work.
+/// An action that must fail.
 struct Attempt {
     area: &'static str,
     what: &'static str,
     make: fn(&Facts) -> Outcome,
 }
 
-/// What the host says of itself.
+/// Facts about the host.
 type Facts = HashMap<String, String>;
 
 fn main() -> ExitCode {
-    // As root of a machine, most of this works, and does what it says.
+    // As root of a machine, most attempts succeed, and cause the damage that they describe.
     if !fs::exists("/cogni-init").unwrap_or(false) {
         println!("this must not be run outside of a sandbox");
         return ExitCode::from(2);
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut status = ExitCode::SUCCESS;
-    // What fills up memory and processes comes last.
+    // Attempts that use up memory and processes come last.
     let attempts = [
         network::ATTEMPTS,
         files::ATTEMPTS,
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
 }
 
 impl Outcome {
-    /// For an attempt that must end in an error.
+    /// The outcome of an attempt that must end in an error.
     fn of<T>(done: io::Result<T>) -> Self {
         match done {
             Ok(_) => Self::Escaped("it worked".to_owned()),
@@ -84,12 +85,12 @@ impl Outcome {
         }
     }
 
-    /// For something that must be as it is said.
+    /// The outcome of a statement that must hold.
     fn expect(holds: bool, found: impl Display) -> Self {
         if holds { Self::Held(found.to_string()) } else { Self::Escaped(found.to_string()) }
     }
 
-    /// The first of several that got through.
+    /// The first of several attempts that succeeded.
     fn all(outcomes: impl IntoIterator<Item = (String, Self)>) -> Self {
         let mut why = "nothing to try".to_owned();
         for (what, outcome) in outcomes {
@@ -102,7 +103,7 @@ impl Outcome {
     }
 }
 
-/// The result of a system call that answers with -1.
+/// Converts a system call's result; -1 is an error.
 fn answered(result: impl Into<i64>) -> io::Result<i64> {
     match result.into() {
         -1 => Err(io::Error::last_os_error()),
@@ -110,7 +111,7 @@ fn answered(result: impl Into<i64>) -> io::Result<i64> {
     }
 }
 
-/// Short, and the same on every machine.
+/// Returns a short name of the error, the same on every machine.
 fn name(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()

@@ -1,4 +1,4 @@
-//! Ways to somebody outside: there is no network, and no socket but the run's own.
+//! Attempts to reach the outside: there is no network, and no socket but the run's own.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -82,7 +82,8 @@ fn interfaces() -> Outcome {
     Outcome::expect(names == ["lo"], names.join(" "))
 }
 
-/// Connects to itself and accepts nothing, which takes memory that no control group counts, until somebody ends it.
+/// Connects to its own listener and accepts nothing, until the sandbox is ended. The connections take memory that no
+/// control group counts.
 pub(crate) fn fill_accept_queues() -> io::Result<()> {
     let (mut listeners, data) = (vec![], vec![0; 60_000]);
     loop {
@@ -90,7 +91,7 @@ pub(crate) fn fill_accept_queues() -> io::Result<()> {
         for _ in 0..100 {
             let mut client = TcpStream::connect(listener.local_addr()?)?;
             client.set_nonblocking(true)?;
-            // What does not fit is not sent.
+            // Data that does not fit is not sent.
             let _ = client.write(&data)?;
         }
         listeners.push(listener);

@@ -1,4 +1,4 @@
-//! Other processes: those of the host are not there, and the first one of the sandbox keeps to itself.
+//! Attempts on other processes: the host's are invisible, and the sandbox's first process cannot be touched.
 
 use std::fs;
 use std::io;
@@ -34,14 +34,14 @@ const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
     Attempt { area: "processes", what, make }
 }
 
-/// Where the kernel has Landlock of this version, which is all that denies it.
+/// Runs an attempt that only Landlock of at least this version denies, if the kernel has it.
 fn landlocked(since: i64, attempt: impl Fn() -> Outcome) -> Outcome {
     // SAFETY: asked for the version the kernel takes no pointer.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
     if version >= since { attempt() } else { Outcome::Held("no such Landlock here".to_owned()) }
 }
 
-/// The first process, this one, and what started it.
+/// Only the first process, this process and its parent are visible.
 fn visible() -> Outcome {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_process = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
@@ -54,7 +54,7 @@ fn signal(pid: i32, signal: i32) -> io::Result<i64> {
     answered(unsafe { libc::kill(pid, signal) })
 }
 
-/// The kernel takes the signal and drops it: whoever started a namespace is not killed from within.
+/// The kernel accepts the signal and drops it: a namespace's first process is not killed from inside.
 fn kill_first() -> Outcome {
     let _ = signal(1, libc::SIGKILL);
     Outcome::expect(fs::exists("/proc/1/status").unwrap_or(false), "it lives on")

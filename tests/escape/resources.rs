@@ -1,4 +1,4 @@
-//! What would starve the host: each of these has an end that is the sandbox's own.
+//! Attempts to starve the host: each of them ends at the sandbox's own limit.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ const fn attempt(what: &'static str, make: fn(&Facts) -> Outcome) -> Attempt {
     Attempt { area: "resources", what, make }
 }
 
-/// A place that is not there, or is not for writing, is not filled either.
+/// A directory that does not exist or is not writable counts as held.
 fn fill(directory: &str, most: u64) -> Outcome {
     let path = format!("{directory}/fill");
     let mut written = 0;

@@ -1,4 +1,4 @@
-//! A1, A2: the catalog: what a file can say, how it is told that it is wrong, and whether an agent can run here.
+//! A1, A2: Tests of the catalog: its files, the errors of wrong files, and whether an agent can run on this machine.
 
 mod envelope;
 mod openclaw;
@@ -59,9 +59,9 @@ fn entry(more: &str) -> AgentDefinition {
     Agents::new(&format!("{PLAIN}{more}")).entry()
 }
 
-/// A1: a mistake is told with file, line and key, and with what would be right.
+/// A1: The error of a mistake names file, line and key, and says what would be correct.
 #[test]
-fn a_mistake_in_a_file_is_told_where_it_is() {
+fn the_error_of_a_mistake_names_its_place() {
     let mut told = vec![];
     for text in [
         "name = 'a'\n",
@@ -127,7 +127,7 @@ fn a_mistake_in_a_file_is_told_where_it_is() {
     "#);
 }
 
-/// A1, L5: so is one in an agent's rules for its work, and that they are never looser than this host's.
+/// A1, L5: The error of a mistake in an agent's review rules does the same. The agent's rules never weaken the host's.
 #[test]
 fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
     let mut told = vec![];
@@ -157,9 +157,9 @@ fn a_mistake_in_the_rules_for_an_agents_work_is_told_where_it_is() {
     "#);
 }
 
-/// A1: a directory without an agent is a mistake, too.
+/// A1: A directory without an agent is an error.
 #[test]
-fn a_directory_that_has_no_agent_is_told() {
+fn a_directory_without_an_agent_is_an_error() {
     let mut told = vec![];
     told.push(AgentCatalog::load_directory(Path::new("/nowhere")).unwrap_err().to_string());
     let empty = Agents::new("");
@@ -171,7 +171,7 @@ fn a_directory_that_has_no_agent_is_told() {
     ");
 }
 
-/// A1: the manual's example is one, and leaves no key out.
+/// A1: The manual's example is a valid agent, and has every key.
 #[test]
 fn the_manuals_example_is_an_agent() {
     let manual = fs::read_to_string("src/manual/agents.md").unwrap();
@@ -193,7 +193,7 @@ fn the_manuals_example_is_an_agent() {
     assert_eq!(agents.entry(), plain.entry());
 }
 
-/// A1: what is in the directory is the catalog, and a file that is broken later changes nothing that was read.
+/// A1: The catalog is the directory as it was read; a file that is broken later changes nothing.
 #[test]
 fn a_directory_is_the_whole_catalog() {
     let agents = Agents::new(PLAIN);
@@ -209,14 +209,14 @@ fn a_directory_is_the_whole_catalog() {
     assert!(catalog.find_agent("team:b").is_ok());
 }
 
-/// A1: a file is some lines for people.
+/// A1: An agent's file has a maximum size.
 #[test]
-fn a_file_has_a_size() {
+fn a_file_has_a_maximum_size() {
     let agents = Agents::new(&format!("{PLAIN}# {}\n", "x".repeat(1 << 20)));
     insta::assert_snapshot!(agents.load().unwrap_err(), @"cannot read `agents/a.toml`: it has 1048636 bytes; an agent's files have at most 1048576");
 }
 
-/// A1: the digest is of what is said, and not of how.
+/// A1: The digest depends on the values of an entry, not on their spelling.
 #[test]
 fn a_digest_tells_agents_apart() {
     let agents = Agents::new(&format!("{PLAIN}[files]\nx = {{ file = 'x.txt' }}\n"));
@@ -227,7 +227,7 @@ fn a_digest_tells_agents_apart() {
         "a.toml",
         &format!("# A comment.\n{PLAIN}slots = 0\n[files]\nx = {{ file = 'x.txt' }}\n"),
     );
-    // What was said as the default is no change.
+    // A value that equals the default changes nothing.
     assert_eq!(agents.entry().digest(), first);
     agents.write("x.txt", "two");
     assert_ne!(agents.entry().digest(), first);
@@ -243,9 +243,9 @@ fn a_digest_tells_agents_apart() {
     }
 }
 
-/// A1, G6: an agent's policy is laid over its gateway's, and takes no rule of the gateway's away.
+/// A1, G6: An agent's policy is merged with its gateway's, and removes no rule of the gateway's.
 #[test]
-fn a_policy_is_laid_over_the_gateways() {
+fn a_policy_is_merged_with_the_gateways() {
     let agent = entry(
         "capabilities = ['web_search']\n[models]\nallow = ['m-1', 'm-2']\n[policy]\nbody_timeout = '5s'\ncutoff = 'error'\n\
          [policy.headers]\ntags = ['t']\n[policy.body]\nmax_choices = 1\n\
@@ -275,7 +275,7 @@ fn a_policy_is_laid_over_the_gateways() {
     assert_eq!(same.body.models, ["m-2", "m-3"]);
 }
 
-/// A1: an entry can say all of a policy that a gateway's configuration can.
+/// A1: An entry can have every policy key of a gateway's configuration.
 #[test]
 fn a_policy_has_the_keys_of_the_gateways() {
     let keys = |error: String| {
@@ -298,7 +298,7 @@ fn a_policy_has_the_keys_of_the_gateways() {
     }
 }
 
-/// A1: an argument stays one, whatever it is filled with.
+/// A1: An argument stays one argument, whatever replaces its placeholder.
 #[test]
 fn placeholders_are_filled_in_one_argument_at_a_time() {
     let values = PlaceholderValues {
@@ -322,14 +322,14 @@ fn placeholders_are_filled_in_one_argument_at_a_time() {
 }
 
 proptest! {
-    /// A1: what is no placeholder comes through as it is.
+    /// A1: Text that is not a placeholder stays unchanged.
     #[test]
     fn an_argument_without_placeholders_is_unchanged(word in "([^$]|\\$[^{$]){0,40}") {
         let filled = PlaceholderValues::default().expand(std::slice::from_ref(&word)).unwrap();
         prop_assert_eq!(filled, [word]);
     }
 
-    /// A1: a ceiling is one, whatever is asked for.
+    /// A1: The limits of an entry hold, whatever a request asks for.
     #[test]
     fn a_budget_within_another_is_no_larger(asked in limits(), most in limits()) {
         let least = asked.clone().capped_by(&most);
@@ -355,7 +355,7 @@ fn limits() -> impl Strategy<Value = BudgetLimits> {
     })
 }
 
-/// A1: an agent is to end by itself, some time before its sandbox is ended.
+/// A1: An agent gets less time than its sandbox, so that it can end by itself.
 #[test]
 fn an_agent_has_less_time_than_its_sandbox() {
     let own = |seconds| AgentDefinition::agent_timeout(Duration::from_secs(seconds)).as_secs();
@@ -367,7 +367,7 @@ fn machine(init: Option<&Path>, docker_socket: PathBuf) -> HostCapabilities {
     HostCapabilities { docker_socket, driver: DriverChoice::Auto, init, may_be_unlimited: false }
 }
 
-/// A2: why an agent cannot run here is told so that somebody can do something about it.
+/// A2: The reason why an agent cannot run here says what an operator can do.
 #[tokio::test]
 async fn an_agent_that_cannot_run_here_has_a_reason() {
     let folder = tempfile::tempdir().unwrap();
@@ -404,9 +404,9 @@ async fn an_agent_that_cannot_run_here_has_a_reason() {
     ");
 }
 
-/// A2: what was found is good for some seconds, and then looked for again.
+/// A2: The result of a check is used for some seconds, and then the check is repeated.
 #[tokio::test]
-async fn what_was_found_is_known_for_some_seconds() {
+async fn a_check_is_reused_for_some_seconds() {
     let max_age = Duration::from_millis(500);
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
@@ -419,7 +419,7 @@ async fn what_was_found_is_known_for_some_seconds() {
     assert!(known.check_cached(&agent).await.is_ok());
 }
 
-/// A2: an agent as others are told of it.
+/// A2: An agent is listed in the API as an object.
 #[test]
 fn an_agent_is_listed_as_an_object() {
     let agent = entry("title = 'An agent'\ngraph_id = 'g:1'\n[models]\nallow = ['m']\n");
@@ -429,7 +429,7 @@ fn an_agent_is_listed_as_an_object() {
     insta::assert_snapshot!(listed, @r#"{"agentId":"a","available":true,"description":"d","digest":"…","graphId":"g:1","models":["m"],"name":"An agent","relayRules":[],"version":"1"}"#);
 }
 
-/// A2, R8: the list, as people read it.
+/// A2, R8: `agents` prints a list for people.
 #[test]
 fn the_agents_are_listed() {
     let list = |flags: &[&str]| {

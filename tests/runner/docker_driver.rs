@@ -1,5 +1,5 @@
-//! R1–R5, R8: runs in sandboxes of a real Docker Engine, through the command that people use. What they have in common
-//! with sandboxes of our own stands in files that [`crate::embedded`] has too.
+//! R1–R5, R8: Tests of runs in sandboxes of a real Docker Engine, through `cogni-gateway run`. Files that hold for
+//! every driver are also included by [`crate::embedded`].
 
 mod branch_delivery;
 mod catalog_agent;
@@ -27,16 +27,16 @@ use serde_json::{Value, json};
 
 use driver::{Sandboxed, sh};
 
-/// R4: an image with a bridge of its own goes on as before.
+/// R4: An image with its own bridge works as before.
 #[test]
-fn a_sandbox_may_do_without_our_first_process() {
+fn a_sandbox_may_run_without_cogni_init() {
     let bridge = sh("socat -T1 STDIO UNIX-CONNECT:/llm-sock/llm.sock </dev/null; echo $?; exit 42");
     let result = Sandboxed::new().run(&["--init", "none"], &bridge);
     assert_eq!(result.facts(), json!([false, 42, "container_failed"]));
     assert_eq!(result.json["stdout"], "0\n");
 }
 
-/// R5: the deadline is armed before the first word to the engine.
+/// R5: The deadline is armed before the first call to the engine.
 #[test]
 fn an_engine_that_does_not_answer_costs_no_more_than_the_deadline() {
     let runner = Sandboxed::new();
@@ -47,7 +47,7 @@ fn an_engine_that_does_not_answer_costs_no_more_than_the_deadline() {
     assert_eq!(result.facts(), json!([false, null, "timeout"]));
 }
 
-/// R5: who does not read what is shown holds neither the sandbox nor its result.
+/// R5: A listener that does not read the output delays neither the sandbox nor its result.
 #[test]
 fn a_listener_that_does_not_read_costs_no_output() {
     let runner = Sandboxed::new();
@@ -63,15 +63,15 @@ fn a_listener_that_does_not_read_costs_no_output() {
     drop(unread);
 }
 
-/// R5: what is not UTF-8 is replaced, and counted as it was.
+/// R5: Invalid UTF-8 is replaced, and counted with its original length.
 #[test]
-fn output_that_is_no_text_comes_through_as_text() {
+fn invalid_utf8_in_output_is_replaced() {
     let result = Sandboxed::new().run(&[], &sh("printf 'a\\377\\300b\\n'"));
     assert_eq!(result.json["stdout"], "a\u{fffd}\u{fffd}b\n");
     assert_eq!(result.json["stdout_bytes"], 5);
 }
 
-/// R3: nothing is pulled.
+/// R3: Images are never pulled.
 #[test]
 fn an_image_has_to_be_there() {
     let absent = ["--image", "cogni-gateway-test:absent"];
@@ -80,7 +80,8 @@ fn an_image_has_to_be_there() {
     insta::assert_snapshot!(result.json["error"].as_str().unwrap(), @"image `cogni-gateway-test:absent` is not on this machine; build or load it first, nothing is pulled");
 }
 
-/// R4: whoever asks libc finds the address that every client is given; curl would know by itself.
+/// R4: The libc resolves the name `localhost` to the address that every client gets; curl would know the name by
+/// itself.
 #[test]
 fn the_name_localhost_leads_to_the_gateway() {
     let call = "printf 'GET /health HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n' | socat STDIO,ignoreeof TCP:localhost:8080; cat /etc/hosts";

@@ -1,4 +1,4 @@
-//! R2, R8: `cogni-gateway doctor`: what a machine can enforce, and what is said about it.
+//! R2, R8: Tests of `cogni-gateway doctor`: what a machine can enforce, and the report about it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn controllers<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
     names.map(str::to_owned).into()
 }
 
-/// A machine that has everything.
+/// A machine with every feature.
 fn good() -> HostFacts {
     HostFacts {
         kernel: "6.18.0".to_owned(),
@@ -54,7 +54,7 @@ fn report(facts: &HostFacts) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// What stands in a report of this machine, and not in that of one that has everything.
+/// Returns the lines of a report that differ from the report of a machine with every feature.
 fn news(change: impl FnOnce(&mut HostFacts)) -> String {
     let mut facts = good();
     change(&mut facts);
@@ -185,9 +185,9 @@ fn what_is_not_as_it_could_be_has_its_remedy() {
     ");
 }
 
-/// CVE-2025-31133 and two more are mended in 1.2.8 and in 1.3.3.
+/// CVE-2025-31133 and two others are fixed in 1.2.8 and in 1.3.3.
 #[test]
-fn a_runtime_with_known_holes_is_told() {
+fn a_runtime_with_known_vulnerabilities_is_reported() {
     let is_told = |name: &str, version: &str| {
         let runtime = Some((name.to_owned(), version.to_owned()));
         news(|facts| answers(facts).runtime = runtime).contains("CVE-2025-31133")
@@ -220,9 +220,9 @@ fn cgroups_are_told_by_what_is_mounted() {
     assert_eq!(found(&both, "hugetlb\n"), "1 cpu cpuacct hugetlb memory");
 }
 
-/// Whatever machine this is: each thing has its line, and the exit status is that of the drivers.
+/// On any machine, each check has its line, and the exit status tells whether the drivers work.
 #[test]
-fn this_machine_is_looked_at() {
+fn this_machine_is_checked() {
     let doctor = |flags: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         let output = command.arg("doctor").args(flags).output().unwrap();

@@ -1,6 +1,7 @@
-//! G2: the image in nginx's place, with real Docker. Same volume, same options, same agent, same log reader.
+//! G2: Tests of the image as a replacement for nginx, with real Docker: same volume, same options, same agent, same log
+//! reader.
 //!
-//! The story is told of nginx too, by the same lines: what it is held to here is what it did before us.
+//! The same assertions also run against nginx, so they describe what nginx does.
 
 mod compose;
 mod deployment;
@@ -21,7 +22,7 @@ fn nginx_passes_the_drop_in_story() {
     tell_the_story(Proxy::Nginx);
 }
 
-/// G2: an unmodified agent and an unmodified log reader go on.
+/// G2: An unmodified agent and an unmodified log reader keep working.
 #[test]
 fn the_gateway_passes_the_drop_in_story() {
     tell_the_story(Proxy::Gateway);
@@ -42,7 +43,7 @@ fn it_says_that_it_is_ready(deployment: &Deployment) {
     assert_eq!((reply.status, reply.json()), (200, json!({ "status": "ok", "runId": RUN })));
 }
 
-/// Returns LiteLLM's id of the call, as the agent saw it.
+/// Returns LiteLLM's call id, as the agent received it.
 fn it_completes(deployment: &Deployment) -> String {
     let reply = deployment.complete("fake/chunks=5", false, &[]);
     assert_eq!(reply.status, 200, "{}", reply.text);
@@ -50,7 +51,7 @@ fn it_completes(deployment: &Deployment) -> String {
     reply.header("x-litellm-call-id").unwrap().to_owned()
 }
 
-/// Returns LiteLLM's id of the call, as the agent saw it.
+/// Returns LiteLLM's call id, as the agent received it.
 fn it_streams(deployment: &Deployment) -> String {
     let reply = deployment.complete("fake/chunks=5", true, &[]);
     assert_eq!(reply.status, 200, "{}", reply.text);
@@ -95,7 +96,7 @@ fn it_keeps_litellm_to_itself(deployment: &Deployment) {
     assert_eq!(deployment.seen_count(), before);
 }
 
-/// The stream stands still, its first chunks delivered, until the proxy has heard the signal.
+/// The stream stops after its first chunks until the proxy has received the signal.
 fn it_drains_an_open_stream(deployment: &Deployment) {
     let mut stream = deployment.stream("fake/chunks=4;gate=2");
     stream.read_until("\"content\":");
@@ -109,7 +110,7 @@ fn it_drains_an_open_stream(deployment: &Deployment) {
     assert_eq!(deployment.proxy.wait(), 0, "{}", deployment.proxy.logs());
 }
 
-/// Read as the old manager did: copied out of the stopped container.
+/// Reads the log as the old manager did: copied out of the stopped container.
 fn it_has_logged(deployment: &Deployment, calls: &[String]) {
     let log = deployment.proxy.read(ACCESS_LOG);
     assert!(!log.contains(KEY));
@@ -130,12 +131,12 @@ fn it_has_logged(deployment: &Deployment, calls: &[String]) {
     assert_eq!(refused, 4);
 }
 
-/// A line of the access log, as simple readers take it apart: words, and in each the first `=`.
+/// Splits a line of the access log as simple readers do: into words, and each word at its first `=`.
 fn read_pairs(line: &str) -> BTreeMap<&str, &str> {
     line.split(' ').map(|word| word.split_once('=').unwrap()).collect()
 }
 
-/// G4: what nginx let through and LiteLLM obeys.
+/// G4: Headers that nginx passed and LiteLLM obeys do not reach the upstream.
 #[test]
 fn no_header_that_the_agent_invents_reaches_the_upstream() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -164,7 +165,7 @@ fn no_header_that_the_agent_invents_reaches_the_upstream() {
     assert!(spoofed.is_empty(), "{spoofed:?}");
 }
 
-/// G3: nginx forwarded all of `/v1/`, and with it LiteLLM's administration.
+/// G3: nginx forwarded all of `/v1/`, including LiteLLM's administration; the gateway forwards only the listed paths.
 #[test]
 fn no_path_beside_the_listed_ones_reaches_the_upstream() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -190,7 +191,8 @@ fn no_path_beside_the_listed_ones_reaches_the_upstream() {
     assert_eq!(deployment.seen_count(), 0);
 }
 
-/// G2: non-root, no capabilities, no shell, read-only root; G1: the socket is the sandbox uid's alone.
+/// G2: The proxy runs without root, capabilities and shell, on a read-only root. G1: Only the sandbox's uid can use the
+/// socket.
 #[test]
 fn the_proxy_runs_with_nothing_it_does_not_need() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -211,7 +213,7 @@ fn the_proxy_runs_with_nothing_it_does_not_need() {
     assert!(!removal.status.success(), "the agent could replace its own socket");
 }
 
-/// R4, R8: `run --image` works with the program's one file, from wherever it is called.
+/// R4, R8: `run --image` works with the program's single file, from any directory.
 #[test]
 fn an_image_gets_the_first_process_that_the_program_carries() {
     let _engine = Engine::connect();
@@ -241,8 +243,8 @@ fn an_image_gets_the_first_process_that_the_program_carries() {
     );
 }
 
-/// G2: one static program, certificates for upstreams with TLS, and two directories that belong to the sandbox's uid. How large
-/// the image may be is judged of the one that is shipped, by `docker/build`.
+/// G2: The image holds one static program, CA certificates for TLS upstreams, and two directories that the sandbox's
+/// uid owns. `docker/build` checks the size of the shipped image.
 #[test]
 fn the_image_holds_one_program() {
     let engine = Engine::connect();
@@ -254,14 +256,15 @@ fn the_image_holds_one_program() {
     ");
 }
 
-/// G2: a fresh volume takes its owner from the last container that mounted it empty; ours leaves it not empty.
+/// G2: A new volume takes its owner from the last container that mounted it empty, so the image's directory is not
+/// empty.
 #[test]
 fn it_does_not_matter_which_container_mounts_the_volume_first() {
     let deployment = Deployment::start_agent_first();
     assert_eq!(deployment.complete("fake/chunks=1", false, &[]).status, 200);
 }
 
-/// G1: a stale socket is replaced. G11: the record of a killed proxy is whole.
+/// G1: A stale socket is replaced. G11: The audit log of a killed proxy is complete.
 #[test]
 fn a_killed_proxy_comes_back_on_its_stale_socket() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -281,7 +284,7 @@ fn a_killed_proxy_comes_back_on_its_stale_socket() {
     assert_eq!(code, 0, "{said}");
 }
 
-/// The file that people deploy by, as it is, but for LiteLLM's image, which cannot be pulled here.
+/// Runs the shipped compose file unchanged, except for LiteLLM's image, which cannot be pulled here.
 #[test]
 fn the_compose_file_brings_up_a_gateway_that_answers_an_agent() {
     let compose = Compose::new();

@@ -1,5 +1,5 @@
-//! R2, R3, R5: runs in sandboxes of our own, with neither a daemon nor an image. What they have in common with Docker's
-//! is tested by the same files.
+//! R2, R3, R5: Tests of runs in sandboxes of the embedded driver, without a daemon and without an image. The files
+//! shared with [`crate::docker_driver`] test what both drivers promise.
 
 #[path = "docker_driver/branch_delivery.rs"]
 mod branch_delivery;

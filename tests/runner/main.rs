@@ -1,4 +1,4 @@
-//! Runs in sandboxes, by both drivers.
+//! Tests of runs in sandboxes, with both drivers.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

@@ -1,4 +1,5 @@
-//! R2: Podman's service in Docker Engine's place. It has a storage of its own, and takes the test's image from Docker.
+//! R2: Tests of Podman's service in place of Docker Engine. Podman has its own storage and gets the test's image from
+//! Docker.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 use crate::support::docker_engine;
 use crate::support::process::{Process, patience};
 
-/// R1–R5: exit codes, isolation, the way out, the deadline and the sweep are what they are with Docker Engine.
+/// R1–R5: Exit codes, isolation, calls, the deadline and the sweep work as with Docker Engine.
 #[test]
 fn podman_runs_sandboxes_as_docker_does() {
     let podman = Podman::start();
@@ -49,7 +50,7 @@ fn podman_runs_sandboxes_as_docker_does() {
     assert_eq!(podman.docker(&["ps", "--all", "--quiet"]), "");
 }
 
-/// A service that is ended, and whose storage is removed, with this value.
+/// A Podman service; dropping it ends the service and removes its storage.
 struct Podman {
     service: Process,
     directory: TempDir,
@@ -79,7 +80,7 @@ impl Podman {
         self.directory.path()
     }
 
-    /// Docker's own command line, which understands Podman.
+    /// Docker's command line, which also works with Podman's service.
     fn client(&self, line: &[&str]) -> Command {
         let mut command = Command::new("docker");
         command.env("DOCKER_HOST", self.host()).args(line).stdin(Stdio::null());
@@ -119,7 +120,7 @@ impl Podman {
         command
     }
 
-    /// The facts of a run, and what it printed.
+    /// Returns the result of a run, and its output.
     fn run(&self, flags: &[&str], script: &str) -> (Value, String) {
         let output = self.runner("run", flags, script).output().unwrap();
         let shown = String::from_utf8_lossy(&output.stderr);
@@ -133,7 +134,7 @@ impl Podman {
 }
 
 impl Drop for Podman {
-    /// What a failed test leaves running goes with the storage.
+    /// Containers that a failed test leaves running are removed with the storage.
     fn drop(&mut self) {
         let _ = podman(self.path()).args(["rm", "--all", "--force", "--time=0"]).output();
         let _ = Command::new("umount").arg(self.path().join("root/overlay")).output();
@@ -150,7 +151,7 @@ fn chown_to_agent(folder: &Path) {
     std::os::unix::fs::chown(folder, Some(1001), Some(1001)).expect("Podman's service needs root");
 }
 
-/// What a program finds, in words of the kernel.
+/// Prints what a program finds in its sandbox, as the kernel reports it.
 const LOOK: &str = "
     id -u; ls /sys/class/net; cat /etc/hosts
     grep -E '^(CapBnd|NoNewPrivs|Seccomp:)' /proc/self/status | tr '\\t' ' '

@@ -1,4 +1,4 @@
-//! A1, R1–R5: agents as their makers ship them, unmodified, in sandboxes of a real Docker Engine. `tests/run agents` makes
+//! A1, R1–R5: Tests of third-party agents, unmodified, in sandboxes of a real Docker Engine. `tests/run agents` builds
 //! their images.
 
 use std::fs::{self, Permissions};
@@ -13,8 +13,9 @@ use tempfile::TempDir;
 use crate::support::docker_engine::{self, must};
 use crate::support::{model_provider, service};
 
-/// A1, R3, R4, G9, G11: `OpenClaw` is told by its model to run a command, does so where it may, and says what the model says
-/// then. The socket is all it has, both calls are on record, and it knows what was said before.
+/// A1, R3, R4, G9, G11: `OpenClaw`'s model asks it to run a command; it runs the command in its allowed place and
+/// prints the model's final answer. The socket is its only connection, both calls are recorded, and it knows the
+/// earlier messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_runs_a_command_and_answers() {
     let provider = model_provider::start(&format!("tool=exec,arguments={}", call(LOOK))).await;
@@ -66,7 +67,7 @@ async fn openclaw_runs_a_command_and_answers() {
     assert_eq!(fs::read_dir(place.path("r")).unwrap().count(), 0);
 }
 
-/// A1, A2: that its model refuses is told in its words, by a code, although it prints no answer then.
+/// A1, A2: If the model refuses, the error has the agent's text and a code, although the agent prints no answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_says_that_its_model_refuses() {
     let provider = model_provider::start("status=400").await;
@@ -81,7 +82,7 @@ async fn openclaw_says_that_its_model_refuses() {
     insta::assert_snapshot!(result["error"].as_str().unwrap(), @"cli_error: LLM request failed: provider rejected the request schema or tool payload.");
 }
 
-/// A2, B1: the same asked for over HTTP, of the agent that the service brings along.
+/// A2, B1: A chat of the service gets the same from its built-in `OpenClaw` agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn openclaw_answers_a_chat_of_the_service() {
     docker_engine::need(&[IMAGE]);
@@ -117,7 +118,7 @@ async fn openclaw_answers_a_chat_of_the_service() {
     place.assert_nothing_is_left();
 }
 
-/// A workspace, and where its run is made.
+/// A workspace, and the directory of its run.
 struct Place {
     folder: TempDir,
 }
@@ -139,7 +140,7 @@ impl Place {
         self.path("task")
     }
 
-    /// The result of one conversation, whose last message has a shell's words in it.
+    /// Returns the result of one conversation whose last message contains shell commands.
     fn run(&self, run: &str, upstream: SocketAddr, model: &str, max_runtime: &str) -> Value {
         let said = "agent = 'sandbox:openclaw'\nmessages = [{ role = 'system', content = 'Be brief.' }, \
                     { role = 'user', content = 'look `$(around)`' }]\n[llm]\nmodels = ['gpt-5-mini', 'gpt-5']\n";
@@ -162,7 +163,7 @@ impl Place {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{shown}"))
     }
 
-    /// The models that `OpenClaw` was told of.
+    /// Returns the models in `OpenClaw`'s settings.
     fn models(&self) -> String {
         let settings = fs::read(self.task().join(".openclaw/openclaw.json")).unwrap();
         let settings: Value = serde_json::from_slice(&settings).unwrap();
@@ -171,7 +172,7 @@ impl Place {
     }
 }
 
-/// But for those with which it looks for others, and finds none.
+/// Returns the tools of a request, without those that search for other tools and find none.
 fn tools(body: &Value) -> Vec<&str> {
     let tools = body["tools"].as_array().unwrap().iter();
     let names = tools.map(|tool| tool["function"]["name"].as_str().unwrap());
@@ -180,7 +181,7 @@ fn tools(body: &Value) -> Vec<&str> {
     names
 }
 
-/// What the model wants: the arguments of `OpenClaw`'s tool `exec`, as a script of the provider takes them.
+/// Returns the model's tool call: the arguments of `OpenClaw`'s tool `exec`, as a provider script.
 fn call(command: &str) -> String {
     json!({ "command": command })
         .to_string()
@@ -189,8 +190,7 @@ fn call(command: &str) -> String {
         .replace(';', "%3b")
 }
 
-/// What happened to each call, and what it cost.
-/// Without checkpoints: how many there are depends on how long the agent takes.
+/// Returns the events and cost of each call, without checkpoints, whose number depends on how long the agent takes.
 fn records(log: &Path) -> String {
     let log = fs::read_to_string(log).unwrap();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -201,15 +201,15 @@ fn records(log: &Path) -> String {
     lines.collect::<Vec<_>>().join("\n").replace(" null", "")
 }
 
-/// What it looks for: other networks, the provider's key, ways out, and what was said before.
+/// Searches for other networks, the provider's key, ways out, and earlier messages.
 const LOOK: &str = r#"{ ls /sys/class/net; env | grep -c sk-real; node -e '(async () => {
     for (const to of ["192.0.2.1", "example.com"]) {
         await fetch("http://" + to).then(() => console.log(to), error => console.log(to, error.cause.code))
     }
 })()'; cat .cogni/conversation.md; } > found 2>&1"#;
 
-/// What the entry allows.
+/// The tools that the entry allows.
 const ALLOWED: [&str; 7] = ["apply_patch", "edit", "exec", "ls", "process", "read", "write"];
 
-/// From `docker/openclaw/build`.
+/// Built by `docker/openclaw/build`.
 const IMAGE: &str = "cogni-openclaw:dev";

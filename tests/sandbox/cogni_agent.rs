@@ -1,4 +1,4 @@
-//! A1: `cogni-agent` as a process of its own, in front of a fake provider: what it says, and how it ends.
+//! A1: Tests of `cogni-agent` as a process with a fake provider: its output and its end.
 
 mod tool;
 mod wire;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::support::model_provider::{self, calling};
 use crate::support::process::NOBODY;
 
-/// A workspace, and the program under its name.
+/// A workspace, and the agent's program.
 struct Agent {
     folder: TempDir,
     provider: model_provider::Running,
@@ -21,9 +21,9 @@ struct Agent {
 
 struct Ended {
     code: i32,
-    /// The one line on standard output.
+    /// The parsed line of standard output.
     envelope: Value,
-    /// The lines on standard error.
+    /// The lines of standard error.
     events: Vec<String>,
 }
 
@@ -78,15 +78,15 @@ impl Ended {
         self.envelope["payloads"][0]["text"].as_str().unwrap_or_default()
     }
 
-    /// The exit code, and what is said of the error.
+    /// Returns the exit code and the text of the error.
     fn failure(&self) -> String {
         format!("{} {}", self.code, self.envelope["meta"]["error"])
     }
 }
 
-/// A1: the envelope is the one thing on standard output, the text on standard error as it comes.
+/// A1: Standard output has only the envelope; the text appears on standard error as it arrives.
 #[tokio::test]
-async fn an_answer_is_told_as_it_comes_and_in_the_end() {
+async fn an_answer_is_printed_live_and_at_the_end() {
     let agent = Agent::new().await;
     let ended = agent.ask("fake/text=hello there friend", &[]).await;
     assert_eq!(ended.code, 0);
@@ -98,9 +98,9 @@ async fn an_answer_is_told_as_it_comes_and_in_the_end() {
     "#);
 }
 
-/// A1: what the model is asked: the conversation as it stands, streamed, with the one tool.
+/// A1: The request to the model has the whole conversation, streaming, and the one tool.
 #[tokio::test]
-async fn the_conversation_is_sent_as_it_stands() {
+async fn the_conversation_is_sent_unchanged() {
     let agent = Agent::new().await;
     let message = json!({"role": "user", "content": [{"type": "text", "text": "ü"}], "name": "x"});
     let asked = |seen: &model_provider::Running| {
@@ -123,7 +123,7 @@ async fn the_conversation_is_sent_as_it_stands() {
     assert_eq!(asked(&agent.provider), body(json!([system, message]), Value::Null));
 }
 
-/// A1: its only tool runs a program of the sandbox, and the model reads what came of it.
+/// A1: The agent's only tool runs a program of the sandbox, and the model gets the result.
 #[tokio::test]
 async fn the_tool_is_used_until_the_model_is_done() {
     let agent = Agent::new().await;
@@ -138,23 +138,23 @@ async fn the_tool_is_used_until_the_model_is_done() {
     let tools: Vec<_> =
         tools.map(|tool| (tool["type"].clone(), tool["exit_code"].clone())).collect();
     assert_eq!(tools, [(json!("tool_call"), Value::Null), (json!("tool_result"), json!(3))]);
-    // What the model was asked the second time has its own call and the result in it.
+    // The second request has the model's own tool call and its result.
     let request = agent.provider.seen.last_request().unwrap();
     let body: Value = request.body.unwrap();
     assert_eq!(body["messages"][1]["tool_calls"][0]["id"], body["messages"][2]["tool_call_id"]);
 }
 
 #[tokio::test]
-async fn a_model_that_never_ends_is_ended() {
+async fn a_model_that_never_finishes_is_stopped() {
     let agent = Agent::new().await;
     let ended = agent.ask("fake/tool=exec;repeat=yes", &["--rounds", "3"]).await;
     insta::assert_snapshot!(ended.failure(), @r#"1 {"kind":"too_many_rounds","message":"the model still calls for tools after 3 rounds; raise `--rounds`"}"#);
     assert_eq!(agent.provider.seen.request_count(), 3);
 }
 
-/// G10: what cannot be helped is not asked again; what only has to wait is, once.
+/// G10: A final refusal ends the agent; after a temporary one it waits and retries once.
 #[tokio::test]
-async fn a_refusal_ends_it_and_one_that_passes_is_waited_for_once() {
+async fn a_final_refusal_ends_the_agent_and_a_temporary_one_is_retried_once() {
     let agent = Agent::new().await;
     let mut told = vec![];
     for (script, attempts) in [
@@ -178,9 +178,9 @@ async fn a_refusal_ends_it_and_one_that_passes_is_waited_for_once() {
     "#);
 }
 
-/// A1: an error is in the envelope, whatever it is, and the exit status says that there is one.
+/// A1: Every error is in the envelope, and the exit status is not 0.
 #[tokio::test]
-async fn what_goes_wrong_is_told_in_the_envelope() {
+async fn errors_are_in_the_envelope() {
     let agent = Agent::new().await;
     let mut told = vec![];
     for messages in
@@ -223,13 +223,13 @@ async fn what_goes_wrong_is_told_in_the_envelope() {
     let nobody = format!("http://localhost:{}", NOBODY.port());
     let ended = Ended::of(command.env("OPENAI_BASE_URL", nobody));
     assert_eq!(ended.envelope["meta"]["error"]["kind"], "unreachable");
-    // What it had said until then is not lost.
+    // Text that arrived before the error is not lost.
     let ended = agent.ask("fake/fault=truncate@2", &[]).await;
     assert_eq!(ended.events.len(), 2);
 }
 
 #[tokio::test]
-async fn wrong_use_is_told_and_is_no_answer() {
+async fn wrong_use_is_reported_and_is_no_answer() {
     let agent = Agent::new().await;
     let mut told = vec![];
     for options in [&["--rounds", "0"][..], &["--timeout=soon"], &["--nonsense"], &["--messages"]] {

@@ -1,4 +1,4 @@
-//! R4: `cogni-init`, as a process of its own: a run's socket, an agent, and what happens to both.
+//! R4: Tests of `cogni-init` as a process: a run's socket, an agent, and what happens to both.
 
 mod bridge;
 mod claim;
@@ -15,15 +15,15 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use tempfile::TempDir;
 
-/// A run's socket, and an address of this test's own for the bridge to listen on.
+/// A run's socket, and the test's own address for the bridge.
 struct Sandbox {
     folder: TempDir,
     address: SocketAddr,
-    /// Accepts as far as its backlog goes, which is enough for the agent to be started.
+    /// Accepts connections up to its backlog, which is enough to start the agent.
     gateway: Option<UnixListener>,
 }
 
-/// What became of one start.
+/// The result of one start.
 struct Ended {
     code: Option<i32>,
     stdout: String,
@@ -39,7 +39,7 @@ impl Sandbox {
 
     fn without_gateway() -> Self {
         static PORT: AtomicU16 = AtomicU16::new(8080);
-        // All of 127.0.0.0/8 is loopback: each test process has an address of its own, and so no other's port.
+        // All of 127.0.0.0/8 is loopback, so each test process uses its own address with the same port.
         let [_, high, middle, low] = process::id().to_be_bytes();
         let port = PORT.fetch_add(1, Ordering::Relaxed);
         let address = SocketAddr::from(([127, high + 1, middle, low], port));
@@ -50,7 +50,7 @@ impl Sandbox {
         self.folder.path().join("llm.sock")
     }
 
-    /// A file of the sandbox, by its name.
+    /// Returns the path of a file of the sandbox.
     fn path(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
@@ -59,7 +59,7 @@ impl Sandbox {
         self.under(&[], options, argv)
     }
 
-    /// The same with another program before it, such as `unshare`.
+    /// Starts `cogni-init` through another program, such as `unshare`.
     fn under(&self, wrapper: &[&str], options: &[&str], argv: &[&str]) -> Command {
         let mut line = wrapper.to_vec();
         line.push(PROGRAM);
@@ -93,5 +93,5 @@ impl From<Output> for Ended {
 
 const PROGRAM: &str = concat!(env!("OUT_DIR"), "/cogni-init");
 
-/// A process of its own PID namespace, as in a container; the tests that use it need to be root, as CI is.
+/// Runs it in its own PID namespace, as in a container; tests that use it need root, as CI has.
 const AS_PID_1: [&str; 5] = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];

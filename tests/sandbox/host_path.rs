@@ -1,4 +1,5 @@
-//! R3, R6: of this machine a sandbox sees what the operator allows, and that is what it seems to be.
+//! R3, R6: Tests of host paths: a sandbox sees only allowed paths of this machine, and a path must be what it appears
+//! to be.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -50,17 +51,17 @@ fn a_path_elsewhere_or_of_another_kind_is_kept_out() {
     }
 }
 
-/// R3: not even where the operator allows everything.
+/// R3: These paths stay forbidden even if the operator allows every path.
 #[test]
-fn what_no_sandbox_may_see_is_kept_out_below_every_root() {
+fn forbidden_paths_are_refused_below_every_root() {
     for path in ["/", "/var", "/run", "/etc/ssl", "/proc/self", "/dev/shm", "/sys"] {
         judge(Path::new(path), Path::new("/")).expect_err(path);
     }
 }
 
-/// R3: what an agent could read there would be secret, and what it could write there would be its record.
+/// R3: The agent could read secrets there, or change its own records.
 #[test]
-fn what_is_the_gateways_own_is_kept_out_wherever_it_is() {
+fn the_gateways_own_files_are_refused_everywhere() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name);
     fs::create_dir_all(at("task/records")).unwrap();
@@ -77,7 +78,7 @@ fn what_is_the_gateways_own_is_kept_out_wherever_it_is() {
         ("task", "task/records/audit.jsonl", true),
         ("task", "task/not/there/yet.jsonl", true),
         ("task/records", "task", true),
-        // By either name, that of the link and that of the file.
+        // Both names are checked: the link's and the file's.
         ("task", "task/key", true),
         ("keys", "task/key", true),
         ("task", "keys/key", false),
@@ -92,16 +93,16 @@ fn what_is_the_gateways_own_is_kept_out_wherever_it_is() {
     }
 }
 
-/// R6: what a sandbox could swap between the check and the mount is not mounted.
+/// R6: A path that a sandbox could exchange between the check and the mount is not mounted.
 #[test]
-fn a_path_that_a_sandbox_could_turn_elsewhere_is_kept_out() {
+fn a_path_that_a_sandbox_could_exchange_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let (parent, task) = (root.path().join("parent"), root.path().join("parent/task"));
     fs::create_dir_all(&task).unwrap();
     for (owner, mode, task_owner, is_kept_out) in [
         (0, 0o755, 1001, false),
         (0, 0o777, 0, true),
-        // As `/tmp` is: everybody may move what is their own.
+        // As in `/tmp`: every user may rename their own files.
         (0, 0o1777, 0, false),
         (0, 0o1777, 1001, true),
         (1001, 0o755, 0, true),
@@ -112,14 +113,14 @@ fn a_path_that_a_sandbox_could_turn_elsewhere_is_kept_out() {
         set(&task, task_owner, 0o755);
         let judged = judge(&task, root.path());
         assert_eq!(judged.is_err(), is_kept_out, "{owner} {mode:o} {task_owner}: {judged:?}");
-        // What is above the root is the operator's.
+        // Directories above the root belong to the operator.
         judge(&task, &task).unwrap();
     }
 }
 
-/// R6: who is not let in would find out late, and not why.
+/// R6: Otherwise the sandbox's user would fail later, without an explanation.
 #[test]
-fn a_path_that_does_not_let_the_sandboxs_user_in_is_told() {
+fn a_path_that_the_sandboxs_user_cannot_enter_is_reported() {
     let root = tempfile::tempdir().unwrap();
     let task = root.path().join("task");
     fs::create_dir(&task).unwrap();
@@ -139,7 +140,8 @@ fn a_path_that_does_not_let_the_sandboxs_user_in_is_told() {
     insta::assert_snapshot!(told.replace(task.to_str().unwrap(), "TASK"), @"`TASK` cannot be given to a sandbox: user 1001, which the sandbox runs as, may not write there; `chown 1001` it, change its mode, or name another user with `--uid`");
 }
 
-/// R3, R6: which user of a range a sandbox gets is not known yet, and what any sandbox may write, another may turn.
+/// R3, R6: The user of a sandbox is chosen later from a range, and a path that any sandbox may write, another sandbox
+/// may exchange.
 #[test]
 fn a_sandbox_with_a_user_of_its_own_is_judged_as_any_user() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! R5: what a process could not take away is known until it is gone, and does not become ever more.
+//! R5: An object that a process could not remove stays registered until it is gone, and the list stays bounded.
 
 use cogni_gateway::sandbox::leftovers::{claim, is_registered, register, unregister};
 

@@ -1,4 +1,4 @@
-//! What a sandbox is, the programs inside it, and the agents that are described for it.
+//! Tests of the sandbox's description, of the programs inside it, and of its owners and output.
 #![expect(
     clippy::disallowed_methods,
     clippy::panic,

@@ -1,12 +1,12 @@
-//! R5: what is kept of a stream is bounded, and says what it is not.
+//! R5: Captured output is bounded, and reports what is missing.
 
 use cogni_gateway::sandbox::output::{CapturedOutput, HeadTailBuffer, OutputCapture, OutputStream};
 use proptest::prelude::*;
 
 proptest! {
-    /// R5: however it is cut into chunks, the beginning and the end are kept, and the count is right.
+    /// R5: The beginning and the end are kept and the count is right, however the stream is split into chunks.
     #[test]
-    fn what_is_kept_does_not_depend_on_the_chunks(
+    fn captured_output_does_not_depend_on_the_chunks(
         printed in proptest::collection::vec(any::<u8>(), 0..300),
         cuts in proptest::collection::vec(0usize..300, 0..8),
         limit in 0usize..200,
@@ -25,7 +25,7 @@ proptest! {
     }
 }
 
-/// The same, from a stream that is there as a whole.
+/// Captures a stream that is available as a whole.
 fn captured(printed: &[u8], limit: usize) -> CapturedOutput {
     let bytes = printed.len() as u64;
     let Some(left_out) = printed.len().checked_sub(limit).filter(|left_out| *left_out > 0) else {
@@ -38,7 +38,7 @@ fn captured(printed: &[u8], limit: usize) -> CapturedOutput {
     CapturedOutput { text, bytes, truncated: true }
 }
 
-/// R5: a listener that has gone takes nothing with it.
+/// R5: A listener that goes away loses no output for the result.
 #[tokio::test]
 async fn a_listener_that_leaves_costs_no_output() {
     let (listener, ours) = tokio::io::duplex(64);

@@ -1,4 +1,4 @@
-//! R5: whose an object is, and whether they live; what is not certain is not called dead.
+//! R5: Tests of an object's owner process and whether it is alive; an uncertain state never counts as dead.
 
 use std::process::Command;
 
@@ -18,24 +18,24 @@ fn this_process_is_alive_by_label_and_by_file_name() {
 fn a_process_that_has_ended_is_dead() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id();
-    // Not waited for, it is a zombie: its pid is taken, and nobody is there.
+    // Without a wait, the process is a zombie: its pid is taken, and the process has ended.
     let mut states = vec![];
     child.wait().unwrap();
     states.push(changed(1, &pid.to_string()).state());
-    // The same pid, started at another time.
+    // The same pid with another start time.
     states.push(changed(2, "1").state());
-    // Before this boot.
+    // From before this boot.
     states.push(changed(0, "00000000000000ff").state());
     assert_eq!(states, [OwnerState::Dead; 3]);
 }
 
-/// A pid of another namespace says nothing here.
+/// A pid of another namespace says nothing in this one.
 #[test]
 fn a_process_that_cannot_be_seen_from_here_is_not_called_dead() {
     assert_eq!(changed(3, "1").state(), OwnerState::Unknown);
 }
 
-/// This process, but for one part.
+/// This process with one part changed.
 fn changed(part: usize, value: &str) -> OwnerProcess {
     let this = OwnerProcess::this_process().unwrap().to_string();
     let mut parts: Vec<_> = this.split(':').collect();
@@ -44,9 +44,9 @@ fn changed(part: usize, value: &str) -> OwnerProcess {
 }
 
 proptest! {
-    /// Labels can be set by anybody.
+    /// Any user can set labels.
     #[test]
-    fn what_is_not_an_owner_is_not_read_as_one(text in "[0-9a-f:-]{0,60}") {
+    fn an_invalid_owner_is_not_parsed(text in "[0-9a-f:-]{0,60}") {
         if let Some(owner) = OwnerProcess::parse(&text) {
             prop_assert_eq!(OwnerProcess::parse(&owner.to_string()), Some(owner));
         }

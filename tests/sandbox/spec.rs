@@ -1,4 +1,4 @@
-//! R3, R5: what a sandbox is asked to be, what is kept of its words, and whose it is. Without an engine.
+//! R3, R5: Tests of the sandbox's specification, without an engine.
 
 mod docker;
 mod oci;
@@ -15,19 +15,19 @@ use cogni_gateway::sandbox::spec::{
 use cogni_gateway::sandbox::{OwnerProcess, SandboxSpec, sandbox_name};
 use serde_json::{Value, json};
 
-/// R3: every flag of the hardening stands here, and in no test that needs an engine only.
+/// R3: The snapshot has every flag of the hardening, so that no flag depends on tests with an engine.
 #[test]
 fn a_sandbox_is_hardened_whatever_is_asked_for() {
     insta::assert_json_snapshot!(asked(&spec()));
 }
 
-/// R3, R4, R6: what is asked for is added, and takes nothing away.
+/// R3, R4, R6: Requested options are added, and remove no hardening.
 #[test]
 fn a_sandbox_gets_what_it_asks_for_and_keeps_its_hardening() {
     insta::assert_json_snapshot!(asked(&everything()));
 }
 
-/// R3: Docker's own defaults end where ours begin; what is denied by name is not allowed by another line.
+/// R3: The profile denies more than Docker's defaults, and no other line allows a call that is denied by name.
 #[test]
 fn the_system_calls_that_open_the_kernel_are_denied() {
     let profile: Value = serde_json::from_str(SECCOMP_PROFILE).unwrap();
@@ -68,7 +68,7 @@ fn the_system_calls_that_open_the_kernel_are_denied() {
     assert!(freely.iter().any(|allowed| allowed == "execve"));
 }
 
-/// R5: the first process ends the agent when the runner cannot, and never before the runner would have.
+/// R5: The first process ends the agent if the runner cannot, and never earlier than the runner would.
 #[test]
 fn the_first_process_waits_for_the_runners_grace() {
     let limits = SandboxLimits { max_runtime: Duration::from_mins(1), ..SandboxLimits::default() };
@@ -78,9 +78,9 @@ fn the_first_process_waits_for_the_runners_grace() {
     assert!(String::from_utf8_lossy(&spec.encode_claim()).contains("--max-runtime\x00390s\0"));
 }
 
-/// R1: what cannot be said is refused before anything is made.
+/// R1: A specification that makes no sense is refused before anything is made.
 #[test]
-fn a_spec_that_makes_no_sense_is_refused_with_what_would() {
+fn a_wrong_spec_is_refused_with_a_remedy() {
     let volume = |name: &str| VolumeMount {
         name: name.into(),
         target: "/v".into(),
@@ -124,7 +124,7 @@ fn a_run_has_the_same_name_each_time_and_no_other_run_has_it() {
     assert_eq!(sandbox_name("a/b:c@d").len(), "cogni-".len() + 16);
 }
 
-/// What Docker Engine is asked for, the seccomp profile left out where it is ours.
+/// Returns the request to Docker Engine, without the default seccomp profile.
 fn asked(spec: &SandboxSpec) -> Value {
     let owner = OwnerProcess::parse("0123456789abcdef:42:4242:4026531836").unwrap();
     let stamp = OwnerLabels {
@@ -136,13 +136,13 @@ fn asked(spec: &SandboxSpec) -> Value {
     let profile = &mut body["HostConfig"]["SecurityOpt"][1];
     assert_eq!(*profile, json!(format!("seccomp={SECCOMP_PROFILE}")));
     *profile = json!("seccomp=(config/seccomp.json)");
-    // A hash of all the rest, the profile too.
+    // The hash covers everything else, including the profile.
     assert_eq!(body["Labels"]["cogni.spec"].as_str().unwrap().len(), 64);
     body["Labels"]["cogni.spec"] = json!("(sha256)");
     body
 }
 
-/// With something of all that can be asked for.
+/// A specification with every option.
 fn everything() -> SandboxSpec {
     SandboxSpec {
         env: [("HOME", "/data"), ("COGNI_MODEL", "m")].map(pair).into(),

@@ -1,11 +1,11 @@
-//! A1, A2: what an agent prints is its answer, or it is told what is wrong with it.
+//! A1, A2: Tests of parsing an agent's output: it is an answer, or the error says what is wrong.
 
 use cogni_gateway::runner::AgentEnvelope;
 use proptest::prelude::*;
 
-/// A1: the answer is the last thing that is printed, whatever stands before it; where that is not plain, there is none.
+/// A1: The answer is the last object of the output, whatever precedes it. If that is ambiguous, there is no answer.
 #[test]
-fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
+fn an_unambiguous_answer_is_found() {
     let pretty =
         "{\n  \"payloads\": [\n    {\n      \"text\": \"a\"\n    }\n  ],\n  \"meta\": {}\n}";
     let one = r#"{"payloads":[{"text":"one"}],"meta":{}}"#;
@@ -57,9 +57,9 @@ fn an_answer_is_found_where_it_is_plain_which_one_it_is() {
     "#);
 }
 
-/// A1: what an answer says of itself; of one that is none in other words, too.
+/// A1: An answer may report its own failure, in several forms.
 #[test]
-fn an_answer_may_say_that_it_is_none() {
+fn an_answer_may_report_a_failure() {
     let mut told = vec![];
     for stdout in [
         r#"{"payloads":[],"meta":{}}"#.to_owned(),
@@ -102,9 +102,9 @@ fn told_of(stdout: &str) -> String {
     }
 }
 
-/// A1: a line that begins like an object, a million times, is read once.
+/// A1: A line that looks like the beginning of an object a million times is read only once.
 #[test]
-fn an_output_that_is_all_beginnings_is_read_in_one_go() {
+fn output_of_only_beginnings_is_read_once() {
     for line in ["{\"a\":[\n", "{\"a\":\n", "{\n", "{}\n", "{\"a\":[1,\n2]x\n"] {
         let stdout = line.repeat((1 << 20) / line.len());
         assert!(AgentEnvelope::parse(&stdout).is_err());
@@ -114,19 +114,19 @@ fn an_output_that_is_all_beginnings_is_read_in_one_go() {
 }
 
 proptest! {
-    /// A1: whatever is printed, it is an answer or none.
+    /// A1: Any output is an answer or an error.
     #[test]
     fn whatever_is_printed_can_be_read(stdout in "([ -~\n]|payloads|meta|\\PC){0,200}") {
         let _ = AgentEnvelope::parse(&stdout);
     }
 
-    /// A1: JSON and its ruins, in any order.
+    /// A1: Valid and broken JSON, in any order, is an answer or an error.
     #[test]
     fn whatever_json_is_printed_can_be_read(parts in proptest::collection::vec(part(), 0..12)) {
         let _ = AgentEnvelope::parse(&parts.concat());
     }
 
-    /// A1: lines that are no objects hide nothing.
+    /// A1: Lines that are no objects hide no answer.
     #[test]
     fn noise_before_an_answer_changes_nothing(
         noise in proptest::collection::vec("[^{\n\r][^\n\r]{0,60}", 0..8),

@@ -1,4 +1,5 @@
-//! A1: what an agent finds in its workspace, and how it is called: an entry of one's own, in sandboxes of our own.
+//! A1: Tests of an `OpenClaw` agent's files and arguments, with a custom catalog entry in sandboxes of the embedded
+//! driver.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::run_command::Runs;
 
-/// A directory of agents with one that is set up as `OpenClaw` is, and tells how it was called.
+/// Returns flags for a catalog with one agent that is configured as `OpenClaw` is, and prints its arguments.
 fn claw(runs: &Runs, more: &str) -> [String; 4] {
     let agents = runs.path("agents");
     fs::create_dir_all(&agents).unwrap();
@@ -29,8 +30,8 @@ fn task(runs: &Runs) -> PathBuf {
     task
 }
 
-/// A1: one provider, its models, and none of what needs a machine that is somebody's; the last message, and where the
-/// rest is.
+/// A1: The settings have one provider and its models, and no feature that needs a personal machine. The agent gets the
+/// last message as an argument and the rest in a file.
 #[tokio::test]
 async fn openclaw_finds_its_settings_and_its_conversation() {
     let runs = Runs::new().await;
@@ -84,9 +85,9 @@ async fn openclaw_finds_its_settings_and_its_conversation() {
     assert_eq!((read("AGENTS.md"), read("notes/SOUL.md")), ("theirs".into(), "from beside".into()));
 }
 
-/// A1: what an entry allows holds whatever is asked for, and its calls go by its name.
+/// A1: The limits of an entry hold, whatever the run asks for, and the calls carry the entry's name.
 #[tokio::test]
-async fn an_entrys_ceilings_hold() {
+async fn the_limits_of_an_entry_hold() {
     let runs = Runs::new().await;
     let text = "name = 'caller'\ndescription = 'calls'\nversion = 1\ngraph_id = 'team:caller'\nprogram = '/cogni-agent'\n\
                 argv = ['/cogni-agent']\nstream = 'events'\n[budget]\nmax_turns = 2\n[models]\ndefault = 'fake/tool=exec;repeat=yes'\n\
@@ -105,9 +106,9 @@ async fn an_entrys_ceilings_hold() {
     assert_eq!(metadata["graph_id"], "team:caller");
 }
 
-/// A1, R6: what cannot be meant, or would not arrive, is told before anything is made.
+/// A1, R6: A request that makes no sense, or would not fit, is refused before anything is made.
 #[tokio::test]
-async fn what_does_not_fit_an_agent_is_told() {
+async fn a_request_that_does_not_fit_an_agent_is_refused() {
     let runs = Runs::new().await;
     let task = task(&runs);
     let agent = claw(&runs, "[models]\nallow = ['m-1', 'm-2']\n");

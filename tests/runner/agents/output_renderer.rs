@@ -1,5 +1,5 @@
-//! R8: what somebody sees who watches a run: an agent's text and its tool, wherever its lines are cut, and what any
-//! program prints, but for what would be a command to the terminal.
+//! R8: Tests of the live output of a run: an agent's text and tool calls are rendered wherever the lines are split, and
+//! control sequences of any program are removed.
 
 use cogni_gateway::cli::run::output_renderer::{OpenLineFlag, OutputRenderer};
 use tokio::io::AsyncWriteExt;
@@ -32,10 +32,11 @@ async fn shown(chunks: impl Iterator<Item = &[u8]>) -> String {
     String::from_utf8(seen).unwrap()
 }
 
-/// Copies to the clipboard, sets the title, clears the screen, in seven bits and in eight; and is no text at all.
+/// Copies to the clipboard, sets the title and clears the screen, in 7-bit and in 8-bit form, and contains bytes that
+/// are not text.
 const HOSTILE: &[u8] = b"a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2Jd\xc2\x9b2Je\x9b2Jf\xffg\r\n\th\ri \xc3\xbc\n";
 
-/// R3: what a sandbox prints is shown to whoever watches, and does nothing to the terminal.
+/// R3: Output of a sandbox is displayed without any effect on the terminal.
 #[tokio::test]
 async fn a_program_gives_no_commands_to_the_terminal() {
     let text = async |chunks: &mut dyn Iterator<Item = &[u8]>| {

@@ -1,4 +1,5 @@
-//! A1, R6, R8: `cogni-gateway run --agent` and `--spec`, in sandboxes of our own, which need nothing installed.
+//! A1, R6, R8: Tests of `cogni-gateway run --agent` and `--spec`, in sandboxes of the embedded driver, which needs
+//! nothing installed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::model_provider::{self, calling};
 
-/// Where runs are made, and the provider they reach.
+/// The directory of the runs, and their provider.
 pub(super) struct Runs {
     folder: TempDir,
     pub(super) provider: model_provider::Running,
@@ -52,7 +53,7 @@ impl Runs {
         Ended { status, stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// A run to its end, which leaves no directory of its own.
+    /// Makes a run to its end, which leaves no directory.
     pub(super) async fn run(&self, flags: &[&str]) -> Value {
         let mut command = self.command(flags);
         command.env("BILLING_ACCOUNT_ID", "acct-1");
@@ -73,7 +74,7 @@ impl Runs {
         self.run(&[&agent, flags].concat()).await
     }
 
-    /// What is wrong use, in the command's words.
+    /// Returns the command's error for wrong use.
     pub(super) async fn wrong_use(&self, flags: &[&str]) -> String {
         let mut command = self.command(flags);
         command.env("BILLING_ACCOUNT_ID", "acct-1");
@@ -92,7 +93,7 @@ fn text(result: &Value) -> &str {
     result["agent"]["payloads"][0]["text"].as_str().unwrap_or_default()
 }
 
-/// A1: the conversation goes in, the answer comes out, in a workspace that nobody had to make.
+/// A1: The agent gets the conversation and returns its answer, in a workspace that is made automatically.
 #[tokio::test]
 async fn an_agent_answers_and_its_answer_is_in_the_result() {
     let runs = Runs::new().await;
@@ -115,7 +116,7 @@ async fn an_agent_answers_and_its_answer_is_in_the_result() {
     assert_eq!(done["exit_code"], 0, "{done}");
 }
 
-/// R6: a workspace of the host's gets the conversation, and keeps what the agent makes.
+/// R6: A workspace of the host gets the conversation, and keeps the agent's files.
 #[tokio::test]
 async fn a_workspace_of_the_hosts_is_written_to_and_kept() {
     let runs = Runs::new().await;
@@ -129,7 +130,7 @@ async fn a_workspace_of_the_hosts_is_written_to_and_kept() {
     for (name, uid) in [(".cogni", 1001), (".cogni/messages.json", 1001), ("made", 1001), ("", 0)] {
         assert_eq!(fs::metadata(task.join(name)).unwrap().uid(), uid, "{name}");
     }
-    // A conversation that is there already is answered as it stands, also where nothing may be written.
+    // A conversation that already exists is answered as it is, also in a read-only workspace.
     fs::write(task.join(".cogni/messages.json"), r#"[{"role":"user","content":"second"}]"#)
         .unwrap();
     let model = ["--model", "fake/echo=yes", "--workspace", "task"];
@@ -137,7 +138,7 @@ async fn a_workspace_of_the_hosts_is_written_to_and_kept() {
     assert_eq!(text(&result), "second");
 }
 
-/// R6: what an agent has put in the way leads nowhere.
+/// R6: A symbolic link that an agent has put into the workspace is not followed.
 #[tokio::test]
 async fn a_symlink_in_the_workspace_is_not_followed() {
     let runs = Runs::new().await;
@@ -162,15 +163,15 @@ async fn a_symlink_in_the_workspace_is_not_followed() {
     assert_eq!(text(&result), "hi ü", "{result}");
     assert!(fs::symlink_metadata(task.join(".cogni/messages.json")).unwrap().is_file());
     assert_eq!(fs::read_to_string(outside.join("messages.json")).unwrap(), "mine");
-    // Nor does its folder change its owner, which was not made here.
+    // The owner of a directory that existed before does not change.
     assert_eq!(fs::metadata(task.join(".cogni")).unwrap().uid(), 0);
     let left: Vec<_> = fs::read_dir(task.join(".cogni")).unwrap().collect();
     assert_eq!(left.len(), 1, "{left:?}");
 }
 
-/// A1, R1: every way for an agent to fail has its own code.
+/// A1, R1: Each kind of an agent's failure has its own code.
 #[tokio::test]
-async fn an_agent_that_fails_is_told_by_a_code() {
+async fn each_failure_of_an_agent_has_its_code() {
     let runs = Runs::new().await;
     let envelope = |meta: &str| format!("echo '{{\"payloads\":[],\"meta\":{meta}}}'");
     let error = r#"{"error":{"kind":"context_overflow","message":"too long"}}"#;
@@ -189,7 +190,7 @@ async fn an_agent_that_fails_is_told_by_a_code() {
         ("tail /dev/zero".to_owned(), &["--max-memory", "32m"]),
         ("trap 'exit 0' TERM; while true; do sleep 0.1; done".to_owned(), &["--max-runtime", "5s"]),
     ] {
-        // As the first process it only starts the agent, which is another such script.
+        // The first process only starts the agent, which is another such script.
         let script = format!(
             "#!/bin/sh\ncase $0 in */cogni-init) while [ $1 != -- ]; do shift; done; shift; \"$@\"; exit ;; esac\n{agent}\n"
         );
@@ -217,7 +218,7 @@ async fn an_agent_that_fails_is_told_by_a_code() {
     "#);
 }
 
-/// A1, G9: an agent whose budget is spent says so, and so does the result.
+/// A1, G9: An agent with a spent budget reports it, and so does the result.
 #[tokio::test]
 async fn an_agent_that_spends_its_budget_is_ended() {
     let runs = Runs::new().await;
@@ -226,9 +227,9 @@ async fn an_agent_that_spends_its_budget_is_ended() {
     assert_eq!(result["usage"]["turns"], 2);
 }
 
-/// R8: what cannot be meant is told before anything is made.
+/// R8: Contradictory options are refused before anything is made.
 #[tokio::test]
-async fn what_does_not_fit_together_is_told() {
+async fn contradictory_options_are_refused() {
     let runs = Runs::new().await;
     let mut told = String::new();
     for flags in [
@@ -253,12 +254,12 @@ async fn what_does_not_fit_together_is_told() {
     ");
 }
 
-/// R8: a run from a file, and the example is one.
+/// R8: A run can be described in a file, and the shipped example is valid.
 #[tokio::test]
 async fn a_file_says_what_to_run_and_flags_win() {
     let runs = Runs::new().await;
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/config/run.toml");
-    // It names the account.
+    // The example names the account.
     let result = runs.result(runs.command(&["--spec", example])).await;
     assert_eq!(facts(&result), json!([true, 0, null]), "{result}");
     assert_eq!(result["stdout"], "the answer is 42, and the LLM is at http://localhost:8080/v1\n");
@@ -297,9 +298,9 @@ async fn a_file_says_what_to_run_and_flags_win() {
     assert_eq!((&result["run_id"], text(&result)), (&json!("run-of-flag"), "from a file"));
 }
 
-/// R8: a mistake in a file is shown where it is.
+/// R8: The error of a mistake in a file shows its line.
 #[tokio::test]
-async fn a_file_that_makes_no_sense_is_told_with_its_line() {
+async fn the_error_of_a_wrong_file_names_its_line() {
     let runs = Runs::new().await;
     let mut told = vec![];
     for text in [
@@ -324,7 +325,7 @@ async fn a_file_that_makes_no_sense_is_told_with_its_line() {
     ");
 }
 
-/// R8: somebody who watches reads what the agent says and does, what each call costs, and how it ended.
+/// R8: The live output shows the agent's text and actions, the cost of each call, and the end.
 #[tokio::test]
 async fn progress_can_be_followed() {
     let runs = Runs::new().await;
@@ -335,7 +336,7 @@ async fn progress_can_be_followed() {
     command.env("BILLING_ACCOUNT_ID", "acct-1");
     let Ended { status, stderr, .. } = runs.ended(command).await;
     assert_eq!(status, 0, "{stderr}");
-    // What the agent says and what a call costs come on two ways.
+    // The agent's text and the cost of a call arrive independently.
     let mut lines: Vec<_> = stderr.lines().collect();
     let last = lines.pop().unwrap();
     assert!(

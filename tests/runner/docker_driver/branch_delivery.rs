@@ -1,4 +1,4 @@
-//! L1–L7: a run's commits reach a branch and a pull request, from a sandbox of either driver.
+//! L1–L7: Tests of a run's commits on their way to a branch and a pull request, from a sandbox of either driver.
 
 use std::fs;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::support::process::{Process, patience};
 use crate::support::repository::git;
 use crate::support::run_command::{Result, entries};
 
-/// L1, L2, L6: what one run commits is pushed, asked to be pulled, and what the next run builds on.
+/// L1, L2, L6: One run's commits are pushed and get a pull request, and the next run starts from them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runs_commits_reach_a_pull_request() {
     let place = Place::new().await;
@@ -44,7 +44,7 @@ async fn a_runs_commits_reach_a_pull_request() {
     assert_no_token([&first, &second]);
 }
 
-/// L5: what is not welcome stays here, whole, with the line that brings it into a clone.
+/// L5: Work that a rule forbids is kept here complete, and the printed command applies it in a clone.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_is_held_is_kept() {
     let place = Place::new().await;
@@ -68,11 +68,11 @@ async fn work_that_is_held_is_kept() {
     assert_eq!(files, ".github/workflows/x.yml\nREADME");
 }
 
-/// L1: no key is no error, and nothing committed is nothing to deliver.
+/// L1: A run without a branch key is no error, and a run without commits delivers nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_may_have_nothing_to_deliver() {
     let place = Place::new().await;
-    // The workspace would stay empty, and the agent be paid for work in it.
+    // The workspace would be empty, and the agent would be paid for working in it.
     for flags in [&[][..], &["--state-key", "memory"]] {
         let refused = place.prepare(flags, &["true"]).output().unwrap();
         let said = String::from_utf8(refused.stderr).unwrap();
@@ -102,9 +102,9 @@ async fn a_run_may_have_nothing_to_deliver() {
     assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
 }
 
-/// R5, L7: whoever asks twice does not wait for a remote that hangs; what is in the outbox goes on from there.
+/// R5, L7: A second interrupt ends the wait for a remote that hangs; the delivery continues later from the outbox.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_is_left_by_who_asks_twice() {
+async fn a_second_interrupt_detaches_a_delivery() {
     let place = Place::new().await;
     place.forge.hub.inject(GithubOperation::Push, InjectedFailure::HoldBefore, 1);
     let work = sh("echo work > work && git add work && git commit -qm work");
@@ -122,7 +122,8 @@ async fn a_delivery_is_left_by_who_asks_twice() {
     assert_eq!(branches.trim(), "sandbox/left", "{said}");
 }
 
-/// L6: what signs the run's log signs its statement, and must not be in its work, in whichever way it is given.
+/// L6: The key that signs the run's log also signs its statement, and must not be in the work, however the key is
+/// configured.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_of_a_runs_log_signs_its_statement() {
     let place = Place::new().await;
@@ -141,7 +142,7 @@ async fn the_key_of_a_runs_log_signs_its_statement() {
     assert_eq!(result.json["relay"]["verdict"], "hold", "{}", result.json);
 }
 
-/// L3: an agent that takes its repository away does not take its work with it.
+/// L3: If an agent deletes its repository, the rest of its work is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_cannot_be_read_is_kept() {
     let place = Place::new().await;
@@ -149,15 +150,16 @@ async fn a_workspace_that_cannot_be_read_is_kept() {
     let why = result.json["relay"]["why"].as_str().unwrap();
     let kept = why.rsplit('`').nth(1).unwrap();
     assert_eq!(fs::read_to_string(format!("{kept}/work")).unwrap(), "work\n", "{why}");
-    // In a directory with nothing else, and there is no other.
+    // The workspace is in its own directory, and there is no other.
     let works = place.runner.path().join("state/work");
     let [id] = &entries(&works)[..] else { panic!("{:?}", entries(&works)) };
     assert_eq!(entries(&works.join(id)), ["workspace"]);
 }
 
-/// A1, L3: what an agent is given beside its task is none of its work, and the repository's own instructions stay.
+/// A1, L3: Files that the agent gets with its task are not part of its work, and the repository's own instructions
+/// stay.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_agent_is_given_is_none_of_its_work() {
+async fn files_given_to_an_agent_are_not_its_work() {
     let place = Place::new().await;
     let agents = place.runner.path().join("agents");
     fs::create_dir(&agents).unwrap();
@@ -176,7 +178,8 @@ async fn what_an_agent_is_given_is_none_of_its_work() {
     assert_ne!(result.json["stderr"], "ours, too", "a file of the repository is replaced");
 }
 
-/// A1, L5: what an agent's entry holds is held, though its host would push it; what is not the agent's is judged as ever.
+/// A1, L5: Work that the agent's entry forbids is held, although the host's rules would push it. Changes outside the
+/// agent's rules are reviewed as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_rules_judge_its_work() {
     let place = Place::new().await;
@@ -222,7 +225,7 @@ impl Place {
         self.reaching(self.runner.prepare(&flags, argv))
     }
 
-    /// `cogni-gateway relay`, with all that it needs, to its end.
+    /// Runs `cogni-gateway relay` with all its settings, to its end.
     pub(super) fn relay(&self, words: &[&str]) -> (i32, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         command.env_clear().arg("relay").args(words);
@@ -250,7 +253,7 @@ impl Place {
     }
 }
 
-/// L6: the token is in nothing that is told.
+/// L6: Asserts that the token is in no output.
 fn assert_no_token<'a>(results: impl IntoIterator<Item = &'a Result>) {
     for Result { json, shown, .. } in results {
         assert!(!json.to_string().contains(TOKEN) && !shown.contains(TOKEN), "{json}\n{shown}");

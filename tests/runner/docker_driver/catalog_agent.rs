@@ -1,4 +1,4 @@
-//! A1: an agent of the catalog, in a container of any image.
+//! A1: Tests of a catalog agent in a container of any image.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::driver::Sandboxed;
 use crate::support::docker_engine;
 
-/// A1, R4: the image knows nothing of the agent, whose program is mounted into it.
+/// A1, R4: The image contains nothing of the agent; the agent's program is mounted.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_runs_in_an_image_that_knows_nothing_of_it() {
     let runner = Sandboxed::with_provider().await;
@@ -23,9 +23,9 @@ async fn an_agent_runs_in_an_image_that_knows_nothing_of_it() {
     assert_eq!(result.json["usage"]["turns"], 2);
 }
 
-/// A2: the engine is asked whether an agent's image is there, by a name or an id.
+/// A2: The catalog asks the engine whether an agent's image exists, by name or id.
 #[test]
-fn an_agent_whose_image_is_missing_is_told_with_the_reason() {
+fn a_missing_image_is_the_reason_why_an_agent_cannot_run() {
     let runner = Sandboxed::new();
     let id =
         docker_engine::must(&["image", "inspect", "--format", "{{.Id}}", docker_engine::BUSYBOX]);

@@ -1,4 +1,4 @@
-//! R1, R4, R6, R8: what a run is, whoever makes its sandbox.
+//! R1, R4, R6, R8: Tests of the contract of a run, for every driver.
 
 use std::fs::{self, File};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::driver::{Sandboxed, sh};
 use crate::support::process::patience;
 
-/// R1: the exit code is the program's own, and 0 is the only one that is ok.
+/// R1: The exit code is the program's own, and only 0 is a success.
 #[test]
 fn exit_codes_come_through() {
     let runner = Sandboxed::new();
@@ -21,7 +21,7 @@ fn exit_codes_come_through() {
     assert_eq!((result.status, result.facts()), (0, json!([true, 0, null])));
 }
 
-/// R1: as a shell says it.
+/// R1: The exit codes of programs that cannot start or are killed are those of a shell.
 #[test]
 fn a_program_that_cannot_be_started_or_is_killed_has_the_exit_code_of_a_shell() {
     let runner = Sandboxed::new();
@@ -36,7 +36,7 @@ fn a_program_that_cannot_be_started_or_is_killed_has_the_exit_code_of_a_shell() 
     }
 }
 
-/// R1: nothing joins the arguments, and nothing splits them.
+/// R1: Arguments are neither joined nor split.
 #[test]
 fn the_arguments_arrive_as_they_were_given() {
     let argv = ["printf", "<%s>", "a b", "$HOME", "", "'; id", "ü\n"];
@@ -44,7 +44,7 @@ fn the_arguments_arrive_as_they_were_given() {
     assert_eq!(result.json["stdout"], "<a b><$HOME><><'; id><ü\n>");
 }
 
-/// R8: the result is the one thing on standard output; what the program says is live on standard error.
+/// R8: Standard output has only the result; the program's output appears live on standard error.
 #[test]
 fn the_two_streams_are_told_apart_and_shown_live() {
     let result = Sandboxed::new().run(&[], &sh("echo to out; echo to err >&2"));
@@ -54,7 +54,7 @@ fn the_two_streams_are_told_apart_and_shown_live() {
     assert_eq!(lines.len(), 2, "{}", result.shown);
 }
 
-/// R4: every client finds the gateway, and no key.
+/// R4: The environment tells every client the gateway's address, and has no key.
 #[test]
 fn the_program_finds_what_every_client_needs_in_its_environment() {
     let run = format!("run-env-{}", std::process::id());
@@ -77,7 +77,7 @@ fn the_program_finds_what_every_client_needs_in_its_environment() {
     ");
 }
 
-/// R5: what a flood costs is bounded: in the result, and in memory.
+/// R5: The cost of a flood of output is bounded, in the result and in memory.
 #[test]
 fn a_flood_is_counted_and_not_kept() {
     let runner = Sandboxed::new();
@@ -101,14 +101,14 @@ fn a_flood_is_counted_and_not_kept() {
     assert!((1..64 << 20).contains(&peak_memory), "{peak_memory} bytes");
 }
 
-/// Bytes; none of a process that is no more.
+/// Returns the peak memory in bytes; 0 for a process that has ended.
 fn peak_memory_of(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024)
 }
 
-/// R1, R5, G9: the way out works from inside, and ends with the budget.
+/// R1, R5, G9: Calls reach the upstream from inside the sandbox, until the budget is spent.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_through_the_gateway_until_the_budget_is_spent() {
     let runner = Sandboxed::with_provider().await;
@@ -126,7 +126,8 @@ async fn calls_go_through_the_gateway_until_the_budget_is_spent() {
     assert_eq!(result.status, 1);
 }
 
-/// R5, G9: a call that is too large is refused, and the run goes on; it matters where the program fails for it.
+/// R5, G9: A call that is too large is refused, and the run continues. The refusal becomes the result only if the
+/// program fails because of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_too_large_does_not_end_the_run() {
     let runner = Sandboxed::with_provider().await;
@@ -150,7 +151,7 @@ async fn a_call_that_is_too_large_does_not_end_the_run() {
     assert_eq!(gives_up.facts(), json!([false, 1, "budget_exhausted"]), "{}", gives_up.json);
 }
 
-/// R6: the workspace is there as it was asked for.
+/// R6: The workspace is mounted read-only or writable, as requested.
 #[test]
 fn a_workspace_is_read_or_written_as_it_was_asked_for() {
     use std::os::unix::fs::PermissionsExt;
@@ -173,7 +174,7 @@ fn a_workspace_is_read_or_written_as_it_was_asked_for() {
     assert_eq!(with(":none", "cat question"), failed);
 }
 
-/// R8: what can be seen before anything is made is wrong use, and no result.
+/// R8: A mistake that can be detected before anything is made is wrong use, without a result.
 #[test]
 fn wrong_use_is_told_from_a_run_that_failed() {
     let runner = Sandboxed::new();
@@ -190,7 +191,7 @@ fn wrong_use_is_told_from_a_run_that_failed() {
     }
 }
 
-/// R1: for those who read it with a program.
+/// R1: The result has these fields, for programs that read it.
 #[test]
 fn a_result_has_these_fields() {
     let run = format!("run-fields-{}", std::process::id());

@@ -1,4 +1,4 @@
-//! Runs in containers of Docker Engine.
+//! The test driver for runs in containers of Docker Engine.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! R5: engines that are slow, silent, cut off or gone: what a run comes to, and that nothing is left of it.
+//! R5: Tests of engines that are slow, silent, cut off or gone: the result of the run, and that nothing remains.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,8 +11,8 @@ use crate::support::docker_engine;
 use crate::support::engine_proxy::{Call, Fault, Middleman};
 use crate::support::process::Process;
 
-/// R5: an answer that does not come, or comes in half, or whose connection ends, costs the deadline at most, and
-/// leaves nothing, also of what the engine has done by then.
+/// R5: If an answer of the engine is missing or incomplete, or its connection ends, the run ends at its deadline at the
+/// latest and leaves nothing, including what the engine has made by then.
 #[test]
 fn an_engine_whose_answers_are_lost_costs_the_run_and_leaves_nothing() {
     let mut table = String::new();
@@ -38,18 +38,19 @@ fn came_of(call: Call, fault: Fault) -> String {
     let runner = Sandboxed::new();
     let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
     middleman.strike(call, fault);
-    // What is lost at the end is asked for again, or does without; before that, only the deadline helps.
+    // A lost answer at the end is requested again or not needed; before that, only the deadline helps.
     let is_late = matches!(call, Call::Inspect | Call::Remove) || fault != Fault::AnswerLost;
     let max_runtime = if is_late { "60s" } else { "1s" };
     let flags = ["--docker-socket", middleman.socket(), "--max-runtime", max_runtime];
-    // For a moment without a fault, a program that ends by itself; for a deadline, one that does not.
+    // If the run ends without the fault, the program must end by itself; if the run ends at its deadline, the program
+    // must not.
     let script = if call == Call::Wait && !is_late { "sleep 600" } else { "true" };
     let result = runner.run(&flags, &sh(script));
     let error = result.json["error"].as_str().unwrap_or_default().split(':').next().unwrap();
     format!("{} {error}", result.json["error_code"].as_str().unwrap_or("ok")).trim_end().to_owned()
 }
 
-/// R5: slowness alone ends nothing.
+/// R5: A slow engine alone ends no run.
 #[test]
 fn an_engine_that_is_slow_does_its_work() {
     let runner = Sandboxed::new();
@@ -60,7 +61,7 @@ fn an_engine_that_is_slow_does_its_work() {
     assert_eq!(result.json["stdout"], "hi\n");
 }
 
-/// R5: the deadline holds, and what the engine makes after it is taken away as well.
+/// R5: The deadline holds, and a container that the engine makes afterwards is removed.
 #[test]
 fn a_container_that_comes_after_the_deadline_is_removed() {
     // On a slow machine the first deadline may pass before anything is made.
@@ -81,7 +82,7 @@ fn a_container_that_comes_after_the_deadline_is_removed() {
     panic!("the engine was not asked for a container in time");
 }
 
-/// R5: an engine that comes back is told to remove what it has lost sight of.
+/// R5: An engine that returns removes what it had lost.
 #[test]
 fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
     let runner = Sandboxed::new();
@@ -95,7 +96,7 @@ fn an_engine_that_goes_away_and_comes_back_keeps_nothing() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R5: one that does not is not waited for, and the next run does the rest.
+/// R5: A run does not wait for an engine that does not return, and the next run removes the rest.
 #[test]
 fn an_engine_that_goes_away_for_good_costs_a_bounded_time() {
     let runner = Sandboxed::new();

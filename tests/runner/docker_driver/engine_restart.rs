@@ -1,4 +1,4 @@
-//! R5: a real Docker Engine that is stopped, killed and started again in the middle of a run.
+//! R5: Tests of a real Docker Engine that is stopped, killed and restarted during a run.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::support::docker_daemon::{Containers, Dockerd};
 use crate::support::docker_engine;
 use crate::support::process::Process;
 
-/// R5: the run ends with a reason, and its container goes as soon as there is an engine again.
+/// R5: The run ends with a reason, and its container is removed as soon as the engine is back.
 #[test]
 fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
     let mut dockerd = Dockerd::start(Containers::EndWithIt, docker_engine::HOST);
@@ -33,7 +33,7 @@ fn an_engine_that_is_restarted_keeps_nothing_of_the_run() {
         let said = process.said();
         let line = said.lines().find(|line| line.starts_with("{\"run_id\"")).expect("a result");
         let result: Value = serde_json::from_str(line).unwrap();
-        // One that ends its containers may, or may not, tell how they ended.
+        // An engine that ends its containers may or may not report how they ended.
         let code = result["error_code"].as_str().unwrap();
         assert!(["internal", "container_failed"].contains(&code), "{result}");
         assert_eq!(dockerd.containers(), "", "{said}");

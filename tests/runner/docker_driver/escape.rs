@@ -1,4 +1,4 @@
-//! R3: what an agent would try to get out, tried in a sandbox of each driver.
+//! R3: Tests of an agent's escape attempts, in a sandbox of each driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::driver::Sandboxed;
 
-/// R3: each attempt of `tests/escape` is refused, by Docker Engine's sandbox and by our own. The table is left in
-/// `target/tmp/escape.txt`.
+/// R3: Each attempt of `tests/escape` is refused, in a sandbox of Docker Engine and of the embedded driver. The table
+/// is written to `target/tmp/escape.txt`.
 #[test]
 fn nothing_gets_out_of_either_driver() {
     let runner = Sandboxed::new();
@@ -46,7 +46,7 @@ fn nothing_gets_out_of_either_driver() {
     assert!(table.len() > 70 && table.values().all(is_held), "{text}");
 }
 
-/// R3: connections that no process accepts are memory that no control group counts, so they end the sandbox.
+/// R3: Connections that no process accepts take memory that no control group counts, so they end the sandbox.
 #[test]
 fn connections_that_no_process_accepts_end_the_sandbox() {
     let runner = Sandboxed::new();
@@ -58,12 +58,12 @@ fn connections_that_no_process_accepts_end_the_sandbox() {
     }
 }
 
-/// What the program says in a sandbox that has nothing but it in its workspace.
+/// Returns the program's output in a sandbox whose workspace has only the program.
 fn attempts(runner: &Sandboxed, driver: &str, facts: &[String]) -> String {
     run(runner, driver, facts)["stdout"].as_str().unwrap().to_owned()
 }
 
-/// The result of a run of the program.
+/// Returns the result of a run of the program.
 fn run(runner: &Sandboxed, driver: &str, facts: &[String]) -> Value {
     let workspace = runner.path().join(driver);
     fs::create_dir(&workspace).unwrap();
@@ -95,8 +95,8 @@ fn text(table: &BTreeMap<(usize, String, String), Vec<String>>) -> String {
 
 const DRIVERS: [&str; 2] = ["docker", "embedded"];
 
-/// Static, so that it runs in any image.
+/// The program is static, so that it runs in any image.
 const PROGRAM: &str = "target/docker/escape";
 
-/// Processes; a fork bomb of this size is soon over.
+/// The process limit; a fork bomb of this size ends soon.
 const PIDS: u32 = 64;

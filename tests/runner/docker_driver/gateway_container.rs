@@ -1,4 +1,4 @@
-//! R4, R5: the gateway in a container beside the sandbox.
+//! R4, R5: Tests of the gateway in a container beside the sandbox.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use crate::support::process::Process;
 const CALL: &str = "curl --silent -H 'content-type: application/json' \
     -d '{\"model\":\"fake/chunks=5\",\"messages\":[]}' $OPENAI_BASE_URL/chat/completions";
 
-/// R4, R5, G2: the agent is served by the container, the result has what became of its calls, and all of it is gone.
+/// R4, R5, G2: The container serves the agent, the result has the outcome of its calls, and everything is removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_serves_the_gateway() {
     let runner = Sandboxed::with_provider().await;
@@ -28,7 +28,7 @@ async fn a_container_serves_the_gateway() {
     assert_eq!(last["event"], "log.checkpoint");
 }
 
-/// R5, G9: the budget ends the sandbox, though it is counted elsewhere.
+/// R5, G9: The budget ends the sandbox, although another container counts it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_spent_budget_ends_the_sandbox_of_a_gateway_in_a_container() {
     let runner = Sandboxed::with_provider().await;
@@ -39,7 +39,7 @@ async fn a_spent_budget_ends_the_sandbox_of_a_gateway_in_a_container() {
     assert_eq!(result.json["usage"]["turns"], 2);
 }
 
-/// R4: from a network that leads nowhere else, to an upstream that only it knows.
+/// R4: The container has a network that leads only to the upstream, which only it knows.
 #[test]
 fn the_gateways_container_is_on_the_network_that_is_asked_for() {
     let engine = Engine::connect();
@@ -53,7 +53,7 @@ fn the_gateways_container_is_on_the_network_that_is_asked_for() {
     assert_eq!(result.json["usage"]["turns"], 1, "{}", result.json);
 }
 
-/// R3, R5: what an operator sees of it has no secret; a crash leaves it to the sweep, which knows it.
+/// R3, R5: An operator who inspects the container sees no secret; after a crash, the sweep removes it.
 #[test]
 fn the_key_is_not_shown_and_the_container_is_swept() {
     let runner = Sandboxed::new();
@@ -75,7 +75,7 @@ fn the_key_is_not_shown_and_the_container_is_swept() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R1: why there was no gateway is told, and there is no sandbox then.
+/// R1: If the gateway does not start, the result says why, and there is no sandbox.
 #[test]
 fn a_gateway_that_does_not_come_up_says_why() {
     let runner = Sandboxed::new();
@@ -92,5 +92,5 @@ fn a_gateway_that_does_not_come_up_says_why() {
     assert!(said.contains("`METRICS_ADDR` is `192.0.2.1:9464`, which cannot be bound"), "{said}");
 }
 
-/// The upstream is on this machine's loopback, which a container sees on no other network.
+/// The upstream is on this machine's loopback, which a container can reach only through the host's network.
 const ON_THIS_MACHINE: [&str; 4] = ["--proxy", "container", "--proxy-network", "host"];

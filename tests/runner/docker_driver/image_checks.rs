@@ -1,4 +1,4 @@
-//! R3, R4: what an image or a volume brings along, without anybody having asked for it.
+//! R3, R4: Tests of volumes and health checks that an image or an engine adds without being asked.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::driver::{Sandboxed, sh};
 use crate::support::docker_engine::{self, Engine, must};
 
-/// R4: whatever a volume is called, it shows no path that a mount could not.
+/// R4: A volume shows no path that a mount could not show, whatever its name.
 #[test]
 fn a_volume_that_shows_a_path_of_this_machine_is_refused() {
     let (engine, runner) = (Engine::connect(), Sandboxed::new());
@@ -21,7 +21,7 @@ fn a_volume_that_shows_a_path_of_this_machine_is_refused() {
     assert_eq!(result.json["stdout"], "/data\n", "{}", result.json);
 }
 
-/// R5, R8: an engine would make it, and nobody would take it away.
+/// R5, R8: An engine would create a missing volume, and nothing would remove it.
 #[test]
 fn a_volume_has_to_be_there() {
     let runner = Sandboxed::new();
@@ -34,9 +34,9 @@ fn a_volume_has_to_be_there() {
     assert_eq!(must(&["volume", "ls", "--quiet", "--filter", &filter]), "");
 }
 
-/// R3: a root that cannot be written has no places that can, unless somebody has asked for them.
+/// R3: A read-only root has no writable directories unless they were requested.
 #[test]
-fn an_image_brings_no_disk_of_its_own() {
+fn an_image_adds_no_writable_volume() {
     let (engine, runner) = (Engine::connect(), Sandboxed::new());
     let image = engine.image(docker_engine::HOST, &["VOLUME /data/"]);
     let flags = ["--image", image.as_str()];
@@ -49,9 +49,9 @@ fn an_image_brings_no_disk_of_its_own() {
     assert_eq!(result.facts(), json!([true, 0, null]), "{}", result.json);
 }
 
-/// R3, R8: what is said to do about it can be done.
+/// R3, R8: The remedy in the error works.
 #[test]
-fn what_to_do_about_an_images_disk_is_what_can_be_done() {
+fn the_remedy_for_an_images_volume_works() {
     let (engine, runner) = (Engine::connect(), Sandboxed::new());
     for (volume, instead) in
         [("/workspace", "give the run a workspace, or build"), ("/tmp", "build")]
@@ -65,7 +65,7 @@ fn what_to_do_about_an_images_disk_is_what_can_be_done() {
     }
 }
 
-/// R3: it would run beside the first process, and not behind what that has put on.
+/// R3: A health check would run beside the first process, without the restrictions that the first process applies.
 #[test]
 fn an_images_check_of_its_health_is_not_started() {
     let (engine, runner) = (Engine::connect(), Sandboxed::new());

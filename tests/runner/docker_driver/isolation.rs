@@ -1,11 +1,11 @@
-//! R3: what a program finds when it looks around, and what it cannot do.
+//! R3: Tests of what a program sees in its sandbox, and of what it cannot do.
 
 use serde_json::json;
 
 use super::driver::{Sandboxed, sh};
 use crate::support::run_command::landlock;
 
-/// R3: in words of the kernel.
+/// R3: The kernel reports no network, no rights and no writable place.
 #[test]
 fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
     let look = "
@@ -46,7 +46,7 @@ fn a_sandbox_has_no_network_no_rights_and_no_place_to_write() {
     ");
 }
 
-/// R3: where mounts and modes would let it, Landlock does not; where it is to write, it still does.
+/// R3: Landlock denies writes that mounts and modes would allow, and allows the intended ones.
 #[test]
 fn what_only_landlock_denies_is_denied() {
     let look = "
@@ -67,7 +67,7 @@ fn what_only_landlock_denies_is_denied() {
     assert_eq!(result.facts(), json!([true, 0, null]));
 }
 
-/// R3: each of these ends badly; one that is not there would prove nothing, and is told.
+/// R3: Each of these calls fails. A call that does not exist would prove nothing, so it is reported.
 #[test]
 fn what_opens_the_way_out_is_denied() {
     let attempts = "
@@ -89,7 +89,7 @@ fn what_opens_the_way_out_is_denied() {
     assert_eq!(result.json["stdout"], "");
 }
 
-/// R3: a fork bomb ends at its own limit.
+/// R3: A fork bomb stops at the sandbox's own limit.
 #[test]
 fn processes_are_limited() {
     let bomb =
@@ -99,7 +99,7 @@ fn processes_are_limited() {
     assert!(stderr.contains("fork"), "{}", result.json);
 }
 
-/// R3: files in memory count as memory, and have limits of their own.
+/// R3: Files in memory count as memory, and have their own limits.
 #[test]
 fn what_is_written_to_memory_is_limited() {
     let fill = "dd if=/dev/zero of=/tmp/x bs=1M count=100 2>/dev/null; wc -c < /tmp/x; dd if=/dev/zero of=/run/x bs=1M count=100 2>/dev/null; wc -c < /run/x";

@@ -1,4 +1,4 @@
-//! R5: `kill -9` of the runner at every step, and what its next start finds and takes away.
+//! R5: Tests of a runner that is killed with `kill -9` at every step, and of what its next start finds and removes.
 
 mod embedded;
 
@@ -14,7 +14,7 @@ use crate::support::docker_engine;
 use crate::support::engine_proxy::{Call, Fault, Middleman};
 use crate::support::process::patience;
 
-/// R5: whenever the runner dies, nothing is left once the same run has been started again and has ended.
+/// R5: Whenever the runner is killed, nothing remains after the same run has been started again and has ended.
 #[test]
 fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
     let mut table = String::new();
@@ -44,7 +44,7 @@ const CALLS: &[(Call, &str)] = &[
     (Call::Remove, "the removal"),
 ];
 
-/// Kills it while it waits for an answer. What was left then, and what after the next start.
+/// Kills the runner while it waits for an answer. Returns what remained then, and what remained after the next start.
 fn killed_at(call: Call, fault: Fault) -> [String; 2] {
     let (runner, run) = (Sandboxed::new(), name("call"));
     let middleman = Middleman::new(&runner.path(), Path::new(docker_engine::SOCKET));
@@ -65,7 +65,7 @@ fn killed_at(call: Call, fault: Fault) -> [String; 2] {
     restarted(&runner, &run, child)
 }
 
-/// A log that nobody reads is opened after the directory is made, and takes its time.
+/// A log without a reader is opened after the directory is made, and the opening blocks.
 fn killed_at_the_log() -> [String; 2] {
     let (runner, run) = (Sandboxed::new(), name("log"));
     let fifo = runner.path().join("log");
@@ -76,7 +76,7 @@ fn killed_at_the_log() -> [String; 2] {
     restarted(&runner, &run, child)
 }
 
-/// A result that nobody reads is larger than its pipe.
+/// A result without a reader is larger than its pipe.
 fn killed_at_the_result() -> [String; 2] {
     let (runner, run) = (Sandboxed::new(), name("result"));
     let script = sh("head -c 200000 /dev/zero | tr '\\0' x");
@@ -103,7 +103,7 @@ fn restarted(runner: &Sandboxed, run: &str, mut child: Child) -> [String; 2] {
     [left, after]
 }
 
-/// Whether the kernel still has a group of a container's processes.
+/// Returns whether the kernel still has a control group of a container's processes.
 fn has_cgroup(id: &str) -> bool {
     !find(&["/sys/fs/cgroup", "-maxdepth", "4", "-name", &format!("*{id}*")]).is_empty()
 }

@@ -1,4 +1,5 @@
-//! R5: what a process could not take away when its run ended, it takes away later, and does not have to end for that.
+//! R5: Tests of objects that a process could not remove when their run ended: the process removes them later, without
+//! having to end.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::support::engine_proxy::{Call, Fault, Middleman};
 use crate::support::installation::{Place, run};
 use crate::support::process::patience;
 
-/// R5: an engine that is away when a run ends, for longer than anybody waits.
+/// R5: The engine is away when a run ends, for longer than the run waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
     let place = Place::docker();
@@ -30,9 +31,9 @@ async fn a_container_that_an_engine_did_not_remove_in_time_is_swept() {
     place.sweep().await;
 }
 
-/// R5: an engine that makes a container after the connection has ended, and after anybody has looked for it.
+/// R5: The engine makes a container after the connection has ended, and after the runner has looked for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_that_an_engine_makes_after_all_is_swept() {
+async fn a_container_that_an_engine_makes_late_is_swept() {
     let place = Place::docker();
     let middleman = Middleman::new(&place.path(), Path::new(docker_engine::SOCKET));
     let name = format!("run-forsaken-{}", std::process::id());
@@ -42,13 +43,13 @@ async fn a_container_that_an_engine_makes_after_all_is_swept() {
     assert_eq!(place.left(), sandbox_name(&name), "it was looked for, and found");
     place.sweep().await;
 
-    // And its name is good for another.
+    // The container's name can be used again.
     middleman.resume();
     let next = run(prepare(&place, &middleman, &name, &["true"])).await;
     assert_eq!(next["ok"], true, "{next}");
 }
 
-/// R5: something in a run's directory that cannot be removed.
+/// R5: The run's directory contains something that cannot be removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_could_not_be_removed_is_swept() {
     let place = Place::embedded();
@@ -71,7 +72,7 @@ fn prepare(place: &Place, middleman: &Middleman, run: &str, argv: &[&str]) -> Pr
     PreparedRun::new(RunPlan { driver, ..place.order(run, argv) }).unwrap()
 }
 
-/// As [`patience`], beside something that goes on.
+/// Waits as [`patience`] does, without blocking other tasks.
 async fn until(holds: impl Fn() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -80,7 +81,7 @@ async fn until(holds: impl Fn() -> bool) {
     }
 }
 
-/// A file system of nothing, as long as this lives.
+/// An empty file system that is mounted as long as this value lives.
 struct Mounted(PathBuf);
 
 impl Mounted {

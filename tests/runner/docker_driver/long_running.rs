@@ -1,5 +1,5 @@
-//! R7: sandboxes that outlive their runs: what a run finds of the one before it, what it does not, and when another takes
-//! the sandbox's place; by both drivers.
+//! R7: Tests of long-running sandboxes: what a run finds of the run before, what it does not find, and when a sandbox
+//! is replaced; with both drivers.
 
 mod isolation;
 mod orphaned_work;
@@ -29,9 +29,9 @@ use crate::support::installation::{self, Keeping, Place, places, run};
 use crate::support::model_provider;
 use crate::support::process::patience;
 
-/// R7: what a run has is its own, but for the sandbox and the workspace.
+/// R7: Two runs share the sandbox and the workspace, and nothing else.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_runs_have_a_sandbox_in_common_and_nothing_of_each_other_but_the_workspace() {
+async fn two_runs_share_a_sandbox_and_a_workspace_and_nothing_else() {
     let script = sh("
         cat state 2>/dev/null; echo $RUN_ID >> state
         ls -A /tmp /dev/shm /dev/mqueue /run; set -- /proc/[0-9]*; echo $#; ls /llm-sock
@@ -53,7 +53,7 @@ async fn two_runs_have_a_sandbox_in_common_and_nothing_of_each_other_but_the_wor
         }
         let [one, two] = &results[..] else { unreachable!() };
         let stdout = |result: &Value| result["stdout"].as_str().unwrap().to_owned();
-        // The first process, and the shell.
+        // The only processes are the first process and the shell.
         let clean = "/dev/mqueue:\n\n/dev/shm:\n\n/run:\n\n/tmp:\n2\nhosts\nllm.sock\n";
         assert!(stdout(one).starts_with(clean), "{one}");
         assert_eq!(stdout(two), format!("run-one\n{}", stdout(one)), "{two}");
@@ -71,9 +71,9 @@ async fn two_runs_have_a_sandbox_in_common_and_nothing_of_each_other_but_the_wor
     }
 }
 
-/// R1, R7: how a run ends is told as of a sandbox of its own.
+/// R1, R7: A run in a long-running sandbox ends with the same results as in its own sandbox.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_ends_in_a_resident_as_it_would_elsewhere() {
+async fn a_run_ends_in_a_long_running_sandbox_as_elsewhere() {
     for place in places() {
         let kept = Kept::new(&place, TERMS);
         let mut ends = vec![];
@@ -108,7 +108,7 @@ async fn a_run_ends_in_a_resident_as_it_would_elsewhere() {
     }
 }
 
-/// R5, R7: a run that does not end is ended with all that it has started, and the next finds the same sandbox.
+/// R5, R7: A run that does not end is ended with all its processes, and the next run gets the same sandbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
     let stubborn = sh("trap '' TERM; (trap '' TERM; setsid sleep 1000) & sleep 1000; sleep 1000");
@@ -141,9 +141,9 @@ async fn a_run_that_is_ended_at_its_deadline_leaves_nothing_running() {
     }
 }
 
-/// R7: a sandbox that has died, or whose run was abandoned, is never given to another run.
+/// R7: A sandbox that has died, or whose run was abandoned, is never given to another run.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_that_is_not_well_is_replaced() {
+async fn an_unhealthy_sandbox_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
     for place in places() {
         let kept = Kept::new(&place, TERMS);
@@ -169,9 +169,9 @@ async fn a_sandbox_that_is_not_well_is_replaced() {
     }
 }
 
-/// R7: a sandbox is good for so many runs, and goes when nobody comes; the workspace stays.
+/// R7: A sandbox serves a limited number of runs and is removed when it is idle; the workspace stays.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
+async fn a_sandbox_is_replaced_at_its_limits() {
     let look = sh("[ -e state ] && wc -l < state; echo >> state; stat -c %i /proc/1/ns/pid >&2");
     let place = Place::embedded();
     let kept = Kept::new(
@@ -194,9 +194,9 @@ async fn a_sandbox_is_replaced_when_it_has_had_its_time() {
     kept.stop().await;
 }
 
-/// R7: one run at a time for a key, and so many sandboxes.
+/// R7: A key has one run at a time, and the number of sandboxes is limited.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_for_which_there_is_no_place_is_told_so() {
+async fn a_run_without_a_free_sandbox_is_refused() {
     let place = Place::embedded();
     let wait = Duration::from_millis(50);
     let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, wait, ..TERMS });
@@ -222,7 +222,7 @@ async fn a_run_for_which_there_is_no_place_is_told_so() {
     ");
     let first = run(first).await;
     assert_eq!(first["ok"], json!(true), "{first}");
-    // Whose run is over makes room for another.
+    // A run that has ended makes room for another.
     let third = kept.residents.claim(&other, place.order("run-6", &["true"]));
     let third = Box::pin(third).await.unwrap();
     assert_eq!(run(third).await["ok"], json!(true));
@@ -232,9 +232,9 @@ async fn a_run_for_which_there_is_no_place_is_told_so() {
     assert!(matches!(late, Err(LongRunningClaimError::Closed)));
 }
 
-/// R7: where all have one, the next is not sent away before anybody could have given one back.
+/// R7: If all sandboxes are busy, the next run waits before it is refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_waits_for_a_place() {
+async fn a_run_waits_for_a_free_sandbox() {
     let place = Place::embedded();
     let kept = Kept::new(&place, LongRunningPoolLimits { most: 1, ..TERMS });
     let first = kept.claim(place.order("run-1", &["true"])).await;
@@ -256,7 +256,7 @@ async fn a_run_waits_for_a_place() {
     kept.stop().await;
 }
 
-/// As [`patience`], beside something that goes on.
+/// Waits as [`patience`] does, without blocking other tasks.
 async fn exists(path: &Path) {
     let begun = Instant::now();
     while !path.exists() {
@@ -273,9 +273,9 @@ async fn kept_claim_after_stop(place: &Place) -> Result<(), LongRunningClaimErro
     Box::pin(residents.claim(&key(), place.order("run-late", &["true"]))).await.map(drop)
 }
 
-/// R5, R7: what a killed process leaves of its residents ends by itself, and a sweep takes the rest away.
+/// R5, R7: Long-running sandboxes of a killed process end by themselves, and a sweep removes the rest.
 #[tokio::test(flavor = "multi_thread")]
-async fn residents_end_with_the_process_that_keeps_them() {
+async fn long_running_sandboxes_end_with_their_process() {
     if let Some(place) = installation::given() {
         let kept = Kept::new(&place, TERMS);
         let idle = SandboxKey::new("agent", "idle");
@@ -290,7 +290,7 @@ async fn residents_end_with_the_process_that_keeps_them() {
     }
     for place in places() {
         let keeper = place
-            .keeper("docker_driver::long_running::residents_end_with_the_process_that_keeps_them");
+            .keeper("docker_driver::long_running::long_running_sandboxes_end_with_their_process");
         let begun = place.path().join("begun");
         patience(|| begun.exists(), || "the run does not begin".to_owned());
         assert_eq!(place.waiting().len(), 2);
@@ -298,7 +298,7 @@ async fn residents_end_with_the_process_that_keeps_them() {
     }
 }
 
-/// As long as a test.
+/// Longer than a test.
 const TERMS: LongRunningPoolLimits = LongRunningPoolLimits {
     most: 4,
     runs: 100,
@@ -311,7 +311,7 @@ fn key() -> SandboxKey {
     SandboxKey::new("agent", "branch")
 }
 
-/// Residents, while they are kept.
+/// A pool of long-running sandboxes with its background tasks.
 struct Kept<'place> {
     residents: Arc<LongRunningPool>,
     keeping: Keeping<'place>,
@@ -339,13 +339,13 @@ impl<'place> Kept<'place> {
         Box::pin(async move { Box::pin(self.residents.claim(&key, order)).await.unwrap() })
     }
 
-    /// After it nothing is left of them but workspaces.
+    /// Stops the pool; afterwards only workspaces remain.
     async fn stop(self) {
         self.keeping.stop().await;
     }
 }
 
-/// Where they keep what they keep.
+/// The store of the pool's workspaces.
 fn shelf(place: &Place) -> WorkspaceStore {
     WorkspaceStore::in_state_dir(&place.path().join("state"))
 }

@@ -1,4 +1,4 @@
-//! L3, L4, L7: what a run has committed is not lost, whoever is killed and wherever it stands.
+//! L3, L4, L7: Tests that a run's commits are not lost, whichever process is killed and at whatever step.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,10 +15,10 @@ use crate::support::process::{Process, patience};
 use crate::support::repository::git;
 use crate::support::small_disk::Disk;
 
-/// L7: the runner is killed while its agent works, and has committed. A retry brings that to the branch, and a run that
-/// comes to the branch builds on it.
+/// L7: The runner is killed while its agent works and has committed. A retry delivers the commits to the branch, and a
+/// later run on the branch starts from them.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_runner_leaves_is_delivered() {
+async fn the_work_of_a_killed_runner_is_delivered() {
     let place = Place::new().await;
     let id = killed(&place, "retried");
     let (code, said) = place.relay(&["status"]);
@@ -47,10 +47,10 @@ async fn what_a_killed_runner_leaves_is_delivered() {
     assert_eq!(entries(&place.runner.run_dir()), [""; 0]);
 }
 
-/// L3, L7: a pipe in the place of a file that git reads holds nobody up: git is not asked, and the workspace is kept with
+/// L3, L7: A pipe in place of a file that git reads blocks nothing: git is not started, and the workspace is kept with
 /// the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pipe_that_git_would_wait_for_is_told_and_kept() {
+async fn a_pipe_that_git_would_wait_for_is_reported_and_kept() {
     let place = Place::new().await;
     let script = "git commit -q --allow-empty -m x && rm .git/HEAD && mkfifo .git/HEAD";
     let id = killed_at(&place, "pipe", script, "");
@@ -60,9 +60,9 @@ async fn a_pipe_that_git_would_wait_for_is_told_and_kept() {
     assert!(code == 1 && said.contains("which git would wait for"), "{said}");
 }
 
-/// L3, L7: git opens no file because the repository's configuration includes it: not a pipe, and not any other.
+/// L3, L7: Git opens no file because the repository's configuration includes it, neither a pipe nor any other file.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_configuration_that_includes_a_pipe_is_told_and_kept() {
+async fn a_configuration_that_includes_a_pipe_is_reported_and_kept() {
     let place = Place::new().await;
     let script =
         "git commit -q --allow-empty -m x && mkfifo pipe && git config include.path ../pipe";
@@ -75,7 +75,8 @@ async fn a_configuration_that_includes_a_pipe_is_told_and_kept() {
     assert!(code == 1 && said.contains("`.git/config`: it includes other files"), "{said}");
 }
 
-/// L5: who takes it out later has to know what must not be in it, as its own runner did.
+/// L5: A process that collects the work later must know the credentials that must not be in it, as the run's own
+/// process did.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
     let place = Place::new().await;
@@ -88,10 +89,10 @@ async fn what_a_killed_runner_leaves_is_judged_by_who_knows_its_secrets() {
     assert!(code == 0 && said.contains("\"step\":\"done\""), "{said}");
 }
 
-/// L3, L7: a disk that is full at whichever step of taking work out keeps it where it is; it is tried again by itself, and comes
-/// out when there is room. Where there is none for the outbox, either, it is as if nobody had looked.
+/// L3, L7: If the disk is full at any step of collecting work, the work stays where it is; the collection is retried
+/// automatically and succeeds when there is room. If the outbox cannot be written either, the attempt does not count.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_full_disk_keeps_from_coming_out_is_tried_again() {
+async fn a_collection_that_a_full_disk_prevents_is_retried() {
     for (small, least) in [("work", 3), (".", 0)] {
         let place = Place::new().await;
         let disk = with_disk(&place, small);
@@ -104,7 +105,7 @@ async fn what_a_full_disk_keeps_from_coming_out_is_tried_again() {
             (0..pages).for_each(|_| disk.free_one_page());
             let (_, said) = place.relay(&["retry", "--due"]);
             disk.free();
-            // Else it has come out, whatever becomes of it on its way.
+            // Otherwise the work was collected, whatever happens to it later.
             let Ok(row) = DeliveryOutbox::open(&outbox).unwrap().workspace(&id) else { break };
             assert!(
                 row.needs_collection() && row.workspace.join("one").exists(),
@@ -128,9 +129,9 @@ async fn what_a_full_disk_keeps_from_coming_out_is_tried_again() {
     }
 }
 
-/// L7: a run does not begin at a branch whose last work has yet to come out of its workspace.
+/// L7: A run does not begin on a branch whose last work is still to be collected from its workspace.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_does_not_begin_beside_work_that_cannot_come_out_yet() {
+async fn a_run_does_not_begin_before_older_work_is_collected() {
     let place = Place::new().await;
     let disk = with_disk(&place, "work");
     let id = killed(&place, "full");
@@ -149,9 +150,9 @@ async fn a_run_does_not_begin_beside_work_that_cannot_come_out_yet() {
     assert_eq!(place.relay(&["status"]), (0, "everything is delivered\n".to_owned()));
 }
 
-/// L3: work that is on no branch that is delivered is kept, and said to be there.
+/// L3: Commits on a branch that is not delivered are kept and reported.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_delivered_is_kept_and_shown() {
+async fn undelivered_work_is_kept_and_reported() {
     let place = Place::new().await;
     let commit = "echo one > one && git add one && git commit -qm 'Add one'";
     let elsewhere = "there are commits that are on other branches than the run's";
@@ -177,7 +178,7 @@ async fn what_is_not_delivered_is_kept_and_shown() {
         assert_eq!(place.relay(&["discard", id]), (0, "deleted\n".to_owned()));
         assert_eq!(place.relay(&["status"]).0, 0);
     }
-    // What is ignored is not kept beside it.
+    // Ignored files are not kept.
     let script = "mkdir -p .git/info build deep && printf 'build\\n*.o\\n' > .git/info/exclude \
         && echo x > build/x && echo x > deep/x.o && echo one > one";
     let kept = place.run(&["--branch-key", "build"], script);
@@ -188,7 +189,7 @@ async fn what_is_not_delivered_is_kept_and_shown() {
     let found = ["one", "README", ".git/config", "build", "deep/x.o"].map(is_there);
     assert_eq!(found, [true, true, true, false, false], "{}", kept.json);
     assert_eq!(place.relay(&["discard", id]).0, 0);
-    // What is ignored is nobody's work; and a branch is delivered beside what else there is.
+    // Ignored files are not part of the work, and a branch is delivered although there are other files.
     let ignored = place
         .run(&["--branch-key", "i"], "mkdir -p .git/info; echo x > .git/info/exclude; echo x > x");
     assert_eq!(
@@ -209,9 +210,9 @@ async fn what_is_not_delivered_is_kept_and_shown() {
     assert_eq!(entries(&place.runner.path().join("state/work").join(id)), ["workspace"]);
 }
 
-/// L3: what git cannot say is not taken for nothing: a ref that leads nowhere hides no commit from being kept.
+/// L3: If git cannot list something, it is not taken as absent: a broken ref hides no commit.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_listed_is_kept_beside_what_is_delivered() {
+async fn work_that_git_cannot_list_is_kept() {
     let place = Place::new().await;
     let script = "echo one > one && git add one && git commit -qm one && git checkout -qb other \
         && echo two > two && git add two && git commit -qm two \
@@ -235,7 +236,7 @@ async fn what_cannot_be_listed_is_kept_beside_what_is_delivered() {
     assert_eq!(entries(&place.runner.path().join("state/work")), [""; 0]);
 }
 
-/// A small disk for a part of the state directory, or for all of it.
+/// Mounts a small disk for part of the state directory, or for all of it.
 fn with_disk(place: &Place, part: &str) -> Disk {
     let disk = Disk::mount(16 << 20);
     let (here, there) = (place.runner.path().join("state").join(part), disk.path("part"));
@@ -246,10 +247,10 @@ fn with_disk(place: &Place, part: &str) -> Disk {
     disk
 }
 
-/// L3, R5: what an agent has configured its git with does not go on after the agent's end. Its files are looked at without
-/// it, and at once.
+/// L3, R5: Programs in an agent's git configuration do not run after the agent's end. Its files are examined without
+/// them, at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_agent_has_configured_is_not_run_after_its_end() {
+async fn programs_in_an_agents_git_configuration_do_not_run_after_its_end() {
     let place = Place::new().await;
     let script = "git config filter.evil.clean 'sleep 100; cat' && git config filter.evil.required true \
         && git config core.fsmonitor 'sleep 100' && mkdir -p .git/info \
@@ -263,7 +264,7 @@ async fn what_an_agent_has_configured_is_not_run_after_its_end() {
     assert!(took < 60_000, "{took} ms: something of the agent's was waited for");
 }
 
-/// A run that has committed, and whose runner is killed; under which name its workspace is kept.
+/// Starts a run that commits, kills its runner, and returns the name under which the workspace is kept.
 fn killed(place: &Place, key: &str) -> String {
     killed_with(place, key, "")
 }

@@ -1,4 +1,4 @@
-//! R5: how runs end that do not end by themselves.
+//! R5: Tests of runs that do not end by themselves.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::driver::{Sandboxed, containers, sh};
 use crate::support::process::{Process, patience};
 
-/// R5: it is asked first, and what it says then is still heard.
+/// R5: The program first gets SIGTERM, and its output from then on is still captured.
 #[test]
-fn a_run_that_is_too_long_is_asked_to_end() {
+fn a_run_over_its_time_gets_sigterm_first() {
     let polite = sh("trap 'echo bye; exit 7' TERM; echo hi; while true; do sleep 0.1; done");
     let result = Sandboxed::new().run(&["--max-runtime", "20s"], &polite);
     assert_eq!(result.facts(), json!([false, 7, "timeout"]));
@@ -25,14 +25,15 @@ fn a_run_that_does_not_listen_is_killed() {
     assert_eq!(result.facts(), json!([false, 137, "timeout"]));
 }
 
-/// R5: told from a kill, which has the same exit code.
+/// R5: A program that the kernel killed for lack of memory is distinguished from one that was killed, although both
+/// have the same exit code.
 #[test]
 fn a_run_that_takes_too_much_memory_is_told_from_one_that_was_killed() {
     let result = Sandboxed::new().run(&["--max-memory", "32m"], &["tail", "/dev/zero"]);
     assert_eq!(result.facts(), json!([false, 137, "oom_killed"]));
 }
 
-/// R5: who is left behind by its parent holds neither the output nor the run.
+/// R5: A process whose parent has ended holds neither the output nor the run.
 #[test]
 fn a_grandchild_that_holds_the_output_does_not_hold_the_run() {
     let result = Sandboxed::new().run(&[], &sh("sleep 600 & echo done"));
@@ -61,7 +62,7 @@ fn a_run_that_is_cancelled_says_so_and_is_gone() {
     }
 }
 
-/// R5: a terminal interrupts all that runs in its foreground; the program has its grace all the same.
+/// R5: A terminal interrupts every process in its foreground; the program still gets its grace time.
 #[test]
 fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
     let runner = Sandboxed::new();
@@ -80,7 +81,7 @@ fn an_interrupt_from_a_terminal_leaves_the_program_its_grace() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R5: whoever asks a second time does not want to wait.
+/// R5: A second interrupt ends the run without waiting.
 #[test]
 fn a_run_that_is_cancelled_twice_has_no_grace() {
     let runner = Sandboxed::new();
@@ -97,7 +98,7 @@ fn a_run_that_is_cancelled_twice_has_no_grace() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R8: nothing was wrong about how it was asked for.
+/// R8: If the result cannot be written, the run has failed, but it was not wrong use.
 #[test]
 fn a_result_that_cannot_be_written_is_a_failure() {
     let runner = Sandboxed::new();
@@ -107,7 +108,7 @@ fn a_result_that_cannot_be_written_is_a_failure() {
     assert_eq!(status.code(), Some(1));
 }
 
-/// R1: two sandboxes would be one run's twice; the first is not touched.
+/// R1: A second run with the same name is refused, and the first one is not touched.
 #[test]
 fn a_run_has_one_sandbox_at_a_time() {
     let runner = Sandboxed::new();

@@ -1,5 +1,5 @@
-//! A2, R3, R7, L2: the service with sandboxes of a real Docker Engine: from a chat to a pull request, and chats that have
-//! a sandbox in common.
+//! A2, R3, R7, L2: Tests of the service with sandboxes of a real Docker Engine: from a chat to a pull request, and
+//! chats that share a sandbox.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use crate::support::process::patience;
 use crate::support::repository::git;
 use crate::support::service::{Place, Service, Told, ask, chat, told, wants};
 
-/// A2, R3, L2, B1, B4: the container has no network; its calls come through, its work goes out, what it cost is known, and
-/// each call has its receipt.
+/// A2, R3, L2, B1, B4: The container has no network; its calls reach the upstream, its work is delivered, its cost is
+/// known, and each call has its receipt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_in_a_container_ends_in_a_pull_request() {
     let commit = "ls /sys/class/net > nets && git add nets && git commit --quiet --message=Look";
@@ -55,7 +55,7 @@ async fn a_chat_in_a_container_ends_in_a_pull_request() {
     assert_nothing_is_left(&place);
 }
 
-/// What LiteLLM's callback says of a call.
+/// Returns the charge that LiteLLM's callback would report for a call.
 fn charged(fact: &CallUsage) -> Value {
     json!({
         "litellm_call_id": fact.call_id,
@@ -68,10 +68,10 @@ fn charged(fact: &CallUsage) -> Value {
     })
 }
 
-/// R7: two chats of one conversation are executed in the same container, each as itself. The same key of another account is
-/// another conversation.
+/// R7: Two chats of one conversation run in the same container, each with its own identity. The same key in another
+/// account is another conversation.
 #[tokio::test(flavor = "multi_thread")]
-async fn chats_of_one_conversation_have_a_container_in_common() {
+async fn chats_of_one_conversation_share_a_container() {
     let look = "cat said 2>/dev/null; echo $RUN_ID >> said; stat -c %i /proc/1/ns/pid >&2";
     let place = place(look, "mode = 'long_running'\n").await;
     let mut service = place.start();
@@ -102,15 +102,15 @@ async fn chats_of_one_conversation_have_a_container_in_common() {
         let facts = place.books().calls_of_run(&chat.run).await.unwrap();
         assert_eq!(facts.len(), 2);
         assert!(facts.iter().all(|fact| fact.account == account), "{facts:?}");
-        // It is labelled as nobody's run.
+        // The container carries no run's label.
         assert_eq!(containers(&chat.run), "");
     }
     service.process.terminate();
     assert_nothing_is_left(&place);
 }
 
-/// R5, R7: a service that is killed while a resident works loses that run, and nothing that the branch has kept; what
-/// nobody uses any more is forgotten in its time.
+/// R5, R7: If the service is killed while a long-running sandbox works, that run is lost, but not what the branch had
+/// stored. Unused workspaces are removed at their time.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
     let work = "cat said 2>/dev/null; echo $RUN_ID >> said; [ -e go ] || sleep 1000";
@@ -149,13 +149,13 @@ async fn what_a_branch_keeps_outlives_a_killed_service_and_ends_in_its_time() {
     service.process.terminate();
 }
 
-/// What residents have kept.
+/// Returns the stored workspaces.
 fn kept(place: &Place) -> Vec<PathBuf> {
     let entries = fs::read_dir(place.state_dir().join("workspaces"));
     entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// One chat, from its question to its end.
+/// A chat, from its question to its end.
 struct Chat {
     run: String,
     told: Vec<Told>,
@@ -179,7 +179,7 @@ impl Chat {
         &self.told.last().unwrap().data
     }
 
-    /// What the command has, which the model says at the end.
+    /// Returns the output of the command, which the model repeats at the end.
     fn printed(&self) -> Value {
         let answer = self.all("assistant_final").next();
         let answer = answer.unwrap_or_else(|| panic!("{:?}", self.told));
@@ -187,7 +187,7 @@ impl Chat {
     }
 }
 
-/// A service whose one agent is our own, in an image that knows nothing of it, and runs `command`.
+/// Starts a service whose only agent is `cogni-agent`, which runs `command` in an image that contains nothing of it.
 async fn place(command: &str, more: &str) -> Place {
     docker_engine::need(&[docker_engine::HOST]);
     let mut place = Place::new(&wants(command)).await;
@@ -205,7 +205,7 @@ async fn place(command: &str, more: &str) -> Place {
     place
 }
 
-/// The ids of the containers that this service has.
+/// Returns the ids of this service's containers.
 fn residents(place: &Place) -> String {
     let filter = format!("label=cogni.dir={}", place.run_dir().display());
     must(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])

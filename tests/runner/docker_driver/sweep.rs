@@ -1,4 +1,4 @@
-//! R5, R8: what a killed runner leaves behind, and who takes it away.
+//! R5, R8: Tests of the sweep: what a killed runner leaves behind, and which process removes it.
 
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
@@ -7,9 +7,9 @@ use super::driver::{Sandboxed, containers, entries, sh};
 use crate::support::process::{Process, patience};
 use cogni_gateway::sandbox::sandbox_name;
 
-/// R5: after `kill -9`, the sweep finds the container and the directory, and nothing of them is left.
+/// R5: After `kill -9`, the sweep finds the container and the directory, and removes both.
 #[test]
-fn what_a_killed_runner_leaves_is_swept_away() {
+fn leftovers_of_a_killed_runner_are_swept() {
     let runner = Sandboxed::new();
     let run = format!("run-killed-{}", std::process::id());
     let mut process = started(&runner, &run);
@@ -34,9 +34,9 @@ fn what_a_killed_runner_leaves_is_swept_away() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R5: one engine may have runs of many installations; each sweeps its own.
+/// R5: One engine may have runs of several installations; each installation sweeps its own.
 #[test]
-fn another_installations_leftovers_are_shown_and_not_touched() {
+fn leftovers_of_another_installation_are_reported_and_not_touched() {
     let (ours, theirs) = (Sandboxed::new(), Sandboxed::new());
     let run = format!("run-theirs-{}", std::process::id());
     let mut process = started(&theirs, &run);
@@ -56,9 +56,9 @@ fn another_installations_leftovers_are_shown_and_not_touched() {
     theirs.assert_nothing_is_left(&run);
 }
 
-/// R5: whoever is second waits for the first, and finds it done.
+/// R5: The second of two concurrent sweeps waits for the first and finds nothing to do.
 #[test]
-fn sweeps_at_the_same_time_do_not_get_into_each_others_way() {
+fn concurrent_sweeps_do_not_conflict() {
     let runner = Sandboxed::new();
     let run = format!("run-twice-swept-{}", std::process::id());
     let mut process = started(&runner, &run);
@@ -73,9 +73,9 @@ fn sweeps_at_the_same_time_do_not_get_into_each_others_way() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R5: what nobody can answer for is kept, and told.
+/// R5: Objects without a known owner are kept and reported.
 #[test]
-fn what_nobody_can_tell_the_owner_of_is_kept() {
+fn objects_without_a_known_owner_are_kept() {
     let runner = Sandboxed::new();
     fs::create_dir_all(runner.run_dir().join("somebody-elses")).unwrap();
     let said = sweep(&runner, &["--apply"]).1;
@@ -83,9 +83,9 @@ fn what_nobody_can_tell_the_owner_of_is_kept() {
     assert_eq!(entries(&runner.run_dir()), ["somebody-elses"]);
 }
 
-/// R8: without an engine there is nothing of it to be left; one that cannot be asked is not taken for an empty one.
+/// R8: Without an engine, nothing can be left in it. An engine that cannot be reached is not taken for an empty one.
 #[test]
-fn an_engine_that_cannot_be_asked_is_told() {
+fn an_engine_that_cannot_be_reached_is_reported() {
     let runner = Sandboxed::new();
     let socket = runner.path().join("engine.sock");
     let flags = ["--docker-socket", socket.to_str().unwrap()];
@@ -105,7 +105,7 @@ fn an_engine_that_cannot_be_asked_is_told() {
     ");
 }
 
-/// R5: whoever makes the sandbox that comes next.
+/// R5: Any driver's next run sweeps.
 #[test]
 fn a_run_of_the_other_driver_sweeps_too() {
     let runner = Sandboxed::new();
@@ -123,9 +123,9 @@ fn a_run_of_the_other_driver_sweeps_too() {
     runner.assert_nothing_is_left(&next);
 }
 
-/// R5, R8: its container may have it still, and is not known.
+/// R5, R8: A container may still use the directory while the engine cannot be asked.
 #[test]
-fn a_directory_is_kept_as_long_as_nobody_tells_whether_a_container_has_it() {
+fn a_directory_is_kept_while_a_container_may_have_it() {
     let runner = Sandboxed::new();
     let [docker, embedded] = ["0", "1"].map(|digit| {
         let name = format!("cogni-{}-00000000000000ff-1-1-1", digit.repeat(16));

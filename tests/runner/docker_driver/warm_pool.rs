@@ -1,4 +1,4 @@
-//! R7: slots that are started ahead, claimed once, and gone with their run; by both drivers.
+//! R7: Tests of warm slots: they are started ahead, claimed once, and removed with their run; with both drivers.
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -22,9 +22,9 @@ use super::driver::sh;
 use crate::support::installation::{self, Keeping, Place, places, run};
 use crate::support::process::patience;
 
-/// R7: a run in a slot differs from another by its start only.
+/// R7: A run in a warm slot differs from another run only in its start.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
+async fn a_claimed_slot_runs_the_program_as_any_sandbox() {
     let look = sh(
         "sort /proc/self/environ -z | tr '\\0' '\\n'; ls /llm-sock; [ $(id -u) -ge 2100000000 ] && echo own; echo told >&2; exit 3",
     );
@@ -46,7 +46,7 @@ async fn a_claimed_slot_runs_the_program_as_any_other_sandbox_would() {
     }
 }
 
-/// R7: before its claim a slot knows nothing of a run; two runs have nothing of each other.
+/// R7: Before its claim, a slot knows nothing of a run, and two runs share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_slot_is_claimed_once() {
     for place in places() {
@@ -76,7 +76,7 @@ async fn each_slot_is_claimed_once() {
     }
 }
 
-/// R7: one that has died is never given to a run.
+/// R7: A slot that has died is never given to a run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_dies_while_it_waits_is_replaced() {
     for place in places() {
@@ -97,7 +97,7 @@ async fn a_slot_that_dies_while_it_waits_is_replaced() {
     }
 }
 
-/// R7: a claimed slot has the deadline of its run, and is gone with it.
+/// R7: A claimed slot has its run's deadline, and is removed with its run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_ends_at_the_deadline_of_its_run() {
     for place in places() {
@@ -115,9 +115,9 @@ async fn a_slot_ends_at_the_deadline_of_its_run() {
     }
 }
 
-/// R7: what cannot be changed any more is told apart from what is wrong.
+/// R7: A run that needs a different slot is distinguished from a run with a mistake.
 #[test]
-fn a_run_that_a_slot_is_not_for_is_told_why() {
+fn a_run_that_does_not_fit_a_slot_is_told_why() {
     let place = Place::embedded();
     let stock = WarmPoolConfig { count: 0, max_age: Duration::from_mins(1) };
     let usual = place.order("run-1", &["true"]);
@@ -153,7 +153,7 @@ fn a_run_that_a_slot_is_not_for_is_told_why() {
     ");
 }
 
-/// R3, R7: a claimed slot holds what every sandbox holds.
+/// R3, R7: A claimed slot refuses every escape attempt that other sandboxes refuse.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_gets_out_of_a_claimed_slot() {
     let probe = Path::new(env!("CARGO_BIN_EXE_cogni-gateway")).with_file_name("examples/escape");
@@ -169,7 +169,7 @@ async fn nothing_gets_out_of_a_claimed_slot() {
     ];
     let argv: Vec<_> =
         ["/workspace/escape"].into_iter().chain(facts.iter().map(String::as_str)).collect();
-    // It needs a library of this machine, which the image may not have.
+    // The program needs a library of this machine, which the image may not have.
     let place = Place::embedded();
     let order = RunPlan {
         spec: SandboxSpec { workspace: WorkspaceMount::Fresh, ..place.spec(&argv) },
@@ -187,22 +187,22 @@ async fn nothing_gets_out_of_a_claimed_slot() {
     assert_eq!(result["ok"], json!(true), "{result}");
 }
 
-/// R5, R7: slots of a process that was killed end by themselves, and a sweep takes away what they were made of.
+/// R5, R7: Slots of a killed process end by themselves, and a sweep removes their remains.
 #[tokio::test(flavor = "multi_thread")]
-async fn slots_end_with_the_process_that_keeps_them() {
+async fn slots_end_with_their_process() {
     if let Some(place) = installation::given() {
         let _kept = keep(&place, 1);
         return future::pending().await;
     }
     for place in places() {
-        let test = "docker_driver::warm_pool::slots_end_with_the_process_that_keeps_them";
+        let test = "docker_driver::warm_pool::slots_end_with_their_process";
         let keeper = place.keeper(test);
         patience(|| !place.waiting().is_empty(), || "it keeps no slot".to_owned());
         keeper.kill(&place).await;
     }
 }
 
-/// A pool, while it is kept.
+/// A pool with its background tasks.
 struct Kept<'place> {
     pool: Arc<WarmPool>,
     count: usize,
@@ -229,7 +229,7 @@ impl Kept<'_> {
         });
     }
 
-    /// As soon as there is one.
+    /// Waits for a ready slot and claims it.
     fn claim(&self, order: &RunPlan) -> PreparedRun {
         let mut claimed = None;
         let is_claimed = || {
@@ -244,7 +244,7 @@ impl Kept<'_> {
         claimed.unwrap()
     }
 
-    /// After it nothing is left of the pool.
+    /// Stops the pool; afterwards nothing of it remains.
     async fn stop(self) {
         self.keeping.stop().await;
     }

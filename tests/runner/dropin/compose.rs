@@ -1,4 +1,4 @@
-//! `docker/compose.yaml`, brought up under a name of its own and taken down again.
+//! Runs `docker/compose.yaml` under its own project name and takes it down again.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::support::docker_engine::{self, Engine};
 
-/// The project is taken down when this is dropped.
+/// A compose project; dropping it takes the project down.
 pub(super) struct Compose {
     project: String,
     folder: TempDir,
@@ -18,7 +18,7 @@ pub(super) struct Compose {
 
 impl Compose {
     pub(super) fn new() -> Self {
-        // For its check of engine and images, and what it says where one is missing.
+        // This checks the engine and its images, and reports what is missing.
         Engine::connect();
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("litellm_master_key");
@@ -29,7 +29,8 @@ impl Compose {
         Self { project: format!("cogni-test-{}", Uuid::now_v7().simple()), folder }
     }
 
-    /// Brings gateway, agent and LiteLLM up until the agent ends: its exit code, and what all of them said.
+    /// Starts gateway, agent and LiteLLM, and waits until the agent ends. Returns its exit code and the output of all
+    /// three.
     pub(super) fn up(&self) -> (i32, String) {
         let services = ["gateway", "litellm", "agent"];
         let output = self.compose(

@@ -1,4 +1,5 @@
-//! One run as it is deployed: LiteLLM's stand-in on an internal network, a proxy there, an agent without any network.
+//! One run as it is deployed: a stand-in for LiteLLM on an internal network, a proxy in that network, and an agent
+//! without a network.
 
 use std::fs;
 use std::process::Command;
@@ -17,14 +18,14 @@ pub(super) const ACCOUNT: &str = "acct-42";
 pub(super) const RUN: &str = "run-7";
 pub(super) const METADATA: &str = r#"{"run_id":"run-7","attempt":0,"graph_id":"sandbox:agent"}"#;
 
-/// What stands between the agent and LiteLLM.
+/// The proxy between the agent and LiteLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Proxy {
     Nginx,
     Gateway,
 }
 
-/// Its containers, network and volumes go when it is dropped.
+/// A deployment; dropping it removes its containers, network and volumes.
 pub(super) struct Deployment {
     pub(super) proxy: Container,
     pub(super) agent: Container,
@@ -36,23 +37,23 @@ pub(super) struct Deployment {
     _config: TempDir,
 }
 
-/// Starts a container.
+/// A function that starts a container.
 type Start<'a> = &'a dyn Fn() -> Container;
 
-/// What curl made of an answer.
+/// The parts of an answer, as curl prints them.
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) text: String,
     head: String,
 }
 
-/// A request as it reached the provider.
+/// A request as the provider received it.
 pub(super) struct Seen {
     pub(super) headers: Vec<(String, String)>,
 }
 
 impl Deployment {
-    /// The proxy first, as the old manager did.
+    /// Starts the proxy first, as the old manager did.
     pub(super) fn start(kind: Proxy) -> Self {
         Self::assemble(kind, |proxy, agent| {
             let proxy = proxy();
@@ -60,7 +61,7 @@ impl Deployment {
         })
     }
 
-    /// The agent's container, with its root-owned `/llm-sock`, is the first to mount the empty volume.
+    /// Starts the agent's container first, so that the empty volume is mounted on its `/llm-sock`, which root owns.
     pub(super) fn start_agent_first() -> Self {
         Self::assemble(Proxy::Gateway, |proxy, agent| {
             let agent = agent();
@@ -90,14 +91,14 @@ impl Deployment {
         deployment
     }
 
-    /// A sandbox of any image beside the agent's: `cogni-init` mounted into it, and nothing else changed.
+    /// Starts a sandbox of any image beside the agent's, with `cogni-init` mounted and nothing else changed.
     pub(super) fn sandbox(&self, image: &str, argv: &[&str]) -> Container {
         let init = format!("{}:/cogni-init:ro", docker_engine::init());
         let options = ["--volume", &init, "--entrypoint", "/cogni-init"];
         start_sandbox(&self.engine, image, &self.socket, &options, argv)
     }
 
-    /// One request from inside the sandbox.
+    /// Makes one request from inside the sandbox.
     pub(super) fn curl(&self, arguments: &[&str]) -> Reply {
         let output = self.agent.exec(&[&CURL[..], &["--include"], arguments].concat());
         assert!(
@@ -109,7 +110,7 @@ impl Deployment {
         Reply::parse(&String::from_utf8(output.stdout).unwrap())
     }
 
-    /// A chat completion, with the agent's own headers beside the usual ones.
+    /// Makes a chat completion with the agent's own headers added.
     pub(super) fn complete(&self, model: &str, stream: bool, headers: &[&str]) -> Reply {
         let body = chat(model, stream);
         let mut arguments = [&[CHAT, "--data", &body], &JSON[..]].concat();
@@ -119,14 +120,14 @@ impl Deployment {
         self.curl(&arguments)
     }
 
-    /// A streamed chat completion, read line by line.
+    /// Makes a streamed chat completion, which is read line by line.
     pub(super) fn stream(&self, model: &str) -> Live {
         let body = chat(model, true);
         let request = [&["--no-buffer", CHAT, "--data", &body], &JSON[..]].concat();
         self.agent.exec_live(&[&CURL[..], &request].concat())
     }
 
-    /// Tells the proxy to drain, in its own language: nginx's image asks for SIGQUIT.
+    /// Stops the proxy with the signal of its image; nginx's image asks for SIGQUIT.
     pub(super) fn stop(&self) {
         self.proxy.kill(match self.kind {
             Proxy::Nginx => "QUIT",
@@ -163,7 +164,7 @@ impl Deployment {
         Seen { headers: serde_json::from_value(seen["requests"][0]["headers"].clone()).unwrap() }
     }
 
-    /// Past the proxy: the bridge of an internal network is closed to the world, not to this machine.
+    /// Asks the provider directly, without the proxy: this machine can reach the bridge of an internal network.
     fn ask_provider(&self, method: &str, target: &str) -> Value {
         let address =
             self.provider.inspect("{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}");
@@ -174,7 +175,7 @@ impl Deployment {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Runs the image once more beside the same logs: the exit code, and what it printed.
+    /// Runs the image once more with the same logs; returns its exit code and output.
     pub(super) fn in_the_image(&self, command: &[&str]) -> (i32, String) {
         let volume = format!("{}:/var/log/cogni:ro", self.logs);
         let options = ["--network", "none", "--volume", &volume];
@@ -217,7 +218,7 @@ fn start_proxy(
     }
 }
 
-/// As the sandboxes are started today, with the socat of their image.
+/// Starts the agent as today's sandboxes are started, with the socat of their image.
 fn start_agent(engine: &Engine, socket: &str) -> Container {
     let bridge = [
         "socat",
@@ -227,7 +228,7 @@ fn start_agent(engine: &Engine, socket: &str) -> Container {
     start_sandbox(engine, docker_engine::HOST, socket, &[], &bridge)
 }
 
-/// The hardening that every agent has, the socket mounted read-only.
+/// Starts a container with the hardening of every agent and the socket mounted read-only.
 fn start_sandbox(
     engine: &Engine,
     image: &str,
@@ -285,7 +286,7 @@ impl Reply {
         pairs.find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
-    /// What the events of a chat stream say together.
+    /// Joins the texts of a chat stream's events.
     pub(super) fn streamed(&self) -> String {
         let events = self.text.lines().filter_map(|line| line.strip_prefix("data: {"));
         let events =
@@ -310,9 +311,9 @@ impl Seen {
     }
 }
 
-/// curl's own `--json` is younger than the curl of some machines that are still in use.
+/// Some machines have a curl without `--json`.
 pub(super) const JSON: [&str; 2] = ["--header", "content-type: application/json"];
 const CHAT: &str = "http://localhost:8080/v1/chat/completions";
 
-/// The bound is only there so that a test that hangs ends; nothing here takes a second.
+/// The timeout ends a test that hangs; every request takes less than a second.
 const CURL: [&str; 5] = ["curl", "--silent", "--show-error", "--max-time", "240"];

@@ -1,9 +1,9 @@
-//! R4: `cogni-init` as the first process of real containers, in images that know nothing of it.
+//! R4: Tests of `cogni-init` as the first process of real containers, in images that contain nothing of it.
 
 use super::deployment::{Deployment, Proxy, RUN};
 use crate::support::docker_engine;
 
-/// R4: any image; busybox alone, with no network, no privilege and nothing to write to.
+/// R4: It works in an image with only busybox, without network, privilege and writable directory.
 #[test]
 fn an_image_of_busybox_alone_reaches_the_gateway() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -13,7 +13,7 @@ fn an_image_of_busybox_alone_reaches_the_gateway() {
     assert!(sandbox.logs().contains(RUN), "{}", sandbox.logs());
 }
 
-/// R4: no shell, no libc, no file but the agent's own.
+/// R4: It works in an image with only the agent's program, without shell and libc.
 #[test]
 fn an_image_of_one_program_starts() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -23,7 +23,8 @@ fn an_image_of_one_program_starts() {
     assert!(sandbox.logs().starts_with("cogni-gateway "), "{}", sandbox.logs());
 }
 
-/// R3: the first process has the agent's uid, and is closed to it all the same; R4: as signals and exit codes show.
+/// R3: The first process has the agent's uid, but the agent cannot inspect it. R4: Signals and exit codes show that it
+/// works.
 #[test]
 fn the_first_process_is_closed_to_the_agent() {
     let deployment = Deployment::start(Proxy::Gateway);
@@ -38,6 +39,6 @@ fn the_first_process_is_closed_to_the_agent() {
     let said = sandbox.logs();
     let refused =
         said.lines().filter(|line| line.to_lowercase().contains("permission denied")).count();
-    // `readlink` of busybox says nothing, and fails.
+    // `readlink` of busybox prints nothing and fails.
     assert_eq!((refused, said.contains("cogni-init")), (3, false), "{said}");
 }

@@ -1,4 +1,4 @@
-//! Runs in containers of our own.
+//! The test driver for runs in containers of the embedded driver.
 
 use std::fs;
 use std::process::Command;
@@ -33,7 +33,7 @@ impl Driver for Embedded {
     }
 }
 
-/// The pids of a run's processes, those included that make it.
+/// Returns the pids of a run's processes, including those that make its sandbox.
 pub(super) fn containers(run: &str) -> String {
     let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap());
     let is_ours = |pid: &str| {

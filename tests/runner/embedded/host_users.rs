@@ -1,4 +1,5 @@
-//! R3, R6: each sandbox is a user of its own on this machine, and what the kernel counts by user is its own to use up.
+//! R3, R6: Tests of host users: each sandbox has its own user on this machine, and its own share of what the kernel
+//! counts per user.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -16,7 +17,7 @@ use crate::support::installation::{Place, run};
 use crate::support::process::PATIENCE;
 use crate::support::run_command::sh;
 
-/// A run in a directory of its own, which the host sees.
+/// A run whose workspace is a directory that the host can see.
 fn order(place: &Place, name: &str, script: &str) -> RunPlan {
     let order = place.order(name, &sh(script));
     RunPlan {
@@ -43,7 +44,7 @@ async fn found(path: &Path) -> Metadata {
     tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no {}", path.display()))
 }
 
-/// R3: its files, its socket and its processes are one user's, and no other sandbox has that user.
+/// R3: Files, socket and processes of a sandbox belong to one user, and no other sandbox has that user.
 #[tokio::test]
 async fn two_sandboxes_are_two_users_of_this_machine() {
     let place = Place::embedded();
@@ -77,12 +78,12 @@ async fn two_sandboxes_are_two_users_of_this_machine() {
     );
 }
 
-/// R3: one that takes all there is for its user leaves another what that needs; under one user, it would not.
+/// R3: A sandbox that uses up its user's share leaves other sandboxes theirs; under one shared user, it would not.
 #[tokio::test]
 async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
     let place = Place::embedded();
     let take = format!("while (syscall({}, 0) >= 0) {{ $n++ }}", libc::SYS_inotify_init1);
-    // So many processes as have more descriptors than there are instances.
+    // Enough processes to hold more inotify instances than one user may have.
     let greedy = format!(
         "for i in 1 2 3 4 5 6 7 8 9; do perl -e '{take} sleep 600' & done; sleep 0.5; \
          perl -e '{take} exit($n > 0)' && touch full; while [ ! -e go ]; do sleep 0.05; done; kill $(jobs -p)"
@@ -104,7 +105,7 @@ async fn a_sandbox_that_uses_up_its_users_share_leaves_others_theirs() {
     assert_eq!([stdout(&other), stdout(&same)], ["some", "none"]);
 }
 
-/// R6: where images need their own user, all sandboxes can have it.
+/// R6: An operator can give all sandboxes one user, for images that need it.
 #[tokio::test]
 async fn an_operator_may_give_all_sandboxes_one_user() {
     let place = Place::embedded();
@@ -113,10 +114,9 @@ async fn an_operator_may_give_all_sandboxes_one_user() {
     assert_eq!(stdout(&run(PreparedRun::new(fixed).unwrap()).await), "1001\n1001");
 }
 
-/// R6, R7: a workspace that is kept is its next sandbox's to read and to change, whatever user that has; what a link leads to
-/// is not.
+/// R6, R7: A stored workspace belongs to its next sandbox, whatever user that sandbox has; targets of links do not.
 #[tokio::test]
-async fn a_kept_workspace_is_its_next_users() {
+async fn a_stored_workspace_belongs_to_its_next_user() {
     let place = Place::embedded();
     let outside = place.path().join("outside");
     fs::write(&outside, "mine").unwrap();
@@ -133,7 +133,7 @@ async fn a_kept_workspace_is_its_next_users() {
             (stdout(&result).to_owned(), home)
         }
     };
-    // Of this process, as the locks are the machine's.
+    // The range depends on this process, because the locks are shared by the whole machine.
     let first = 1_950_000_000 + 8 * std::process::id();
     let ranges = [0, 4].map(|offset| format!("{}-{}", first + offset, first + offset + 3));
     let [before, after] = ranges.each_ref();
@@ -147,7 +147,7 @@ async fn a_kept_workspace_is_its_next_users() {
     assert_ne!(first, second);
     assert_eq!(fs::metadata(home.join("deep/er/file")).unwrap().uid().to_string(), second);
     assert_eq!(fs::metadata(&outside).unwrap().uid(), 0);
-    // The same range: there is nothing to give away, as the user is free again.
+    // The range is the same: the user is free again, so no owner changes.
     let (third, _) = Box::pin(uses("run-three", after, "id -u")).await;
     assert_eq!(third, second);
 }

@@ -1,4 +1,4 @@
-//! R2, R3: what a sandbox of ours has for a root.
+//! R2, R3: Tests of the root file system of an embedded sandbox.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -9,9 +9,9 @@ use serde_json::json;
 
 use super::driver::{Sandboxed, sh};
 
-/// R3: programs, and what programs need; of this machine's people and services, nothing.
+/// R3: The root has the host's programs and what they need, and nothing of the host's users and services.
 #[test]
-fn the_host_shows_its_programs_and_nothing_else() {
+fn a_sandbox_sees_the_hosts_programs_and_nothing_else() {
     let look = "
         ls /
         ls /etc | grep -E '^(passwd|group|hosts|nsswitch.conf|resolv.conf|shadow|sudoers|ssh|gitconfig|docker)$'
@@ -23,7 +23,7 @@ fn the_host_shows_its_programs_and_nothing_else() {
     ";
     let result = Sandboxed::new().run(&[], &sh(look));
     let stdout = result.json["stdout"].as_str().unwrap();
-    // Not every machine has them.
+    // Not every machine has these directories.
     let stdout: Vec<_> =
         stdout.lines().filter(|line| !matches!(*line, "lib32" | "libx32" | "lib64")).collect();
     insta::assert_snapshot!(stdout.join("\n"), @r"
@@ -53,7 +53,7 @@ fn the_host_shows_its_programs_and_nothing_else() {
     ");
 }
 
-/// R2: an unpacked root is there as it is, with what it does not have of ours, and is never written to.
+/// R2: An unpacked root is used as it is, with missing files added, and is never written to.
 #[test]
 fn an_unpacked_root_takes_the_place_of_an_image() {
     let runner = Sandboxed::new();
@@ -82,9 +82,9 @@ fn an_unpacked_root_takes_the_place_of_an_image() {
     assert_eq!(listing(&rootfs), before);
 }
 
-/// R3: whoever makes the sandbox, this machine's engine is nothing for it.
+/// R3: The engine's socket of this machine is in no sandbox, whichever driver makes it.
 #[test]
-fn the_engines_socket_is_in_no_sandbox_of_ours() {
+fn the_engines_socket_is_in_no_embedded_sandbox() {
     let runner = Sandboxed::new();
     let place = runner.path().join("place");
     fs::create_dir(&place).unwrap();
@@ -97,7 +97,7 @@ fn the_engines_socket_is_in_no_sandbox_of_ours() {
     assert_eq!(runner.run(&flags, &["true"]).facts(), json!([true, 0, null]));
 }
 
-/// R1: without a first process of ours the program is it, and what a shell would say of it is said by us.
+/// R1: Without `cogni-init`, the program itself is the first process, and the runner reports a shell's errors.
 #[test]
 fn a_program_that_is_not_there_is_told_without_a_first_process_too() {
     let runner = Sandboxed::new();
@@ -108,7 +108,7 @@ fn a_program_that_is_not_there_is_told_without_a_first_process_too() {
     }
 }
 
-/// R2: each driver says what it does not know.
+/// R2: Each driver reports the kinds of root that it does not support.
 #[test]
 fn a_root_that_a_driver_does_not_know_is_wrong_use() {
     let runner = Sandboxed::new();
@@ -133,7 +133,7 @@ fn a_root_that_a_driver_does_not_know_is_wrong_use() {
     ");
 }
 
-/// busybox and a link to a directory, as images have it.
+/// Makes a root with busybox and a link to a directory, as images have it.
 fn rootfs(path: &Path) -> String {
     for directory in ["usr/bin", "etc"] {
         fs::create_dir_all(path.join(directory)).unwrap();

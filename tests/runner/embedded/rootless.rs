@@ -1,4 +1,5 @@
-//! R2: sandboxes of a user who is not root. Not every kernel lets such a user make one; then it is said.
+//! R2: Tests of sandboxes of a user who is not root. Some kernels do not let such a user make sandboxes; the test then
+//! reports that.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 use super::driver::containers;
 use crate::support::process::{Process, patience};
 
-/// R2: nothing is weakened in silence.
+/// R2: A sandbox without limits must be allowed explicitly.
 #[test]
 fn a_sandbox_without_limits_has_to_be_allowed() {
     let place = Place::new();
@@ -23,7 +24,7 @@ fn a_sandbox_without_limits_has_to_be_allowed() {
     );
 }
 
-/// R3: all else holds: no right, no network, a user that is nobody here.
+/// R3: Everything else holds: no rights, no network, and a user that does not exist on this machine.
 #[test]
 fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
     let place = Place::new();
@@ -53,7 +54,7 @@ fn another_user_than_root_has_a_sandbox_with_all_but_limits() {
     assert_eq!(fs::read_dir(place.path().join("r")).unwrap().count(), 0);
 }
 
-/// R6: its own directories let the sandbox in, whose user it is here.
+/// R6: The user's own directories are accessible to the sandbox, whose user is the same on this machine.
 #[test]
 fn another_user_than_root_gives_what_is_its_own() {
     let place = Place::new();
@@ -69,7 +70,7 @@ fn another_user_than_root_gives_what_is_its_own() {
     }
 }
 
-/// R3: what the sandbox is made by is a copy in memory, and not the program, which its user may own (CVE-2019-5736).
+/// R3: A copy in memory makes the sandbox, and not the program's file, which its user may own (CVE-2019-5736).
 #[test]
 fn the_program_of_another_user_than_root_is_not_within_reach() {
     let place = Place::new();
@@ -96,7 +97,7 @@ fn the_program_of_another_user_than_root_is_not_within_reach() {
     command.wait();
 }
 
-/// A directory that everyone can enter, with programs that everyone can execute.
+/// A directory that every user can enter, with programs that every user can execute.
 struct Place(TempDir);
 
 impl Place {
@@ -135,7 +136,7 @@ impl Place {
         command
     }
 
-    /// What the runtime has to do, tried by another program.
+    /// Tries with another program what the runtime has to do.
     fn can_make_namespaces(&self) -> bool {
         let all =
             "--user --map-root-user --mount --uts --ipc --net --pid --cgroup --fork --mount-proc";

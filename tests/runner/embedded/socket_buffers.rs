@@ -1,11 +1,11 @@
-//! R3: what a sandbox's sockets hold.
+//! R3: Tests of the memory in a sandbox's socket buffers.
 
 use super::driver::{Sandboxed, sh};
 
-/// R3: the buffers of sockets on a sandbox's own loopback hold no more than its memory, by TCP or by UDP, whether the kernel
-/// counts them as memory or by themselves.
+/// R3: Buffers of sockets on a sandbox's own loopback hold no more than its memory limit, over TCP or UDP, whether the
+/// kernel counts them as memory or separately.
 #[test]
-fn what_sockets_hold_is_limited() {
+fn socket_buffers_are_limited() {
     for script in [TCP, UDP] {
         let result =
             Sandboxed::new().run(&["--max-memory", "64m"], &sh(&format!("perl -e '{script}'")));
@@ -18,7 +18,7 @@ fn what_sockets_hold_is_limited() {
     }
 }
 
-/// Says how many bytes 60 connections have taken whose other ends are not read.
+/// Prints how many bytes 60 connections have taken whose other ends do not read.
 const TCP: &str = r#"
     use Socket; use IO::Handle;
     socket(my $l, PF_INET, SOCK_STREAM, 0) or die; bind($l, sockaddr_in(0, INADDR_LOOPBACK)) or die;
@@ -33,7 +33,7 @@ const TCP: &str = r#"
     print $held;
 "#;
 
-/// Says how many bytes come out of 60 sockets that were sent 24 MB each.
+/// Prints how many bytes can be read from 60 sockets that were sent 24 MB each.
 const UDP: &str = r#"
     use Socket;
     my ($held, @all) = (0);

@@ -1,11 +1,11 @@
-//! G12: the spans of a run that has a sandbox.
+//! G12: Tests of the spans of a run with a sandbox.
 
 use http::StatusCode;
 
 use super::driver::{Sandboxed, sh};
 use crate::support::trace_collector::{Collector, hex, shown};
 
-/// G12: a run's sandbox is a span within the run's, and how long its start took another; that it failed is told.
+/// G12: The sandbox is a child span of the run, and its start is another span; a failure is recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_sees_the_sandbox_of_a_run() {
     let collector = Collector::start(StatusCode::OK).await;

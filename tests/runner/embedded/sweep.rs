@@ -1,4 +1,4 @@
-//! R5: what is left of a container of ours when somebody is killed: nothing runs on.
+//! R5: Tests of an embedded sandbox whose processes are killed: nothing keeps running.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use super::driver::{Embedded, Sandboxed, containers, entries, sh};
 use crate::support::process::{Process, patience};
 use crate::support::run_command::Driver;
 
-/// R5: the container goes, and its groups with it; the directory has its owner's name on it.
+/// R5: The sandbox ends and its control groups are removed; the directory names its owner.
 #[test]
 fn nothing_runs_on_when_the_runner_is_killed() {
     let runner = Sandboxed::new();
@@ -28,7 +28,7 @@ fn nothing_runs_on_when_the_runner_is_killed() {
     fs::remove_dir_all(runner.run_dir().join(&left[0])).unwrap();
 }
 
-/// R5: also while it is being made.
+/// R5: The same holds while the sandbox is being made.
 #[test]
 fn nothing_runs_on_when_the_runner_is_killed_at_any_moment() {
     let runner = Sandboxed::new();
@@ -36,11 +36,11 @@ fn nothing_runs_on_when_the_runner_is_killed_at_any_moment() {
         let run = format!("run-early-{millis}-{}", std::process::id());
         let mut command = runner.prepare(&["--run-id", &run], &["sleep", "600"]);
         let mut process = Process::start(&mut command, "");
-        // Not to wait for something, but to be at another place each time.
+        // The sleep does not wait for an event; it varies the moment of the kill.
         std::thread::sleep(std::time::Duration::from_millis(millis));
         process.signal("KILL");
         process.wait();
-        // The helper may only now begin, to see that it is too late.
+        // The helper may start only now, and then notices that it is too late.
         let is_gone = || {
             if containers(&run).is_empty() {
                 remove_groups(&run);
@@ -60,7 +60,7 @@ fn remove_groups(run: &str) {
     }
 }
 
-/// R5: the helper's death is the container's too, and the run's result.
+/// R5: The helper's death ends the sandbox, and is the run's result.
 #[test]
 fn a_helper_that_is_killed_takes_the_container_with_it() {
     let runner = Sandboxed::new();

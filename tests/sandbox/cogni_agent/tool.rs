@@ -1,4 +1,4 @@
-//! A1: the agent's tool, called for by a model: programs that end, do not end, flood, and leave others behind.
+//! A1: Tests of the agent's tool: programs that end, do not end, flood, or leave other processes behind.
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ fn sh(script: &str) -> ExecResult {
     run(&json!({ "argv": ["sh", "-c", script] }))
 }
 
-/// A busy machine may need more than a second to begin: it gets more, until it has said what it says first.
+/// A busy machine may need more than a second to start the program, so the time is extended until `first` was printed.
 fn timed_out(script: &str, first: &str) -> ExecResult {
     let run = |seconds: u32| run(&json!({ "argv": ["sh", "-c", script], "timeout_s": seconds }));
     let mut tries = [1, 4, 16, 50].into_iter().map(run);
     tries.find(|done| done.stdout.contains(first)).expect("it says something in a minute")
 }
 
-/// Nothing joins the arguments, and nothing splits them.
+/// Arguments are neither joined nor split, and the input arrives unchanged.
 #[test]
 fn the_arguments_and_the_input_arrive_as_they_were_given() {
     let done = run(&json!({ "argv": ["printf", "<%s>", "a b", "$HOME", "", "; id"] }));
@@ -32,13 +32,13 @@ fn the_arguments_and_the_input_arrive_as_they_were_given() {
     let long = "ü\n".repeat(200_000);
     let done = run(&json!({ "argv": ["wc", "-c"], "stdin": long }));
     assert_eq!(done.stdout.trim(), "600000");
-    // One that does not read what it is given ends as it would otherwise.
+    // A program that does not read its input ends as usual.
     let done = run(&json!({ "argv": ["true"], "stdin": long }));
     assert_eq!(done.exit_code, Some(0));
 }
 
 #[test]
-fn how_a_program_ends_is_told() {
+fn the_end_of_a_program_is_reported() {
     insta::assert_snapshot!(sh("exit 42"), @r#"{"exit_code":42,"stderr":"","stdout":""}"#);
     insta::assert_snapshot!(sh("kill -KILL $$"), @r#"{"exit_code":null,"signal":9,"stderr":"","stdout":""}"#);
     let done = timed_out("echo begun; sleep 600", "begun");
@@ -68,7 +68,7 @@ fn a_call_that_makes_no_sense_is_told_to_the_model() {
     "#);
 }
 
-/// Of a flood the beginning and the end are kept, of each stream.
+/// The tool keeps the beginning and the end of each stream of a flood.
 #[test]
 fn a_flood_costs_no_more_than_what_is_kept() {
     let done = sh("echo first; yes | head -c 50000000; echo last; echo err >&2");
@@ -79,16 +79,16 @@ fn a_flood_costs_no_more_than_what_is_kept() {
     assert_eq!(done.stdout.len(), 2 * KEEP_BYTES + left_out.len());
 }
 
-/// One that never stops is killed in time, and not only asked for more.
+/// A program that never stops writing is killed in time.
 #[test]
 fn a_flood_without_an_end_is_ended() {
     let done = timed_out("exec yes", "bytes left out");
     assert!(done.timed_out, "{done}");
 }
 
-/// What it leaves behind does not hold the agent, and is not killed.
+/// A background process does not delay the agent, and is not killed.
 #[test]
-fn a_process_in_the_background_holds_nobody() {
+fn a_background_process_delays_nothing() {
     let begun = Instant::now();
     let done = sh("sleep 300 & echo $!");
     assert_eq!(done.exit_code, Some(0));
@@ -99,7 +99,7 @@ fn a_process_in_the_background_holds_nobody() {
     assert!(lives);
 }
 
-/// The agent's own time is over all of it.
+/// The agent's own time limit applies to the tool as well.
 #[tokio::test]
 async fn a_tool_does_not_outlive_the_agents_time() {
     let agent = Agent::new().await;

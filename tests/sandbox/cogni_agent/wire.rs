@@ -1,4 +1,4 @@
-//! A1: what the agent reads of HTTP and of server-sent events is the same wherever the bytes are cut.
+//! A1: The agent reads HTTP and server-sent events the same wherever the bytes are split.
 
 use std::io::{self, BufReader, Read};
 
@@ -8,7 +8,7 @@ use cogni_gateway::guest::agent::http::{self, LlmEndpoint};
 use cogni_gateway::guest::agent::sse::SseReader;
 use proptest::prelude::*;
 
-/// Hands out its bytes in two parts, or one after the other.
+/// Returns its bytes in two parts, or one by one.
 struct Cut<'a> {
     parts: Vec<&'a [u8]>,
 }
@@ -34,7 +34,7 @@ impl Read for Cut<'_> {
     }
 }
 
-/// Text, two calls in pieces, usage, a comment, an event without data and one of two lines.
+/// Text, two tool calls in pieces, usage, a comment, an event without data, and an event of two lines.
 const STREAM: &str = concat!(
     ": hello\r\n\r\n",
     "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\r\n\r\n",
@@ -72,7 +72,7 @@ fn sized(body: &[u8]) -> Vec<u8> {
 }
 
 fn answer(source: impl Read) -> (ModelCompletion, String) {
-    // The smallest buffer that shows a reader which forgets where it was.
+    // The smallest buffer exposes a reader that loses its position.
     let response = http::read_response(BufReader::with_capacity(3, source)).unwrap();
     let mut said = String::new();
     let mut listener = |event: &ProgressEvent<'_>| {
@@ -101,7 +101,7 @@ fn an_answer_is_the_same_wherever_it_is_cut() {
     }
 }
 
-/// A body that ends too early is no answer, and one that says nothing of its length ends with the connection.
+/// A body that ends too early is an error, and a body without a length ends with the connection.
 #[test]
 fn the_end_of_a_body_is_where_its_framing_says() {
     let read_all = |bytes: &[u8]| {
@@ -165,7 +165,7 @@ fn only_places_in_the_sandbox_are_read_as_places() {
 }
 
 proptest! {
-    /// Whatever the data is, and wherever it is cut: it comes out as it went in.
+    /// Any data is read unchanged, wherever it is split.
     #[test]
     fn events_come_out_as_they_went_in(
         data in prop::collection::vec("[a-zü:]{0,6}(\n[a-zü :]{0,6}){0,2}", 0..5),

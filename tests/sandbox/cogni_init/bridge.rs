@@ -1,4 +1,4 @@
-//! The bridge: the same bytes, in both directions, as they come.
+//! Tests of the bridge: it copies the bytes unchanged in both directions, as they arrive.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -13,7 +13,7 @@ use proptest::test_runner::TestRunner;
 use super::Sandbox;
 use crate::support::process::{Process, patience};
 
-/// A bridge between this test, as the agent, and this test, as the gateway.
+/// A bridge between the test as the agent and the test as the gateway.
 struct Bridge {
     sandbox: Sandbox,
     process: Process,
@@ -24,7 +24,7 @@ impl Bridge {
         let sandbox = Sandbox::new();
         let process = Process::start(&mut sandbox.command(&[], &["sleep", "1000"]), "");
         let bridge = Self { sandbox, process };
-        // The one that was made to see whether the socket answers.
+        // The connection that `cogni-init` made to check the socket.
         bridge.accept();
         patience(|| TcpStream::connect(bridge.sandbox.address).is_ok(), || bridge.process.said());
         bridge.accept();
@@ -48,7 +48,7 @@ impl Bridge {
         (client, self.accept())
     }
 
-    /// It takes no processor. On a busy machine it may still be at what was written before.
+    /// Asserts that the bridge uses no processor time. On a busy machine it may still be copying earlier bytes.
     fn rests(&self) {
         let rests = || {
             let before = self.processor_time();
@@ -58,13 +58,13 @@ impl Bridge {
         patience(rests, || format!("{} ns", self.processor_time()));
     }
 
-    /// Nanoseconds that the process has had of a processor.
+    /// Returns the processor time of the process in nanoseconds.
     fn processor_time(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/schedstat", self.process.id())).unwrap();
         text.split(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Its own memory; how much of its program is there besides is the kernel's choice.
+    /// Returns the process's private memory, without the pages of its program.
     fn resident_kib(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -72,7 +72,7 @@ impl Bridge {
     }
 }
 
-/// R4: byte-exact, however it is cut, in both directions at once.
+/// R4: The bytes are unchanged, however they are split, in both directions at once.
 #[test]
 fn bytes_arrive_as_they_were_sent() {
     let bridge = Bridge::start();
@@ -123,7 +123,7 @@ fn exchange<W: Write + Send + 'static>(
     })
 }
 
-/// R4: the half-close is right: an end of one direction leaves the other as it is.
+/// R4: A half-closed connection works: the end of one direction leaves the other open.
 #[test]
 fn one_direction_may_end_before_the_other() {
     let bridge = Bridge::start();
@@ -144,7 +144,7 @@ fn one_direction_may_end_before_the_other() {
     assert_eq!(rest(&mut gateway), b"request");
 }
 
-/// R4: streams flow without delay: no event waits for the next.
+/// R4: A stream flows without delay: no event waits for the next one.
 #[test]
 fn a_stream_flows_event_by_event() {
     let bridge = Bridge::start();
@@ -162,7 +162,7 @@ fn a_stream_flows_event_by_event() {
 fn many_connections_are_served_at_one_time() {
     let bridge = Bridge::start();
     let mut pairs: Vec<_> = (0..200).map(|_| bridge.pair()).collect();
-    // The bytes of all are under way before the first is read.
+    // The bytes of all connections are in transit before the first is read.
     for (number, (client, _)) in pairs.iter_mut().enumerate() {
         client.write_all(format!("{number:04}").as_bytes()).unwrap();
     }
@@ -183,7 +183,7 @@ fn a_connection_over_the_limit_waits_for_a_place() {
     let mut late = bridge.connect();
     late.write_all(b"late").unwrap();
     bridge.rests();
-    // A round trip, after which the bridge has seen that somebody waits.
+    // After this round trip, the bridge has noticed that a client waits.
     let (client, gateway) = &mut pairs[0];
     gateway.write_all(b"event").unwrap();
     client.read_exact(&mut [0; 5]).unwrap();
@@ -196,7 +196,7 @@ fn a_connection_over_the_limit_waits_for_a_place() {
     assert_eq!(&seen, b"late");
 }
 
-/// R4: bounded memory per connection, and backpressure to the gateway.
+/// R4: Memory per connection is bounded, and the gateway sees backpressure.
 #[test]
 fn a_slow_reader_costs_bounded_memory() {
     let bridge = Bridge::start();
@@ -213,7 +213,7 @@ fn a_slow_reader_costs_bounded_memory() {
     assert_eq!(seen, written);
 }
 
-/// R4: never a busy loop, also where one side is gone and the other does not read.
+/// R4: The bridge never loops busily, also if one side is gone and the other does not read.
 #[test]
 fn a_connection_in_which_nothing_moves_takes_no_processor() {
     let bridge = Bridge::start();
@@ -226,11 +226,11 @@ fn a_connection_in_which_nothing_moves_takes_no_processor() {
     fill(&mut full);
     let (half, _other) = bridge.pair();
     half.shutdown(Shutdown::Write).unwrap();
-    // Both have closed one direction, and neither has closed.
+    // Both sides have closed one direction, and neither has closed the connection.
     let (ended, also) = bridge.pair();
     ended.shutdown(Shutdown::Write).unwrap();
     also.shutdown(Shutdown::Write).unwrap();
-    // The gateway is gone, and the client goes on without a word.
+    // The gateway is gone, and the client keeps the connection without sending.
     let (mut silent, gone) = bridge.pair();
     silent.write_all(b"request").unwrap();
     gone.set_nonblocking(false).unwrap();
@@ -238,7 +238,7 @@ fn a_connection_in_which_nothing_moves_takes_no_processor() {
     bridge.rests();
 }
 
-/// R4: the kernel counts watches of epoll by user, and an agent has the same user: none may be needed.
+/// R4: The kernel counts epoll watches per user, and the agent has the same user, so the bridge needs none.
 #[test]
 fn the_bridge_needs_no_watch_of_epoll() {
     let bridge = Bridge::start();
@@ -250,7 +250,7 @@ fn the_bridge_needs_no_watch_of_epoll() {
     assert!(open.iter().all(|path| path.to_str() != Some("anon_inode:[eventpoll]")), "{open:?}");
 }
 
-/// A client that leaves is seen to leave, which is what stops the gateway from paying for its answer.
+/// The gateway notices a client that disconnects, so it can stop paying for the answer.
 #[test]
 fn a_client_that_leaves_is_seen_by_the_gateway() {
     let bridge = Bridge::start();
@@ -258,7 +258,7 @@ fn a_client_that_leaves_is_seen_by_the_gateway() {
     drop(client);
     assert_eq!(rest(&mut gateway), b"");
 
-    // Half-closed first, then reset: what it had not read makes its close a reset.
+    // The client half-closes first and then resets: unread data turns its close into a reset.
     let (client, mut gateway) = bridge.pair();
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rest(&mut gateway), b"");
@@ -283,7 +283,8 @@ fn an_answer_that_comes_before_the_request_has_ended_is_delivered() {
     assert_eq!(&seen, b"too large");
 }
 
-/// A dead socket is a closed connection, said once; and it is not dead for ever.
+/// If the gateway's socket is dead, connections are closed and the error is printed once; they work again when the
+/// gateway is back.
 #[test]
 fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
     let mut bridge = Bridge::start();
@@ -303,7 +304,7 @@ fn a_gateway_that_is_gone_closes_connections_until_it_is_back() {
     client.read_exact(&mut [0; 4]).unwrap();
 }
 
-/// Writes until nobody takes any more, and returns how much it was.
+/// Writes until the other side takes no more, and returns the number of bytes.
 fn fill(sink: &mut impl Write) -> usize {
     let chunk = vec![7; 1 << 16];
     let mut written = 0;
@@ -320,7 +321,7 @@ fn rest(source: &mut impl Read) -> Vec<u8> {
     seen
 }
 
-/// The lengths of what is read until the end.
+/// Records the length of each read until the end.
 struct ByChunk(TcpStream);
 
 impl Iterator for ByChunk {
@@ -332,5 +333,5 @@ impl Iterator for ByChunk {
     }
 }
 
-/// For so long without room for a byte: nobody takes any.
+/// A write that cannot make progress for this long counts as stalled.
 const STALLED: Option<Duration> = Some(Duration::from_millis(500));

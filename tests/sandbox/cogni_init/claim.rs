@@ -1,4 +1,4 @@
-//! R7: a sandbox that waits for its claim, and what it takes for one.
+//! R7: Tests of a sandbox that waits for its claim, and of what it accepts as a claim.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::{Ended, PROGRAM, Sandbox};
 
-/// R7: what it is told stands for its command line, and its own variables stay unless it is told others.
+/// R7: The claim replaces the command line, and the sandbox's own variables stay unless the claim sets them.
 #[test]
 fn a_claim_is_the_command_line() {
     let sandbox = Sandbox::new();
@@ -33,14 +33,14 @@ fn a_claim_is_the_command_line() {
     host.read_to_end(&mut answer).unwrap();
     assert_eq!(answer, [0]);
     let ended = finish(slot);
-    // Nothing of the claim's connection is left open.
+    // No descriptor of the claim's connection stays open.
     let files = sandbox.script(&[], "ls /proc/self/fd | wc -l").stdout;
     assert_eq!((ended.code, ended.stdout), (Some(0), format!("own given  a b\n{files}")));
 }
 
-/// R7: whoever ends in the middle starts nothing.
+/// R7: An incomplete claim starts nothing.
 #[test]
-fn nothing_is_started_of_a_claim_that_is_cut_or_makes_no_sense() {
+fn an_incomplete_or_invalid_claim_starts_nothing() {
     let sandbox = Sandbox::new();
     let whole = claim(&["--", "sh", "-c", "echo started"]);
     let mut said = vec![];
@@ -75,9 +75,9 @@ fn nothing_is_started_of_a_claim_that_is_cut_or_makes_no_sense() {
     ");
 }
 
-/// R7: nobody has to wait for the end of a slot.
+/// R7: A waiting slot ends at once when it gets a signal.
 #[test]
-fn a_slot_ends_when_it_is_told_to() {
+fn a_waiting_slot_ends_on_a_signal() {
     let (slot, _host) = wait(&Sandbox::new());
     assert!(
         Command::new("kill").args(["-TERM", &slot.id().to_string()]).status().unwrap().success()
@@ -85,7 +85,7 @@ fn a_slot_ends_when_it_is_told_to() {
     assert_eq!(finish(slot).code, Some(143));
 }
 
-/// One that has connected.
+/// Starts a slot and connects to it.
 fn wait(sandbox: &Sandbox) -> (Child, UnixStream) {
     let path = sandbox.path("slot");
     let listener = UnixListener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! R3: where the agent may write, by the kernel's Landlock; and a kernel that has none.
+//! R3: Tests of the directories that the agent may write to under Landlock, and of a kernel without Landlock.
 
 use std::fs;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{Ended, PROGRAM, Sandbox};
 use crate::support::run_command::landlock;
 
-/// R3: what the agent is not given it does not write, as whatever user, and what it is given is as useful as before.
+/// R3: The agent, as any user, writes only where it may, and can do everything there that it could before.
 #[test]
 fn the_agent_writes_where_it_may_and_nowhere_else() {
     let sandbox = Sandbox::new();
@@ -32,12 +32,12 @@ fn the_agent_writes_where_it_may_and_nowhere_else() {
     match landlock() {
         6.. => assert_eq!(ended.stdout, ""),
         2.. => assert_eq!(ended.stdout, "could signal its first process\n"),
-        // It is not asked for; that it is not there is what `doctor` tells.
+        // Landlock is not required here; `doctor` reports that it is missing.
         _ => assert!(ended.stdout.contains("made another\n"), "{}", ended.stdout),
     }
 }
 
-/// R3: a file can be given as well as a directory.
+/// R3: A writable path may be a file as well as a directory.
 #[test]
 fn a_file_may_be_what_is_written() {
     let sandbox = Sandbox::new();
@@ -47,7 +47,7 @@ fn a_file_may_be_what_is_written() {
     assert_eq!((ended.code, fs::read_to_string(file).unwrap().as_str()), (Some(0), "new\n"));
 }
 
-/// R3: nothing depends on it.
+/// R3: A kernel without Landlock does not stop the agent.
 #[test]
 fn a_kernel_without_landlock_is_no_reason_to_stop() {
     let sandbox = Sandbox::new();
@@ -60,7 +60,8 @@ fn a_kernel_without_landlock_is_no_reason_to_stop() {
     assert!(fs::exists(sandbox.path("made")).unwrap());
 }
 
-/// Executes its arguments on a kernel that does not know `landlock_create_ruleset`, whose number is the same everywhere.
+/// Executes its arguments on a simulated kernel without `landlock_create_ruleset`, whose number is the same on every
+/// architecture.
 const WITHOUT: &str = r#"
 my $filter = pack("SCCL" x 4, 0x20, 0, 0, 0, 0x15, 0, 1, 444, 0x06, 0, 0, 0x00050026, 0x06, 0, 0, 0x7fff0000);
 my $prctl = `uname -m` eq "x86_64\n" ? 157 : 167;

@@ -1,4 +1,4 @@
-//! What is said to whoever calls it in a wrong way, or in a sandbox that is not ready.
+//! Tests of wrong options, and of a sandbox that is not ready.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -72,7 +72,7 @@ fn help_and_version_are_printed() {
     assert_eq!(version.stdout, format!("cogni-init {}\n", env!("CARGO_PKG_VERSION")));
 }
 
-/// R4: the socket is checked before the agent starts.
+/// R4: The socket is checked before the agent starts.
 #[test]
 fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
     let sandbox = Sandbox::without_gateway();
@@ -83,7 +83,7 @@ fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
         said.push(ended.stderr.replace(sandbox.folder.path().to_str().unwrap(), "/llm-sock"));
     };
     attempt();
-    // A listener that is gone leaves its file behind.
+    // A listener that has ended leaves its file behind.
     drop(UnixListener::bind(sandbox.socket()).unwrap());
     attempt();
     fs::remove_file(sandbox.socket()).unwrap();
@@ -96,7 +96,7 @@ fn a_socket_that_does_not_answer_is_told_before_the_agent_starts() {
     ");
 }
 
-/// R4: where there is no gateway, nothing waits for one, and nothing listens.
+/// R4: Without a gateway, nothing waits for one, and nothing listens.
 #[test]
 fn without_a_gateway_the_agent_starts_at_once() {
     let sandbox = Sandbox::without_gateway();
@@ -162,7 +162,7 @@ fn a_loopback_interface_that_is_down_is_brought_up() {
     insta::assert_snapshot!(said, @"cogni-init: cannot listen on `127.0.0.1:8080`: the loopback interface is down, and this process may not bring it up (Operation not permitted (os error 1)); let the runner do it: `ip link set lo up` in the sandbox's network namespace");
 }
 
-/// R4: one file is enough: the gateway carries the program, and writes it where sandboxes get it from.
+/// R4: One file is enough: the gateway contains `cogni-init` and writes it to a file for the sandboxes.
 #[test]
 fn the_gateway_carries_this_program() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn the_gateway_carries_this_program() {
     assert!(!names_a_loader(BUILT_IN_INIT), "an image need not have the loader");
     assert!(names_a_loader(&fs::read(env!("CARGO_BIN_EXE_cogni-gateway")).unwrap()));
 
-    // A file that another user could have written is not believed.
+    // A file that another user could have written is not trusted.
     fs::write(&file, vec![b'x'; BUILT_IN_INIT.len()]).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o777)).unwrap();
     assert_eq!(first.install_file().unwrap().unwrap(), file);
@@ -190,7 +190,7 @@ fn the_gateway_carries_this_program() {
     assert_eq!(printed.stdout, BUILT_IN_INIT);
 }
 
-/// Whether an ELF-64 file has a program header of the kind `PT_INTERP` (elf(5)).
+/// Returns whether an ELF-64 file has a program header of the kind `PT_INTERP` (elf(5)).
 fn names_a_loader(file: &[u8]) -> bool {
     let number = |at: usize, bytes: usize| {
         file[at..at + bytes].iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte))

@@ -1,4 +1,4 @@
-//! The agent's end, and everybody else's.
+//! Tests of the agent's end, and of other processes in the sandbox.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{AS_PID_1, Ended, Sandbox};
 use crate::support::process::Process;
 
-/// R4: the exit status is the agent's own.
+/// R4: The exit status is the agent's own.
 #[test]
 fn the_exit_status_is_the_agents() {
     let sandbox = Sandbox::new();
@@ -27,9 +27,9 @@ fn the_exit_status_is_the_agents() {
     }
 }
 
-/// R4: execve, and no shell, also not for what only a shell would make sense of.
+/// R4: The agent is started with execve and without a shell, also if only a shell could interpret the command.
 #[test]
-fn a_program_that_cannot_be_started_is_told_as_a_shell_does() {
+fn a_program_that_cannot_start_is_reported_as_a_shell_does() {
     let sandbox = Sandbox::new();
     let (plain, script, missing) =
         (sandbox.path("plain"), sandbox.path("script"), sandbox.path("missing"));
@@ -69,7 +69,7 @@ fn arguments_and_environment_arrive_as_they_are() {
     assert_eq!(Ended::of(&mut command).stdout.lines().count(), 2);
 }
 
-/// R4: signals are forwarded.
+/// R4: Signals are forwarded.
 #[test]
 fn signals_reach_the_agent() {
     for wrapper in [&[][..], &AS_PID_1] {
@@ -86,11 +86,11 @@ fn signals_reach_the_agent() {
     }
 }
 
-/// R4: orphans are reaped while the agent runs.
+/// R4: Orphans are reaped while the agent runs.
 #[test]
 fn zombies_are_reaped() {
     let sandbox = Sandbox::new();
-    // Each subshell ends before its child, which then is ours.
+    // Each subshell ends before its child, which `cogni-init` then inherits.
     let script = "
         for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0.05 &); done
         tries=0
@@ -102,13 +102,15 @@ fn zombies_are_reaped() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
 }
 
-/// R5: what the agent leaves running ends with it, whatever session it is in and whatever it ignores.
+/// R5: Processes that the agent leaves running end with it, whatever session they are in and whatever signals they
+/// ignore.
 #[test]
 fn nothing_outlives_the_agent() {
     for wrapper in [&[][..], &["unshare", "--pid", "--fork"]] {
         let sandbox = Sandbox::new();
         let stubborn = sandbox.path("stubborn");
-        // Not the shell's own child: an orphan, in a session of its own, that ignores what it can.
+        // The process is an orphan, not the shell's own child, in its own session, and ignores every signal that it
+        // can.
         let script = format!(
             "(setsid sh -c 'trap \"\" TERM; exec 9>{stubborn}; echo > {stubborn}.ready; sleep 1000; sleep 1000' &)
              until [ -e {stubborn}.ready ]; do sleep 0.01; done; exit 3"
@@ -122,7 +124,7 @@ fn nothing_outlives_the_agent() {
 #[test]
 fn what_is_left_is_asked_before_it_is_killed() {
     let sandbox = Sandbox::new();
-    // A signal that meets a shell's child between its fork and its exec is lost: `ready` is said behind the exec.
+    // A signal that arrives in a shell's child between fork and exec is lost, so `ready` is printed after the exec.
     let script = "
         (sh -c 'trap \"trap : TERM; echo asked; exit\" TERM; sleep 1000 &
             until grep -q sleep /proc/$!/comm; do :; done; echo ready; wait' > $0 &)
@@ -133,7 +135,7 @@ fn what_is_left_is_asked_before_it_is_killed() {
     assert_eq!(fs::read_to_string(out).unwrap(), "ready\nasked\n");
 }
 
-/// R5: the sandbox's own deadline, for when its runner has gone.
+/// R5: The sandbox has its own deadline, in case its runner has gone.
 #[test]
 fn the_agent_ends_at_its_longest_runtime() {
     let sandbox = Sandbox::new();
@@ -145,7 +147,7 @@ fn the_agent_ends_at_its_longest_runtime() {
     assert_eq!(ended.code, Some(124));
 }
 
-/// R5: a killed first process takes the agent with it, also where there is no PID namespace to see to that.
+/// R5: If the first process is killed, the agent ends too, also without a PID namespace.
 #[test]
 fn the_agent_does_not_outlive_its_first_process() {
     let sandbox = Sandbox::new();
@@ -163,13 +165,13 @@ fn signal_to(pid: u32, signal: &str) {
     assert!(std::process::Command::new("kill").args(line).status().unwrap().success());
 }
 
-/// The first process of the namespace, as it is seen from here.
+/// Returns the namespace's first process, as seen from here.
 fn child_of(pid: u32) -> u32 {
     let path = format!("/proc/{pid}/task/{pid}/children");
     fs::read_to_string(path).unwrap().trim().parse().unwrap()
 }
 
-/// Whether any process of this machine has the file open.
+/// Returns whether any process of this machine has the file open.
 fn is_open(path: &Path) -> bool {
     let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("fd"));
     let descriptors = processes.filter_map(|folder| fs::read_dir(folder).ok()).flatten();

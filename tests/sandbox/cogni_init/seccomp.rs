@@ -1,9 +1,9 @@
-//! What the agent cannot do, because its first process has seen to that.
+//! Tests of what the agent cannot do because its first process has set a filter.
 
 use super::Sandbox;
 use crate::support::run_command::landlock;
 
-/// perl-base is in every Debian; its errors are errno's.
+/// perl-base is part of every Debian; its error numbers are errno's.
 const TRY: &str = r#"
 use Socket;
 print socket(my $s, AF_UNIX, SOCK_STREAM, 0) ? "unix\n" : "unix: $!\n";
@@ -15,7 +15,7 @@ print socketpair($s, my $t, AF_UNIX, SOCK_STREAM, 0) ? "pair\n" : "pair: $!\n";
 print socket($s, AF_INET, SOCK_STREAM, 0) ? "inet\n" : "inet: $!\n";
 "#;
 
-/// R3: once the bridge is up, no new unix socket; pairs and the local port remain.
+/// R3: After the bridge has started, the agent can make no unix socket; socket pairs and the local port work.
 #[test]
 fn the_agent_makes_no_unix_socket() {
     let sandbox = Sandbox::new();
@@ -41,9 +41,10 @@ fn the_agent_makes_no_unix_socket() {
     }
 }
 
-/// L3, R3: what takes an agent's work out has no gateway, and is behind the same filter and the same rules for files.
+/// L3, R3: The sandbox that extracts an agent's work has no gateway, and has the same filter and the same rules for
+/// files.
 #[test]
-fn what_has_no_gateway_is_confined_all_the_same() {
+fn a_sandbox_without_a_gateway_is_confined_too() {
     let sandbox = Sandbox::without_gateway();
     let (own, other) = (sandbox.path("own"), sandbox.path("other"));
     for directory in [&own, &other] {
@@ -71,7 +72,7 @@ fn unix_sockets_are_allowed_where_that_is_asked_for() {
     assert!(ended.stdout.starts_with("unix\ndatagram\n"), "{}", ended.stdout);
 }
 
-/// R3: and so nothing it starts gains by a set-user-ID program.
+/// R3: A program that the agent starts gains nothing from a set-user-ID bit.
 #[test]
 fn the_agent_gains_no_privilege() {
     let sandbox = Sandbox::new();

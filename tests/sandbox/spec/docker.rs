@@ -1,4 +1,4 @@
-//! What other containers than a sandbox, and another engine than Docker's, are asked for.
+//! Tests of the requests for containers that are not sandboxes, and for Podman.
 
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::spec;
 
-/// R3, R4: the gateway's container has a network and nothing else that it does not need; its secrets are files.
+/// R3, R4: The gateway's container has a network and nothing that it does not need; its secrets are files.
 #[test]
 fn the_gateways_container_is_hardened_too() {
     let proxy = GatewayContainerSpec {
@@ -35,9 +35,9 @@ fn the_gateways_container_is_hardened_too() {
     insta::assert_json_snapshot!(body);
 }
 
-/// R2, R3: the same in Podman's words; nothing but these lines differs.
+/// R2, R3: Podman gets the same request in its own format; only these lines differ.
 #[test]
-fn podman_is_told_the_same_in_its_own_words() {
+fn podman_gets_the_same_request_in_its_format() {
     let docker = container_body(&spec(), IMAGE, &stamp());
     let mut podman = docker.clone();
     podman::translate_for_podman(&mut podman, Path::new("/run/cogni/run-1/seccomp.json"), 32_768);

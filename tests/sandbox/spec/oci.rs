@@ -1,4 +1,4 @@
-//! R2, R3: what our own runtime is asked to make, and that it is what Docker Engine is asked for.
+//! R2, R3: Tests of the embedded driver's specification, and that it equals Docker Engine's.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 
 use super::{asked, everything, spec};
 
-/// R3: every flag of the hardening stands here.
+/// R3: The snapshot has every flag of the hardening.
 #[test]
-fn a_container_of_ours_is_hardened_whatever_is_asked_for() {
+fn an_embedded_sandbox_is_hardened_whatever_is_requested() {
     insta::assert_json_snapshot!(made(&spec()));
 }
 
-/// R3, R4, R6: what is asked for is added, and takes nothing away.
+/// R3, R4, R6: Requested options are added, and remove no hardening.
 #[test]
-fn a_container_of_ours_gets_what_it_asks_for_and_keeps_its_hardening() {
+fn an_embedded_sandbox_gets_requested_options_and_keeps_its_hardening() {
     insta::assert_json_snapshot!(made(&SandboxSpec { volumes: vec![], ..everything() }));
 }
 
-/// R2: what one driver enforces, the other does too, flag by flag.
+/// R2: Both drivers enforce the same, flag by flag.
 #[test]
 fn both_drivers_enforce_the_same() {
     for spec in [spec(), SandboxSpec { volumes: vec![], ..everything() }] {
@@ -33,7 +33,7 @@ fn both_drivers_enforce_the_same() {
     }
 }
 
-/// R2: without a group there are no limits to it, and nothing else is missing.
+/// R2: Without a control group, only the limits are missing.
 #[test]
 fn a_container_without_a_group_has_all_but_its_limits() {
     let (with, without) =
@@ -45,7 +45,7 @@ fn a_container_without_a_group_has_all_but_its_limits() {
     assert_eq!(with, without);
 }
 
-/// R3: where nothing else limits the buffers of sockets, they have a limit of their own, and elsewhere none.
+/// R3: If no control group limits the buffers of sockets, they have their own limit; otherwise there is none.
 #[test]
 fn a_containers_sockets_have_a_limit_where_there_is_one() {
     let memory = |limits_sockets| {
@@ -56,15 +56,15 @@ fn a_containers_sockets_have_a_limit_where_there_is_one() {
     assert_eq!(memory(false)["kernelTCP"], Value::Null);
 }
 
-/// R2: whoever makes it can give no more than it has.
+/// R2: A process can give a container no more open files than it has itself.
 #[test]
-fn a_container_of_ours_has_no_more_open_files_than_its_maker() {
+fn an_embedded_sandbox_has_no_more_open_files_than_its_maker() {
     let few = made_at(&spec(), &OciHostSettings { max_files: 512, ..place() });
     let limit = json!({ "type": "RLIMIT_NOFILE", "soft": 512, "hard": 512 });
     assert_eq!(few["process"]["rlimits"][0], limit);
 }
 
-/// R2: another user than root is root to the runtime, as there is nobody else; the rest is the same.
+/// R2: The sandbox of a user who is not root maps only that user; everything else is the same.
 #[test]
 fn a_container_of_another_user_has_that_user_only() {
     let (mut with, without) =
@@ -154,7 +154,7 @@ fn oci_facts(config: &Value) -> BTreeMap<&'static str, Value> {
         ("capabilities", json!(sets.iter().all(|set| process["capabilities"][set] == json!([])))),
         ("cpus in billionths", json!(cpus)),
         ("directory", process["cwd"].clone()),
-        // An image has a `PATH` of its own.
+        // An image has its own `PATH`.
         (
             "environment",
             process["env"]

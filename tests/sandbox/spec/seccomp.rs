@@ -1,4 +1,4 @@
-//! R3: the filter that we compile says what Docker's file says, call by call.
+//! R3: The compiled seccomp filter agrees with Docker's profile file, call by call.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 const PERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 
-/// R3: each call that this architecture has ends as the file says; with arguments that a rule is about, too.
+/// R3: Each system call of this architecture has the result that the file states, also with the arguments of
+/// conditional rules.
 #[test]
 fn each_call_ends_as_the_file_says() {
     let filters = compile_profile(SECCOMP_PROFILE).unwrap();
@@ -52,8 +53,8 @@ fn each_call_ends_as_the_file_says() {
     }
 }
 
-/// R3: a file stays in its project, whatever the number's upper half says, which the kernel does not look at; and no other
-/// request is denied.
+/// R3: A file stays in its project quota, whatever the upper half of the request number is, which the kernel ignores.
+/// No other request is denied.
 #[test]
 fn a_file_cannot_be_taken_out_of_its_quota() {
     const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
@@ -68,9 +69,9 @@ fn a_file_cannot_be_taken_out_of_its_quota() {
     assert_eq!(denied, [0x5820, 0x6602]);
 }
 
-/// R3: what opens the kernel is denied, whatever the table of names says.
+/// R3: Dangerous calls are denied by number, whatever the table of names says.
 #[test]
-fn what_opens_the_kernel_is_denied_by_its_number() {
+fn dangerous_calls_are_denied_by_number() {
     let filters = compile_profile(SECCOMP_PROFILE).unwrap();
     for number in [
         libc::SYS_add_key,
@@ -98,23 +99,23 @@ fn what_opens_the_kernel_is_denied_by_its_number() {
     ] {
         assert!([PERM, NOSYS].contains(&answer(&filters, number, [0; 6])), "{number}");
     }
-    // Of the future, and those of x32, which have the same architecture.
+    // Future calls, and those of x32, which share the architecture.
     for number in (470..1000).chain([0x4000_0000, 0x4000_0000 + libc::SYS_ptrace]) {
         assert_eq!(answer(&filters, number, [0; 6]), NOSYS, "{number}");
     }
 }
 
-/// R3: another architecture's calls have other numbers.
+/// R3: The system calls of another architecture have other numbers, so they end the process.
 #[test]
-fn another_architecture_is_the_end() {
+fn a_call_of_another_architecture_ends_the_process() {
     let filters = compile_profile(SECCOMP_PROFILE).unwrap();
     let data = data(libc::SYS_read, I386, [0; 6]);
     assert_eq!(interpret(&filters.allow, &data), libc::SECCOMP_RET_KILL_PROCESS);
 }
 
-/// R3: these do not exist in a sandbox of ours, and may in one of Docker's.
+/// R3: These calls do not exist in an embedded sandbox, and may exist in one of Docker's.
 #[test]
-fn what_is_allowed_and_not_known_is_told() {
+fn allowed_calls_that_are_unknown_are_reported() {
     let known: BTreeMap<_, _> = all_calls().collect();
     let (mut denied, mut allowed) = (vec![], vec![]);
     for (name, ends) in expected().into_iter().filter(|(name, _)| !known.contains_key(&**name)) {
@@ -124,7 +125,7 @@ fn what_is_allowed_and_not_known_is_told() {
     insta::assert_snapshot!(format!("{} / {}", allowed.join(" "), denied.join(" ")), @r"cachestat futex_requeue futex_wait futex_wake / create_module get_kernel_syms io_pgetevents query_module");
 }
 
-/// R3: a rule that we do not understand is not left out.
+/// R3: A rule that the compiler does not understand is an error.
 #[test]
 fn a_profile_that_says_more_than_we_know_is_refused() {
     let wrong = [
@@ -143,7 +144,7 @@ fn a_profile_that_says_more_than_we_know_is_refused() {
     }
 }
 
-/// How the file says that each call ends, where its arguments do not matter.
+/// Returns the result that the file states for each call without conditions on arguments.
 fn expected() -> BTreeMap<String, u32> {
     let profile: Value = serde_json::from_str(SECCOMP_PROFILE).unwrap();
     assert_eq!(profile["defaultErrnoRet"], libc::ENOSYS);
@@ -170,7 +171,7 @@ fn number(name: &str) -> i64 {
     all_calls().find(|(call, _)| *call == name).unwrap().1
 }
 
-/// As the kernel does: the later filter is asked first, and the stricter answer counts; of two errors the first.
+/// Evaluates as the kernel does: the later filter first, and the stricter result counts; of two errors, the first.
 fn answer(filters: &SeccompFilters, number: i64, args: [u64; 6]) -> u32 {
     let data = data(number, NATIVE, args);
     let (deny, allow) = (interpret(&filters.deny, &data), interpret(&filters.allow, &data));
@@ -184,7 +185,7 @@ fn data(number: i64, architecture: u32, args: [u64; 6]) -> Vec<u8> {
     head.chain(args.into_iter().flat_map(u64::to_ne_bytes)).collect()
 }
 
-/// As much of the kernel's language as a filter has.
+/// Interprets the part of the kernel's language that a filter uses.
 fn interpret(program: &[sock_filter], data: &[u8]) -> u32 {
     let (mut at, mut accumulator) = (0, 0);
     loop {

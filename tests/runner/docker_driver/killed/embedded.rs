@@ -1,4 +1,4 @@
-//! R5: the same of our own driver, which has a second process that may die.
+//! R5: The embedded driver passes the same tests, and has a second process that may be killed.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,7 +10,8 @@ use super::super::driver::{Sandboxed, sh};
 use super::super::sweep::sweep;
 use crate::support::process::{Process, patience, pause_for};
 
-/// R5: at whatever moment the runner dies. Where each moment falls depends on the machine; that nothing is left does not.
+/// R5: The runner may be killed at any moment, and nothing remains. Which step a moment falls into depends on the
+/// machine.
 #[test]
 fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
     let (runner, run) = (Sandboxed::new(), name("moment"));
@@ -24,7 +25,7 @@ fn whenever_the_runner_is_killed_its_next_start_leaves_nothing() {
     }
 }
 
-/// R5: the helper sees that its runner is gone, and ends what it has made.
+/// R5: The helper notices that its runner has gone, and ends what it has made.
 #[test]
 fn the_helper_ends_with_its_runner() {
     let (runner, run) = (Sandboxed::new(), name("runner"));
@@ -35,17 +36,17 @@ fn the_helper_ends_with_its_runner() {
     restarted(&runner, &run);
 }
 
-/// R5: nobody is left to tidy up, and the processes die all the same.
+/// R5: No process is left to clean up, and the sandbox's processes still end.
 #[test]
-fn what_a_killed_runner_and_its_helper_leave_is_taken_away() {
+fn leftovers_of_a_killed_runner_and_helper_are_removed() {
     let (runner, run) = (Sandboxed::new(), name("both"));
     killed_with_its_helper(&runner, &run);
     restarted(&runner, &run);
 }
 
-/// R5: whatever has become of the directory that would have named it.
+/// R5: The control group is removed even if the directory that names it is gone.
 #[test]
-fn a_group_without_a_directory_is_taken_away() {
+fn a_control_group_without_a_directory_is_removed() {
     let (runner, run) = (Sandboxed::new(), name("group"));
     killed_with_its_helper(&runner, &run);
     fs::remove_dir_all(runner.run_dir()).unwrap();
@@ -54,11 +55,11 @@ fn a_group_without_a_directory_is_taken_away() {
     assert!(said.contains(": orphaned\n"), "{said}");
     assert_eq!(sweep(&runner, &["--apply"]).0, 0);
     assert_eq!(runner.left(&run), "nothing");
-    // Another installation's are not even told.
+    // Leftovers of another installation are not even reported.
     assert_eq!(sweep(&Sandboxed::new(), &[]).1, "nothing is left behind\n");
 }
 
-/// Its directory and its groups are left.
+/// Its directory and its control groups remain.
 fn killed_with_its_helper(runner: &Sandboxed, run: &str) {
     let mut process = started(runner, run);
     let helper = child_of(process.id());
@@ -69,7 +70,7 @@ fn killed_with_its_helper(runner: &Sandboxed, run: &str) {
     patience(|| runner.left(run) == "directory, groups", || runner.left(run));
 }
 
-/// R5: the sandbox dies with the process that made it, and the run says so.
+/// R5: The sandbox ends with the process that made it, and the run reports that.
 #[test]
 fn a_helper_that_is_killed_ends_the_run() {
     let (runner, run) = (Sandboxed::new(), name("helper"));
@@ -80,7 +81,7 @@ fn a_helper_that_is_killed_ends_the_run() {
     runner.assert_nothing_is_left(&run);
 }
 
-/// R5: one that does not answer is not waited for, and what it has made dies with it.
+/// R5: The runner does not wait for a helper that hangs, and what the helper has made ends with it.
 #[test]
 fn a_helper_that_hangs_costs_a_bounded_time() {
     let (runner, run) = (Sandboxed::new(), name("hang"));
@@ -104,7 +105,7 @@ fn started(runner: &Sandboxed, run: &str) -> Process {
     process
 }
 
-/// The same run once more, to its end.
+/// Makes the same run once more, to its end.
 fn restarted(runner: &Sandboxed, run: &str) {
     let output = prepare(runner, run, &["true"]).output().unwrap();
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();

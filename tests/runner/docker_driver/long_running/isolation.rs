@@ -1,5 +1,5 @@
-//! R5, R7: what one run of a resident has of another: nothing but the workspace of their key, however the one has
-//! ended.
+//! R5, R7: Tests of what a run in a long-running sandbox has of an earlier run: only the workspace of their key,
+//! however the earlier run ended.
 
 use std::fs;
 use std::process::Command;
@@ -20,9 +20,9 @@ use crate::support::docker_engine::must;
 use crate::support::installation::{Place, places, run};
 use crate::support::process::patience;
 
-/// R7: two branches at once have two sandboxes and two workspaces.
+/// R7: Two concurrent branches have two sandboxes and two workspaces.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_branches_at_once_have_nothing_in_common() {
+async fn two_concurrent_branches_share_nothing() {
     let meet = sh(
         "echo $RUN_ID > state; while [ ! -e go ]; do sleep 0.05; done; cat state; ls; stat -c %i /proc/1/ns/pid >&2",
     );
@@ -54,7 +54,7 @@ async fn two_branches_at_once_have_nothing_in_common() {
     }
 }
 
-/// R5, R7: of a run that was cancelled no process, file in memory, socket or name is there for the next.
+/// R5, R7: A cancelled run leaves no process, no file in memory, no socket and no name for the next run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
     let litter = sh("
@@ -92,7 +92,7 @@ async fn a_run_that_was_cancelled_leaves_its_workspace_and_nothing_else() {
     }
 }
 
-/// R7: one that does not answer, though it is there, is replaced, and what it was is gone.
+/// R7: A sandbox that exists but does not answer is replaced, and its remains are removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_does_not_answer_is_replaced() {
     let look = ["stat", "-c", "%i", "/proc/1/ns/pid"];
@@ -112,7 +112,8 @@ async fn a_sandbox_that_does_not_answer_is_replaced() {
     }
 }
 
-/// R7: an age, and a kill for want of memory, are the end of a sandbox; a run that fails is not.
+/// R7: A sandbox is replaced because of its age, and after the kernel killed it for lack of memory, but not after a
+/// failed run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory() {
     let look = sh("stat -c %i /proc/1/ns/pid; exit 1");
@@ -143,12 +144,11 @@ async fn a_sandbox_is_replaced_for_its_age_and_after_a_kill_for_want_of_memory()
     }
 }
 
-/// R7: of a run that was given up in its midst nothing writes any more where the next one's branch is about to be laid
-/// out.
+/// R7: No process of an abandoned run writes to the workspace when the next run's branch is checked out.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
+async fn an_abandoned_run_ends_before_the_next_run_gets_the_workspace() {
     for place in places() {
-        // Nobody looks after them, so that only the next run does.
+        // The pool has no background tasks, so only the next run cleans up.
         let residents = LongRunningPool::new(&shelf(&place), TERMS);
         let key = key();
         let script = sh("echo > begun; trap '' TERM; while :; do sleep 1; done");
@@ -160,7 +160,7 @@ async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
             () = exists(&begun) => (),
         }
         assert_eq!(residents.count(), 1);
-        // It comes to nothing, after the workspace would be filled and before there is another sandbox.
+        // This run fails after the point where the workspace would be filled, before there is another sandbox.
         let mut order = place.order("run-2", &script);
         order.run_dir = begun;
         let next = Box::pin(residents.claim(&key, order)).await;
@@ -173,7 +173,7 @@ async fn what_was_given_up_ends_before_the_workspace_is_another_runs() {
     }
 }
 
-/// R7: what a run has done to its sandbox's first process would be the next one's, and is nobody's.
+/// R7: A change that a run makes to its sandbox's first process would affect the next run, so the sandbox is replaced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
     let place = Place::embedded();
@@ -195,7 +195,8 @@ async fn a_sandbox_whose_first_process_was_changed_is_replaced() {
     kept.stop().await;
 }
 
-/// R5, R7: whoever sees its owner's processes goes by these; others, by what its container says of its end.
+/// R5, R7: A process that can see the container's owner goes by the owner; other processes go by the end time in the
+/// container's label.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_says_that_it_lasts_as_long_as_each_of_its_runs() {
     let place = Place::docker();
@@ -223,7 +224,7 @@ fn first_line(result: &Value) -> &str {
     result["stdout"].as_str().unwrap().lines().next().unwrap()
 }
 
-/// Those that anybody has bound below the run directory.
+/// Returns the sockets that are bound below the run directory.
 fn sockets(place: &Place) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
     let run_dir = place.run_dir().display().to_string();

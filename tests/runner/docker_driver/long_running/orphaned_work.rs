@@ -1,4 +1,4 @@
-//! L3, L7, R7: what runs leave beside their branch in a workspace that other runs come into.
+//! L3, L7, R7: Tests of work that runs leave beside their branch in a workspace that later runs use.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -21,10 +21,10 @@ use crate::support::github_server::{Running, TOKEN};
 use crate::support::installation::{Place, run};
 use crate::support::run_command::entries;
 
-/// L3: it is copied, so that the next run has what runs have in common. Where it cannot be, since names in it are longer
-/// than what copies them can say, it is moved: the branch is nobody's the less, and the work on it is delivered.
+/// L3: Work beside the branch is copied, so that the next run keeps the shared workspace. If names are too long to
+/// copy, the workspace is moved instead; the branch is free all the same, and the work on it is delivered.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_beside_a_branch_is_kept_however_it_lies_there() {
+async fn work_beside_a_branch_is_kept() {
     for (key, deep, next) in [("copied", "", "mine"), ("moved", DEEP, "")] {
         let resident = Resident::new().await;
         let kept = Kept::new(&resident.place, TERMS);
@@ -34,7 +34,7 @@ async fn what_is_beside_a_branch_is_kept_however_it_lies_there() {
         let own = |path: &str| left.workspace.join(path).exists();
         assert!(left.is_exclusive() && own(".git/refs/heads/other") && own(".state"), "{left:?}");
         assert_eq!(left.left.as_deref(), Some(ELSEWHERE));
-        // Git can look into it again, whoever has put it there.
+        // Git can read the copy, whichever user has written it.
         for root in [false, true] {
             if root {
                 chown(&left.workspace, Some(0), Some(0)).unwrap();
@@ -57,17 +57,17 @@ async fn what_is_beside_a_branch_is_kept_however_it_lies_there() {
     }
 }
 
-/// L7: who is killed when the work is in the outbox, and before its workspace is put away, leaves that to whoever comes to
-/// the branch next. Until then nobody forgets it.
+/// L7: A process was killed after the work was in the outbox and before its workspace was archived. The next run on the
+/// branch archives it, and no sweep removes it before.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_process_has_not_put_away_is_put_away_by_the_next() {
+async fn the_next_process_archives_what_a_killed_process_has_not() {
     let resident = Resident::new().await;
     let kept = Kept::new(&resident.place, TERMS);
     let first = resident.run(&kept, "cut", &format!("echo mine > .state; {BOTH}")).await;
     assert_eq!(told(&first), json!(["done", true]), "{first}");
     let (left, outbox) = (resident.left(), resident.relay.outbox());
     let [home] = &resident.homes()[..] else { panic!("{:?}", resident.homes()) };
-    // As it was when nothing but the row was written; and in the midst of its being moved.
+    // Two cases: only the row was written, and the workspace was being moved.
     for has_begun in [false, true] {
         if has_begun {
             fs::create_dir(home.join("more")).unwrap();
@@ -89,7 +89,7 @@ async fn what_a_killed_process_has_not_put_away_is_put_away_by_the_next() {
     kept.stop().await;
 }
 
-/// A branch of its own forge, and whose runs have a workspace in common.
+/// A long-running sandbox's branch in its own GitHub stand-in; its runs share a workspace.
 struct Resident {
     place: Place,
     forge: Running,
@@ -111,13 +111,13 @@ impl Resident {
 
     async fn run(&self, kept: &Kept<'_>, key: &str, script: &str) -> Value {
         let target = Some(self.target(key).await);
-        // What runs have in common is nobody's work.
+        // The runs' shared files are not part of any run's work.
         let script = format!("mkdir -p .git/info; echo .state >> .git/info/exclude; {script}");
         let order = RunPlan { target, ..self.place.order("run", &sh(&script)) };
         run(kept.claim_for(SandboxKey::new("agent", key).preserving([".state"]), order).await).await
     }
 
-    /// By a process of its own: this one is no program that makes sandboxes.
+    /// Retries in a separate process, because the test's process is not a program that makes sandboxes.
     fn retry(&self, id: &str) -> Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cogni-gateway"));
         let output = command
@@ -157,12 +157,12 @@ fn told(result: &Value) -> Value {
 
 const ELSEWHERE: &str = "there are commits that are on other branches than the run's";
 
-/// One commit for the branch, and one beside it.
+/// Makes one commit for the branch, and one beside it.
 const BOTH: &str = "for name in one two; do
     echo $name > $name && git add $name && git commit -qm $name && git checkout -qB other || exit 1
 done";
 
-/// All that a path can say, as the agent says it; this machine's is longer.
+/// Makes the longest path that the agent can express; it is longer as seen from this machine.
 const DEEP: &str = "name=$(printf %0200d 0); path=$name
 for level in 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do path=$path/$name; done
 mkdir -p $path/$(printf %060d 0) || exit 1;";

@@ -1,4 +1,5 @@
-//! R6, R7: what residents keep from run to run is bounded, and ends; nothing of it goes that somebody needs.
+//! R6, R7: Tests of the workspace store: stored workspaces are bounded in size and age, and a workspace in use is never
+//! removed.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -19,9 +20,9 @@ use crate::docker_driver::driver::sh;
 use crate::support::installation::{Place, places, run};
 use crate::support::process::patience;
 
-/// R7: what nobody has used for so long goes; what is younger, or somebody's, stays.
+/// R7: A workspace that was not used for the retention time is removed; a younger one, or one in use, stays.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_uses_is_forgotten() {
+async fn an_unused_workspace_is_removed() {
     let place = Place::embedded();
     let (shelf, nobody) = (shelf(&place), |_: &_| false);
     let write = sh("cat state 2>/dev/null; echo mine > state");
@@ -39,7 +40,7 @@ async fn what_nobody_uses_is_forgotten() {
         line: None,
     };
     assert_eq!(one.tenant, Some(tenant));
-    // Its sandbox is there still.
+    // Its sandbox still exists.
     assert_eq!(shelf.prune_decision(one, Duration::ZERO, nobody), PruneOutcome::InUse);
     assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::InUse);
     kept.stop().await;
@@ -51,7 +52,7 @@ async fn what_nobody_uses_is_forgotten() {
     let second = run(kept.claim(place.order("run-2", &write)).await).await;
     assert_eq!(second["stdout"], "mine\n", "{second}");
     kept.stop().await;
-    // It is not as it was when it was looked at.
+    // The workspace has changed since the decision.
     assert_eq!(shelf.prune(one, Duration::ZERO, nobody), PruneOutcome::RecentlyUsed);
 
     let swept = shelf.prune_expired(Duration::ZERO, nobody).unwrap();
@@ -66,10 +67,10 @@ async fn what_nobody_uses_is_forgotten() {
     kept.stop().await;
 }
 
-/// R7: what an earlier version has kept has no label; and what was put away when the process ended is removed by the
+/// R7: A workspace of an earlier version has no lock file. A removal that a process did not finish is finished by the
 /// next.
 #[test]
-fn what_others_have_left_is_forgotten_too() {
+fn workspaces_of_earlier_processes_are_removed_too() {
     let place = Place::embedded();
     let (shelf, below) = (shelf(&place), place.path().join("state/workspaces"));
     let home = below.join("0123456789abcdef0123456789abcdef");
@@ -89,7 +90,7 @@ fn what_others_have_left_is_forgotten_too() {
     assert!(!home.exists() && below.join("other").exists());
 }
 
-/// R6, R7: a workspace that takes more than it may ends its run, and lets no other begin until it is forgotten.
+/// R6, R7: A workspace beyond its limit ends its run, and blocks further runs until it is removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
     let greedy = sh("dd if=/dev/zero of=full bs=1M count=32 2>/dev/null; sleep 1000");
@@ -110,7 +111,7 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
         insta::allow_duplicates!(
             insta::assert_snapshot!(told, @"the workspace holds more than 16 MiB, which is as much as it may (`max_workspace` of the limits), including the files of earlier runs of `agent on branch`; an operator can delete the workspace with `cogni-gateway forget ID --apply`")
         );
-        // Another's has nothing to do with it, and more room is as good.
+        // Another key's workspace is not affected, and a larger limit helps as well.
         let other = SandboxKey::new("agent", "other");
         let other = run(kept.claim_for(other, small("run-other", &["true"])).await).await;
         assert_eq!(other["ok"], true, "{other}");
@@ -121,7 +122,7 @@ async fn a_workspace_that_is_full_ends_its_run_and_lets_no_other_begin() {
     }
 }
 
-/// R6: the same holds for a workspace that is made for one run.
+/// R6: The limit also holds for a workspace that is made for one run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_one_run_is_bounded_too() {
     let greedy = sh(
@@ -136,7 +137,7 @@ async fn a_workspace_of_one_run_is_bounded_too() {
     }
 }
 
-/// R6: what a program has written last is measured when it has ended, though nobody has looked meanwhile.
+/// R6: The last writes of a program are measured after it has ended, even if no check happened in between.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_is_measured_when_its_program_has_ended() {
     let place = Place::embedded();
@@ -152,9 +153,10 @@ async fn a_workspace_is_measured_when_its_program_has_ended() {
     }
 }
 
-/// R7: by hand, beside whoever keeps it: shown first, and forgotten when that is said.
+/// R7: An operator removes workspaces by hand beside a running service: the command lists them first, and removes them
+/// on request.
 #[tokio::test(flavor = "multi_thread")]
-async fn people_see_what_is_kept_and_make_an_end_of_it() {
+async fn an_operator_lists_and_removes_workspaces() {
     let place = Place::embedded();
     let kept = Kept::new(&place, LongRunningPoolLimits { max_idle: Duration::ZERO, ..TERMS });
     let old = SandboxKey::new("agent", "talk")
@@ -229,7 +231,7 @@ fn scope(kind: &'static str, repository: &str) -> SandboxKeyScope {
     SandboxKeyScope { grant, account, repository: repository.to_owned(), kind }
 }
 
-/// R7: two accounts, or two kinds of key, find nothing of each other under the same text.
+/// R7: Two accounts, or two kinds of key, with the same key text share nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     let place = Place::embedded();
@@ -257,12 +259,12 @@ async fn accounts_and_kinds_of_key_have_workspaces_of_their_own() {
     kept.stop().await;
 }
 
-/// R7: what an earlier version kept under a text is the first key's that may have it, once, and where its branch is the
-/// same.
+/// R7: A workspace that an earlier version stored under a key text goes, once, to the first key that may have it and
+/// has the same branch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workspace_of_an_earlier_version_is_moved_once() {
     let place = Place::embedded();
-    // As that version named it.
+    // The name that the earlier version gave it.
     let old = hex::sha256_hex(b"agent\0g1\n\n42")[..32].to_owned();
     let home = place.path().join("state/workspaces").join(&old);
     let earlier = |line: &str| {
