@@ -29,6 +29,7 @@ async fn an_upstream_that_cannot_be_reached_costs_nothing() {
     app.client().post("/v1/chat/completions", &unary("fake")).await;
     let response = app.client().post("/v1/chat/completions", &unary("fake")).await;
     assert_eq!((response.status.as_u16(), response.header("x-should-retry")), (502, None));
+    assert_eq!(response.header("x-cogni-budget-turns-left"), Some("1"), "the turn is given back");
     insta::assert_snapshot!(response.text(), @r#"{"error":{"code":"upstream_unreachable","message":"cannot resolve or connect to the upstream","param":null,"type":"server_error"}}"#);
     let settled = app.recorded("request.settled", 2).await;
     assert_eq!(settled[1]["outcome"], "upstream_failed");

@@ -348,9 +348,6 @@ impl GatewayExchange {
         let response = rejection.to_response(self.audience);
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
-        let mut answer = ClientReply::own(response);
-        // The headers count the turn of an admitted call as spent, even if the reservation is released below.
-        self.add_budget_headers(&mut answer.fields);
         self.code = Some(rejection.code());
         if let CallRejection::Aborted = rejection {
             self.outcome = CallOutcome::ShutDown;
@@ -380,6 +377,9 @@ impl GatewayExchange {
                 self.gateway.run.counts.unreached.fetch_add(1, Ordering::Relaxed);
             }
         }
+        // The headers come last: a turn that was given back above is left again.
+        let mut answer = ClientReply::own(response);
+        self.add_budget_headers(&mut answer.fields);
         answer
     }
 
