@@ -24,7 +24,7 @@ use super::dropped_fields;
 use super::limits::RequestPermit;
 use super::local_response::{ClientReply, ResponseBody};
 use super::policy::GatewayPolicy;
-use super::read_body::{self, IncomingRequestBody, RequestBody};
+use super::read_body::{BodyReadError, IncomingRequestBody, RequestBody};
 use super::rejection::{CallRejection, audit_outcome};
 use crate::base::cancel_watch::CancelWatch;
 use crate::base::header_lines::HeaderLines;
@@ -205,7 +205,7 @@ impl GatewayExchange {
         &mut self,
         route: GatewayRoute,
         body: &mut IncomingRequestBody<impl RequestBody>,
-    ) -> Result<ScannedBody, read_body::BodyReadError> {
+    ) -> Result<ScannedBody, BodyReadError> {
         let permit = self.permit.as_mut().expect("a request that was let in has a place");
         let body = body.read_body(route, &self.policy.config, permit).await?;
         self.request_bytes = body.len();
@@ -349,6 +349,12 @@ impl GatewayExchange {
         self.status = response.status().as_u16();
         self.response_bytes = response.body().len() as u64;
         self.code = Some(rejection.code());
+        if let CallRejection::UnreadableBody(BodyReadError::Interrupted(_)) = rejection
+            && self.early_end() == CallOutcome::ShutDown
+        {
+            // The shutdown closed the connection of an HTTP/2 request; the client did not leave.
+            self.code = Some(CallOutcome::ShutDown.as_str());
+        }
         if let CallRejection::Aborted = rejection {
             self.outcome = CallOutcome::ShutDown;
         }
@@ -491,6 +497,18 @@ impl GatewayExchange {
         self.response_bytes += length as u64;
     }
 
+    /// Returns the outcome of an exchange that is dropped before anything else has ended it.
+    ///
+    /// A forced shutdown drops calls as a disconnecting client does. Only the abort token tells the two
+    /// cases apart.
+    fn early_end(&self) -> CallOutcome {
+        if self.gateway.tasks.abort_token().is_cancelled() {
+            CallOutcome::ShutDown
+        } else {
+            CallOutcome::ClientGone
+        }
+    }
+
     fn metered_model(&self) -> Arc<metrics::ModelMetrics> {
         let seen = self.metered.clone();
         seen.unwrap_or_else(|| {
@@ -501,24 +519,20 @@ impl GatewayExchange {
 
 impl Drop for GatewayExchange {
     fn drop(&mut self) {
-        // A shutdown drops calls as a disconnecting client does. The abort token tells the two cases
-        // apart.
-        if self.outcome == CallOutcome::ClientGone
-            && self.gateway.tasks.abort_token().is_cancelled()
-        {
-            self.outcome = CallOutcome::ShutDown;
+        if self.outcome == CallOutcome::ClientGone {
+            self.outcome = self.early_end();
         }
         let now = Instant::now();
         // Each stage has one way to end. The reservation moves out of the stage, so it is settled or
         // released exactly once.
         let usage = match std::mem::replace(&mut self.stage, ExchangeStage::Answered) {
             ExchangeStage::Arrived | ExchangeStage::Entered(_) => {
-                self.record_refusal(self.code.unwrap_or("client_gone"));
+                self.record_refusal(self.code.unwrap_or(self.outcome.as_str()));
                 None
             }
             ExchangeStage::Admitting(reservation) => {
                 reservation.release_unspent();
-                self.record_refusal("client_gone");
+                self.record_refusal(self.outcome.as_str());
                 None
             }
             ExchangeStage::Answered => {

@@ -1,10 +1,18 @@
 //! G8: Tests of clients that disconnect, and of a gateway that shuts down during calls.
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use cogni_gateway::fakes::model_provider::AnswerEnd;
 use cogni_gateway::gateway::pipeline::policy::OnClientGone;
 use cogni_gateway::gateway::upstream::UpstreamKind;
+use http::Request;
+use hyper::body::{Body, Frame};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
@@ -307,6 +315,35 @@ async fn a_shutdown_cuts_calls_that_do_not_end() {
     }
 }
 
+/// G2, G11: A shutdown that cuts a request whose body is still arriving records the shutdown, not a client that left.
+#[tokio::test]
+async fn a_shutdown_cuts_a_request_that_is_still_arriving() {
+    for is_http2 in [false, true] {
+        let app = TestApp::with(|config| config.drain_timeout = Duration::ZERO).await;
+        let mut socket = app.client().connect().await;
+        let request =
+            Request::post("http://x/v1/messages").header("content-type", "application/json");
+        let request = request.body(UnendedBody(Some(Bytes::from_static(b"{\"model\":")))).unwrap();
+        let _client = if is_http2 {
+            let (mut sender, connection) =
+                http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await.unwrap();
+            tokio::spawn(connection);
+            tokio::spawn(async move { drop(sender.send_request(request).await) })
+        } else {
+            let head = "POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+            let part = format!("{head}\r\ncontent-length: 100\r\n\r\n{{\"model\":");
+            socket.write_all(part.as_bytes()).await.unwrap();
+            tokio::spawn(async move { drop(socket.read_u8().await) })
+        };
+        while app.run.ledger.budget_status().open_calls == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let records = app.stop().await;
+        let refused = records.iter().find(|record| record["event"] == "request.refused").unwrap();
+        assert_eq!(refused["code"], "shut_down", "HTTP/2: {is_http2}");
+    }
+}
+
 /// G8: A drain does not extend the shutdown beyond the drain timeout. This drain would otherwise take 30 s.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_drain() {
@@ -322,6 +359,21 @@ async fn a_shutdown_does_not_wait_for_a_drain() {
     let begun = Instant::now();
     app.stop().await;
     assert!(begun.elapsed() < Duration::from_secs(25), "the drain has run its full time");
+}
+
+/// A body that yields one frame and never ends.
+struct UnendedBody(Option<Bytes>);
+
+impl Body for UnendedBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.take().map_or(Poll::Pending, |frame| Poll::Ready(Some(Ok(Frame::data(frame)))))
+    }
 }
 
 async fn left(app: &TestApp) {

@@ -8,7 +8,7 @@ use crate::gateway::upstream::headers::ResponseMetadata;
 use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 use crate::llm::protocol::GatewayRoute;
 use crate::telemetry::access_log::AccessLogEntry;
-use crate::telemetry::audit::records::{CallRefusedRecord, CallSettledRecord};
+use crate::telemetry::audit::records::{CallOutcome, CallRefusedRecord, CallSettledRecord};
 use crate::telemetry::{metrics, trace};
 
 impl GatewayExchange {
@@ -39,8 +39,8 @@ impl GatewayExchange {
             status,
         });
         // Without a code no rejection was sent: the client disconnected before the gateway could
-        // answer.
-        if self.code.is_none() {
+        // answer, or a shutdown aborted the request.
+        if self.code.is_none() && self.outcome == CallOutcome::ClientGone {
             gateway.metrics.record_client_gone();
         }
         gateway.run.audit.record_refusal(&CallRefusedRecord {
