@@ -21,12 +21,17 @@ impl BoundedCounter {
     /// Takes so many, or none; `false` if there is no room for all of them.
     #[must_use]
     pub fn try_take(&self, count: u64) -> bool {
-        let held = self.held.fetch_add(count, Ordering::AcqRel);
-        let has_room = held.checked_add(count).is_some_and(|held| held <= self.limit);
-        if !has_room {
-            self.return_count(count);
-        }
-        has_room
+        self.try_take_if(count, |_| true)
+    }
+
+    /// Takes so many, or none. Besides the limit, `allows` decides, which gets the number that would be held then.
+    /// `allows` may be called several times.
+    #[must_use]
+    pub fn try_take_if(&self, count: u64, allows: impl Fn(u64) -> bool) -> bool {
+        // A failed take must not change the counter: other takes would find less room than there is.
+        let take =
+            |held: u64| held.checked_add(count).filter(|held| *held <= self.limit && allows(*held));
+        self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
     }
 
     pub fn return_count(&self, count: u64) {
@@ -37,9 +42,39 @@ impl BoundedCounter {
     pub fn held_count(&self) -> u64 {
         self.held.load(Ordering::Acquire)
     }
+}
 
-    /// Returns the number of units that can still be taken.
-    pub fn free_count(&self) -> u64 {
-        self.limit.saturating_sub(self.held_count())
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    /// A take that finds no room never hides room from another take.
+    #[test]
+    fn a_take_that_fails_hides_no_room() {
+        let counter = BoundedCounter::new(10);
+        let is_over = AtomicBool::new(false);
+        let taken = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert!(!counter.try_take(11));
+                }
+            });
+            let take_all = |_: &u32| {
+                let is_taken = counter.try_take(10);
+                if is_taken {
+                    counter.return_count(10);
+                }
+                is_taken
+            };
+            let taken = (0..ROUNDS).filter(take_all).count();
+            is_over.store(true, Ordering::Relaxed);
+            taken
+        });
+        assert_eq!((taken, counter.held_count()), (ROUNDS as usize, 0));
     }
+
+    const ROUNDS: u32 = 300_000;
 }

@@ -1,7 +1,8 @@
 //! Limits on the memory that requests hold at one time, for one run and for the whole process.
 //!
 //! A request takes its permit before its body is read, and takes bytes as the body arrives. All limits
-//! are counters: a request beyond a limit is rejected at once and never waits.
+//! are counters: a request beyond a limit is rejected at once and never waits. So no request can be
+//! overtaken in a queue. A rejected request takes nothing from another run, not even for a moment.
 //!
 //! If runs share a process, no run can take the share of another run. The first
 //! [`GUARANTEED_RUN_BYTES`] of each run are reserved for that run. Beyond them, a run holds at most as
@@ -144,20 +145,14 @@ impl RunCapacity {
     /// hold more than remains free for all other runs.
     fn take_shared_bytes(&self, count: u64) -> bool {
         let process = &self.process.body_bytes;
-        if !process.try_take(count) {
-            return false;
-        }
-        // Take the bytes before the check of fairness, because the counters have no lock: two runs that check at
-        // the same time see each other's bytes.
-        let is_fair = !self.process.is_shared
-            || self.body_bytes.held_count()
-                // `held_count` includes the run's guaranteed bytes, so the other side of the comparison
-                // includes them, too.
-                <= process.free_count().saturating_add(GUARANTEED_RUN_BYTES);
-        if !is_fair {
-            process.return_count(count);
-        }
-        is_fair
+        // The run's own counter has the bytes already. So of two requests that take at the same time, the later
+        // one sees the bytes of the earlier one in both counters.
+        process.try_take_if(count, |held| {
+            // `held_count` includes the run's guaranteed bytes, so the other side of the comparison
+            // includes them, too.
+            let fair_share = (process.limit() - held).saturating_add(GUARANTEED_RUN_BYTES);
+            !self.process.is_shared || self.body_bytes.held_count() <= fair_share
+        })
     }
 }
 
@@ -237,6 +232,9 @@ const TRIM_DELAY: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
     use super::*;
 
     fn process(mib: u64, is_shared: bool) -> Arc<ProcessCapacity> {
@@ -288,6 +286,34 @@ mod tests {
         assert_eq!(process.body_bytes.held_count(), 0);
     }
 
+    /// G15: a run that asks for more than its share takes nothing from another run, not even while its request is refused.
+    #[test]
+    fn a_run_that_is_refused_is_in_no_other_runs_way() {
+        let process = process(64, true);
+        let (greedy, modest) = (run(&process, 64), run(&process, 64));
+        let mut held = greedy.admit_request().unwrap();
+        (0..33).for_each(|_| held.take_bytes(MIB).unwrap());
+        let mut permit = modest.admit_request().unwrap();
+        let is_over = AtomicBool::new(false);
+        let taken = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(held.take_bytes(16 * MIB), Err(OverloadError::ProcessBytes));
+                }
+            });
+            let take_share = |_: &u32| {
+                let is_taken =
+                    permit.take_bytes(MIB).is_ok() && permit.take_bytes(15 * MIB).is_ok();
+                permit.release_bytes();
+                is_taken
+            };
+            let taken = (0..ROUNDS).filter(take_share).count();
+            is_over.store(true, Ordering::Relaxed);
+            taken
+        });
+        assert_eq!(taken, ROUNDS as usize);
+    }
+
     #[test]
     fn the_process_has_a_bound_of_its_own() {
         let process = process(10, false);
@@ -306,4 +332,5 @@ mod tests {
     }
 
     const MIB: usize = 1024 * 1024;
+    const ROUNDS: u32 = 100_000;
 }
