@@ -185,11 +185,14 @@ fn evaluation_allocates_nothing() {
     let rules = rule(&format!(
         "request.model in [{}] || request.model.matches('^(gpt|claude)-[0-9]+$') \
          || usage.total_tokens + 2 * usage.turns > 1000000 || run.metadata.team.contains('x') \
-         || request.bytes > (request.stream ? 10 : 20) || usage.cost_usd >= 5",
+         || request.bytes > (request.stream ? 10 : 20) || usage.cost_usd >= 5 \
+         || run.metadata.beta != 'true' || run.metadata.legacy != 'false'",
         models.join(", ")
     ))
     .unwrap();
-    let call = facts("run = { metadata = { team = 'ml' } }\nrequest = { model = 'gpt-x' }");
+    let metadata = "{ team = 'ml', beta = true, legacy = false }";
+    let call =
+        facts(&format!("run = {{ metadata = {metadata} }}\nrequest = {{ model = 'gpt-x' }}"));
     // A pattern allocates its working memory when it is first used.
     assert!(rules.evaluate_rules(&call).is_ok());
     let counted = allocation_counter::measure(|| assert!(rules.evaluate_rules(&call).is_ok()));

@@ -116,9 +116,16 @@ impl<'a> RuleRunContext<'a> {
     /// Returns a text value unchanged and any other value as JSON. A missing name gives an empty text.
     pub(super) fn metadata_text(&self, name: &str) -> Cow<'_, str> {
         match self.metadata.get(name) {
-            Some(Json::String(text)) => truncated_text(text),
-            Some(other) => Cow::Owned(truncated_text(&other.to_string()).into_owned()),
             None => Cow::Borrowed(""),
+            Some(Json::String(text)) => truncated_text(text),
+            Some(Json::Null) => Cow::Borrowed("null"),
+            Some(Json::Bool(true)) => Cow::Borrowed("true"),
+            Some(Json::Bool(false)) => Cow::Borrowed("false"),
+            Some(other) => {
+                let mut text = other.to_string();
+                text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
+                Cow::Owned(text)
+            }
         }
     }
 }

@@ -3,8 +3,8 @@
 //! `cel` parses the text, but its interpreter is not used. That interpreter builds an error for each
 //! comparison before it knows whether there is an error, compiles a pattern at each call, and overflows
 //! its stack on a deep tree. The evaluation here visits each node at most once. The evaluation
-//! allocates nothing, except for metadata that is not a text. The evaluation fails only if a whole number
-//! overflows or is divided by zero. A test checks that this evaluation and CEL's agree.
+//! allocates only to read metadata that is a number, a list or an object. The evaluation fails only if
+//! a whole number overflows or is divided by zero. A test checks that this evaluation and CEL's agree.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
