@@ -273,18 +273,19 @@ impl PreparedRun {
         let policy = config.digest();
         let run = config.identity.run.clone();
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let stamp = OwnerLabels { owner, run_dir: directory.parent(), deadline };
+        let labels = OwnerLabels { owner, run_dir: directory.parent(), deadline };
         let gateway = match proxy {
             None => RunGatewayBackend::open(config, seats.as_ref())?,
             Some(proxy) => {
-                let proxy = PreparedGatewayContainer::prepare(proxy, &config, &directory, &stamp)?;
+                let proxy = PreparedGatewayContainer::prepare(proxy, &config, &directory, &labels)?;
                 RunGatewayBackend::Container(Box::new(proxy))
             }
         };
         if let (Some(run), Some(agent)) = (gateway.run(), &agent) {
             spans::record_agent(&run, &agent.entry.name);
         }
-        let order = sandbox::SandboxRequest { spec, stamp, directory: directory.path().to_owned() };
+        let order =
+            sandbox::SandboxRequest { spec, labels, directory: directory.path().to_owned() };
         let sandbox =
             SandboxSource::OneShot(Some(Box::new(SandboxHandle::new(&driver, order.clone())?)));
         let (directories, is_agent) = (vec![directory], agent.is_some());
@@ -379,7 +380,7 @@ impl PreparedRun {
             // 3. The gateway has answered its last call before the work is collected, so that nothing in the workspace
             //    can reach the upstream. The audit log stays open for the result of the delivery.
             closing.calls.cancel();
-            closing.quiet.cancelled().await;
+            closing.calls_ended.cancelled().await;
             // 4. The work is collected even from a failed or cancelled run, but not if the sandbox was not made or was
             //    lost. Then the outbox still names the workspace, and a later process recovers the work.
             let relayed = match (&target, &here, &ended) {

@@ -71,16 +71,16 @@ pub struct SandboxExit {
 /// The error of a sandbox that could not be made, or that ended too early.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    #[error("{what} is `{given}`; {rule}")]
-    InvalidSpec { what: &'static str, given: String, rule: &'static str },
+    #[error("{what} is `{value}`; {rule}")]
+    InvalidSpec { what: &'static str, value: String, rule: &'static str },
     #[error("`{}` cannot be given to a sandbox: {why}", path.display())]
     HostPath { path: PathBuf, why: String },
     #[error("image `{0}` is not on this machine; build or load it first, nothing is pulled")]
     NoImage(String),
     #[error(
-        "image `{image}` has a `VOLUME` at `{place}`, which would be a writable disk of this machine; {instead}build the image without the volume"
+        "image `{image}` has a `VOLUME` at `{target}`, which would be a writable disk of this machine; {instead}build the image without the volume"
     )]
-    ImageVolume { image: String, place: String, instead: &'static str },
+    ImageVolume { image: String, target: String, instead: &'static str },
     #[error("there is no volume `{0}`; make it first, the gateway makes none for a run")]
     NoVolume(String),
     #[error(

@@ -29,15 +29,15 @@ pub struct SqliteDatabase {
     writer: mpsc::Sender<WriteJob>,
     readers: Arc<ReaderPool>,
     /// The connection of [`read_priority`](Self::read_priority).
-    quick: Arc<ReaderPool>,
+    priority_readers: Arc<ReaderPool>,
 }
 
 /// The tables of one room. Each step brings them from the version that is its index to the next; what was published
 /// never changes.
 #[derive(Clone, Copy, Debug)]
 pub struct DatabaseSchema {
-    pub room: &'static str,
-    pub steps: &'static [&'static str],
+    pub module: &'static str,
+    pub migrations: &'static [&'static str],
 }
 
 /// An error of reading or writing the file.
@@ -48,9 +48,9 @@ pub enum DatabaseError {
     #[error("the database cannot be read or written: {0}")]
     Sqlite(Arc<rusqlite::Error>),
     #[error(
-        "the tables of `{room}` are of a later version ({found}; this program knows {known}); use a newer program"
+        "the tables of `{module}` are of a later version ({found}; this program knows {supported}); use a newer program"
     )]
-    NewerSchema { room: &'static str, found: usize, known: usize },
+    NewerSchema { module: &'static str, found: usize, supported: usize },
     #[error("the database is closed: its thread has ended")]
     Closed,
 }
@@ -60,8 +60,8 @@ type WriteJob = Box<dyn FnOnce(Result<&Transaction<'_>, DatabaseError>) -> Write
 
 /// A job that is over, whose caller is told when it is known whether it is on disk.
 struct WriteJobOutcome {
-    failed: Option<DatabaseError>,
-    tell: Box<dyn FnOnce(Result<(), DatabaseError>) + Send>,
+    error: Option<DatabaseError>,
+    report: Box<dyn FnOnce(Result<(), DatabaseError>) + Send>,
 }
 
 impl SqliteDatabase {
@@ -92,14 +92,14 @@ impl SqliteDatabase {
             apply_migrations(&mut connection, schema)?;
         }
         vacuum::enable_incremental_vacuum(&connection);
-        let (readers, quick) =
+        let (readers, priority_readers) =
             (ReaderPool::open_pool(path, READER_CONNECTIONS)?, ReaderPool::open_pool(path, 1)?);
         let (writer, jobs) = mpsc::channel(MAX_QUEUED_JOBS);
         let thread = thread::Builder::new().name("database".to_owned());
         thread.spawn(move || run_writer_loop(connection, jobs, watch)).map_err(|source| {
             DatabaseError::File { path: path.to_owned(), source: source.into() }
         })?;
-        Ok(Self { writer, readers, quick })
+        Ok(Self { writer, readers, priority_readers })
     }
 
     /// Writes, and returns when that is on disk. Where `work` fails, nothing of it is.
@@ -152,7 +152,7 @@ impl SqliteDatabase {
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.quick.read_pooled(work).await
+        self.priority_readers.read_pooled(work).await
     }
 }
 
@@ -189,11 +189,11 @@ fn new_write_job<T: Send + 'static>(
     let (sender, receiver) = oneshot::channel();
     let job = move |batch: Result<&Transaction<'_>, DatabaseError>| {
         let done = batch.and_then(|batch| run_in_savepoint(batch, work));
-        let failed = done.as_ref().err().cloned();
-        let tell = Box::new(move |committed: Result<(), DatabaseError>| {
+        let error = done.as_ref().err().cloned();
+        let report = Box::new(move |committed: Result<(), DatabaseError>| {
             let _nobody_waits = sender.send(done.and_then(|done| committed.map(|()| done)));
         });
-        WriteJobOutcome { failed, tell }
+        WriteJobOutcome { error, report }
     };
     (Box::new(job), receiver)
 }
@@ -229,7 +229,7 @@ fn run_writer_loop(
         let (over, committed) = commit_batch(&mut connection, &mut batch);
         watch(begun.elapsed(), committed.is_ok());
         for done in over {
-            (done.tell)(committed.clone());
+            (done.report)(committed.clone());
         }
     }
 }
@@ -246,7 +246,7 @@ fn commit_batch(
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for job in jobs.by_ref() {
             let done = job(Ok(&transaction));
-            let failed = done.failed.clone();
+            let failed = done.error.clone();
             over.push(done);
             if transaction.is_autocommit() {
                 failed.map_or(Ok(()), Err)?;
@@ -286,23 +286,23 @@ fn apply_migrations(
     connection: &mut Connection,
     schema: &DatabaseSchema,
 ) -> Result<(), DatabaseError> {
-    let DatabaseSchema { room, steps } = schema;
+    let DatabaseSchema { module, migrations } = schema;
     let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     change.execute_batch(
         "CREATE TABLE IF NOT EXISTS schema (room TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT",
     )?;
     let found = "SELECT version FROM schema WHERE room = ?1";
-    let found: Option<u32> = change.query_row(found, [room], |row| row.get(0)).optional()?;
+    let found: Option<u32> = change.query_row(found, [module], |row| row.get(0)).optional()?;
     let found = found.unwrap_or_default() as usize;
-    let Some(missing) = steps.get(found..) else {
-        return Err(DatabaseError::NewerSchema { room, found, known: steps.len() });
+    let Some(missing) = migrations.get(found..) else {
+        return Err(DatabaseError::NewerSchema { module, found, supported: migrations.len() });
     };
     for step in missing {
         change.execute_batch(step)?;
     }
     change.execute(
         "INSERT INTO schema VALUES (?1, ?2) ON CONFLICT (room) DO UPDATE SET version = excluded.version",
-        params![room, steps.len().cast_signed()],
+        params![module, migrations.len().cast_signed()],
     )?;
     Ok(change.commit()?)
 }

@@ -137,10 +137,10 @@ fn walk_tree(
 ) -> Result<(), Errno> {
     let (mut here, mut levels) = (PathBuf::from("."), vec![DirectoryFrame::unread_frame()]);
     while let Some(level) = levels.last_mut() {
-        if let Some(name) = level.ahead.pop() {
+        if let Some(name) = level.unvisited.pop() {
             here.push(OsStr::from_bytes(name.as_bytes()));
             levels.push(DirectoryFrame::unread_frame());
-        } else if let Some(from) = level.rest.take() {
+        } else if let Some(from) = level.next_offset.take() {
             let folder = match openat2(top, &here, DIRECTORY_FLAGS, Mode::empty(), RESOLVE_BENEATH)
             {
                 Ok(folder) => folder,
@@ -162,14 +162,14 @@ fn walk_tree(
 /// A directory on the way down to the one that is looked into now.
 struct DirectoryFrame {
     /// Subdirectories that the walk has not visited yet.
-    ahead: Vec<CString>,
-    /// The offset at which reading continues after `ahead`; `None` at the end of the directory.
-    rest: Option<i64>,
+    unvisited: Vec<CString>,
+    /// The offset at which reading continues after `unvisited`; `None` at the end of the directory.
+    next_offset: Option<i64>,
 }
 
 impl DirectoryFrame {
     fn unread_frame() -> Self {
-        Self { ahead: vec![], rest: Some(0) }
+        Self { unvisited: vec![], next_offset: Some(0) }
     }
 
     /// Shows what it comes by, until it has as many directories as are held at a time.
@@ -196,8 +196,8 @@ impl DirectoryFrame {
             }
             if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
                 held += name.to_bytes_with_nul().len() + size_of::<CString>();
-                self.ahead.push(name.to_owned());
-                self.rest = (held >= MAX_NAME_BYTES_PER_LEVEL).then(|| entry.offset());
+                self.unvisited.push(name.to_owned());
+                self.next_offset = (held >= MAX_NAME_BYTES_PER_LEVEL).then(|| entry.offset());
             }
         }
         Ok(ControlFlow::Continue(()))

@@ -7,14 +7,14 @@ use tokio::sync::{Semaphore, watch};
 /// A handle to a gate. Clones are the same gate.
 #[derive(Clone, Debug)]
 pub struct ResponseGate {
-    passes: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     waiting: watch::Sender<usize>,
 }
 
 impl ResponseGate {
     /// Lets so many answers pass: those that wait, then those that come.
     pub fn allow_answers(&self, answers: usize) {
-        self.passes.add_permits(answers);
+        self.permits.add_permits(answers);
     }
 
     /// Answers that wait now.
@@ -31,13 +31,13 @@ impl ResponseGate {
     /// Waits for a pass and uses it up.
     pub async fn wait_for_pass(&self) {
         let _place = GateWaitGuard::start_waiting(&self.waiting);
-        self.passes.acquire().await.expect("the gate is never closed").forget();
+        self.permits.acquire().await.expect("the gate is never closed").forget();
     }
 }
 
 impl Default for ResponseGate {
     fn default() -> Self {
-        Self { passes: Arc::new(Semaphore::new(0)), waiting: watch::Sender::new(0) }
+        Self { permits: Arc::new(Semaphore::new(0)), waiting: watch::Sender::new(0) }
     }
 }
 

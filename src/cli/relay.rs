@@ -192,23 +192,23 @@ fn print_all(
 
 /// A workspace whose work is not collected yet, and whether its run is still going.
 struct WorkspaceView {
-    desk: WorkspaceRow,
+    row: WorkspaceRow,
     goes_on: bool,
 }
 
 impl WorkspaceView {
     /// Checks whether the branch is leased. The holder of the lease is the run itself, or a process that collects the
     /// run's work.
-    fn from_row(desk: WorkspaceRow, state: &Path) -> anyhow::Result<Self> {
-        let DeliveryPlan { repository, state: branch, .. } = &desk.plan;
+    fn from_row(row: WorkspaceRow, state: &Path) -> anyhow::Result<Self> {
+        let DeliveryPlan { repository, state: branch, .. } = &row.plan;
         let is_taken = || RepoMirror::is_leased(state, repository, branch.branch.key());
         // A recorded reason means that the run has ended, even if a process holds the lease.
-        let goes_on = desk.left.is_none() && is_taken()?;
-        Ok(Self { desk, goes_on })
+        let goes_on = row.left.is_none() && is_taken()?;
+        Ok(Self { row, goes_on })
     }
 
     fn to_status(&self) -> DeliveryStatus {
-        let told = DeliveryStatus::from_workspace(&self.desk);
+        let told = DeliveryStatus::from_workspace(&self.row);
         // A recorded reason is more precise than the general message.
         let gone = (!self.goes_on).then(|| RUN_DIED_MESSAGE.to_owned());
         DeliveryStatus { why: told.why.or(gone), ..told }
@@ -355,10 +355,10 @@ fn print_due(due: SystemTime, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn print_workspace(seen: &WorkspaceView, flag: &str, out: &mut impl Write) -> anyhow::Result<()> {
-    let WorkspaceView { desk, goes_on } = seen;
-    let WorkspaceRow { id, plan, workspace, left, due, .. } = desk;
+    let WorkspaceView { row, goes_on } = seen;
+    let WorkspaceRow { id, plan, workspace, left, due, .. } = row;
     let (repository, branch, run) = (&plan.repository, &plan.state.branch, &plan.facts.run);
-    let step = DeliveryStatus::from_workspace(desk).step;
+    let step = DeliveryStatus::from_workspace(row).step;
     writeln!(out, "{id} {step}: {branch} of {repository}, from run {run}")?;
     match left {
         Some(left) => {

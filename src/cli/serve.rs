@@ -119,8 +119,10 @@ async fn run_service(
     });
     let stop = process::StopRequest::default();
     let common = (books, Arc::clone(seats.metrics()));
-    let (bookkeeper, litellm) = ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
-    let over = ServiceReloader { first: &given, supervisor: &supervisor, seats: &seats, litellm };
+    let (reconcile_runner, litellm) =
+        ReconcileRunner::new(common, &given.config, serve.reconcile_every)?;
+    let over =
+        ServiceReloader { options: &given, supervisor: &supervisor, gateway_host: &seats, litellm };
     // A failed reload changes nothing; the metrics report it.
     let reload = || {
         let done = read().and_then(|fresh| over.apply(fresh));
@@ -132,10 +134,10 @@ async fn run_service(
     let service = RunningService {
         listener,
         metrics,
-        seats: seats.clone(),
+        gateway_host: seats.clone(),
         supervisor: supervisor.clone(),
         api,
-        bookkeeper,
+        reconcile_runner,
     };
     // `biased`: the end of the service is noticed before a further signal.
     tokio::select! {
@@ -149,15 +151,15 @@ async fn run_service(
 struct RunningService {
     listener: ApiListener,
     metrics: Option<TcpListener>,
-    seats: GatewayHost,
+    gateway_host: GatewayHost,
     supervisor: RunService,
     api: Arc<ApiState>,
-    bookkeeper: ReconcileRunner,
+    reconcile_runner: ReconcileRunner,
 }
 
 impl RunningService {
     async fn run(self, told: process::StopRequest, patience: Duration) -> anyhow::Result<()> {
-        let Self { listener, metrics, seats, supervisor, api, bookkeeper } = self;
+        let Self { listener, metrics, gateway_host, supervisor, api, reconcile_runner } = self;
         // `stop` ends the background work only after the drain: until then runs need their bookkeeping.
         let (stop, tasks) = (CancellationToken::new(), api.tasks.clone());
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -168,7 +170,7 @@ impl RunningService {
             grants = api.anybody.is_none(),
             "ready"
         );
-        let pages = seats.metrics_pages();
+        let pages = gateway_host.metrics_pages();
         let scraped = async {
             let Some(metrics) = metrics else { return };
             crate::base::metrics::serve_pages(metrics, pages, stop.cancelled()).await;
@@ -180,17 +182,17 @@ impl RunningService {
             tracing::info!(runs = supervisor.live_count(), "draining");
             // During the drain the API still answers: `/readyz` reports the drain, and watchers receive the end of
             // their runs.
-            supervisor.drain(Instant::now() + patience, &told.hurry).await;
+            supervisor.drain(Instant::now() + patience, &told.force).await;
             stop.cancel();
             tasks.shut_down(CLOSE_TIMEOUT).await;
         };
         let served = listener.serve_api(&api);
         let kept = supervisor.run_maintenance(stop.clone());
         let (served, (), (), (), ()) =
-            tokio::join!(served, scraped, kept, bookkeeper.run(stop.clone()), ended);
+            tokio::join!(served, scraped, kept, reconcile_runner.run(stop.clone()), ended);
         served.context("cannot serve the listener")?;
         // The runs' records are closed last, when no request can add to them.
-        seats.finish_all().await?;
+        gateway_host.finish_all().await?;
         tracing::info!("stopped");
         Ok(())
     }

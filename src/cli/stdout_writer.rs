@@ -6,7 +6,7 @@ use super::run::output_renderer::escape_for_terminal;
 
 /// The output of a command. On a terminal, control characters are replaced.
 pub(super) struct StdoutWriter {
-    to: StdoutLock<'static>,
+    out: StdoutLock<'static>,
     is_terminal: bool,
     /// The first error of a write.
     failed: Option<io::Error>,
@@ -14,8 +14,8 @@ pub(super) struct StdoutWriter {
 
 impl StdoutWriter {
     pub(super) fn stdout() -> Self {
-        let to = io::stdout().lock();
-        Self { is_terminal: to.is_terminal(), to, failed: None }
+        let out = io::stdout().lock();
+        Self { is_terminal: out.is_terminal(), out, failed: None }
     }
 
     /// Flushes the output, and returns its first error.
@@ -43,15 +43,15 @@ impl Write for StdoutWriter {
         let written = if self.is_terminal {
             // A terminal obeys escapes, and some of the output was chosen by a client.
             let text = escape_for_terminal(&String::from_utf8_lossy(bytes));
-            self.to.write_all(text.as_bytes()).map(|()| bytes.len())
+            self.out.write_all(text.as_bytes()).map(|()| bytes.len())
         } else {
-            self.to.write(bytes)
+            self.out.write(bytes)
         };
         self.remember_error(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let flushed = self.to.flush();
+        let flushed = self.out.flush();
         self.remember_error(flushed)
     }
 }

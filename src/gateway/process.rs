@@ -40,7 +40,7 @@ use listener::{GatewayListener, WorkerFuture};
 pub struct GatewayProcess {
     config: Box<GatewayConfig>,
     runs: RunManager,
-    front: GatewayListener,
+    listener: GatewayListener,
     metrics_listener: Option<TcpListener>,
     tasks: TaskGroup,
 }
@@ -57,12 +57,12 @@ impl GatewayProcess {
         let front = GatewayListener::bind_listener(&config, &runs, &tasks)?;
         let metrics_listener = config.metrics.address.map(bind_metrics).transpose()?;
         let config = Box::new(config);
-        Ok(Self { config, runs, front, metrics_listener, tasks })
+        Ok(Self { config, runs, listener: front, metrics_listener, tasks })
     }
 
     /// Returns the path of the run's socket; `None` if runs share a listener.
     pub fn socket_path(&self) -> Option<&Path> {
-        self.front.socket_path()
+        self.listener.socket_path()
     }
 
     /// Returns the span for log lines about the run. The span is empty if runs share a listener.
@@ -74,7 +74,7 @@ impl GatewayProcess {
     /// Returns the address of the shared listener, with the port that the system chose for port 0. `None` if the
     /// process serves one run's socket.
     pub fn listen_address(&self) -> Option<SocketAddr> {
-        self.front.listen_address()
+        self.listener.listen_address()
     }
 
     /// Returns the address of the metrics listener, with the port that the system chose for port 0.
@@ -97,7 +97,7 @@ impl GatewayProcess {
         &self,
     ) -> impl Fn(ChangeSource, anyhow::Result<GatewayConfig>) -> anyhow::Result<()> + Send + Sync + use<>
     {
-        let (runs, renewal) = (self.runs.clone(), self.front.tls_reloader());
+        let (runs, renewal) = (self.runs.clone(), self.listener.tls_reloader());
         move |by, fresh| {
             let reload = |fresh| {
                 // Everything that can fail comes first: reading keys and certificates, then the runs. `renew` cannot
@@ -149,7 +149,7 @@ impl GatewayProcess {
         tracing::info!("draining");
         // 2. Close the listener. A client that connects now is refused at once, instead of waiting in a backlog that no
         // worker serves.
-        drop(self.front);
+        drop(self.listener);
         // 3. Let open calls finish. This task is no member of the group, so it can wait for all of the group's tasks.
         let drained = self.tasks.shut_down(self.config.drain_timeout).await;
         if drained == ShutdownOutcome::Cut {
@@ -161,7 +161,7 @@ impl GatewayProcess {
             let _ = tokio::task::spawn_blocking(move || worker.join()).await;
         }
         // 5. No call runs any more. The caller may still write records until it cancels `records`.
-        closing.quiet.cancel();
+        closing.calls_ended.cancel();
         // The flush task of the run has ended with the group, so this task writes out the buffered records instead.
         if let Some(run) = only {
             background::flush_until(&run, &closing.records).await;
@@ -175,7 +175,7 @@ impl GatewayProcess {
     fn start_workers(&self) -> io::Result<Vec<thread::JoinHandle<()>>> {
         let mut threads = vec![];
         for worker in 0..self.config.workers {
-            let serving = self.front.worker_future(worker)?;
+            let serving = self.listener.worker_future(worker)?;
             if worker == 0 {
                 self.tasks.spawn_task(run_worker(serving));
             } else {
@@ -210,7 +210,7 @@ pub struct RunShutdown {
     /// Cancelled when no call may start any more. Open calls may finish within the drain timeout.
     pub calls: CancellationToken,
     /// Cancelled by the gateway when its listener is closed and the last call has ended.
-    pub quiet: CancellationToken,
+    pub calls_ended: CancellationToken,
     /// Cancelled when the gateway may close the records.
     pub records: CancellationToken,
 }
@@ -228,12 +228,12 @@ pub struct StopRequest {
     /// Cancelled by the first request: the process ends as soon as the work in progress has ended.
     pub shutdown: CancellationToken,
     /// Cancelled by the second request: the operator does not want to wait.
-    pub hurry: CancellationToken,
+    pub force: CancellationToken,
 }
 
 impl StopRequest {
     fn request_stop(&self) {
-        let asked = if self.shutdown.is_cancelled() { &self.hurry } else { &self.shutdown };
+        let asked = if self.shutdown.is_cancelled() { &self.force } else { &self.shutdown };
         asked.cancel();
     }
 }

@@ -26,9 +26,9 @@ pub struct AgentRun {
     pub ledger: Arc<BudgetLedger>,
     pub audit: AuditLog,
     pub counts: CallCounts,
-    pub gate: RunControl,
+    pub control: RunControl,
     /// Permits for calls that the gateway reads to the end after the client has left.
-    pub drains: Arc<Semaphore>,
+    pub drain_permits: Arc<Semaphore>,
     /// The run's span in its trace, if the run belongs to a trace.
     pub trace: Option<Arc<RunTrace>>,
 }
@@ -63,8 +63,8 @@ impl AgentRun {
             ledger: Arc::new(ledger),
             audit,
             counts: CallCounts::default(),
-            gate: RunControl::default(),
-            drains: Arc::new(Semaphore::new(MAX_DRAINS)),
+            control: RunControl::default(),
+            drain_permits: Arc::new(Semaphore::new(MAX_DRAINS)),
             trace: None,
         }
     }

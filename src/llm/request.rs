@@ -102,7 +102,7 @@ pub struct LlmCall {
     pub changes: Vec<FieldChange>,
     route: Option<GatewayRoute>,
     draft: BodyEditor,
-    places: EditableMembers,
+    editable: EditableMembers,
 }
 
 /// The body's members that later stages may have to change, as indexes.
@@ -134,9 +134,9 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     // embedded addresses are fetched. 2. A search tool without outside access is dropped before its
     // capability would be refused. 3. Capabilities are checked with the list complete. 4. Only then
     // the body is edited for storage and usage.
-    let asked = ParsedFields::default();
-    let asked = RequestFieldReader { route, policy, call: &mut call, asked }.apply_fields()?;
-    let found = resolve_embedded_media(found, policy, asked.model.as_deref());
+    let parsed = ParsedFields::default();
+    let parsed = RequestFieldReader { route, policy, call: &mut call, parsed }.apply_fields()?;
+    let found = resolve_embedded_media(found, policy, parsed.model.as_deref());
     if let Some(at) = found.modest_search
         && !policy.capabilities.contains(&ProviderCapability::WebSearch)
     {
@@ -144,20 +144,20 @@ pub fn admit_body(policy: &BodyPolicy, body: ScannedBody) -> Result<LlmCall, Bod
     }
     check_capabilities(policy, &found.needs)?;
     check_cache_lifetime(&found)?;
-    call.stream = asked.stream;
-    call.requested_output = asked.output;
+    call.stream = parsed.stream;
+    call.requested_output = parsed.output;
     // Each prompt of a list gets its own answers, so the two numbers multiply. Zero means "not
     // stated", and the default is 1.
-    call.choices = asked.choices.max(1).saturating_mul(asked.prompts.max(1));
+    call.choices = parsed.choices.max(1).saturating_mul(parsed.prompts.max(1));
     // A compaction makes the model read and write once more before the answer.
     call.passes = if found.is_compacted { 2 } else { 1 };
-    call.select_model(policy, asked.model)?;
+    call.select_model(policy, parsed.model)?;
     call.input_estimate = estimate_input(bytes, &found, call.model.as_deref().unwrap_or_default());
     if !policy.capabilities.contains(&ProviderCapability::StoredState) {
-        call.disable_provider_storage(route, asked.store);
+        call.disable_provider_storage(route, parsed.store);
     }
     if call.stream && field::reports_usage_if_asked(route) {
-        call.request_usage_chunk(asked.stream_options)?;
+        call.request_usage_chunk(parsed.stream_options)?;
     }
     Ok(call)
 }
@@ -256,7 +256,7 @@ impl LlmCall {
 
     /// Sends the call to another model, given by the upstream's name.
     pub fn rename_model(&mut self, name: &str) {
-        let Some(at) = self.places.model else { return };
+        let Some(at) = self.editable.model else { return };
         if self.model.as_deref() == Some(name) {
             return;
         }
@@ -267,7 +267,7 @@ impl LlmCall {
 
     /// Drops each field whose required beta is not among the passing betas.
     pub fn drop_without_beta(&mut self, passing: &[String]) {
-        for (at, field, betas) in std::mem::take(&mut self.places.betas) {
+        for (at, field, betas) in std::mem::take(&mut self.editable.betas) {
             if !passing.iter().any(|beta| betas.iter().any(|start| beta.starts_with(start))) {
                 self.draft.drop_member(at);
                 self.record_change(field, FieldChangeKind::Dropped, FieldChangeReason::Beta);
@@ -382,7 +382,7 @@ impl Default for LlmCall {
             changes: Vec::new(),
             route: None,
             draft: BodyEditor::default(),
-            places: EditableMembers::default(),
+            editable: EditableMembers::default(),
         }
     }
 }

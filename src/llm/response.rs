@@ -294,7 +294,7 @@ fn observe_events(
             at += taken;
         } else {
             let Some(block) = blocks.next_block(&frame[at..])? else { return Ok(frame) };
-            at += block.taken;
+            at += block.consumed;
             let Some(event) = block.parse_event() else { continue };
             report.on_event(&event, block.bytes());
         }

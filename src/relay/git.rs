@@ -36,7 +36,7 @@ pub use process::GitLimits;
 /// A git program on this machine, found and checked once.
 #[derive(Clone, Debug)]
 pub struct GitProgram {
-    place: Arc<GitEnvironment>,
+    environment: Arc<GitEnvironment>,
 }
 
 #[derive(Debug)]
@@ -54,14 +54,14 @@ pub enum GitError {
     UnsupportedVersion { found: String },
     #[error("git cannot be started, or not be listened to")]
     Io(#[from] io::Error),
-    #[error("`git {what}` has failed ({end}){}{said}", if said.is_empty() { "" } else { ": " })]
-    Failed { what: String, end: ExitStatus, said: String },
-    #[error("`git {what}` has taken longer than {}", humantime::format_duration(*.after))]
-    Timeout { what: String, after: Duration },
-    #[error("`git {what}` has said more than {limit} bytes")]
-    OutputTooLarge { what: String, limit: u64 },
-    #[error("`git {what}` has said what git never says")]
-    UnexpectedOutput { what: String },
+    #[error("`git {command}` has failed ({status}){}{stderr}", if stderr.is_empty() { "" } else { ": " })]
+    Failed { command: String, status: ExitStatus, stderr: String },
+    #[error("`git {command}` has taken longer than {}", humantime::format_duration(*.after))]
+    Timeout { command: String, after: Duration },
+    #[error("`git {command}` has said more than {limit} bytes")]
+    OutputTooLarge { command: String, limit: u64 },
+    #[error("`git {command}` has said what git never says")]
+    UnexpectedOutput { command: String },
 }
 
 impl GitProgram {
@@ -73,7 +73,7 @@ impl GitProgram {
         let mut found = vec![];
         for program in SEARCH_PATHS.map(PathBuf::from).into_iter().filter(|place| place.is_file()) {
             let git = Self {
-                place: Arc::new(GitEnvironment {
+                environment: Arc::new(GitEnvironment {
                     program,
                     home: home.clone(),
                     network: OutboundConfig::default(),
@@ -83,7 +83,7 @@ impl GitProgram {
             if parse_version(&said).is_some_and(|version| version >= MIN_VERSION) {
                 return Ok(git);
             }
-            found.push(format!("`{}` is `{}`", git.place.program.display(), said.trim_end()));
+            found.push(format!("`{}` is `{}`", git.environment.program.display(), said.trim_end()));
         }
         found.extend(
             found.is_empty().then(|| format!("there is none in {}", SEARCH_PATHS.join(", "))),
@@ -94,19 +94,19 @@ impl GitProgram {
     /// Returns the same git program, with `network` as its settings for calls to remotes.
     #[must_use]
     pub fn with_network(self, network: OutboundConfig) -> Self {
-        let GitEnvironment { program, home, .. } = &*self.place;
+        let GitEnvironment { program, home, .. } = &*self.environment;
         let place = GitEnvironment { program: program.clone(), home: home.clone(), network };
-        Self { place: Arc::new(place) }
+        Self { environment: Arc::new(place) }
     }
 
     /// Returns the path of the git program.
     pub fn program(&self) -> &Path {
-        &self.place.program
+        &self.environment.program
     }
 
     /// Returns a new call of `subcommand`. [`GitCommand`] describes its arguments and options.
     pub fn subcommand(&self, subcommand: &'static str) -> GitCommand<'_> {
-        GitCommand::new(&self.place, subcommand)
+        GitCommand::new(&self.environment, subcommand)
     }
 }
 
@@ -114,7 +114,7 @@ impl GitError {
     /// Returns the text on git's standard error, meant for people, if git itself refused.
     pub fn stderr_text(&self) -> Option<&str> {
         match self {
-            Self::Failed { said, .. } => Some(said),
+            Self::Failed { stderr, .. } => Some(stderr),
             _ => None,
         }
     }
@@ -124,13 +124,15 @@ impl GitError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Io(_) => true,
-            Self::Failed { end, said, .. } => match end.signal() {
+            Self::Failed { status, stderr, .. } => match status.signal() {
                 Some(signal) => {
                     !contains_signal(signal, &LIMIT_SIGNALS)
                         && !contains_signal(signal, &CRASH_SIGNALS)
                     // XFSZ and XCPU come from our own limits; a crash repeats. Any other signal came from outside.
                 }
-                None => DISK_FULL_MESSAGES.iter().any(|words| fatal_message(said).ends_with(words)),
+                None => {
+                    DISK_FULL_MESSAGES.iter().any(|words| fatal_message(stderr).ends_with(words))
+                }
             },
             _ => false,
         }
@@ -140,11 +142,11 @@ impl GitError {
     pub fn is_resource_limit(&self) -> bool {
         match self {
             Self::Timeout { .. } | Self::OutputTooLarge { .. } => true,
-            Self::Failed { end, said, .. } => match end.signal() {
+            Self::Failed { status, stderr, .. } => match status.signal() {
                 Some(signal) => contains_signal(signal, &LIMIT_SIGNALS),
                 None => {
-                    OUT_OF_MEMORY_MESSAGES.iter().any(|words| fatal_message(said).contains(words))
-                        || has_ended_part(said)
+                    OUT_OF_MEMORY_MESSAGES.iter().any(|words| fatal_message(stderr).contains(words))
+                        || has_ended_part(stderr)
                 }
             },
             _ => false,
@@ -153,7 +155,7 @@ impl GitError {
 
     /// Returns true if git answered no to a question (exit code 1), which is not a failure.
     pub fn is_negative_answer(&self) -> bool {
-        matches!(self, Self::Failed { end, .. } if end.code() == Some(1))
+        matches!(self, Self::Failed { status, .. } if status.code() == Some(1))
     }
 }
 

@@ -200,7 +200,7 @@ impl DeliveryTarget {
             rules: self.rules.clone(),
             host: self.relay.host_context(),
             artifacts: self.place.directory().to_owned(),
-            run_dir: order.stamp.run_dir.clone(),
+            run_dir: order.labels.run_dir.clone(),
             docker_socket: match driver {
                 SandboxDriver::Docker { socket } => socket.clone(),
                 // An empty path never exists, so a later sweep for this row asks no engine.

@@ -40,7 +40,7 @@ pub struct GatewayContainerConfig {
 pub(super) struct PreparedGatewayContainer {
     docker_socket: PathBuf,
     spec: spec::docker::gateway_container::GatewayContainerSpec,
-    stamp: OwnerLabels,
+    labels: OwnerLabels,
     records: GatewayAuditTail,
     deadline: Option<Instant>,
     drain: Duration,
@@ -88,7 +88,7 @@ impl PreparedGatewayContainer {
         Ok(Self {
             docker_socket: settings.docker_socket,
             spec,
-            stamp: stamp.clone(),
+            labels: stamp.clone(),
             records: GatewayAuditTail::open_at_end(given.audit)?,
             deadline: config.budget.deadline.map(|limit| Instant::now() + limit.min(MAX_TIME)),
             drain: config.drain_timeout,
@@ -111,7 +111,7 @@ impl PreparedGatewayContainer {
                 // The start may have been cut off between the engine's creation of the container and its answer, so
                 // the removal has to look for a container that appears late.
                 let was_cut = matches!(served, Ok(false));
-                gateway_container::remove_gateway(&docker, &self.spec.run, &self.stamp, was_cut)
+                gateway_container::remove_gateway(&docker, &self.spec.run, &self.labels, was_cut)
                     .await;
                 served.map(|_| ())
             }
@@ -129,7 +129,7 @@ impl PreparedGatewayContainer {
         signals: &GatewaySignals,
         stop: &CancellationToken,
     ) -> anyhow::Result<bool> {
-        let start = Box::pin(gateway_container::start_gateway(docker, &self.spec, &self.stamp));
+        let start = Box::pin(gateway_container::start_gateway(docker, &self.spec, &self.labels));
         let Some(running) = stop.run_until_cancelled(start).await.transpose()? else {
             return Ok(false);
         };

@@ -223,13 +223,13 @@ impl LongRunningPool {
         //    failed claim leaves no row.
         configure_socket(&mut config, &mut spec, &stay.directory);
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let stamp = OwnerLabels { owner, run_dir: own.parent(), deadline };
+        let labels = OwnerLabels { owner, run_dir: own.parent(), deadline };
         let policy = config.digest();
         let gateway = RunGatewayBackend::open(config, seats.as_ref())?;
         tracing::info!(run = spec.run, resident = stay.id, "claimed a resident sandbox");
         let directory = own.path().to_owned();
         let turn = SandboxSession::new(held, self.terms, spec.clone());
-        let order = sandbox::SandboxRequest { spec, stamp, directory };
+        let order = sandbox::SandboxRequest { spec, labels, directory };
         let target = match target {
             Some(target) => {
                 let (order, driver) = (order.clone(), driver.clone());
@@ -532,7 +532,7 @@ impl LongRunningEntry {
         let (run, socket_dir) = (self.id.clone(), self.directory.socket_dir());
         Ok(sandbox::SandboxRequest {
             spec: SandboxSpec { run, socket_dir, ..spec },
-            stamp: OwnerLabels {
+            labels: OwnerLabels {
                 owner: OwnerProcess::this_process()?,
                 run_dir: self.directory.parent(),
                 deadline,

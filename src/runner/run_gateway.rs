@@ -93,7 +93,7 @@ impl RunGatewayBackend {
         closing: RunShutdown,
     ) -> (anyhow::Result<()>, CallSummary) {
         // The summary is read after the gateway has ended, when no call can change the counts any more.
-        let (quiet, calls) = (closing.quiet.clone(), closing.calls.clone());
+        let (quiet, calls) = (closing.calls_ended.clone(), closing.calls.clone());
         let (served, calls) = match self {
             Self::InProcess { app, run } => {
                 (Box::pin(app.serve_in_two_steps(closing)).await, call_summary(&run))

@@ -89,7 +89,7 @@ struct ReadySlot {
 struct SlotBinding {
     gateway: RunGatewayBackend,
     spec: SandboxSpec,
-    stamp: OwnerLabels,
+    labels: OwnerLabels,
     name: RunDirectory,
 }
 
@@ -123,7 +123,7 @@ impl WarmPool {
         let ready = self.take_oldest_usable().ok_or(WarmClaimError::NoneReady)?;
         self.changed.notify_one();
         match self.bind_slot(&order, &ready) {
-            Ok(SlotBinding { gateway, spec, stamp, name }) => {
+            Ok(SlotBinding { gateway, spec, labels, name }) => {
                 tracing::info!(run = spec.run, slot = ready.id, "claimed a slot");
                 // The limits of time, output and workspace are the run's, not the slot's.
                 let directory = ready.directory.path().to_owned();
@@ -135,7 +135,7 @@ impl WarmPool {
                     gateway,
                     run: spec.run.clone(),
                     driver: order.driver,
-                    order: sandbox::SandboxRequest { spec, stamp, directory },
+                    order: sandbox::SandboxRequest { spec, labels, directory },
                     sandbox: SandboxSource::OneShot(Some(Box::new(sandbox))),
                     directories: vec![ready.directory, name],
                     is_agent: order.agent.is_some(),
@@ -164,9 +164,9 @@ impl WarmPool {
             agent.prepare_sandbox(&mut spec, &ready.directory, false)?;
         }
         let deadline = SystemTime::now() + spec.limits.max_runtime;
-        let stamp = OwnerLabels { owner, run_dir: name.parent(), deadline };
+        let labels = OwnerLabels { owner, run_dir: name.parent(), deadline };
         let gateway = RunGatewayBackend::open(config, order.seats.as_ref())?;
-        Ok(SlotBinding { gateway, spec, stamp, name })
+        Ok(SlotBinding { gateway, spec, labels, name })
     }
 
     /// Keeps the pool filled until `stop`, and then removes the remaining slots. Cancel `stop` to end the future; a
@@ -263,7 +263,7 @@ impl WarmPool {
                 init: Some(init.clone()),
                 has_gateway: true,
             },
-            stamp: OwnerLabels { owner, run_dir: directory.parent(), deadline },
+            labels: OwnerLabels { owner, run_dir: directory.parent(), deadline },
             directory: directory.path().to_owned(),
         };
         let slot = WarmSlot::start(driver, order, stop.cancelled()).await?;

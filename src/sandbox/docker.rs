@@ -159,13 +159,13 @@ impl DockerEngine {
         image: &str,
         order: &SandboxRequest,
     ) -> Result<CreatedContainer, SandboxError> {
-        let SandboxRequest { spec, stamp, directory } = order;
+        let SandboxRequest { spec, labels, directory } = order;
         let (image, is_podman, ()) = tokio::try_join!(
             self.resolve_image(image, spec),
             self.is_podman(),
             self.check_volumes(&spec.volumes)
         )?;
-        let mut body = container_body(spec, &image, stamp);
+        let mut body = container_body(spec, &image, labels);
         // Podman reads the seccomp profile from a file; Docker Engine gets the text in the request.
         if is_podman {
             let seccomp = directory.join("seccomp.json");
@@ -175,7 +175,7 @@ impl DockerEngine {
             })?;
             podman::translate_for_podman(&mut body, &seccomp, max_user_processes());
         }
-        Box::pin(self.create_replacing_stale(&sandbox_name(&spec.run), body, stamp)).await
+        Box::pin(self.create_replacing_stale(&sandbox_name(&spec.run), body, labels)).await
     }
 
     /// Creates a container of this name, and removes a leftover container of the same run whose owner is dead.
@@ -359,7 +359,7 @@ impl DockerSandbox {
                 docker
                     .find_late_creation(
                         &sandbox_name(&order.spec.run),
-                        &order.stamp,
+                        &order.labels,
                         self.is_starting,
                     )
                     .await

@@ -27,7 +27,7 @@ pub enum SandboxDriver {
 #[derive(Clone, Debug)]
 pub struct SandboxRequest {
     pub spec: SandboxSpec,
-    pub stamp: OwnerLabels,
+    pub labels: OwnerLabels,
     /// The run's own directory on this machine.
     pub directory: PathBuf,
 }
@@ -48,7 +48,7 @@ impl SandboxDriver {
     /// [`embedded::check_limits_available`] if the embedded driver cannot set the limits.
     pub fn check(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
         let wrong =
-            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, given, rule });
+            |what, value: String, rule| Err(SandboxError::InvalidSpec { what, value, rule });
         match (self, &spec.root) {
             (Self::Docker { .. }, RootSource::Directory(_) | RootSource::Host) => {
                 wrong("the root", spec.root.to_string(), "the driver `docker` needs an image")
@@ -88,11 +88,11 @@ impl SandboxDriver {
 
 /// A sandbox, from before its creation until its removal.
 pub struct SandboxHandle {
-    made: DriverSandbox,
-    order: SandboxRequest,
+    sandbox: DriverSandbox,
+    request: SandboxRequest,
     /// The claim that is still to be sent, if the sandbox was started ahead as a warm slot.
     claim: Option<SlotClaim>,
-    hurry: CancellationToken,
+    force_stop: CancellationToken,
 }
 
 /// The sandbox's state in the driver that makes it.
@@ -116,9 +116,9 @@ impl SandboxHandle {
     ///
     /// # Errors
     /// Returns an error if the driver does not make such sandboxes.
-    pub fn new(driver: &SandboxDriver, order: SandboxRequest) -> Result<Self, SandboxError> {
-        driver.check(&order.spec)?;
-        let made = match (driver, &order.spec.root) {
+    pub fn new(driver: &SandboxDriver, request: SandboxRequest) -> Result<Self, SandboxError> {
+        driver.check(&request.spec)?;
+        let sandbox = match (driver, &request.spec.root) {
             (SandboxDriver::Docker { socket }, RootSource::Image(image)) => {
                 DriverSandbox::Docker(docker::DockerSandbox::new(socket, image))
             }
@@ -127,7 +127,7 @@ impl SandboxHandle {
             }
             (SandboxDriver::Docker { .. }, _) => unreachable!("it has been checked"),
         };
-        Ok(Self { made, order, claim: None, hurry: CancellationToken::new() })
+        Ok(Self { sandbox, request, claim: None, force_stop: CancellationToken::new() })
     }
 
     /// Runs the sandbox until it exits, or until `until` returns a reason to stop it, and then removes it. The embedded
@@ -161,7 +161,7 @@ impl SandboxHandle {
             Err(cause) => Ok(SandboxExit { cause: Some(cause), ..SandboxExit::default() }),
             Ok(Ok(SandboxStartOutcome::Running)) => {
                 let start = begun.elapsed();
-                tracing::info!(run = self.order.spec.run, ?start, "the sandbox runs");
+                tracing::info!(run = self.request.spec.run, ?start, "the sandbox runs");
                 let ended = Box::pin(self.follow_until_exit(output, until)).await;
                 ended.map(|ended| SandboxExit { start: Some(start), ..ended })
             }
@@ -184,20 +184,20 @@ impl SandboxHandle {
 
     /// Prepares what needs no time, and so is done before `until` is polled.
     async fn prepare_driver(&mut self) -> Result<(), SandboxError> {
-        match (&mut self.made, &self.claim) {
+        match (&mut self.sandbox, &self.claim) {
             // Docker Engine itself refuses a second container of a name. A claimed slot's container has the slot's
             // name, so there only the run's directory refuses a second sandbox of the run, and only within this
             // process.
             (DriverSandbox::Docker(_), _) => Ok(()),
             (DriverSandbox::Embedded(made), Some(claim)) => made.lock_name(claim.run_id()).await,
-            (DriverSandbox::Embedded(made), None) => made.prepare_helper(&self.order).await,
+            (DriverSandbox::Embedded(made), None) => made.prepare_helper(&self.request).await,
         }
     }
 
     async fn launch(&mut self) -> Result<SandboxStartOutcome, SandboxError> {
-        match (&mut self.made, self.claim.take()) {
+        match (&mut self.sandbox, self.claim.take()) {
             (_, Some(claim)) => claim.send_claim().await.map(|()| SandboxStartOutcome::Running),
-            (DriverSandbox::Docker(made), None) => made.start(&self.order).await,
+            (DriverSandbox::Docker(made), None) => made.start(&self.request).await,
             (DriverSandbox::Embedded(made), None) => made.start().await,
         }
     }
@@ -209,34 +209,34 @@ impl SandboxHandle {
     ) -> Result<SandboxExit, SandboxError> {
         // The grace ends early when the caller cancels the token of `force_kill_token`.
         let grace = async {
-            let _ = timeout(self.order.spec.grace, self.hurry.cancelled()).await;
+            let _ = timeout(self.request.spec.grace, self.force_stop.cancelled()).await;
         };
-        match &mut self.made {
+        match &mut self.sandbox {
             DriverSandbox::Docker(made) => made.follow_until_exit(output, until, grace).await,
             DriverSandbox::Embedded(made) => made.follow_until_exit(output, until, grace).await,
         }
     }
 
     pub(super) async fn remove(self) {
-        match self.made {
-            DriverSandbox::Docker(made) => made.remove(&self.order).await,
+        match self.sandbox {
+            DriverSandbox::Docker(made) => made.remove(&self.request).await,
             DriverSandbox::Embedded(made) => made.remove().await,
         }
     }
 
     /// Returns the token that ends the sandbox's grace early, once the grace has begun.
     pub fn force_kill_token(&self) -> CancellationToken {
-        self.hurry.clone()
+        self.force_stop.clone()
     }
 
     /// Assigns the sandbox to a run; the claim is sent when the sandbox is launched.
     pub(super) fn with_claim(mut self, claim: SlotClaim, grace: Duration) -> Self {
         self.claim = Some(claim);
-        self.order.spec.grace = grace;
+        self.request.spec.grace = grace;
         self
     }
 
     pub(super) fn request(&self) -> &SandboxRequest {
-        &self.order
+        &self.request
     }
 }

@@ -63,15 +63,15 @@ impl Default for EmbeddedDriverConfig {
 
 /// One embedded container, from before its creation until its removal. The files in the run's directory remain.
 pub(super) struct EmbeddedSandbox {
-    settings: EmbeddedDriverConfig,
-    names: Vec<UnixListener>,
+    config: EmbeddedDriverConfig,
+    name_sockets: Vec<UnixListener>,
     cgroup: Option<PathBuf>,
     helper: Option<HelperProcess>,
 }
 
 impl EmbeddedSandbox {
     pub(super) fn new(settings: &EmbeddedDriverConfig) -> Self {
-        Self { settings: settings.clone(), names: vec![], cgroup: None, helper: None }
+        Self { config: settings.clone(), name_sockets: vec![], cgroup: None, helper: None }
     }
 
     /// Locks the run's name until this sandbox is dropped, so that the run has no second sandbox. A child process of
@@ -87,7 +87,7 @@ impl EmbeddedSandbox {
                 claimed => break claimed?,
             }
         };
-        self.names.push(name);
+        self.name_sockets.push(name);
         Ok(())
     }
 
@@ -98,10 +98,10 @@ impl EmbeddedSandbox {
     ) -> Result<(), SandboxError> {
         self.lock_name(&order.spec.run).await?;
         let name =
-            format!("{}-{}", sandbox_name(&order.spec.run), order.stamp.owner.to_file_name());
+            format!("{}-{}", sandbox_name(&order.spec.run), order.labels.owner.to_file_name());
         let task = helper_task(order, &name)?;
         self.cgroup.clone_from(&task.cgroup);
-        self.helper = Some(HelperProcess::start(&self.settings.program, &task).await?);
+        self.helper = Some(HelperProcess::start(&self.config.program, &task).await?);
         Ok(())
     }
 
@@ -165,7 +165,7 @@ pub fn check_limits_available(settings: &EmbeddedDriverConfig) -> Result<(), San
 /// Builds the helper's task. The task holds everything that the helper needs to know about this machine.
 fn helper_task(order: &SandboxRequest, name: &str) -> Result<HelperTask, SandboxError> {
     let cgroup =
-        cgroup::check_can_set_limits().is_ok().then(|| cgroup_name(name, &order.stamp.run_dir));
+        cgroup::check_can_set_limits().is_ok().then(|| cgroup_name(name, &order.labels.run_dir));
     let is_rootless = !rustix::process::geteuid().is_root();
     let root = order.directory.join("root");
     let programs = rootfs::prepare_rootfs(&order.spec.root, &root, order.spec.uid)?;

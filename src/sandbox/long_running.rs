@@ -247,8 +247,9 @@ mod tests {
         let settings =
             embedded::EmbeddedDriverConfig { may_be_unlimited: true, ..Default::default() };
         let owner = OwnerProcess::this_process().expect("it is there");
-        let stamp = OwnerLabels { owner, run_dir: "/run".into(), deadline: SystemTime::UNIX_EPOCH };
-        let order = SandboxRequest { spec: spec(), stamp, directory: "/run".into() };
+        let labels =
+            OwnerLabels { owner, run_dir: "/run".into(), deadline: SystemTime::UNIX_EPOCH };
+        let order = SandboxRequest { spec: spec(), labels, directory: "/run".into() };
         let sandbox =
             SandboxHandle::new(&SandboxDriver::Embedded(settings), order).expect("there are such");
         WarmSlot { sandbox, host }

@@ -25,7 +25,7 @@ pub struct OutputCapture<W> {
     live: Option<W>,
     /// The stream that the listener gets, if it does not get both.
     only: Option<OutputStream>,
-    hurry: CancellationToken,
+    force_stop: CancellationToken,
     pace: OutputPace,
 }
 
@@ -33,7 +33,7 @@ pub struct OutputCapture<W> {
 #[derive(Debug)]
 struct OutputPace {
     /// The cost of the bytes that were read since the last turn ended.
-    turn: u64,
+    turn_cost: u64,
     /// The time at which everything read so far would have been read at [`MAX_BYTES_PER_SECOND`].
     due: Instant,
 }
@@ -68,8 +68,8 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
     /// Creates a capture. `limit` bounds each stream, in bytes; `live` gets the output of both streams as it arrives.
     pub fn new(limit: usize, live: W) -> Self {
         let (stdout, stderr) = (HeadTailBuffer::new(limit), HeadTailBuffer::new(limit));
-        let hurry = CancellationToken::new();
-        Self { stdout, stderr, live: Some(live), only: None, hurry, pace: OutputPace::new() }
+        let force_stop = CancellationToken::new();
+        Self { stdout, stderr, live: Some(live), only: None, force_stop, pace: OutputPace::new() }
     }
 
     /// Creates a capture as [`new`](Self::new) does, but with a listener for only one of the two streams.
@@ -79,7 +79,7 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
 
     /// Returns the token that makes the capture stop waiting for the listener.
     pub(super) fn detach_token(&self) -> CancellationToken {
-        self.hurry.clone()
+        self.force_stop.clone()
     }
 
     /// Stores and forwards a chunk of one stream, and returns when more may be read. A slow listener slows the sandbox
@@ -118,14 +118,14 @@ impl<W: AsyncWrite + Unpin> OutputCapture<W> {
     async fn write_to_listener(&self, told: impl Future<Output = io::Result<()>>) -> bool {
         tokio::select! {
             told = timeout(LISTENER_TIMEOUT, told) => matches!(told, Ok(Ok(()))),
-            () = self.hurry.cancelled() => false,
+            () = self.force_stop.cancelled() => false,
         }
     }
 }
 
 impl OutputPace {
     fn new() -> Self {
-        Self { turn: 0, due: Instant::now() }
+        Self { turn_cost: 0, due: Instant::now() }
     }
 
     /// Counts a chunk, and yields to other tasks at the end of a turn. A reader that always finds more output would
@@ -133,8 +133,8 @@ impl OutputPace {
     /// used up, no timer of the same task fires.
     async fn throttle(&mut self, length: usize) {
         let cost = length as u64 + CHUNK_COST_BYTES;
-        self.turn += cost;
-        if self.turn < TURN_BYTES {
+        self.turn_cost += cost;
+        if self.turn_cost < TURN_BYTES {
             return;
         }
         yield_now().await;
@@ -149,9 +149,10 @@ impl OutputPace {
     fn next_turn_start(&mut self, now: Instant) -> Instant {
         // A sandbox that was quiet may catch up, but only for the length of the burst window.
         let earliest = now.checked_sub(BURST_WINDOW).unwrap_or(now);
-        let took =
-            Duration::from_nanos(self.turn.saturating_mul(1_000_000_000) / MAX_BYTES_PER_SECOND);
-        (self.turn, self.due) = (0, self.due.max(earliest) + took);
+        let took = Duration::from_nanos(
+            self.turn_cost.saturating_mul(1_000_000_000) / MAX_BYTES_PER_SECOND,
+        );
+        (self.turn_cost, self.due) = (0, self.due.max(earliest) + took);
         self.due
     }
 }
@@ -281,8 +282,8 @@ mod tests {
         let (mut pace, mut now, mut taken) = (OutputPace::new(), begun + BURST_WINDOW * 8, 0);
         let second = now + Duration::from_secs(1);
         while now < second {
-            pace.turn = TURN_BYTES;
-            taken += pace.turn;
+            pace.turn_cost = TURN_BYTES;
+            taken += pace.turn_cost;
             now = now.max(pace.next_turn_start(now));
         }
         let burst = MAX_BYTES_PER_SECOND / 4;

@@ -144,7 +144,7 @@ impl SandboxSpec {
     /// Returns [`SandboxError::InvalidSpec`] with the first invalid value and its rule.
     pub fn check(&self) -> Result<(), SandboxError> {
         let wrong =
-            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, given, rule });
+            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, value: given, rule });
         if self.argv.first().is_none_or(String::is_empty) {
             return wrong(
                 "argv",
@@ -200,7 +200,7 @@ impl SandboxSpec {
 impl SandboxLimits {
     fn check(&self) -> Result<(), SandboxError> {
         let wrong =
-            |what, given: String, rule| Err(SandboxError::InvalidSpec { what, given, rule });
+            |what, value: String, rule| Err(SandboxError::InvalidSpec { what, value, rule });
         if self.max_memory < MIN_MEMORY_BYTES {
             return wrong("max_memory", self.max_memory.to_string(), "give at least 6m");
         }

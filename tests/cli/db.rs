@@ -8,12 +8,14 @@ use std::time::Duration;
 use cogni_gateway::base::db::{DatabaseError, DatabaseSchema, SqliteDatabase};
 use tempfile::tempdir;
 
-const FIRST: DatabaseSchema =
-    DatabaseSchema { room: "cellar", steps: &["CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT"] };
+const FIRST: DatabaseSchema = DatabaseSchema {
+    module: "cellar",
+    migrations: &["CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT"],
+};
 
 const SECOND: DatabaseSchema = DatabaseSchema {
-    room: "cellar",
-    steps: &[
+    module: "cellar",
+    migrations: &[
         "CREATE TABLE wine (name TEXT PRIMARY KEY) STRICT",
         "ALTER TABLE wine ADD COLUMN year INTEGER NOT NULL DEFAULT 1989",
     ],

@@ -168,7 +168,7 @@ async fn calls_end_before_the_records_do() {
         let body = json!({"model": "fake", "messages": []});
         assert_eq!(client.post("/v1/chat/completions", &body).await.status, 200);
         closing.calls.cancel();
-        closing.quiet.cancelled().await;
+        closing.calls_ended.cancelled().await;
         assert!(std::os::unix::net::UnixStream::connect(&socket).is_err(), "it is still served");
         let held = WorkHeldRecord { relay: "relay-1", code: "objects" };
         run.audit.record_delivery(&held);

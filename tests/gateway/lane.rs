@@ -218,7 +218,7 @@ async fn a_cut_reaches_a_call_whose_reader_stalls() {
         before = sent();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    app.run.gate.abort_calls();
+    app.run.control.abort_calls();
     let settled = app.recorded("request.settled", 1).await.remove(0);
     assert_eq!(settled["outcome"], "shut_down", "{settled}");
     assert_eq!(settled["code"], "cut_by_operator", "{settled}");

@@ -91,7 +91,7 @@ impl Described {
         let url = format!("http://127.0.0.1:{}", self.port).parse().unwrap();
         let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
         let timeout = Duration::from_mins(2);
-        GithubClient::new(GithubConfig { url, patience, timeout, ..GithubConfig::default() })
+        GithubClient::new(GithubConfig { url, retry: patience, timeout, ..GithubConfig::default() })
             .unwrap()
     }
 
@@ -125,9 +125,9 @@ fn order() -> PullRequestSpec {
         agent: "coder".to_owned(),
         title: "Do the work".to_owned(),
         body: "It is done.".to_owned(),
-        moved: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
+        commit_range: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
         needs_review: false,
         reasons: vec![],
-        before: vec![],
+        earlier_reasons: vec![],
     }
 }

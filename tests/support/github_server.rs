@@ -67,14 +67,14 @@ impl Running {
     pub(crate) fn api(&self) -> GithubClient {
         self.api_with(RetryPolicy {
             attempts: 3,
-            first: Duration::from_millis(1),
-            longest: Duration::from_secs(5),
+            initial_delay: Duration::from_millis(1),
+            max_delay: Duration::from_secs(5),
         })
     }
 
-    pub(crate) fn api_with(&self, patience: RetryPolicy) -> GithubClient {
+    pub(crate) fn api_with(&self, retry: RetryPolicy) -> GithubClient {
         let url = self.hub.url().parse().unwrap();
-        GithubClient::new(GithubConfig { url, patience, ..GithubConfig::default() }).unwrap()
+        GithubClient::new(GithubConfig { url, retry, ..GithubConfig::default() }).unwrap()
     }
 }
 

@@ -12,11 +12,11 @@ use super::vector::{MASKED, SHORT, find_stop, stop_mask};
 /// A string that is being read.
 #[derive(Default)]
 pub(super) struct JsonStringState {
-    place: JsonStringPosition,
+    position: JsonStringPosition,
     /// Offset of the escape or UTF-8 sequence that is being read; an error in it is reported there.
-    mark: u64,
+    error_offset: u64,
     /// The first half of a surrogate pair, while the second is awaited.
-    high: Option<u16>,
+    high_surrogate: Option<u16>,
 }
 
 /// The state between two bytes of a string.
@@ -47,7 +47,7 @@ impl JsonStringState {
     ) -> Result<(usize, bool), JsonError> {
         let mut read = 0;
         loop {
-            if let JsonStringPosition::Plain = self.place {
+            if let JsonStringPosition::Plain = self.position {
                 let rest = &data[read..];
                 read += match &mut name {
                     None => scan_valid_prefix(rest),
@@ -58,11 +58,11 @@ impl JsonStringState {
                     }
                 };
             }
-            match (self.place, data.get(read)) {
+            match (self.position, data.get(read)) {
                 (_, None) => return Ok((read, false)),
                 (JsonStringPosition::Plain, Some(b'"')) => return Ok((read + 1, true)),
                 (_, Some(&byte)) => {
-                    self.place = self.read_byte(byte, base + read as u64, &mut name)?;
+                    self.position = self.read_byte(byte, base + read as u64, &mut name)?;
                     read += 1;
                 }
             }
@@ -76,9 +76,9 @@ impl JsonStringState {
         at: u64,
         name: &mut Option<&mut JsonKeyBuffer>,
     ) -> Result<JsonStringPosition, JsonError> {
-        match self.place {
+        match self.position {
             JsonStringPosition::Plain => {
-                self.mark = at;
+                self.error_offset = at;
                 match byte {
                     b'\\' => Ok(JsonStringPosition::Escape),
                     0x80.. => Ok(JsonStringPosition::Utf8 { read: 1, bytes: [byte, 0, 0, 0] }),
@@ -106,7 +106,7 @@ impl JsonStringState {
                 Ok(JsonStringPosition::LowSurrogateEscape)
             }
             JsonStringPosition::LowSurrogate | JsonStringPosition::LowSurrogateEscape => {
-                Err(JsonError::LoneSurrogate { at: self.mark })
+                Err(JsonError::LoneSurrogate { at: self.error_offset })
             }
             JsonStringPosition::Utf8 { read, mut bytes } => {
                 bytes[read] = byte;
@@ -115,7 +115,7 @@ impl JsonStringState {
                     Err(error) if error.error_len().is_none() => {
                         Ok(JsonStringPosition::Utf8 { read: read + 1, bytes })
                     }
-                    Err(_) => Err(JsonError::NotUtf8 { at: self.mark }),
+                    Err(_) => Err(JsonError::NotUtf8 { at: self.error_offset }),
                 }
             }
         }
@@ -127,13 +127,13 @@ impl JsonStringState {
         unit: u16,
         name: &mut Option<&mut JsonKeyBuffer>,
     ) -> Result<JsonStringPosition, JsonError> {
-        if self.high.is_none() && matches!(unit, 0xd800..0xdc00) {
-            self.high = Some(unit);
+        if self.high_surrogate.is_none() && matches!(unit, 0xd800..0xdc00) {
+            self.high_surrogate = Some(unit);
             return Ok(JsonStringPosition::LowSurrogate);
         }
-        match char::decode_utf16(self.high.take().into_iter().chain([unit])).next() {
+        match char::decode_utf16(self.high_surrogate.take().into_iter().chain([unit])).next() {
             Some(Ok(meant)) => Ok(append_char(name, meant.encode_utf8(&mut [0; 4]).as_bytes())),
-            _ => Err(JsonError::LoneSurrogate { at: self.mark }),
+            _ => Err(JsonError::LoneSurrogate { at: self.error_offset }),
         }
     }
 }

@@ -26,7 +26,7 @@ use super::discovery::ScrapeTarget;
 #[derive(Clone)]
 pub struct HttpPage {
     path: &'static str,
-    kind: &'static str,
+    content_type: &'static str,
     /// Given the address at which it was asked.
     body: Arc<dyn Fn(SocketAddr) -> Vec<u8> + Send + Sync>,
 }
@@ -34,14 +34,18 @@ pub struct HttpPage {
 impl HttpPage {
     /// `/metrics`: Prometheus text.
     pub fn metrics_page(render: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Self {
-        Self { path: "/metrics", kind: PROMETHEUS_CONTENT_TYPE, body: Arc::new(move |_| render()) }
+        Self {
+            path: "/metrics",
+            content_type: PROMETHEUS_CONTENT_TYPE,
+            body: Arc::new(move |_| render()),
+        }
     }
 
     /// `/sd`: where Prometheus finds what there is to scrape, by `http_sd_configs`.
     pub fn discovery_page(target: ScrapeTarget) -> Self {
         Self {
             path: "/sd",
-            kind: JSON_CONTENT_TYPE,
+            content_type: JSON_CONTENT_TYPE,
             body: Arc::new(move |asked| target.render_targets(asked)),
         }
     }
@@ -121,11 +125,11 @@ async fn respond_to_request(
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
-    let Some(HttpPage { kind, body, .. }) = page.cloned() else {
+    let Some(HttpPage { content_type, body, .. }) = page.cloned() else {
         return text_response(StatusCode::OK, JSON_CONTENT_TYPE, r#"{"status":"ok"}"#);
     };
     match spawn_blocking(move || body(asked)).await {
-        Ok(text) => text_response(StatusCode::OK, kind, text),
+        Ok(text) => text_response(StatusCode::OK, content_type, text),
         Err(error) => {
             tracing::error!(%error, "making a page for Prometheus panicked");
             text_response(

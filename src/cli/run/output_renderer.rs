@@ -20,13 +20,13 @@ use crate::runner::AgentEnvelope;
 #[derive(Debug)]
 pub struct OutputRenderer<W> {
     out: W,
-    what: RenderMode,
+    mode: RenderMode,
     /// The incomplete end of the input: a line of events, or a character of text.
     line: Vec<u8>,
     /// Rendered bytes that are not written yet.
     pending: Vec<u8>,
     written: usize,
-    place: OpenLineFlag,
+    open_line: OpenLineFlag,
 }
 
 /// The format of the rendered output.
@@ -52,17 +52,17 @@ enum AgentEventLine {
 
 impl<W> OutputRenderer<W> {
     /// Renders the events of an agent.
-    pub fn for_events(out: W, place: OpenLineFlag) -> Self {
-        Self { out, what: RenderMode::Events, line: vec![], pending: vec![], written: 0, place }
+    pub fn for_events(out: W, open_line: OpenLineFlag) -> Self {
+        Self { out, mode: RenderMode::Events, line: vec![], pending: vec![], written: 0, open_line }
     }
 
     /// Renders the text of any program.
-    pub fn for_text(out: W, place: OpenLineFlag) -> Self {
-        Self { what: RenderMode::Text, ..Self::for_events(out, place) }
+    pub fn for_text(out: W, open_line: OpenLineFlag) -> Self {
+        Self { mode: RenderMode::Text, ..Self::for_events(out, open_line) }
     }
 
     fn render_chunk(&mut self, chunk: &[u8]) {
-        match self.what {
+        match self.mode {
             RenderMode::Events => self.render_lines(chunk),
             RenderMode::Text => self.render_text(chunk),
         }
@@ -109,7 +109,7 @@ impl<W> OutputRenderer<W> {
     }
 
     fn queue_line(&mut self, text: &str) {
-        self.pending.extend_from_slice(self.place.take_line_break().as_bytes());
+        self.pending.extend_from_slice(self.open_line.take_line_break().as_bytes());
         self.queue_text(text);
     }
 
@@ -117,7 +117,7 @@ impl<W> OutputRenderer<W> {
         self.pending.extend_from_slice(escape_for_terminal(text).as_bytes());
         if let Some(last) = text.chars().last() {
             // Only the last character decides whether the next line needs a break first.
-            self.place.0.store(last != '\n', Ordering::Relaxed);
+            self.open_line.0.store(last != '\n', Ordering::Relaxed);
         }
     }
 }
@@ -166,7 +166,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for OutputRenderer<W> {
         ready!(self.poll_drain(context))?;
         if !self.line.is_empty() {
             let line = mem::take(&mut self.line);
-            match self.what {
+            match self.mode {
                 RenderMode::Events => self.render_line(&String::from_utf8_lossy(&line)),
                 RenderMode::Text => self.queue_text(&String::from_utf8_lossy(&line)),
             }

@@ -31,16 +31,16 @@ pub(super) fn start_line(order: &RunPlan) -> String {
 /// A printer of a line for each settled call.
 pub(super) struct ProgressPrinter<W> {
     ledger: Option<Arc<BudgetLedger>>,
-    told: BudgetAmount,
+    reported: BudgetAmount,
     /// `None` after a write has failed or timed out.
     out: Option<W>,
-    place: OpenLineFlag,
+    open_line: OpenLineFlag,
 }
 
 impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
-    pub(super) fn new(ledger: Option<Arc<BudgetLedger>>, out: W, place: OpenLineFlag) -> Self {
-        let told = ledger.as_ref().map(|ledger| ledger.spent_amount()).unwrap_or_default();
-        Self { ledger, told, out: Some(out), place }
+    pub(super) fn new(ledger: Option<Arc<BudgetLedger>>, out: W, open_line: OpenLineFlag) -> Self {
+        let reported = ledger.as_ref().map(|ledger| ledger.spent_amount()).unwrap_or_default();
+        Self { ledger, reported, out: Some(out), open_line }
     }
 
     /// Prints a line after each settled call, as long as the future is polled.
@@ -56,8 +56,8 @@ impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
     pub(super) async fn print_new_calls(&mut self) {
         let Some(ledger) = &self.ledger else { return };
         let status = ledger.budget_status();
-        let line = call_line(self.told, &status);
-        self.told = status.spent;
+        let line = call_line(self.reported, &status);
+        self.reported = status.spent;
         if !line.is_empty() {
             self.write_lines(&line).await;
         }
@@ -66,7 +66,7 @@ impl<W: AsyncWrite + Unpin> ProgressPrinter<W> {
     /// Writes lines. A missing or slow reader does not end the run, and only delays it by [`WRITE_TIMEOUT`].
     pub(super) async fn write_lines(&mut self, lines: &str) {
         let Some(out) = &mut self.out else { return };
-        let text = format!("{}{}", self.place.take_line_break(), escape_for_terminal(lines));
+        let text = format!("{}{}", self.open_line.take_line_break(), escape_for_terminal(lines));
         let written = async {
             out.write_all(text.as_bytes()).await?;
             out.flush().await

@@ -46,7 +46,7 @@ pub struct ServiceArgs {
 
 /// A client of one service.
 pub(super) struct ServiceClient {
-    place: ServiceAddress,
+    address: ServiceAddress,
     token: Option<SecretString>,
     ca_file: Option<PathBuf>,
     tasks: TaskGroup,
@@ -60,7 +60,7 @@ enum ServiceAddress {
 impl ServiceArgs {
     /// Reads the token, and refuses to send it over a network without encryption.
     pub(super) fn client(self) -> anyhow::Result<ServiceClient> {
-        let place = match self.url.strip_prefix("unix:") {
+        let address = match self.url.strip_prefix("unix:") {
             Some(path) => ServiceAddress::Unix(path.into()),
             None => ServiceAddress::Tcp(self.url.parse().map_err(|_| {
                 anyhow!(
@@ -70,7 +70,7 @@ impl ServiceArgs {
             })?),
         };
         let token = token(self.token_file.as_deref(), |name| std::env::var(name).ok())?;
-        if let ServiceAddress::Tcp(target) = &place
+        if let ServiceAddress::Tcp(target) = &address
             && target.scheme() != UpstreamScheme::Https
             && token.is_some()
             && !is_here(target.host())
@@ -79,7 +79,7 @@ impl ServiceArgs {
                 "`--service` is `{target}`, which would send the token over a network in the clear; give `https://`"
             );
         }
-        Ok(ServiceClient { place, token, ca_file: self.ca_file, tasks: TaskGroup::default() })
+        Ok(ServiceClient { address, token, ca_file: self.ca_file, tasks: TaskGroup::default() })
     }
 }
 
@@ -104,7 +104,7 @@ impl ServiceClient {
         method: Method,
         path: &str,
     ) -> anyhow::Result<Response<Incoming>> {
-        let answer = match &self.place {
+        let answer = match &self.address {
             ServiceAddress::Tcp(target) => self.send_tcp(target, method, path).await,
             ServiceAddress::Unix(socket) => self.send_unix(socket, method, path).await,
         };
@@ -188,7 +188,7 @@ impl ServiceClient {
     }
 
     fn shown(&self) -> String {
-        match &self.place {
+        match &self.address {
             ServiceAddress::Tcp(target) => format!("service at `{target}`"),
             ServiceAddress::Unix(path) => format!("service at `unix:{}`", path.display()),
         }

@@ -20,16 +20,16 @@ use crate::telemetry::metrics::MetricsRegistry;
 /// The reloader of configuration, agents and relay for new runs. An error leaves all settings unchanged.
 pub(super) struct ServiceReloader<'a> {
     /// The options at the start of the service.
-    pub(super) first: &'a ServeOptions,
+    pub(super) options: &'a ServeOptions,
     pub(super) supervisor: &'a RunService,
-    pub(super) seats: &'a GatewayHost,
+    pub(super) gateway_host: &'a GatewayHost,
     /// The settings for asking LiteLLM about its charges.
     pub(super) litellm: watch::Sender<Option<litellm::LitellmConfig>>,
 }
 
 impl ServiceReloader<'_> {
     pub(super) fn apply(&self, fresh: ServeOptions) -> anyhow::Result<()> {
-        self.first.check_reloadable(&fresh)?;
+        self.options.check_reloadable(&fresh)?;
         let relay = super::open_delivery_service(&fresh)?;
         let litellm = litellm_config(&fresh.config.upstream);
         // The client is only built to find errors before anything changes.
@@ -38,7 +38,7 @@ impl ServiceReloader<'_> {
         }
         // This is the last step that may fail. A run that starts before the next line has the new defaults and the old
         // catalog.
-        self.seats.reload_defaults(&fresh.config)?;
+        self.gateway_host.reload_defaults(&fresh.config)?;
         let agents = fresh.catalog.entries().len();
         self.supervisor.reload(fresh.config, fresh.catalog, relay);
         self.litellm.send_replace(litellm);
@@ -80,7 +80,7 @@ impl ServeOptions {
 
 /// The task that reconciles the books with LiteLLM, by the settings in force.
 pub(super) struct ReconcileRunner {
-    books: BillingStore,
+    billing: BillingStore,
     metrics: Arc<MetricsRegistry>,
     every: Duration,
     litellm: watch::Receiver<Option<litellm::LitellmConfig>>,
@@ -92,7 +92,7 @@ impl ReconcileRunner {
     /// # Errors
     /// Returns an error if a client cannot be built with the current settings.
     pub(super) fn new(
-        (books, metrics): (BillingStore, Arc<MetricsRegistry>),
+        (billing, metrics): (BillingStore, Arc<MetricsRegistry>),
         config: &GatewayConfig,
         every: Duration,
     ) -> anyhow::Result<(Self, watch::Sender<Option<litellm::LitellmConfig>>)> {
@@ -101,7 +101,7 @@ impl ReconcileRunner {
             build_client(settings)?;
         }
         let (sender, litellm) = watch::channel(settings);
-        Ok((Self { books, metrics, every, litellm }, sender))
+        Ok((Self { billing, metrics, every, litellm }, sender))
     }
 
     /// Reconciles until `stop`. New settings restart the inner task.
@@ -109,7 +109,7 @@ impl ReconcileRunner {
         while !stop.is_cancelled() {
             let settings = self.litellm.borrow_and_update().clone();
             let (books, metrics, every) =
-                (self.books.clone(), Arc::clone(&self.metrics), self.every);
+                (self.billing.clone(), Arc::clone(&self.metrics), self.every);
             // The settings were checked before they came into force, so that no error is expected here.
             let litellm = settings.and_then(|settings| build_client(settings).ok());
             let watch = ReconcileTask { books, litellm, metrics, every };

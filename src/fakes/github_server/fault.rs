@@ -9,7 +9,7 @@ use super::route::GithubOperation;
 #[derive(Clone, Debug)]
 pub struct FaultRule {
     pub operation: GithubOperation,
-    pub trouble: InjectedFailure,
+    pub failure: InjectedFailure,
     /// The number of requests that fail.
     pub times: u32,
 }

@@ -117,8 +117,8 @@ impl FakeGithubHandle {
 
     /// Injects a failure into later requests. Failures of one operation happen in the order in which they were
     /// injected.
-    pub fn inject(&self, operation: GithubOperation, trouble: InjectedFailure, times: u32) {
-        self.lock_state().faults.push(FaultRule { operation, trouble, times });
+    pub fn inject(&self, operation: GithubOperation, failure: InjectedFailure, times: u32) {
+        self.lock_state().faults.push(FaultRule { operation, failure, times });
     }
 
     /// Returns the pull requests of a repository.
@@ -174,7 +174,7 @@ impl FakeGithubHandle {
             .find(|fault| fault.operation == operation && fault.times > 0)?;
         // A used-up fault stays in the list and is skipped from now on.
         fault.times -= 1;
-        Some(fault.trouble.clone())
+        Some(fault.failure.clone())
     }
 }
 

@@ -30,10 +30,10 @@ pub(super) struct FaultPlan {
 
 /// A writer that cuts and joins frames as the script says.
 pub(super) struct FrameWriter {
-    pen: BodyWriter,
+    body: BodyWriter,
     coalesce: u32,
     split: usize,
-    held: BytesMut,
+    pending: BytesMut,
     events: u32,
     sequence: u64,
 }
@@ -132,7 +132,7 @@ impl FaultPlan {
             (AnswerPosition::Chunk(_) | AnswerPosition::End, None) => UNARY_MIDDLE,
             (position, _) => position,
         };
-        let fault = script.fault.map(|fault| match (fault.trouble, chunks) {
+        let fault = script.fault.map(|fault| match (fault.kind, chunks) {
             // A body that has begun cannot become an error, but a status can report one.
             (FaultKind::Error, None) => ScriptedFault { at: AnswerPosition::Head, ..fault },
             _ => ScriptedFault { at: place(fault.at), ..fault },
@@ -168,24 +168,24 @@ impl FaultPlan {
             self.gate.wait_for_pass().await;
         }
         let Some(fault) = self.fault.filter(|fault| fault.at == here) else { return Ok(()) };
-        match (fault.trouble, &self.breaker) {
+        match (fault.kind, &self.breaker) {
             // Only the client or the shutdown ends a stall.
             (FaultKind::Stall, _) => pending().await,
             (FaultKind::Reset, Some(breaker)) => breaker.break_with_reset(),
             (FaultKind::Garbage, Some(breaker)) => breaker.break_with_garbage(),
             _ => (),
         }
-        Err(fault.trouble)
+        Err(fault.kind)
     }
 }
 
 impl FrameWriter {
-    pub(super) fn new(pen: BodyWriter, script: &ProviderScript) -> Self {
+    pub(super) fn new(body: BodyWriter, script: &ProviderScript) -> Self {
         Self {
-            pen,
+            body,
             coalesce: script.coalesce,
             split: usize::try_from(script.split).unwrap_or(usize::MAX),
-            held: BytesMut::new(),
+            pending: BytesMut::new(),
             events: 0,
             sequence: 0,
         }
@@ -198,7 +198,7 @@ impl FrameWriter {
         }
         for part in &event.parts {
             match part {
-                EventPart::Bytes(bytes) => self.held.extend_from_slice(bytes),
+                EventPart::Bytes(bytes) => self.pending.extend_from_slice(bytes),
                 EventPart::Stamp => {
                     self.buffer_text(format_args!("{:019}", monotonic_nanoseconds()));
                 }
@@ -218,7 +218,7 @@ impl FrameWriter {
     }
 
     fn buffer_text(&mut self, text: std::fmt::Arguments<'_>) {
-        self.held.write_fmt(text).expect("a buffer in memory takes all");
+        self.pending.write_fmt(text).expect("a buffer in memory takes all");
     }
 
     async fn write_filler(&mut self, mut length: u64) {
@@ -233,7 +233,7 @@ impl FrameWriter {
 
     async fn flush(&mut self) {
         self.events = 0;
-        let held = self.held.split().freeze();
+        let held = self.pending.split().freeze();
         if !held.is_empty() {
             self.send_frame(held).await;
         }
@@ -241,16 +241,16 @@ impl FrameWriter {
 
     async fn send_frame(&mut self, mut frame: Bytes) {
         while frame.len() > self.split {
-            self.pen.send(frame.split_to(self.split)).await;
+            self.body.send(frame.split_to(self.split)).await;
         }
-        self.pen.send(frame).await;
+        self.body.send(frame).await;
     }
 
     async fn send_last_frame(&mut self, mut frame: Bytes) {
         while frame.len() > self.split {
-            self.pen.send(frame.split_to(self.split)).await;
+            self.body.send(frame.split_to(self.split)).await;
         }
-        self.pen.send_last(frame);
+        self.body.send_last(frame);
     }
 }
 

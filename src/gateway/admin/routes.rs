@@ -126,7 +126,7 @@ fn set_run_state(
 ) -> AdminResult {
     let control = desk.find_run(&id)?;
     // A draining run refuses every other state. The record is written only for a change that happened.
-    if !control.run().gate.set_state(state) {
+    if !control.run().control.set_state(state) {
         return Err(AdminError::RunEnding(id));
     }
     operator.record_action(action, &control);
@@ -141,7 +141,7 @@ async fn abort_calls(
     let control = desk.find_run(&id)?;
     // The record comes before the abort, so that the log shows the reason before the ends of the calls.
     operator.record_action("cut", &control);
-    control.run().gate.abort_calls();
+    control.run().control.abort_calls();
     Ok(Json(run_status_json(&control)))
 }
 
@@ -242,7 +242,7 @@ fn run_status_json(control: &ServedRunHandle) -> Value {
         "run_id": run.identity.run,
         "attempt": run.identity.attempt,
         "account": run.identity.account,
-        "state": run.gate.state(),
+        "state": run.control.state(),
         "policy": {"version": version, "digest": config.digest()},
         "models": body.models,
         "aliases": body.aliases,

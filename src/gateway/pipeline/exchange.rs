@@ -133,7 +133,7 @@ enum ExchangeStage {
 impl GatewayExchange {
     pub(super) fn begin(gateway: Arc<RunGateway>, pid: Option<u32>, method: &Method) -> Box<Self> {
         let in_flight = gateway.metrics.track_request();
-        let cut = CancelWatch::new(gateway.run.gate.abort_token());
+        let cut = CancelWatch::new(gateway.run.control.abort_token());
         let now = Instant::now();
         Box::new(Self {
             policy: gateway.policy.load_full(),
@@ -194,7 +194,7 @@ impl GatewayExchange {
     pub(super) fn enter_call(&mut self, route: GatewayRoute) -> Result<(), CallRejection> {
         // 1. The operator's switch, 2. the bound of requests in flight, 3. the budget. After a rejection, the
         // drop of the exchange releases the permits of the earlier steps.
-        self.gateway.run.gate.check_accepting()?;
+        self.gateway.run.control.check_accepting()?;
         self.permit = Some(self.gateway.capacity.admit_request()?);
         self.stage = ExchangeStage::Entered(self.call_admission().enter_call(route)?);
         Ok(())
@@ -270,7 +270,7 @@ impl GatewayExchange {
         route: GatewayRoute,
         call: &mut LlmCall,
     ) -> Result<(), CallRejection> {
-        self.gateway.run.gate.check_accepting()?;
+        self.gateway.run.control.check_accepting()?;
         let gateway = Arc::clone(&self.gateway);
         let ExchangeStage::Entered(entry) =
             std::mem::replace(&mut self.stage, ExchangeStage::Arrived)
@@ -304,7 +304,7 @@ impl GatewayExchange {
             match admitted {
                 // The operator may have paused the run while the record was written; no call may go out
                 // after that.
-                Ok(()) => match gateway.run.gate.check_accepting() {
+                Ok(()) => match gateway.run.control.check_accepting() {
                     Ok(()) => self.stage = ExchangeStage::Admitted(reservation),
                     Err(shut) => {
                         reservation.release_unspent();

@@ -63,7 +63,7 @@ pub enum AuthError {
 pub struct ConnectionState {
     worker: usize,
     /// Permits for the connection, one of each run whose valid token the connection has shown.
-    places: Mutex<Vec<OwnedSemaphorePermit>>,
+    permits: Mutex<Vec<OwnedSemaphorePermit>>,
     /// Notified when a run had no permit left for the connection.
     turned_away: Notify,
 }
@@ -187,7 +187,7 @@ impl RunTokenAuth {
 impl ConnectionState {
     /// Creates the state of a connection on `worker`.
     pub fn new(worker: usize) -> Self {
-        Self { worker, places: Mutex::default(), turned_away: Notify::new() }
+        Self { worker, permits: Mutex::default(), turned_away: Notify::new() }
     }
 
     /// Returns true if the connection has shown a valid token and holds a permit of its run.
@@ -214,7 +214,7 @@ impl ConnectionState {
     }
 
     fn lock_permits(&self) -> MutexGuard<'_, Vec<OwnedSemaphorePermit>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.permits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

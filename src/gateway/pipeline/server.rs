@@ -69,12 +69,12 @@ pub enum LaneMode {
 
 /// A limit that is too low to serve a request, or higher than the gateway supports.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`server.{name}` is `{given}`; give {least} to {most}")]
+#[error("`server.{name}` is `{value}`; give {min} to {max}")]
 pub struct HttpServerConfigError {
     name: &'static str,
-    given: u64,
-    least: u64,
-    most: u64,
+    value: u64,
+    min: u64,
+    max: u64,
 }
 
 /// An error that ended a connection early. Only the log reports this error.
@@ -184,10 +184,9 @@ impl HttpServerConfig {
             ("max_run_body_bytes", self.max_run_body_bytes, MIN_BODY_BYTES, MAX_BODY_BYTES),
             ("max_process_body_bytes", self.process_body_bytes(), MIN_BODY_BYTES, MAX_BODY_BYTES),
         ];
-        let invalid =
-            limits.into_iter().find(|(_, given, least, most)| !(least..=most).contains(&given));
-        invalid.map_or(Ok(()), |(name, given, least, most)| {
-            Err(HttpServerConfigError { name, given, least, most })
+        let invalid = limits.into_iter().find(|(_, value, min, max)| !(min..=max).contains(&value));
+        invalid.map_or(Ok(()), |(name, value, min, max)| {
+            Err(HttpServerConfigError { name, value, min, max })
         })
     }
 }

@@ -180,7 +180,7 @@ impl HostedGateway {
         drop(listener);
         held.runs.end_run_calls(&own).await;
         // No call runs any more. The caller may still write records until it cancels `records`.
-        closing.quiet.cancel();
+        closing.calls_ended.cancel();
         // The run's flush task has ended with the calls, so this task writes out the buffered records instead.
         flush_until(&own.run, &closing.records).await;
         held.close_run().await

@@ -70,7 +70,7 @@ impl GatewayListener {
         // Certificates and keys are read before the listener is bound and a run is opened, so a bad file leaves no
         // trace.
         let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
-        let door = RunTokenAuth {
+        let auth = RunTokenAuth {
             keys: ArcSwap::from_pointee(shared.token_keys()?),
             runs: Arc::clone(runs.registry()),
             metrics: Arc::clone(runs.metrics()),
@@ -87,7 +87,7 @@ impl GatewayListener {
         }
         let served = server::shared_listener::SharedListener {
             config: config.server.clone(),
-            door,
+            auth,
             tls: tls.map(ArcSwap::new),
             max_connections: shared.max_connections,
             handshake_timeout: shared.handshake_timeout,
@@ -136,7 +136,7 @@ impl GatewayListener {
             let tls = shared.tls_files().map(|files| tls::server_config(&files)).transpose()?;
             // The values are complete and checked at this point, so putting them in force cannot fail half-way.
             Ok(Box::new(move || {
-                current.door.keys.store(Arc::new(keys));
+                current.auth.keys.store(Arc::new(keys));
                 if let (Some(current), Some(tls)) = (&current.tls, tls) {
                     current.store(tls);
                 }

@@ -32,10 +32,10 @@ pub struct RequestId([u8; 36]);
 
 /// An error for a name that is not valid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{given}` is not a valid {what}; {NAME_RULE}")]
+#[error("`{value}` is not a valid {what}; {NAME_RULE}")]
 pub struct RunIdentityError {
     what: &'static str,
-    given: String,
+    value: String,
 }
 
 impl RunIdentity {
@@ -50,7 +50,7 @@ impl RunIdentity {
         let optional = |what: &str, name: &str| what == "billing account" && name.is_empty();
         let invalid =
             names.into_iter().find(|(what, name)| !is_name(name) && !optional(what, name));
-        invalid.map_or(Ok(()), |(what, given)| Err(RunIdentityError { what, given: given.clone() }))
+        invalid.map_or(Ok(()), |(what, given)| Err(RunIdentityError { what, value: given.clone() }))
     }
 
     /// Returns the trace that the run belongs to: the trace of the host, else the trace in LiteLLM's metadata, if the
@@ -129,14 +129,14 @@ struct RequestIdSequence {
     /// The time of the last id, in units of 1/4096 millisecond. If the clock has not advanced, the value is one more
     /// than that of the id before.
     last: Cell<u64>,
-    made: Cell<u64>,
+    generated: Cell<u64>,
     /// A hasher with secret random keys, so that an id cannot be guessed from earlier ids.
     random: RandomState,
 }
 
 thread_local! {
     static SEQUENCE: RequestIdSequence =
-        RequestIdSequence { last: Cell::new(0), made: Cell::new(0), random: RandomState::new() };
+        RequestIdSequence { last: Cell::new(0), generated: Cell::new(0), random: RandomState::new() };
 }
 
 impl RequestIdSequence {
@@ -150,8 +150,8 @@ impl RequestIdSequence {
         // A clock that stands still or is set back must not repeat an id.
         let time = (milliseconds << 12 | part).max(self.last.get() + 1);
         self.last.set(time);
-        let made = self.made.get() + 1;
-        self.made.set(made);
+        let made = self.generated.get() + 1;
+        self.generated.set(made);
         // RFC 9562: 48 bits of milliseconds, 4 bits of version, 12 bits of the finer time.
         let high = (time >> 12) << 16 | UUID_VERSION << 12 | time & 0xfff;
         // The counter makes each hash input unique. The two upper bits give way to the variant.

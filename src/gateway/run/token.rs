@@ -62,10 +62,10 @@ pub enum RunTokenError {
 /// The reason why a token cannot be made.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunTokenMintError {
-    #[error("`{given}` is not a valid run id; {}", super::NAME_RULE)]
-    InvalidRunId { given: String },
-    #[error("there is no key `{given}`; there are: {known}")]
-    UnknownKey { given: String, known: String },
+    #[error("`{value}` is not a valid run id; {}", super::NAME_RULE)]
+    InvalidRunId { value: String },
+    #[error("there is no key `{value}`; there are: {known}")]
+    UnknownKey { value: String, known: String },
     #[error("a token must be valid for at least a second")]
     TooShort,
     #[error("a token may be valid for {} at most", humantime::format_duration(MAX_TOKEN_LIFETIME))]
@@ -86,7 +86,7 @@ impl RunTokenKeys {
         now: SystemTime,
     ) -> Result<String, RunTokenMintError> {
         if !is_name(run) {
-            return Err(RunTokenMintError::InvalidRunId { given: run.to_owned() });
+            return Err(RunTokenMintError::InvalidRunId { value: run.to_owned() });
         }
         match ttl {
             ttl if ttl < Duration::from_secs(1) => return Err(RunTokenMintError::TooShort),
@@ -114,7 +114,7 @@ impl RunTokenKeys {
         key_id: Option<&str>,
     ) -> Result<String, RunTokenMintError> {
         let unknown = |given: &str| RunTokenMintError::UnknownKey {
-            given: given.to_owned(),
+            value: given.to_owned(),
             known: self.format_ids(),
         };
         let key = match key_id {

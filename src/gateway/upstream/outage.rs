@@ -15,7 +15,7 @@ use super::{UpstreamError, UpstreamUrl};
 #[derive(Debug)]
 pub struct FailureLog {
     target: UpstreamUrl,
-    told: Mutex<BTreeMap<&'static str, LoggedFailure>>,
+    logged: Mutex<BTreeMap<&'static str, LoggedFailure>>,
 }
 
 /// A kind of failure that was logged at least once.
@@ -52,7 +52,7 @@ pub(super) struct LookupError(pub(super) io::Error);
 
 impl FailureLog {
     pub fn new(target: &UpstreamUrl) -> Self {
-        Self { target: target.clone(), told: Mutex::default() }
+        Self { target: target.clone(), logged: Mutex::default() }
     }
 
     /// Logs a failed call. A run's deadline is no failure of the upstream and is not logged.
@@ -80,7 +80,7 @@ impl FailureLog {
     /// counted.
     fn is_due(&self, code: &'static str) -> Option<u64> {
         let now = Instant::now();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         match told.get_mut(code) {
             // A line of this kind is younger than the interval: count, and report the count with the next line.
             Some(last) if now.duration_since(last.at) < TOLD_EVERY => {
@@ -214,7 +214,7 @@ mod tests {
         let log = FailureLog::new(&UpstreamUrl::default());
         assert_eq!(log.is_due("upstream_closed"), Some(0));
         assert_eq!((log.is_due("upstream_closed"), log.is_due("upstream_auth")), (None, Some(0)));
-        let mut told = log.told.lock().expect("no thread has panicked");
+        let mut told = log.logged.lock().expect("no thread has panicked");
         let last = told.get_mut("upstream_closed").expect("it was told");
         last.at = last.at.checked_sub(TOLD_EVERY).expect("the clock has run so long");
         drop(told);

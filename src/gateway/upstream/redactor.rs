@@ -11,7 +11,7 @@ use crate::base::secret::SecretString;
 pub struct SecretRedactor {
     secrets: Vec<SecretString>,
     /// The end of the body so far, if a secret may begin there. These bytes wait for the next frame.
-    held: BytesMut,
+    tail: BytesMut,
 }
 
 impl SecretRedactor {
@@ -22,7 +22,7 @@ impl SecretRedactor {
         } else {
             vec![key.clone(), SecretString::new(hex::sha256_hex(key.expose_secret().as_bytes()))]
         };
-        Self { secrets, held: BytesMut::new() }
+        Self { secrets, tail: BytesMut::new() }
     }
 
     /// Returns true if a text contains a secret.
@@ -36,27 +36,27 @@ impl SecretRedactor {
     /// Returns the part of the body so far that is free of secrets and may pass.
     pub fn redact_frame(&mut self, frame: &[u8]) -> Bytes {
         // The bytes that were held back come first, so a secret over two frames is found as a whole.
-        self.held.extend_from_slice(frame);
+        self.tail.extend_from_slice(frame);
         for secret in &self.secrets {
             let secret = secret.expose_secret().as_bytes();
             // The positions are collected first, because the search borrows the bytes that are overwritten next.
-            let found: Vec<_> = memmem::find_iter(&self.held, secret).collect();
+            let found: Vec<_> = memmem::find_iter(&self.tail, secret).collect();
             for at in found {
-                self.held[at..at + secret.len()].fill(b'*');
+                self.tail[at..at + secret.len()].fill(b'*');
             }
         }
         // The end may be the beginning of one secret or the other. The longer one decides how much is held back.
         let begun = self
             .secrets
             .iter()
-            .map(|secret| partial_secret_length(&self.held, secret.expose_secret().as_bytes()));
+            .map(|secret| partial_secret_length(&self.tail, secret.expose_secret().as_bytes()));
         let kept = begun.max().unwrap_or_default();
-        self.held.split_to(self.held.len() - kept).freeze()
+        self.tail.split_to(self.tail.len() - kept).freeze()
     }
 
     /// Returns the bytes that were held back. The body has ended, so they cannot become a secret any more.
     pub fn redact_rest(self) -> Bytes {
-        self.held.freeze()
+        self.tail.freeze()
     }
 }
 

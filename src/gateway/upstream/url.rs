@@ -27,10 +27,10 @@ pub enum UpstreamScheme {
 /// An error for a text that is not a valid upstream address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{given}` is not an upstream: {why}; give `host:port`, `http://host:port`, `https://host[:port]` or `h2c://host:port`"
+    "`{value}` is not an upstream: {why}; give `host:port`, `http://host:port`, `https://host[:port]` or `h2c://host:port`"
 )]
 pub struct UpstreamUrlError {
-    given: String,
+    value: String,
     why: &'static str,
 }
 
@@ -82,7 +82,7 @@ impl FromStr for UpstreamUrl {
     type Err = UpstreamUrlError;
 
     fn from_str(text: &str) -> Result<Self, UpstreamUrlError> {
-        let invalid = |why| UpstreamUrlError { given: text.to_owned(), why };
+        let invalid = |why| UpstreamUrlError { value: text.to_owned(), why };
         let (scheme, rest) = match text.split_once("://") {
             None => (UpstreamScheme::Http, text),
             Some(("http", rest)) => (UpstreamScheme::Http, rest),

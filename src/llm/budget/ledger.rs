@@ -121,7 +121,7 @@ pub struct OpenCallPermit {
 pub struct BudgetReservation {
     ledger: Arc<BudgetLedger>,
     kind: CallKind,
-    begun: Instant,
+    started: Instant,
     granted: BudgetAmount,
     output_limit: Option<Tokens>,
     price: Option<Arc<ModelPrice>>,
@@ -317,12 +317,12 @@ impl BudgetLedger {
     }
 
     fn close_reservation(&self, reservation: &BudgetReservation, charge: BudgetAmount) {
-        let BudgetReservation { kind, begun, granted, .. } = *reservation;
+        let BudgetReservation { kind, started, granted, .. } = *reservation;
         let (mut state, now) = (self.lock_state(), Instant::now());
         // The reservation is replaced by the charge under one lock, so no other call sees both or neither.
         state.reserved = state.reserved.saturating_sub(granted);
         state.spent = state.spent + charge;
-        let age = now.saturating_duration_since(begun);
+        let age = now.saturating_duration_since(started);
         state.rates.settle_tokens(granted.total_tokens(), charge.total_tokens(), age, now);
         // Only the settlement shows that a call was free of charge, for example because the upstream refused it.
         if kind != CallKind::Free && state.is_charge_free(charge) {
@@ -486,13 +486,13 @@ impl OpenCallPermit {
         mut self,
         ask: &ReserveRequest,
     ) -> Result<BudgetReservation, BudgetError> {
-        let begun = Instant::now();
-        let reserved = self.try_reserve(ask, begun);
+        let started = Instant::now();
+        let reserved = self.try_reserve(ask, started);
         // On an error the permit stays in `self` and is released when `self` is dropped.
         let (granted, output_limit) = reserved?;
         let ledger = self.ledger.take().expect("a place is there until it is used");
         let (kind, price) = (self.kind, ask.price.clone());
-        Ok(BudgetReservation { ledger, kind, begun, granted, output_limit, price, open: true })
+        Ok(BudgetReservation { ledger, kind, started, granted, output_limit, price, open: true })
     }
 
     fn try_reserve(

@@ -32,15 +32,15 @@ struct RateLimiter {
     /// The limit per minute. `None` means no limit; then the bucket counts nothing.
     limit: Option<NonZeroU32>,
     /// The parts that were taken and not yet refilled. One unit has [`PARTS_PER_UNIT`] parts.
-    taken: u128,
-    /// The time up to which `taken` includes the refill.
+    used: u128,
+    /// The time up to which `used` includes the refill.
     updated: Instant,
 }
 
 impl RunRateLimits {
     pub(super) fn new(limits: &BudgetLimits, now: Instant) -> Self {
         let [requests, tokens, free, uncharged] =
-            limits_per_minute(limits).map(|limit| RateLimiter { limit, taken: 0, updated: now });
+            limits_per_minute(limits).map(|limit| RateLimiter { limit, used: 0, updated: now });
         Self { requests, tokens, free, uncharged }
     }
 
@@ -116,7 +116,7 @@ impl RateLimiter {
         let Some(limit) = self.limit else { return Ok(()) };
         let (limit, capacity) = (limit.get(), to_parts(limit.get().into()));
         // `min(capacity)`: a call larger than the bucket needs only a full bucket.
-        let missing = (self.taken + to_parts(count).min(capacity))
+        let missing = (self.used + to_parts(count).min(capacity))
             .saturating_sub(capacity)
             .div_ceil(limit.into());
         if missing == 0 {
@@ -129,7 +129,7 @@ impl RateLimiter {
     fn take_count(&mut self, count: u64, now: Instant) {
         self.refill_to(now);
         if self.limit.is_some() {
-            self.taken = self.taken.saturating_add(to_parts(count)).min(to_parts(u64::MAX));
+            self.used = self.used.saturating_add(to_parts(count)).min(to_parts(u64::MAX));
         }
     }
 
@@ -138,18 +138,18 @@ impl RateLimiter {
     fn return_count(&mut self, count: u64, age: Duration, now: Instant) {
         self.refill_to(now);
         let unused = to_parts(count).saturating_sub(self.parts_refilled(age));
-        self.taken = self.taken.saturating_sub(unused);
+        self.used = self.used.saturating_sub(unused);
     }
 
     fn refill_to(&mut self, now: Instant) {
         if self.limit.is_none() {
             // Without a limit nothing is owed, so a limit that is set later starts with a full
             // bucket.
-            (self.taken, self.updated) = (0, self.updated.max(now));
+            (self.used, self.updated) = (0, self.updated.max(now));
             return;
         }
         let refilled = self.parts_refilled(now.saturating_duration_since(self.updated));
-        self.taken = self.taken.saturating_sub(refilled);
+        self.used = self.used.saturating_sub(refilled);
         // Threads read the clock before they take the lock, so `now` can lie in the past. The time
         // must not move back, or an interval would refill twice.
         self.updated = self.updated.max(now);

@@ -31,7 +31,7 @@ pub(super) struct RequestFieldReader<'a> {
     pub(super) route: GatewayRoute,
     pub(super) policy: &'a BodyPolicy,
     pub(super) call: &'a mut LlmCall,
-    pub(super) asked: ParsedFields,
+    pub(super) parsed: ParsedFields,
 }
 
 impl RequestFieldReader<'_> {
@@ -58,7 +58,7 @@ impl RequestFieldReader<'_> {
                 (None, name) => self.apply_unknown(at, name, is_plain)?,
             }
         }
-        Ok(self.asked)
+        Ok(self.parsed)
     }
 
     fn apply_field(
@@ -79,17 +79,17 @@ impl RequestFieldReader<'_> {
             FieldRule::Pass(_) => (),
             // A null value requests nothing, so the field needs no beta.
             FieldRule::Beta(_) if kind == JsonType::Null => (),
-            FieldRule::Beta(betas) => self.call.places.betas.push((at, field.name, betas)),
+            FieldRule::Beta(betas) => self.call.editable.betas.push((at, field.name, betas)),
             FieldRule::Model => self.apply_model(field, at)?,
             FieldRule::Stream => {
                 let stream = self.parse_flag(field, at)?;
-                self.asked.stream = stream.unwrap_or_default();
+                self.parsed.stream = stream.unwrap_or_default();
             }
-            FieldRule::StreamOptions => self.asked.stream_options = Some(at),
-            FieldRule::Store => self.asked.store = Some((at, self.parse_flag(field, at)?)),
+            FieldRule::StreamOptions => self.parsed.stream_options = Some(at),
+            FieldRule::Store => self.parsed.store = Some((at, self.parse_flag(field, at)?)),
             FieldRule::OutputLimit => self.apply_output_limit(field, at)?,
             FieldRule::Thinking => match kind {
-                JsonType::Object | JsonType::Null => self.call.places.thinking = Some(at),
+                JsonType::Object | JsonType::Null => self.call.editable.thinking = Some(at),
                 _ => return Err(field.invalid_error()),
             },
             FieldRule::Options => self.check_options(field, at)?,
@@ -97,7 +97,7 @@ impl RequestFieldReader<'_> {
             FieldRule::Choices => self.apply_choices(field, at)?,
             FieldRule::Prompts => match kind {
                 JsonType::String | JsonType::Array | JsonType::Null => {
-                    self.asked.prompts = self.member_at(at).entries;
+                    self.parsed.prompts = self.member_at(at).entries;
                 }
                 _ => return Err(field.invalid_error()),
             },
@@ -115,8 +115,8 @@ impl RequestFieldReader<'_> {
         if !is_model_name(&name) {
             return Err(field.invalid_error());
         }
-        self.asked.model = Some(name);
-        self.call.places.model = Some(at);
+        self.parsed.model = Some(name);
+        self.call.editable.model = Some(at);
         Ok(())
     }
 
@@ -129,10 +129,10 @@ impl RequestFieldReader<'_> {
         if limit == Some(0) {
             return Err(field.invalid_error());
         }
-        self.asked.output = self.asked.output.max(limit.map(Tokens));
+        self.parsed.output = self.parsed.output.max(limit.map(Tokens));
         // No route has more than two fields that limit the output, so a free entry exists unless a
         // name is repeated, which the scanner refuses.
-        if let Some(free) = self.call.places.output.iter_mut().find(|place| place.is_none()) {
+        if let Some(free) = self.call.editable.output.iter_mut().find(|place| place.is_none()) {
             *free = Some((at, field.name));
         }
         Ok(())
@@ -144,7 +144,7 @@ impl RequestFieldReader<'_> {
         if choices > limit {
             return Err(BodyPolicyError::TooManyChoices { name: field.name, limit });
         }
-        self.asked.choices = self.asked.choices.max(choices);
+        self.parsed.choices = self.parsed.choices.max(choices);
         Ok(())
     }
 

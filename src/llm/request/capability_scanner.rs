@@ -162,7 +162,7 @@ impl CapabilityScanner {
     /// Records the most expensive medium seen in the innermost container.
     fn note_medium(&mut self, medium: Option<MediaKind>) {
         if let Some(open) = self.open.last_mut() {
-            open.noted = open.noted.max(medium);
+            open.costliest = open.costliest.max(medium);
         }
     }
 
@@ -201,7 +201,7 @@ impl CapabilityScanner {
             b"container" => return JsonContext::Container,
             b"input_image_mask" | b"skills" => return JsonContext::Content,
             b"file_ids" | b"file_id" => return JsonContext::FileId,
-            b"external_web_access" => self.note(|open| open.says_reach = true),
+            b"external_web_access" => self.note(|open| open.states_reach = true),
             // Gemini's tools have no type; the key itself names the tool.
             _ => {
                 let hosted = str::from_utf8(key).ok().and_then(ProviderCapability::for_tool_key);
@@ -330,8 +330,8 @@ impl CapabilityScanner {
         let Some(open) = self.open.last_mut() else { return };
         // Whether the name counts depends on keys that may follow, so `on_close` decides.
         open.search = match name {
-            b"web_search" if open.place == JsonContext::Tool => WebSearchTool::Typed,
-            b"WebSearch" if open.place == JsonContext::Tool => WebSearchTool::Bare,
+            b"web_search" if open.context == JsonContext::Tool => WebSearchTool::Typed,
+            b"WebSearch" if open.context == JsonContext::Tool => WebSearchTool::Bare,
             _ => open.search,
         };
     }
@@ -379,7 +379,7 @@ impl CapabilityScanner {
     /// and `admit_body` decides about it after the scan. Every other search tool needs the capability at once.
     fn web_search(&mut self, tool: OpenContainer) {
         let is_listed = self.field == "tools" && self.open.len() == 1;
-        if tool.says_reach && is_listed && self.found.modest_search.is_none() {
+        if tool.states_reach && is_listed && self.found.modest_search.is_none() {
             self.found.modest_search = Some(tool.at);
             return;
         }
@@ -390,7 +390,7 @@ impl CapabilityScanner {
     /// Returns the context of the next value: by the array that contains it, or by the key before it.
     fn take_context(&mut self) -> JsonContext {
         match self.open.last() {
-            Some(open) if open.is_array => open.place.element_context(),
+            Some(open) if open.is_array => open.context.element_context(),
             _ => std::mem::replace(&mut self.next, JsonContext::Opaque),
         }
     }
@@ -433,7 +433,7 @@ impl JsonVisitor for CapabilityScanner {
         }
         let Some(open) = self.open.last() else { return };
         self.next_medium = MediaKind::of_name(key);
-        self.next = match open.place {
+        self.next = match open.context {
             JsonContext::Tool => self.context_in_tool(key),
             JsonContext::Item => self.context_in_item(key),
             JsonContext::Environment => in_environment(key),
@@ -467,7 +467,7 @@ impl JsonVisitor for CapabilityScanner {
         }
         let named = self.next_medium.take();
         // A medium named by the key wins over the medium inherited from the container.
-        let within = named.or_else(|| self.open.last().and_then(|open| open.within));
+        let within = named.or_else(|| self.open.last().and_then(|open| open.surrounding));
         if is_open {
             let place = place.container_context(kind);
             if place == JsonContext::Opaque {
@@ -524,7 +524,7 @@ impl JsonVisitor for CapabilityScanner {
         // order.
         if (open.has_address && !open.is_text) || (open.has_source && !open.is_found) {
             self.require_capability(ProviderCapability::RemoteMedia, b"url");
-            if open.noted.is_none() {
+            if open.costliest.is_none() {
                 // An address without a known medium is charged as one fetched medium.
                 self.found.media.count_fetched(1);
             }
@@ -541,11 +541,11 @@ impl JsonVisitor for CapabilityScanner {
             self.require_capability(ProviderCapability::StoredState, b"image_generation_call");
         }
         // The container claims a more expensive medium than its bytes show, so the claim is charged.
-        if let Some(claimed) = open.claimed.filter(|claimed| open.noted < Some(*claimed)) {
+        if let Some(claimed) = open.claimed.filter(|claimed| open.costliest < Some(*claimed)) {
             self.found.media.add_unread(claimed);
         }
         // The parent container inherits the most expensive medium.
-        self.note_medium(open.noted.max(open.claimed));
+        self.note_medium(open.costliest.max(open.claimed));
         if open.is_web_search {
             self.web_search(open);
         }
@@ -557,7 +557,7 @@ impl JsonVisitor for CapabilityScanner {
         if is_search {
             self.require_capability(ProviderCapability::WebSearch, b"web_search");
         }
-        match open.place {
+        match open.context {
             JsonContext::Tool if !open.is_array && !open.is_known && !open.is_typed => {
                 self.require_capability(ProviderCapability::UnknownTools, b"tools");
             }

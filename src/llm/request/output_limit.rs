@@ -21,7 +21,7 @@ impl LlmCall {
         }
         let Some(name) = self.route.and_then(field::output_limit_field) else { return };
         self.requested_output = Some(limit);
-        if self.places.output.iter().all(Option::is_none) {
+        if self.editable.output.iter().all(Option::is_none) {
             let mut digits = itoa::Buffer::new();
             let member = [",\"", name, "\":", digits.format(limit.0)].concat();
             self.draft.add_member(name, member.into());
@@ -34,7 +34,7 @@ impl LlmCall {
 
     /// Lowers the fields of the body that limit the output.
     fn lower_output(&mut self, limit: Tokens) {
-        let places = self.places.output.into_iter().flatten();
+        let places = self.editable.output.into_iter().flatten();
         let asked = places.map(|(at, name)| {
             (at, name, serde_json::from_slice::<u64>(&self.draft.member_value(at)).ok().map(Tokens))
         });
@@ -55,7 +55,7 @@ impl LlmCall {
     /// Lowers or drops the thinking budget. Anthropic refuses a thinking budget that is not below
     /// the output limit, or that is under 1,024.
     fn limit_thinking(&mut self, limit: Tokens) {
-        let Some(at) = self.places.thinking else { return };
+        let Some(at) = self.editable.thinking else { return };
         let (what, edit) = match self.parse_thinking_budget(at) {
             // Three outcomes: keep a budget that already fits, clamp it to one below the limit, or
             // drop `thinking` where no valid budget fits or the budget cannot be read.

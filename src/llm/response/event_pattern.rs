@@ -49,7 +49,7 @@ enum PatternHoleKind {
 #[derive(Clone, Debug)]
 pub(super) struct LoneText {
     /// The range of the text's inside in the event's data.
-    pub(super) place: Range<usize>,
+    pub(super) range: Range<usize>,
     /// The effect of such an event on a limited stream.
     pub(super) effect: TextEventEffect,
 }
@@ -62,14 +62,14 @@ pub(super) struct RepeatedEvent<'a> {
     pub(super) sequence: Option<u64>,
     pub(super) effect: TextEventEffect,
     /// The length of the event in bytes.
-    pub(super) taken: usize,
+    pub(super) consumed: usize,
 }
 
 impl LoneText {
     /// Returns the text that begins at offset `start` in `data`, behind its quote.
     pub(super) fn from_offset(start: usize, data: &[u8], effect: TextEventEffect) -> Option<Self> {
         let length = string_length(data.get(start..)?)?;
-        Some(Self { place: start..start + length, effect })
+        Some(Self { range: start..start + length, effect })
     }
 
     /// Returns the text for a JSON string that is a slice of `data`.
@@ -96,7 +96,7 @@ impl EventPattern {
         if block.len() > MAX_PATTERN_BYTES || self.match_repeated(block).is_some() {
             return;
         }
-        let text = Some((PatternHoleKind::Text, lone.place.clone()));
+        let text = Some((PatternHoleKind::Text, lone.range.clone()));
         // 1. Collect the ranges that may differ. 2. Sort them by position. 3. Copy the bytes
         //    between them into the literal, and record each gap as a hole.
         let [number, filler] = if is_numbered { other_holes(data) } else { [const { None }; 2] };
@@ -143,11 +143,11 @@ impl EventPattern {
             }
         }
         left = left.strip_prefix(&self.literal[from..])?;
-        let taken = rest.len() - left.len();
+        let consumed = rest.len() - left.len();
         // An empty text is counted differently from a text, so such an event is parsed. An empty
         // pattern also ends here.
-        let is_event = !text.is_empty() && taken <= MAX_EVENT_BYTES;
-        is_event.then_some(RepeatedEvent { text, sequence, effect: self.effect, taken })
+        let is_event = !text.is_empty() && consumed <= MAX_EVENT_BYTES;
+        is_event.then_some(RepeatedEvent { text, sequence, effect: self.effect, consumed })
     }
 }
 

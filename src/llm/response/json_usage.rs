@@ -22,7 +22,7 @@ pub(super) struct JsonUsageScanner {
     has_begun: bool,
     /// The number of open arrays and objects.
     depth: u64,
-    place: UsageScanState,
+    state: UsageScanState,
     text: UsageStringState,
     /// The first bytes of the last top-level key.
     key: [u8; KEY_BYTES],
@@ -105,10 +105,10 @@ impl JsonUsageScanner {
             }
             let Some(&byte) = bytes.get(at) else { break };
             if self.depth == 1 {
-                if self.place == UsageScanState::Colon && !byte.is_ascii_whitespace() {
+                if self.state == UsageScanState::Colon && !byte.is_ascii_whitespace() {
                     self.begin_value(byte, report);
                     usage = at;
-                } else if self.place == UsageScanState::Usage && matches!(byte, b',' | b'}' | b']')
+                } else if self.state == UsageScanState::Usage && matches!(byte, b',' | b'}' | b']')
                 {
                     self.end_usage(&bytes[usage..at], report);
                 }
@@ -117,7 +117,7 @@ impl JsonUsageScanner {
             at += 1;
         }
         // The value continues in the next frame, so its part in this frame is copied now.
-        if self.place == UsageScanState::Usage {
+        if self.state == UsageScanState::Usage {
             self.keep_usage(&bytes[usage..]);
         }
     }
@@ -127,7 +127,7 @@ impl JsonUsageScanner {
             b'"' => {
                 self.text = UsageStringState::Inside;
                 // A top-level key begins: its bytes are compared with the keys that matter.
-                if self.depth == 1 && self.place == UsageScanState::Key {
+                if self.depth == 1 && self.state == UsageScanState::Key {
                     self.key_length = 0;
                 }
                 self.answer.length = 0;
@@ -135,7 +135,7 @@ impl JsonUsageScanner {
             b'{' | b'[' => {
                 // Only an object has members; a body of another type is never `Terminated`.
                 if self.depth == 0 {
-                    self.place =
+                    self.state =
                         if byte == b'{' { UsageScanState::Key } else { UsageScanState::Outside };
                 }
                 self.depth = self.depth.saturating_add(1);
@@ -144,16 +144,16 @@ impl JsonUsageScanner {
                 self.depth = self.depth.saturating_sub(1);
                 // The body's object is closed. `take` also resets the position, so trailing bytes
                 // report nothing.
-                if self.depth == 0 && mem::take(&mut self.place) != UsageScanState::Outside {
+                if self.depth == 0 && mem::take(&mut self.state) != UsageScanState::Outside {
                     self.answer = AnswerStringState::default();
                     report.on_end(StreamEnd::Terminated);
                 }
             }
-            b':' if self.depth == 1 && self.place == UsageScanState::Key => {
-                self.place = UsageScanState::Colon;
+            b':' if self.depth == 1 && self.state == UsageScanState::Key => {
+                self.state = UsageScanState::Colon;
             }
-            b',' if self.depth == 1 && self.place != UsageScanState::Outside => {
-                self.place = UsageScanState::Key;
+            b',' if self.depth == 1 && self.state != UsageScanState::Outside => {
+                self.state = UsageScanState::Key;
             }
             _ => (),
         }
@@ -168,7 +168,7 @@ impl JsonUsageScanner {
         // Longer keys such as `choices` are compared by their first five bytes.
         let is_long = self.key_length >= KEY_BYTES;
         self.answer.is_open = is_long && matches!(&self.key, b"choic" | b"conte" | b"outpu");
-        self.place =
+        self.state =
             if key == Some(b"usage") { UsageScanState::Usage } else { UsageScanState::Value };
     }
 
@@ -188,7 +188,7 @@ impl JsonUsageScanner {
             (UsageStringState::Inside, Some(_)) => UsageStringState::Escaped,
             _ => UsageStringState::Inside,
         };
-        let is_key = self.depth == 1 && self.place == UsageScanState::Key;
+        let is_key = self.depth == 1 && self.state == UsageScanState::Key;
         if is_key {
             let content = if self.text == UsageStringState::Outside { end } else { taken };
             self.keep_key(&bytes[..content]);
@@ -215,7 +215,7 @@ impl JsonUsageScanner {
         // estimated.
         if self.usage.len() + bytes.len() > MAX_USAGE_BYTES {
             self.usage = Vec::new();
-            self.place = UsageScanState::Value;
+            self.state = UsageScanState::Value;
         } else {
             self.usage.extend_from_slice(bytes);
         }

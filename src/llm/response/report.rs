@@ -26,8 +26,8 @@ use crate::llm::protocol::{GatewayRoute, LlmProtocol};
 pub(super) struct ResponseReport {
     route: GatewayRoute,
     finish: StreamEnd,
-    tally: UsageAccumulator,
-    written: OutputEstimate,
+    usage: UsageAccumulator,
+    output: OutputEstimate,
     pattern: Option<Box<EventPattern>>,
     /// The output limit. `None` if the output is unlimited; then only few events are parsed.
     limit: Option<Box<OutputLimiter>>,
@@ -48,8 +48,8 @@ impl ResponseReport {
         Self {
             route,
             finish: StreamEnd::Unfinished,
-            tally: UsageAccumulator::default(),
-            written: OutputEstimate::default(),
+            usage: UsageAccumulator::default(),
+            output: OutputEstimate::default(),
             pattern: None,
             limit: None,
             has_failed: false,
@@ -67,11 +67,11 @@ impl ResponseReport {
         let limit = self.limit.as_mut()?;
         // The gateway's own lower bound and the provider's running count both may exceed the limit;
         // the larger one counts.
-        let written = self.written.lower_bound();
-        if limit.allows_output(written.max(self.tally.total_output())) {
+        let written = self.output.lower_bound();
+        if limit.allows_output(written.max(self.usage.total_output())) {
             return None;
         }
-        limit.truncation_bytes(self.tally.total_usage(self.route.protocol()))
+        limit.truncation_bytes(self.usage.total_usage(self.route.protocol()))
     }
 
     pub(super) fn is_truncated(&self) -> bool {
@@ -84,12 +84,12 @@ impl ResponseReport {
 
     /// Returns the estimate of the text seen so far.
     pub(super) fn output_estimate(&self) -> &OutputEstimate {
-        &self.written
+        &self.output
     }
 
     /// Counts a text of a unary body by its length.
     pub(super) fn count_text(&mut self, length: u64) {
-        self.written.add_length(length);
+        self.output.add_length(length);
     }
 
     pub(super) fn stream_end(&self) -> StreamEnd {
@@ -97,19 +97,19 @@ impl ResponseReport {
     }
 
     pub(super) fn reported_cost(&self) -> Option<Nanodollars> {
-        self.tally.reported_cost()
+        self.usage.reported_cost()
     }
 
     /// Returns the usage reported so far, with zero for missing counts. Returns `None` if nothing
     /// was reported.
     pub(super) fn partial_usage(&self) -> Option<TokenUsage> {
-        self.tally.total_usage(self.route.protocol())
+        self.usage.total_usage(self.route.protocol())
     }
 
     /// Returns the reported usage if it is complete. A report with zero input is a placeholder.
     pub(super) fn reported_usage(&self) -> Option<TokenUsage> {
         // A turn needs both sides. Other routes, such as embeddings, have no output.
-        let is_whole = self.tally.has_output() || !self.route.counts_as_turn();
+        let is_whole = self.usage.has_output() || !self.route.counts_as_turn();
         self.partial_usage().filter(|usage| is_whole && !usage.input.is_zero())
     }
 
@@ -135,17 +135,17 @@ impl ResponseReport {
     /// text. Returns the event's length.
     pub(super) fn on_repeated_event(&mut self, rest: &[u8]) -> Option<usize> {
         let repeated = self.pattern.as_ref()?.match_repeated(rest)?;
-        self.written.add_text(repeated.text);
+        self.output.add_text(repeated.text);
         // The limiter parses each event anyway, so it also counts the text.
         if let Some(limit) = &mut self.limit {
             limit.on_repeated_event(&repeated);
         }
-        Some(repeated.taken)
+        Some(repeated.consumed)
     }
 
     /// Reads the text of a usage object. Returns `false` if the text is not a usage object.
     pub(super) fn parse_usage(&mut self, usage: &[u8]) -> bool {
-        self.tally.read_usage(self.route.protocol(), usage)
+        self.usage.read_usage(self.route.protocol(), usage)
     }
 
     /// Returns true if the response reported an error, including an orderly end with a failure.
@@ -166,10 +166,10 @@ impl ResponseReport {
     /// Counts the text of a chunk. Returns the text if the chunk has exactly one.
     fn count_chunk(&mut self, data: &[u8]) -> Option<LoneText> {
         if let Some(limit) = &mut self.limit {
-            return limit.on_event(b"", data, &mut self.written);
+            return limit.on_event(b"", data, &mut self.output);
         }
         let key = if self.route == GatewayRoute::Completions { &*TEXT_KEY } else { &*DELTA_KEY };
-        let start = delta::count_deltas(data, key, false, &mut self.written)?;
+        let start = delta::count_deltas(data, key, false, &mut self.output)?;
         LoneText::from_offset(start, data, TextEventEffect::None)
     }
 
@@ -186,18 +186,18 @@ impl ResponseReport {
             return lone;
         };
         if carried.is_partial {
-            self.written.mark_partial();
+            self.output.mark_partial();
         }
-        self.written.add_media(carried.media);
+        self.output.add_media(carried.media);
         // The ordinary count of this event is the difference to `counted`; only the rest is new.
-        let rest = carried.bytes.saturating_sub(self.written.text_bytes() - counted);
+        let rest = carried.bytes.saturating_sub(self.output.text_bytes() - counted);
         if rest > 0 {
-            self.written.add_length(rest);
+            self.output.add_length(rest);
             if let Some(limit) = &mut self.limit {
                 limit.on_unknown_text();
             }
         }
-        lone.filter(|lone| carried.only == Some(lone.place.start))
+        lone.filter(|lone| carried.only == Some(lone.range.start))
     }
 
     /// Counts the output of a response's last event, as far as it exceeds the text seen so far.
@@ -207,14 +207,14 @@ impl ResponseReport {
         let Some(output) = output.and_then(|response| response.output) else { return };
         // The output repeats all text. Only bytes that no event has brought before are new.
         let length = unknown_text::output_text_bytes(output.get().as_bytes());
-        self.written.add_length(length.saturating_sub(self.written.text_bytes()));
+        self.output.add_length(length.saturating_sub(self.output.text_bytes()));
     }
 
     /// Reads a chunk. Returns the chunk's text if the chunk has exactly one text and states nothing
     /// else.
     fn on_chunk(&mut self, event: &SseEvent<'_>) -> (StreamEventClass, Option<LoneText>) {
         let data = &*event.data;
-        let counted = self.written.text_bytes();
+        let counted = self.output.text_bytes();
         let lone = self.count_chunk(data);
         let lone = self.count_unknown(b"", data, counted, lone);
         if data == b"[DONE]" {
@@ -248,9 +248,9 @@ impl ResponseReport {
             b"" | b"message" => leading_type(data).or_else(|| any_type(data)),
             name => Some(name),
         };
-        let counted = self.written.text_bytes();
+        let counted = self.output.text_bytes();
         let lone = match &mut self.limit {
-            Some(limit) => limit.on_event(name.unwrap_or_default(), data, &mut self.written),
+            Some(limit) => limit.on_event(name.unwrap_or_default(), data, &mut self.output),
             None => self.count_named(name.unwrap_or_default(), data),
         };
         let lone = self.count_unknown(name.unwrap_or_default(), data, counted, lone);
@@ -278,18 +278,18 @@ impl ResponseReport {
     fn count_named(&mut self, name: &[u8], data: &[u8]) -> Option<LoneText> {
         match name {
             // A summary shows only a part of the billed reasoning.
-            b"response.reasoning_summary_text.delta" => self.written.mark_partial(),
+            b"response.reasoning_summary_text.delta" => self.output.mark_partial(),
             b"content_block_start" => {
                 if THINKING_TYPE.find(data).is_some() {
-                    self.written.mark_partial();
+                    self.output.mark_partial();
                 }
-                delta::count_deltas(data, &CONTENT_BLOCK_KEY, true, &mut self.written);
+                delta::count_deltas(data, &CONTENT_BLOCK_KEY, true, &mut self.output);
             }
             b"response.output_item.added" if REASONING_TYPE.find(data).is_some() => {
-                self.written.mark_partial();
+                self.output.mark_partial();
             }
             name if name == b"content_block_delta" || name.ends_with(b".delta") => {
-                let start = delta::count_deltas(data, &DELTA_KEY, true, &mut self.written)?;
+                let start = delta::count_deltas(data, &DELTA_KEY, true, &mut self.output)?;
                 return LoneText::from_offset(start, data, TextEventEffect::None);
             }
             _ => (),
@@ -307,7 +307,7 @@ impl ResponseReport {
         }
         if let Some(usage) = nested_usage(payload.message) {
             // The final output count comes with `message_delta`.
-            self.tally.read_initial_usage(self.route.protocol(), usage.get().as_bytes());
+            self.usage.read_initial_usage(self.route.protocol(), usage.get().as_bytes());
         }
         if self.route.protocol() == LlmProtocol::Responses {
             self.count_output(payload.response);

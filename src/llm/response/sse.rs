@@ -30,7 +30,7 @@ pub(super) struct SseBlock<'a> {
     /// The whole event, or only the last part of any other block.
     bytes: &'a [u8],
     /// The number of the block's bytes that arrived in the current frame.
-    pub(super) taken: usize,
+    pub(super) consumed: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,24 +67,24 @@ impl SseParser {
         if mem::take(&mut self.is_spent) {
             self.clear_carry();
         }
-        let Some((kind, taken)) = self.splitter.find_block_end(rest) else {
+        let Some((kind, consumed)) = self.splitter.find_block_end(rest) else {
             self.carry_bytes(rest)?;
             return Ok(None);
         };
-        let bytes = &rest[..taken];
+        let bytes = &rest[..consumed];
         // The usual case: the block began in this frame, so no byte is copied.
         if self.carry.is_empty() {
             let is_event = matches!(kind, SseBlockKind::Event { .. });
-            return if is_event && taken > MAX_EVENT_BYTES {
+            return if is_event && consumed > MAX_EVENT_BYTES {
                 Err(EventTooLargeError)
             } else {
-                Ok(Some(SseBlock { kind, bytes, taken }))
+                Ok(Some(SseBlock { kind, bytes, consumed }))
             };
         }
         // The block began in an earlier frame: its last part is joined to the stored bytes.
         self.carry_bytes(bytes)?;
         self.is_spent = true;
-        Ok(Some(SseBlock { kind, bytes: &self.carry, taken }))
+        Ok(Some(SseBlock { kind, bytes: &self.carry, consumed }))
     }
 
     /// Returns true if no block is open, so that the next byte begins a block.
@@ -93,13 +93,13 @@ impl SseParser {
             self.clear_carry();
         }
         // After a carriage return, a line feed may still belong to the previous block.
-        self.splitter.place == SseSplitterState::BetweenBlocks && !self.splitter.after_return
+        self.splitter.state == SseSplitterState::BetweenBlocks && !self.splitter.after_return
     }
 
     /// Returns the bytes of the event that has begun and not ended. Returns `None` inside a
     /// comment, whose bytes are not stored.
     pub(super) fn partial_event(&self) -> Option<&[u8]> {
-        (self.splitter.place != SseSplitterState::Comment).then_some(&self.carry)
+        (self.splitter.state != SseSplitterState::Comment).then_some(&self.carry)
     }
 
     /// Returns true if an event has begun and not ended.
@@ -108,7 +108,7 @@ impl SseParser {
     }
 
     fn carry_bytes(&mut self, bytes: &[u8]) -> Result<(), EventTooLargeError> {
-        if self.splitter.place == SseSplitterState::Comment {
+        if self.splitter.state == SseSplitterState::Comment {
             return Ok(());
         }
         let length = self.carry.len() + bytes.len();
@@ -138,7 +138,7 @@ impl SseParser {
 impl<'a> SseBlock<'a> {
     /// Returns the bytes that arrived in earlier frames.
     pub(super) fn carried_bytes(&self) -> &'a [u8] {
-        &self.bytes[..self.bytes.len() - self.taken]
+        &self.bytes[..self.bytes.len() - self.consumed]
     }
 
     pub(super) fn parse_event(&self) -> Option<SseEvent<'a>> {
@@ -208,7 +208,7 @@ fn field_value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 /// is read once.
 #[derive(Debug, Default)]
 struct SseBlockSplitter {
-    place: SseSplitterState,
+    state: SseSplitterState,
     /// True if the last byte was the carriage return of a line's end. A following line feed belongs
     /// to that line end.
     after_return: bool,
@@ -248,7 +248,7 @@ impl SseBlockSplitter {
             // True for the line feed of a CR LF pair whose carriage return already ended a line.
             let is_pair = mem::take(&mut self.after_return) && byte == b'\n';
             let is_empty_line = matches!(byte, b'\n' | b'\r');
-            match self.place {
+            match self.state {
                 SseSplitterState::BetweenBlocks if is_pair => {
                     return Some((SseBlockKind::LineFeed, 1));
                 }
@@ -257,34 +257,34 @@ impl SseBlockSplitter {
                     return Some((self.finish_block(byte), at + 1));
                 }
                 SseSplitterState::BetweenBlocks if byte == b':' => {
-                    self.place = SseSplitterState::Comment
+                    self.state = SseSplitterState::Comment
                 }
                 // The byte belongs to a line; the next iteration searches for the line's end.
                 SseSplitterState::BetweenBlocks | SseSplitterState::LineStart => {
-                    self.place = SseSplitterState::Line;
+                    self.state = SseSplitterState::Line;
                 }
                 SseSplitterState::Comment | SseSplitterState::Line => {
                     at += memchr2(b'\n', b'\r', &bytes[at..])?;
                     // A comment ends with its line; an event's line only leads to the margin.
-                    if self.place == SseSplitterState::Comment {
+                    if self.state == SseSplitterState::Comment {
                         return Some((self.finish_block(bytes[at]), at + 1));
                     }
                     self.after_return = bytes[at] == b'\r';
                     self.lines = self.lines.saturating_add(1);
-                    self.place = SseSplitterState::LineStart;
+                    self.state = SseSplitterState::LineStart;
                     at += 1;
                 }
                 SseSplitterState::ByteOrderMark(matched) => {
                     match BYTE_ORDER_MARK.split_at(usize::from(matched)).1 {
                         [last] if *last == byte => return Some((self.finish_block(byte), at + 1)),
                         [next, ..] if *next == byte => {
-                            self.place = SseSplitterState::ByteOrderMark(matched + 1);
+                            self.state = SseSplitterState::ByteOrderMark(matched + 1);
                             at += 1;
                         }
                         // No byte order mark: the same byte is read again as ordinary text.
-                        _ if matched == 0 => self.place = SseSplitterState::BetweenBlocks,
+                        _ if matched == 0 => self.state = SseSplitterState::BetweenBlocks,
                         // A partial mark is not a mark: its bytes are the start of an event's line.
-                        _ => self.place = SseSplitterState::Line,
+                        _ => self.state = SseSplitterState::Line,
                     }
                 }
             }
@@ -292,7 +292,7 @@ impl SseBlockSplitter {
     }
 
     fn finish_block(&mut self, last: u8) -> SseBlockKind {
-        self.place = SseSplitterState::BetweenBlocks;
+        self.state = SseSplitterState::BetweenBlocks;
         self.after_return = last == b'\r';
         match mem::take(&mut self.lines) {
             0 => SseBlockKind::Filler,

@@ -23,7 +23,7 @@ pub(super) struct UsageChunkFilter {
     /// True if the previous block was removed.
     has_hidden: bool,
     /// True if the begun event is being forwarded, because it cannot be the usage chunk.
-    has_let_go: bool,
+    is_forwarding: bool,
 }
 
 impl UsageChunkFilter {
@@ -53,7 +53,7 @@ impl UsageChunkFilter {
                 at += taken;
             } else {
                 let Some(block) = self.blocks.next_block(&frame[at..])? else { break };
-                let had_let_go = mem::take(&mut self.has_let_go);
+                let had_let_go = mem::take(&mut self.is_forwarding);
                 let bytes = block.bytes();
                 self.has_hidden = match (block.kind, block.parse_event()) {
                     // The line feed of a CR LF pair shares the fate of the block that it belongs
@@ -66,7 +66,7 @@ impl UsageChunkFilter {
                     }
                     (_, None) => false,
                 };
-                let end = at + block.taken;
+                let end = at + block.consumed;
                 if !self.has_hidden {
                     // Carried bytes were held back in earlier frames, unless `release_held` already
                     // forwarded them.
@@ -93,7 +93,7 @@ impl UsageChunkFilter {
             return;
         }
         if let Some(begun) = self.blocks.partial_event()
-            && !self.has_let_go
+            && !self.is_forwarding
         {
             if may_be_usage_chunk(begun) {
                 return;
@@ -101,7 +101,7 @@ impl UsageChunkFilter {
             // Held bytes of earlier frames come first. The part of this frame follows as a range.
             passed.forward_copy(frame, &begun[..begun.len() - (frame.len() - at)]);
         }
-        self.has_let_go = true;
+        self.is_forwarding = true;
         passed.forward_range(frame, at..frame.len());
     }
 
@@ -115,7 +115,7 @@ impl UsageChunkFilter {
         let begun = self.blocks.partial_event()?;
         let class = SseEvent::from_lines(begun)
             .map_or(StreamEventClass::Other, |event| report.on_event(&event, begun));
-        if self.has_let_go
+        if self.is_forwarding
             || begun.is_empty()
             || (class.is_usage_chunk() && may_be_usage_chunk(begun))
         {

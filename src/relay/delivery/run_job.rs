@@ -168,9 +168,9 @@ impl DeliveryService {
         // The branch may hold earlier commits that were pushed without a pull request, and so without a person's view
         // of them.
         let looking = move || relay.unreviewed_branch_changes(&row, &held, token.as_ref());
-        let before = tokio::task::spawn_blocking(looking).await??;
-        if !before.is_empty() {
-            let reasons: Vec<_> = before.iter().map(ToString::to_string).collect();
+        let earlier_reasons = tokio::task::spawn_blocking(looking).await??;
+        if !earlier_reasons.is_empty() {
+            let reasons: Vec<_> = earlier_reasons.iter().map(ToString::to_string).collect();
             tracing::warn!(relay = job.id, ?reasons, "the branch needs a review by a person");
         }
         let order = pull_request::PullRequestSpec {
@@ -180,13 +180,13 @@ impl DeliveryService {
             agent: job.order.facts.agent.clone(),
             title: words.title,
             body: words.body,
-            moved: (
+            commit_range: (
                 job.order.state.expected_remote_tip().unwrap_or(ObjectId::NONE),
                 job.head.unwrap_or(ObjectId::NONE),
             ),
             needs_review: job.verdict == Some(VerdictKind::Review),
             reasons: job.reasons.clone(),
-            before,
+            earlier_reasons,
         };
         let published =
             pull_request::publish_pull_request(&access.api, &access.credential, hosted, &order)

@@ -27,7 +27,7 @@ pub enum BatchPart<'a> {
 pub struct BatchReader {
     line: Vec<u8>,
     /// The number of content bytes still to come before the line feed that ends the object. `None` in a header line.
-    left: Option<u64>,
+    remaining: Option<u64>,
 }
 
 /// The output is not in the expected form, usually because git printed `missing` for an object.
@@ -42,7 +42,7 @@ impl BatchReader {
         mut take: impl FnMut(BatchPart<'_>),
     ) -> Result<(), BatchFormatError> {
         while !piece.is_empty() {
-            piece = match self.left {
+            piece = match self.remaining {
                 // State 1: in the header line, which may arrive in several pieces.
                 None => match self.parse_head(piece, &mut take)? {
                     ControlFlow::Continue(rest) => rest,
@@ -50,7 +50,7 @@ impl BatchReader {
                 },
                 // State 3: all content has come; the next byte is the line feed after it.
                 Some(0) => {
-                    self.left = None;
+                    self.remaining = None;
                     take(BatchPart::End);
                     &piece[1..]
                 }
@@ -58,7 +58,7 @@ impl BatchReader {
                 Some(left) => {
                     let length = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
                     take(BatchPart::Content(&piece[..length]));
-                    self.left = Some(left - length as u64);
+                    self.remaining = Some(left - length as u64);
                     &piece[length..]
                 }
             };
@@ -78,7 +78,7 @@ impl BatchReader {
         self.line.extend_from_slice(&piece[..end]);
         let object = parse_object_header(&self.line).ok_or(BatchFormatError)?;
         self.line.clear();
-        self.left = Some(object.size);
+        self.remaining = Some(object.size);
         take(BatchPart::Head(&object));
         Ok(ControlFlow::Continue(&piece[end + 1..]))
     }

@@ -20,10 +20,10 @@ use crate::base::secret::SecretString;
 /// A call of git that is being prepared. Each word is one argument; no shell is involved.
 #[must_use = "nothing happens before it is run"]
 pub struct GitCommand<'a> {
-    place: &'a GitEnvironment,
+    git_environment: &'a GitEnvironment,
     subcommand: &'static str,
-    settings: Vec<String>,
-    words: Vec<OsString>,
+    config: Vec<String>,
+    args: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
     input: GitInput,
     limits: GitLimits,
@@ -41,12 +41,12 @@ pub enum GitInput {
 }
 
 impl<'a> GitCommand<'a> {
-    pub(super) fn new(place: &'a GitEnvironment, subcommand: &'static str) -> Self {
+    pub(super) fn new(git_environment: &'a GitEnvironment, subcommand: &'static str) -> Self {
         Self {
-            place,
+            git_environment,
             subcommand,
-            settings: vec![],
-            words: vec![],
+            config: vec![],
+            args: vec![],
             environment: vec![],
             input: GitInput::Empty,
             limits: GitLimits::default(),
@@ -55,18 +55,18 @@ impl<'a> GitCommand<'a> {
     }
 
     pub fn arg(mut self, word: impl AsRef<OsStr>) -> Self {
-        self.words.push(word.as_ref().to_owned());
+        self.args.push(word.as_ref().to_owned());
         self
     }
 
     pub fn args<W: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = W>) -> Self {
-        self.words.extend(words.into_iter().map(|word| word.as_ref().to_owned()));
+        self.args.extend(words.into_iter().map(|word| word.as_ref().to_owned()));
         self
     }
 
     /// Adds a setting, `key=value`, for this call alone.
     pub fn config(mut self, setting: impl Into<String>) -> Self {
-        self.settings.push(setting.into());
+        self.config.push(setting.into());
         self
     }
 
@@ -107,7 +107,7 @@ impl<'a> GitCommand<'a> {
     /// Returns an error if the remote's host resolves to no address within `reach`. A proxy resolves names itself, so
     /// with a proxy only the host's text is checked.
     pub fn with_remote(mut self, remote: &Uri, reach: HostReach) -> Result<Self, HostReachError> {
-        let place = self.place;
+        let place = self.git_environment;
         let OutboundConfig { ca_file, proxy } = &place.network;
         if let Some(ca_file) = ca_file {
             // The operator's certificates replace the system's: the empty directory hides the system's directory.
@@ -165,8 +165,8 @@ impl<'a> GitCommand<'a> {
 
     /// Runs the call and returns its standard output, for subcommands that print ASCII.
     pub fn output_text(self) -> Result<String, GitError> {
-        let what = self.subcommand.to_owned();
-        String::from_utf8(self.output_bytes()?).map_err(|_| GitError::UnexpectedOutput { what })
+        let command = self.subcommand.to_owned();
+        String::from_utf8(self.output_bytes()?).map_err(|_| GitError::UnexpectedOutput { command })
     }
 
     /// Runs the call and passes its standard output to `take`, piece by piece.
@@ -176,11 +176,11 @@ impl<'a> GitCommand<'a> {
 
     /// Runs a `cat-file --batch` and passes the printed objects to `take`, part by part.
     pub fn read_objects(self, mut take: impl FnMut(BatchPart<'_>)) -> Result<(), GitError> {
-        let what = self.subcommand.to_owned();
+        let command = self.subcommand.to_owned();
         let (mut reader, mut is_sound) = (BatchReader::default(), true);
         // After the first malformed piece the rest is only drained: the parser's state is no longer valid.
         self.stream_output(|piece| is_sound &= is_sound && reader.push(piece, &mut take).is_ok())?;
-        if is_sound { Ok(()) } else { Err(GitError::UnexpectedOutput { what }) }
+        if is_sound { Ok(()) } else { Err(GitError::UnexpectedOutput { command }) }
     }
 
     /// Runs the call for its effect and drops its output.
@@ -221,24 +221,23 @@ impl<'a> GitCommand<'a> {
         let ended = process::run_process(&mut command, input, sink, &self.limits);
         let mut ended = ended.map_err(|fault| fault.into_error(self.subcommand))?;
         // Every result passes here, so no secret leaves this module through git's error messages.
-        ended.said = redact_secrets(&ended.said, &self.secrets);
+        ended.stderr = redact_secrets(&ended.stderr, &self.secrets);
         Ok((ended, self.subcommand))
     }
 
     fn build_command(&self) -> Command {
-        let GitEnvironment { program, home, .. } = self.place;
+        let GitEnvironment { program, home, .. } = self.git_environment;
         let mut command = Command::new(program);
         command.env_clear().current_dir(home).env("HOME", home).env("XDG_CONFIG_HOME", home);
         // Git searches for a repository unless this variable names one, so it names a missing directory. `repository`
         // overrides the variable below.
         command.env("GIT_DIR", home.join("none"));
         command.envs(SAFE_ENVIRONMENT.iter().copied()).envs(self.environment.iter().cloned());
-        for setting in SAFE_SETTINGS.iter().copied().chain(self.settings.iter().map(String::as_str))
-        {
+        for setting in SAFE_SETTINGS.iter().copied().chain(self.config.iter().map(String::as_str)) {
             // Arguments of `-c` have priority over every configuration file.
             command.args(["-c", setting]);
         }
-        command.arg(self.subcommand).args(&self.words);
+        command.arg(self.subcommand).args(&self.args);
         command
     }
 }
@@ -249,17 +248,17 @@ impl process::ProcessExit {
     }
 
     fn into_error(self, what: &str) -> GitError {
-        GitError::Failed { what: what.to_owned(), end: self.status, said: self.said }
+        GitError::Failed { command: what.to_owned(), status: self.status, stderr: self.stderr }
     }
 }
 
 impl process::ProcessError {
-    fn into_error(self, what: &str) -> GitError {
-        let what = what.to_owned();
+    fn into_error(self, command: &str) -> GitError {
+        let command = command.to_owned();
         match self {
             Self::Io(source) => GitError::Io(source),
-            Self::Timeout(after) => GitError::Timeout { what, after },
-            Self::OutputTooLarge(limit) => GitError::OutputTooLarge { what, limit },
+            Self::Timeout(after) => GitError::Timeout { command, after },
+            Self::OutputTooLarge(limit) => GitError::OutputTooLarge { command, limit },
         }
     }
 }

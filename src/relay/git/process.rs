@@ -37,7 +37,7 @@ pub(super) enum OutputSink<'a> {
 pub(super) struct ProcessExit {
     pub(super) status: ExitStatus,
     /// The beginning and the end of the process's standard error.
-    pub(super) said: String,
+    pub(super) stderr: String,
 }
 
 /// Reasons why a process could not be run to its own end.
@@ -88,13 +88,13 @@ pub(super) fn run_process(
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     set_rlimits(command, limits);
     let mut group = ProcessGroup { child: command.spawn()?, is_reaped: false };
-    let feed = StdinFeed { bytes, at: 0 };
-    let said =
+    let feed = StdinFeed { bytes, written: 0 };
+    let stderr =
         GitProcessIo { group: &mut group, feed, sink, limits, deadline }.pump_until_exit()?;
     // The group was killed before this line, so its id was still reserved by the unreaped leader.
     let status = group.child.wait()?;
     group.is_reaped = true;
-    Ok(ProcessExit { status, said })
+    Ok(ProcessExit { status, stderr })
 }
 
 /// Sets the resource limits before the program begins, so that the program and its children never run without limits. A
@@ -148,7 +148,7 @@ impl Drop for ProcessGroup {
 
 struct StdinFeed {
     bytes: Vec<u8>,
-    at: usize,
+    written: usize,
 }
 
 struct GitProcessIo<'a, 'b> {
@@ -225,7 +225,7 @@ impl GitProcessIo<'_, '_> {
         stdin: Option<ChildStdin>,
     ) -> Result<Option<ChildStdin>, ProcessError> {
         let Some(mut stdin) = stdin else { return Ok(None) };
-        let StdinFeed { bytes, at } = &mut self.feed;
+        let StdinFeed { bytes, written: at } = &mut self.feed;
         while *at < bytes.len() {
             match stdin.write(&bytes[*at..]) {
                 Ok(written) => *at += written,

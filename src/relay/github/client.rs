@@ -37,13 +37,13 @@ pub struct GithubConfig {
     pub connect_timeout: Duration,
     /// The time limit of a call, its answer included.
     pub timeout: Duration,
-    pub patience: RetryPolicy,
+    pub retry: RetryPolicy,
 }
 
 /// A client of one forge's API.
 #[derive(Clone)]
 pub struct GithubClient {
-    way: GithubTransport,
+    transport: GithubTransport,
     config: GithubConfig,
 }
 
@@ -83,7 +83,7 @@ impl Default for GithubConfig {
             network: OutboundConfig::default(),
             connect_timeout: Duration::from_secs(10),
             timeout: Duration::from_secs(30),
-            patience: RetryPolicy::default(),
+            retry: RetryPolicy::default(),
         }
     }
 }
@@ -94,11 +94,11 @@ impl GithubClient {
     /// # Errors
     /// Returns an error if the certificate authorities cannot be read.
     pub fn new(config: GithubConfig) -> io::Result<Self> {
-        Ok(Self { way: GithubTransport::new(&config)?, config })
+        Ok(Self { transport: GithubTransport::new(&config)?, config })
     }
 
     pub fn retry_policy(&self) -> &RetryPolicy {
-        &self.config.patience
+        &self.config.retry
     }
 
     /// Returns true if this API is the one of the repository's host, so that a token for one may be sent to the other.
@@ -209,7 +209,7 @@ impl GithubClient {
         body: Option<&impl Serialize>,
     ) -> Result<T, GithubError> {
         let request = self.build_request(token, (method, path), body)?;
-        let response = self.way.send(request).await?;
+        let response = self.transport.send(request).await?;
         let (head, body) = response.into_parts();
         // The limit protects this process's memory from an endless answer.
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;

@@ -38,14 +38,14 @@ pub struct PullRequestSpec {
     /// The agent's description.
     pub body: String,
     /// The commits that the run has moved the branch from and to.
-    pub moved: (ObjectId, ObjectId),
+    pub commit_range: (ObjectId, ObjectId),
     /// True if a person has to review the work before it counts. A new pull request is then a draft.
     pub needs_review: bool,
     /// The reasons for the review.
     pub reasons: Vec<ReviewReason>,
     /// The reasons why a person has to review the branch's earlier commits. A pull request without these reasons in its
     /// text is then made a draft, too.
-    pub before: Vec<ReviewReason>,
+    pub earlier_reasons: Vec<ReviewReason>,
 }
 
 /// A pull request that was opened or updated.
@@ -107,10 +107,10 @@ pub async fn publish_pull_request(
     api: &GithubClient,
     credential: &ForgeCredential,
     repository: &HostedRepository,
-    order: &PullRequestSpec,
+    spec: &PullRequestSpec,
 ) -> Result<PublishedPullRequest, GithubError> {
     let attempt = |token| async move {
-        PullRequestPublisher { api, token, repository, order }.try_publish().await
+        PullRequestPublisher { api, token, repository, spec }.try_publish().await
     };
     let attempts = || credential.with_token(api, repository, attempt);
     Box::pin(api.retry_policy().retry(attempts)).await
@@ -191,13 +191,13 @@ struct PullRequestPublisher<'a> {
     api: &'a GithubClient,
     token: SecretString,
     repository: &'a HostedRepository,
-    order: &'a PullRequestSpec,
+    spec: &'a PullRequestSpec,
 }
 
 impl PullRequestPublisher<'_> {
     /// Opens or updates the pull request, without retries.
     async fn try_publish(&self) -> Result<PublishedPullRequest, GithubError> {
-        let base = match &self.order.base {
+        let base = match &self.spec.base {
             Some(base) => base.clone(),
             None => self.api.repository_info(&self.token, self.repository).await?.default_branch,
         };
@@ -206,7 +206,7 @@ impl PullRequestPublisher<'_> {
             return self.update_pull_request(found).await;
         }
         // 2. None is open: open one. A notice about review makes it a draft from the start.
-        let is_draft = self.order.needs_review || !self.order.before.is_empty();
+        let is_draft = self.spec.needs_review || !self.spec.earlier_reasons.is_empty();
         match self.create_pull_request(&base, is_draft).await {
             // 3. Another request has opened one since the search: update that one.
             Err(error)
@@ -227,7 +227,7 @@ impl PullRequestPublisher<'_> {
     /// Returns the open pull request from the branch to `base`.
     async fn find_open(&self, base: &str) -> Result<Option<FetchedPullRequest>, GithubError> {
         let more = format!("&base={}", percent_encode(base));
-        let place = (self.repository, &self.order.head);
+        let place = (self.repository, &self.spec.head);
         let found = open_pull_requests(self.api, &self.token, place, &more).await?;
         Ok(found.into_iter().find(|one| one.base.branch == base))
     }
@@ -238,14 +238,11 @@ impl PullRequestPublisher<'_> {
         base: &str,
         draft: bool,
     ) -> Result<PublishedPullRequest, GithubError> {
-        let title = safe_text::format_title(
-            &self.order.title,
-            &format!("Changes from {}", self.order.head),
-        );
-        let body =
-            managed_section::upsert_section(None, &self.order.run, &self.body_section(false))
-                .unwrap_or_default();
-        let head = self.order.head.to_string();
+        let title =
+            safe_text::format_title(&self.spec.title, &format!("Changes from {}", self.spec.head));
+        let body = managed_section::upsert_section(None, &self.spec.run, &self.body_section(false))
+            .unwrap_or_default();
+        let head = self.spec.head.to_string();
         let create = CreatePullRequest { title: &title, head, base, body: &body, draft };
         let address = repository_path(self.repository, "/pulls");
         let created: FetchedPullRequest =
@@ -260,16 +257,15 @@ impl PullRequestPublisher<'_> {
     ) -> Result<PublishedPullRequest, GithubError> {
         let old = found.body.as_deref();
         let words =
-            self.body_section(managed_section::has_notice_of_other_run(old, &self.order.run));
+            self.body_section(managed_section::has_notice_of_other_run(old, &self.spec.run));
         // A person who marked the pull request as ready has not seen a notice that is new in this update. So the draft
         // comes first: a failure after it leaves a draft, and never a ready pull request without the notice.
-        if words.contains(NOTICE_MARK) && !managed_section::has_notice_of_run(old, &self.order.run)
-        {
+        if words.contains(NOTICE_MARK) && !managed_section::has_notice_of_run(old, &self.spec.run) {
             make_draft(self.api, &self.token, &found).await?;
         }
         let published =
             PublishedPullRequest { number: found.number, url: found.html_url, is_new: false };
-        let Some(body) = managed_section::upsert_section(old, &self.order.run, &words) else {
+        let Some(body) = managed_section::upsert_section(old, &self.spec.run, &words) else {
             // Without room for the notice, the work must not count as published.
             if words.contains(NOTICE_MARK) {
                 return Err(GithubError::DescriptionFull(published.url));
@@ -294,8 +290,8 @@ impl PullRequestPublisher<'_> {
     /// Returns the text of the run's section: the agent's text, and the relay's text below it. If `is_told` is true,
     /// another run's section already has the reasons about the branch's earlier commits.
     fn body_section(&self, is_told: bool) -> String {
-        let PullRequestSpec { run, agent, moved: (from, to), .. } = self.order;
-        let body = safe_text::format_body(&self.order.body);
+        let PullRequestSpec { run, agent, commit_range: (from, to), .. } = self.spec;
+        let body = safe_text::format_body(&self.spec.body);
         let run = safe_text::format_code(run);
         let agent = if agent.is_empty() {
             String::new()
@@ -303,7 +299,7 @@ impl PullRequestPublisher<'_> {
             format!(" of {}", safe_text::format_code(agent))
         };
         let from = if *from == ObjectId::NONE { "nothing".to_owned() } else { format!("`{from}`") };
-        let before = if is_told { &[] } else { self.order.before.as_slice() };
+        let before = if is_told { &[] } else { self.spec.earlier_reasons.as_slice() };
         let notice = self.review_notice(&run, before);
         let gap = if body.is_empty() { "" } else { "\n\n" };
         format!("{body}{gap}Run {run}{agent} moved the branch from {from} to `{to}`.{notice}")
@@ -312,7 +308,7 @@ impl PullRequestPublisher<'_> {
     /// Returns the notice that a review is needed, with its reasons. The notice's headline is the last text that gives
     /// way if there is too little room.
     fn review_notice(&self, run: &str, before: &[ReviewReason]) -> String {
-        let PullRequestSpec { needs_review, reasons, .. } = self.order;
+        let PullRequestSpec { needs_review, reasons, .. } = self.spec;
         let headline = match (needs_review, before.is_empty()) {
             (false, true) => return String::new(),
             (true, true) => {

@@ -50,7 +50,7 @@ impl Default for RetentionLimits {
 pub struct BoundedFile {
     file: File,
     path: PathBuf,
-    left: u64,
+    remaining: u64,
     limit: u64,
 }
 
@@ -96,7 +96,7 @@ impl ArtifactDir {
     pub fn create_bounded(&self, path: PathBuf, limit: u64) -> Result<BoundedFile, RepoError> {
         let file =
             File::create(&path).map_err(|source| RepoError::Io { path: path.clone(), source })?;
-        Ok(BoundedFile { file, path, left: limit, limit })
+        Ok(BoundedFile { file, path, remaining: limit, limit })
     }
 
     /// Returns the command line that fetches held work into any clone of the repository. The command makes a new
@@ -122,10 +122,10 @@ impl BoundedFile {
     /// Returns [`RepoError::TooLarge`] if the piece does not fit within the limit. The file keeps the pieces before it.
     pub fn push(&mut self, piece: &[u8]) -> Result<(), RepoError> {
         // The piece is refused as a whole, before any byte of it is written.
-        let Some(left) = self.left.checked_sub(piece.len() as u64) else {
+        let Some(left) = self.remaining.checked_sub(piece.len() as u64) else {
             return Err(RepoError::TooLarge { path: self.path.clone(), limit: self.limit });
         };
-        self.left = left;
+        self.remaining = left;
         let disk = |source| RepoError::Io { path: self.path.clone(), source };
         self.file.write_all(piece).map_err(disk)
     }

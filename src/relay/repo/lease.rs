@@ -13,7 +13,7 @@ use super::{BranchKey, RepoError, SandboxBranch};
 /// killed process, so no lease outlives its holder.
 #[derive(Clone, Debug)]
 pub struct BranchLease {
-    held: Arc<LeaseFile>,
+    file: Arc<LeaseFile>,
 }
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl BranchLease {
         }
         // Only the holder of the lock may read and advance the number.
         let fence = next_fence(&mut lock).map_err(disk)?;
-        Ok(Self { held: Arc::new(LeaseFile { branch, directory, fence, lock }) })
+        Ok(Self { file: Arc::new(LeaseFile { branch, directory, fence, lock }) })
     }
 
     /// Acquires the lease as soon as no other holder has it. Returns [`RepoError::BranchInUse`] after `patience`.
@@ -83,19 +83,19 @@ impl BranchLease {
     }
 
     pub fn branch(&self) -> &SandboxBranch {
-        &self.held.branch
+        &self.file.branch
     }
 
     /// Returns the fence, a number that is greater than in every earlier lease of this branch. A store that keeps the
     /// number can refuse a late writer.
     pub fn fence(&self) -> u64 {
-        self.held.fence
+        self.file.fence
     }
 
     /// Creates an empty directory of this name, which lives as long as the lease. Leftovers of an earlier holder are
     /// removed.
     pub(super) fn create_scratch_dir(&self, name: &str) -> Result<PathBuf, RepoError> {
-        let path = self.held.directory.join(name);
+        let path = self.file.directory.join(name);
         let disk = |source| RepoError::Io { path: path.clone(), source };
         if path.exists() {
             fs::remove_dir_all(&path).map_err(disk)?;

@@ -287,7 +287,8 @@ impl RepoMirror {
             .args(words)
             .arg(format!("{name}^{{commit}}"))
             .output_text()?;
-        let senseless = || super::git::GitError::UnexpectedOutput { what: "rev-parse".to_owned() };
+        let senseless =
+            || super::git::GitError::UnexpectedOutput { command: "rev-parse".to_owned() };
         Ok(ObjectId::parse(text.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 

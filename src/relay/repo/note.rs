@@ -31,7 +31,7 @@ impl RepoMirror {
         let own = format!("refs/notes/relay/{}", note.branch.key());
         // One writer at a time on this machine. Writers on other machines are noticed by the push's lease.
         let _lock = self.lock_file("notes")?;
-        let desk = NoteWriter { mirror: self, own: &own, committer: note.committer, token };
+        let desk = NoteWriter { mirror: self, own_ref: &own, committer: note.committer, token };
         for _ in 0..MAX_ATTEMPTS {
             if desk.try_write(note.head, note.text)? {
                 return Ok(());
@@ -47,7 +47,7 @@ impl RepoMirror {
 struct NoteWriter<'a> {
     mirror: &'a RepoMirror,
     /// The local ref of the notes while one is added. Each branch has its own.
-    own: &'a str,
+    own_ref: &'a str,
     committer: &'a str,
     token: Option<&'a SecretString>,
 }
@@ -69,7 +69,7 @@ impl NoteWriter<'_> {
         let lease = format!("--force-with-lease={NOTES_REF}:{before}");
         let words = ["--porcelain", "--no-verify", "--no-signed", "--no-progress", &lease, "--"];
         let call = self.mirror.git_command("push").args(words).arg(self.mirror.remote_url());
-        let call = call.arg(format!("{}:{NOTES_REF}", self.own));
+        let call = call.arg(format!("{}:{NOTES_REF}", self.own_ref));
         let (said, ended) = self.mirror.authenticate(call, self.token)?.output_and_status()?;
         match ended {
             Ok(()) => Ok(true),
@@ -94,7 +94,7 @@ impl NoteWriter<'_> {
         let tip = listed.split('\t').next().and_then(|name| ObjectId::parse(name.as_bytes()));
         // A leftover local ref would bring old notes back to a remote that has removed its notes.
         if tip.is_none() {
-            self.mirror.git_command("update-ref").args(["-d", self.own]).execute()?;
+            self.mirror.git_command("update-ref").args(["-d", self.own_ref]).execute()?;
             return Ok(None);
         }
         let words = ["--quiet", "--no-tags", "--no-write-fetch-head", "--refmap=", "--"];
@@ -103,11 +103,11 @@ impl NoteWriter<'_> {
             .git_command("fetch")
             .args(words)
             .arg(url)
-            .arg(format!("+{NOTES_REF}:{}", self.own));
+            .arg(format!("+{NOTES_REF}:{}", self.own_ref));
         self.mirror.authenticate(call, self.token)?.execute().map_err(map_network_error)?;
         // The push builds on what was fetched, which may be newer than what `ls-remote` has listed.
         let tip =
-            self.mirror.git_command("rev-parse").args(["--verify", self.own]).output_text()?;
+            self.mirror.git_command("rev-parse").args(["--verify", self.own_ref]).output_text()?;
         Ok(ObjectId::parse(tip.trim_end().as_bytes()))
     }
 
@@ -126,7 +126,7 @@ impl NoteWriter<'_> {
         let email = email.trim_end_matches('>');
         self.mirror
             .git_command("notes")
-            .env("GIT_NOTES_REF", self.own)
+            .env("GIT_NOTES_REF", self.own_ref)
             .env("GIT_AUTHOR_NAME", name)
             .env("GIT_AUTHOR_EMAIL", email)
             .env("GIT_COMMITTER_NAME", name)

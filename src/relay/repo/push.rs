@@ -160,7 +160,7 @@ pub(super) fn map_network_error(error: git::GitError) -> RepoError {
 
 /// Returns the error for output that is not in git's form.
 fn unexpected_output() -> RepoError {
-    git::GitError::UnexpectedOutput { what: "push".to_owned() }.into()
+    git::GitError::UnexpectedOutput { command: "push".to_owned() }.into()
 }
 
 /// Parts of git's messages, in the C locale, if a server requires another token or knows no such repository.

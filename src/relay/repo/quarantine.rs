@@ -406,14 +406,14 @@ pub(super) fn map_git_error(error: git::GitError) -> RepoError {
 fn parse_object_ids(said: &[u8], what: &str) -> Result<Vec<ObjectId>, git::GitError> {
     let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let names = lines.map(ObjectId::parse).collect::<Option<_>>();
-    names.ok_or_else(|| git::GitError::UnexpectedOutput { what: what.to_owned() })
+    names.ok_or_else(|| git::GitError::UnexpectedOutput { command: what.to_owned() })
 }
 
 /// Parses lines of `cat-file --batch-check`.
 fn parse_object_headers(said: &[u8]) -> Result<Vec<ObjectHeader>, git::GitError> {
     let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let objects = lines.map(cat_file::parse_object_header).collect::<Option<_>>();
-    objects.ok_or_else(|| git::GitError::UnexpectedOutput { what: "cat-file".to_owned() })
+    objects.ok_or_else(|| git::GitError::UnexpectedOutput { command: "cat-file".to_owned() })
 }
 
 /// Formats object IDs as input of git, one on each line.

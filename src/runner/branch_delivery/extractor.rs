@@ -299,7 +299,7 @@ mod tests {
         let (run_dir, deadline) = (place.path().to_owned(), SystemTime::now());
         let order = sandbox::SandboxRequest {
             spec,
-            stamp: OwnerLabels { owner, run_dir, deadline },
+            labels: OwnerLabels { owner, run_dir, deadline },
             directory: run,
         };
         let git = GitProgram::find(&own("home")).expect("there is a git");

@@ -195,7 +195,7 @@ async fn recover_workspace(
     };
     let order = sandbox::SandboxRequest {
         spec,
-        stamp: OwnerLabels {
+        labels: OwnerLabels {
             owner,
             run_dir: directory.parent(),
             deadline: SystemTime::now() + MAX_COLLECT_TIME,

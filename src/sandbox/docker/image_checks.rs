@@ -22,10 +22,10 @@ impl DockerEngine {
         let image = self.inspect_image(name).await?;
         let places = image.config.and_then(|config| config.volumes).unwrap_or_default();
         // The engine would make an anonymous volume for each declared volume: a writable disk without a limit.
-        match places.into_iter().find(|place| !has_mount_at(spec, Path::new(place))) {
-            Some(place) => {
-                let (image, instead) = (name.to_owned(), volume_remedy(Path::new(&place)));
-                Err(SandboxError::ImageVolume { image, place, instead })
+        match places.into_iter().find(|target| !has_mount_at(spec, Path::new(target))) {
+            Some(target) => {
+                let (image, instead) = (name.to_owned(), volume_remedy(Path::new(&target)));
+                Err(SandboxError::ImageVolume { image, target, instead })
             }
             None => docker::require_id(image.id, name),
         }

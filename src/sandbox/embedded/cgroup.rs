@@ -23,13 +23,13 @@ pub struct LeftoverCgroup {
     /// The process that made the cgroup; `None` if the name does not state a valid owner.
     pub owner: Option<OwnerProcess>,
     /// The mark of the installation, as [`cgroup_name`] writes it.
-    mark: String,
+    installation: String,
 }
 
 impl LeftoverCgroup {
     /// Returns true if the cgroup belongs to the installation with this run directory.
     pub fn belongs_to(&self, run_dir: &Path) -> bool {
-        self.mark == installation_mark(run_dir)
+        self.installation == installation_mark(run_dir)
     }
 }
 
@@ -168,10 +168,10 @@ pub fn list_leftovers() -> io::Result<Vec<LeftoverCgroup>> {
 fn parse_leftover(name: &str) -> Option<LeftoverCgroup> {
     // The name is `cogni-<run>-<owner>-<mark>`, and the owner itself contains dashes.
     let (_, rest) = name.strip_prefix("cogni-")?.split_once('-')?;
-    let (owner, mark) = rest.rsplit_once('-')?;
-    let (name, owner, mark) =
-        (Path::new("/").join(name), OwnerProcess::parse(owner), mark.to_owned());
-    Some(LeftoverCgroup { name, owner, mark })
+    let (owner, installation) = rest.rsplit_once('-')?;
+    let (name, owner, installation) =
+        (Path::new("/").join(name), OwnerProcess::parse(owner), installation.to_owned());
+    Some(LeftoverCgroup { name, owner, installation })
 }
 
 /// Lists the mount points of all cgroup hierarchies, of either version.

@@ -21,7 +21,7 @@ pub(super) fn prepare_rootfs(
     let cannot = |error: io::Error| {
         SandboxError::EmbeddedFailed(format!("the root cannot be prepared: {error}"))
     };
-    let mut root_dir = RootfsBuilder { path: directory.to_owned(), shown: vec![] };
+    let mut root_dir = RootfsBuilder { path: directory.to_owned(), mounts: vec![] };
     root_dir
         .create_root_dir()
         .and_then(|()| match root {
@@ -30,12 +30,12 @@ pub(super) fn prepare_rootfs(
             RootSource::Image(_) => Err(io::ErrorKind::Unsupported.into()),
         })
         .map_err(cannot)?;
-    Ok(root_dir.shown)
+    Ok(root_dir.mounts)
 }
 
 struct RootfsBuilder {
     path: PathBuf,
-    shown: Vec<BindMount>,
+    mounts: Vec<BindMount>,
 }
 
 impl RootfsBuilder {
@@ -84,7 +84,7 @@ impl RootfsBuilder {
             symlink(fs::read_link(source)?, link)
         } else {
             let (source, target) = (source.to_owned(), target.to_owned());
-            self.shown.push(BindMount { source, target, access: MountAccess::ReadOnly });
+            self.mounts.push(BindMount { source, target, access: MountAccess::ReadOnly });
             Ok(())
         }
     }

@@ -16,8 +16,8 @@ use crate::base::secret::SecretString;
 
 /// The tables of this module.
 pub const GRANT_SCHEMA: DatabaseSchema = DatabaseSchema {
-    room: "grant",
-    steps: &[
+    module: "grant",
+    migrations: &[
         "CREATE TABLE grants (
              id TEXT PRIMARY KEY,
              hash TEXT NOT NULL UNIQUE,

@@ -3,7 +3,7 @@
 use crate::base::db::DatabaseSchema;
 
 /// The journal's schema for [`Database::open`](crate::base::db::SqliteDatabase::open_database).
-pub const SCHEMA: DatabaseSchema = DatabaseSchema { room: "journal", steps: MIGRATIONS };
+pub const SCHEMA: DatabaseSchema = DatabaseSchema { module: "journal", migrations: MIGRATIONS };
 
 const MIGRATIONS: &[&str] = &[
     "

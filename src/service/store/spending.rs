@@ -261,7 +261,7 @@ mod tests {
 
     fn file() -> Connection {
         let file = Connection::open_in_memory().unwrap();
-        SCHEMA.steps.iter().for_each(|step| file.execute_batch(step).unwrap());
+        SCHEMA.migrations.iter().for_each(|step| file.execute_batch(step).unwrap());
         file
     }
 

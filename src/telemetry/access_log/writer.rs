@@ -29,7 +29,7 @@ pub(super) struct AccessLogWriter {
 struct AccessLogWriterShared {
     queue: Mutex<LineQueue>,
     /// Notified for a first line, a full batch, a flush, another file, or the end.
-    wanted: Condvar,
+    wake: Condvar,
     /// Notified when a batch has been written or abandoned.
     done: Condvar,
     lost: AtomicU64,
@@ -84,7 +84,7 @@ impl AccessLogWriter {
                 lines: Vec::with_capacity(BUFFER_CAPACITY_BYTES),
                 ..LineQueue::default()
             }),
-            wanted: Condvar::new(),
+            wake: Condvar::new(),
             done: Condvar::new(),
             lost: AtomicU64::new(0),
         });
@@ -113,7 +113,7 @@ impl AccessLogWriter {
         // The lock is released first, so that the woken thread does not wait for it.
         drop(guard);
         if is_first || fills_batch {
-            self.shared.wanted.notify_one();
+            self.shared.wake.notify_one();
         }
     }
 
@@ -123,7 +123,7 @@ impl AccessLogWriter {
         // Lines in the queue form one more batch. Without such lines, only a batch in progress is waited for.
         queue.is_urgent = !queue.lines.is_empty();
         let batch = queue.taken + u64::from(queue.is_urgent);
-        self.shared.wanted.notify_one();
+        self.shared.wake.notify_one();
         let is_undone = |queue: &mut LineQueue| queue.done < batch;
         drop(self.shared.done.wait_timeout_while(queue, FLUSH_TIMEOUT, is_undone));
     }
@@ -133,7 +133,7 @@ impl AccessLogWriter {
         // The lines up to now belong to the old file.
         self.wait_flushed();
         self.shared.lock_queue().replacement = Some(file);
-        self.shared.wanted.notify_one();
+        self.shared.wake.notify_one();
     }
 
     pub(super) fn lost_lines(&self) -> u64 {
@@ -205,8 +205,7 @@ impl AccessLogWriterShared {
         &self,
         queue: MutexGuard<'a, LineQueue>,
     ) -> MutexGuard<'a, LineQueue> {
-        let waited =
-            self.wanted.wait_timeout_while(queue, BATCH_INTERVAL, |queue| queue.has_room());
+        let waited = self.wake.wait_timeout_while(queue, BATCH_INTERVAL, |queue| queue.has_room());
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -219,7 +218,7 @@ impl AccessLogWriterShared {
         // The next line's request sees this flag and wakes the thread.
         queue.is_asleep = true;
         let is_idle = |queue: &mut LineQueue| queue.has_no_pending_lines() && !queue.is_closed;
-        let waited = self.wanted.wait_while(queue, is_idle);
+        let waited = self.wake.wait_while(queue, is_idle);
         let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
         queue.is_asleep = false;
         queue

@@ -11,7 +11,7 @@ use crate::llm::budget::{BudgetAmount, Nanodollars, TokenUsage};
 /// Hands out the records of a log in order, each one proved to continue the chain.
 #[derive(Debug)]
 pub struct AuditReader<R> {
-    from: R,
+    source: R,
     chain: HashChain,
     line: Vec<u8>,
     /// The offset of the next line.
@@ -151,15 +151,15 @@ impl<R: BufRead> AuditReader<R> {
     }
 
     /// Goes on where an earlier reader of the same log stood; `from` begins there.
-    pub fn resume_at(from: R, AuditReadPosition { chain, offset }: AuditReadPosition) -> Self {
-        Self { from, chain, line: vec![], offset }
+    pub fn resume_at(source: R, AuditReadPosition { chain, offset }: AuditReadPosition) -> Self {
+        Self { source, chain, line: vec![], offset }
     }
 
     /// The next record; `None` at the end. After an error there is nothing more to ask for.
     pub fn next_entry(&mut self) -> Result<Option<AuditEntry>, AuditReadError> {
         self.line.clear();
         let limit = MAX_LINE_BYTES + 1;
-        let length = self.from.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
+        let length = self.source.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
         if length == 0 {
             return Ok(None);
         }

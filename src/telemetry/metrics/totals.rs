@@ -34,7 +34,7 @@ pub(super) struct TotalMetrics {
     pub(super) upstream_errors: IntCounterVec,
     access_log_lost: IntCounter,
     /// The number of lost lines that `access_log_lost` includes already.
-    access_log_told: AtomicU64,
+    access_log_lost_reported: AtomicU64,
     requests: IntCounterVec,
     /// The counters of `requests` for the status 200, by route. Each is made with its first request.
     usual: [OnceLock<IntCounter>; GatewayRoute::ALL.len()],
@@ -76,7 +76,7 @@ impl TotalMetrics {
             },
             upstream_errors: counters(&table::UPSTREAM_ERRORS)?,
             access_log_lost: counter(&table::ACCESS_LOG_LOST)?,
-            access_log_told: AtomicU64::new(0),
+            access_log_lost_reported: AtomicU64::new(0),
             requests: counters(&table::REQUESTS)?,
             usual: Default::default(),
         })
@@ -134,7 +134,7 @@ impl TotalMetrics {
 
     pub(super) fn set_lost_access_log_lines(&self, lines: u64) {
         // The log reports its total, and a counter takes increments only.
-        let told = self.access_log_told.swap(lines, Ordering::Relaxed);
+        let told = self.access_log_lost_reported.swap(lines, Ordering::Relaxed);
         self.access_log_lost.inc_by(lines.saturating_sub(told));
     }
 }

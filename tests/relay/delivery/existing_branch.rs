@@ -52,10 +52,10 @@ async fn a_ready_pull_request_is_a_draft_before_it_tells_of_what_was_there() {
         agent: String::new(),
         title: "Mine".to_owned(),
         body: String::new(),
-        moved: (ObjectId::NONE, ObjectId::NONE),
+        commit_range: (ObjectId::NONE, ObjectId::NONE),
         needs_review: false,
         reasons: vec![],
-        before: vec![],
+        earlier_reasons: vec![],
     };
     let (api, hosted) = (forge.api(), forge.hosted());
     pull_request::publish_pull_request(&api, &credential(), &hosted, &by_hand).await.unwrap();

@@ -227,7 +227,7 @@ fn api(url: &str, network: OutboundConfig) -> GithubClient {
     let config = GithubConfig {
         url: url.parse().unwrap(),
         network,
-        patience,
+        retry: patience,
         timeout,
         ..GithubConfig::default()
     };

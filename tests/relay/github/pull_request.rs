@@ -268,8 +268,11 @@ async fn a_renamed_repository_is_not_followed() {
 async fn a_long_rate_limit_reschedules_the_delivery() {
     let forge = Running::start().await;
     forge.hub.inject(GithubOperation::ListPulls, InjectedFailure::secondary_limit(60), 1);
-    let patience =
-        RetryPolicy { attempts: 3, first: Duration::ZERO, longest: Duration::from_secs(59) };
+    let patience = RetryPolicy {
+        attempts: 3,
+        initial_delay: Duration::ZERO,
+        max_delay: Duration::from_secs(59),
+    };
     let api = forge.api_with(patience);
     let error =
         publish_pull_request(&api, &credential(), &forge.hosted(), &order()).await.unwrap_err();
@@ -318,9 +321,9 @@ pub(super) fn order() -> PullRequestSpec {
         agent: "coder".to_owned(),
         title: "Fix the login (fixes #12)".to_owned(),
         body: "As @alice asked.\n<!-- /cogni -->".to_owned(),
-        moved: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
+        commit_range: (ObjectId::NONE, ObjectId::hash_object("blob", b"")),
         needs_review: false,
         reasons: vec![],
-        before: vec![],
+        earlier_reasons: vec![],
     }
 }

@@ -77,8 +77,13 @@ async fn the_api_client_uses_the_same_proxy_and_ca() {
         let url = "https://git.example/api/v3".parse().unwrap();
         let patience = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
         let connect_timeout = Duration::from_secs(30);
-        let config =
-            GithubConfig { url, network, patience, connect_timeout, ..GithubConfig::default() };
+        let config = GithubConfig {
+            url,
+            network,
+            retry: patience,
+            connect_timeout,
+            ..GithubConfig::default()
+        };
         let repository: RepositoryUrl = "https://git.example/o/site".parse().unwrap();
         let api = GithubClient::new(config).unwrap();
         api.repository_info(&SecretString::new("ghs_good"), repository.as_hosted().unwrap())

@@ -305,7 +305,8 @@ async fn a_call_that_is_charged_nothing_is_flagged_by_its_own_tokens() {
 async fn receipts_of_failed_attempts_are_taken_back_from_an_earlier_version() {
     let place = tempdir().unwrap();
     let file = place.path().join("state.db");
-    let earlier = DatabaseSchema { steps: &billing::SCHEMA.steps[..3], ..billing::SCHEMA };
+    let earlier =
+        DatabaseSchema { migrations: &billing::SCHEMA.migrations[..3], ..billing::SCHEMA };
     drop(SqliteDatabase::open_database(&file, &[earlier]).unwrap());
     let connection = rusqlite::Connection::open(&file).unwrap();
     for (call, input, is_failure, amount) in

@@ -12,8 +12,8 @@ use super::{Place, ask};
 use crate::support::process::Process;
 use crate::support::service::Service;
 
-/// What the first program has written is served by this one: nothing of it is lost, and what that program could not yet do
-/// is not claimed.
+/// What the first program has written is served by this one: nothing of it is lost, and what that program could not yet
+/// do is not claimed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_the_first_version_is_served() {
     let mut place = Place::new("").await;
@@ -94,8 +94,8 @@ async fn old_run_is_as_it_was(service: &Service) {
     insta::assert_snapshot!(proof["broken"].as_str().unwrap(), @"no seal was stored when the run ended, so the log cannot be checked against it: an earlier version made the run, or the log could not be closed");
 }
 
-/// A file that was written before types and fields got their present names reads the same. The text of each stored value is the
-/// old program's own.
+/// A file that was written before types and fields got their present names reads the same. The text of each stored
+/// value is the old program's own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_with_values_of_an_earlier_program_is_served() {
     let mut place = Place::new("").await;
@@ -154,8 +154,8 @@ async fn shape_of_new() -> Vec<String> {
     shape(&file)
 }
 
-/// A file that a later program has brought to its own version is left as it is, and whoever starts this one is told. The
-/// later one finds all that was there.
+/// A file that a later program has brought to its own version is left as it is, and whoever starts this one is told.
+/// The later one finds all that was there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let place = Place::new("").await;
@@ -165,8 +165,8 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     service.process.terminate();
     let before = open_journal(&place).find_run(&run).await.unwrap().unwrap();
 
-    let later: &[_] = [store::SCHEMA.steps, &[LATER]].concat().leak();
-    let later = DatabaseSchema { steps: later, ..store::SCHEMA };
+    let later: &[_] = [store::SCHEMA.migrations, &[LATER]].concat().leak();
+    let later = DatabaseSchema { migrations: later, ..store::SCHEMA };
     assert_eq!(moods(&place, later).await, [(run.clone(), "calm".to_owned())]);
     let mut refused = Process::start(&mut place.command(), "the service does not start");
     let status = tokio::task::block_in_place(|| refused.wait());

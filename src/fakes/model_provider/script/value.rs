@@ -20,7 +20,7 @@ pub enum AnswerPosition {
 /// A failure and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScriptedFault {
-    pub trouble: FaultKind,
+    pub kind: FaultKind,
     pub at: AnswerPosition,
 }
 
@@ -67,7 +67,7 @@ impl AnswerPosition {
 impl ScriptedFault {
     pub(super) fn parse(text: &str) -> Result<Self, InvalidValueError> {
         let (trouble, at) = text.split_once('@').ok_or(InvalidValueError)?;
-        Ok(Self { trouble: FaultKind::parse(trouble)?, at: AnswerPosition::parse(at)? })
+        Ok(Self { kind: FaultKind::parse(trouble)?, at: AnswerPosition::parse(at)? })
     }
 }
 
@@ -120,7 +120,7 @@ impl fmt::Display for AnswerPosition {
 
 impl fmt::Display for ScriptedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.trouble.as_str(), self.at)
+        write!(f, "{}@{}", self.kind.as_str(), self.at)
     }
 }
 

@@ -187,8 +187,8 @@ impl ObservedBodyInner {
         Some(error_body.end())
     }
 
-    /// Counts an error event of a stream. The status was 200 and the body is delivered to its end, so only the event shows
-    /// that the provider failed.
+    /// Counts an error event of a stream. The status was 200 and the body is delivered to its end, so only the event
+    /// shows that the provider failed.
     fn record_stream_error(&mut self) {
         if self.exchange.status < 400 && self.observer.has_error() {
             self.exchange.code = Some(STREAM_ERROR_CODE);
@@ -244,7 +244,7 @@ impl ObservedBodyInner {
 impl DrainPermit {
     /// Acquires one of the run's drain permits, if a permit is free.
     pub(super) fn try_acquire(gateway: &RunGateway) -> Option<Self> {
-        let place = Arc::clone(&gateway.run.drains).try_acquire_owned().ok()?;
+        let place = Arc::clone(&gateway.run.drain_permits).try_acquire_owned().ok()?;
         Some(Self { until: Instant::now() + MAX_DRAIN_TIME, _place: place })
     }
 }

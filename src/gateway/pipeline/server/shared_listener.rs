@@ -20,7 +20,7 @@ use crate::telemetry::metrics::RefusedRequest;
 /// The state that all workers of a listener share.
 pub struct SharedListener {
     pub config: HttpServerConfig,
-    pub door: RunTokenAuth,
+    pub auth: RunTokenAuth,
     /// The gateway's certificate and the requirements on client certificates. Without this value
     /// connections are not encrypted.
     pub tls: Option<ArcSwap<rustls::ServerConfig>>,
@@ -109,7 +109,7 @@ impl SharedListener {
         let (shared, visitor) = (Arc::clone(self), Arc::clone(visitor));
         let answer = move |request| {
             let (shared, visitor) = (Arc::clone(&shared), Arc::clone(&visitor));
-            async move { shared.door.handle_request(&visitor, request).await }
+            async move { shared.auth.handle_request(&visitor, request).await }
         };
         let Some(tls) = &self.tls else {
             let Some(is_http2) = connections.detect_http2(&stream).await? else { return Ok(()) };
@@ -133,7 +133,7 @@ impl SharedListener {
             send_overloaded(socket);
         }
         let refused = RefusedRequest { route: None, code: "too_many_connections", status: 503 };
-        self.door.metrics.record_refusal(&refused);
+        self.auth.metrics.record_refusal(&refused);
     }
 }
 

@@ -56,8 +56,8 @@ impl RunManager {
         // A task of the process, not of the caller: the closing must not stop with a request that is dropped.
         self.0.tasks.spawn_task(async move {
             let first = Arc::clone(&host).close_gateways(Arc::clone(&gateways)).await;
-            // The state is set before the caller gets the result. A caller that polls after an error sees `Unwritten`, and
-            // a caller whose run is closed can open the run's name again.
+            // The state is set before the caller gets the result. A caller that polls after an error sees `Unwritten`,
+            // and a caller whose run is closed can open the run's name again.
             if first.is_ok() {
                 // The last owner of the gateways unlocks the audit log, so they go before the caller is told.
                 drop(gateways);
@@ -114,12 +114,12 @@ impl RunManagerShared {
     /// Refuses new calls of a run, and waits for open calls within the drain timeout.
     async fn end_calls(&self, RunGateway { run, tasks, .. }: &RunGateway) -> ShutdownOutcome {
         // The state comes first: after this line no call can start, so the number of open calls only falls.
-        run.gate.set_state(RunControlState::Draining);
+        run.control.set_state(RunControlState::Draining);
         // Connections of a shared listener belong to the process, not to the run. Their calls learn from the run that
         // the time is up.
         let cut = async {
             tasks.abort_token().cancelled().await;
-            run.gate.abort_calls();
+            run.control.abort_calls();
             // This branch never wins. It only runs beside the shutdown, until the last call has ended.
             std::future::pending().await
         };
@@ -154,7 +154,7 @@ impl RunManagerShared {
 
     /// Closes a run that no client could call yet. Blocks on the disk.
     pub(super) fn close_unserved(&self, gateways: &PerWorkerGateways) -> anyhow::Result<()> {
-        gateways[0].run.gate.set_state(RunControlState::Draining);
+        gateways[0].run.control.set_state(RunControlState::Draining);
         gateways[0].tasks.shutdown_token().cancel();
         self.finish_run_records(gateways)
     }

@@ -8,14 +8,14 @@ use crate::llm::request::media::MediaKind;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenContainer {
     /// The context of the container.
-    pub(super) place: JsonContext,
+    pub(super) context: JsonContext,
     pub(super) is_array: bool,
     /// The offset of the array or object in the body.
     pub(super) at: u64,
     /// True if a tool's type is a web search.
     pub(super) is_web_search: bool,
     /// True if a tool states whether it may reach outside.
-    pub(super) says_reach: bool,
+    pub(super) states_reach: bool,
     /// True if a tool has a name, or an item has a type or a role.
     pub(super) is_known: bool,
     /// True if a tool's type needs no name.
@@ -27,11 +27,11 @@ pub(super) struct OpenContainer {
     /// The condition under which LiteLLM takes the tool's name for its own search.
     pub(super) search: WebSearchTool,
     /// The medium in the names of the keys around the container.
-    pub(super) within: Option<MediaKind>,
+    pub(super) surrounding: Option<MediaKind>,
     /// The medium that the container claims to be.
     pub(super) claimed: Option<MediaKind>,
     /// The most expensive medium seen in the container.
-    pub(super) noted: Option<MediaKind>,
+    pub(super) costliest: Option<MediaKind>,
     /// True if a source or a part is text.
     pub(super) is_text: bool,
     /// True if a source or a part has an address.
@@ -65,25 +65,25 @@ pub(super) enum WebSearchTool {
 
 impl OpenContainer {
     pub(super) fn new(
-        place: JsonContext,
+        context: JsonContext,
         is_array: bool,
-        within: Option<MediaKind>,
+        surrounding: Option<MediaKind>,
         at: u64,
     ) -> Self {
         Self {
-            place,
+            context,
             is_array,
             at,
             is_web_search: false,
-            says_reach: false,
+            states_reach: false,
             is_known: false,
             is_typed: false,
             has_type: false,
             has_schema: false,
             search: WebSearchTool::None,
-            within,
+            surrounding,
             claimed: None,
-            noted: None,
+            costliest: None,
             is_text: false,
             has_address: false,
             is_found: false,

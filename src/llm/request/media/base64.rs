@@ -26,7 +26,7 @@ struct JsonAsciiChars<I> {
     /// The number of bytes read from the body.
     read: usize,
     /// The maximum number of bytes to read.
-    most: usize,
+    max: usize,
     is_ended: bool,
 }
 
@@ -35,9 +35,9 @@ struct JsonAsciiChars<I> {
 pub(super) fn decode_string(
     body: &ByteRope,
     at: u64,
-    most: usize,
+    max: usize,
 ) -> Base64Decoder<impl Iterator<Item = u8>> {
-    let mut text = JsonAsciiChars { body: body.bytes_from(at), read: 0, most, is_ended: false };
+    let mut text = JsonAsciiChars { body: body.bytes_from(at), read: 0, max, is_ended: false };
     let mut first = text.find(|byte| !is_blank(*byte));
     // A `data:` address states its type first, up to a comma. No medium's base64 begins with the
     // letter `d`.
@@ -110,7 +110,7 @@ impl<I: Iterator<Item = u8>> Iterator for Base64Decoder<I> {
 
 impl<I: Iterator<Item = u8>> JsonAsciiChars<I> {
     fn next_byte(&mut self) -> Option<u8> {
-        if self.read == self.most {
+        if self.read == self.max {
             return None;
         }
         self.read += 1;

@@ -11,16 +11,20 @@ pub struct RetryPolicy {
     /// The number of attempts in all.
     pub attempts: u32,
     /// The first wait.
-    pub first: Duration,
+    pub initial_delay: Duration,
     /// The longest wait, both of this policy and of GitHub's demands.
-    pub longest: Duration,
+    pub max_delay: Duration,
 }
 
 impl Default for RetryPolicy {
     /// Retries for some ten seconds in all: a short disturbance passes unnoticed, and an outage does not hold the
     /// caller up.
     fn default() -> Self {
-        Self { attempts: 4, first: Duration::from_millis(500), longest: Duration::from_secs(10) }
+        Self {
+            attempts: 4,
+            initial_delay: Duration::from_millis(500),
+            max_delay: Duration::from_secs(10),
+        }
     }
 }
 
@@ -33,7 +37,7 @@ impl RetryPolicy {
     where
         F: Future<Output = Result<T, GithubError>>,
     {
-        let mut wait = self.first;
+        let mut wait = self.initial_delay;
         for _ in 1..self.attempts {
             let error = match Box::pin(attempt()).await {
                 Ok(done) => return Ok(done),
@@ -43,12 +47,12 @@ impl RetryPolicy {
                 return Err(error);
             };
             // GitHub demands a longer wait than the caller can spend. The outbox waits instead.
-            if pause > self.longest {
+            if pause > self.max_delay {
                 return Err(error);
             }
             tracing::debug!(%error, ?pause, "trying again");
             tokio::time::sleep(pause).await;
-            wait = (wait * 2).min(self.longest);
+            wait = (wait * 2).min(self.max_delay);
         }
         // The last attempt has no wait behind it.
         Box::pin(attempt()).await

@@ -26,7 +26,7 @@ pub struct GithubApp {
     key: RsaKeyPair,
     /// One cell for each repository. A caller that requests a token holds the cell's lock, and other callers wait for
     /// it.
-    given: Mutex<HashMap<String, Arc<TokenCell>>>,
+    tokens: Mutex<HashMap<String, Arc<TokenCell>>>,
 }
 
 type TokenCell = tokio::sync::Mutex<Option<InstallationToken>>;
@@ -65,7 +65,7 @@ impl GithubApp {
         let key = key.map_err(|_| {
             GithubError::InvalidAppKey("it is not one of RSA with 2048 bits or more")
         })?;
-        Ok(Self { id: id.to_owned(), key, given: Mutex::default() })
+        Ok(Self { id: id.to_owned(), key, tokens: Mutex::default() })
     }
 
     /// Returns the current token for a repository, or requests a new one. Callers at the same time get the same token.
@@ -98,7 +98,7 @@ impl GithubApp {
     fn token_cell(&self, repository: &HostedRepository) -> Arc<TokenCell> {
         let name = format!("{}/{}", repository.owner(), repository.name()).to_ascii_lowercase();
         // This lock only protects the map. A caller waits for a request on the cell's own lock.
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         given.entry(name).or_default().clone()
     }
 

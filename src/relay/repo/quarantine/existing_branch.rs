@@ -48,7 +48,7 @@ impl QuarantineRepo<'_> {
     fn commit_tree(&self, commit: ObjectId) -> Result<ObjectId, RepoError> {
         let call = self.git_command("rev-parse").args(["--verify", "--end-of-options"]);
         let said = call.arg(format!("{commit}^{{tree}}")).output_text()?;
-        let senseless = || git::GitError::UnexpectedOutput { what: "rev-parse".to_owned() };
+        let senseless = || git::GitError::UnexpectedOutput { command: "rev-parse".to_owned() };
         Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 
@@ -61,7 +61,7 @@ impl QuarantineRepo<'_> {
             Err(error) if error.is_negative_answer() => return Ok(base),
             ended => ended?,
         }
-        let senseless = || git::GitError::UnexpectedOutput { what: "merge-base".to_owned() };
+        let senseless = || git::GitError::UnexpectedOutput { command: "merge-base".to_owned() };
         Ok(ObjectId::parse(said.trim_end().as_bytes()).ok_or_else(senseless)?)
     }
 }

@@ -116,7 +116,9 @@ impl QuarantinedWork {
             self.git_command("hash-object").args(words).input(GitInput::Bytes(list.into_bytes()));
         let said = call.output_text()?;
         if parse_object_ids(said.as_bytes(), "hash-object")? != names {
-            return Err(git::GitError::UnexpectedOutput { what: "hash-object".to_owned() }.into());
+            return Err(
+                git::GitError::UnexpectedOutput { command: "hash-object".to_owned() }.into()
+            );
         }
         self.tip = made.get(&self.tip).copied().expect("the tip is one of the commits");
         self.committer = Some(provenance.committer.clone());

@@ -186,7 +186,7 @@ fn merge_tree(work: &QuarantinedWork, base: ObjectId) -> Result<ObjectId, RepoEr
 }
 
 fn parse_object_id(name: &str) -> Result<ObjectId, RepoError> {
-    let senseless = || git::GitError::UnexpectedOutput { what: "merge-tree".to_owned() };
+    let senseless = || git::GitError::UnexpectedOutput { command: "merge-tree".to_owned() };
     Ok(ObjectId::parse(name.as_bytes()).ok_or_else(senseless)?)
 }
 
@@ -214,7 +214,7 @@ fn commit_changes(work: &QuarantinedWork) -> Result<Vec<PathChange>, RepoError> 
 
 /// Parses a raw diff.
 fn parse_diff(bytes: &[u8]) -> Result<Vec<PathChange>, RepoError> {
-    let senseless = |_| git::GitError::UnexpectedOutput { what: "diff-tree".to_owned() };
+    let senseless = |_| git::GitError::UnexpectedOutput { command: "diff-tree".to_owned() };
     Ok(diff::parse_raw_diff(bytes).map_err(senseless)?)
 }
 

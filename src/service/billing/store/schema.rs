@@ -4,8 +4,8 @@ use crate::base::db::DatabaseSchema;
 
 /// The schema of the books. Times are milliseconds since 1970, money is billionths of a dollar.
 pub const SCHEMA: DatabaseSchema = DatabaseSchema {
-    room: "billing",
-    steps: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],
+    module: "billing",
+    migrations: &[MIGRATION_1, MIGRATION_2, MIGRATION_3, MIGRATION_4, MIGRATION_5],
 };
 
 const MIGRATION_1: &str = "
